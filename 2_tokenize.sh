@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# Step 2: raw text → token files. Reads config.yaml; `bash 2_tokenize.sh --help` names every setting.
+set -euo pipefail
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+python="$root/.venv/bin/python"
+[[ -x "$python" ]] || python=python3
+export PYTHONPATH="$root/original_codes${PYTHONPATH:+:$PYTHONPATH}"
+exec "$python" -m zerokara.steps.tokenize "$@"

@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# Step 3: train the model on this node. Settings: config.yaml; options: --help.
+set -euo pipefail
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+python="$root/.venv/bin/python"
+[ -x "$python" ] || python=python3
+export PYTHONPATH="$root/original_codes${PYTHONPATH:+:$PYTHONPATH}"
+exec "$python" -m zerokara.steps.train "$@"

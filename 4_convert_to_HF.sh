@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# Step 4: a checkpoint → a proved Hugging Face model. Settings: convert_config.yaml; options: --help.
+set -euo pipefail
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+python="$root/.venv/bin/python"
+[ -x "$python" ] || python=python3
+export PYTHONPATH="$root/original_codes${PYTHONPATH:+:$PYTHONPATH}"
+exec "$python" -m zerokara.steps.convert_to_hf "$@"

@@ -1,0 +1,15 @@
+"""Count the tokens that step 2 wrote; `python count_tokens.py --help` tells more."""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "original_codes"))
+
+from zerokara.steps.environment import enter  # noqa: E402
+
+if __name__ == "__main__":
+    enter(ROOT)
+    from zerokara.steps.count_tokens import main
+
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,60 @@
+"""`convert_config.yaml`: step 4, conversion to Hugging Face, and step 6, the upload."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from zerokara.config.settings import PositiveWhole, Settings, Text, Words, rule
+from zerokara.errors import Fault
+
+
+class ConvertSettings(Settings):
+    """Conversion to Hugging Face (step 4)."""
+
+    title: ClassVar[str] = "Conversion to Hugging Face (step 4)"
+
+    input_model_dir: Text = "models/embedded"
+    """A run folder (its newest complete checkpoint is taken) or one global_stepN folder in it."""
+    output_tokenizer_and_model_dir: Text = "models/embedded_hf"
+    """Folder for the Hugging Face model and tokenizer."""
+    dtype: Literal["fp32", "bf16"] = "bf16"
+    """Number format of the saved weights; the proof of equality is made in fp32."""
+    max_shard_size: Annotated[str, Field(pattern=r"^[1-9][0-9]*(MB|GB)$")] = "4GB"
+    """Largest size of one safetensors file."""
+    check_corpus: Words = ()
+    """Raw text for the proof of token ids; empty takes the corpus that the run was trained on."""
+    check_lines: PositiveWhole = 10_000
+    """Lines of it whose token ids are compared."""
+    test_prompt_text: Words = ("The",)
+    """Prompts to continue with the converted model."""
+
+
+class UploadSettings(Settings):
+    """Upload to the Hugging Face Hub (step 6)."""
+
+    title: ClassVar[str] = "Upload to the Hugging Face Hub (step 6)"
+
+    huggingface_name: str = ""
+    """Repository on the Hub, as user/name."""
+    private: bool = True
+    """Whether only you can see it."""
+    language: Words = ("en",)
+    """Language codes for the model card."""
+    license: Text = "apache-2.0"
+    """Licence identifier for the model card."""
+
+    @rule("huggingface_name")
+    def _name_is_whole(self) -> Iterator[Fault]:
+        part = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?"
+        if self.huggingface_name and not re.fullmatch(f"{part}/{part}", self.huggingface_name):
+            yield self.fault(
+                "huggingface_name", "must be user/name in letters, digits, `-`, `_`, `.`", "e.g. my-team/first"
+            )
+
+
+class ConvertConfig(UploadSettings, ConvertSettings):
+    """Conversion and upload."""

@@ -1,0 +1,150 @@
+"""YAML file → frozen configuration object, strictly: one error that lists every fault with file and line.
+
+Pure: reads the one file and nothing else of the world. YAML 1.2, so that ``6e-4`` is a number and ``no`` is a word.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node
+
+from zerokara.config.settings import Settings, Source
+from zerokara.errors import Fault, UserError
+
+_Config = TypeVar("_Config", bound=Settings)
+
+
+def load(config_class: type[_Config], path: str | Path, overrides: Sequence[str] = ()) -> _Config:
+    """Load and check a YAML file; `overrides` are ``key=value`` texts whose values are read as YAML.
+
+    Raises:
+        UserError: with every fault: no such file, syntax, duplicate or unknown key, wrong type or range, broken rule.
+    """
+    faults: list[Fault] = []
+    values, lines = _read_file(Path(path), faults)
+    overridden = _apply(overrides, values, faults)
+    source = Source(str(path), lines, frozenset(overridden))
+
+    known = config_class.model_fields
+    for key in [key for key in values if key not in known]:
+        faults.append(_unknown(key, values.pop(key), list(known), source))
+    wrong: set[str] = set()
+    try:
+        config = config_class(**values)
+    except ValidationError as error:
+        for key in dict.fromkeys(str(detail["loc"][0]) for detail in error.errors()):
+            faults.append(_invalid(key, [detail for detail in error.errors() if detail["loc"][0] == key], source))
+            wrong.add(key)
+        # Every setting has a default: with it in place of the wrong values the rules can speak about the right ones.
+        config = config_class(**{key: value for key, value in values.items() if key not in wrong})
+    config._source = source
+    faults.extend(config.rule_faults(wrong))
+    if faults:
+        raise UserError(sorted(faults, key=lambda fault: lines.get(fault.key or "", 0)))
+    return config
+
+
+def _read_file(path: Path, faults: list[Fault]) -> tuple[dict[str, Any], dict[str, int]]:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise UserError(
+            Fault(where=str(path), rule="there is no such configuration file", remedy="name one with --config PATH")
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(Fault(where=str(path), rule=f"cannot be read as UTF-8 text ({error})")) from error
+    yaml = YAML(typ="safe", pure=True)
+    try:
+        root: Node | None = yaml.compose(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark
+        line = mark.line + 1 if mark else 1
+        raise UserError(
+            Fault(where=f"{path}:{line}", rule=f"is not valid YAML: {error.problem}", remedy="write `key: value`")
+        ) from error
+    except YAMLError as error:
+        raise UserError(Fault(where=str(path), rule=f"is not valid YAML: {error}")) from error
+    values: dict[str, Any] = {}
+    lines: dict[str, int] = {}
+    if root is None:
+        return values, lines
+    if not isinstance(root, MappingNode):
+        raise UserError(Fault(where=f"{path}:1", rule="must be a list of `key: value` lines"))
+    for key_node, value_node in root.value:
+        key, line = str(key_node.value), key_node.start_mark.line + 1
+        if key in lines:
+            faults.append(
+                Fault(
+                    where=f"{path}:{line}", key=key, rule=f"stands twice, first at line {lines[key]}", remedy="keep one"
+                )
+            )
+            continue
+        values[key] = yaml.constructor.construct_object(value_node, deep=True)
+        lines[key] = line
+    return values, lines
+
+
+def _apply(overrides: Sequence[str], values: dict[str, Any], faults: list[Fault]) -> set[str]:
+    overridden = set()
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not equals:
+            faults.append(Fault(where="--set", found=text, rule="must be key=value", remedy="e.g. --set lr=3e-4"))
+            continue
+        try:
+            values[key] = YAML(typ="safe", pure=True).load(value)
+            overridden.add(key)
+        except YAMLError as error:
+            faults.append(Fault(where="--set", key=key, found=value, rule=f"is not a YAML value ({error})"))
+    return overridden
+
+
+def _unknown(key: str, value: object, known: list[str], source: Source) -> Fault:
+    near = difflib.get_close_matches(key, known, n=1)
+    remedy = f"did you mean {near[0]}?" if near else "remove it"
+    return Fault(where=source.where(key), key=key, found=value, rule="there is no such setting", remedy=remedy)
+
+
+def _invalid(key: str, details: list[ErrorDetails], source: Source) -> Fault:
+    # A union (`a number or "auto"`) reports one error for each of its members: they are alternatives.
+    words = list(dict.fromkeys(_rule_text(detail) for detail in details))
+    found = details[0]["input"]
+    hint = ""
+    if isinstance(found, str) and any("number" in word for word in words):
+        hint = "write a number without quotes or units"
+    if isinstance(found, str) and found.lower() in ("yes", "no", "on", "off") and "true or false" in " ".join(words):
+        hint = f"write {'true' if found.lower() in ('yes', 'on') else 'false'}"
+    return Fault(where=source.where(key), key=key, found=found, rule="must be " + " or ".join(words), remedy=hint)
+
+
+_RULES = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": "text",
+    "string_too_short": "text that is not empty",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "greater_than": "greater than {gt:g}",
+    "greater_than_equal": "at least {ge:g}",
+    "less_than": "less than {lt:g}",
+    "less_than_equal": "at most {le:g}",
+    "literal_error": "{expected}",
+    "too_short": "a list of at least {min_length}",
+}
+
+
+def _rule_text(detail: ErrorDetails) -> str:
+    template = _RULES.get(detail["type"])
+    if template is None:
+        return f"valid ({detail['msg']})"
+    return template.format(**detail.get("ctx", {}))

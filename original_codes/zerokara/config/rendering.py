@@ -1,0 +1,62 @@
+"""Configuration object → commented YAML, and the help text of a step: both from the docstrings under the fields."""
+
+from __future__ import annotations
+
+import io
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from zerokara.config.settings import Settings
+
+
+def as_yaml(config: Settings, comments: bool = True) -> str:
+    """YAML text that loads again to an equal object, grouped, each key under its docstring."""
+    lines: list[str] = []
+    for group in _groups(type(config)):
+        if comments and group.title:
+            lines += ["", f"# {'─' * 3} {group.title} {'─' * max(3, 100 - len(group.title))}"]
+        for key in _own_fields(group):
+            if comments:
+                lines += [f"# {line}" for line in textwrap.wrap(_doc(type(config), key), 108)]
+            lines.append(f"{key}: {_value_text(getattr(config, key))}")
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def help_text(config_class: type[Settings]) -> str:
+    """Every setting with its default and meaning."""
+    lines = []
+    for group in _groups(config_class):
+        lines.append(f"\n{group.title}")
+        for key in _own_fields(group):
+            default = config_class.model_fields[key].get_default(call_default_factory=True)
+            lines.append(f"  {key}: {_value_text(default)}")
+            lines += textwrap.wrap(_doc(config_class, key), 100, initial_indent="      ", subsequent_indent="      ")
+    return "\n".join(lines)
+
+
+def _groups(config_class: type[Settings]) -> Iterator[type[Settings]]:
+    """The classes that a configuration is made of, in the order of the file (the reverse of Python's look-up)."""
+    for group in reversed(config_class.__mro__):
+        if isinstance(group, type) and issubclass(group, Settings) and _own_fields(group):
+            yield group
+
+
+def _own_fields(group: type[Settings]) -> list[str]:
+    return [key for key in vars(group).get("__annotations__", {}) if key in group.model_fields]
+
+
+def _doc(config_class: type[Settings], key: str) -> str:
+    return " ".join((config_class.model_fields[key].description or "").split())
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_value_text(item) for item in value) + "]"
+    yaml = YAML(typ="rt")
+    yaml.width = 10_000
+    stream = io.StringIO()
+    yaml.dump([value], stream)  # a bare scalar would be followed by an end mark
+    return stream.getvalue().removeprefix("- ").strip()

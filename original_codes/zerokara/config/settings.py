@@ -1,0 +1,104 @@
+"""What every configuration class is made of: frozen typed fields, a docstring under each, and rules between them.
+
+The docstring under a field states its meaning, unit and range; it is the help text and the comment in the shipped
+YAML alike. A rule names the keys that it reads, so that it is asked only where those are right by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
+
+from zerokara.errors import Fault
+
+Auto = Literal["auto"]
+
+
+def _whole(value: Any) -> Any:
+    """`1e9` is a whole number here, though YAML reads it as a float."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _listed(value: Any) -> Any:
+    """One entry may be written without the list around it."""
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+PositiveWhole = Annotated[int, BeforeValidator(_whole), Field(gt=0)]
+NaturalWhole = Annotated[int, BeforeValidator(_whole), Field(ge=0)]
+PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NaturalNumber = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Words = Annotated[tuple[str, ...], BeforeValidator(_listed)]
+Text = Annotated[str, Field(min_length=1)]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the values came from: the file, and the line of each key (or the option that set it)."""
+
+    path: str = "(defaults)"
+    lines: dict[str, int] = field(default_factory=dict)
+    overridden: frozenset[str] = frozenset()
+
+    def where(self, key: str) -> str:
+        """``config.yaml:14``, or ``--set`` for a key set on the command line."""
+        if key in self.overridden:
+            return "--set"
+        line = self.lines.get(key)
+        return f"{self.path}:{line}" if line else self.path
+
+
+Rule = Callable[[Any], Iterator[Fault]]
+_RuleType = TypeVar("_RuleType", bound=Rule)
+
+
+def rule(*keys: str) -> Callable[[_RuleType], _RuleType]:
+    """Mark a method that yields faults between `keys`; it runs only when each of these is right by itself."""
+
+    def mark(method: _RuleType) -> _RuleType:
+        method.rule_keys = keys  # type: ignore[attr-defined]
+        return method
+
+    return mark
+
+
+class Settings(BaseModel):
+    """Base of the configuration classes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+    title: ClassVar[str] = ""
+    """Heading of a group of fields in the YAML file."""
+    _source: Source = PrivateAttr(default_factory=Source)
+
+    def __eq__(self, other: object) -> bool:
+        """Equal by value, wherever the values came from."""
+        return type(other) is type(self) and isinstance(other, Settings) and self.model_dump() == other.model_dump()
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.model_dump().items()))
+
+    def place(self, key: str) -> str:
+        """Where `key` was set: ``config.yaml:14``."""
+        return self._source.where(key)
+
+    def fault(self, key: str, rule: str, remedy: str = "") -> Fault:
+        """A fault at `key`, with the file, the line and the value found."""
+        shown: object = getattr(self, key)
+        shown = list(shown) if isinstance(shown, tuple) else shown
+        return Fault(where=self.place(key), key=key, found=shown, rule=rule, remedy=remedy)
+
+    def rule_faults(self, wrong_keys: set[str]) -> Iterator[Fault]:
+        """The faults of every rule that reads none of `wrong_keys`."""
+        seen = set()
+        for parent in type(self).__mro__:
+            for name, method in vars(parent).items():
+                keys = getattr(method, "rule_keys", None)
+                if keys and name not in seen and not wrong_keys & set(keys):
+                    seen.add(name)
+                    yield from method(self)

@@ -1,0 +1,239 @@
+"""The embedded corpus: real English prose that every installation has, so that the line can be tried offline.
+
+In: the sources of the standard library and of the installed packages, and the topics of `help()`. Nothing is imported;
+the docstrings are found by parsing. Out: JSON lines ``{"text": ..., "source": "networkx.algorithms.cluster"}``, one
+document a module: its docstring, then those of its public classes and functions under their names. Left out are tests,
+vendored and generated code, licences, docstrings seen before, and what a package has beyond `MAX_PACKAGE_CHARACTERS`,
+so that no package drowns the others. The same installation gives the same bytes.
+
+``python -m zerokara.corpus.embedded OUTPUT.jsonl`` writes it, unless it is there already.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import hashlib
+import inspect
+import os
+import platform
+import re
+import sys
+import sysconfig
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from zerokara import manifest
+from zerokara.durable import appearing_file
+from zerokara.progress import bytes_text, seconds_text
+
+MAX_PACKAGE_CHARACTERS = 250_000
+MIN_DOCUMENT_CHARACTERS = 200
+MIN_DOCSTRING_WORDS = 4
+MAX_SOURCE_BYTES = 1_000_000
+"""Larger sources are generated tables."""
+FORMAT = 1
+"""Raised when the same installation would give other documents."""
+_SKIPPED_FOLDERS = re.compile(
+    r"tests?|testing|.*_tests?|conftest|_?vendor(ed|ized)?|third_party|externals?|extern|examples?|node_modules|"
+    r"locale|__pycache__|site-packages|dist-packages|lib2to3|.*\.(dist|egg)-info",
+    re.IGNORECASE,
+)
+_SKIPPED_PACKAGES = frozenset({"pip", "debugpy", "idlelib", "turtledemo", "pydoc_data", "zerokara"})
+_SKIPPED_FILES = re.compile(r"test_.*|.*_tests?|conftest|.*_pb2(_grpc)?|setup", re.IGNORECASE)
+_LICENCE = re.compile(r"copyright|licen[cs]ed under|redistribution and use|permission is hereby granted", re.IGNORECASE)
+
+Package = tuple[Path, tuple[Path, ...]]
+"""The folder that the package stands in, and its sources in the order in which they are taken."""
+
+
+def documents() -> Iterator[dict[str, str]]:
+    """All documents, in a fixed order."""
+    seen: set[bytes] = set()
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for texts in pool.map(_package_documents, _packages()):
+            for source, parts in texts:
+                # A docstring that another package has too is left out here; one that the package repeats, earlier.
+                fresh = [part for part in parts if not _seen_before(part[1], seen)]
+                text = "\n\n".join(_join(fresh))
+                if len(text) >= MIN_DOCUMENT_CHARACTERS:
+                    yield {"text": f"{source}\n\n{text}", "source": source}
+    yield from _topics(_library_folders()[0] / "pydoc_data" / "topics.py")
+
+
+def write(path: Path) -> bool:
+    """Write the corpus, unless it is there, made from the same installation; tells whether it was written."""
+    manifest_path = path.with_suffix(".manifest.json")
+    work = manifest.Work("embedded corpus", {"format": FORMAT, "installation": installation()})
+    other = manifest_path.exists() and manifest.read(manifest_path).settings != work.settings
+    if manifest.already_done(manifest_path, work, redo=other):
+        return False
+    started, count = time.monotonic(), 0
+    with appearing_file(path) as file:
+        for document in documents():
+            file.write(orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE))
+            count += 1
+    seconds = time.monotonic() - started
+    manifest.finish(manifest_path, work, {"corpus": path}, {"documents": count, "bytes": path.stat().st_size}, seconds)
+    return True
+
+
+def installation() -> str:
+    """A fingerprint of the Python and of the packages there, with their versions."""
+    names = {item.name for folder in _library_folders()[1:] for item in folder.glob("*.dist-info")}
+    return hashlib.sha256("\n".join([platform.python_version(), *sorted(names)]).encode()).hexdigest()
+
+
+def _library_folders() -> list[Path]:
+    """The standard library, then the folders of installed packages."""
+    paths = (sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+    return list(dict.fromkeys(Path(path) for path in paths))
+
+
+def _packages() -> list[Package]:
+    """Top-level packages and the single modules beside them, for each folder of libraries."""
+    packages: list[Package] = []
+    for folder in _library_folders():
+        single: list[Path] = []
+        for item in sorted(folder.iterdir()):
+            if item.name in _SKIPPED_PACKAGES or _SKIPPED_FOLDERS.fullmatch(item.name):
+                continue
+            if item.is_dir():
+                sources = sorted(_sources(item))
+                if sources:
+                    packages.append((folder, tuple(_scattered(sources, folder))))
+            elif item.suffix == ".py" and not _SKIPPED_FILES.fullmatch(item.stem) and not item.stem.startswith("__"):
+                single.append(item)
+        packages.extend((folder, (module,)) for module in single)
+    return packages
+
+
+def _sources(package: Path) -> Iterator[Path]:
+    for folder, subfolders, names in os.walk(package):
+        subfolders[:] = [name for name in subfolders if not _SKIPPED_FOLDERS.fullmatch(name)]
+        for name in names:
+            if name.endswith(".py") and not _SKIPPED_FILES.fullmatch(name.removesuffix(".py")):
+                yield Path(folder, name)
+
+
+def _scattered(sources: Sequence[Path], root: Path) -> list[Path]:
+    """A fixed order that spreads over the package, so that the limit does not cut it off at a letter."""
+    return sorted(sources, key=lambda path: hashlib.sha256(str(path.relative_to(root)).encode()).digest())
+
+
+def _package_documents(package: Package) -> list[tuple[str, list[tuple[str, str]]]]:
+    """(module, its (heading, docstring) pairs) for the modules of a package, up to the limit."""
+    root, sources = package
+    found, characters, seen = [], 0, set[bytes]()
+    for source in sources:
+        parts = [part for part in _docstrings(source) if not _seen_before(part[1], seen)]
+        size = sum(len(docstring) for _, docstring in parts)
+        if size < MIN_DOCUMENT_CHARACTERS:
+            continue
+        names = source.relative_to(root).with_suffix("").parts
+        found.append((".".join(names[:-1] if names[-1] == "__init__" else names), parts))
+        characters += size
+        if characters >= MAX_PACKAGE_CHARACTERS:
+            break
+    return found
+
+
+def _docstrings(path: Path) -> list[tuple[str, str]]:
+    """(heading, docstring) for a module ("" as heading) and its public classes and functions, in source order."""
+    if path.stat().st_size > MAX_SOURCE_BYTES:
+        return []
+    source = path.read_bytes()
+    if b'"""' not in source and b"'''" not in source:
+        return []
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return []  # Packages carry sources for other versions of Python, and templates.
+    return [(heading, text) for heading, node in _public(tree, "") if (text := _prose(node))]
+
+
+_Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _public(node: _Documented, prefix: str) -> Iterator[tuple[str, _Documented]]:
+    if isinstance(node, ast.Module):
+        yield "", node
+    for child in node.body:
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and not child.name.startswith("_"):
+            name = f"{prefix}{child.name}"
+            if isinstance(child, ast.ClassDef):
+                yield f"class {name}", child
+                yield from _public(child, f"{name}.")
+            else:
+                yield f"{name}({_parameters(child.args)})", child
+
+
+def _parameters(arguments: ast.arguments) -> str:
+    names = [argument.arg for argument in arguments.posonlyargs + arguments.args]
+    names += [f"*{arguments.vararg.arg}"] if arguments.vararg else []
+    names += [argument.arg for argument in arguments.kwonlyargs]
+    names += [f"**{arguments.kwarg.arg}"] if arguments.kwarg else []
+    return ", ".join(name for name in names if name not in ("self", "cls"))
+
+
+def _prose(node: _Documented) -> str:
+    """The cleaned docstring, or "" where it says next to nothing or is a licence."""
+    text = ast.get_docstring(node, clean=False)
+    if not text or len(text.split()) < MIN_DOCSTRING_WORDS or _LICENCE.search(text) or "\0" in text:
+        return ""
+    cleaned = "\n".join(line.rstrip() for line in inspect.cleandoc(text).split("\n"))
+    letters = sum(character.isalpha() or character == " " for character in cleaned)
+    encodable = not any("\ud800" <= character <= "\udfff" for character in cleaned)
+    return cleaned if letters >= 0.6 * len(cleaned) and encodable else ""
+
+
+def _seen_before(text: str, seen: set[bytes]) -> bool:
+    digest = hashlib.blake2b(text.encode("utf-8"), digest_size=12).digest()
+    if digest in seen:
+        return True
+    seen.add(digest)
+    return False
+
+
+def _join(parts: Sequence[tuple[str, str]]) -> Iterator[str]:
+    for heading, docstring in parts:
+        if heading:
+            yield heading
+        yield docstring
+
+
+def _topics(path: Path) -> Iterator[dict[str, str]]:
+    """The pages of `help("FOR")` and its like: the language reference, in plain text."""
+    if not path.is_file():
+        return
+    for statement in ast.parse(path.read_bytes()).body:
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Dict):
+            topics: dict[str, Any] = ast.literal_eval(statement.value)
+            for name, text in topics.items():
+                yield {"text": inspect.cleandoc(text), "source": f"topic {name}"}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Command line; gives the exit code."""
+    parser = argparse.ArgumentParser(description="Write the embedded corpus: the documentation that Python came with.")
+    parser.add_argument("output", type=Path, metavar="OUTPUT.jsonl")
+    path: Path = parser.parse_args(argv).output
+    started = time.monotonic()
+    made = write(path)
+    facts = manifest.read(path.with_suffix(".manifest.json")).facts
+    size = f"{facts['documents']:,} documents, {bytes_text(facts['bytes'])}"
+    took = f"written in {seconds_text(time.monotonic() - started)}" if made else "there already"
+    print(f"embedded corpus: {path}: {size}, {took}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,68 @@
+"""Real text for the proofs: documents from every source of the corpus, from places spread over it. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import zip_longest
+
+from zerokara.config import ConvertConfig, PretrainConfig
+from zerokara.corpus import inputs, reading
+from zerokara.errors import UserError
+
+_RANGE_BYTES = 1 << 20
+_PLACES = 16
+"""Places of a source that are read from, one document from each in turn."""
+
+
+def files_for(settings: ConvertConfig, trained_with: PretrainConfig) -> list[inputs.InputFile]:
+    """The files of `check_corpus`, or of the corpus that the run was trained on.
+
+    Raises:
+        UserError: a file is not there.
+    """
+    if settings.check_corpus:
+        return inputs.find_files(settings.check_corpus, settings.place("check_corpus"))
+    try:
+        return inputs.find_files(trained_with.input_jsonl, settings.place("check_corpus"))
+    except UserError as error:
+        rule = f"the corpus that the model was trained on is not there any more ({error})"
+        raise UserError(settings.fault("check_corpus", rule, "name some raw text of the same kind here")) from error
+
+
+def documents(files: list[inputs.InputFile], trained_with: PretrainConfig, num_lines: int) -> list[str]:
+    """Documents with at least `num_lines` non-empty lines in all, if there are so many; sources take turns."""
+    by_source: dict[int, list[inputs.InputFile]] = {}
+    for file in files:
+        by_source.setdefault(file.source, []).append(file)
+    readers = [_spread(members, trained_with) for members in by_source.values()]
+    found: list[str] = []
+    lines = 0
+    for turn in zip_longest(*readers):
+        for document in turn:
+            if document is not None and lines < num_lines:
+                found.append(document)
+                lines += len(lines_of(document))
+        if lines >= num_lines:
+            break
+    return found
+
+
+def lines_of(document: str) -> list[str]:
+    """The lines of a document that hold text."""
+    return [line for line in document.split("\n") if line.strip()]
+
+
+def _spread(files: list[inputs.InputFile], trained_with: PretrainConfig) -> Iterator[str]:
+    """Documents of one source, from each of some places in turn, then from the next places."""
+    ranges = reading.ranges(files, _RANGE_BYTES, trained_with.txt_document)
+    step = max(1, -(-len(ranges) // _PLACES))
+    for first in range(step):
+        places = [_texts(place, trained_with) for place in ranges[first::step]]
+        for turn in zip_longest(*places):
+            yield from (document for document in turn if document is not None)
+
+
+def _texts(place: reading.ByteRange, trained_with: PretrainConfig) -> Iterator[str]:
+    for item in reading.read(place, trained_with.text_field, trained_with.txt_document):
+        if isinstance(item, reading.Document):
+            yield item.text

@@ -1,0 +1,157 @@
+"""A checkpoint → a Hugging Face folder that is proved before it appears.
+
+Written: ``model*.safetensors`` (and index), ``config.json``, ``generation_config.json``, the tokenizer files,
+``metrics.jsonl`` (the training curve), ``README.md`` (the model card), and last ``manifest.json``. The folder takes
+its name only when both proofs held; if one does not, it is left as ``<name>.failed`` for study.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from zerokara import manifest
+from zerokara.config import ConvertConfig
+from zerokara.durable import appearing_folder, write_bytes, write_json, write_text
+from zerokara.errors import RunError, UserError
+from zerokara.export import continuations, facts, families, model_card, proof, rules, shards
+from zerokara.export.check_text import lines_of
+from zerokara.export.exported import MANIFEST_NAME, STEP
+from zerokara.export.source import METRICS_NAME, Source
+from zerokara.tokenizer import huggingface
+from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokenizer.proof import prove
+
+FAILED_SUFFIX = ".failed"
+_CORPUS_PROMPTS, _CORPUS_PROMPT_TOKENS = 3, 16
+"""Beside the user's prompts, beginnings of this many documents are continued greedily in the proof."""
+
+
+def work(source: Source, settings: ConvertConfig) -> manifest.Work:
+    """What the conversion is about to do, for the chain of manifests."""
+    names = (
+        "dtype", "max_shard_size", "check_lines", "test_prompt_text", "huggingface_name", "language", "license",
+    )  # fmt: skip
+    return manifest.Work(
+        step=STEP,
+        settings={name: getattr(settings, name) for name in names},
+        inputs={"checkpoint": source.manifest_path, "tokenizer": source.tokenizer_path},
+    )
+
+
+def check_place(settings: ConvertConfig, source: Source) -> None:
+    """Check that the output folder may be written, and when it is there, replaced.
+
+    Raises:
+        UserError: it holds something that no conversion wrote, or the run itself.
+    """
+    key, folder = "output_tokenizer_and_model_dir", Path(settings.output_tokenizer_and_model_dir)
+    inside = {source.run_dir.resolve(), *source.run_dir.resolve().parents}
+    if folder.resolve() in inside:
+        raise UserError(settings.fault(key, f"holds the run {source.run_dir} itself", "choose another folder"))
+    if folder.exists() and not folder.is_dir():
+        raise UserError(settings.fault(key, "is a file", "choose another folder"))
+    if not folder.exists() or not any(folder.iterdir()):
+        return
+    path = folder / MANIFEST_NAME
+    if not path.exists() or manifest.read(path).step != STEP:
+        rule = "holds files that step 4 did not write; they would be lost"
+        raise UserError(settings.fault(key, rule, "choose another folder, or empty this one"))
+
+
+def export(source: Source, settings: ConvertConfig, documents: Sequence[str]) -> manifest.Manifest:
+    """Convert, prove, and let the folder appear; `documents` are the text for the proofs.
+
+    Raises:
+        RunError: the weights do not fit the rules, or a proof did not hold.
+    """
+    started = time.monotonic()
+    folder = Path(settings.output_tokenizer_and_model_dir)
+    encoder = Encoder(source.tokenizer_path)
+    with appearing_folder(folder) as partial:
+        outputs = _write_model(partial, source, settings, encoder)
+        outputs["tokenizer"] = _write_tokenizer(partial, source, encoder)
+        known = facts.gather(source, encoder, settings.dtype)
+        known |= _prove(partial, folder, source, settings, encoder, documents)
+        name = settings.huggingface_name or folder.name
+        card = model_card.render(known, name=name, language=settings.language, license=settings.license)
+        write_text(partial / "README.md", card)
+        curve = b"".join(orjson.dumps(line) + b"\n" for line in source.metrics())
+        write_bytes(partial / METRICS_NAME, curve)
+        outputs["card"], outputs["curve"] = [partial / "README.md"], [partial / METRICS_NAME]
+        seconds = time.monotonic() - started
+        return manifest.finish(partial / MANIFEST_NAME, work(source, settings), outputs, known, seconds)
+
+
+def _write_model(
+    folder: Path, source: Source, settings: ConvertConfig, encoder: Encoder
+) -> dict[str, Path | list[Path]]:
+    from transformers import GenerationConfig
+
+    shape, weights = source.shape, source.weights()
+    special = families.SpecialIds(bos=encoder.bos_id, eos=encoder.eos_id, pad=encoder.pad_id)
+    config = families.hf_config(shape, special, settings.dtype)
+    checked = families.checked_rules(weights, shape, config)
+    shapes = families.hf_shapes(config)
+    in_order = {name: shapes[name] for rule in checked for name in rule.hf}
+    dtype = families.TORCH_DTYPES[settings.dtype]
+    files = shards.write(folder, rules.to_hf(checked, weights, shape), in_order, dtype, settings.max_shard_size)
+    config.save_pretrained(folder)
+    generation = GenerationConfig(bos_token_id=special.bos, eos_token_id=special.eos, pad_token_id=special.pad)
+    generation.save_pretrained(folder)
+    return {"weights": list(files), "config": [folder / "config.json", folder / "generation_config.json"]}
+
+
+def _write_tokenizer(folder: Path, source: Source, encoder: Encoder) -> list[Path]:
+    before = set(folder.iterdir())
+    huggingface.write(encoder, folder, model_max_length=source.shape.seq_len)
+    return sorted(set(folder.iterdir()) - before)
+
+
+def _prove(
+    partial: Path, folder: Path, source: Source, settings: ConvertConfig, encoder: Encoder, documents: Sequence[str]
+) -> dict[str, Any]:
+    """Make both proofs; gives their facts and the continuations.
+
+    Raises:
+        RunError: a proof did not hold; the folder is kept as ``.failed``.
+    """
+    lines = [line for document in documents for line in lines_of(document)]
+    token_ids = prove(encoder, partial, lines, settings.check_lines)
+    shape = source.shape
+    # Documents as training saw them: each begins after the end of another.
+    encoded = [[encoder.eos_id, *encoder.encode(document).tolist()] for document in documents]
+    windows = proof.windows_within_budget(encoded, shape)
+    prompts = [continuations.prompt_ids(encoder, prompt) for prompt in settings.test_prompt_text]
+    prompts += [window[:_CORPUS_PROMPT_TOKENS] for window in windows[:_CORPUS_PROMPTS]]
+    expected = proof.reference(source.weights(), shape, settings.dtype, windows, prompts)
+    model, complaints = proof.load(partial)
+    continued = continuations.continue_all(model, encoder, settings.test_prompt_text, shape.seq_len)
+    logits = proof.compare(model, complaints, expected, shape)
+    found = {
+        "proof": {"holds": logits.holds and token_ids.holds, "logits": logits.as_json(), "token_ids": token_ids.as_json()},
+        "samples": [each.as_json() for each in continued],
+    }
+    faults = [*logits.faults, *token_ids.faults]
+    if faults:
+        kept = _keep_failed(partial, folder, found)
+        listed = "\n".join(f"  {fault}" for fault in faults)
+        raise RunError(
+            f"the exported model is not the trained one, nothing was put at {folder}:\n{listed}\n"
+            f"What was written is kept in {kept}, with the numbers in proof.json."
+        )
+    return found
+
+
+def _keep_failed(partial: Path, folder: Path, found: dict[str, Any]) -> Path:
+    kept = folder.with_name(folder.name + FAILED_SUFFIX)
+    shutil.rmtree(kept, ignore_errors=True)
+    write_json(partial / "proof.json", found)
+    os.rename(partial, kept)
+    return kept

@@ -1,0 +1,202 @@
+"""The chain of content hashes: what a step read, with which settings, and what it wrote.
+
+Every step writes its manifest last, so a manifest is also the mark that the step is complete. The manifests form a
+chain (tokenizer → tokens → run → export): each names its inputs by content, never by place, so moving a file changes
+nothing and changing one byte is noticed. Format: indented JSON with the fields of `Manifest`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from zerokara import __version__
+from zerokara.durable import write_json
+from zerokara.errors import Fault, UserError
+
+Paths = Mapping[str, Path | list[Path]]
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """One file by content; `path`, `bytes` and `modified_ns` only save reading it again when nothing moved."""
+
+    path: str
+    """Absolute for an input; relative to the manifest's folder for an output, so that a folder can be moved whole."""
+    bytes: int
+    sha256: str
+    modified_ns: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a step is about to do, in terms that do not depend on where files lie."""
+
+    step: str
+    settings: dict[str, Any]
+    """Every setting that changes the result; JSON values only, no paths."""
+    inputs: Paths = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The record that a step leaves beside its output."""
+
+    step: str
+    settings: dict[str, Any]
+    inputs: dict[str, list[FileRecord]]
+    outputs: dict[str, list[FileRecord]]
+    facts: dict[str, Any]
+    seconds: float
+    created: str
+    versions: dict[str, str]
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's content, in hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def already_done(manifest_path: Path, work: Work, *, redo: bool = False) -> Manifest | None:
+    """Give the manifest when the very same work is done and its outputs are still there, or None when it is to do.
+
+    Raises:
+        UserError: the manifest records other work, and `redo` is not set; names every differing field.
+    """
+    if redo or not manifest_path.exists():
+        return None
+    done = read(manifest_path)
+    differences = _differences(done, work)
+    if differences:
+        fault = Fault(
+            where=str(manifest_path),
+            rule="what lies here was made from something else: " + "; ".join(differences),
+            remedy="run again with --redo to replace it, or choose another output in the configuration",
+        )
+        raise UserError(fault)
+    missing = [
+        record.path for records in done.outputs.values() for record in records if not _there(record, manifest_path)
+    ]
+    return None if missing else done
+
+
+def finish(
+    manifest_path: Path,
+    work: Work,
+    outputs: Paths,
+    facts: dict[str, Any],
+    seconds: float,
+    known: Manifest | None = None,
+) -> Manifest:
+    """Write the manifest, the last thing a step does."""
+    folder = manifest_path.parent
+    made = Manifest(
+        step=work.step,
+        settings=_as_json(work.settings),
+        inputs=_records(work.inputs, None, _known_records(known)),
+        outputs=_records(outputs, folder, {}),
+        facts=_as_json(facts),
+        seconds=round(seconds, 3),
+        created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        versions={"zerokara": __version__, "python": platform.python_version()},
+    )
+    write_json(manifest_path, asdict(made))
+    return made
+
+
+def read(manifest_path: Path) -> Manifest:
+    """Read a manifest.
+
+    Raises:
+        UserError: there is none, or it is not one of ours.
+    """
+    try:
+        raw = orjson.loads(manifest_path.read_bytes())
+        inputs, outputs = (
+            {name: [FileRecord(**record) for record in records] for name, records in raw[side].items()}
+            for side in ("inputs", "outputs")
+        )
+        return Manifest(**{**raw, "inputs": inputs, "outputs": outputs})
+    except FileNotFoundError:
+        raise UserError(
+            Fault(where=str(manifest_path), rule="there is no manifest here: the step that writes it has not ended")
+        ) from None
+    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            Fault(
+                where=str(manifest_path), rule=f"is not a manifest ({error})", remedy="run its step again with --redo"
+            )
+        ) from error
+
+
+def _differences(done: Manifest, work: Work) -> list[str]:
+    found = []
+    if done.step != work.step:
+        found.append(f"step was {done.step}, is now {work.step}")
+    now_settings = _as_json(work.settings)
+    for name in sorted(done.settings.keys() | now_settings.keys()):
+        was, now = done.settings.get(name, "(none)"), now_settings.get(name, "(none)")
+        if was != now:
+            found.append(f"{name} was {was}, is now {now}")
+    now_inputs = _records(work.inputs, None, _known_records(done))
+    for name in sorted(done.inputs.keys() | now_inputs.keys()):
+        was_files, now_files = done.inputs.get(name, []), now_inputs.get(name, [])
+        if [record.sha256 for record in was_files] != [record.sha256 for record in now_files]:
+            found.append(f"{name} changed ({_brief(was_files)} then, {_brief(now_files)} now)")
+    return found
+
+
+def _brief(records: list[FileRecord]) -> str:
+    total = sum(record.bytes for record in records)
+    if len(records) == 1:
+        return f"{total:,} bytes, sha256 {records[0].sha256[:12]}"
+    return f"{len(records)} files, {total:,} bytes"
+
+
+def _records(
+    paths: Paths, relative_to: Path | None, known: dict[tuple[str, int, int], str]
+) -> dict[str, list[FileRecord]]:
+    return {
+        name: [_record(path, relative_to, known) for path in ([value] if isinstance(value, Path) else value)]
+        for name, value in paths.items()
+    }
+
+
+def _record(path: Path, relative_to: Path | None, known: dict[tuple[str, int, int], str]) -> FileRecord:
+    status = path.stat()
+    absolute = str(path.resolve())
+    digest = known.get((absolute, status.st_size, status.st_mtime_ns)) or sha256_of(path)
+    name = absolute if relative_to is None else os.path.relpath(absolute, relative_to.resolve())
+    return FileRecord(path=name, bytes=status.st_size, sha256=digest, modified_ns=status.st_mtime_ns)
+
+
+def _known_records(known: Manifest | None) -> dict[tuple[str, int, int], str]:
+    """Hashes that need no second reading: same path, size and modification time."""
+    if known is None:
+        return {}
+    return {(r.path, r.bytes, r.modified_ns): r.sha256 for records in known.inputs.values() for r in records}
+
+
+def _there(record: FileRecord, manifest_path: Path) -> bool:
+    """Whether an output still has the size, and unless its modification time is the same too, the content recorded."""
+    path = manifest_path.parent / record.path
+    if not path.is_file():
+        return False
+    status = path.stat()
+    if status.st_size != record.bytes:
+        return False
+    return status.st_mtime_ns == record.modified_ns or sha256_of(path) == record.sha256
+
+
+def _as_json(value: Any) -> Any:
+    """The value as it reads back from JSON, so that tuples and lists compare equal."""
+    return orjson.loads(orjson.dumps(value))

@@ -1,0 +1,151 @@
+"""The one place that builds a megatron-core model (0.16.1); its names stay here.
+
+megatron-core is sequence first and hands out logits or a loss; ours is batch first and hands out logits, or the
+summed cross-entropy that the loop wants. megatron-core deprecates `GPTModel` from 0.19 on.
+
+Shape suffixes: B batch, S sequence, N = B·S tokens, D width, V rows of the (padded) vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.mlp import MLP, MLPSubmodules
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.torch_norm import WrappedTorchNorm
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+from torch import Tensor
+from torch.nn.functional import gelu, linear, silu
+
+from zerokara.model import cpu
+from zerokara.model.attention import FusedAttention
+from zerokara.model.loss import summed_cross_entropy
+from zerokara.model.shapes import ModelShape
+
+
+class Decoder(GPTModel):
+    """A decoder-only model: ``decoder(tokens_BS)`` gives logits, with labels the summed cross-entropy."""
+
+    shape: ModelShape
+
+    def forward(self, tokens_BS: Tensor, labels_BS: Tensor | None = None, mask_BS: Tensor | None = None) -> Tensor:
+        """Give logits [B, S, padded V], or with labels the nats summed over tokens with mask 1, a scalar in fp32."""
+        positions_BS = torch.arange(tokens_BS.size(1), device=tokens_BS.device).expand_as(tokens_BS)
+        hidden_SBD = super().forward(tokens_BS, positions_BS, None)
+        weight_VD = (
+            self.shared_embedding_or_output_weight() if self.shape.tie_word_embeddings else self.output_layer.weight
+        )
+        if labels_BS is None:
+            return linear(hidden_SBD.transpose(0, 1), weight_VD)
+        mask_BS = torch.ones_like(labels_BS, dtype=torch.float32) if mask_BS is None else mask_BS
+        hidden_ND = hidden_SBD.transpose(0, 1).flatten(0, 1)
+        return summed_cross_entropy(hidden_ND, weight_VD, labels_BS.flatten(), mask_BS.flatten(), self.shape.vocab_size)
+
+    def _postprocess(self, hidden_states: Tensor, **_: Any) -> Tensor:
+        """Stop at the hidden states, [S, B, D]: projection and loss are ours."""
+        return hidden_states
+
+
+def build(shape: ModelShape, dtype: torch.dtype = torch.float32) -> Decoder:
+    """Build a model with initial weights drawn from torch's CPU generator, on the CPU.
+
+    The weights are drawn in fp32 and rounded to `dtype` afterwards, so the same seed gives the same model everywhere.
+    `parallel.start` must have been called.
+    """
+    cpu.prepare()
+    megatron_config = _FAMILIES[shape.architecture](shape)
+    model = Decoder(
+        config=megatron_config,
+        transformer_layer_spec=_block_spec(shape.num_layers),
+        vocab_size=shape.padded_vocab_size,
+        max_sequence_length=shape.seq_len,
+        parallel_output=False,
+        share_embeddings_and_output_weights=shape.tie_word_embeddings,
+        position_embedding_type="learned_absolute" if shape.architecture == "gpt2" else "rope",
+        rotary_base=shape.rope_theta,  # declared int, used as float
+    )
+    model.shape = shape
+    with torch.no_grad():
+        # Padding rows are no part of the model; zero, they add nothing to the gradient of anything either.
+        model.embedding.word_embeddings.weight[shape.vocab_size :].zero_()
+        if not shape.tie_word_embeddings:
+            model.output_layer.weight[shape.vocab_size :].zero_()
+    return model.to(dtype)
+
+
+def _common(shape: ModelShape, **family: Any) -> TransformerConfig:
+    return TransformerConfig(
+        num_layers=shape.num_layers,
+        hidden_size=shape.hidden_size,
+        num_attention_heads=shape.num_attn_heads,
+        num_query_groups=shape.num_kv_heads,
+        ffn_hidden_size=shape.ffn_hidden_size,
+        layernorm_epsilon=shape.norm_epsilon,
+        init_method_std=shape.init_std,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        use_cpu_initialization=True,
+        params_dtype=torch.float32,
+        # These fusions are wrapped in torch.compile (megatron/core/jit.py): they would compile while the run waits.
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        apply_rope_fusion=False,
+        masked_softmax_fusion=False,
+        gradient_accumulation_fusion=False,
+        # The gradients of the weights belong to DeepSpeed.
+        async_tensor_model_parallel_allreduce=False,
+        persist_layer_norm=False,
+        **family,
+    )
+
+
+def _llama(shape: ModelShape) -> TransformerConfig:
+    return _common(shape, normalization="RMSNorm", add_bias_linear=False, gated_linear_unit=True, activation_func=silu)
+
+
+def _gpt2(shape: ModelShape) -> TransformerConfig:
+    tanh_gelu = partial(gelu, approximate="tanh")  # `gelu_new` in Hugging Face's GPT-2
+    return _common(shape, normalization="LayerNorm", add_bias_linear=True, activation_func=tanh_gelu)
+
+
+_FAMILIES: dict[str, Callable[[ModelShape], TransformerConfig]] = {"llama": _llama, "gpt2": _gpt2}
+"""The model builder's table: what megatron-core is told of each family."""
+
+
+def _block_spec(num_layers: int) -> TransformerBlockSubmodules:
+    attention = ModuleSpec(
+        module=SelfAttention,
+        params={"attn_mask_type": AttnMaskType.causal},
+        submodules=SelfAttentionSubmodules(
+            linear_qkv=ColumnParallelLinear,
+            core_attention=FusedAttention,
+            linear_proj=RowParallelLinear,
+            q_layernorm=IdentityOp,
+            k_layernorm=IdentityOp,
+        ),
+    )
+    layer = ModuleSpec(
+        module=TransformerLayer,
+        submodules=TransformerLayerSubmodules(
+            input_layernorm=WrappedTorchNorm,
+            self_attention=attention,
+            self_attn_bda=get_bias_dropout_add,
+            pre_mlp_layernorm=WrappedTorchNorm,
+            mlp=ModuleSpec(
+                module=MLP, submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
+            ),
+            mlp_bda=get_bias_dropout_add,
+        ),
+    )
+    return TransformerBlockSubmodules(layer_specs=[layer] * num_layers, layer_norm=WrappedTorchNorm)

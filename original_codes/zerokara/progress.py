@@ -1,0 +1,116 @@
+"""What a person sees while a step works: an opening line, progress with rate and time left, a closing summary.
+
+On a terminal progress is a bar (tqdm); elsewhere, as in a log file, it is a plain line every few seconds, so that a
+log stays readable.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import IO, Any
+
+from tqdm import tqdm
+
+LINE_INTERVAL_SECONDS = 10.0
+
+
+class Progress:
+    """Progress of one piece of long work, used as a context manager."""
+
+    def __init__(self, label: str, total: float | None = None, unit: str = "it", stream: IO[str] | None = None):
+        self.label, self.total, self.unit = label, total, unit
+        self._stream = stream if stream is not None else sys.stderr
+        self._notes: dict[str, Any] = {}
+        self._done = 0.0
+        self._started = self._last_line = time.monotonic()
+        self._bar: Any = None
+        if self._stream.isatty():
+            scale = unit == "B"
+            self._bar = tqdm(
+                total=total, desc=label, unit=unit, unit_scale=scale, file=self._stream, dynamic_ncols=True, leave=False
+            )
+
+    def advance(self, amount: float = 1) -> None:
+        """Count `amount` more units as done."""
+        self._done += amount
+        if self._bar is not None:
+            self._bar.update(amount)
+        elif time.monotonic() - self._last_line >= LINE_INTERVAL_SECONDS:
+            self._line()
+
+    def note(self, **values: object) -> None:
+        """Show further values beside the progress (``loss=2.31``)."""
+        self._notes.update(values)
+        if self._bar is not None:
+            self._bar.set_postfix(self._notes, refresh=False)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def _line(self) -> None:
+        self._last_line = time.monotonic()
+        elapsed = self._last_line - self._started
+        rate = self._done / elapsed if elapsed else 0.0
+        shown = bytes_text if self.unit == "B" else count_text
+        text = f"{self.label}: {shown(self._done)}"
+        if self.total:
+            left = (self.total - self._done) / rate if rate else float("inf")
+            text += f" of {shown(self.total)} ({self._done / self.total:.0%}), {seconds_text(left)} left"
+        text += f", {shown(rate)}{'' if self.unit == 'B' else ' ' + self.unit}/s"
+        text += "".join(f", {key} {value}" for key, value in self._notes.items())
+        print(text, file=self._stream, flush=True)
+
+
+def opening(text: str) -> None:
+    """Say what a step is about to do (``step 2 tokenise: 40 files, 12.3 GB → data/tokens``)."""
+    print(text, flush=True)
+
+
+def summary(title: str, rows: list[tuple[str, str]], next_command: str | None = None) -> None:
+    """Say what a step has done, as aligned rows, and name the next command."""
+    width = max((len(name) for name, _ in rows), default=0)
+    print(f"\n{title}")
+    for name, value in rows:
+        print(f"  {name:<{width}}  {value}")
+    if next_command:
+        print(f"next: {next_command}")
+    sys.stdout.flush()
+
+
+def bytes_text(number: float) -> str:
+    """Bytes in decimal units: ``12.3 MB``."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(number) < 1000 or unit == "TB":
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1000
+    raise AssertionError("unreachable")
+
+
+def count_text(number: float) -> str:
+    """A count short enough for a line: ``950``, ``12.3k``, ``4.56M``, ``1.23B``."""
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(number) >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.0f}" if float(number).is_integer() or abs(number) >= 100 else f"{number:.2f}"
+
+
+def seconds_text(seconds: float) -> str:
+    """A duration short enough for a line: ``4.2 s``, ``3 min 20 s``, ``5 h 12 min``, ``2 d 3 h``."""
+    if seconds != seconds or seconds == float("inf"):
+        return "?"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"

@@ -1,0 +1,59 @@
+"""Which process reads which samples in which step: a pure function, and the same global batch however it is shared.
+
+The position of a run is one integer, the number of samples consumed. The update at position c takes the samples at
+positions c … c + G − 1 of the order, G being the global batch. They are dealt out in micro batches of m: of the R
+processes, process r reads in micro step a the m samples from position c + (a·R + r)·m. So every sample of the global
+batch is read exactly once, for every R and m with G a multiple of m·R, and a run that goes on with another number of
+processes or another micro batch reads the same global batches.
+
+Example, G = 8, m = 2, R = 2 at position 80: process 0 reads [80 81] then [84 85], process 1 [82 83] then [86 87].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerokara.samples.order import SampleOrder
+from zerokara.samples.packed import PackedTokens
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """How a global batch is shared among processes (data-parallel ranks) and micro steps."""
+
+    global_batch_size: int
+    micro_batch_size: int
+    num_ranks: int = 1
+
+    def __post_init__(self) -> None:
+        assert self.global_batch_size % (self.micro_batch_size * self.num_ranks) == 0, self
+
+    @property
+    def num_micro_steps(self) -> int:
+        """Micro batches that each process accumulates in one update."""
+        return self.global_batch_size // (self.micro_batch_size * self.num_ranks)
+
+    def positions(self, consumed: int, rank: int = 0) -> NDArray[np.int64]:
+        """Positions that `rank` reads in the update at `consumed`: int64 [micro steps, micro batch]."""
+        assert 0 <= rank < self.num_ranks, f"rank {rank} of {self.num_ranks}"
+        shape = (self.num_micro_steps, self.num_ranks, self.micro_batch_size)
+        offsets = np.arange(self.global_batch_size, dtype=np.int64).reshape(shape)
+        return consumed + offsets[:, rank]
+
+
+class Batches:
+    """The micro batches that one process reads."""
+
+    def __init__(self, tokens: PackedTokens, order: SampleOrder, plan: BatchPlan, rank: int = 0):
+        assert order.num_samples == len(tokens), f"an order of {order.num_samples} for {len(tokens)} samples"
+        self.tokens, self.order, self.plan, self.rank = tokens, order, plan, rank
+
+    def at(self, consumed: int) -> Iterator[NDArray[np.int64]]:
+        """The micro batches of the update at `consumed`, each int64 [micro batch, S + 1]."""
+        for positions in self.plan.positions(consumed, self.rank):
+            _, indices = self.order.at_many(positions)
+            yield self.tokens.many(indices)

@@ -1,0 +1,84 @@
+"""What all steps share: their options, and how they end (exit codes 0 done, 1 failed while running, 2 user's fault)."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from zerokara import config as configuration
+from zerokara.config.settings import Settings
+from zerokara.errors import RunError, UserError
+
+_Config = TypeVar("_Config", bound=Settings)
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it (128 + SIGINT)."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of the command line that are no settings."""
+
+    config_path: Path
+    overrides: tuple[str, ...] = ()
+    redo: bool = False
+    dry_run: bool = False
+    write: bool = False
+
+
+def parse(
+    argv: Sequence[str], config_class: type[Settings], default_config: str, doc: str, *, write: str = ""
+) -> Options:
+    """Read the command line; `write` is the help of an extra ``--write`` flag, for the step that has one."""
+    parser = argparse.ArgumentParser(
+        description=doc,
+        epilog="settings (edit them in the YAML file, or --set them for one run):\n"
+        + configuration.help_text(config_class),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--config", type=Path, default=Path(default_config), metavar="PATH", help=f"default {default_config}"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="set one key for this run; repeatable"
+    )
+    parser.add_argument("--redo", action="store_true", help="do it again and replace what an earlier run left")
+    parser.add_argument("--dry-run", action="store_true", help="check everything, say what would be done, and stop")
+    if write:
+        parser.add_argument("--write", action="store_true", help=write)
+    given = parser.parse_args(argv)
+    return Options(given.config, tuple(given.set), given.redo, given.dry_run, bool(write and given.write))
+
+
+def run(
+    main: Callable[[_Config, Options], None],
+    argv: Sequence[str],
+    config_class: type[_Config],
+    default_config: str,
+    doc: str,
+    *,
+    write: str = "",
+) -> int:
+    """Load the configuration, run a step, and give its exit code; errors are told on stderr."""
+    options = parse(argv, config_class, default_config, doc, write=write)
+    return guarded(lambda: main(configuration.load(config_class, options.config_path, options.overrides), options))
+
+
+def guarded(work: Callable[[], None]) -> int:
+    """Run `work` and turn its errors into words and an exit code. What is not foreseen keeps its traceback."""
+    try:
+        work()
+    except UserError as error:
+        for fault in error.faults:
+            print(f"error: {fault}", file=sys.stderr)
+        return error.exit_code
+    except RunError as error:
+        print(f"failed: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("stopped by Ctrl-C; run the same command to go on", file=sys.stderr)
+        return INTERRUPTED
+    return 0

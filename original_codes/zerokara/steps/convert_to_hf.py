@@ -1,0 +1,93 @@
+"""Step 4: a checkpoint → a Hugging Face folder, proved equal to the trained model (`4_convert_to_HF.sh`).
+
+Only when the logits, the greedy continuations and the token ids agree does the folder appear.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from zerokara import manifest
+from zerokara.config import ConvertConfig
+from zerokara.export import check_text, source
+from zerokara.export.exported import MANIFEST_NAME
+from zerokara.progress import bytes_text, count_text, opening, seconds_text, summary
+from zerokara.steps import command
+
+
+def main(argv: Sequence[str]) -> int:
+    """Command line of step 4; gives the exit code."""
+    return command.run(convert, argv, ConvertConfig, "convert_config.yaml", __doc__ or "")
+
+
+def convert(config: ConvertConfig, options: command.Options) -> None:
+    """Do step 4, or say that it is done, or what it would do."""
+    found = source.find(config)
+    folder = Path(config.output_tokenizer_and_model_dir)
+    from zerokara.export import to_hf  # torch and transformers: not needed where the configuration is wrong
+
+    to_hf.check_place(config, found)
+    done = manifest.already_done(folder / MANIFEST_NAME, to_hf.work(found, config), redo=options.redo)
+    if done is not None:
+        opening(f"step 4 convert: done already, {folder} was made from {found.folder} (--redo: again)")
+        _tell_samples(done.facts["samples"])
+        print(_next(folder, options))
+        return
+    files = check_text.files_for(config, found.config)
+    parameters = count_text(found.shape.num_parameters(padded=False))
+    opening(f"step 4 convert: {found.folder} ({parameters} parameters) → {folder} ({config.dtype}), then the proofs")
+    if options.dry_run:
+        print("dry run: nothing was written")
+        return
+    made = to_hf.export(found, config, check_text.documents(files, found.config, config.check_lines))
+    _tell_samples(made.facts["samples"])
+    summary("step 4 convert: done", _rows(made))
+    print(_next(folder, options))
+
+
+def _rows(made: manifest.Manifest) -> list[tuple[str, str]]:
+    model, logits, ids = made.facts["model"], made.facts["proof"]["logits"], made.facts["proof"]["token_ids"]
+    size = sum(record.bytes for record in made.outputs["weights"])
+    rows = [
+        ("model", f"{model['class']}, {model['parameters']:,} parameters, {model['dtype']}, {bytes_text(size)}"),
+        (
+            "logits",
+            f"largest difference {logits['max_difference']:.2g} (allowed {logits['tolerance']:g}) on "
+            f"{logits['positions']:,} tokens, standard deviation {logits['logit_std']:.2f}",
+        ),
+        ("likeliest token", f"equal at every position, {logits['argmax_ties']} ties"),
+        (
+            "greedy",
+            f"{logits['greedy_tokens']} tokens of {logits['greedy_prompts']} prompts equal, {logits['greedy_ties']} ties",
+        ),
+        (
+            "bf16",
+            f"largest difference {logits['bf16_max_difference']:.2g}, same likeliest token at "
+            f"{logits['bf16_argmax_equal']:.2%}",
+        ),
+        ("token ids", f"{ids['lines']:,} lines compared, {ids['equal']:,} equal, {ids['ties']:,} ties"),
+        ("took", seconds_text(made.seconds)),
+    ]
+    return rows + [("note", note) for note in logits["notes"]]
+
+
+def _tell_samples(samples: list[dict[str, Any]]) -> None:
+    for sample in samples:
+        print(f"\nprompt   {sample['prompt']}")
+        print(f"greedy   {sample['prompt']}{sample['greedy']}")
+        print(f"sampled  {sample['prompt']}{sample['sampled']}")
+
+
+def _next(folder: Path, options: command.Options) -> str:
+    named = "" if str(options.config_path) == "convert_config.yaml" else f" --config {options.config_path}"
+    return (
+        f"next: play with {folder} in 5_play_with_model.ipynb, or see what an upload would send: "
+        f"python 6_upload.py --dry-run{named}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

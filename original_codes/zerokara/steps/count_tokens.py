@@ -1,0 +1,90 @@
+"""Tokens and documents of the token files that step 2 wrote, and what `train_tokens` means in epochs."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from zerokara import config as configuration
+from zerokara.config import PretrainConfig
+from zerokara.durable import write_text
+from zerokara.errors import RunError, UserError
+from zerokara.progress import bytes_text, summary
+from zerokara.steps import command
+from zerokara.tokens.count import SplitCount, count
+from zerokara.tokens.layout import TokenPaths, bin_path
+
+WRITE_HELP = "write the tokens of `epochs` passes into the configuration file as train_tokens, keeping its comments"
+
+
+def count_tokens(config: PretrainConfig, options: command.Options) -> None:
+    """Print the table, and set `train_tokens` in the configuration file when asked."""
+    counts = count(config.output_prefix)
+    paths = TokenPaths(config.output_prefix)
+    one_pass = counts.train.samples(config.seq_len) * config.seq_len
+    if one_pass == 0:
+        rule = f"is longer than the whole training text, which has {counts.train.tokens:,} tokens"
+        raise UserError(config.fault("seq_len", rule, f"set it below {counts.train.tokens:,}, or use more text"))
+    wanted = round(config.epochs * one_pass)
+    rows = [("train", _split_text(counts.train, config.seq_len))]
+    rows.append(("valid", _split_text(counts.valid, config.seq_len) if counts.valid else "none (valid_fraction is 0)"))
+    if config.train_tokens == "auto":
+        rows.append(("train_tokens", f"auto: {wanted:,} tokens, {config.epochs:g} passes of {one_pass:,}"))
+    else:
+        epochs = counts.train.epochs(config.train_tokens, config.seq_len)
+        rows.append(("train_tokens", f"{config.train_tokens:,} tokens: {epochs:.3f} passes of {one_pass:,}"))
+    named = "" if str(options.config_path) == "config.yaml" else f" --config {options.config_path}"
+    if options.write:
+        if options.dry_run:
+            rows.append(("dry run", f"would write train_tokens: {wanted} into {options.config_path}"))
+        else:
+            write_train_tokens(options.config_path, wanted)
+            rows.append(("written", f"train_tokens: {wanted} into {options.config_path}"))
+    summary(f"{bin_path(paths.train)}", rows, f"bash 3_train_node1.sh{named}")
+
+
+def write_train_tokens(config_path: Path, train_tokens: int) -> None:
+    """Change the value of `train_tokens` in a YAML file, or append the key, and nothing else.
+
+    Raises:
+        RunError: the file does not load to the same configuration with that one value; it is left as it was.
+    """
+    before = config_path.read_bytes().decode("utf-8")
+    pattern = re.compile(r"""^(train_tokens[ \t]*:[ \t]*)("[^"\n]*"|'[^'\n]*'|[^\s#]+)?""", re.MULTILINE)
+    if pattern.search(before):
+        after = pattern.sub(lambda found: f"{found[1].rstrip()} {train_tokens}", before, count=1)
+    else:
+        after = before + ("" if before.endswith("\n") or not before else "\n") + f"train_tokens: {train_tokens}\n"
+    trial = config_path.with_name(config_path.name + ".trial.partial")
+    expected = configuration.load(PretrainConfig, config_path, [f"train_tokens={train_tokens}"])
+    try:
+        trial.write_bytes(after.encode("utf-8"))
+        as_wished = configuration.load(PretrainConfig, trial).model_dump() == expected.model_dump()
+    except UserError:
+        as_wished = False
+    finally:
+        trial.unlink(missing_ok=True)
+    if not as_wished:
+        raise RunError(
+            f"{config_path}: cannot change train_tokens without touching something else; write by hand: "
+            f"train_tokens: {train_tokens}"
+        )
+    write_text(config_path, after)
+
+
+def _split_text(split: SplitCount, seq_len: int) -> str:
+    return (
+        f"{split.documents:,} documents, {split.tokens:,} tokens ({split.mean_tokens:.1f} a document with its end, "
+        f"{bytes_text(split.bytes)}), {split.samples(seq_len):,} sequences of {seq_len}"
+    )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Command line of the count; gives the exit code."""
+    return command.run(count_tokens, argv, PretrainConfig, "config.yaml", __doc__ or "", write=WRITE_HELP)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,14 @@
+"""Run a numbered script with the project's own Python, whichever one the user called it with. Standard library only."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+
+def enter(root: Path) -> None:
+    """Re-execute with ``.venv/bin/python`` when `setup.sh` has made it and it is not the one that runs."""
+    python = root / ".venv" / "bin" / "python"
+    if python.exists() and Path(sys.prefix).resolve() != (root / ".venv").resolve():
+        os.execv(python, [str(python), *sys.argv])

@@ -1,0 +1,146 @@
+"""Step 2: raw text → token files (.bin/.idx) for training and validation."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from zerokara import manifest
+from zerokara.config import PretrainConfig
+from zerokara.corpus.heads import check_heads
+from zerokara.corpus.inputs import InputFile, find_files
+from zerokara.progress import bytes_text, count_text, opening, seconds_text, summary
+from zerokara.steps import command
+from zerokara.tokens.encode import check_bad_fraction, encode_corpus, num_workers, reasons_text
+from zerokara.tokens.estimate import check_disk_space, estimate
+from zerokara.tokens.indexed import dtype_for
+from zerokara.tokens.layout import TokenPaths, bin_path, idx_path
+from zerokara.tokens.merge import SourceTally
+
+
+def tokenize(config: PretrainConfig, options: command.Options) -> None:
+    """Do step 2, or say that it is done, or what it would do."""
+    from zerokara.tokenizer.encoder import Encoder  # SentencePiece: not needed where the configuration is wrong
+
+    paths = TokenPaths(config.output_prefix)
+    where = config.fault("input_jsonl", "").where
+    files = find_files(config.input_jsonl, where)
+    encoder = Encoder(config.input_tokenizer_file)
+    work = _work(config, files)
+    done = manifest.already_done(paths.manifest, work, redo=options.redo)
+    if done is not None:
+        documents, skipped = done.facts["documents_written"], Counter(done.facts["skipped"])
+        check_bad_fraction(config, documents, skipped, paths)
+        opening(f"step 2 tokenise: done already, {bin_path(paths.train)} was made from the same text (--redo: again)")
+        print(f"next: {_next(options)}")
+        return
+    check_heads(files, config.text_field, config.txt_document, config.fault("text_field", "").where)
+    expected = estimate(config, files, encoder)
+    check_disk_space(config, expected)
+    from_what = f"{len(files)} file{'s' if files[1:] else ''}, {bytes_text(sum(file.bytes for file in files))}"
+    to_what = f"about {count_text(expected.tokens)} tokens, {bytes_text(expected.output_bytes)}"
+    opening(f"step 2 tokenise: {from_what} → {bin_path(paths.train)} ({to_what}), {num_workers(config)} workers")
+    if options.dry_run:
+        print("dry run: nothing was written")
+        return
+    started = time.monotonic()
+    tallies = encode_corpus(config, files, partial(Encoder, config.input_tokenizer_file), encoder.vocab_size)
+    seconds = time.monotonic() - started
+    facts = _facts(config, files, tallies, seconds) | {
+        "tokenizer_sha256": encoder.sha256,
+        "vocab_size": encoder.vocab_size,
+        "eos_id": encoder.eos_id,
+        "dtype": dtype_for(encoder.vocab_size).name,
+    }
+    manifest.finish(paths.manifest, work, _outputs(paths), facts, seconds, known=done)
+    summary("step 2 tokenise: done", _rows(config, tallies, facts, paths), _next(options))
+
+
+def _work(config: PretrainConfig, files: Sequence[InputFile]) -> manifest.Work:
+    settings = {
+        "text_field": config.text_field,
+        "txt_document": config.txt_document,
+        "files_per_source": [sum(file.source == source for file in files) for source in range(len(config.input_jsonl))],
+        "valid_fraction": config.valid_fraction,
+        "valid_min_documents": config.valid_min_documents,
+        "split_seed": config.split_seed,
+    }
+    inputs: manifest.Paths = {
+        "input_tokenizer_file": Path(config.input_tokenizer_file),
+        "input_jsonl": [file.path for file in files],
+    }
+    return manifest.Work("tokenize", settings, inputs)
+
+
+def _outputs(paths: TokenPaths) -> dict[str, Path | list[Path]]:
+    there = [path_of(prefix) for prefix in (paths.train, paths.valid) for path_of in (bin_path, idx_path)]
+    there.append(paths.quarantine)
+    return {"tokens": [path for path in there if path.exists()]}
+
+
+def _facts(
+    config: PretrainConfig, files: Sequence[InputFile], tallies: Sequence[SourceTally], seconds: float
+) -> dict[str, Any]:
+    sources = [
+        {
+            "entry": entry,
+            "files": sum(file.source == source for file in files),
+            "file_bytes": sum(file.bytes for file in files if file.source == source),
+            **asdict(tally),
+        }
+        for source, (entry, tally) in enumerate(zip(config.input_jsonl, tallies, strict=True))
+    ]
+    splits = {
+        split: {
+            name: sum(getattr(getattr(tally, split), name) for tally in tallies)
+            for name in ("documents", "tokens", "text_bytes")
+        }
+        for split in ("train", "valid")
+    }
+    skipped: Counter[str] = sum((tally.skipped for tally in tallies), Counter())
+    text_bytes = splits["train"]["text_bytes"] + splits["valid"]["text_bytes"]
+    return {
+        "documents_in": sum(tally.documents_in for tally in tallies),
+        "documents_written": splits["train"]["documents"] + splits["valid"]["documents"],
+        "skipped": dict(skipped.most_common()),
+        **splits,
+        "sources": sources,
+        "text_bytes": text_bytes,
+        "text_bytes_per_second": round(text_bytes / max(seconds, 1e-9)),
+    }
+
+
+def _rows(
+    config: PretrainConfig, tallies: Sequence[SourceTally], facts: dict[str, Any], paths: TokenPaths
+) -> list[tuple[str, str]]:
+    rows = []
+    for entry, tally in zip(config.input_jsonl, tallies, strict=True):
+        rows.append((entry, f"{tally.documents_in:,} documents in, {tally.skipped.total():,} skipped"))
+        for name, split in (("  train", tally.train), ("  valid", tally.valid)):
+            text = f"{split.documents:,} documents, {split.tokens:,} tokens, {bytes_text(split.text_bytes)} of text"
+            rows.append((name, text))
+    if facts["skipped"]:
+        rows.append(("skipped", f"{reasons_text(Counter(facts['skipped']))}; listed in {paths.quarantine}"))
+    seconds = facts["text_bytes"] / max(facts["text_bytes_per_second"], 1)
+    rows.append(("took", f"{seconds_text(seconds)}, {bytes_text(facts['text_bytes_per_second'])}/s of text"))
+    return rows
+
+
+def _next(options: command.Options) -> str:
+    named = "" if str(options.config_path) == "config.yaml" else f" --config {options.config_path}"
+    return f"python count_tokens.py{named}, then bash 3_train_node1.sh{named}"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Command line of step 2; gives the exit code."""
+    return command.run(tokenize, argv, PretrainConfig, "config.yaml", __doc__ or "")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,114 @@
+"""Step 3: train a model (`3_train_node1.sh`).
+
+Called by a person, it checks everything, shows the plan, and starts itself again through the DeepSpeed launcher, once
+for each process; called by the launcher, it trains. The same command goes on with a run that was cut short.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from zerokara import checkpoint, manifest
+from zerokara.config import PretrainConfig
+from zerokara.errors import RunError
+from zerokara.progress import count_text, opening, seconds_text, summary
+from zerokara.steps import command
+from zerokara.training import launcher, preparation, run_folder
+
+DEFAULT_CONFIG = "config.yaml"
+MODULE = "zerokara.steps.train"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Entry point of the step."""
+    if launcher.is_training_process():
+        return command.run(_train, argv, PretrainConfig, DEFAULT_CONFIG, __doc__ or "")
+    return command.run(
+        lambda config, options: _launch(config, options, argv), argv, PretrainConfig, DEFAULT_CONFIG, __doc__ or ""
+    )
+
+
+def _launch(config: PretrainConfig, options: command.Options, argv: Sequence[str]) -> None:
+    # The data is looked at before torch is: the number of processes matters only to how a batch is shared.
+    first_look = preparation.prepare(config, 1 if config.num_processes == "auto" else config.num_processes)
+    run_dir, record_path = first_look.run_dir, first_look.run_dir / "manifest.json"
+    if options.redo and not options.dry_run:
+        run_folder.clear(run_dir, config)
+    changes = [] if options.redo else run_folder.check(first_look)
+    if not options.redo and manifest.already_done(record_path, _work(first_look)):
+        print(f"step 3 train: {run_dir} is complete already; --redo trains again\nnext: bash 4_convert_to_HF.sh")
+        return
+    preparation.check_disk(first_look)
+    plan = preparation.prepare(config, launcher.num_processes(config))
+    opening(f"step 3 train: {config.output_prefix}_text_document → {run_dir}")
+    for name, value in preparation.plan_rows(plan):
+        print(f"  {name:<12}  {value}")
+    for change in changes:
+        print(f"  changed since this run's last start: {change}")
+    if options.dry_run:
+        print("dry run: everything is in order; nothing was started")
+        return
+    run_folder.claim(plan)
+    arguments = [argument for argument in argv if argument != "--redo"]
+    code = launcher.launch(MODULE, arguments, plan.num_processes)
+    if code:
+        raise RunError(
+            f"training ended with exit code {code}; the words above say why. Run the same command to go on from the "
+            f"newest checkpoint in {run_dir}"
+        )
+    newest = checkpoint.newest_complete(run_dir)
+    if newest is None or checkpoint.read_state(newest).step < plan.schedule.num_steps:
+        return
+    _finish(plan, newest, record_path)
+
+
+def _finish(plan: preparation.Preparation, newest: Path, record_path: Path) -> None:
+    state = checkpoint.read_state(newest)
+    facts: dict[str, Any] = {
+        **state.facts,
+        "steps": state.step,
+        "tokens": state.tokens,
+        "epochs": state.samples / plan.schedule.samples_per_epoch,
+        "parameters": plan.shape.num_parameters(padded=False),
+        "checkpoint": newest.name,
+        "num_processes": plan.num_processes,
+    }
+    outputs = {"metrics": plan.run_dir / "metrics.jsonl", "checkpoint": newest / "manifest.json"}
+    manifest.finish(record_path, _work(plan), outputs, facts, state.seconds)
+    bits = facts.get("valid_bits_per_byte")
+    rows = [
+        ("trained", f"{count_text(state.tokens)} tokens, {facts['epochs']:.3f} epochs, {state.step:,} steps"),
+        ("time", f"{seconds_text(state.seconds)}, {count_text(state.tokens / state.seconds)} tok/s in all"),
+        ("loss", f"{facts['first_loss']:.3f} → {facts['loss']:.3f} nats a token"),
+    ]
+    if bits is not None:
+        rows.append(("validation", f"{facts['first_valid_bits_per_byte']:.3f} → {bits:.3f} bits per byte"))
+    rows += [("checkpoint", str(newest)), ("curve", str(plan.run_dir / "plots" / "loss.png"))]
+    summary(f"trained {plan.run_dir}", rows, "bash 4_convert_to_HF.sh")
+
+
+def _work(plan: preparation.Preparation) -> manifest.Work:
+    config = plan.config
+    placed = {"output_model_dir", "input_jsonl", "input_tokenizer_file", "output_prefix", "deepspeed_template"}
+    watching = {"num_workers", "log_interval", "tensorboard", "wandb", "wandb_project", "keep_last", "keep_every"}
+    settings = config.model_dump(mode="json", exclude=placed | watching)
+    return manifest.Work(
+        step="3_train",
+        settings={**settings, **run_folder.identity_of(plan), "steps": plan.schedule.num_steps},
+        inputs={"tokenizer": Path(config.input_tokenizer_file)},
+    )
+
+
+def _train(config: PretrainConfig, options: command.Options) -> None:
+    from zerokara.training.session import Session
+
+    plan = preparation.prepare(config, int(os.environ["WORLD_SIZE"]))
+    Session(plan).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

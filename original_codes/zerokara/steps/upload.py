@@ -1,0 +1,68 @@
+"""Step 6: the exported model → the Hugging Face Hub, private unless told otherwise (`6_upload.py`).
+
+`--dry-run` lists what would be sent and touches no network. `--redo` also deletes files in the repository that are no
+part of this export. The token comes from `hf auth login` or from HF_TOKEN in the environment.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from zerokara import manifest
+from zerokara.config import ConvertConfig
+from zerokara.errors import UserError
+from zerokara.export import exported, hub
+from zerokara.progress import bytes_text, opening, seconds_text, summary
+from zerokara.steps import command
+
+RECORD_NAME = "upload.manifest.json"
+"""Stays beside the model and is not sent."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Command line of step 6; gives the exit code."""
+    return command.run(upload, argv, ConvertConfig, "convert_config.yaml", __doc__ or "")
+
+
+def upload(config: ConvertConfig, options: command.Options) -> None:
+    """Do step 6, or say what it would do."""
+    started = time.monotonic()
+    name, folder = config.huggingface_name, Path(config.output_tokenizer_and_model_dir)
+    if not name:
+        raise UserError(config.fault("huggingface_name", "must name the repository", "write user/name"))
+    wrong = hub.check_name(name)
+    if wrong:
+        raise UserError(config.fault("huggingface_name", f"is no name for a repository: {wrong}"))
+    made = exported.proved(folder)
+    exported.check_unchanged(folder, made)
+    files = exported.files(made)
+    total = sum(record.bytes for record in files)
+    visibility = "private" if config.private else "public"
+    opening(f"step 6 upload: {len(files)} files, {bytes_text(total)} → {name} ({visibility})")
+    if options.dry_run:
+        width = max(len(record.path) for record in files)
+        for record in files:
+            print(f"  {record.path:<{width}}  {record.bytes:>15,} bytes")
+        print(f"dry run: nothing was sent; {total:,} bytes in {len(files)} files would be")
+        return
+    done = hub.upload(folder, files, name, private=config.private, replace=options.redo)
+    work = manifest.Work("upload", {"repository": name}, inputs={"export": folder / exported.MANIFEST_NAME})
+    facts = {"url": done.url, "commit": done.commit, "private": done.private, "files": len(files), "bytes": total}
+    manifest.finish(folder / RECORD_NAME, work, {}, facts, time.monotonic() - started)
+    rows = [
+        ("repository", f"{done.url} ({'private' if done.private else 'public'})"),
+        ("commit", done.commit),
+        ("sent", f"{done.num_files_sent} files" if done.num_files_sent else "nothing, everything was there already"),
+        ("compared", f"{len(files)} files, {bytes_text(total)}: paths, sizes and hashes on the Hub are those here"),
+        ("took", seconds_text(time.monotonic() - started)),
+    ]
+    if done.private and not config.private:
+        rows.append(("note", f"it was private before and still is; open it to all at {done.url}/settings"))
+    summary("step 6 upload: done", rows, f'python -c "from transformers import pipeline; pipeline(model={name!r})"')
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

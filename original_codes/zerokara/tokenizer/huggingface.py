@@ -1,0 +1,200 @@
+"""A SentencePiece model → the files from which stock `AutoTokenizer` gives the same ids: no remote code, no conversion.
+
+In: an encoder. Out: `tokenizer.json` (tokenizers 0.23's format, written by us field by field), `tokenizer_config.json`
+and `special_tokens_map.json`. Nothing is imported from the vendor here; `proof` loads the files with it and compares.
+
+How each part of SentencePiece (0.2.3) is said in tokenizers' terms, and the traps:
+
+- The line end and the user's symbols are *added tokens*, not special, not normalised. Text is cut at these before
+  anything else, so every line is normalised and encoded by itself, which is how `Encoder` defines ids. With the
+  dummy prefix, `Prepend` then puts one space before each line and none before an empty one, as the encoder does. (The
+  known trap, words after "\\n" that gain or lose their "▁", comes from ids defined over whole documents.)
+- No pre-tokeniser: SentencePiece segments a line as a whole, pieces may hold spaces in their middle.
+- Control pieces, <unk> and byte pieces stand in the vocabulary by name. SentencePiece never matches those names in
+  text. For Unigram they get a score that never wins (any other would make text that spells "<0x41>" a byte);
+  for BPE no merge makes them.
+- BPE merges pairs by the rank of the piece that they make. tokenizers ranks pairs: all pairs that make one piece follow
+  each other, the shorter left part first, which in runs of one character takes the leftmost pair as SentencePiece does.
+- Normalisation is the model's own compiled table. tokenizers looks it up by grapheme and lacks SentencePiece's longest
+  match, so letters with combining marks are composed (NFC) before it.
+"""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+from zerokara.durable import write_json
+from zerokara.errors import Fault, UserError
+from zerokara.tokenizer.encoder import SPACE_MARK, Encoder
+from zerokara.tokenizer.model_file import Kind, ModelFile
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+TOKENIZER_CLASS = "PreTrainedTokenizerFast"
+"""The generic class, which transformers 4 knows by this name and transformers 5 takes for its `TokenizersBackend`: it
+reads tokenizer.json as it is, where `LlamaTokenizer` and its like would build another one from the vocabulary."""
+_UNKNOWN_PENALTY = 10.0
+"""What SentencePiece and tokenizers both take off the lowest score for an unknown character (`kUnkPenalty`)."""
+_SYMBOL_SCORE = -0.1
+"""SentencePiece's score of a user-defined piece (`length * FLT_MIN - 0.1`, unigram_model.cc)."""
+
+
+def write(encoder: Encoder, folder: Path, model_max_length: int) -> list[Path]:
+    """Write the tokenizer's files into `folder`; gives their paths.
+
+    Raises: UserError when the model is of a kind that cannot be written exactly.
+    """
+    model = ModelFile(encoder.model_bytes)
+    _check(encoder, model)
+    contents = (tokenizer_json(model), _tokenizer_config(encoder, model, model_max_length), _special_tokens(encoder))
+    paths = [folder / name for name in TOKENIZER_FILES]
+    for path, content in zip(paths, contents, strict=True):
+        write_json(path, content)
+    return paths
+
+
+def _check(encoder: Encoder, model: ModelFile) -> None:
+    rules = []
+    if not (model.is_unigram or model.is_bpe):
+        rules.append("is neither a unigram nor a BPE model")
+    if model.remove_extra_whitespaces:
+        rules.append("removes repeated spaces (remove_extra_whitespaces)")
+    if model.whitespace_as_suffix:
+        rules.append("puts spaces at the end of pieces (treat_whitespace_as_suffix)")
+    if model.add_dummy_prefix and any(_is_symbol(model, i) for i in range(len(model.pieces)) if i != encoder.newline_id):
+        rules.append("has both a dummy prefix and user-defined symbols")
+    if any(piece.kind is Kind.UNUSED for piece in model.pieces):
+        rules.append("has pieces marked as unused")
+    if rules:
+        where = str(encoder.model_path)
+        remedy = "train the tokenizer with step 1"
+        raise UserError([Fault(where, f"{rule}, which Hugging Face cannot do exactly", remedy=remedy) for rule in rules])
+
+
+def _is_symbol(model: ModelFile, token_id: int) -> bool:
+    return model.pieces[token_id].kind is Kind.USER_DEFINED
+
+
+def tokenizer_json(model: ModelFile) -> dict[str, Any]:
+    """The content of tokenizer.json."""
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": _added_tokens(model),
+        "normalizer": _normalizer(model),
+        "pre_tokenizer": None,
+        # No <s> and no </s>: the ids are those that training saw.
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [{"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+            "special_tokens": {},
+        },
+        "decoder": _decoder(model),
+        "model": _unigram(model) if model.is_unigram else _bpe(model),
+    }
+
+
+def _added_tokens(model: ModelFile) -> list[dict[str, Any]]:
+    kinds = (Kind.UNKNOWN, Kind.CONTROL, Kind.USER_DEFINED)
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return [
+        {"id": i, "content": piece.text, **plain, "special": piece.kind is not Kind.USER_DEFINED}
+        for i, piece in enumerate(model.pieces)
+        if piece.kind in kinds
+    ]
+
+
+def _normalizer(model: ModelFile) -> dict[str, Any]:
+    steps: list[dict[str, Any]] = []
+    if model.charsmap:
+        steps.append({"type": "NFC"})
+        steps.append({"type": "Precompiled", "precompiled_charsmap": base64.b64encode(model.charsmap).decode("ascii")})
+    if model.add_dummy_prefix:
+        steps.append({"type": "Prepend", "prepend": SPACE_MARK})
+    steps.append({"type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK})
+    return {"type": "Sequence", "normalizers": steps}
+
+
+def _decoder(model: ModelFile) -> dict[str, Any]:
+    steps: list[dict[str, Any]] = [
+        {"type": "Replace", "pattern": {"String": SPACE_MARK}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
+    if model.add_dummy_prefix:
+        # After Fuse there is one string; "^" is the start of every line in tokenizers' regular expressions (Oniguruma).
+        steps.append({"type": "Replace", "pattern": {"Regex": "^ "}, "content": ""})
+    return {"type": "Sequence", "decoders": steps}
+
+
+def _unigram(model: ModelFile) -> dict[str, Any]:
+    normal = [piece.score for piece in model.pieces if piece.kind is Kind.NORMAL]
+    unknown = min(normal) - _UNKNOWN_PENALTY
+    longest = max(len(piece.text) for piece in model.pieces)
+    # Below the cost of the longest name spelt in single characters, all of which are pieces (training sees to it). It
+    # also becomes the lowest score, from which tokenizers derives that of unknown characters; the number of those is
+    # the same in every segmentation, so that changes none.
+    never = float(int(unknown - _UNKNOWN_PENALTY) * (longest + 1))
+    scores = {Kind.NORMAL: None, Kind.USER_DEFINED: _SYMBOL_SCORE}
+    vocabulary = []
+    for piece in model.pieces:
+        score = scores.get(piece.kind, never)
+        vocabulary.append([piece.text, piece.score if score is None else score])
+    return {
+        "type": "Unigram",
+        "unk_id": model.id_of["unk"],
+        "vocab": vocabulary,
+        "byte_fallback": model.byte_fallback,
+    }
+
+
+def _bpe(model: ModelFile) -> dict[str, Any]:
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": model.pieces[model.id_of["unk"]].text,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": True,
+        "byte_fallback": model.byte_fallback,
+        "ignore_merges": False,
+        "vocab": {piece.text: i for i, piece in enumerate(model.pieces)},
+        "merges": _merges(model),
+    }
+
+
+def _merges(model: ModelFile) -> list[list[str]]:
+    scores = {piece.text: piece.score for piece in model.pieces if piece.kind is Kind.NORMAL}
+    merges = []
+    for text in sorted((text for text in scores if len(text) > 1), key=lambda text: -scores[text]):
+        cuts = ((text[:i], text[i:]) for i in range(1, len(text)))
+        merges.extend([left, right] for left, right in cuts if left in scores and right in scores)
+    return merges
+
+
+def _special_tokens(encoder: Encoder) -> dict[str, Any]:
+    ids = {"bos": encoder.bos_id, "eos": encoder.eos_id, "unk": encoder.unk_id, "pad": encoder.pad_id}
+    return {f"{name}_token": encoder.piece(i) for name, i in ids.items() if i >= 0}
+
+
+def _tokenizer_config(encoder: Encoder, model: ModelFile, model_max_length: int) -> dict[str, Any]:
+    named = {encoder.bos_id, encoder.eos_id, encoder.unk_id, encoder.pad_id}
+    extra = [piece.text for i, piece in enumerate(model.pieces) if piece.kind is Kind.CONTROL and i not in named]
+    return {
+        "tokenizer_class": TOKENIZER_CLASS,
+        "model_max_length": model_max_length,
+        "clean_up_tokenization_spaces": False,
+        "add_bos_token": False,
+        "add_eos_token": False,
+        "padding_side": "right",
+        **_special_tokens(encoder),
+        # The sentinels: transformers 5 calls them extra, transformers 4 additional special tokens.
+        **({"extra_special_tokens": extra} if extra else {}),
+        "added_tokens_decoder": {
+            str(token["id"]): {name: value for name, value in token.items() if name != "id"}
+            for token in _added_tokens(model)
+        },
+    }

@@ -1,0 +1,258 @@
+"""Corpus files → the text that the tokenizer is trained on, and some that is held out to measure it.
+
+In: files, a budget in bytes, a seed. Out: a file with one training sentence a line, held-out texts, and a report whose
+numbers close. Documents are offered as *passages*: whole, or cut at line ends where longer than `PASSAGE_BYTES`. Each
+passage gets a random key from the seed; those with the smallest keys stay while they fit the budget, which is a
+uniform sample of all files that depends on nothing but corpus, budget and seed. Memory is the budget, whatever the size
+of the corpus. Chosen passages are split at line ends, and at sentence ends where a line is longer than SentencePiece
+accepts; nothing is dropped but the characters that SentencePiece reserves for itself.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from zerokara.corpus.inputs import InputFile
+from zerokara.corpus.reading import HARMLESS, BadLine, TxtDocument, ranges, read
+from zerokara.errors import Fault, UserError
+from zerokara.progress import Progress
+
+SENTENCE_BYTES = 4192
+"""Longest training sentence: SentencePiece's default `max_sentence_length`, over which it drops a sentence."""
+PASSAGE_BYTES = 16 * 1024
+PASSAGE_OVERHEAD_BYTES = 250
+"""What Python needs for a passage beside its text (bytes object, tuple, place in the heap)."""
+HELD_OUT_SHARE = 0.01
+HELD_OUT_BYTES = 1_000_000
+"""Text held out of each source at most."""
+HELD_OUT_MIN_BYTES = 20_000
+"""Less than this says nothing about a tokenizer: it goes back to the training, and the report says so."""
+RANGE_BYTES = 64 * 1024 * 1024
+
+RESERVED = re.compile("[\u2585\0]+")
+"""What SentencePiece's trainer cannot take: its mark for unknown characters, with which it drops whole sentences, and
+NUL, which ends its strings."""
+_SENTENCE_END = re.compile(r"[。．！？｡…।۔]+[」』）】”’]*|[.!?]+[\"'”’)\]]*(?=\s)")
+_SPACE = re.compile(r"(?<=\S)(?=\s)")
+
+
+@dataclass
+class SampleReport:
+    """What was offered, chosen and used; bytes are UTF-8 bytes of text without line ends."""
+
+    documents: int = 0
+    bytes_offered: int = 0
+    bytes_held_out: int = 0
+    bytes_chosen: int = 0
+    bytes_used: int = 0
+    sentences: int = 0
+    dropped_bytes: dict[str, int] = field(default_factory=dict)
+    bad_lines: dict[str, int] = field(default_factory=dict)
+    held_out_bytes_by_source: list[int] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """The report as JSON values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The training sentences on disk and the held-out texts."""
+
+    sentences: Path
+    held_out: list[list[str]]
+    """Texts a source; none for a source too small to spare any."""
+    report: SampleReport
+
+
+class _Reservoir:
+    """The passages with the smallest keys that fit a budget."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget, self.bytes, self._threshold = budget, 0, 1.0
+        self._heap: list[tuple[float, int, bytes]] = []
+
+    def offer(self, key: float, order: int, passage: bytes) -> list[tuple[int, bytes]]:
+        """Take a passage in; gives back those that have no place, which may be that passage itself."""
+        if key >= self._threshold:
+            return [(order, passage)]
+        heapq.heappush(self._heap, (-key, order, passage))
+        self.bytes += len(passage)
+        out = []
+        while self.bytes > self.budget:
+            worst, out_order, out_passage = heapq.heappop(self._heap)
+            self._threshold = -worst
+            self.bytes -= len(out_passage)
+            out.append((out_order, out_passage))
+        return out
+
+    def take(self) -> list[tuple[int, bytes]]:
+        """All passages, in the order of the corpus."""
+        taken = sorted((order, passage) for _, order, passage in self._heap)
+        self._heap = []
+        return taken
+
+
+def draw(
+    files: Sequence[InputFile],
+    sentences: Path,
+    *,
+    sample_bytes: int,
+    seed: int,
+    text_field: str,
+    txt_document: TxtDocument,
+    max_bad_fraction: float,
+    where: str,
+) -> Sample:
+    """Draw the sample and write its sentences; `where` names the place of the input for error messages.
+
+    Raises:
+        UserError: no document, or a larger share of bad ones than `max_bad_fraction`.
+    """
+    num_sources = max(file.source for file in files) + 1
+    report, bad = SampleReport(), Counter[str]()
+    training = _Reservoir(sample_bytes)
+    held_out = [_Reservoir(min(HELD_OUT_BYTES, sample_bytes // 10)) for _ in range(num_sources)]
+    first_bad: list[BadLine] = []
+    keys, order = random.Random(seed), 0
+    for item in _items(files, text_field, txt_document):
+        if isinstance(item, BadLine):
+            bad[item.reason.value] += 1
+            first_bad += [item] if item.reason not in HARMLESS and len(first_bad) < 3 else []
+            continue
+        source, text = item
+        report.documents += 1
+        for passage in _passages(text):
+            order += 1
+            held_key, key, content = keys.random(), keys.random(), passage.encode()
+            report.bytes_offered += len(content) - content.count(b"\n")
+            if held_key < HELD_OUT_SHARE:
+                for back_order, back in held_out[source].offer(held_key / HELD_OUT_SHARE, order, content):
+                    training.offer(key, back_order, back)
+            else:
+                training.offer(key, order, content)
+    report.bad_lines = dict(bad.most_common())
+    _check_bad(report.documents, bad, first_bad, max_bad_fraction, where)
+    kept: list[list[str]] = []
+    for reservoir in held_out:
+        enough = reservoir.bytes >= HELD_OUT_MIN_BYTES
+        passages = reservoir.take()
+        report.held_out_bytes_by_source.append(sum(_text_bytes(passage) for _, passage in passages) if enough else 0)
+        kept.append([passage.decode() for _, passage in passages] if enough else [])
+        for back_order, back in [] if enough else passages:
+            training.offer(keys.random(), back_order, back)
+    report.bytes_held_out = sum(report.held_out_bytes_by_source)
+    _write(training.take(), sentences, report)
+    return Sample(sentences, kept, report)
+
+
+def _items(
+    files: Sequence[InputFile], text_field: str, txt_document: TxtDocument
+) -> Iterator[tuple[int, str] | BadLine]:
+    with Progress("reading the corpus", total=sum(file.bytes for file in files), unit="B") as progress:
+        for part in ranges(files, RANGE_BYTES, txt_document):
+            reader = read(part, text_field, txt_document)
+            done = part.start
+            for item in reader:
+                yield item if isinstance(item, BadLine) else (item.file.source, item.text)
+                if reader.position - done > 1_000_000:
+                    progress.advance(reader.position - done)
+                    done = reader.position
+            progress.advance(part.start + part.bytes - done)
+
+
+def _passages(text: str) -> Iterator[str]:
+    """Cut a document at line ends into parts of at most `PASSAGE_BYTES`; longer lines are cut as sentences are."""
+    if len(text) * 4 <= PASSAGE_BYTES or len(text.encode()) <= PASSAGE_BYTES:
+        yield text
+        return
+    gathered: list[str] = []
+    size = 0
+    for line in text.split("\n"):
+        for part in split_line(line, PASSAGE_BYTES):
+            part_bytes = len(part.encode()) + 1
+            if gathered and size + part_bytes > PASSAGE_BYTES:
+                yield "\n".join(gathered)
+                gathered, size = [], 0
+            gathered.append(part)
+            size += part_bytes
+    yield "\n".join(gathered)
+
+
+def split_line(line: str, limit: int = SENTENCE_BYTES) -> list[str]:
+    """Cut a line into parts of at most `limit` bytes that join to the line again.
+
+    It is cut after the last sentence end that fits; where there is none before a space; where there is none anywhere.
+    """
+    content = line.encode()
+    parts, start = [], 0
+    while len(content) - start > limit:
+        end = start + limit
+        while content[end] & 0xC0 == 0x80:  # inside a character
+            end -= 1
+        window = content[start:end].decode()
+        cut = _last_end(_SENTENCE_END, window) or _last_end(_SPACE, window) or len(window)
+        parts.append(window[:cut])
+        start += len(parts[-1].encode())
+    return [*parts, content[start:].decode()] if parts else [line]
+
+
+def _last_end(pattern: re.Pattern[str], text: str) -> int:
+    end = 0
+    for match in pattern.finditer(text):
+        end = match.end()
+    return end
+
+
+def sentences_of(text: str) -> Iterator[str]:
+    """The training sentences of a text: its lines, cut where too long or where a reserved character stands."""
+    for line in text.split("\n"):
+        for part in RESERVED.split(line) if RESERVED.search(line) else [line]:
+            if part:
+                yield from split_line(part)
+
+
+def _text_bytes(passage: bytes) -> int:
+    return len(passage) - passage.count(b"\n")
+
+
+def _write(passages: list[tuple[int, bytes]], path: Path, report: SampleReport) -> None:
+    reserved = 0
+    passages.reverse()
+    with open(path, "wb") as file:
+        while passages:  # from the end of the reversed list, so that each is let go of as soon as it is written
+            _, passage = passages.pop()
+            report.bytes_chosen += _text_bytes(passage)
+            text = passage.decode()
+            reserved += sum(len(match.encode()) for match in RESERVED.findall(text))
+            for sentence in sentences_of(text):
+                content = sentence.encode()
+                report.sentences += 1
+                report.bytes_used += len(content)
+                file.write(content + b"\n")
+    if reserved:
+        report.dropped_bytes["character reserved by SentencePiece (U+2585, NUL)"] = reserved
+
+
+def _check_bad(documents: int, bad: Counter[str], first: list[BadLine], max_bad_fraction: float, where: str) -> None:
+    harmful = sum(count for reason, count in bad.items() if reason not in HARMLESS)
+    examples = "; ".join(f"{line.file.path} byte {line.offset}: {line.reason.value}" for line in first)
+    if harmful > max_bad_fraction * (documents + harmful):
+        share = harmful / (documents + harmful)
+        raise UserError(
+            Fault(
+                where=where,
+                rule=f"{harmful:,} of {documents + harmful:,} documents ({share:.2%}) cannot be read, more than "
+                f"max_bad_fraction = {max_bad_fraction:.2%}: {examples}",
+                remedy="mend the files or raise max_bad_fraction",
+            )
+        )
+    if not documents:
+        raise UserError(Fault(where=where, rule="there is no document with text in these files"))

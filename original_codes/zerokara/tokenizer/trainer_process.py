@@ -1,0 +1,36 @@
+"""One SentencePiece training, in a process of its own: `python -m zerokara.tokenizer.trainer_process JOB.json`.
+
+Of its own, because the trainer speaks on the standard error of the whole process, takes the memory of many times the
+sample, and ends the process when that is not there: so its words go to a log, its memory is given back, and its end is
+an error that can be told. In: a JSON file with `sentences` (a file with one sentence a line), `model` (the file to
+write) and `options` (keyword arguments of SentencePiece's trainer).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import sentencepiece
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """The sentences; only "\\n" ends one."""
+    with open(path, encoding="utf-8", newline="\n") as file:
+        for line in file:
+            yield line[:-1]
+
+
+def main(job_path: Path) -> None:
+    """Do the job."""
+    job = json.loads(job_path.read_text(encoding="utf-8"))
+    with open(job["model"], "wb") as model:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=_lines(Path(job["sentences"])), model_writer=model, **job["options"]
+        )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

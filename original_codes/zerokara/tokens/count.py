@@ -1,0 +1,84 @@
+"""Tokens and documents of both splits from the files' headers, and which tokenizer made them.
+
+Nothing of the data is read: a terabyte is counted as fast as a page.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from zerokara import manifest
+from zerokara.errors import Fault, UserError
+from zerokara.tokens.indexed import read_header
+from zerokara.tokens.layout import TokenPaths, bin_path, idx_path
+
+
+@dataclass(frozen=True)
+class SplitCount:
+    """One split."""
+
+    documents: int
+    tokens: int
+    """With the end of each document."""
+    bytes: int
+    """Of the .bin."""
+
+    @property
+    def mean_tokens(self) -> float:
+        """Tokens in a document."""
+        return self.tokens / self.documents if self.documents else 0.0
+
+    def samples(self, seq_len: int) -> int:
+        """Training sequences in one pass: seq_len inputs, each with the token after it as target."""
+        return max(0, (self.tokens - 1) // seq_len)
+
+    def epochs(self, train_tokens: int, seq_len: int) -> float:
+        """Passes over the split that so many tokens mean."""
+        return train_tokens / (self.samples(seq_len) * seq_len) if self.samples(seq_len) else float("inf")
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Both splits; `valid` is None where nothing was kept for validation."""
+
+    train: SplitCount
+    valid: SplitCount | None
+
+
+def count(output_prefix: str) -> Counts:
+    """Count from the headers.
+
+    Raises:
+        UserError: the training split is missing, or a file is damaged.
+    """
+    paths = TokenPaths(output_prefix)
+    has_valid = idx_path(paths.valid).exists() or bin_path(paths.valid).exists()
+    return Counts(_count_split(paths.train), _count_split(paths.valid) if has_valid else None)
+
+
+def check_belongs(output_prefix: str, tokenizer_sha256: str) -> manifest.Manifest:
+    """Check that the token files were made with this tokenizer; gives their manifest.
+
+    Raises:
+        UserError: they were made with another, or step 2 has not ended.
+    """
+    paths = TokenPaths(output_prefix)
+    made = manifest.read(paths.manifest)
+    found = made.facts.get("tokenizer_sha256")
+    if found != tokenizer_sha256:
+        raise UserError(
+            Fault(
+                where=str(bin_path(paths.train)),
+                rule=f"was made with another tokenizer: its sha256 is {found}, that of input_tokenizer_file is "
+                f"{tokenizer_sha256}",
+                remedy="name the tokenizer it was made with, or tokenise again with: bash 2_tokenize.sh --redo",
+            )
+        )
+    return made
+
+
+def _count_split(prefix: Path) -> SplitCount:
+    header = read_header(prefix)
+    size = bin_path(prefix).stat().st_size
+    return SplitCount(header.num_documents, size // header.dtype.itemsize, size)

@@ -1,0 +1,160 @@
+"""Megatron's token files: ``<prefix>.bin`` with the token ids and ``<prefix>.idx`` with where each document lies.
+
+``.bin`` is the ids of all documents, one after the other, as little-endian uint16 or int32, without any header.
+``.idx``, all numbers little-endian:
+
+====== ======== ======================================================================================
+offset type     meaning
+====== ======== ======================================================================================
+0      9 bytes  ``MMIDIDX\\0\\0``
+9      uint64   version, 1
+17     uint8    type of the ids: 8 is uint16, 4 is int32 (1 uint8, 2 int8, 3 int16, 5 int64 exist as well)
+18     uint64   S, number of sequences
+26     uint64   D + 1, number of document indices
+34     int32    S times: ids in the sequence
+..     int64    S times: byte offset of the sequence in .bin
+..     int64    D + 1 times: the sequence at which a document starts; the last is S
+====== ======== ======================================================================================
+
+We write each document as one sequence, so S = D. Example: the documents [5, 6, 2] and [7, 2] as uint16 are
+``.bin`` 0500 0600 0200 0700 0200 and ``.idx`` 4d4d49444944580000 0100000000000000 08 0200000000000000
+0300000000000000, lengths 03000000 02000000, offsets 0000000000000000 0600000000000000, documents
+0000000000000000 0100000000000000 0200000000000000.
+
+Source: megatron-core 0.16.1, ``megatron/core/datasets/indexed_dataset.py`` (`IndexedDatasetBuilder`, `DType`).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerokara.durable import appearing_file
+from zerokara.errors import Fault, UserError
+from zerokara.tokens.layout import bin_path, idx_path
+
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+HEADER = struct.Struct("<9sQBQQ")
+DTYPE_CODES: dict[int, type[np.number[Any]]] = {
+    1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16
+}  # fmt: skip
+UINT16_VOCAB_LIMIT = 65500
+"""Vocabularies below this take two bytes an id (megatron-core's `DType.optimal_dtype`)."""
+_CHUNK = 1 << 20
+
+
+def dtype_for(vocab_size: int) -> np.dtype[Any]:
+    """The type of ids for a vocabulary, by Megatron's rule."""
+    return np.dtype(np.uint16 if vocab_size < UINT16_VOCAB_LIMIT else np.int32)
+
+
+def write_index(file: IO[bytes], lengths: NDArray[np.int32], dtype: np.dtype[Any]) -> None:
+    """Write the .idx of documents of these lengths, each one sequence; `lengths` may be a memory map."""
+    num = len(lengths)
+    code = next(code for code, kind in DTYPE_CODES.items() if np.dtype(kind) == dtype)
+    file.write(HEADER.pack(MAGIC, VERSION, code, num, num + 1))
+    for start in range(0, num, _CHUNK):
+        file.write(np.ascontiguousarray(lengths[start : start + _CHUNK], dtype="<i4").data)
+    pointer = 0
+    for start in range(0, num, _CHUNK):
+        ends = pointer + np.cumsum(lengths[start : start + _CHUNK], dtype="<i8") * dtype.itemsize
+        file.write(np.concatenate([np.array([pointer], "<i8"), ends[:-1]]).data)
+        pointer = int(ends[-1])
+    for start in range(0, num + 1, _CHUNK):
+        file.write(np.arange(start, min(start + _CHUNK, num + 1), dtype="<i8").data)
+
+
+def write_documents(prefix: Path, documents: Iterable[NDArray[Any]], dtype: np.dtype[Any]) -> None:
+    """Write documents that are in memory already (ids with the end of document) as a pair of token files."""
+    lengths = []
+    with appearing_file(bin_path(prefix)) as file:
+        for ids in documents:
+            file.write(np.ascontiguousarray(ids, dtype=dtype).data)
+            lengths.append(len(ids))
+    with appearing_file(idx_path(prefix)) as file:
+        write_index(file, np.array(lengths, dtype=np.int32), dtype)
+
+
+@dataclass(frozen=True)
+class Header:
+    """What the first 34 bytes of an .idx say."""
+
+    dtype: np.dtype[Any]
+    num_sequences: int
+    num_documents: int
+
+
+def read_header(prefix: Path) -> Header:
+    """Read the header and check that both files are as long as it says, without reading them.
+
+    Raises:
+        UserError: a file is missing, cut off, or no token file.
+    """
+    index, data = idx_path(prefix), bin_path(prefix)
+    for path in (index, data):
+        if not path.is_file():
+            raise UserError(Fault(where=str(path), rule="is not there", remedy="make it with: bash 2_tokenize.sh"))
+    with open(index, "rb") as file:
+        start = file.read(HEADER.size)
+        if len(start) < HEADER.size or not start.startswith(MAGIC):
+            raise _damaged(index, "does not start as a Megatron index does")
+        _, version, code, num_sequences, num_indices = HEADER.unpack(start)
+        if version != VERSION or code not in DTYPE_CODES or num_indices < 1:
+            raise _damaged(index, f"has version {version} and type {code}; version 1 and types 1-5, 8 are known")
+        expected = HEADER.size + num_sequences * 12 + num_indices * 8
+        if index.stat().st_size != expected:
+            raise _damaged(index, f"is {index.stat().st_size:,} bytes long; its header says {expected:,}")
+        header = Header(np.dtype(DTYPE_CODES[code]), num_sequences, num_indices - 1)
+        expected_data = 0
+        if num_sequences:
+            file.seek(HEADER.size + (num_sequences - 1) * 4)
+            (length,) = struct.unpack("<i", file.read(4))
+            file.seek(HEADER.size + num_sequences * 12 - 8)
+            (pointer,) = struct.unpack("<q", file.read(8))
+            expected_data = pointer + length * header.dtype.itemsize
+    if data.stat().st_size != expected_data:
+        raise _damaged(data, f"is {data.stat().st_size:,} bytes long; {index.name} says {expected_data:,}")
+    return header
+
+
+def _damaged(path: Path, rule: str) -> UserError:
+    return UserError(Fault(where=str(path), rule=rule, remedy="make it again with: bash 2_tokenize.sh --redo"))
+
+
+class IndexedTokens:
+    """A pair of token files, memory-mapped: nothing is read before it is asked for. Picklable (opens again)."""
+
+    def __init__(self, prefix: Path | str):
+        self.prefix = Path(prefix)
+        header = read_header(self.prefix)
+        self.dtype, self.num_documents = header.dtype, header.num_documents
+        index = np.memmap(idx_path(self.prefix), dtype=np.uint8, mode="r")
+        num, place = header.num_sequences, HEADER.size
+        self.lengths: NDArray[np.int32] = np.frombuffer(index, "<i4", num, place)
+        """Ids in each sequence."""
+        self.pointers: NDArray[np.int64] = np.frombuffer(index, "<i8", num, place + num * 4)
+        """Byte offset of each sequence in the .bin."""
+        self.document_indices: NDArray[np.int64] = np.frombuffer(index, "<i8", self.num_documents + 1, place + num * 12)
+        """The sequence at which each document starts, and at the end the number of sequences."""
+        size = bin_path(self.prefix).stat().st_size // self.dtype.itemsize
+        self.tokens: NDArray[Any] = (
+            np.memmap(bin_path(self.prefix), self.dtype, mode="r") if size else np.empty(0, self.dtype)
+        )
+        """All ids, flat."""
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, sequence: int) -> NDArray[Any]:
+        start = int(self.pointers[sequence]) // self.dtype.itemsize
+        return self.tokens[start : start + int(self.lengths[sequence])]
+
+    def __reduce__(self) -> tuple[type[IndexedTokens], tuple[Path]]:
+        return IndexedTokens, (self.prefix,)

@@ -1,0 +1,50 @@
+"""Where step 2 puts its files: every name that derives from `output_prefix`, in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from zerokara.durable import PARTIAL_SUFFIX
+
+
+@dataclass(frozen=True)
+class TokenPaths:
+    """The names of what belongs to one `output_prefix`."""
+
+    output_prefix: str
+
+    @property
+    def train(self) -> Path:
+        """Prefix of the training documents' .bin and .idx."""
+        return Path(f"{self.output_prefix}_text_document")
+
+    @property
+    def valid(self) -> Path:
+        """Prefix of the validation documents' .bin and .idx."""
+        return Path(f"{self.output_prefix}_valid_text_document")
+
+    @property
+    def manifest(self) -> Path:
+        """The manifest of step 2, written last."""
+        return Path(f"{self.output_prefix}_text_document.manifest.json")
+
+    @property
+    def quarantine(self) -> Path:
+        """The lines that are no documents, as JSON lines; there only when there are any."""
+        return Path(f"{self.output_prefix}_quarantine.jsonl")
+
+    @property
+    def work_folder(self) -> Path:
+        """Shards while step 2 runs; on the same file system, so that the result can be renamed into place."""
+        return Path(f"{self.output_prefix}_tokenizing{PARTIAL_SUFFIX}")
+
+
+def bin_path(prefix: Path) -> Path:
+    """The token ids."""
+    return prefix.with_name(prefix.name + ".bin")
+
+
+def idx_path(prefix: Path) -> Path:
+    """The index."""
+    return prefix.with_name(prefix.name + ".idx")

@@ -1,0 +1,116 @@
+"""The settings handed to DeepSpeed: those that our configuration owns, and the user's template for all others.
+
+No deepspeed here: the template is checked before anything heavy is loaded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from zerokara.config import PretrainConfig
+from zerokara.errors import Fault, UserError
+
+_OWNED = {
+    "train_batch_size": "global_batch_size",
+    "train_micro_batch_size_per_gpu": "micro_batch_size",
+    "gradient_accumulation_steps": "global_batch_size and micro_batch_size",
+    "gradient_clipping": "gradient_clipping",
+    "zero_optimization.stage": "zero_stage",
+    "bf16.enabled": "precision",
+    "fp16": "precision",
+    "fp16.enabled": "precision",
+    "optimizer": "lr and adam_*",
+    "scheduler": "lr_schedule",
+    "data_types.grad_accum_dtype": "precision",
+    "zero_allow_untested_optimizer": "nothing (always true)",
+    "steps_per_print": "log_interval",
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+}
+"""DeepSpeed's key and the key of config.yaml that sets it."""
+
+
+def settings_for(config: PretrainConfig, num_processes: int, template: dict[str, Any]) -> dict[str, Any]:
+    """DeepSpeed's configuration as a dictionary."""
+    bf16 = config.precision == "bf16"
+    owned: dict[str, Any] = {
+        "train_batch_size": config.global_batch_size,
+        "train_micro_batch_size_per_gpu": config.micro_batch_size,
+        "gradient_accumulation_steps": config.global_batch_size // (config.micro_batch_size * num_processes),
+        "gradient_clipping": config.gradient_clipping,
+        "zero_optimization": {"stage": effective_stage(config)},
+        "bf16": {"enabled": bf16},
+        # Our optimizer is torch's fused AdamW, which DeepSpeed has on no list; it is tested in tests/numerics.
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 2**31,
+    }
+    if bf16:
+        # Adding micro batches up in bf16 would round each time, and make accumulation change the result.
+        owned["data_types"] = {"grad_accum_dtype": "fp32"}
+    return _merged(template, owned)
+
+
+def effective_stage(config: PretrainConfig) -> int:
+    """The stage that DeepSpeed is asked for.
+
+    Stage 0 in bf16 is served by stage 1: DeepSpeed's own stage 0 adds gradients up in bf16 and updates with an
+    unfused optimizer at half the speed, while stage 1 gives the same mathematics in less memory.
+    """
+    return 1 if config.zero_stage == 0 and config.precision == "bf16" else config.zero_stage
+
+
+def load_template(path: Path) -> dict[str, Any]:
+    """Read the user's template.
+
+    Raises:
+        UserError: it is missing, not JSON, or sets a key that config.yaml owns; names every such key.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        template = orjson.loads(text)
+    except FileNotFoundError:
+        raise UserError(Fault(where=str(path), rule="there is no such file", remedy="see deepspeed_template")) from None
+    except orjson.JSONDecodeError as error:
+        raise UserError(Fault(where=f"{path}:{error.lineno}", rule=f"is not JSON: {error.msg}")) from error
+    if not isinstance(template, dict):
+        raise UserError(Fault(where=str(path), rule="must hold one JSON object"))
+    faults = [
+        Fault(
+            where=f"{path}:{_line_of(text, key)}",
+            key=key,
+            found=value,
+            rule=f"belongs to config.yaml ({_OWNED[key]})",
+            remedy="remove it here",
+        )
+        for key, value in _flat(template)
+        if key in _OWNED
+    ]
+    if faults:
+        raise UserError(faults)
+    return template
+
+
+def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in settings.items():
+        yield prefix + key, value
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+
+
+def _line_of(text: str, key: str) -> int:
+    found = re.search(rf'"{re.escape(key.rpartition(".")[2])}"\s*:', text)
+    return text[: found.start()].count("\n") + 1 if found else 1
+
+
+def _merged(template: dict[str, Any], owned: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(template)
+    for key, value in owned.items():
+        below = template.get(key)
+        merged[key] = _merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return merged

@@ -1,0 +1,175 @@
+"""All that is known before training starts, worked out without torch: the data, the model's size, the schedule.
+
+The same function serves the launching process, which shows the plan and finds every fault in under a second, and the
+training processes, which follow it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zerokara import manifest
+from zerokara.checkpoint import all_steps
+from zerokara.config import PretrainConfig
+from zerokara.errors import Fault, UserError
+from zerokara.model.shapes import ModelShape
+from zerokara.progress import bytes_text, count_text
+from zerokara.samples.packed import PackedTokens
+from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokens.count import check_belongs
+from zerokara.tokens.indexed import IndexedTokens
+from zerokara.tokens.layout import TokenPaths
+from zerokara.training.deepspeed_settings import load_template
+from zerokara.training.schedule import Schedule
+
+CHECKPOINT_BYTES_PER_PARAMETER = 12
+"""fp32 weights and two fp32 running means."""
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """A run, ready to start."""
+
+    config: PretrainConfig
+    shape: ModelShape
+    schedule: Schedule
+    num_processes: int
+    template: dict[str, Any]
+    """The user's DeepSpeed settings."""
+    tokenizer_sha256: str
+    data_sha256: str
+    num_train_tokens: int
+    num_valid_tokens: int
+
+    @property
+    def run_dir(self) -> Path:
+        """The run folder."""
+        return Path(self.config.output_model_dir)
+
+    @property
+    def token_paths(self) -> TokenPaths:
+        """The token files."""
+        return TokenPaths(self.config.output_prefix)
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Size of one checkpoint on disk."""
+        return CHECKPOINT_BYTES_PER_PARAMETER * self.shape.num_parameters()
+
+
+def prepare(config: PretrainConfig, num_processes: int) -> Preparation:
+    """Look at the tokenizer, the token files and the run's size.
+
+    Raises:
+        UserError: the token files are missing or were made with another tokenizer; the corpus is shorter than one
+            sequence; the global batch cannot be shared among the processes; the DeepSpeed template is wrong.
+    """
+    faults = list(config.batch_faults(num_processes))
+    if faults:
+        raise UserError(faults)
+    template = load_template(template_path(config))
+    encoder = Encoder(config.input_tokenizer_file)
+    paths = TokenPaths(config.output_prefix)
+    tokens = check_belongs(config.output_prefix, encoder.sha256)
+    samples = PackedTokens(paths.train, config.seq_len, where=config.place("seq_len"))
+    return Preparation(
+        config=config,
+        shape=ModelShape.from_config(config, encoder.vocab_size),
+        schedule=Schedule.from_config(config, len(samples)),
+        num_processes=num_processes,
+        template=template,
+        tokenizer_sha256=encoder.sha256,
+        data_sha256=_data_hash(tokens),
+        num_train_tokens=samples.num_tokens,
+        num_valid_tokens=len(IndexedTokens(paths.valid).tokens) if has_validation(paths) else 0,
+    )
+
+
+def template_path(config: PretrainConfig) -> Path:
+    """The DeepSpeed template, the project's own unless another is named."""
+    if config.deepspeed_template != "auto":
+        return Path(config.deepspeed_template)
+    return Path(__file__).resolve().parents[2] / "ds_config_gpt_TEMPLATE.json"
+
+
+def has_validation(paths: TokenPaths) -> bool:
+    """Whether step 2 kept documents for validation."""
+    return paths.valid.with_name(paths.valid.name + ".idx").exists()
+
+
+def check_disk(preparation: Preparation) -> None:
+    """See that the checkpoints that will stand at once fit on the disk.
+
+    Raises:
+        UserError: they do not; with the numbers and the settings that would.
+    """
+    config, schedule = preparation.config, preparation.schedule
+    num_saves = -(-schedule.num_steps // config.save_interval)
+    # One more than is kept: an old one is deleted only when the new one is whole.
+    standing = min(num_saves, config.keep_last + 1)
+    if config.keep_every:
+        standing += schedule.num_steps // config.keep_every
+    run_dir = preparation.run_dir
+    existing = len(all_steps(run_dir)) if run_dir.exists() else 0
+    needed = max(0, standing - existing) * preparation.checkpoint_bytes
+    place = next(parent for parent in [run_dir.absolute(), *run_dir.absolute().parents] if parent.exists())
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        rule = (
+            f"leaves no room for its checkpoints: {standing} of {bytes_text(preparation.checkpoint_bytes)} will stand "
+            f"at once and need {bytes_text(needed)} more, {bytes_text(free)} are free"
+        )
+        remedy = "make room, choose another disk, lower keep_last or raise keep_every"
+        raise UserError(config.fault("output_model_dir", rule, remedy))
+
+
+def plan_rows(preparation: Preparation) -> list[tuple[str, str]]:
+    """What will be done, for people."""
+    config, shape, schedule = preparation.config, preparation.shape, preparation.schedule
+    rows = [
+        (
+            "model",
+            f"{config.architecture}, {count_text(shape.num_parameters())} parameters, {shape.seq_len} tokens long",
+        ),
+        (
+            "data",
+            f"{count_text(preparation.num_train_tokens)} tokens to train on, "
+            f"{count_text(preparation.num_valid_tokens)} to validate, {config.order} order",
+        ),
+        (
+            "length",
+            f"{schedule.num_steps:,} steps × {config.global_batch_size} sequences = {count_text(schedule.num_tokens)} "
+            f"tokens = {schedule.epochs_at(schedule.num_steps):.3f} epochs, {schedule.warmup_steps} steps of warm-up",
+        ),
+        (
+            "processes",
+            f"{preparation.num_processes}, ZeRO stage {config.zero_stage}, {config.precision}, micro batch "
+            f"{config.micro_batch_size}",
+        ),
+        ("a checkpoint", bytes_text(preparation.checkpoint_bytes)),
+    ]
+    if config.zero_stage == 0 and config.precision == "bf16":
+        rows.append(("note", "ZeRO 0 in bf16 is served by stage 1: the same result, faster and in less memory"))
+    return rows
+
+
+def cpu_threads(num_processes: int) -> int:
+    """Threads for each process on a CPU: the cores there are for this user, shared out."""
+    return max(1, len(os.sched_getaffinity(0)) // num_processes)
+
+
+def _data_hash(tokens: manifest.Manifest) -> str:
+    """One hash for the training documents, from the manifest of step 2 and so without reading gigabytes."""
+    for records in tokens.outputs.values():
+        for record in records:
+            if record.path.endswith("_text_document.bin") and not record.path.endswith("_valid_text_document.bin"):
+                return record.sha256
+    raise UserError(
+        Fault(
+            where="the manifest of step 2", rule="names no training documents", remedy="run bash 2_tokenize.sh --redo"
+        )
+    )

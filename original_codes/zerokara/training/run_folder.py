@@ -1,0 +1,95 @@
+"""To whom a run folder belongs: what a run must not change when it goes on, and what it may, with a word."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from zerokara.config import PretrainConfig, as_yaml, load
+from zerokara.durable import write_json, write_text
+from zerokara.errors import Fault, UserError
+from zerokara.training.preparation import Preparation
+
+IDENTITY_NAME = "run.json"
+CONFIG_NAME = "config_resolved.yaml"
+TOKENIZER_NAME = "tokenizer.model"
+_MAY_CHANGE_SILENTLY = {"output_model_dir", "input_jsonl", "input_tokenizer_file", "output_prefix", "num_workers"}
+"""Places and step 2's own settings: their content is told by hashes."""
+
+
+def identity_of(preparation: Preparation) -> dict[str, Any]:
+    """What a run is made of; a folder that holds another must not be gone on with."""
+    config = preparation.config
+    return {
+        **preparation.shape.as_json(),
+        "seed": config.seed,
+        "order": config.order,
+        "tokenizer_sha256": preparation.tokenizer_sha256,
+        "data_sha256": preparation.data_sha256,
+    }
+
+
+def claim(preparation: Preparation) -> list[str]:
+    """Make the run folder, or go on with the one there; gives a word for each setting that changed since.
+
+    Raises:
+        UserError: the folder holds another run, or files that are none of ours; nothing in it is touched.
+    """
+    run_dir, config = preparation.run_dir, preparation.config
+    changes = check(preparation)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    write_json(run_dir / IDENTITY_NAME, identity_of(preparation))
+    write_text(run_dir / CONFIG_NAME, as_yaml(config))
+    if not (run_dir / TOKENIZER_NAME).exists():
+        shutil.copyfile(config.input_tokenizer_file, run_dir / TOKENIZER_NAME)
+    return changes
+
+
+def check(preparation: Preparation) -> list[str]:
+    """As `claim`, but only look."""
+    run_dir, config = preparation.run_dir, preparation.config
+    if not run_dir.exists() or not any(run_dir.iterdir()):
+        return []
+    path = run_dir / IDENTITY_NAME
+    if not path.exists():
+        rule = "must be an empty folder or a run of ours; it holds other files"
+        raise UserError(config.fault("output_model_dir", rule, "choose another folder"))
+    was, now = orjson.loads(path.read_bytes()), identity_of(preparation)
+    differing = [
+        f"{key} was {_brief(was.get(key))}, is now {_brief(now.get(key))}" for key in now if was.get(key) != now[key]
+    ]
+    if differing:
+        rule = "belongs to another run: " + "; ".join(differing)
+        raise UserError(
+            config.fault("output_model_dir", rule, "choose another output_model_dir, or --redo to start over")
+        )
+    return _changed_settings(run_dir / CONFIG_NAME, config)
+
+
+def clear(run_dir: Path, config: PretrainConfig) -> None:
+    """Delete a run, for ``--redo``; only a folder that is a run of ours."""
+    if not run_dir.exists():
+        return
+    if any(run_dir.iterdir()) and not (run_dir / IDENTITY_NAME).exists():
+        rule = "is no run of ours and will not be deleted"
+        raise UserError(Fault(where=str(run_dir), key="output_model_dir", rule=rule, remedy="choose another folder"))
+    shutil.rmtree(run_dir)
+
+
+def _changed_settings(path: Path, config: PretrainConfig) -> list[str]:
+    if not path.exists():
+        return []
+    before = load(PretrainConfig, path)
+    return [
+        f"{key}: {getattr(before, key)} → {getattr(config, key)}"
+        for key in PretrainConfig.model_fields
+        if key not in _MAY_CHANGE_SILENTLY and getattr(before, key) != getattr(config, key)
+    ]
+
+
+def _brief(value: object) -> str:
+    text = str(value)
+    return text[:12] + "…" if len(text) == 64 else text

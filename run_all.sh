@@ -1,0 +1,90 @@
+#!/usr/bin/env bash
+# Sets up, then runs the whole line: raw text → tokenizer → tokens → training → a proved Hugging Face model.
+#
+#   ./run_all.sh                the three YAML files of this folder: as shipped, a small model on an embedded English
+#                               corpus (documentation that is already on this machine), on a CPU, in minutes
+#   ./run_all.sh FOLDER         the three YAML files of FOLDER, e.g. one in model_configs/
+#   ./run_all.sh --redo ...     does every step again and replaces what earlier runs left
+#
+# A step whose work is done already is skipped. A step that fails stops the line, with its exit code: 1 failed while
+# running, 2 the configuration or the input is wrong.
+set -euo pipefail
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+cd "$root"
+
+redo=() folder=.
+for argument in "$@"; do
+    case $argument in
+        --redo) redo=(--redo) ;;
+        -h | --help) sed -n '2,/^set -/{/^set -/d;s/^# \{0,1\}//;p}' "$0" && exit 0 ;;
+        -*) echo "run_all: there is no option $argument; see ./run_all.sh --help" >&2 && exit 2 ;;
+        *) folder=${argument%/} ;;
+    esac
+done
+tokenizer_config=$folder/sentence_piece_config.yaml config=$folder/config.yaml convert_config=$folder/convert_config.yaml
+for file in "$tokenizer_config" "$config" "$convert_config"; do
+    [[ -f $file ]] || { echo "run_all: $file: there is no such configuration file" >&2 && exit 2; }
+done
+
+python=$root/.venv/bin/python
+export PYTHONPATH="$root/original_codes${PYTHONPATH:+:$PYTHONPATH}"
+names=() seconds=()
+
+step() { # step NAME COMMAND...: runs one step of the line and keeps its time; a failing one ends the line
+    local name=$1 started=$SECONDS code=0
+    shift
+    printf '\n━━━ %s\n' "$name"
+    "$@" || code=$?
+    if ((code)); then
+        printf '\nrun_all: stopped at “%s” with exit code %d; mend what the words above name and run ./run_all.sh again\n' \
+            "$name" "$code" >&2
+        exit "$code"
+    fi
+    names+=("$name") seconds+=($((SECONDS - started)))
+}
+
+step "setup" ./setup.sh
+if grep -qs "data/embedded/corpus.jsonl" "$tokenizer_config" "$config"; then
+    step "embedded corpus" "$python" -m zerokara.corpus.embedded data/embedded/corpus.jsonl
+fi
+step "1 train the tokenizer" "$python" 1_train_sentencepiece_tokenizer.py --config "$tokenizer_config" "${redo[@]}"
+step "2 tokenize" bash 2_tokenize.sh --config "$config" "${redo[@]}"
+step "count tokens" "$python" count_tokens.py --config "$config"
+step "3 train the model" bash 3_train_node1.sh --config "$config" "${redo[@]}"
+step "4 convert to Hugging Face" bash 4_convert_to_HF.sh --config "$convert_config" "${redo[@]}"
+step "6 upload (only looked at)" "$python" 6_upload.py --dry-run --config "$convert_config"
+
+printf '\n━━━ what the model writes\n'
+"$python" - "$tokenizer_config" "$config" "$convert_config" <<'PYTHON'
+import sys
+from pathlib import Path
+
+from zerokara import config
+from zerokara.export import exported
+
+tokenizer = config.load(config.TokenizerConfig, Path(sys.argv[1]))
+pretrain = config.load(config.PretrainConfig, Path(sys.argv[2]))
+convert = config.load(config.ConvertConfig, Path(sys.argv[3]))
+model = Path(convert.output_tokenizer_and_model_dir)
+for sample in exported.proved(model).facts["samples"]:
+    print(f"\n  {sample['prompt']}⟪{sample['sampled']}⟫")
+run = Path(pretrain.output_model_dir)
+print(
+    f"""
+━━━ where everything lies
+  tokenizer           {tokenizer.output_dir}
+  tokens              {pretrain.output_prefix}_text_document.bin and .idx
+  run                 {run}  (metrics.jsonl, config_resolved.yaml, checkpoints)
+  training curve      {run / 'plots' / 'loss.png'}
+  Hugging Face model  {model}
+  to play with it     5_play_with_model.ipynb"""
+)
+PYTHON
+
+printf '\n━━━ time\n'
+total=0
+for i in "${!names[@]}"; do
+    printf '  %-28s %5d s\n' "${names[i]}" "${seconds[i]}"
+    total=$((total + seconds[i]))
+done
+printf '  %-28s %5d s\n' "all" "$total"

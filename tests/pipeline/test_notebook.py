@@ -1,0 +1,141 @@
+"""The notebook runs from top to bottom on a CPU, with a tiny model, and shows what it should."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+import sentencepiece
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+from zerokara.tokenizer import huggingface
+from zerokara.tokenizer.encoder import Encoder
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOK = ROOT / "5_play_with_model.ipynb"
+
+ENGLISH = "The model writes a text, and the text costs $5."
+JAPANESE = "吾輩は猫である。名前はまだ無い。"
+KOREAN = "나는 한국어를 읽는다."
+LINES = [ENGLISH, JAPANESE, KOREAN]
+CONTEXT = 48
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Hugging Face folder: a Llama with random weights, and a toy tokenizer of three languages."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("hf")
+    sentencepiece.SentencePieceTrainer.Train(
+        sentence_iterator=iter(20 * LINES), model_prefix=str(folder / "tokenizer"), vocab_size=340, byte_fallback=True,
+        user_defined_symbols=["\n"], unk_id=0, bos_id=1, eos_id=2, pad_id=3, add_dummy_prefix=False, minloglevel=2,
+        remove_extra_whitespaces=False, normalization_rule_name="identity", hard_vocab_limit=False,
+    )  # fmt: skip
+    encoder = Encoder(folder / "tokenizer.model")
+    huggingface.write(encoder, folder, model_max_length=CONTEXT)
+
+    torch.manual_seed(0)
+    shape = LlamaConfig(
+        vocab_size=encoder.vocab_size, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=CONTEXT, initializer_range=0.3,
+        bos_token_id=1, eos_token_id=2, pad_token_id=3,
+    )  # fmt: skip
+    LlamaForCausalLM(shape).save_pretrained(folder)
+    return folder
+
+
+def execute(folder: Path, monkeypatch: pytest.MonkeyPatch, **edits: str) -> Any:
+    """Run the notebook on the model in `folder`; `edits` replaces the value of a line marked 🎛."""
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    for name, value in edits.items():
+        (cell,) = (cell for cell in notebook.cells if cell.cell_type == "code" and f"\n{name} = " in "\n" + cell.source)
+        lines = cell.source.splitlines()
+        (number,) = (n for n, line in enumerate(lines) if line.startswith(f"{name} = "))
+        assert "🎛" in lines[number]
+        lines[number] = f"{name} = {value}"
+        cell.source = "\n".join(lines)
+    settings = folder / "convert_config.yaml"
+    settings.write_text(f"test_prompt_text: {json.dumps(LINES, ensure_ascii=False)}\n", encoding="utf-8")
+    monkeypatch.setenv("ZEROKARA_CONVERT_CONFIG", str(settings))
+    monkeypatch.setenv("ZEROKARA_MODEL_DIR", str(folder))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "original_codes"))
+    client = NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(ROOT)}})
+    return client.execute()
+
+
+def outputs(notebook: Any, kind: str) -> list[str]:
+    """All outputs of one MIME type, in order."""
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    return [output.data[kind] for cell in cells for output in cell.outputs if kind in output.get("data", {})]
+
+
+def printed(notebook: Any) -> str:
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    return "".join(output.text for cell in cells for output in cell.outputs if output.output_type == "stream")
+
+
+def test_it_is_kept_without_outputs() -> None:
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    nbformat.validate(notebook)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert all(not cell.outputs and cell.execution_count is None for cell in cells)
+
+
+def test_it_runs_from_top_to_bottom(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[dict[str, float]] = [{"step": step, "loss": 5 / (1 + step / 10)} for step in range(1, 50)]
+    lines += [{"step": step, "valid_loss": 2.0, "valid_bits_per_byte": 4 - step / 50} for step in (25, 49)]
+    metrics = model_dir / "metrics.jsonl"
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    try:
+        done = execute(model_dir, monkeypatch, beginning="prompts[1]")
+    finally:
+        metrics.unlink()
+
+    errors = [output for cell in done.cells for output in cell.get("outputs", []) if output.output_type == "error"]
+    assert not errors
+    assert "findfont" not in printed(done) and "Glyph" not in printed(done), "a letter was drawn as an empty box"
+    assert len(outputs(done, "image/png")) == 2  # the next pieces, and the curve
+    shown = printed(done)
+    assert "LlamaForCausalLM" in shown and f"▶ {JAPANESE}⟪" in shown
+    assert "perplexity" in shown and "bits per byte" in shown
+    assert "decoded again: the same text" in shown
+    assert "validation: 3.500 → 3.020 bits per byte" in shown
+    assert any("title='id " in html for html in outputs(done, "text/html"))
+
+
+def test_perplexity_is_that_of_the_model(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The notebook's number for a text longer than the context, against a plain loop here; and no curve, kindly."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    text = "\n".join(5 * LINES)
+    done = execute(model_dir, monkeypatch, text=repr(text))
+    assert "there is no curve to show" in printed(done)
+    assert len(outputs(done, "image/png")) == 1
+
+    tokenizer, model = AutoTokenizer.from_pretrained(model_dir), AutoModelForCausalLM.from_pretrained(model_dir)
+    ids = [2, *tokenizer(text)["input_ids"]]
+    assert len(ids) > 2 * CONTEXT
+    total = 0.0
+    with torch.inference_mode():
+        for position in range(1, len(ids)):
+            start = (position - 1) // CONTEXT * CONTEXT
+            logits = model(torch.tensor([ids[start:position]])).logits[0, -1].double()
+            total -= logits.log_softmax(-1)[ids[position]].item()
+    perplexity = torch.tensor(total / (len(ids) - 1)).exp().item()
+    bits = total / 0.6931471805599453 / len(text.encode())
+    assert f"perplexity       {perplexity:,.2f} " in printed(done)
+    assert f"bits per byte    {bits:.3f}" in printed(done)
+
+
+def test_without_a_model_it_says_which_step_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CellExecutionError) as raised:
+        execute(tmp_path, monkeypatch)
+    assert f"There is no model in {tmp_path} yet: make it with  bash 4_convert_to_HF.sh" in str(raised.value)

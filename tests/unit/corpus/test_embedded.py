@@ -1,0 +1,93 @@
+"""Docstrings of installed packages → documents, on a small installation made here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from zerokara.corpus import embedded
+
+PROSE = "This sentence is long enough to count as prose, and says what the thing is for. " * 4
+MODULE = f'''"""Module words: {PROSE}"""
+
+def public(a, *rest, key=None, **more):
+    """Public words.
+
+        indented {PROSE}
+    """
+
+def _private():
+    """Private words. {PROSE}"""
+
+class Thing:
+    """Thing words, enough of them."""
+
+    def method(self, b):
+        """Method words, enough of them."""
+
+    def copy(self):
+        """Copied words, seen in two places."""
+'''
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    stdlib, packages = tmp_path / "stdlib", tmp_path / "packages"
+    sources = {
+        "packages/good/__init__.py": MODULE,
+        "packages/good/other.py": f'"""Other words: {PROSE}"""\ndef f():\n    """Copied words, seen in two places."""\n',
+        "packages/good/tests/test_x.py": f'"""Test words. {PROSE}"""',
+        "packages/good/_vendor/v.py": f'"""Vendored words. {PROSE}"""',
+        "packages/good/broken.py": '"""Broken""" for other versions (',
+        "packages/good/licence.py": f'"""Copyright (c) somebody. {PROSE}"""',
+        "packages/pip/__init__.py": f'"""Pip words. {PROSE}"""',
+        "packages/good-1.0.dist-info/METADATA": "",
+        "stdlib/single.py": f'"""Single words. {PROSE}"""',
+        "stdlib/pydoc_data/topics.py": "topics = {'FOR': 'The for statement\\n*****'}\n",
+    }
+    for name, source in sources.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(source, encoding="utf-8")
+    monkeypatch.setattr(embedded, "_library_folders", lambda: [stdlib, packages])
+    return packages
+
+
+def _records(path: Path) -> dict[str, str]:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return {record["source"]: record["text"] for record in map(json.loads, lines)}
+
+
+def test_documents(library: Path, tmp_path: Path) -> None:
+    assert embedded.write(tmp_path / "out" / "corpus.jsonl")
+    records = _records(tmp_path / "out" / "corpus.jsonl")
+    assert set(records) == {"single", "good", "good.other", "topic FOR"}
+    text = records["good"]
+    assert text.startswith("good\n\nModule words: This sentence")
+    assert "\n\npublic(a, *rest, key, **more)\n\nPublic words.\n\nindented This" in text
+    assert "\n\nclass Thing\n\nThing words, enough of them.\n\nThing.method(b)\n\nMethod words" in text
+    assert "Private words" not in text
+    assert "".join(records.values()).count("Copied words") == 1
+
+
+def test_written_once_for_an_installation_and_anew_for_another(library: Path, tmp_path: Path) -> None:
+    path = tmp_path / "corpus.jsonl"
+    assert embedded.write(path)
+    before = path.read_bytes()
+    assert not embedded.write(path)
+    (library / "good-1.0.dist-info").rename(library / "good-1.1.dist-info")
+    assert embedded.write(path)
+    assert path.read_bytes() == before
+    path.unlink()
+    assert embedded.write(path)
+
+
+def test_a_package_beyond_the_limit_is_cut(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(embedded, "MAX_PACKAGE_CHARACTERS", 10)
+    path = tmp_path / "corpus.jsonl"
+    assert embedded.main([str(path)]) == 0
+    assert len([source for source in _records(path) if source.startswith("good")]) == 1
+    assert "3 documents" in capsys.readouterr().out

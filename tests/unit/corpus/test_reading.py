@@ -1,0 +1,200 @@
+"""Byte ranges → documents and bad lines: every line once, every reason, nothing lost."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from zerokara.corpus import reading
+from zerokara.corpus.inputs import find_files
+from zerokara.corpus.reading import BadLine, ByteRange, Document, Reason, ranges, read
+
+Item = Document | BadLine
+
+
+def _items(path: Path, target_bytes: int = 1 << 30, txt_document: reading.TxtDocument = "line") -> list[Item]:
+    files = find_files([str(path)], "")
+    return [
+        item for range_ in ranges(files, target_bytes, txt_document) for item in read(range_, "text", txt_document)
+    ]
+
+
+def _only(path: Path, content: bytes, txt_document: reading.TxtDocument = "line") -> Item:
+    path.write_bytes(content)
+    (item,) = _items(path, txt_document=txt_document)
+    return item
+
+
+BAD_JSON_LINES = {
+    Reason.EMPTY_LINE: b"  \r\n",
+    Reason.EMPTY_TEXT: b'{"text": " \\n\\u3000"}\n',
+    Reason.BROKEN_JSON: b'{"text": "a"\n',
+    Reason.NOT_AN_OBJECT: b'["text"]\n',
+    Reason.MISSING_FIELD: b'{"body": "a"}\n',
+    Reason.WRONG_TYPE: b'{"text": null}\n',
+    Reason.LONE_SURROGATE: b'{"text": "a\\ud83d b"}\n',
+    Reason.INVALID_UTF8: b'{"text": "a\xff\xfe"}\n',
+    Reason.NUL: b'{"text": "a\\u0000b"}\n',
+    Reason.TRUNCATED_LINE: b'{"text": "the writer die',
+}
+
+
+@pytest.mark.parametrize("reason", BAD_JSON_LINES)
+def test_each_bad_line_is_put_aside_with_its_reason(tmp_path: Path, reason: Reason) -> None:
+    good = b'{"text": "good"}\n'
+    (tmp_path / "a.jsonl").write_bytes(good + BAD_JSON_LINES[reason])
+    first, bad = _items(tmp_path / "a.jsonl")
+    assert isinstance(first, Document) and first.text == "good"
+    assert isinstance(bad, BadLine)
+    assert (bad.reason, bad.line, bad.offset) == (reason, 2, len(good))
+    json.dumps(bad.excerpt).encode("utf-8")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"\0\0\0\0\0\n",  # a hole that a crash left in the file
+        b'{"text": "a\0b"}\n',
+    ],
+)
+def test_raw_nul_bytes(tmp_path: Path, line: bytes) -> None:
+    item = _only(tmp_path / "a.jsonl", line)
+    assert isinstance(item, BadLine) and item.reason is Reason.NUL
+
+
+def test_half_a_character_at_the_end_of_the_file_is_a_truncated_line(tmp_path: Path) -> None:
+    content = '{"text": "日本"}'.encode()[:-4]
+    for name in ("a.jsonl", "a.txt"):
+        item = _only(tmp_path / name, content)
+        assert isinstance(item, BadLine) and item.reason is Reason.TRUNCATED_LINE
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        (b'\xef\xbb\xbf{"text": "after a mark"}\n', "after a mark"),
+        (b'{"text": "crlf"}\r\n', "crlf"),
+        (b'{"text": "no newline at the end"}', "no newline at the end"),
+        ('{"text": "a\u2028b\u2029c\u0085d"}\n'.encode(), "a\u2028b\u2029c\u0085d"),
+        (b'{"text": "\\ud83d\\ude00", "id": 1}\n', "\U0001f600"),
+        (b'{"text": "kept", "score": NaN, "big": 123456789012345678901234567890}\n', "kept"),
+        (b'{"text": "kept", "title": "\\ud800"}\n', "kept"),
+        (b'{"text": " spaces and\\ttabs \\r\\n stay "}\n', " spaces and\ttabs \r\n stay "),
+    ],
+)
+def test_what_is_odd_but_right_is_read(tmp_path: Path, line: bytes, text: str) -> None:
+    item = _only(tmp_path / "a.jsonl", line)
+    assert isinstance(item, Document) and item.text == text
+
+
+@pytest.mark.parametrize("gzipped", [False, True])
+def test_an_over_long_line_is_put_aside_and_the_next_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gzipped: bool
+) -> None:
+    monkeypatch.setattr(reading, "MAX_LINE_BYTES", 100)
+    monkeypatch.setattr(reading, "_BUFFER_BYTES", 64)
+    exactly = b'{"text": "' + b"x" * 87 + b'"}\n'
+    assert len(exactly) == 100
+    content = exactly + b'{"text": "' + b"y" * 500 + b'"}\n' + b'{"text": "next"}\n'
+    path = tmp_path / ("a.jsonl.gz" if gzipped else "a.jsonl")
+    path.write_bytes(gzip.compress(content) if gzipped else content)
+    first, long, last = _items(path)
+    assert isinstance(first, Document) and isinstance(last, Document) and last.text == "next"
+    assert isinstance(long, BadLine) and long.reason is Reason.TOO_LONG and len(long.excerpt) <= 120
+    assert last.offset == content.index(b'{"text": "next')
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
+@pytest.mark.parametrize("finished", [True, False])
+def test_ranges_of_every_size_cover_each_line_once(tmp_path: Path, end: bytes, name: str, finished: bool) -> None:
+    words = ["a", "日本語の行", "", "bb\u2028bb", "c" * 40, "", "d", "é" * 9, "last"]
+    as_lines = [word if name == "a.txt" or not word else json.dumps({"text": word}) for word in words]
+    content = b"".join(line.encode() + end for line in as_lines)
+    path = tmp_path / name
+    path.write_bytes(content if finished else content.removesuffix(end))
+    whole = _items(path)
+    assert [item.text for item in whole if isinstance(item, Document)] == [word for word in words if word]
+    assert len(whole) == len(words)
+    expected = [(type(item), item.offset) for item in whole]
+    for size in range(1, len(content) + 2):
+        cut = _items(path, size)
+        assert [(type(item), item.offset) for item in cut] == expected, size
+
+
+def test_lines_of_a_range_are_counted_from_its_start(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"one\ntwo\nthree\nfour\n")
+    (file,) = find_files([str(path)], "")
+    items = list(read(ByteRange(file, 4, 19), "text", "line"))
+    assert [(item.line, item.offset, item.text) for item in items if isinstance(item, Document)] == [
+        (1, 4, "two"),
+        (2, 8, "three"),
+        (3, 14, "four"),
+    ]
+
+
+def test_position_reaches_the_end(tmp_path: Path) -> None:
+    for name, content in (("a.jsonl", b'{"text": "a"}\n' * 9), ("b.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 9))):
+        (tmp_path / name).write_bytes(content)
+        (file,) = find_files([str(tmp_path / name)], "")
+        reader = read(ByteRange(file))
+        assert reader.position == 0
+        assert len(list(reader)) == 9
+        assert reader.position == len(content)
+
+
+def test_a_truncated_gz_keeps_what_can_be_read(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": f"document {i} {hash(i)}"}).encode() + b"\n" for i in range(2000)]
+    content = gzip.compress(b"".join(lines))
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(content[: len(content) // 2])
+    *documents, last = _items(path)
+    assert all(isinstance(item, Document) for item in documents) and 500 < len(documents) < 1500
+    assert isinstance(last, BadLine) and last.reason is Reason.DAMAGED_GZIP
+
+
+def test_a_damaged_gz_and_one_that_is_none(tmp_path: Path) -> None:
+    content = bytearray(gzip.compress(b'{"text": "a"}\n' * 3))
+    content[-6] ^= 1  # its checksum
+    for name, bad in (("a.jsonl.gz", bytes(content)), ("b.jsonl.gz", b'{"text": "a"}\n'), ("c.txt.gz", bytes(content))):
+        (tmp_path / name).write_bytes(bad)
+        last = _items(tmp_path / name, txt_document="file")[-1]
+        assert isinstance(last, BadLine) and last.reason is Reason.DAMAGED_GZIP
+
+
+def test_txt_as_one_document(tmp_path: Path) -> None:
+    item = _only(tmp_path / "a.txt", b"\xef\xbb\xbfone\r\n\r\n two \n", "file")
+    assert isinstance(item, Document) and item.text == "one\n\n two "
+    assert ranges(find_files([str(tmp_path / "a.txt")], ""), 1, "file")[0].end is None
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(b" \n", Reason.EMPTY_TEXT), (b"\x93\xfa\x96\x7b", Reason.INVALID_UTF8), (b"a\0b", Reason.NUL)],
+)
+def test_txt_that_is_no_document(tmp_path: Path, content: bytes, reason: Reason) -> None:
+    item = _only(tmp_path / "a.txt", content, "file")
+    assert isinstance(item, BadLine) and item.reason is reason
+
+
+def test_txt_longer_than_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MAX_LINE_BYTES", 10)
+    item = _only(tmp_path / "a.txt", b"12345678901", "file")
+    assert isinstance(item, BadLine) and item.reason is Reason.TOO_LONG
+
+
+def test_txt_by_lines(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\xef\xbb\xbfone\r\n\n two \n\x93\xfa\nlast")
+    items = _items(path)
+    assert [item.text if isinstance(item, Document) else item.reason for item in items] == [
+        "one",
+        Reason.EMPTY_LINE,
+        " two ",
+        Reason.INVALID_UTF8,
+        "last",
+    ]

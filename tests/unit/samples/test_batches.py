@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from zerokara.samples.batches import Batches, BatchPlan
+from zerokara.samples.order import SampleOrder
+from zerokara.samples.packed import PackedTokens
+
+GLOBAL_BATCH = 24
+SHARES = [(1, 24), (1, 4), (1, 1), (2, 12), (2, 3), (3, 8), (3, 2), (8, 3), (8, 1)]
+
+
+def test_the_example_of_the_docstring() -> None:
+    plan = BatchPlan(global_batch_size=8, micro_batch_size=2, num_ranks=2)
+    assert plan.num_micro_steps == 2
+    assert plan.positions(80, rank=0).tolist() == [[80, 81], [84, 85]]
+    assert plan.positions(80, rank=1).tolist() == [[82, 83], [86, 87]]
+
+
+@pytest.mark.parametrize(("num_ranks", "micro"), SHARES)
+def test_every_sample_once_however_the_batch_is_shared(num_ranks: int, micro: int) -> None:
+    plan = BatchPlan(GLOBAL_BATCH, micro, num_ranks)
+    for consumed in (0, GLOBAL_BATCH, 10 * GLOBAL_BATCH):
+        shares = [plan.positions(consumed, rank) for rank in range(num_ranks)]
+        assert all(share.shape == (plan.num_micro_steps, micro) for share in shares)
+        read = np.concatenate([share.ravel() for share in shares])
+        assert sorted(read.tolist()) == list(range(consumed, consumed + GLOBAL_BATCH))
+
+
+@pytest.mark.parametrize(("num_ranks", "micro"), SHARES)
+def test_the_global_batch_is_the_same_set_of_sequences(prefix: Path, num_ranks: int, micro: int) -> None:
+    tokens = PackedTokens(prefix, seq_len=1)  # 16 samples, so a batch of 24 crosses the edge of an epoch
+    order = SampleOrder(len(tokens), seed=3)
+
+    def global_batch(plan: BatchPlan) -> list[list[int]]:
+        rows = [Batches(tokens, order, plan, rank).at(consumed=24) for rank in range(plan.num_ranks)]
+        return sorted(row for micro_batches in rows for batch in micro_batches for row in batch.tolist())
+
+    assert global_batch(BatchPlan(GLOBAL_BATCH, micro, num_ranks)) == global_batch(
+        BatchPlan(GLOBAL_BATCH, GLOBAL_BATCH)
+    )
+
+
+def test_two_epochs_read_every_token_twice(prefix: Path) -> None:
+    tokens = PackedTokens(prefix, seq_len=1)
+    batches = Batches(tokens, SampleOrder(len(tokens), seed=3), BatchPlan(8, 4))
+    read = [row for step in range(4) for batch in batches.at(8 * step) for row in batch[:, 0].tolist()]
+    assert sorted(read) == sorted(2 * [tokens[i][0] for i in range(16)])
+
+
+def test_micro_batches_follow_the_order(prefix: Path) -> None:
+    tokens = PackedTokens(prefix, seq_len=5)
+    batches = Batches(tokens, SampleOrder(3, seed=0, kind="sequential"), BatchPlan(4, 2))
+    first, second = batches.at(0)
+    assert first.tolist() == [tokens[0].tolist(), tokens[1].tolist()]
+    assert second.tolist() == [tokens[2].tolist(), tokens[0].tolist()]
+
+
+def test_a_share_that_does_not_divide_is_our_own_mistake() -> None:
+    with pytest.raises(AssertionError, match="global_batch_size=8, micro_batch_size=3"):
+        BatchPlan(8, 3)

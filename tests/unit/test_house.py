@@ -1,0 +1,247 @@
+"""The rules of the house, checked on the source itself: floors, borders to vendors, sizes, shipped YAML."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from zerokara import config
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "original_codes"
+PACKAGE = SOURCE / "zerokara"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+FLOORS = {
+    "steps": 5,
+    "training": 4,
+    "export": 4,
+    "samples": 3,
+    "model": 3,
+    "tokens": 3,
+    "tokenizer": 3,
+    "corpus": 2,
+    "checkpoint": 2,
+    "config": 1,
+    "errors": 0,
+    "durable": 0,
+    "manifest": 0,
+    "progress": 0,
+}
+"""Where each room stands; it may import its own floor and those below."""
+
+MAX_MODULE_LINES = 400
+MAX_FUNCTION_LINES = 80
+
+VENDOR_BORDERS = {
+    "deepspeed": re.compile(r"training/(engine|launcher)\.py|steps/train\.py"),
+    "megatron": re.compile(r"model/.+"),
+}
+"""The files that may name a vendor."""
+
+TORCH_FREE = ("corpus", "tokens", "tokenizer", "config", "samples")
+"""Rooms whose modules may be imported without waiting for torch: they import it inside functions, if at all."""
+
+SHIPPED_FOLDERS = (".ci", "benchmarks", "docs", "model_configs", "original_codes", "tests")
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def imported_names(tree: ast.AST) -> Iterator[str]:
+    """Full dotted names that a module imports anywhere, also late inside functions."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports hide which floor is meant"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def floor_faults(path: str, source: str) -> list[str]:
+    """What breaks the floors in the module `path` (relative to the package)."""
+    room = Path(path).parts[0].removesuffix(".py")
+    faults = []
+    for name in imported_names(ast.parse(source)):
+        parts = name.split(".")
+        if parts[0] != "zerokara" or len(parts) < 2 or parts[1] not in FLOORS or parts[1] == room:
+            continue
+        if room == "__init__" or parts[1] == "steps" or FLOORS[parts[1]] > FLOORS[room]:
+            faults.append(f"{path} imports {name}, which stands above it")
+    return faults
+
+
+def vendor_faults(path: str, source: str) -> list[str]:
+    """Imports of a vendor outside its border in the module `path`."""
+    vendors = {name.split(".")[0] for name in imported_names(ast.parse(source))}
+    return [
+        f"{path} imports {vendor}"
+        for vendor, border in VENDOR_BORDERS.items()
+        if vendor in vendors and not border.fullmatch(path)
+    ]
+
+
+def early_imports(tree: ast.Module) -> Iterator[str]:
+    """Packages imported as soon as the module is (not inside a function, nor for type checking only)."""
+    waiting: list[ast.stmt] = list(tree.body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from (name.split(".")[0] for name in imported_names(node))
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            waiting += node.orelse
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            waiting += [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
+
+
+def long_functions(source: str) -> list[str]:
+    return [
+        f"{node.name} has {length} lines"
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (length := (node.end_lineno or 0) - node.lineno + 1) > MAX_FUNCTION_LINES
+    ]
+
+
+def shipped_files(*endings: str) -> list[Path]:
+    """Files of the repository that are ours: not what tools or steps made."""
+    found = [path for path in ROOT.iterdir() if path.is_file()]
+    for folder in SHIPPED_FOLDERS:
+        found += [path for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    return sorted(path for path in found if path.name.endswith(endings))
+
+
+def config_class(path: Path) -> type:
+    keys = {line.split(":")[0] for line in path.read_text(encoding="utf-8").splitlines()}
+    if "input_model_dir" in keys:
+        return config.ConvertConfig
+    return config.TokenizerConfig if "character_coverage" in keys or "output_dir" in keys else config.PretrainConfig
+
+
+def test_imports_go_down_by_floors() -> None:
+    assert {Path(relative(path)).parts[0].removesuffix(".py") for path in MODULES} - {"__init__"} <= FLOORS.keys()
+    faults = [fault for path in MODULES for fault in floor_faults(relative(path), path.read_text(encoding="utf-8"))]
+    assert not faults, "\n".join(faults)
+
+
+def round_trips(rooms: dict[str, set[str]]) -> list[str]:
+    """Rooms that import themselves by way of others."""
+
+    def reached(room: str, seen: set[str]) -> set[str]:
+        for other in rooms.get(room, set()) - seen:
+            seen |= reached(other, seen | {other})
+        return seen
+
+    return [room for room in rooms if room in reached(room, set())]
+
+
+def test_imports_never_go_round() -> None:
+    rooms: dict[str, set[str]] = {room: set() for room in FLOORS}
+    for path in MODULES:
+        room = Path(relative(path)).parts[0].removesuffix(".py")
+        names = [name.split(".") for name in imported_names(ast.parse(path.read_bytes()))]
+        rooms.setdefault(room, set()).update(name[1] for name in names if name[0] == "zerokara" and name[1] in FLOORS)
+        rooms[room].discard(room)
+    assert not round_trips(rooms)
+    assert round_trips({"tokens": {"samples"}, "samples": {"model"}, "model": {"tokens"}, "corpus": {"model"}})
+    assert not round_trips({"samples": {"tokens", "config"}, "tokens": {"config"}, "config": set()})
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ("model/shape.py", "from zerokara.training import engine"),
+        ("model/shape.py", "def f():\n    import zerokara.export.rules"),
+        ("config/loading.py", "from zerokara import corpus"),
+        ("export/card.py", "from zerokara.steps.convert import main"),
+        ("errors.py", "import zerokara.config"),
+    ],
+)
+def test_an_import_upwards_is_found(path: str, line: str) -> None:
+    assert len(floor_faults(path, line)) == 1
+
+
+def test_an_import_downwards_is_fine() -> None:
+    assert not floor_faults("steps/train.py", "from zerokara.training.loop import train\nfrom zerokara import config")
+
+
+def test_each_vendor_stays_behind_its_border() -> None:
+    faults = [fault for path in MODULES for fault in vendor_faults(relative(path), path.read_text(encoding="utf-8"))]
+    assert not faults, "\n".join(faults)
+
+
+def test_a_vendor_outside_its_border_is_found() -> None:
+    assert vendor_faults("training/loop.py", "def f():\n    import deepspeed")
+    assert vendor_faults("export/weights.py", "from megatron.core import parallel_state")
+    assert not vendor_faults("training/engine.py", "import deepspeed")
+    assert not vendor_faults("model/adapter.py", "from megatron.core.transformer import spec_utils")
+
+
+def test_light_rooms_do_not_wait_for_torch() -> None:
+    faults = [
+        relative(path)
+        for path in MODULES
+        if Path(relative(path)).parts[0] in TORCH_FREE
+        and {"torch", "transformers", "deepspeed", "megatron"} & set(early_imports(ast.parse(path.read_bytes())))
+    ]
+    assert not faults, faults
+    assert "torch" in set(early_imports(ast.parse("try:\n    import torch.nn\nexcept ImportError:\n    torch = None")))
+    assert "torch" not in set(early_imports(ast.parse("def f():\n    import torch")))
+
+
+def test_modules_and_functions_fit_in_a_readers_head() -> None:
+    faults = []
+    for path in MODULES:
+        source = path.read_text(encoding="utf-8")
+        if (lines := source.count("\n")) > MAX_MODULE_LINES:
+            faults.append(f"{relative(path)} has {lines} lines")
+        faults += [f"{relative(path)}: {fault}" for fault in long_functions(source)]
+    assert not faults, "\n".join(faults)
+    assert long_functions("def f():\n" + "    pass\n" * MAX_FUNCTION_LINES)
+
+
+def test_no_room_for_leftovers() -> None:
+    leftovers = {"utils", "util", "common", "helpers", "helper", "misc"}
+    assert not [relative(path) for path in MODULES if leftovers & set(Path(relative(path)).with_suffix("").parts)]
+
+
+@pytest.mark.parametrize("path", shipped_files(".yaml", ".yml"), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_yaml_loads(path: Path) -> None:
+    config.load(config_class(path), path)
+
+
+def test_nothing_names_a_place_on_one_machine() -> None:
+    place = re.compile(r"(?<![\w.~}])/(work|root|home/\w+|Users)/")
+    faults = []
+    for path in shipped_files(".py", ".sh", ".md", ".yaml", ".json", ".toml", ".lock", ".ipynb", "run"):
+        if path == Path(__file__):
+            continue
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if place.search(line):
+                faults.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}")
+    assert not faults, "\n".join(faults)
+    assert place.search('open("/root/x")') and place.search(" /work/shared") and not place.search("a/work/b")
+
+
+def test_every_text_file_is_opened_as_utf8() -> None:
+    """Python's default encoding is the machine's; a text of ours must not depend on it."""
+    faults = []
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if not isinstance(node, ast.Call):
+                continue
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            given = {keyword.arg for keyword in node.keywords}
+            if name in ("read_text", "write_text") and isinstance(node.func, ast.Attribute) and "encoding" not in given:
+                if ast.unparse(node.func.value) != "durable":  # durable.write_text is UTF-8 by itself
+                    faults.append(f"{relative(path)}:{node.lineno}")
+            elif name == "open" and isinstance(node.func, ast.Name) and "encoding" not in given:
+                mode = next((k.value for k in node.keywords if k.arg == "mode"), None) or (node.args[1:2] or [None])[0]
+                if not (isinstance(mode, ast.Constant) and "b" in str(mode.value)):
+                    faults.append(f"{relative(path)}:{node.lineno}")
+    assert not faults, "\n".join(faults)
