@@ -3,7 +3,9 @@
 #
 #   ./run_all.sh                the three YAML files of this folder: as shipped, a small model on an embedded English
 #                               corpus (documentation that is already on this machine), on a CPU, in minutes
-#   ./run_all.sh FOLDER         the three YAML files of FOLDER, e.g. one in model_configs/
+#   ./run_all.sh model_configs/ja_llama
+#                               model_configs/ja_llama_sentence_piece_config.yaml, …_config.yaml, …_convert_config.yaml
+#   ./run_all.sh FOLDER         the three YAML files of another folder
 #   ./run_all.sh --redo ...     does every step again and replaces what earlier runs left
 #
 # A step whose work is done already is skipped. A step that fails stops the line, with its exit code: 1 failed while
@@ -12,16 +14,16 @@ set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 cd "$root"
 
-redo=() folder=.
+redo=() prefix=
 for argument in "$@"; do
     case $argument in
         --redo) redo=(--redo) ;;
         -h | --help) sed -n '2,/^set -/{/^set -/d;s/^# \{0,1\}//;p}' "$0" && exit 0 ;;
         -*) echo "run_all: there is no option $argument; see ./run_all.sh --help" >&2 && exit 2 ;;
-        *) folder=${argument%/} ;;
+        *) [[ -d $argument ]] && prefix=${argument%/}/ || prefix=${argument}_ ;;
     esac
 done
-tokenizer_config=$folder/sentence_piece_config.yaml config=$folder/config.yaml convert_config=$folder/convert_config.yaml
+tokenizer_config=${prefix}sentence_piece_config.yaml config=${prefix}config.yaml convert_config=${prefix}convert_config.yaml
 for file in "$tokenizer_config" "$config" "$convert_config"; do
     [[ -f $file ]] || { echo "run_all: $file: there is no such configuration file" >&2 && exit 2; }
 done
@@ -43,7 +45,30 @@ step() { # step NAME COMMAND...: runs one step of the line and keeps its time; a
     names+=("$name") seconds+=($((SECONDS - started)))
 }
 
+check_settings() { # all three files at once, before any step spends hours
+    "$python" - "$tokenizer_config" "$config" "$convert_config" <<'PYTHON'
+import sys
+from pathlib import Path
+
+from zerokara import config
+from zerokara.errors import UserError
+
+classes = (config.TokenizerConfig, config.PretrainConfig, config.ConvertConfig)
+faults = []
+for path, config_class in zip(sys.argv[1:], classes, strict=True):
+    try:
+        config.load(config_class, Path(path))
+        print(f"{path}: in order")
+    except UserError as error:
+        faults += error.faults
+for fault in faults:
+    print(f"error: {fault}", file=sys.stderr)
+sys.exit(2 if faults else 0)
+PYTHON
+}
+
 step "setup" ./setup.sh
+step "settings" check_settings
 if grep -qs "data/embedded/corpus.jsonl" "$tokenizer_config" "$config"; then
     step "embedded corpus" "$python" -m zerokara.corpus.embedded data/embedded/corpus.jsonl
 fi
@@ -52,7 +77,11 @@ step "2 tokenize" bash 2_tokenize.sh --config "$config" "${redo[@]}"
 step "count tokens" "$python" count_tokens.py --config "$config"
 step "3 train the model" bash 3_train_node1.sh --config "$config" "${redo[@]}"
 step "4 convert to Hugging Face" bash 4_convert_to_HF.sh --config "$convert_config" "${redo[@]}"
-step "6 upload (only looked at)" "$python" 6_upload.py --dry-run --config "$convert_config"
+if grep -Eqs '^huggingface_name: *["'"'"']?[A-Za-z0-9]' "$convert_config"; then
+    step "6 upload (dry run)" "$python" 6_upload.py --dry-run --config "$convert_config"
+else
+    printf '\n━━━ 6 upload: left out, since %s has no huggingface_name\n' "$convert_config"
+fi
 
 printf '\n━━━ what the model writes\n'
 "$python" - "$tokenizer_config" "$config" "$convert_config" <<'PYTHON'

@@ -5,16 +5,14 @@ One bad line is the business of the quarantine; here only a file none of whose f
 
 from __future__ import annotations
 
-import gzip
 import io
-import zlib
 from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
-from typing import IO
 
 import orjson
 
+from zerokara.corpus.gzipped import GzipReader
 from zerokara.corpus.inputs import InputFile
 from zerokara.corpus.reading import MAX_LINE_BYTES, BadLine, ByteRange, Reason, TxtDocument, read
 from zerokara.errors import Fault, UserError
@@ -100,12 +98,8 @@ def _fields(file: InputFile) -> list[str]:
 
 
 def _head(file: InputFile) -> bytes:
-    """The first megabyte, or less where a .gz is damaged."""
+    """The first megabyte."""
     with open(file.path, "rb") as raw:
         if not file.gzipped:
             return raw.read(_HEAD_BYTES)
-        stream: IO[bytes] = io.BufferedReader(gzip.GzipFile(fileobj=raw, mode="rb"))
-        try:
-            return stream.read(_HEAD_BYTES)
-        except (EOFError, zlib.error, gzip.BadGzipFile):
-            return b""
+        return io.BufferedReader(GzipReader(raw)).read(_HEAD_BYTES)

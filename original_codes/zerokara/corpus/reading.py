@@ -13,10 +13,8 @@ Every line gives exactly one item, so the number of items is the number of lines
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -24,6 +22,7 @@ from typing import IO, Any, Literal, NamedTuple
 
 import orjson
 
+from zerokara.corpus.gzipped import GzipReader
 from zerokara.corpus.inputs import InputFile
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
@@ -119,6 +118,7 @@ class RangeReader:
     def __init__(self, range_: ByteRange, text_field: str, txt_document: TxtDocument):
         self.range, self.text_field, self.txt_document = range_, text_field, txt_document
         self._raw: IO[bytes] | None = None
+        self._gzip: GzipReader | None = None
         self._plain_position = range_.start
 
     @property
@@ -128,13 +128,16 @@ class RangeReader:
             return self._raw.tell()
         return self._plain_position
 
+    @property
+    def _damage(self) -> str:
+        return self._gzip.damage if self._gzip else ""
+
     def __iter__(self) -> Iterator[Document | BadLine]:
         file = self.range.file
         with open(file.path, "rb", buffering=_BUFFER_BYTES) as raw:
             self._raw = raw
-            stream: IO[bytes] = raw
-            if file.gzipped:
-                stream = io.BufferedReader(gzip.GzipFile(fileobj=raw, mode="rb"), _BUFFER_BYTES)
+            self._gzip = GzipReader(raw) if file.gzipped else None
+            stream: IO[bytes] = io.BufferedReader(self._gzip, _BUFFER_BYTES) if self._gzip else raw
             if file.kind == "txt" and self.txt_document == "file":
                 yield self._whole_file(stream)
             else:
@@ -146,14 +149,13 @@ class RangeReader:
         is_json = file.kind == "jsonl"
         position, number = self._first_line_start(stream), 0
         while end is None or position < end:
-            try:
-                line = stream.readline(MAX_LINE_BYTES + 1)
-            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-                yield BadLine(file, number + 1, position, Reason.DAMAGED_GZIP, str(error))
+            line = stream.readline(MAX_LINE_BYTES + 1)
+            number += 1
+            if self._damage and not line.endswith(b"\n"):
+                yield BadLine(file, number, position, Reason.DAMAGED_GZIP, self._damage)
                 return
             if not line:
                 return
-            number += 1
             start, position = position, position + len(line)
             if len(line) > MAX_LINE_BYTES:
                 yield BadLine(file, number, start, Reason.TOO_LONG, excerpt(line))
@@ -181,10 +183,9 @@ class RangeReader:
 
     def _whole_file(self, stream: IO[bytes]) -> Document | BadLine:
         file = self.range.file
-        try:
-            content = stream.read(MAX_LINE_BYTES + 1)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            return BadLine(file, 1, 0, Reason.DAMAGED_GZIP, str(error))
+        content = stream.read(MAX_LINE_BYTES + 1)
+        if self._damage:
+            return BadLine(file, 1, 0, Reason.DAMAGED_GZIP, self._damage)
         if len(content) > MAX_LINE_BYTES:
             return BadLine(file, 1, 0, Reason.TOO_LONG, excerpt(content))
         try:

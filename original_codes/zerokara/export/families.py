@@ -80,13 +80,18 @@ def hf_shapes(config: Any) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in state.items() if name not in tied}
 
 
-def checked_rules(weights: Mapping[str, Tensor], shape: ModelShape, config: Any) -> list[Rule]:
+def checked_rules(
+    weights: Mapping[str, Tensor], shape: ModelShape, config: Any
+) -> tuple[list[Rule], dict[str, tuple[int, ...]]]:
     """The rules of a model, once they are known to turn exactly `weights` into exactly what `config` asks for.
+
+    Also gives name and shape of each Hugging Face tensor.
 
     Raises:
         RunError: lists every tensor that is left over, missing, or of a wrong shape.
     """
     found = rules_for(shape)
     ours = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    rules.check(found, ours, hf_shapes(config), shape)
-    return found
+    expected = hf_shapes(config)
+    rules.check(found, ours, expected, shape)
+    return found, expected

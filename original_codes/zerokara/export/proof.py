@@ -11,6 +11,7 @@ Shape suffixes: B batch, S sequence, V real vocabulary.
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -138,7 +139,10 @@ def reference(
 def load(folder: Path) -> tuple[Any, list[str]]:
     """Load an exported folder in fp32 with stock transformers; also gives what loading complained about."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
     model, report = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False, output_loading_info=True
     )

@@ -38,6 +38,8 @@ def write(
             names.append(name)
             if waiting[file].keys() == plan.names[file]:
                 save_file(waiting.pop(file), folder / file, metadata={"format": "pt"})
+                # safetensors 0.8 lets only the owner read; a model is as open as the folder that it lies in.
+                (folder / file).chmod(folder.stat().st_mode & 0o666)
                 progress.advance(sum(plan.bytes_of(written) for written in plan.names[file]))
     assert not waiting, f"no tensor came for {sorted(waiting)}"
     files = [folder / file for file in plan.names]

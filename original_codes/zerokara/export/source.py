@@ -105,9 +105,8 @@ def _opened(folder: Path, settings: ConvertConfig) -> Source:
     missing = [name for name in (TOKENIZER_NAME, CONFIG_NAME) if not (run_dir / name).is_file()]
     if missing:
         remedy = "keep the checkpoint in the run folder where step 3 wrote it"
-        raise UserError(
-            [Fault(where=str(run_dir / name), rule="is missing beside the checkpoint", remedy=remedy) for name in missing]
-        )
+        rule = "is missing beside the checkpoint"
+        raise UserError([Fault(where=str(run_dir / name), rule=rule, remedy=remedy) for name in missing])
     state = checkpoint.read_state(folder)
     found = manifest.sha256_of(run_dir / TOKENIZER_NAME)
     if found != state.tokenizer_sha256:

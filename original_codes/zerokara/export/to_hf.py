@@ -10,23 +10,24 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import orjson
+from torch import Tensor
 
 from zerokara import manifest
 from zerokara.config import ConvertConfig
 from zerokara.durable import appearing_folder, write_bytes, write_json, write_text
 from zerokara.errors import RunError, UserError
 from zerokara.export import continuations, facts, families, model_card, proof, rules, shards
-from zerokara.export.check_text import lines_of
 from zerokara.export.exported import MANIFEST_NAME, STEP
 from zerokara.export.source import METRICS_NAME, Source
+from zerokara.model.shapes import ModelShape
 from zerokara.tokenizer import huggingface
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.proof import prove
+from zerokara.tokenizer.proof import TokenizerProof, prove
 
 FAILED_SUFFIX = ".failed"
 _CORPUS_PROMPTS, _CORPUS_PROMPT_TOKENS = 3, 16
@@ -75,10 +76,12 @@ def export(source: Source, settings: ConvertConfig, documents: Sequence[str]) ->
     folder = Path(settings.output_tokenizer_and_model_dir)
     encoder = Encoder(source.tokenizer_path)
     with appearing_folder(folder) as partial:
-        outputs = _write_model(partial, source, settings, encoder)
+        special = families.SpecialIds(bos=encoder.bos_id, eos=encoder.eos_id, pad=encoder.pad_id)
+        weights = source.weights()
+        outputs = write_model(partial, weights, source.shape, special, settings.dtype, settings.max_shard_size)
         outputs["tokenizer"] = _write_tokenizer(partial, source, encoder)
         known = facts.gather(source, encoder, settings.dtype)
-        known |= _prove(partial, folder, source, settings, encoder, documents)
+        known |= _prove(partial, source, weights, settings, encoder, documents)
         name = settings.huggingface_name or folder.name
         card = model_card.render(known, name=name, language=settings.language, license=settings.license)
         write_text(partial / "README.md", card)
@@ -89,19 +92,26 @@ def export(source: Source, settings: ConvertConfig, documents: Sequence[str]) ->
         return manifest.finish(partial / MANIFEST_NAME, work(source, settings), outputs, known, seconds)
 
 
-def _write_model(
-    folder: Path, source: Source, settings: ConvertConfig, encoder: Encoder
+def write_model(
+    folder: Path,
+    weights: Mapping[str, Tensor],
+    shape: ModelShape,
+    special: families.SpecialIds,
+    dtype: str,
+    max_shard_size: str,
 ) -> dict[str, Path | list[Path]]:
+    """Write weights and configurations into `folder`; gives the files by kind.
+
+    Raises:
+        RunError: the weights do not fit the rules; lists every tensor at fault.
+    """
     from transformers import GenerationConfig
 
-    shape, weights = source.shape, source.weights()
-    special = families.SpecialIds(bos=encoder.bos_id, eos=encoder.eos_id, pad=encoder.pad_id)
-    config = families.hf_config(shape, special, settings.dtype)
-    checked = families.checked_rules(weights, shape, config)
-    shapes = families.hf_shapes(config)
-    in_order = {name: shapes[name] for rule in checked for name in rule.hf}
-    dtype = families.TORCH_DTYPES[settings.dtype]
-    files = shards.write(folder, rules.to_hf(checked, weights, shape), in_order, dtype, settings.max_shard_size)
+    config = families.hf_config(shape, special, dtype)
+    checked, hf_shapes = families.checked_rules(weights, shape, config)
+    in_order = {name: hf_shapes[name] for rule in checked for name in rule.hf}
+    tensors = rules.to_hf(checked, weights, shape)
+    files = shards.write(folder, tensors, in_order, families.TORCH_DTYPES[dtype], max_shard_size)
     config.save_pretrained(folder)
     generation = GenerationConfig(bos_token_id=special.bos, eos_token_id=special.eos, pad_token_id=special.pad)
     generation.save_pretrained(folder)
@@ -115,31 +125,37 @@ def _write_tokenizer(folder: Path, source: Source, encoder: Encoder) -> list[Pat
 
 
 def _prove(
-    partial: Path, folder: Path, source: Source, settings: ConvertConfig, encoder: Encoder, documents: Sequence[str]
+    partial: Path,
+    source: Source,
+    weights: Mapping[str, Tensor],
+    settings: ConvertConfig,
+    encoder: Encoder,
+    documents: Sequence[str],
 ) -> dict[str, Any]:
     """Make both proofs; gives their facts and the continuations.
 
     Raises:
         RunError: a proof did not hold; the folder is kept as ``.failed``.
     """
-    lines = [line for document in documents for line in lines_of(document)]
-    token_ids = prove(encoder, partial, lines, settings.check_lines)
+    token_ids = prove(encoder, partial, documents, settings.check_lines)
     shape = source.shape
     # Documents as training saw them: each begins after the end of another.
     encoded = [[encoder.eos_id, *encoder.encode(document).tolist()] for document in documents]
     windows = proof.windows_within_budget(encoded, shape)
     prompts = [continuations.prompt_ids(encoder, prompt) for prompt in settings.test_prompt_text]
     prompts += [window[:_CORPUS_PROMPT_TOKENS] for window in windows[:_CORPUS_PROMPTS]]
-    expected = proof.reference(source.weights(), shape, settings.dtype, windows, prompts)
+    expected = proof.reference(weights, shape, settings.dtype, windows, prompts)
     model, complaints = proof.load(partial)
     continued = continuations.continue_all(model, encoder, settings.test_prompt_text, shape.seq_len)
     logits = proof.compare(model, complaints, expected, shape)
+    holds = logits.holds and token_ids.ok
     found = {
-        "proof": {"holds": logits.holds and token_ids.holds, "logits": logits.as_json(), "token_ids": token_ids.as_json()},
+        "proof": {"holds": holds, "logits": logits.as_json(), "token_ids": _token_id_facts(token_ids)},
         "samples": [each.as_json() for each in continued],
     }
-    faults = [*logits.faults, *token_ids.faults]
+    faults = [*logits.faults, *([] if token_ids.ok else [f"token ids: {token_ids}"])]
     if faults:
+        folder = Path(settings.output_tokenizer_and_model_dir)
         kept = _keep_failed(partial, folder, found)
         listed = "\n".join(f"  {fault}" for fault in faults)
         raise RunError(
@@ -147,6 +163,19 @@ def _prove(
             f"What was written is kept in {kept}, with the numbers in proof.json."
         )
     return found
+
+
+def _token_id_facts(found: TokenizerProof) -> dict[str, Any]:
+    return {
+        "holds": found.ok,
+        "lines": found.lines,
+        "whole_texts": found.whole_texts,
+        "hard_texts": found.hard_texts,
+        "equal": found.equal,
+        "ties": found.ties,
+        "failures": found.num_failures,
+        "examples": [str(difference) for difference in (*found.failures, *found.tie_examples)],
+    }
 
 
 def _keep_failed(partial: Path, folder: Path, found: dict[str, Any]) -> Path:

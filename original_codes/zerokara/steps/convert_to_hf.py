@@ -61,14 +61,19 @@ def _rows(made: manifest.Manifest) -> list[tuple[str, str]]:
         ("likeliest token", f"equal at every position, {logits['argmax_ties']} ties"),
         (
             "greedy",
-            f"{logits['greedy_tokens']} tokens of {logits['greedy_prompts']} prompts equal, {logits['greedy_ties']} ties",
+            f"{logits['greedy_tokens']} tokens after {logits['greedy_prompts']} prompts equal, "
+            f"{logits['greedy_ties']} ties",
         ),
         (
             "bf16",
             f"largest difference {logits['bf16_max_difference']:.2g}, same likeliest token at "
             f"{logits['bf16_argmax_equal']:.2%}",
         ),
-        ("token ids", f"{ids['lines']:,} lines compared, {ids['equal']:,} equal, {ids['ties']:,} ties"),
+        (
+            "token ids",
+            f"{ids['lines']:,} lines compared, {ids['equal']:,} equal, {ids['ties']:,} ties; {ids['whole_texts']:,} "
+            f"whole texts and {ids['hard_texts']} hard ones beside",
+        ),
         ("took", seconds_text(made.seconds)),
     ]
     return rows + [("note", note) for note in logits["notes"]]

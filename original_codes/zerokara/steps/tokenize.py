@@ -92,7 +92,10 @@ def _facts(
             "entry": entry,
             "files": sum(file.source == source for file in files),
             "file_bytes": sum(file.bytes for file in files if file.source == source),
-            **asdict(tally),
+            "documents_in": tally.documents_in,
+            "skipped": dict(tally.skipped),
+            "train": asdict(tally.train),
+            "valid": asdict(tally.valid),
         }
         for source, (entry, tally) in enumerate(zip(config.input_jsonl, tallies, strict=True))
     ]

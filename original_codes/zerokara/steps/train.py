@@ -53,6 +53,10 @@ def _launch(config: PretrainConfig, options: command.Options, argv: Sequence[str
         print("dry run: everything is in order; nothing was started")
         return
     run_folder.claim(plan)
+    print(
+        f"starting {plan.num_processes} process(es); loading torch, megatron-core and DeepSpeed takes seconds",
+        flush=True,
+    )
     arguments = [argument for argument in argv if argument != "--redo"]
     code = launcher.launch(MODULE, arguments, plan.num_processes)
     if code:
@@ -76,6 +80,7 @@ def _finish(plan: preparation.Preparation, newest: Path, record_path: Path) -> N
         "parameters": plan.shape.num_parameters(padded=False),
         "checkpoint": newest.name,
         "num_processes": plan.num_processes,
+        "unigram_entropy": plan.unigram_entropy,
     }
     outputs = {"metrics": plan.run_dir / "metrics.jsonl", "checkpoint": newest / "manifest.json"}
     manifest.finish(record_path, _work(plan), outputs, facts, state.seconds)
@@ -83,7 +88,10 @@ def _finish(plan: preparation.Preparation, newest: Path, record_path: Path) -> N
     rows = [
         ("trained", f"{count_text(state.tokens)} tokens, {facts['epochs']:.3f} epochs, {state.step:,} steps"),
         ("time", f"{seconds_text(state.seconds)}, {count_text(state.tokens / state.seconds)} tok/s in all"),
-        ("loss", f"{facts['first_loss']:.3f} → {facts['loss']:.3f} nats a token"),
+        (
+            "loss",
+            f"{facts['first_loss']:.3f} → {facts['loss']:.3f} nats a token (unigram entropy {plan.unigram_entropy:.3f})",
+        ),
     ]
     if bits is not None:
         rows.append(("validation", f"{facts['first_valid_bits_per_byte']:.3f} → {bits:.3f} bits per byte"))

@@ -15,8 +15,10 @@ How each part of SentencePiece (0.2.3) is said in tokenizers' terms, and the tra
   for BPE no merge makes them.
 - BPE merges pairs by the rank of the piece that they make. tokenizers ranks pairs: all pairs that make one piece follow
   each other, the shorter left part first, which in runs of one character takes the leftmost pair as SentencePiece does.
-- Normalisation is the model's own compiled table. tokenizers looks it up by grapheme and lacks SentencePiece's longest
-  match, so letters with combining marks are composed (NFC) before it.
+- Normalisation is the model's own compiled table, which SentencePiece reads by longest match, tokenizers by single
+  characters (in a cluster with a combining mark it can even lose the mark). So the vendor's NFKC, and lower case for
+  the rules that fold case, do nearly all of it first. Every single character comes out the same, and so does all
+  ordinary text; heaps of combining marks may not, and then the proof says so. The default, `identity`, is exact.
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ _UNKNOWN_PENALTY = 10.0
 """What SentencePiece and tokenizers both take off the lowest score for an unknown character (`kUnkPenalty`)."""
 _SYMBOL_SCORE = -0.1
 """SentencePiece's score of a user-defined piece (`length * FLT_MIN - 0.1`, unigram_model.cc)."""
+_FULLWIDTH_TILDE, _ASIDE = "\uff5e", "\U0010fffe"
+"""The second is a code point that Unicode reserves for a program's own use and that is in no text."""
 
 
 def write(encoder: Encoder, folder: Path, model_max_length: int) -> list[Path]:
@@ -62,18 +66,16 @@ def _check(encoder: Encoder, model: ModelFile) -> None:
         rules.append("removes repeated spaces (remove_extra_whitespaces)")
     if model.whitespace_as_suffix:
         rules.append("puts spaces at the end of pieces (treat_whitespace_as_suffix)")
-    if model.add_dummy_prefix and any(_is_symbol(model, i) for i in range(len(model.pieces)) if i != encoder.newline_id):
+    symbols = [i for i, piece in enumerate(model.pieces) if piece.kind is Kind.USER_DEFINED and i != encoder.newline_id]
+    if model.add_dummy_prefix and symbols:
         rules.append("has both a dummy prefix and user-defined symbols")
     if any(piece.kind is Kind.UNUSED for piece in model.pieces):
         rules.append("has pieces marked as unused")
     if rules:
         where = str(encoder.model_path)
         remedy = "train the tokenizer with step 1"
-        raise UserError([Fault(where, f"{rule}, which Hugging Face cannot do exactly", remedy=remedy) for rule in rules])
-
-
-def _is_symbol(model: ModelFile, token_id: int) -> bool:
-    return model.pieces[token_id].kind is Kind.USER_DEFINED
+        reason = "which Hugging Face cannot do exactly"
+        raise UserError([Fault(where, f"{rule}, {reason}", remedy=remedy) for rule in rules])
 
 
 def tokenizer_json(model: ModelFile) -> dict[str, Any]:
@@ -110,17 +112,25 @@ def _added_tokens(model: ModelFile) -> list[dict[str, Any]]:
 def _normalizer(model: ModelFile) -> dict[str, Any]:
     steps: list[dict[str, Any]] = []
     if model.charsmap:
-        steps.append({"type": "NFC"})
-        steps.append({"type": "Precompiled", "precompiled_charsmap": base64.b64encode(model.charsmap).decode("ascii")})
+        # The rules named nmt keep the full-width tilde, which NFKC would not: it steps aside meanwhile.
+        tilde = [_replace(_FULLWIDTH_TILDE, _ASIDE)] if model.normalization.startswith("nmt") else []
+        back = [_replace(_ASIDE, _FULLWIDTH_TILDE)] if tilde else []
+        fold = [{"type": "Lowercase"}] if model.normalization.endswith("_cf") else []
+        table = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(model.charsmap).decode("ascii")}
+        steps += [*tilde, {"type": "NFKC"}, *fold, *back, table]
     if model.add_dummy_prefix:
         steps.append({"type": "Prepend", "prepend": SPACE_MARK})
-    steps.append({"type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK})
+    steps.append(_replace(" ", SPACE_MARK))
     return {"type": "Sequence", "normalizers": steps}
+
+
+def _replace(text: str, by: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"String": text}, "content": by}
 
 
 def _decoder(model: ModelFile) -> dict[str, Any]:
     steps: list[dict[str, Any]] = [
-        {"type": "Replace", "pattern": {"String": SPACE_MARK}, "content": " "},
+        _replace(SPACE_MARK, " "),
         {"type": "ByteFallback"},
         {"type": "Fuse"},
     ]
@@ -168,7 +178,7 @@ def _bpe(model: ModelFile) -> dict[str, Any]:
 
 def _merges(model: ModelFile) -> list[list[str]]:
     scores = {piece.text: piece.score for piece in model.pieces if piece.kind is Kind.NORMAL}
-    merges = []
+    merges: list[list[str]] = []
     for text in sorted((text for text in scores if len(text) > 1), key=lambda text: -scores[text]):
         cuts = ((text[:i], text[i:]) for i in range(1, len(text)))
         merges.extend([left, right] for left, right in cuts if left in scores and right in scores)

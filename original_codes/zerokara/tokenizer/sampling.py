@@ -1,11 +1,12 @@
-"""Corpus files → the text that the tokenizer is trained on, and some that is held out to measure it.
+"""Corpus files → the text that the tokenizer is trained on, and some of each source to measure it with.
 
-In: files, a budget in bytes, a seed. Out: a file with one training sentence a line, held-out texts, and a report whose
-numbers close. Documents are offered as *passages*: whole, or cut at line ends where longer than `PASSAGE_BYTES`. Each
-passage gets a random key from the seed; those with the smallest keys stay while they fit the budget, which is a
-uniform sample of all files that depends on nothing but corpus, budget and seed. Memory is the budget, whatever the size
-of the corpus. Chosen passages are split at line ends, and at sentence ends where a line is longer than SentencePiece
-accepts; nothing is dropped but the characters that SentencePiece reserves for itself.
+In: files, a budget in bytes, a seed. Out: a file with one training sentence a line, texts to measure with (held out
+where the source can spare them), and a report whose numbers close. Documents are offered as *passages*: whole, or cut
+at line ends where longer than `PASSAGE_BYTES`. Each passage gets a random key from the seed; those with the smallest
+keys stay while they fit the budget, which is a uniform sample of all files that depends on nothing but corpus, budget
+and seed. Memory is the budget, whatever the size of the corpus. Chosen passages are split at line ends, and at sentence
+ends where a line is longer than SentencePiece accepts; nothing is dropped but the characters that SentencePiece
+reserves for itself.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ HELD_OUT_SHARE = 0.01
 HELD_OUT_BYTES = 1_000_000
 """Text held out of each source at most."""
 HELD_OUT_MIN_BYTES = 20_000
-"""Less than this says nothing about a tokenizer: it goes back to the training, and the report says so."""
+"""Less than this says nothing about a tokenizer: it goes back to the training, and the source is measured on what was
+offered to the training, which the report says."""
+OFFERED_BYTES = 300_000
+"""Text kept of each source for that."""
 RANGE_BYTES = 64 * 1024 * 1024
 
 RESERVED = re.compile("[\u2585\0]+")
@@ -63,12 +67,20 @@ class SampleReport:
 
 
 @dataclass(frozen=True)
+class SourceTexts:
+    """Texts of one source, to measure tokenizers with."""
+
+    texts: list[str]
+    held_out: bool
+    """Whether no training saw them."""
+
+
+@dataclass(frozen=True)
 class Sample:
-    """The training sentences on disk and the held-out texts."""
+    """The training sentences on disk and the texts of each source."""
 
     sentences: Path
-    held_out: list[list[str]]
-    """Texts a source; none for a source too small to spare any."""
+    sources: list[SourceTexts]
     report: SampleReport
 
 
@@ -120,6 +132,7 @@ def draw(
     report, bad = SampleReport(), Counter[str]()
     training = _Reservoir(sample_bytes)
     held_out = [_Reservoir(min(HELD_OUT_BYTES, sample_bytes // 10)) for _ in range(num_sources)]
+    offered = [_Reservoir(OFFERED_BYTES) for _ in range(num_sources)]
     first_bad: list[BadLine] = []
     keys, order = random.Random(seed), 0
     for item in _items(files, text_field, txt_document):
@@ -138,19 +151,21 @@ def draw(
                     training.offer(key, back_order, back)
             else:
                 training.offer(key, order, content)
+            offered[source].offer(key, order, content)
     report.bad_lines = dict(bad.most_common())
     _check_bad(report.documents, bad, first_bad, max_bad_fraction, where)
-    kept: list[list[str]] = []
-    for reservoir in held_out:
+    sources = []
+    for reservoir, fallback in zip(held_out, offered, strict=True):
         enough = reservoir.bytes >= HELD_OUT_MIN_BYTES
         passages = reservoir.take()
         report.held_out_bytes_by_source.append(sum(_text_bytes(passage) for _, passage in passages) if enough else 0)
-        kept.append([passage.decode() for _, passage in passages] if enough else [])
+        measured = passages if enough else fallback.take()
+        sources.append(SourceTexts([passage.decode() for _, passage in measured], enough))
         for back_order, back in [] if enough else passages:
             training.offer(keys.random(), back_order, back)
     report.bytes_held_out = sum(report.held_out_bytes_by_source)
     _write(training.take(), sentences, report)
-    return Sample(sentences, kept, report)
+    return Sample(sentences, sources, report)
 
 
 def _items(

@@ -169,9 +169,7 @@ def _run(
 ) -> bytes:
     job, model = work_dir / "job.json", work_dir / "trained.model"
     options = options_of(config, vocab_size, threads)
-    job.write_text(
-        json.dumps({"sentences": str(sentences), "model": str(model), "options": options}), encoding="utf-8"
-    )
+    job.write_text(json.dumps({"sentences": str(sentences), "model": str(model), "options": options}), encoding="utf-8")
     source_root = str(Path(__file__).resolve().parents[2])
     paths = [source_root, *filter(None, [os.environ.get("PYTHONPATH")])]
     process = subprocess.Popen(

@@ -166,9 +166,12 @@ def _work_folder(paths: TokenPaths) -> Iterator[Path]:
             remedy = "wait for it, or choose another output_prefix"
             raise UserError(Fault(where=str(folder), rule=rule, remedy=remedy)) from None
         for left_over in folder.iterdir():
-            left_over.unlink()
+            shutil.rmtree(left_over)
+        # Of its own for each run: a worker that a killed run left behind may still be writing its last shard.
+        shards = folder / str(os.getpid())
+        shards.mkdir()
         try:
-            yield folder
+            yield shards
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     finally:

@@ -165,7 +165,7 @@ class _ShardWriter:
             self._tally.tokens += len(joined)
             self._tally.text_bytes += int(lengths[:, 1].sum())
         for item in bad:
-            self.result.skipped[item.reason] += 1
+            self.result.skipped[item.reason.value] += 1
             self._bad_file.write(_bad_record(range_number, item))
         self._documents, self._characters, self._bad = [], 0, []
         if time.monotonic() - self._last_report > REPORT_SECONDS:

@@ -100,6 +100,11 @@ def _work(connection: Connection, job: Job) -> None:
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
     except OSError as error:
-        connection.send(OSError(error.errno, error.strerror, error.filename))
+        _tell(connection, OSError(error.errno, error.strerror, error.filename))
     except Exception:  # Told to the parent, who raises it: a child's traceback alone would be lost among others.
-        connection.send(traceback.format_exc())
+        _tell(connection, traceback.format_exc())
+
+
+def _tell(connection: Connection, failure: Message) -> None:
+    with suppress(BrokenPipeError):  # The parent is gone: nobody to tell.
+        connection.send(failure)

@@ -21,6 +21,7 @@ from zerokara.progress import bytes_text, count_text
 from zerokara.samples.packed import PackedTokens
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.count import check_belongs
+from zerokara.tokens.entropy import unigram_entropy
 from zerokara.tokens.indexed import IndexedTokens
 from zerokara.tokens.layout import TokenPaths
 from zerokara.training.deepspeed_settings import load_template
@@ -44,6 +45,8 @@ class Preparation:
     data_sha256: str
     num_train_tokens: int
     num_valid_tokens: int
+    unigram_entropy: float
+    """Nats a token of a model that knows only how often each token occurs."""
 
     @property
     def run_dir(self) -> Path:
@@ -85,6 +88,7 @@ def prepare(config: PretrainConfig, num_processes: int) -> Preparation:
         tokenizer_sha256=encoder.sha256,
         data_sha256=_data_hash(tokens),
         num_train_tokens=samples.num_tokens,
+        unigram_entropy=unigram_entropy(IndexedTokens(paths.train)),
         num_valid_tokens=len(IndexedTokens(paths.valid).tokens) if has_validation(paths) else 0,
     )
 
@@ -150,6 +154,7 @@ def plan_rows(preparation: Preparation) -> list[tuple[str, str]]:
             f"{preparation.num_processes}, ZeRO stage {config.zero_stage}, {config.precision}, micro batch "
             f"{config.micro_batch_size}",
         ),
+        ("to beat", f"{preparation.unigram_entropy:.3f} nats a token, the loss of knowing only how frequent each is"),
         ("a checkpoint", bytes_text(preparation.checkpoint_bytes)),
     ]
     if config.zero_stage == 0 and config.precision == "bf16":

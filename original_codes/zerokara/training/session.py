@@ -9,6 +9,7 @@ import os
 import time
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed
 
@@ -61,7 +62,8 @@ class Session:
     def run(self) -> bool:
         """Train to the end; False when somebody asked to stop before it."""
         config, first_step = self.config, self.state.step + 1
-        self._say(f"first step after {seconds_text(time.monotonic() - self._started)} of setting up")
+        waited = time.time() - psutil.Process().create_time()
+        self._say(f"ready after {seconds_text(waited)}; stop with Ctrl-C or SIGTERM at any time, nothing is lost")
         if first_step == 1:
             self._validate(0)
         tokens = PackedTokens(self.preparation.token_paths.train, config.seq_len)

@@ -37,7 +37,10 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     stdlib, packages = tmp_path / "stdlib", tmp_path / "packages"
     sources = {
         "packages/good/__init__.py": MODULE,
-        "packages/good/other.py": f'"""Other words: {PROSE}"""\ndef f():\n    """Copied words, seen in two places."""\n',
+        "packages/good/other.py": f'''"""Other words: {PROSE}"""
+def f():
+    """Copied words, seen in two places."""
+''',
         "packages/good/tests/test_x.py": f'"""Test words. {PROSE}"""',
         "packages/good/_vendor/v.py": f'"""Vendored words. {PROSE}"""',
         "packages/good/broken.py": '"""Broken""" for other versions (',

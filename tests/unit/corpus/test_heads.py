@@ -63,7 +63,7 @@ def test_wrong_type(tmp_path: Path) -> None:
 )
 def test_a_wrong_format_is_recognised(tmp_path: Path, name: str, content: bytes, hint: str) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError, match="none of the first .* lines is a document: ") as raised:
+    with pytest.raises(UserError, match=r"none of the first .* lines is a document: ") as raised:
         _check(tmp_path / name)
     assert hint in str(raised.value)
 
@@ -71,6 +71,6 @@ def test_a_wrong_format_is_recognised(tmp_path: Path, name: str, content: bytes,
 def test_a_large_txt_as_one_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heads, "MAX_LINE_BYTES", 10)
     (tmp_path / "a.txt").write_text("line one\nline two\n", encoding="utf-8")
-    with pytest.raises(UserError, match="is one document of 18 bytes; .*set txt_document: line"):
+    with pytest.raises(UserError, match=r"is one document of 18 bytes; .*set txt_document: line"):
         _check(tmp_path / "a.txt", txt_document="file")
     _check(tmp_path / "a.txt", txt_document="line")

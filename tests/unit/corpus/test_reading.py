@@ -5,21 +5,21 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from zerokara.corpus import reading
 from zerokara.corpus.inputs import find_files
 from zerokara.corpus.reading import BadLine, ByteRange, Document, Reason, ranges, read
+from zerokara.errors import UserError
 
 Item = Document | BadLine
 
 
 def _items(path: Path, target_bytes: int = 1 << 30, txt_document: reading.TxtDocument = "line") -> list[Item]:
     files = find_files([str(path)], "")
-    return [
-        item for range_ in ranges(files, target_bytes, txt_document) for item in read(range_, "text", txt_document)
-    ]
+    return [item for range_ in ranges(files, target_bytes, txt_document) for item in read(range_, "text", txt_document)]
 
 
 def _only(path: Path, content: bytes, txt_document: reading.TxtDocument = "line") -> Item:
@@ -147,22 +147,51 @@ def test_position_reaches_the_end(tmp_path: Path) -> None:
         assert reader.position == len(content)
 
 
-def test_a_truncated_gz_keeps_what_can_be_read(tmp_path: Path) -> None:
-    lines = [json.dumps({"text": f"document {i} {hash(i)}"}).encode() + b"\n" for i in range(2000)]
-    content = gzip.compress(b"".join(lines))
+@pytest.fixture
+def lines() -> list[bytes]:
+    """Lines that do not pack away to nothing."""
+    random = Random(1)
+    return [json.dumps({"text": f"document {i} {random.random()}"}).encode() + b"\n" for i in range(3000)]
+
+
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.999])
+def test_a_truncated_gz_keeps_what_can_be_read(tmp_path: Path, lines: list[bytes], share: float) -> None:
+    packed = gzip.compress(b"".join(lines))
     path = tmp_path / "a.jsonl.gz"
-    path.write_bytes(content[: len(content) // 2])
+    path.write_bytes(packed[: int(len(packed) * share)])
     *documents, last = _items(path)
-    assert all(isinstance(item, Document) for item in documents) and 500 < len(documents) < 1500
-    assert isinstance(last, BadLine) and last.reason is Reason.DAMAGED_GZIP
+    assert isinstance(last, BadLine) and last.reason is Reason.DAMAGED_GZIP and "ends in the middle" in last.excerpt
+    assert all(isinstance(item, Document) for item in documents)
+    assert len(documents) > len(lines) * share * 0.7 - 50
 
 
-def test_a_damaged_gz_and_one_that_is_none(tmp_path: Path) -> None:
-    content = bytearray(gzip.compress(b'{"text": "a"}\n' * 3))
-    content[-6] ^= 1  # its checksum
-    for name, bad in (("a.jsonl.gz", bytes(content)), ("b.jsonl.gz", b'{"text": "a"}\n'), ("c.txt.gz", bytes(content))):
-        (tmp_path / name).write_bytes(bad)
-        last = _items(tmp_path / name, txt_document="file")[-1]
+def test_a_gz_damaged_in_the_middle_or_at_its_checksum(tmp_path: Path, lines: list[bytes]) -> None:
+    packed = gzip.compress(b"".join(lines))
+    for place, at_least in ((len(packed) // 2, 1000), (len(packed) - 6, 2900)):
+        damaged = bytearray(packed)
+        damaged[place : place + 4] = b"\xff\xff\xff\xff"
+        (tmp_path / "a.jsonl.gz").write_bytes(damaged)
+        *documents, last = _items(tmp_path / "a.jsonl.gz")
+        assert isinstance(last, BadLine) and last.reason is Reason.DAMAGED_GZIP
+        assert sum(isinstance(item, Document) for item in documents) > at_least
+
+
+def test_a_gz_of_several_members_empty_ones_and_padding(tmp_path: Path, lines: list[bytes]) -> None:
+    packed = b"".join(
+        [gzip.compress(b"".join(lines[:1000])), gzip.compress(b""), gzip.compress(b"".join(lines[1000:]))]
+    )
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(packed + b"\0" * 500)
+    assert len([item for item in _items(path) if isinstance(item, Document)]) == len(lines)
+    path.write_bytes(b"")
+    with pytest.raises(UserError, match="the corpus is empty"):
+        _items(path)
+
+
+def test_a_gz_that_is_none_and_a_damaged_txt(tmp_path: Path) -> None:
+    for name, content in (("b.jsonl.gz", b'{"text": "a"}\n'), ("c.txt.gz", gzip.compress(b"a text")[:-3])):
+        (tmp_path / name).write_bytes(content)
+        (last,) = _items(tmp_path / name, txt_document="file")
         assert isinstance(last, BadLine) and last.reason is Reason.DAMAGED_GZIP
 
 

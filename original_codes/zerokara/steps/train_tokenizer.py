@@ -1,0 +1,145 @@
+"""Step 1: raw text → a SentencePiece tokenizer, with a report on how good it is."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zerokara import manifest
+from zerokara.config import TokenizerConfig
+from zerokara.corpus.heads import check_heads
+from zerokara.corpus.inputs import InputFile, find_files
+from zerokara.durable import PARTIAL_SUFFIX, write_bytes, write_json, write_text
+from zerokara.progress import bytes_text, opening, seconds_text, summary
+from zerokara.steps import command
+
+if TYPE_CHECKING:
+    from zerokara.tokenizer.report import Report
+    from zerokara.tokenizer.sampling import SampleReport
+    from zerokara.tokenizer.training import Trained
+
+NEXT = "bash 2_tokenize.sh"
+OUTPUT_NAMES = ("tokenizer.model", "tokenizer.vocab", "report.json", "report.txt")
+LOG_NAME = "training.log"
+
+
+def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
+    """Do step 1, or say that it is done, or what it would do."""
+    from zerokara.tokenizer import memory, report, training  # SentencePiece: only where the configuration is right
+
+    training.check(config)
+    files = find_files(config.input, config.fault("input", "").where)
+    for path in config.compare_with:
+        report.open_model(Path(path))
+    folder = Path(config.output_dir)
+    model_path, manifest_path = folder / "tokenizer.model", folder / "manifest.json"
+    work = _work(config, files)
+    if manifest.already_done(manifest_path, work, redo=options.redo) is not None:
+        opening(f"step 1 tokenizer: {model_path} is there already, made from the same text; --redo makes it again")
+        print(f"next: {NEXT}")
+        return
+    check_heads(files, config.text_field, config.txt_document, config.fault("text_field", "").where)
+    plan = memory.plan(config, files)
+    size = bytes_text(sum(file.bytes for file in files))
+    opening(
+        f"step 1 tokenizer: {len(files)} file{'s' if files[1:] else ''}, {size} → "
+        f"{model_path}, {config.model_type}, {config.vocab_size:,} pieces\n"
+        f"  at most {bytes_text(plan.sample_bytes)} of text, {training.num_threads(config)} threads, "
+        f"about {bytes_text(plan.peak_bytes)} of memory ({bytes_text(plan.available_bytes)} free)"
+    )
+    memory.check(config, plan)
+    if options.dry_run:
+        print("dry run: nothing was written")
+        return
+    started = time.monotonic()
+    sample, trained, measured = _make(config, files, plan.sample_bytes, folder)
+    manifest_path.unlink(missing_ok=True)  # what stands there is no longer true from here on
+    _write_outputs(folder, trained.model, measured)
+    facts = {
+        "vocab_size": measured.vocab_size,
+        "sample": sample.as_json(),
+        "sample_bytes": plan.sample_bytes,
+        "num_threads": trained.num_threads,
+        "peak_memory_bytes": trained.peak_memory_bytes,
+    }
+    seconds = time.monotonic() - started
+    outputs: dict[str, Path | list[Path]] = {"tokenizer": [folder / name for name in OUTPUT_NAMES]}
+    manifest.finish(manifest_path, work, outputs, facts, seconds)
+    rows = [
+        ("text offered", f"{bytes_text(sample.bytes_offered)}, {sample.documents:,} documents"),
+        ("trained on", _used(sample)),
+        *measured.rows(),
+        ("pieces not used", f"{len(measured.unused_pieces):,} in {bytes_text(measured.usage_bytes)} of this text"),
+        ("took", f"{seconds_text(seconds)}, {bytes_text(trained.peak_memory_bytes)} of memory"),
+        ("report", str(folder / "report.txt")),
+    ]
+    summary(f"step 1 tokenizer: done, {measured.vocab_size:,} pieces in {model_path}", rows, NEXT)
+
+
+def _make(
+    config: TokenizerConfig, files: Sequence[InputFile], sample_bytes: int, folder: Path
+) -> tuple[SampleReport, Trained, Report]:
+    """Sample, train and measure in a folder that is gone afterwards; only the log stays, whatever happens."""
+    from zerokara.tokenizer import report, sampling, training
+
+    work_dir = folder / f"work{PARTIAL_SUFFIX}"
+    shutil.rmtree(work_dir, ignore_errors=True)
+    work_dir.mkdir(parents=True)
+    try:
+        sample = sampling.draw(
+            files,
+            work_dir / "sentences.txt",
+            sample_bytes=sample_bytes,
+            seed=config.seed,
+            text_field=config.text_field,
+            txt_document=config.txt_document,
+            max_bad_fraction=config.max_bad_fraction,
+            where=config.fault("input", "").where,
+        )
+        trained = training.train(config, sample.sentences, work_dir, folder / LOG_NAME)
+        model_path = work_dir / "tokenizer.model"
+        model_path.write_bytes(trained.model)
+        facts = sample.report.as_json()
+        measured = report.make(model_path, config.input, sample.sources, sample.sentences, facts, config.compare_with)
+    finally:
+        shutil.rmtree(work_dir, ignore_errors=True)
+    return sample.report, trained, measured
+
+
+def _work(config: TokenizerConfig, files: Sequence[InputFile]) -> manifest.Work:
+    left_out = {"input", "output_dir", "compare_with"}
+    settings: dict[str, Any] = {key: value for key, value in config.model_dump().items() if key not in left_out}
+    settings["files_per_source"] = [sum(file.source == i for file in files) for i in range(len(config.input))]
+    inputs: dict[str, Path | list[Path]] = {"input": [file.path for file in files]}
+    if config.compare_with:
+        inputs["compare_with"] = [Path(path) for path in config.compare_with]
+    return manifest.Work("train_tokenizer", settings, inputs)
+
+
+def _write_outputs(folder: Path, model: bytes, measured: Report) -> None:
+    from zerokara.tokenizer.model_file import ModelFile
+
+    write_bytes(folder / "tokenizer.model", model)
+    write_text(folder / "tokenizer.vocab", ModelFile(model).vocabulary_text())
+    write_json(folder / "report.json", measured.as_json())
+    write_text(folder / "report.txt", measured.as_text())
+
+
+def _used(sample: SampleReport) -> str:
+    share = sample.bytes_used / max(sample.bytes_chosen, 1)
+    text = f"{bytes_text(sample.bytes_used)} ({share:.3%} of what was chosen), {sample.sentences:,} sentences"
+    text += "".join(f"; {count:,} bytes dropped: {reason}" for reason, count in sample.dropped_bytes.items())
+    return text + "".join(f"; {count:,} lines skipped: {reason}" for reason, count in sample.bad_lines.items())
+
+
+def main(argv: Sequence[str]) -> int:
+    """Command line of step 1; gives the exit code."""
+    return command.run(train_tokenizer, argv, TokenizerConfig, "sentence_piece_config.yaml", __doc__ or "")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,231 @@
+"""Proof that the Hugging Face tokenizer gives the ids that training used, on the user's own text and on hard strings.
+
+In: the encoder of the training, a folder with `tokenizer.json`, texts. Out: a `TokenizerProof`, which the export shows
+and which ends it when it is not ok. The folder is loaded by stock `AutoTokenizer`, and called with
+`split_special_tokens=True`, so that text is text; transformers 5.23 hands that to tokenizers' `encode_special_tokens`.
+By default it reads "</s>" in a text as the control token, as its users expect.
+
+Equal means the same ids. For unigram models a line may be a *tie*: the same text in other pieces with the same total
+score (in float64, within 1e-6 relative), which two right implementations may break differently. Models of step 1 have
+scores that sum without rounding, so that both break them alike; other models do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from zerokara.progress import Progress
+from zerokara.tokenizer.encoder import NEWLINE, Encoder
+from zerokara.tokenizer.model_file import Kind, ModelFile
+
+TIE_TOLERANCE = 1e-6
+MAX_TIE_SHARE = 0.001
+"""Ties that are put up with, as a share of the lines compared."""
+MAX_SHOWN = 10
+"""Failures and ties kept as examples."""
+MAX_TEXT_CHARACTERS = 100_000
+"""A longer text is compared line by line only: as a whole it would take the vendor too long."""
+_BATCH = 256
+
+HARD_TEXTS = (
+    "",
+    " ",
+    "   leading",
+    "trailing   ",
+    "in  the   middle    and  so on",
+    "\t",
+    "a\tb\t\tc",
+    "\n",
+    "\n\n\nline\n\nline\n",
+    "first line\n  second line\n\tthird line",
+    "carriage\r\nreturn\r\n",
+    "\r",
+    "null\0byte",
+    "full width：ＡＢＣ　１２３～！",
+    "half width: ｶﾞｷﾞﾊﾟ",
+    "combining: e\u0301 か\u3099 n\u0303 \u1112\u1161\u11ab",
+    "emoji: 👩‍👩‍👧‍👦 🏳️‍🌈 👍🏽 🇯🇵",
+    "rare kanji: 𠮷野家 𩸽 㐂 髙﨑 龘",
+    "한국어 문장입니다. 띄어쓰기가 있어요.",
+    "日本語の文です。「引用」もあります。",
+    "Ação, țară, naïve, Größe",
+    "مرحبا بالعالم हिन्दी ไทย",
+    "0123456789 3.14159 1,000,000 ２０２４年",
+    "def f(x):\n    return {'a': [x**2, -1]}  # comment\n",
+    "a" * 1000,
+    "へ" * 333,
+    " " * 257,
+    "=-" * 200,
+    "aaab" * 100,
+    "\u2028line\u2029paragraph\u0085next\x0bvertical\x0cform",
+    "\ufeffbyte order mark \u200b zero width",
+    "private \ue000 last \U0010ffff unknown \u0378",
+    "<0x41><0x0A><0x00>",
+    "block \u2585 space mark \u2581 end",
+)
+"""Texts on which tokenizers have been seen to differ."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A text for which the two gave other ids, or other text back."""
+
+    text: str
+    ours: list[int]
+    theirs: list[int]
+    what: str
+    """`ids`, `tie` or `decoded text`."""
+
+    def __str__(self) -> str:
+        place = next(
+            (i for i, (a, b) in enumerate(zip(self.ours, self.theirs, strict=False)) if a != b),
+            min(len(self.ours), len(self.theirs)),
+        )
+        shown = self.text if len(self.text) <= 80 else self.text[:77] + "..."
+        window = slice(max(0, place - 3), place + 5)
+        return f"{self.what} of {shown!r} at token {place}: ours {self.ours[window]}, theirs {self.theirs[window]}"
+
+
+@dataclass(frozen=True)
+class TokenizerProof:
+    """The result of a comparison."""
+
+    lines: int
+    """Lines of the given texts that were compared one by one."""
+    whole_texts: int
+    """Texts of several lines that were compared as a whole beside."""
+    equal: int
+    """Lines with the same ids."""
+    ties: int
+    """Lines that differ by a tie only (unigram)."""
+    tie_examples: tuple[Difference, ...]
+    failures: tuple[Difference, ...]
+    """The first differences that are no ties, of the given and of the hard texts."""
+    num_failures: int
+    hard_texts: int
+    """Hard texts compared; their ties are put up with, their failures are among the failures."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the tokenizer may be published as the one of the training."""
+        return not self.num_failures and self.ties <= max(1, MAX_TIE_SHARE * self.lines)
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.lines:,} lines: {self.equal:,} equal, {self.ties:,} ties, {self.num_failures:,} failures; "
+            f"{self.whole_texts:,} whole texts and {self.hard_texts} hard texts beside"
+        )
+        if self.num_failures:
+            return f"{text}; first failure: {self.failures[0]}"
+        return text if self.ok else f"{text}; more ties than {MAX_TIE_SHARE:.1%} of the lines: {self.tie_examples[0]}"
+
+
+def prove(encoder: Encoder, hf_folder: Path, lines: Iterable[str], max_lines: int = 10_000) -> TokenizerProof:
+    """Compare the two on texts of one or more lines, until `max_lines` lines are done, and on the hard texts.
+
+    A text of several lines is compared line by line and as a whole.
+    """
+    comparison = _Comparison(encoder, load(hf_folder))
+    hard = [*HARD_TEXTS, *_spelling_specials(encoder)]
+    comparison.compare(hard)
+    whole_texts = num_lines = 0
+    with Progress("comparing token ids", total=max_lines, unit="line") as progress:
+        texts = iter(lines)
+        while num_lines < max_lines and (batch := list(islice(texts, _BATCH))):
+            wholes = [text for text in batch if NEWLINE in text and len(text) <= MAX_TEXT_CHARACTERS]
+            comparison.compare(wholes)
+            whole_texts += len(wholes)
+            single = [line for text in batch for line in text.split(NEWLINE)][: max_lines - num_lines]
+            comparison.compare(single, counted=True)
+            num_lines += len(single)
+            progress.advance(len(single))
+            progress.note(ties=comparison.ties, failures=comparison.num_failures)
+    return TokenizerProof(
+        lines=num_lines,
+        whole_texts=whole_texts,
+        equal=comparison.equal,
+        ties=comparison.ties,
+        tie_examples=tuple(comparison.tie_examples),
+        failures=tuple(comparison.failures),
+        num_failures=comparison.num_failures,
+        hard_texts=len(hard),
+    )
+
+
+def load(hf_folder: Path) -> Any:
+    """The tokenizer as any user of the folder gets it."""
+    from transformers import AutoTokenizer  # seconds to import
+
+    return AutoTokenizer.from_pretrained(str(hf_folder), local_files_only=True)
+
+
+def _spelling_specials(encoder: Encoder) -> Iterator[str]:
+    """Texts that spell the control tokens, alone and inside words."""
+    names = [encoder.piece(i) for i in sorted({*encoder.control_ids, encoder.unk_id})]
+    yield from names[:6]
+    yield " ".join(names)
+    yield "x".join(names) + "\n" + "".join(names) + "<EOD>"
+
+
+class _Comparison:
+    """Counts of equal, tied and different texts."""
+
+    def __init__(self, encoder: Encoder, theirs: Any) -> None:
+        self._encoder, self._theirs = encoder, theirs
+        model = ModelFile(encoder.model_bytes)
+        self._is_unigram = model.is_unigram
+        self._scores = np.array([piece.score for piece in model.pieces], dtype=np.float64)
+        self._is_normal = np.array([piece.kind is Kind.NORMAL for piece in model.pieces])
+        self.equal = self.ties = self.num_failures = 0
+        self.tie_examples: list[Difference] = []
+        self.failures: list[Difference] = []
+
+    def compare(self, texts: Sequence[str], *, counted: bool = False) -> None:
+        """Compare the texts; equal ones and ties are counted where `counted`, failures always."""
+        if not texts:
+            return
+        ours = self._encoder.encode_many(texts)
+        # Not verbose: a text longer than the model's window is no fault here.
+        asked = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+        theirs = self._theirs(list(texts), **asked)["input_ids"]
+        for text, our_array, their_ids in zip(texts, ours, theirs, strict=True):
+            our_ids = our_array.tolist()
+            difference = self._difference(text, our_ids, list(their_ids))
+            if difference is None:
+                self.equal += counted
+            elif difference.what == "tie":
+                self.ties += counted
+                self.tie_examples += [difference] if len(self.tie_examples) < MAX_SHOWN else []
+            else:
+                self.num_failures += 1
+                self.failures += [difference] if len(self.failures) < MAX_SHOWN else []
+
+    def _difference(self, text: str, ours: list[int], theirs: list[int]) -> Difference | None:
+        if ours != theirs:
+            return Difference(text, ours, theirs, "tie" if self._is_tie(ours, theirs) else "ids")
+        # <unk> is shown otherwise by each, and is no text of the user's anyway.
+        if self._encoder.unk_id not in ours:
+            decoded = self._theirs.decode(theirs, skip_special_tokens=True)
+            if decoded != self._encoder.decode(ours):
+                return Difference(text, ours, theirs, "decoded text")
+        return None
+
+    def _is_tie(self, ours: list[int], theirs: list[int]) -> bool:
+        if not self._is_unigram or self._encoder.decode(ours) != self._encoder.decode(theirs):
+            return False
+        our_total, our_fixed = self._total(ours)
+        their_total, their_fixed = self._total(theirs)
+        near = abs(our_total - their_total) <= TIE_TOLERANCE * max(abs(our_total), abs(their_total))
+        return near and our_fixed == their_fixed
+
+    def _total(self, ids: list[int]) -> tuple[float, list[int]]:
+        """The score of the learnt pieces, and the pieces whose scores are fixed (bytes, symbols, line ends)."""
+        array = np.array(ids, dtype=np.int64)
+        normal = self._is_normal[array]
+        return float(self._scores[array[normal]].sum()), array[~normal].tolist()

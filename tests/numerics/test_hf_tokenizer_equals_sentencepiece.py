@@ -1,0 +1,239 @@
+"""Stock AutoTokenizer against SentencePiece: the same ids for hard strings and toy corpora, and broken twins that fail."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+
+from zerokara.config import TokenizerConfig
+from zerokara.errors import UserError
+from zerokara.tokenizer import huggingface, proof, training
+from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokenizer.model_file import ModelFile
+
+WORDS = (
+    "the quick brown fox jumps over lazy dogs 42 times; "
+    "今日 は とても よい 天気 です ので 、 公園 まで 歩いて 行きました 。 "
+    "오늘 날씨가 좋아서 공원에 갔습니다 친구를 만나 책을 읽고 țară munți cântă へへへ ーーー --- ==="
+).split()
+
+
+def _lines(count: int, seed: int) -> list[str]:
+    rng = random.Random(seed)
+    return [rng.choice(["", " ", "  "]).join(rng.choices(WORDS, k=rng.randint(2, 14))) for _ in range(count)]
+
+
+def _runs(count: int, seed: int) -> list[str]:
+    """Lines of repeated characters, where equal scores and overlapping merges are at home."""
+    rng = random.Random(seed)
+    parts = ["a", "へ", "-", "=", " ", "ー", "。", "e", "th", "の", "오", "42", "\t", "---"]
+    return ["".join(rng.choice(parts) * rng.randint(1, 30) for _ in range(rng.randint(1, 5))) for _ in range(count)]
+
+
+def _documents() -> list[str]:
+    lines = _lines(400, 7) + _runs(400, 8)
+    return ["\n".join(lines[i : i + 5]) for i in range(0, len(lines), 5)]
+
+
+Train = Callable[..., Encoder]
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
+    def make(**settings: Any) -> Encoder:
+        folder = tmp_path_factory.mktemp("model")
+        sentences = folder / "sentences.txt"
+        sentences.write_text("\n".join(_lines(800, 1) + _runs(200, 2)) + "\n", encoding="utf-8", newline="\n")
+        config = TokenizerConfig(**{"vocab_size": 650, "num_threads": 1, "character_coverage": 1.0, **settings})
+        path = folder / "tokenizer.model"
+        path.write_bytes(training.train(config, sentences, folder, folder / "log").model)
+        return Encoder(path)
+
+    return make
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "dummy prefix": {"add_dummy_prefix": True},
+    "user symbols, no bytes": {"user_defined_symbols": ("<sep>", "fox"), "byte_fallback": False},
+    "sentinels": {"extra_ids": 5},
+    "whole numbers": {"split_digits": False},
+    "nfkc": {"normalization_rule_name": "nfkc"},
+    "nmt_nfkc": {"normalization_rule_name": "nmt_nfkc"},
+}
+
+
+@pytest.mark.parametrize("model_type", ["unigram", "bpe"])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_ids_are_equal_for_hard_texts_lines_and_documents(
+    train: Train, tmp_path: Path, model_type: str, name: str
+) -> None:
+    encoder = train(model_type=model_type, **SETTINGS[name])
+    huggingface.write(encoder, tmp_path, 64)
+    result = proof.prove(encoder, tmp_path, _documents(), 10_000)
+    assert result.ok, str(result)
+    assert (result.lines, result.whole_texts) == (800, 160)
+    assert result.hard_texts >= len(proof.HARD_TEXTS) + 5
+    assert result.equal == result.lines and not result.ties, "scores that sum without rounding leave no ties"
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "qwen3", "t5"])
+def test_the_folder_loads_beside_a_model_of_any_family(train: Train, tmp_path: Path, architecture: str) -> None:
+    encoder = train(extra_ids=2)
+    huggingface.write(encoder, tmp_path, 128)
+    config = {"model_type": architecture, "vocab_size": 650, "bos_token_id": 1, "eos_token_id": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    theirs = proof.load(tmp_path)
+    ids = (theirs.unk_token_id, theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id)
+    assert ids == (encoder.unk_id, encoder.bos_id, encoder.eos_id, encoder.pad_id)
+    assert len(theirs) == encoder.vocab_size and theirs.model_max_length == 128
+    assert not theirs.clean_up_tokenization_spaces
+    text = "the fox\n今日は </s> 42"
+    assert theirs(text, split_special_tokens=True)["input_ids"] == encoder.encode(text).tolist(), "no <s>, no </s>"
+    assert encoder.eos_id in theirs(text)["input_ids"], "by default the name of a control token is the token"
+    assert theirs("a<extra_id_0>")["input_ids"][-1] == encoder.vocab_size - 1
+    assert theirs.decode([*encoder.encode("the fox"), 2], skip_special_tokens=True) == "the fox"
+    padded = theirs(["the fox", "the"], padding=True)["input_ids"]
+    assert padded[1][-1] == encoder.pad_id
+
+
+def _break(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    change(content)
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def _swap_pieces(content: dict[str, Any]) -> None:
+    vocabulary = content["model"]["vocab"]
+    if isinstance(vocabulary, dict):
+        vocabulary["の"], vocabulary["。"] = vocabulary["。"], vocabulary["の"]
+    else:
+        names = [piece for piece, _ in vocabulary]
+        a, b = names.index("の"), names.index("。")
+        vocabulary[a], vocabulary[b] = vocabulary[b], vocabulary[a]
+
+
+def _mark_every_line(content: dict[str, Any]) -> None:
+    """The trap: pre-tokeniser Metaspace together with the line end as an added token."""
+    scheme = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
+    content["pre_tokenizer"] = scheme
+
+
+def _no_line_end(content: dict[str, Any]) -> None:
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] != "\n"]
+    content["normalizer"]["normalizers"].append({"type": "Replace", "pattern": {"String": "\n"}, "content": "▁"})
+
+
+def _no_byte_fallback(content: dict[str, Any]) -> None:
+    content["model"]["byte_fallback"] = False
+
+
+def _lossy_decoder(content: dict[str, Any]) -> None:
+    content["decoder"]["decoders"].append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+
+
+@pytest.mark.parametrize("model_type", ["unigram", "bpe"])
+@pytest.mark.parametrize("change", [_swap_pieces, _mark_every_line, _no_line_end, _no_byte_fallback, _lossy_decoder])
+def test_a_broken_twin_fails(
+    train: Train, tmp_path: Path, model_type: str, change: Callable[[dict[str, Any]], None]
+) -> None:
+    encoder = train(model_type=model_type)
+    huggingface.write(encoder, tmp_path, 64)
+    _break(tmp_path, change)
+    result = proof.prove(encoder, tmp_path, _documents(), 100)
+    assert not result.ok and result.num_failures > 0
+    assert result.failures[0].what == ("decoded text" if change is _lossy_decoder else "ids")
+    assert "first failure: " in str(result)
+
+
+def test_control_pieces_that_can_win_fail(train: Train, tmp_path: Path) -> None:
+    encoder = train()
+    huggingface.write(encoder, tmp_path, 64)
+
+    def zero(content: dict[str, Any]) -> None:
+        for entry in content["model"]["vocab"][:4]:
+            entry[1] = 0.0
+
+    _break(tmp_path, zero)
+    result = proof.prove(encoder, tmp_path, ["plain text"], 10)
+    assert {failure.text for failure in result.failures} >= {"<unk>", "<s>", "</s>", "<pad>"}
+
+
+def _unrounded(tmp_path: Path) -> Encoder:
+    """A model with exact ties: pieces へ and へへへ of scores that float32 cannot hold."""
+    with open(tmp_path / "tokenizer.model", "wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(_lines(800, 1)),
+            model_writer=file,
+            vocab_size=600,
+            byte_fallback=True,
+            pad_id=3,
+            user_defined_symbols=["\n"],
+            normalization_rule_name="identity",
+            add_dummy_prefix=False,
+            remove_extra_whitespaces=False,
+            character_coverage=1.0,
+            num_threads=1,
+            minloglevel=3,
+        )
+    return Encoder(tmp_path / "tokenizer.model")
+
+
+class _Tied:
+    """A tokenizer that takes the other one of two equal ways: the last two learnt pieces of a line change places."""
+
+    def __init__(self, encoder: Encoder, ways: dict[str, list[int]]) -> None:
+        self.encoder, self.ways = encoder, ways
+
+    def __call__(self, texts: list[str], **_: Any) -> dict[str, list[list[int]]]:
+        return {"input_ids": [self.ways.get(text, self.encoder.encode(text).tolist()) for text in texts]}
+
+    def decode(self, ids: list[int], **_: Any) -> str:
+        return self.encoder.decode(ids)
+
+
+def test_a_tie_is_the_same_text_with_the_same_score_and_few_are_put_up_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = _unrounded(tmp_path)
+    pieces = ModelFile(encoder.model_bytes).pieces
+    number = {piece.text: i for i, piece in enumerate(pieces)}
+    short, long = number["へ"], number["へへへ"]
+    lines = [f"{i} の" for i in range(2000)]
+
+    def result_of(theirs: list[int], count: int) -> proof.TokenizerProof:
+        monkeypatch.setattr(encoder, "encode_many", lambda texts: [encoder.encode(text) for text in texts])
+        tied = "へへへへ"
+        assert encoder.encode(tied).tolist() in ([short, long], [long, short])
+        monkeypatch.setattr(proof, "load", lambda folder: _Tied(encoder, {tied: theirs}))
+        return proof.prove(encoder, tmp_path, [tied] * count + lines, 10_000)
+
+    other = [short, long] if encoder.encode("へへへへ").tolist() == [long, short] else [long, short]
+    few = result_of(other, 2)
+    assert few.ok and few.ties == 2 and few.equal == 2000 and few.tie_examples[0].theirs == other
+    many = result_of(other, 3)
+    assert not many.ok and many.num_failures == 0
+    assert "more ties than 0.1% of the lines: tie of 'へへへへ'" in str(many)
+    worse = result_of([short] * 4, 1)
+    assert not worse.ok and worse.failures[0].what == "ids"
+    assert "ids of 'へへへへ' at token" in str(worse)
+
+
+def test_models_that_hugging_face_cannot_do_exactly_are_refused(train: Train, tmp_path: Path) -> None:
+    encoder = train(user_defined_symbols=("<sep>",))
+    model = ModelFile(encoder.model_bytes)
+    model._proto.normalizer_spec.add_dummy_prefix = True
+    model._proto.normalizer_spec.remove_extra_whitespaces = True
+    path = tmp_path / "foreign.model"
+    path.write_bytes(model.to_bytes())
+    with pytest.raises(UserError) as caught:
+        huggingface.write(Encoder(path), tmp_path, 64)
+    assert "has both a dummy prefix and user-defined symbols, which Hugging Face cannot do exactly" in str(caught.value)
+    assert "removes repeated spaces" in str(caught.value)

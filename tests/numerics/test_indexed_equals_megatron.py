@@ -1,0 +1,69 @@
+"""Our .bin/.idx against megatron-core's own builder and reader, byte for byte, in both types of ids."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, IndexedDatasetBuilder
+
+from zerokara.tokens.indexed import IndexedTokens, dtype_for, write_documents
+from zerokara.tokens.layout import bin_path, idx_path
+
+VOCABULARIES = {np.uint16: 65499, np.int32: 65500}
+
+
+def _documents(vocab_size: int) -> list[np.ndarray[Any, Any]]:
+    random = np.random.default_rng(7)
+    lengths = [1, 2, 1000, *random.integers(1, 200, 50)]
+    return [random.integers(0, vocab_size, length, dtype=np.int32) for length in lengths]
+
+
+def _build(prefix: Path, documents: list[np.ndarray[Any, Any]], dtype: type, *, item_by_item: bool) -> None:
+    builder = IndexedDatasetBuilder(str(bin_path(prefix)), dtype=dtype)
+    for ids in documents:
+        if item_by_item:
+            builder.add_item(torch.from_numpy(ids))
+            builder.end_document()
+        else:
+            builder.add_document(ids, [len(ids)])
+    builder.finalize(str(idx_path(prefix)))
+
+
+@pytest.mark.parametrize("item_by_item", [True, False])
+@pytest.mark.parametrize("dtype", VOCABULARIES)
+def test_our_files_are_megatron_s(tmp_path: Path, dtype: type, item_by_item: bool) -> None:
+    documents = _documents(VOCABULARIES[dtype])
+    assert dtype_for(VOCABULARIES[dtype]) == dtype == DType.optimal_dtype(VOCABULARIES[dtype])
+    write_documents(tmp_path / "ours", documents, np.dtype(dtype))
+    _build(tmp_path / "theirs", documents, dtype, item_by_item=item_by_item)
+    for path_of in (bin_path, idx_path):
+        assert path_of(tmp_path / "ours").read_bytes() == path_of(tmp_path / "theirs").read_bytes()
+    _build(tmp_path / "other", documents[1:], dtype, item_by_item=item_by_item)
+    assert idx_path(tmp_path / "ours").read_bytes() != idx_path(tmp_path / "other").read_bytes()
+
+
+@pytest.mark.parametrize("dtype", VOCABULARIES)
+def test_each_reads_the_other_s(tmp_path: Path, dtype: type) -> None:
+    documents = _documents(VOCABULARIES[dtype])
+    write_documents(tmp_path / "ours", documents, np.dtype(dtype))
+    theirs, ours = IndexedDataset(str(tmp_path / "ours")), IndexedTokens(tmp_path / "ours")
+    assert len(theirs) == len(ours) == len(documents)
+    for i, ids in enumerate(documents):
+        assert np.array_equal(theirs[i], ids) and np.array_equal(ours[i], ids)
+    assert np.array_equal(theirs.document_indices, ours.document_indices)
+    assert np.array_equal(theirs.sequence_lengths, ours.lengths)
+
+
+def test_documents_of_several_sequences_are_read(tmp_path: Path) -> None:
+    builder = IndexedDatasetBuilder(str(bin_path(tmp_path / "x")), dtype=np.uint16)
+    builder.add_document(np.arange(7), [3, 4])
+    builder.add_document(np.arange(2), [2])
+    builder.finalize(str(idx_path(tmp_path / "x")))
+    ours = IndexedTokens(tmp_path / "x")
+    assert len(ours) == 3 and ours.num_documents == 2
+    assert ours.document_indices.tolist() == [0, 2, 3]
+    assert [ours[i].tolist() for i in range(3)] == [[0, 1, 2], [3, 4, 5, 6], [0, 1]]

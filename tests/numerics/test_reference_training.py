@@ -1,0 +1,123 @@
+"""R2: twenty fp32 steps of our Llama and of Hugging Face's under torch AdamW, from equal weights and batches."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from zerokara import config
+from zerokara.export import families, rules
+from zerokara.model import parallel
+from zerokara.model.megatron import build
+from zerokara.model.shapes import ModelShape
+from zerokara.training.engine import Engine, init_distributed
+from zerokara.training.schedule import Schedule
+
+NUM_STEPS, BATCH, VOCAB = 20, 4, 300
+OVERRIDES = [
+    "num_layers=3", "hidden_size=64", "num_attn_heads=8", "num_kv_heads=2", "seq_len=48", "precision=fp32",
+    "global_batch_size=4", "micro_batch_size=4", "lr=0.01", "min_lr=0.001", "warmup_fraction=0.2",
+    "tie_word_embeddings=false", f"train_tokens={NUM_STEPS * BATCH * 48}", "init_std=0.05",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def batches() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    # A first-order chain: something to learn, so that the losses move.
+    # Never id 3: Hugging Face's embedding takes no gradient for the padding id, and training data holds none.
+    following = torch.randint(4, VOCAB, (VOCAB, 2), generator=generator)
+    made = []
+    for _ in range(NUM_STEPS):
+        ids = [torch.randint(4, VOCAB, (BATCH,), generator=generator)]
+        for _ in range(48):
+            ids.append(following[ids[-1], torch.randint(0, 2, (BATCH,), generator=generator)])
+        made.append(torch.stack(ids, dim=1))
+    return made
+
+
+def losses_of_ours(settings: config.PretrainConfig, shape: ModelShape, batches: list[torch.Tensor]) -> list[float]:
+    torch.manual_seed(1)
+    engine = Engine(build(shape), settings, num_processes=1, template={})
+    schedule = Schedule.from_config(settings, samples_per_epoch=1)
+    losses = []
+    for step, ids in enumerate(batches, start=1):
+        count = float(ids[:, 1:].numel())
+        nats = engine.accumulate(ids[:, :-1], ids[:, 1:], torch.ones(ids[:, 1:].shape), count)
+        engine.update(schedule.learning_rate(step))
+        losses.append(nats.item() / count)
+    return losses
+
+
+def losses_of_hugging_face(
+    settings: config.PretrainConfig, shape: ModelShape, batches: list[torch.Tensor], weight_decay: float
+) -> list[float]:
+    torch.manual_seed(1)
+    ours = dict(build(shape).named_parameters())
+    special = families.SpecialIds(bos=1, eos=2, pad=3)
+    hf_config = families.hf_config(shape, special, "fp32")
+    model = LlamaForCausalLM(hf_config)
+    converted = dict(rules.to_hf(families.rules_for(shape), {k: v.detach() for k, v in ours.items()}, shape))
+    model.load_state_dict(converted, strict=True)
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    vectors = [p for p in model.parameters() if p.dim() == 1]
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8)
+    schedule = Schedule.from_config(settings, samples_per_epoch=1)
+    losses = []
+    for step, ids in enumerate(batches, start=1):
+        loss = model(input_ids=ids[:, :-1], labels=ids[:, 1:], shift_labels=ids[:, 1:].contiguous()).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.gradient_clipping)
+        for group in optimizer.param_groups:
+            group["lr"] = schedule.learning_rate(step)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 3])
+def test_losses_equal_hugging_faces(
+    zero_stage: int, batches: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "0")  # DeepSpeed asks for it; the launcher sets it
+    parallel.start_alone()
+    init_distributed("cpu")
+    settings = config.load(config.PretrainConfig, "/dev/null", [*OVERRIDES, f"zero_stage={zero_stage}"])
+    shape = ModelShape.from_config(settings, VOCAB)
+    assert shape.padded_vocab_size > shape.vocab_size
+    ours = losses_of_ours(settings, shape, batches)
+    theirs = losses_of_hugging_face(settings, shape, batches, settings.weight_decay)
+    assert ours[0] - ours[-1] > 0.5
+    assert ours == pytest.approx(theirs, abs=1e-5)
+
+
+def test_another_weight_decay_is_noticed(batches: list[torch.Tensor]) -> None:
+    """The broken twin: a setting that is off by a little moves the losses by more than the tolerance."""
+    settings = config.load(config.PretrainConfig, "/dev/null", OVERRIDES)
+    shape = ModelShape.from_config(settings, VOCAB)
+    parallel.start_alone()
+    right = losses_of_hugging_face(settings, shape, batches, settings.weight_decay)
+    wrong = losses_of_hugging_face(settings, shape, batches, settings.weight_decay / 2)
+    assert max(abs(a - b) for a, b in zip(right, wrong, strict=True)) > 1e-5
+
+
+def test_padding_rows_never_win() -> None:
+    """M4: the loss is that of the real vocabulary alone, whatever stands in the padding rows."""
+    parallel.start_alone()
+    settings = config.load(config.PretrainConfig, "/dev/null", OVERRIDES)
+    shape = ModelShape.from_config(settings, VOCAB)
+    torch.manual_seed(1)
+    model = build(shape)
+    ids = torch.randint(0, VOCAB, (2, 9))
+    before = model(ids[:, :-1], ids[:, 1:]).item()
+    with torch.no_grad():
+        model.output_layer.weight[VOCAB:] = 7.0
+    assert model(ids[:, :-1], ids[:, 1:]).item() == before
+    unpadded = dataclasses.replace(shape, vocab_size=shape.padded_vocab_size)
+    model.shape = unpadded
+    assert model(ids[:, :-1], ids[:, 1:]).item() != before

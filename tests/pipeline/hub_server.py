@@ -1,0 +1,241 @@
+"""A small Hub on loopback that speaks what huggingface_hub 2.4 asks for when a model is uploaded.
+
+Repositories, files and received requests are plain attributes that a test reads, and faults are switches that it sets.
+Spoken: who-am-i, model info, create, validate YAML, pre-upload, LFS batch and PUT, commit (ndjson), tree. Xet is not:
+a test sets HF_HUB_DISABLE_XET, as a user behind a proxy may.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+TOKEN = "hf_A_secret_that_must_show_up_nowhere"
+LFS_BYTES = 4096
+"""Files of this size and more go outside git here (on the real Hub: 10 MB, or by .gitattributes)."""
+
+
+def git_blob(content: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+@dataclass
+class Repository:
+    private: bool
+    commits: int = 0
+    files: dict[str, bytes] = field(default_factory=lambda: {".gitattributes": b"*.safetensors filter=lfs\n"})
+    outside_git: set[str] = field(default_factory=set)
+
+    @property
+    def sha(self) -> str:
+        return hashlib.sha1(b"commit %d" % self.commits).hexdigest()
+
+
+@dataclass
+class Hub:
+    """The state of the server, and the ways in which it fails."""
+
+    user: str = "ada"
+    organisations: tuple[str, ...] = ("team",)
+    repositories: dict[str, Repository] = field(default_factory=dict)
+    storage: dict[str, bytes] = field(default_factory=dict)
+    """Content outside git by SHA-256."""
+    requests: list[str] = field(default_factory=list)
+    url: str = ""
+    # switches
+    fail_commit: int | None = None
+    """Status with which a commit is answered."""
+    hide_from_listing: set[str] = field(default_factory=set)
+    spoil_in_listing: set[str] = field(default_factory=set)
+    """Paths whose hash is listed wrongly."""
+    fail_put_after: int | None = None
+    """How many files outside git are taken before the storage breaks down (status 400, which nobody tries again)."""
+
+    def count(self, beginning: str) -> int:
+        return sum(request.startswith(beginning) for request in self.requests)
+
+
+@contextmanager
+def running(hub: Hub) -> Iterator[Hub]:
+    """Serve until the block ends."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
+    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    hub: Hub
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self._handle()
+
+    def do_POST(self) -> None:
+        self._handle()
+
+    def do_PUT(self) -> None:
+        self._handle()
+
+    def _handle(self) -> None:
+        path = self.path.partition("?")[0]
+        body = self._body()
+        self.hub.requests.append(f"{self.command} {path}")
+        if not path.startswith("/storage/") and self.headers.get("Authorization") != f"Bearer {TOKEN}":
+            return self._answer(401, {"error": "Invalid credentials in Authorization header"})
+        for method, pattern, handler in _ROUTES:
+            match = re.fullmatch(pattern, path)
+            if method == self.command and match:
+                return handler(self, body, *match.groups())
+        self._answer(404, {"error": f"no such page {path}"})
+
+    def _body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding") == "chunked":
+            parts = []
+            while size := int(self.rfile.readline(), 16):
+                parts.append(self.rfile.read(size))
+                self.rfile.readline()
+            self.rfile.readline()
+            return b"".join(parts)
+        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+
+    def _answer(self, status: int, value: object = None, headers: dict[str, str] | None = None) -> None:
+        content = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        for key, text in (headers or {}).items():
+            self.send_header(key, text)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def _repository(self, name: str) -> Repository | None:
+        found = self.hub.repositories.get(name)
+        if found is None:
+            self._answer(404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
+        return found
+
+    def who(self, body: bytes) -> None:
+        self._answer(200, {"name": self.hub.user, "orgs": [{"name": name} for name in self.hub.organisations]})
+
+    def info(self, body: bytes, name: str) -> None:
+        if repository := self._repository(name):
+            self._answer(200, {"id": name, "private": repository.private, "sha": repository.sha})
+
+    def create(self, body: bytes) -> None:
+        asked = json.loads(body)
+        owner = asked.get("organization") or self.hub.user
+        if owner not in (self.hub.user, *self.hub.organisations):
+            return self._answer(403, {"error": f"You don't have the rights to create a model under {owner}"})
+        name = f"{owner}/{asked['name']}"
+        self.hub.repositories[name] = Repository(private=asked.get("visibility") == "private")
+        self._answer(200, {"url": f"{self.hub.url}/{name}", "name": name})
+
+    def validate(self, body: bytes) -> None:
+        content = json.loads(body)["content"]
+        faults = [] if content.startswith("---\n") else [{"message": "no front matter"}]
+        self._answer(400 if faults else 200, {"errors": faults, "warnings": []})
+
+    def preupload(self, body: bytes, name: str, revision: str) -> None:
+        repository = self._repository(name)
+        if repository is None:
+            return
+        answers = []
+        for file in json.loads(body)["files"]:
+            outside = file["size"] >= LFS_BYTES
+            there = repository.files.get(file["path"])
+            oid = None if there is None else hashlib.sha256(there).hexdigest() if outside else git_blob(there)
+            mode = "lfs" if outside else "regular"
+            answers.append({"path": file["path"], "uploadMode": mode, "shouldIgnore": False, "oid": oid})
+        self._answer(200, {"files": answers})
+
+    def batch(self, body: bytes, name: str) -> None:
+        objects = []
+        for asked in json.loads(body)["objects"]:
+            answer = {"oid": asked["oid"], "size": asked["size"]}
+            if asked["oid"] not in self.hub.storage:
+                href = f"{self.hub.url}/storage/{asked['oid']}?signature=abc"
+                answer["actions"] = {"upload": {"href": href, "header": {}}}
+            objects.append(answer)
+        self._answer(200, {"transfer": "basic", "objects": objects})
+
+    def put(self, body: bytes, oid: str) -> None:
+        if self.hub.fail_put_after is not None and len(self.hub.storage) >= self.hub.fail_put_after:
+            return self._answer(400, {"error": "the storage broke down"})
+        if hashlib.sha256(body).hexdigest() != oid:
+            return self._answer(400, {"error": "other content"})
+        self.hub.storage[oid] = body
+        self._answer(200, {})
+
+    def commit(self, body: bytes, name: str, revision: str) -> None:
+        repository = self._repository(name)
+        if repository is None:
+            return
+        if self.hub.fail_commit:
+            return self._answer(self.hub.fail_commit, {"error": "the Hub stumbled"})
+        files = dict(repository.files)
+        for line in body.splitlines():
+            operation = json.loads(line)
+            value = operation["value"]
+            if operation["key"] == "file":
+                files[value["path"]] = base64.b64decode(value["content"])
+            elif operation["key"] == "lfsFile":
+                if value["oid"] not in self.hub.storage:
+                    return self._answer(400, {"error": f"{value['path']}: the object was never sent"})
+                files[value["path"]] = self.hub.storage[value["oid"]]
+                repository.outside_git.add(value["path"])
+            elif operation["key"] == "deletedFile":
+                del files[value["path"]]
+        repository.files, repository.commits = files, repository.commits + 1
+        self._answer(200, {"commitUrl": f"{self.hub.url}/{name}/commit/{repository.sha}", "commitOid": repository.sha})
+
+    def tree(self, body: bytes, name: str, revision: str) -> None:
+        repository = self._repository(name)
+        if repository is None:
+            return
+        entries: list[dict[str, Any]] = []
+        for path, content in sorted(repository.files.items()):
+            if path in self.hub.hide_from_listing:
+                continue
+            spoilt = path in self.hub.spoil_in_listing
+            entry = {
+                "type": "file",
+                "path": path,
+                "size": len(content),
+                "oid": "0" * 40 if spoilt else git_blob(content),
+            }
+            if path in repository.outside_git:
+                oid = "0" * 64 if spoilt else hashlib.sha256(content).hexdigest()
+                entry["lfs"] = {"oid": oid, "size": len(content), "pointerSize": 134}
+            entries.append(entry)
+        self._answer(200, entries)
+
+
+_NAME = r"([^/]+/[^/]+)"
+_ROUTES = (
+    ("GET", r"/api/whoami-v2", _Handler.who),
+    ("GET", rf"/api/models/{_NAME}", _Handler.info),
+    ("POST", r"/api/repos/create", _Handler.create),
+    ("POST", r"/api/validate-yaml", _Handler.validate),
+    ("POST", rf"/api/models/{_NAME}/preupload/([^/]+)", _Handler.preupload),
+    ("POST", rf"/{_NAME}\.git/info/lfs/objects/batch", _Handler.batch),
+    ("PUT", r"/storage/([0-9a-f]{64})", _Handler.put),
+    ("POST", rf"/api/models/{_NAME}/commit/([^/]+)", _Handler.commit),
+    ("GET", rf"/api/models/{_NAME}/tree/([^/]+)", _Handler.tree),
+)

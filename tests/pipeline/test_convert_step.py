@@ -1,0 +1,227 @@
+"""Step 4 on a run folder with a checkpoint: what appears, what is proved, what is refused, and what is said."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import sentencepiece
+import torch
+
+from zerokara import checkpoint, manifest
+from zerokara.config import PretrainConfig, as_yaml
+from zerokara.export import exported, families
+from zerokara.export.transforms import Transform
+from zerokara.model import megatron, parallel
+from zerokara.model.shapes import ModelShape
+from zerokara.steps import convert_to_hf
+
+WORDS = ["the", "model", "reads", "a", "corpus", "and", "writes", "text", "one", "token", "after", "another", "until", "the", "end", "of", "a", "document"]
+
+
+def corpus_lines(count: int) -> list[str]:
+    return [" ".join(WORDS[(i * k) % len(WORDS)] for k in range(1, 4 + i % 9)) for i in range(count)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    prefix = tmp_path_factory.mktemp("tokenizer") / "tokenizer"
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(corpus_lines(500)), model_prefix=str(prefix), vocab_size=330, model_type="bpe",
+        byte_fallback=True, normalization_rule_name="identity", add_dummy_prefix=False, split_by_whitespace=True,
+        remove_extra_whitespaces=False, user_defined_symbols=["\n"], pad_id=3, minloglevel=2,
+    )  # fmt: skip
+    return prefix.with_suffix(".model")
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, tokenizer: Path) -> Path:
+    return make_run(tmp_path, tokenizer, "llama")
+
+
+def make_run(place: Path, tokenizer: Path, architecture: str) -> Path:
+    """A run folder as step 3 leaves it, with one checkpoint of wide random weights."""
+    corpus = place / "corpus.jsonl"
+    texts = ["\n".join(corpus_lines(40)[i : i + 4]) for i in range(30)]
+    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    config = PretrainConfig(
+        input_jsonl=(str(corpus),), output_prefix=str(place / "tokens"), architecture=architecture, num_layers=2,
+        hidden_size=48, num_attn_heads=6, num_kv_heads=2 if architecture == "llama" else "auto", seq_len=64,
+    )  # fmt: skip
+    run_dir = place / "run"
+    run_dir.mkdir()
+    shutil.copyfile(tokenizer, run_dir / "tokenizer.model")
+    (run_dir / "config_resolved.yaml").write_text(as_yaml(config), encoding="utf-8")
+    vocab_size = sentencepiece.SentencePieceProcessor(model_file=str(tokenizer)).GetPieceSize()
+    shape = ModelShape.from_config(config, vocab_size)
+    lines = [
+        {"step": 1, "loss": 6.0}, {"step": 5, "valid_loss": 5.5, "valid_bits_per_byte": 2.25},
+        {"step": 10, "loss": 3.0}, {"step": 20, "loss": 1.0},
+    ]  # fmt: skip
+    metrics = "".join(json.dumps(line) + "\n" for line in lines) + '{"step": 2'
+    (run_dir / "metrics.jsonl").write_text(metrics, encoding="utf-8")
+    state = checkpoint.TrainingState(
+        step=10, samples=80, tokens=5120, seconds=12.0, shape=shape.as_json(),
+        tokenizer_sha256=manifest.sha256_of(tokenizer), data_sha256="0" * 64, precision="fp32", facts={},
+    )  # fmt: skip
+    parallel.start_alone()
+    generator = torch.Generator().manual_seed(5)
+    weights = {
+        name: float(name.endswith("layernorm.weight")) + 0.2 * torch.randn(parameter.shape, generator=generator)
+        for name, parameter in megatron.build(shape).named_parameters()
+    }
+    checkpoint.save(run_dir, state, weights, {"x": torch.zeros(1)})
+    return run_dir
+
+
+def convert(run_dir: Path, *arguments: str, source: Path | None = None) -> int:
+    place = run_dir.parent
+    config = place / "convert.yaml"
+    config.write_text(
+        f"input_model_dir: {source or run_dir}\noutput_tokenizer_and_model_dir: {place / 'hf'}\n"
+        "test_prompt_text: ['the model', 'a ']\nlanguage: [en, 'no']\n",
+        encoding="utf-8",
+    )
+    return convert_to_hf.main(["--config", str(config), *arguments])
+
+
+def test_a_run_becomes_a_proved_folder(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert convert(run_dir) == 0
+    folder = run_dir.parent / "hf"
+    said = capsys.readouterr().out
+    assert "prompt   the model" in said and "sampled  the model" in said and "6_upload.py --dry-run" in said
+    made = exported.proved(folder)
+    exported.check_unchanged(folder, made)
+    on_disk = {path.name for path in folder.iterdir()} - {"manifest.json"}
+    assert on_disk == {record.path for record in exported.files(made)}
+    proof = made.facts["proof"]
+    assert proof["logits"]["max_difference"] < 1e-4 and proof["logits"]["logit_std"] > 0.5
+    assert proof["logits"]["greedy_tokens"] >= 20 and proof["token_ids"]["equal"] == proof["token_ids"]["lines"] > 100
+    assert [line["step"] for line in map(json.loads, (folder / "metrics.jsonl").open(encoding="utf-8"))] == [1, 5, 10]
+    generation = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
+    assert (generation["eos_token_id"], generation["pad_token_id"]) == (2, 3)
+
+    # The checkpoint that the run folder means, named outright: the same work.
+    assert convert(run_dir, source=run_dir / "global_step10") == 0
+    assert "done already" in capsys.readouterr().out
+    assert convert(run_dir, "--set", "dtype=fp32") == 2
+    assert "dtype was bf16, is now fp32" in capsys.readouterr().err
+    assert convert(run_dir, "--set", "dtype=fp32", "--redo") == 0
+    assert exported.proved(folder).facts["model"]["dtype"] == "fp32"
+
+
+def test_stock_transformers_reads_what_the_card_says(tmp_path: Path, tokenizer: Path) -> None:
+    run_dir = make_run(tmp_path, tokenizer, "gpt2")
+    assert convert(run_dir) == 0
+    from huggingface_hub import ModelCard
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = str(tmp_path / "hf")
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert type(model).__name__ == "GPT2LMHeadModel" and model.dtype == torch.bfloat16
+    inputs = AutoTokenizer.from_pretrained(folder)("the model", return_tensors="pt")
+    assert model.generate(**inputs, max_new_tokens=5).shape[0] == 1
+    card = ModelCard.load(tmp_path / "hf" / "README.md")
+    assert card.data.language == ["en", "no"] and card.data.license == "apache-2.0"
+    assert "2.2500 (step 5)" in card.text and "6.0000 (step 1)" in card.text and "3.0000 (step 10)" in card.text
+
+
+def test_a_failed_proof_ends_with_1_and_keeps_the_folder_aside(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def swap(rule: families.Rule) -> families.Rule:
+        if "fc1" not in rule.ours:
+            return rule
+        return replace(rule, transform=Transform(lambda ours, shape: ours.flip(0).chunk(2), rule.transform.from_hf))
+
+    right = families.rules_for
+    monkeypatch.setattr(families, "rules_for", lambda shape: [swap(rule) for rule in right(shape)])
+    assert convert(run_dir) == 1
+    said = capsys.readouterr().err
+    assert "is not the trained one" in said and "logits differ by" in said and "worst at window" in said
+    assert not (run_dir.parent / "hf").exists()
+    kept = json.loads((run_dir.parent / "hf.failed" / "proof.json").read_text(encoding="utf-8"))
+    assert kept["proof"]["holds"] is False
+
+
+def test_a_tokenizer_that_gives_other_ids_fails(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from zerokara.tokenizer import huggingface
+
+    right = huggingface.tokenizer_json
+
+    def broken(model: object) -> object:
+        content = right(model)  # type: ignore[arg-type]
+        return content | {"model": content["model"] | {"merges": content["model"]["merges"][1:]}}
+
+    monkeypatch.setattr(huggingface, "tokenizer_json", broken)
+    assert convert(run_dir) == 1
+    assert "token ids:" in capsys.readouterr().err
+    assert not (run_dir.parent / "hf").exists()
+
+
+def test_a_dry_run_writes_nothing(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert convert(run_dir, "--dry-run") == 0
+    assert "dry run" in capsys.readouterr().out
+    assert not (run_dir.parent / "hf").exists()
+
+
+def test_a_half_written_checkpoint_is_told(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run_dir / "global_step10" / "manifest.json").unlink()
+    assert convert(run_dir, source=run_dir / "global_step10") == 2
+    assert "half-written checkpoint" in capsys.readouterr().err
+    assert convert(run_dir) == 2
+    said = capsys.readouterr()
+    assert "convert.yaml:1: input_model_dir" in said.err and "no checkpoint in it is whole" in said.err
+
+
+def test_a_changed_checkpoint_is_told(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = run_dir / "global_step10" / "weights.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    assert convert(run_dir, source=run_dir / "global_step10") == 2
+    assert "was changed after the checkpoint was written" in capsys.readouterr().err
+
+
+def test_wrong_folders_are_told(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert convert(run_dir, source=run_dir / "nowhere") == 2
+    assert "there is no such folder" in capsys.readouterr().err
+    assert convert(run_dir, source=run_dir.parent) == 2
+    assert "there is no checkpoint" in capsys.readouterr().err
+    for output in (run_dir, run_dir.parent):
+        assert convert(run_dir, "--redo", "--set", f"output_tokenizer_and_model_dir={output}") == 2
+        assert "holds the run" in capsys.readouterr().err
+    other = run_dir.parent / "thesis"
+    other.mkdir()
+    (other / "chapter.txt").write_text("years of work", encoding="utf-8")
+    assert convert(run_dir, "--redo", "--set", f"output_tokenizer_and_model_dir={other}") == 2
+    assert "did not write" in capsys.readouterr().err and (other / "chapter.txt").exists()
+
+
+def test_another_tokenizer_or_a_missing_file_is_told(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = run_dir / "tokenizer.model"
+    path.write_bytes(path.read_bytes() + b"\0")
+    assert convert(run_dir) == 2
+    assert "is not the tokenizer of global_step10" in capsys.readouterr().err
+    path.unlink()
+    assert convert(run_dir) == 2
+    assert "tokenizer.model: is missing beside the checkpoint" in capsys.readouterr().err
+
+
+def test_a_corpus_that_is_gone_is_asked_for(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run_dir.parent / "corpus.jsonl").unlink()
+    assert convert(run_dir) == 2
+    said = capsys.readouterr().err
+    assert "check_corpus" in said and "is not there any more" in said
+
+
+def test_the_shell_script_passes_arguments_and_exit_codes_on(root: Path, tmp_path: Path) -> None:
+    command = ["bash", str(root / "4_convert_to_HF.sh"), "--config", "nothing.yaml"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert run.returncode == 2 and "there is no such configuration file" in run.stderr

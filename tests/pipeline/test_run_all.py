@@ -1,0 +1,141 @@
+"""`./run_all.sh`: the whole line as a user runs it, through the real scripts, and how it stops when a step fails."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+TOKENIZER = """\
+input: [{folder}/corpus.jsonl]
+output_dir: {folder}/tokenizer
+vocab_size: 400
+character_coverage: 1.0
+num_threads: 1
+"""
+PRETRAIN = """\
+input_jsonl: [{folder}/corpus.jsonl]
+input_tokenizer_file: {folder}/tokenizer/tokenizer.model
+output_prefix: {folder}/tokens
+num_workers: 1
+num_layers: 2
+hidden_size: 32
+num_attn_heads: 2
+seq_len: 32
+output_model_dir: {folder}/run
+train_tokens: 10240
+global_batch_size: 16
+micro_batch_size: 8
+lr: 0.01
+eval_interval: 10
+save_interval: 10
+log_interval: 2
+num_processes: 1
+"""
+CONVERT = """\
+input_model_dir: {folder}/run
+output_tokenizer_and_model_dir: {folder}/hf
+test_prompt_text: ["the"]
+huggingface_name: somebody/tiny
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three YAML files for a tiny line, and its corpus."""
+    chance = random.Random(3)
+    words = ["the", *("".join(chance.choices("aeioumnrst", k=chance.randint(2, 6))) for _ in range(200))]
+    texts = [" ".join(chance.choices(words, k=chance.randint(30, 90))) for _ in range(200)]
+    corpus = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    (tmp_path / "corpus.jsonl").write_text(corpus, encoding="utf-8")
+    for name, text in (
+        ("sentence_piece_config.yaml", TOKENIZER),
+        ("config.yaml", PRETRAIN),
+        ("convert_config.yaml", CONVERT),
+    ):
+        (tmp_path / name).write_text(text.format(folder=tmp_path), encoding="utf-8")
+    return tmp_path
+
+
+def run_all(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [str(ROOT / "run_all.sh"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=300)
+
+
+@pytest.mark.slow
+def test_the_whole_line_and_again(folder: Path) -> None:
+    done = run_all(folder)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    made = ["tokenizer/tokenizer.model", "tokens_text_document.bin", "run/metrics.jsonl", "run/plots/loss.png"]
+    for name in [*made, "hf/config.json", "hf/tokenizer.json", "hf/manifest.json"]:
+        assert (folder / name).is_file(), name
+    assert "\n  the⟪" in done.stdout.split("what the model writes")[1]
+    assert "dry run: nothing was sent" in done.stdout
+    times = done.stdout.split("━━━ time")[1].splitlines()
+    steps = ["setup", "1 train", "2 tok", "count", "3 train", "4 convert", "6 upload", "all"]
+    assert all(any(line.strip().startswith(step) for line in times) for step in steps)
+
+    trained = (folder / "run" / "manifest.json").read_bytes()
+    again = run_all(folder)
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert (folder / "run" / "manifest.json").read_bytes() == trained, "a step that is done was done again"
+
+
+def test_wrong_settings_of_all_files_are_told_before_the_first_step(folder: Path) -> None:
+    for name, line in (("config.yaml", "num_layer: 2\n"), ("convert_config.yaml", "dtype: fp64\n")):
+        with (folder / name).open("a", encoding="utf-8") as file:
+            file.write(line)
+    done = run_all(folder)
+    assert done.returncode == 2
+    assert f"{folder}/config.yaml:18: num_layer" in done.stderr
+    assert f"{folder}/convert_config.yaml:5: dtype = fp64" in done.stderr
+    assert "run_all: stopped at “settings” with exit code 2" in done.stderr
+    assert "━━━ 1 train" not in done.stdout
+
+
+@pytest.mark.slow
+def test_a_step_that_fails_stops_the_line_with_its_exit_code(folder: Path) -> None:
+    settings = (folder / "config.yaml").read_text(encoding="utf-8")
+    (folder / "config.yaml").write_text(settings.replace("seq_len: 32", "seq_len: 1000000"), encoding="utf-8")
+    done = run_all(folder)
+    assert done.returncode == 2
+    assert f"{folder}/config.yaml:8: seq_len = 1000000" in done.stderr
+    assert "stopped at “count tokens” with exit code 2" in done.stderr
+    assert (folder / "tokens_text_document.bin").exists() and "━━━ 3 train" not in done.stdout
+
+
+def test_a_missing_corpus_stops_the_line_at_the_first_step(folder: Path) -> None:
+    (folder / "corpus.jsonl").unlink()
+    done = run_all(folder)
+    assert done.returncode == 2
+    assert "stopped at “1 train the tokenizer” with exit code 2" in done.stderr
+
+
+def test_files_may_be_named_by_what_they_begin_with(folder: Path) -> None:
+    for name in ("sentence_piece_config.yaml", "config.yaml", "convert_config.yaml"):
+        shutil.move(folder / name, folder / f"tiny_{name}")
+    (folder / "corpus.jsonl").unlink()
+    assert "stopped at “1 train" in run_all(folder / "tiny").stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nowhere"], "run_all: nowhere_sentence_piece_config.yaml: there is no such configuration file"),
+        (["--fast"], "run_all: there is no option --fast; see ./run_all.sh --help"),
+    ],
+)
+def test_a_wrong_call_is_the_users_fault(arguments: list[str], words: str) -> None:
+    done = run_all(*arguments)
+    assert done.returncode == 2 and words in done.stderr
+
+
+def test_help_says_what_it_does() -> None:
+    done = run_all("--help")
+    assert done.returncode == 0 and "runs the whole line" in done.stdout and "set -" not in done.stdout

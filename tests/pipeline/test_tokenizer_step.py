@@ -1,0 +1,108 @@
+"""Step 1 as a user runs it: the script, its files, its words, its exit codes."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from zerokara import manifest
+from zerokara.tokenizer.encoder import Encoder
+
+WORDS = "the quick brown fox 今日 は よい 天気 です 。 오늘 날씨가 좋아서 țară munți".split()  # noqa: SIM905
+CONFIG = """\
+input: corpus.jsonl
+output_dir: tokenizer
+vocab_size: 500
+character_coverage: 1.0
+num_threads: 1
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A working folder with a corpus and a configuration."""
+    rng = random.Random(3)
+    texts = ["\n".join(" ".join(rng.choices(WORDS, k=9)) for _ in range(4)) for _ in range(300)]
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    (tmp_path / "corpus.jsonl").write_text(lines + '{"text": ""}\n', encoding="utf-8")
+    (tmp_path / "sentence_piece_config.yaml").write_text(CONFIG, encoding="utf-8")
+    return tmp_path
+
+
+def _step(root: Path, place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(root / "1_train_sentencepiece_tokenizer.py"), *arguments]
+    return subprocess.run(command, cwd=place, capture_output=True, encoding="utf-8", timeout=120, check=False)
+
+
+def test_the_step_from_text_to_tokenizer(root: Path, place: Path) -> None:
+    dry = _step(root, place, "--dry-run")
+    assert dry.returncode == 0 and "dry run: nothing was written" in dry.stdout and not (place / "tokenizer").exists()
+    assert "of memory" in dry.stdout
+
+    done = _step(root, place)
+    assert done.returncode == 0, done.stderr
+    assert "next: bash 2_tokenize.sh" in done.stdout
+    assert "characters/token" in done.stdout and "1 lines skipped: empty text" in done.stdout
+    assert "LOG(INFO)" not in done.stdout + done.stderr
+    names = {path.name for path in (place / "tokenizer").iterdir()}
+    wanted = {"tokenizer.model", "tokenizer.vocab", "report.json", "report.txt", "manifest.json", "training.log"}
+    assert names == wanted
+    encoder = Encoder(place / "tokenizer" / "tokenizer.model")
+    vocabulary = (place / "tokenizer" / "tokenizer.vocab").read_text(encoding="utf-8").splitlines()
+    assert len(vocabulary) == encoder.vocab_size == 500
+    assert [line.split("\t")[0] for line in vocabulary[:5]] == ["<unk>", "<s>", "</s>", "<pad>", "\\n"]
+    report = json.loads((place / "tokenizer" / "report.json").read_text(encoding="utf-8"))
+    assert report["sample"]["bytes_used"] == report["sample"]["bytes_chosen"] > 0
+    assert report["sources"][0]["tokenizers"]["this one"]["round_trip_failures"] == 0
+    record = manifest.read(place / "tokenizer" / "manifest.json")
+    assert record.step == "train_tokenizer" and record.facts["vocab_size"] == 500
+    assert record.outputs["tokenizer"][0].sha256 == encoder.sha256
+
+    first = (place / "tokenizer" / "tokenizer.model").read_bytes()
+    again = _step(root, place)
+    assert again.returncode == 0 and "is there already, made from the same text" in again.stdout
+    other = _step(root, place, "--set", "vocab_size=480")
+    assert other.returncode == 2 and "vocab_size was 500, is now 480" in other.stderr and "--redo" in other.stderr
+    assert (place / "tokenizer" / "tokenizer.model").read_bytes() == first
+    redone = _step(root, place, "--redo")
+    assert redone.returncode == 0 and (place / "tokenizer" / "tokenizer.model").read_bytes() == first
+
+
+def test_faults_are_told_with_exit_2_and_leave_nothing(root: Path, place: Path) -> None:
+    large = _step(root, place, "--set", "vocab_size=200000")
+    assert large.returncode == 2 and "the largest that works is" in large.stderr
+    assert [path.name for path in (place / "tokenizer").iterdir()] == ["training.log"]
+
+    missing = _step(root, place, "--set", "input=nowhere.jsonl")
+    assert missing.returncode == 2 and "nowhere.jsonl" in missing.stderr and ":1: " not in missing.stderr
+    field = _step(root, place, "--set", "text_field=content")
+    assert field.returncode == 2 and "the fields there are: text" in field.stderr
+    both = _step(root, place, "--set", "add_dummy_prefix=true", "--set", "user_defined_symbols=[<x>]")
+    assert both.returncode == 2 and "cannot stand together with user_defined_symbols" in both.stderr
+    compare = _step(root, place, "--set", "compare_with=corpus.jsonl")
+    assert compare.returncode == 2 and "is not a SentencePiece model" in compare.stderr
+
+
+def test_the_step_answers_in_under_a_second_and_imports_nothing_heavy(root: Path, place: Path) -> None:
+    started = time.monotonic()
+    wrong = _step(root, place, "--set", "vocab_sise=1")
+    assert wrong.returncode == 2 and "vocab_size" in wrong.stderr
+    assert time.monotonic() - started < 5, "a second on an idle machine"
+    code = (
+        "import sys; from zerokara.steps import train_tokenizer; from zerokara.tokenizer import training, report, encoder;"
+        "print(sorted({'torch', 'transformers', 'tokenizers'} & set(sys.modules)))"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(root / "original_codes")},
+        capture_output=True,
+        encoding="utf-8",
+        check=True,
+    )
+    assert shown.stdout.strip() == "[]"

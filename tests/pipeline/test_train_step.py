@@ -1,0 +1,136 @@
+"""Step 3 as a person runs it: through the shell script and the DeepSpeed launcher, killed, resumed, refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from zerokara import checkpoint, manifest
+from zerokara.training import metrics
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def step_3(config: str, *settings: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    command = ["bash", str(ROOT / "3_train_node1.sh"), "--config", config, *options]
+    for setting in settings:
+        command += ["--set", setting]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+
+
+def start_step_3(config: str, *settings: str) -> subprocess.Popen[str]:
+    command = ["bash", str(ROOT / "3_train_node1.sh"), "--config", config]
+    for setting in settings:
+        command += ["--set", setting]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+
+
+def wait_for(condition, seconds: float = 120) -> None:  # type: ignore[no-untyped-def]
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.05)
+
+
+def losses(run_dir: Path) -> list[float]:
+    return [line["loss"] for line in metrics.read(run_dir) if "loss" in line]
+
+
+@pytest.fixture(scope="module")
+def long_run(tiny_data: dict[str, str]) -> tuple[str, ...]:
+    return (f"train_tokens={150 * 8 * 32}", "save_interval=10", "tensorboard=true")
+
+
+def test_trains_on_two_processes_and_leaves_everything(tiny_data: dict[str, str], tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    arguments = (f"output_model_dir={run_dir}", "num_processes=2", "zero_stage=2", "tensorboard=true")
+    done = step_3(tiny_data["config"], *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "next: bash 4_convert_to_HF.sh" in done.stdout
+    assert "compiling" not in (done.stdout + done.stderr).lower()
+    assert len(losses(run_dir)) == 20
+    last = metrics.read(run_dir)[-1]
+    assert last["step"] == 20 and last["valid_bits_per_byte"] < metrics.read(run_dir)[0]["valid_bits_per_byte"]
+    assert (run_dir / "plots" / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert list((run_dir / "tensorboard").glob("events.out.tfevents*"))
+    made = manifest.read(run_dir / "manifest.json")
+    assert made.facts["steps"] == 20 and made.facts["parameters"] > 0
+    again = step_3(tiny_data["config"], *arguments)
+    assert again.returncode == 0 and "is complete already" in again.stdout
+    other = step_3(tiny_data["config"], *arguments, "lr=0.02")
+    assert other.returncode == 2 and "lr was 0.01, is now 0.02" in other.stderr
+
+
+def test_killed_by_force_and_by_request_it_goes_on_and_ends_as_if_unbroken(
+    tiny_data: dict[str, str], long_run: tuple[str, ...], tmp_path: Path
+) -> None:
+    unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
+    assert step_3(tiny_data["config"], f"output_model_dir={unbroken}", *long_run).returncode == 0
+
+    killed = start_step_3(tiny_data["config"], f"output_model_dir={broken}", *long_run)
+    wait_for(lambda: len(checkpoint.all_steps(broken)) > 0)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    assert not (broken / "manifest.json").exists()
+
+    asked = start_step_3(tiny_data["config"], f"output_model_dir={broken}", *long_run)
+    before = checkpoint.all_steps(broken)[-1]
+    wait_for(lambda: checkpoint.all_steps(broken)[-1] > before)
+    os.killpg(asked.pid, signal.SIGTERM)
+    output, _ = asked.communicate()
+    assert "going on from" in output
+    assert not (broken / "manifest.json").exists()
+
+    ended = step_3(tiny_data["config"], f"output_model_dir={broken}", *long_run)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert losses(broken) == losses(unbroken)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (("seq_len=1000000",), "tokens, and one sequence takes"),
+        (("input_tokenizer_file=none.model",), "there is no such tokenizer file"),
+        (("output_prefix=nowhere/tokens",), "nowhere/tokens_text_document.manifest.json"),
+        (("num_processes=3",), "must be a multiple of micro_batch_size × processes = 4 × 3 = 12"),
+        (("deepspeed_template=none.json",), "none.json: there is no such file"),
+    ],
+)
+def test_wrong_input_is_one_clear_error(
+    tiny_data: dict[str, str], tmp_path: Path, settings: tuple[str, ...], words: str
+) -> None:
+    done = step_3(tiny_data["config"], f"output_model_dir={tmp_path / 'run'}", *settings)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_of_another_run_or_of_other_files_is_left_alone(tiny_data: dict[str, str], tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    assert step_3(tiny_data["config"], f"output_model_dir={run_dir}").returncode == 0
+    weights = (run_dir / "global_step20" / "weights.safetensors").read_bytes()
+    (run_dir / "manifest.json").unlink()
+    other = step_3(tiny_data["config"], f"output_model_dir={run_dir}", "hidden_size=64")
+    assert other.returncode == 2
+    assert "belongs to another run: hidden_size was 48, is now 64" in other.stderr
+    assert (run_dir / "global_step20" / "weights.safetensors").read_bytes() == weights
+    stranger = tmp_path / "photos"
+    stranger.mkdir()
+    (stranger / "one.jpg").write_bytes(b"x")
+    for options in ((), ("--redo",)):
+        refused = step_3(tiny_data["config"], f"output_model_dir={stranger}", options=options)
+        assert refused.returncode == 2 and (stranger / "one.jpg").exists(), refused.stderr
+
+
+def test_dry_run_starts_nothing(tiny_data: dict[str, str], tmp_path: Path) -> None:
+    done = step_3(tiny_data["config"], f"output_model_dir={tmp_path / 'run'}", options=("--dry-run",))
+    assert done.returncode == 0 and "20 steps × 8 sequences" in done.stdout
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,264 @@
+"""Step 6 as a user starts it, against a Hub on loopback: what arrives, what is refused, what is said."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from zerokara import manifest
+from zerokara.export.exported import MANIFEST_NAME, STEP
+
+
+def _load_server() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("hub_server", Path(__file__).with_name("hub_server.py"))
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["hub_server"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+hub_server = _load_server()
+NAME = "ada/first"
+
+
+@pytest.fixture
+def hub() -> Iterator[Any]:
+    with hub_server.running(hub_server.Hub()) as running:
+        yield running
+
+
+def export_folder(folder: Path, *, holds: bool = True) -> Path:
+    """A folder as step 4 leaves it: small files, two that go outside git, and one that is no part of the export."""
+    folder.mkdir(parents=True)
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n# first\n", encoding="utf-8")
+    (folder / "config.json").write_text("{}\n", encoding="utf-8")
+    (folder / "model-00001-of-00002.safetensors").write_bytes(b"one" * 3000)
+    (folder / "model-00002-of-00002.safetensors").write_bytes(b"two" * 4000)
+    outputs = {"all": sorted(folder.iterdir())}
+    manifest.finish(folder / MANIFEST_NAME, manifest.Work(STEP, {}), outputs, {"proof": {"holds": holds}}, 1.0)
+    (folder / "stray.txt").write_text("private notes", encoding="utf-8")
+    return folder
+
+
+class User:
+    """Someone who runs ``python 6_upload.py`` in a folder of their own."""
+
+    def __init__(self, root: Path, place: Path, url: str):
+        self.root, self.place, self.url = root, place, url
+        self.folder = place / "export"
+        self.home = place / "home"
+
+    def run(self, *arguments: str, token: str | None = hub_server.TOKEN, **environment: str) -> Any:
+        settings = [f"output_tokenizer_and_model_dir={self.folder}", f"huggingface_name={NAME}"]
+        options = [word for setting in settings for word in ("--set", setting)]
+        (self.place / "convert.yaml").write_text("private: true\n", encoding="utf-8")
+        clean = {key: text for key, text in os.environ.items() if not key.startswith(("HF_", "HUGGING_FACE"))}
+        own = {
+            "HF_ENDPOINT": self.url, "HF_HOME": str(self.home), "HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1",
+        }  # fmt: skip
+        if token is not None:
+            own["HF_TOKEN"] = token
+        command = [sys.executable, str(self.root / "6_upload.py"), "--config", "convert.yaml", *options, *arguments]
+        assert hub_server.TOKEN not in " ".join(command)
+        return subprocess.run(
+            command, cwd=self.place, env=clean | own | environment, capture_output=True, text=True, timeout=120
+        )
+
+    def assert_token_nowhere(self, *runs: Any) -> None:
+        for run in runs:
+            assert hub_server.TOKEN not in run.stdout + run.stderr
+        for path in self.place.rglob("*"):
+            if path.is_file():
+                assert hub_server.TOKEN.encode() not in path.read_bytes(), path
+
+
+@pytest.fixture
+def user(root: Path, tmp_path: Path, hub: Any) -> User:
+    made = User(root, tmp_path, hub.url)
+    export_folder(made.folder)
+    return made
+
+
+def test_everything_of_the_manifest_arrives_and_nothing_else(user: User, hub: Any) -> None:
+    first = user.run()
+    assert first.returncode == 0, first.stderr
+    repository = hub.repositories[NAME]
+    assert repository.private and repository.commits == 1
+    sent = {path: content for path, content in repository.files.items() if path != ".gitattributes"}
+    names = ["README.md", "config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    assert sent == {name: (user.folder / name).read_bytes() for name in names}
+    assert repository.outside_git == set(names[2:])
+    assert "paths, sizes and hashes" in first.stdout
+
+    again = user.run()
+    assert again.returncode == 0 and "everything was there already" in again.stdout
+    assert repository.commits == 1 and hub.count("PUT") == 2
+    user.assert_token_nowhere(first, again)
+
+
+def test_a_dry_run_lists_files_and_bytes_without_network_or_token(user: User, hub: Any) -> None:
+    run = user.run("--dry-run", token=None)
+    assert run.returncode == 0, run.stderr
+    assert "model-00001-of-00002.safetensors" in run.stdout and "9,000 bytes" in run.stdout
+    assert "stray" not in run.stdout
+    assert hub.requests == []
+
+
+def test_without_a_token_it_says_how_to_get_one(user: User, hub: Any) -> None:
+    run = user.run(token=None)
+    assert run.returncode == 2
+    assert "hf auth login" in run.stderr and "HF_TOKEN" in run.stderr
+    assert hub.requests == []
+
+
+def test_a_login_on_this_machine_serves_as_well(user: User, hub: Any) -> None:
+    user.home.mkdir()
+    (user.home / "token").write_text(hub_server.TOKEN, encoding="utf-8")
+    run = user.run(token=None)
+    assert run.returncode == 0, run.stderr
+    (user.home / "token").unlink()
+    user.assert_token_nowhere(run)
+
+
+def test_a_wrong_token_is_told_and_not_shown(user: User) -> None:
+    run = user.run(token="hf_wrong_one")
+    assert run.returncode == 1
+    assert "does not know the token" in run.stderr and "hf_wrong_one" not in run.stdout + run.stderr
+
+
+def test_a_foreign_namespace_is_refused_with_the_names_that_are_ours(user: User, hub: Any) -> None:
+    run = user.run("--set", "huggingface_name=somebody/first")
+    assert run.returncode == 1
+    assert "status 403" in run.stderr and "belongs to ada" in run.stderr and "team" in run.stderr
+    assert hub.repositories == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("", "must name the repository"), ("ada/a--b", "Cannot have --"), ("ada first", "must be user/name")],
+)
+def test_a_bad_name_is_the_users_fault(user: User, hub: Any, name: str, words: str) -> None:
+    run = user.run("--set", f"huggingface_name={name!r}")
+    assert run.returncode == 2 and "huggingface_name" in run.stderr and words in run.stderr
+    assert hub.requests == []
+
+
+def test_a_failing_commit_ends_with_1_and_the_next_run_completes(user: User, hub: Any) -> None:
+    hub.fail_commit = 500
+    first = user.run()
+    assert first.returncode == 1
+    assert "status 500" in first.stderr and "the Hub stumbled" in first.stderr and "Traceback" not in first.stderr
+    assert len(hub.storage) == 2 and hub.count("PUT") == 2
+
+    hub.fail_commit = None
+    second = user.run()
+    assert second.returncode == 0, second.stderr
+    assert hub.count("PUT") == 2, "what had arrived was sent again"
+    user.assert_token_nowhere(first, second)
+
+
+def test_an_upload_cut_short_goes_on_with_what_is_missing(user: User, hub: Any) -> None:
+    hub.fail_put_after = 1
+    first = user.run()
+    assert first.returncode == 1 and "the storage broke down" in first.stderr
+    assert "signature" not in first.stderr
+    assert hub.repositories[NAME].commits == 0 and len(hub.storage) == 1
+
+    hub.fail_put_after = None
+    hub.requests.clear()
+    second = user.run()
+    assert second.returncode == 0, second.stderr
+    assert hub.count("PUT") == 1
+    user.assert_token_nowhere(first, second)
+
+
+@pytest.mark.parametrize(
+    ("switch", "path", "words"),
+    [
+        ("hide_from_listing", "model-00002-of-00002.safetensors", "missing on the Hub"),
+        ("spoil_in_listing", "model-00001-of-00002.safetensors", "sha256 000"),
+        ("spoil_in_listing", "config.json", "git blob 000"),
+    ],
+)
+def test_a_listing_that_differs_ends_with_1(user: User, hub: Any, switch: str, path: str, words: str) -> None:
+    getattr(hub, switch).add(path)
+    run = user.run()
+    assert run.returncode == 1
+    assert f"{path}: {words}" in run.stderr
+
+
+def test_a_public_repository_is_not_filled_where_private_is_asked(user: User, hub: Any) -> None:
+    hub.repositories[NAME] = hub_server.Repository(private=False)
+    run = user.run()
+    assert run.returncode == 2 and "is public" in run.stderr
+    assert hub.repositories[NAME].commits == 0 and hub.storage == {}
+
+
+def test_other_files_in_the_repository_stop_it_unless_redo(user: User, hub: Any) -> None:
+    hub.repositories[NAME] = hub_server.Repository(private=True)
+    hub.repositories[NAME].files["pytorch_model.bin"] = b"old"
+    run = user.run()
+    assert run.returncode == 2 and "pytorch_model.bin" in run.stderr and "--redo" in run.stderr
+    assert hub.repositories[NAME].commits == 0
+    run = user.run("--redo")
+    assert run.returncode == 0, run.stderr
+    assert "pytorch_model.bin" not in hub.repositories[NAME].files
+
+
+def test_a_folder_that_was_not_proved_is_refused(user: User, hub: Any) -> None:
+    user.folder = export_folder(user.place / "unproved", holds=False)
+    run = user.run()
+    assert run.returncode == 2 and "proved" in run.stderr
+    user.folder = user.place / "nothing"
+    run = user.run()
+    assert run.returncode == 2 and "4_convert_to_HF.sh" in run.stderr
+    assert hub.requests == []
+
+
+def test_files_changed_since_the_proof_are_all_named(user: User, hub: Any) -> None:
+    (user.folder / "config.json").write_text("[]\n", encoding="utf-8")
+    (user.folder / "README.md").unlink()
+    run = user.run()
+    assert run.returncode == 2
+    assert "config.json: has changed" in run.stderr and "README.md: is missing" in run.stderr
+    assert hub.requests == []
+
+
+def test_an_unreachable_hub_is_told_within_seconds(user: User) -> None:
+    with socket.socket() as unused:  # bound and not listening: nothing else can take the port
+        unused.bind(("127.0.0.1", 0))
+        user.url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        started = time.monotonic()
+        run = user.run()
+    assert run.returncode == 1 and "cannot be reached" in run.stderr
+    assert time.monotonic() - started < 20
+    user.assert_token_nowhere(run)
+
+
+def test_a_refusal_on_the_way_of_xet_is_told_and_its_log_holds_no_token(user: User) -> None:
+    run = user.run(HF_HUB_DISABLE_XET="0")  # the server has no Xet
+    assert run.returncode == 1 and "xet" in run.stderr and "Traceback" not in run.stderr
+    assert list(user.home.rglob("*.log")), "Xet writes its log elsewhere now: look there"
+    user.assert_token_nowhere(run)
+
+
+def test_offline_mode_is_named(user: User) -> None:
+    run = user.run(HF_HUB_OFFLINE="1")
+    assert run.returncode == 1 and "HF_HUB_OFFLINE" in run.stderr
+
+
+def test_a_server_that_is_no_hub_gives_an_error_and_no_traceback(user: User, hub: Any) -> None:
+    user.url = hub.url + "/elsewhere"
+    run = user.run()
+    assert run.returncode == 1 and "404" in run.stderr and "Traceback" not in run.stderr

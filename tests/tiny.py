@@ -1,0 +1,116 @@
+"""A small corpus, its tokenizer and token files, made once, and training runs over them in real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+
+from zerokara.checkpoint import read_weights
+from zerokara.steps import tokenize
+from zerokara.training import launcher, metrics
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Settings that name a corpus of some ten thousand tokens, and a small model."""
+    folder = tmp_path_factory.mktemp("tiny")
+    chance = random.Random(5)
+    words = ["".join(chance.choices("abcdefghijklmnop", k=chance.randint(2, 7))) for _ in range(300)]
+    texts = [" ".join(chance.choices(words, k=60)) + "\n" + " ".join(chance.choices(words, k=30)) for _ in range(150)]
+    corpus = folder / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    sentencepiece.SentencePieceTrainer.Train(
+        sentence_iterator=iter([line for text in texts for line in text.split("\n")]),
+        model_prefix=str(folder / "tokenizer"),
+        vocab_size=500,
+        byte_fallback=True,
+        user_defined_symbols=["\n"],
+        unk_id=0,
+        bos_id=1,
+        eos_id=2,
+        pad_id=3,
+        add_dummy_prefix=False,
+        remove_extra_whitespaces=False,
+        normalization_rule_name="identity",
+        minloglevel=2,
+    )
+    settings = {
+        "input_jsonl": str(corpus),
+        "input_tokenizer_file": str(folder / "tokenizer.model"),
+        "output_prefix": str(folder / "tokens"),
+        "num_layers": "2",
+        "hidden_size": "48",
+        "num_attn_heads": "4",
+        "num_kv_heads": "2",
+        "seq_len": "32",
+        "global_batch_size": "8",
+        "micro_batch_size": "4",
+        "precision": "fp32",
+        "lr": "0.01",
+        "min_lr": "0.001",
+        "train_tokens": str(20 * 8 * 32),
+        "log_interval": "1",
+        "eval_interval": "1000",
+        "eval_tokens": "500",
+        "save_interval": "1000",
+        "tensorboard": "false",
+    }
+    config = folder / "config.yaml"
+    config.write_text("".join(f"{key}: {value}\n" for key, value in settings.items()), encoding="utf-8")
+    assert tokenize.main(["--config", str(config)]) == 0
+    return {"config": str(config), **settings}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a run left behind."""
+
+    folder: Path
+
+    @property
+    def losses(self) -> list[float]:
+        """The loss of each step."""
+        return [line["loss"] for line in metrics.read(self.folder) if "loss" in line]
+
+    @property
+    def weights(self) -> dict[str, Any]:
+        """The newest checkpoint's."""
+        return read_weights(self.folder / (self.folder / "latest").read_text(encoding="utf-8").strip())
+
+
+@pytest.fixture(scope="session")
+def train_runs(
+    tiny_data: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., dict[str, Trained]]:
+    """Give a function that trains several runs, name → overrides, one after another in `processes` processes."""
+
+    def run(runs: dict[str, dict[str, Any]], processes: int = 1, folder: Path | None = None) -> dict[str, Trained]:
+        place = folder or tmp_path_factory.mktemp("runs")
+        jobs = [
+            {"output_model_dir": str(place / name), "num_processes": processes, **overrides}
+            for name, overrides in runs.items()
+        ]
+        job_file = place / "jobs.json"
+        job_file.write_text(json.dumps({"config": tiny_data["config"], "jobs": jobs}), encoding="utf-8")
+        code = launcher.launch("run_sessions", [str(job_file)], processes)
+        assert code == 0, f"the training processes ended with {code}"
+        return {name: Trained(place / name) for name in runs}
+
+    return run
+
+
+@pytest.fixture(scope="session", autouse=True)
+def python_path() -> None:
+    """Let the started processes find the package and `run_sessions`."""
+    paths = [str(ROOT / "original_codes"), str(ROOT / "tests" / "numerics"), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)

@@ -1,0 +1,150 @@
+"""Strict loading: every fault at once, with file, line, value, rule and remedy (U2)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from zerokara.config import ConvertConfig, PretrainConfig, TokenizerConfig, as_yaml, help_text, load
+from zerokara.config.refresh import class_for
+from zerokara.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def faults_of(
+    tmp_path: Path, text: str, config_class: type = PretrainConfig, overrides: tuple[str, ...] = ()
+) -> list[str]:
+    path = tmp_path / "config.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError) as caught:
+        load(config_class, path, overrides)
+    return [str(fault).replace(str(tmp_path) + "/", "") for fault in caught.value.faults]
+
+
+def test_every_fault_is_told_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
+    text = "lr: 6e-4\nlr: 3\nhiden_size: 5\nhidden_size: 250\nmicro_batch_size: abc\nepochs: -1\nnum_kv_heads: 3\n"
+    assert faults_of(tmp_path, text) == [
+        "config.yaml:2: lr: stands twice, first at line 1; keep one",
+        "config.yaml:3: hiden_size = 5: there is no such setting; did you mean hidden_size?",
+        "config.yaml:4: hidden_size = 250: must be a multiple of num_attn_heads = 4; try 248 or 252",
+        "config.yaml:5: micro_batch_size = abc: must be a whole number; write a number without quotes or units",
+        "config.yaml:6: epochs = -1: must be greater than 0",
+        "config.yaml:7: num_kv_heads = 3: must divide num_attn_heads = 4; one of [1, 2, 4]",
+    ]
+
+
+def test_global_batch_is_explained_with_numbers(tmp_path: Path) -> None:
+    text = "global_batch_size: 500\nmicro_batch_size: 8\nnum_processes: 4\n"
+    (fault,) = faults_of(tmp_path, text)
+    assert fault == (
+        "config.yaml:1: global_batch_size = 500: must be a multiple of micro_batch_size × processes = 8 × 4 = 32; "
+        "try 480 or 512"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("tie_word_embeddings: yes\n", "tie_word_embeddings = yes: must be true or false; write true"),
+        ("wandb: maybe\n", "wandb = maybe: must be 'off', 'offline' or 'online'"),
+        ("min_lr: 1\n", "min_lr = 1.0: must be at most lr = 0.001; try 0.0001"),
+        ("train_tokens: 1.5\n", "train_tokens = 1.5: must be a whole number or 'auto'"),
+        ("hidden_size: 12\n", "hidden_size = 12: must give heads of even width for rotary positions; they have 3"),
+        ("architecture: gpt2\nnum_kv_heads: 2\n", "must be auto for architecture gpt2"),
+        (
+            "keep_every: 150\nsave_interval: 100\n",
+            "keep_every = 150: must be a multiple of save_interval = 100; try 200",
+        ),
+        ("valid_fraction: 0.9\n", "valid_fraction = 0.9: must be at most 0.5"),
+        ("lr: .nan\n", "lr = nan: must be"),
+        ("- a\n- b\n", "config.yaml:1: must be a list of `key: value` lines"),
+        ("lr: [1\n", "is not valid YAML"),
+    ],
+)
+def test_message(tmp_path: Path, text: str, fault: str) -> None:
+    assert any(fault in found for found in faults_of(tmp_path, text))
+
+
+def test_tokenizer_and_convert_rules(tmp_path: Path) -> None:
+    (fault,) = faults_of(tmp_path, "vocab_size: 400\nextra_ids: 200\n", TokenizerConfig)
+    assert "vocab_size = 400: must be greater than the 461 pieces that are fixed" in fault
+    (fault,) = faults_of(tmp_path, "huggingface_name: only-a-name\n", ConvertConfig)
+    assert "must be user/name" in fault
+    (fault,) = faults_of(tmp_path, "user_defined_symbols: ['</s>']\n", TokenizerConfig)
+    assert "which is a piece already" in fault
+
+
+def test_overrides_win_and_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("lr: 1e-3\n", encoding="utf-8")
+    assert load(PretrainConfig, path, ["lr=6e-4", "train_tokens=1e9"]).lr == 6e-4
+    faults = faults_of(tmp_path, "lr: 1e-3\n", overrides=("lr=-1", "nonsense"))
+    assert "--set: lr = -1: must be greater than 0" in faults
+    assert "--set: nonsense: must be key=value; e.g. --set lr=3e-4" in faults
+
+
+def test_numbers_and_lists_read_as_people_write_them(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("\ufefflr: 6e-4\ntrain_tokens: 2.5e9\ninput_jsonl: one.jsonl\n", encoding="utf-8")
+    config = load(PretrainConfig, path)
+    assert (config.lr, config.train_tokens, config.input_jsonl) == (6e-4, 2_500_000_000, ("one.jsonl",))
+
+
+def test_missing_file_names_the_option() -> None:
+    with pytest.raises(UserError, match=r"nowhere\.yaml: there is no such configuration file; name one with --config"):
+        load(PretrainConfig, "nowhere.yaml")
+
+
+@pytest.mark.parametrize("config_class", [PretrainConfig, TokenizerConfig, ConvertConfig])
+def test_saved_config_loads_to_an_equal_object(tmp_path: Path, config_class: type) -> None:
+    overrides = ["lr=6e-4"] if config_class is PretrainConfig else []
+    config = load(config_class, "/dev/null", overrides)
+    path = tmp_path / "saved.yaml"
+    path.write_text(as_yaml(config), encoding="utf-8")
+    assert load(config_class, path) == config
+    assert (load(config_class, path, ["test_prompt_text=[x]"]) if config_class is ConvertConfig else 0) != config
+
+
+@pytest.mark.parametrize(
+    "path", sorted([*ROOT.glob("*.yaml"), *ROOT.glob("model_configs/*.yaml")]), ids=lambda p: p.name
+)
+def test_shipped_yaml_loads_and_its_comments_are_the_docstrings(path: Path) -> None:
+    assert path.read_text(encoding="utf-8") == as_yaml(load(class_for(path), path))
+
+
+def test_help_tells_every_setting() -> None:
+    text = help_text(PretrainConfig)
+    assert all(f"  {key}: " in text for key in PretrainConfig.model_fields)
+    assert "Highest learning rate." in text
+
+
+def test_every_setting_has_a_docstring() -> None:
+    for config_class in (PretrainConfig, TokenizerConfig, ConvertConfig):
+        for key, field in config_class.model_fields.items():
+            assert field.description, f"{config_class.__name__}.{key}"
+
+
+@pytest.mark.parametrize("module", ["train_tokenizer", "tokenize", "count_tokens", "train", "convert_to_hf", "upload"])
+def test_a_wrong_config_answers_before_torch_is_imported(tmp_path: Path, module: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("no_such_key: 1\n", encoding="utf-8")
+    code = (
+        f"import sys; from zerokara.steps import {module} as step\n"
+        f"code = step.main(['--config', {str(path)!r}])\n"
+        "assert 'torch' not in sys.modules, 'torch was imported'\n"
+        "assert 'transformers' not in sys.modules, 'transformers was imported'\n"
+        "sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(ROOT / "original_codes"), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "no_such_key = 1: there is no such setting" in done.stderr

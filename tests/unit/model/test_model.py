@@ -1,0 +1,90 @@
+"""Shapes count what is built; the chunked loss and the fused attention equal the plain ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from zerokara import config
+from zerokara.model import loss as loss_module
+from zerokara.model import parallel
+from zerokara.model.loss import summed_cross_entropy
+from zerokara.model.megatron import build
+from zerokara.model.shapes import ModelShape
+
+SMALL = ["num_layers=2", "hidden_size=48", "num_attn_heads=6", "seq_len=32"]
+
+
+def shape_of(*overrides: str, vocab_size: int = 300) -> ModelShape:
+    return ModelShape.from_config(config.load(config.PretrainConfig, "/dev/null", [*SMALL, *overrides]), vocab_size)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _groups() -> None:
+    parallel.start_alone()
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("num_kv_heads=2",),
+        ("tie_word_embeddings=false",),
+        ("architecture=gpt2",),
+        ("architecture=gpt2", "tie_word_embeddings=false", "ffn_hidden_size=100"),
+    ],
+)
+def test_counted_parameters_are_those_built(overrides: tuple[str, ...]) -> None:
+    shape = shape_of(*overrides)
+    model = build(shape)
+    assert sum(parameter.numel() for parameter in model.parameters()) == shape.num_parameters()
+    padding = shape.padded_vocab_size - shape.vocab_size
+    copies = 1 if shape.tie_word_embeddings else 2
+    assert shape.num_parameters() - shape.num_parameters(padded=False) == padding * 48 * copies
+
+
+def test_flops_of_a_hand_counted_model() -> None:
+    shape = shape_of("num_kv_heads=2", "ffn_hidden_size=100")
+    per_layer = 48 * (48 + 2 * 16) + 48 * 48 + 3 * 48 * 100
+    assert shape.flops_per_token() == 6 * (2 * per_layer + 384 * 48) + 6 * 2 * 48 * 32
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 384 * 4 * 7, 2**30])
+def test_chunked_loss_equals_cross_entropy_and_its_gradients(monkeypatch: pytest.MonkeyPatch, chunk_bytes: int) -> None:
+    monkeypatch.setattr(loss_module, "CHUNK_BYTES", chunk_bytes)
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(20, 8, generator=generator, requires_grad=True)
+    weight = torch.randn(384, 8, generator=generator, requires_grad=True)
+    labels = torch.randint(0, 300, (20,), generator=generator)
+    mask = (torch.rand(20, generator=generator) < 0.7).float()
+    (summed_cross_entropy(hidden, weight, labels, mask, 300) * 0.5).backward()
+    got = hidden.grad.clone(), weight.grad.clone()  # type: ignore[union-attr]
+    hidden.grad = weight.grad = None
+    plain = cross_entropy((hidden @ weight.t())[:, :300], labels, reduction="none")
+    ((plain * mask).sum() * 0.5).backward()
+    torch.testing.assert_close(got[0], hidden.grad, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(got[1], weight.grad, atol=1e-6, rtol=1e-5)
+    assert got[1][300:].abs().max() == 0
+
+
+def test_the_future_is_not_seen() -> None:
+    model = build(shape_of("num_kv_heads=2"))
+    ids = torch.randint(0, 300, (1, 16))
+    changed = ids.clone()
+    changed[0, 10] = (ids[0, 10] + 1) % 300
+    before, after = model(ids), model(changed)
+    assert torch.equal(before[:, :10], after[:, :10])
+    assert not torch.equal(before[:, 10:], after[:, 10:])
+
+
+def test_the_same_seed_gives_the_same_weights() -> None:
+    torch.manual_seed(4)
+    one = build(shape_of())
+    torch.manual_seed(4)
+    two = build(shape_of())
+    torch.manual_seed(5)
+    three = build(shape_of())
+    name = "decoder.layers.1.mlp.linear_fc1.weight"
+    assert torch.equal(one.state_dict()[name], two.state_dict()[name])
+    assert not torch.equal(one.state_dict()[name], three.state_dict()[name])

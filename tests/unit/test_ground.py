@@ -1,0 +1,131 @@
+"""Errors, durable files, manifests, progress."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from zerokara import manifest, progress
+from zerokara.durable import appearing_file, appearing_folder, write_text
+from zerokara.errors import Fault, RunError, UserError
+from zerokara.steps import command
+
+
+def test_fault_reads_as_one_line() -> None:
+    fault = Fault(where="config.yaml:14", key="lr", found=-1, rule="must be greater than 0", remedy="try 3e-4")
+    assert str(fault) == "config.yaml:14: lr = -1: must be greater than 0; try 3e-4"
+    assert str(Fault(where="a.bin", rule="is cut off")) == "a.bin: is cut off"
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "file.txt"
+    write_text(path, "old")
+    with pytest.raises(ValueError, match="stop"), appearing_file(path) as file:
+        file.write(b"half")
+        raise ValueError("stop")
+    assert path.read_text(encoding="utf-8") == "old"
+    assert [p.name for p in path.parent.iterdir()] == ["file.txt"]
+
+
+def test_a_folder_appears_whole_and_replaces(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    with appearing_folder(target) as partial:
+        (partial / "a").write_text("1", encoding="utf-8")
+        assert not target.exists()
+    with pytest.raises(ValueError, match="stop"), appearing_folder(target) as partial:
+        (partial / "b").write_text("2", encoding="utf-8")
+        raise ValueError("stop")
+    assert [p.name for p in target.iterdir()] == ["a"]
+    with appearing_folder(target) as partial:
+        (partial / "c").write_text("3", encoding="utf-8")
+    assert [p.name for p in target.iterdir()] == ["c"]
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.fixture
+def done(tmp_path: Path) -> tuple[Path, manifest.Work]:
+    source, output = tmp_path / "in.txt", tmp_path / "out.txt"
+    source.write_text("in", encoding="utf-8")
+    output.write_text("out", encoding="utf-8")
+    work = manifest.Work("step", {"size": 3, "list": ("a",)}, {"source": source})
+    manifest.finish(tmp_path / "manifest.json", work, {"result": output}, {"tokens": 7}, 1.0)
+    return tmp_path, work
+
+
+def test_same_work_is_done_already_wherever_its_input_lies(done: tuple[Path, manifest.Work]) -> None:
+    folder, work = done
+    found = manifest.already_done(folder / "manifest.json", work)
+    assert found is not None and found.facts == {"tokens": 7}
+    moved = folder / "elsewhere.txt"
+    (folder / "in.txt").rename(moved)
+    assert manifest.already_done(folder / "manifest.json", manifest.Work(work.step, work.settings, {"source": moved}))
+
+
+def test_other_work_is_refused_naming_each_difference(done: tuple[Path, manifest.Work]) -> None:
+    folder, work = done
+    (folder / "in.txt").write_text("changed", encoding="utf-8")
+    other = manifest.Work("step", {**work.settings, "size": 4}, work.inputs)
+    with pytest.raises(UserError, match=r"size was 3, is now 4; source changed \(2 bytes.*7 bytes.*--redo"):
+        manifest.already_done(folder / "manifest.json", other)
+    assert manifest.already_done(folder / "manifest.json", other, redo=True) is None
+
+
+def test_a_missing_or_changed_output_is_to_do(done: tuple[Path, manifest.Work]) -> None:
+    folder, work = done
+    (folder / "out.txt").write_text("tuo", encoding="utf-8")
+    assert manifest.already_done(folder / "manifest.json", work) is None
+    (folder / "out.txt").unlink()
+    assert manifest.already_done(folder / "manifest.json", work) is None
+
+
+def test_a_manifest_that_is_none_is_told(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(UserError, match="is not a manifest"):
+        manifest.read(tmp_path / "manifest.json")
+    with pytest.raises(UserError, match="there is no manifest here"):
+        manifest.read(tmp_path / "other.json")
+
+
+def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    def raising(error: BaseException) -> int:
+        def work() -> None:
+            raise error
+
+        return command.guarded(work)
+
+    assert raising(UserError([Fault(where="a", rule="one"), Fault(where="b", rule="two")])) == 2
+    assert raising(RunError("broke")) == 1
+    assert raising(KeyboardInterrupt()) == 130
+    assert command.guarded(lambda: None) == 0
+    assert capsys.readouterr().err.splitlines()[:3] == ["error: a: one", "error: b: two", "failed: broke"]
+
+
+def test_plain_progress_lines_tell_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(0, 1000, 20))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    stream = io.StringIO()
+    with progress.Progress("encoding", total=4_000_000, unit="B", stream=stream) as bar:
+        bar.note(docs=3)
+        bar.advance(1_000_000)
+    assert stream.getvalue().startswith("encoding: 1.0 MB of 4.0 MB (25%), ")
+    assert "left" in stream.getvalue() and "docs 3" in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (progress.bytes_text(999), "999 B"),
+        (progress.bytes_text(12_345_678), "12.3 MB"),
+        (progress.count_text(12_345), "12.3k"),
+        (progress.count_text(1_230_000_000), "1.23B"),
+        (progress.seconds_text(4.21), "4.2 s"),
+        (progress.seconds_text(200), "3 min 20 s"),
+        (progress.seconds_text(18_720), "5 h 12 min"),
+        (progress.seconds_text(180_000), "2 d 2 h"),
+        (progress.seconds_text(float("inf")), "?"),
+    ],
+)
+def test_units(text: str, expected: str) -> None:
+    assert text == expected

@@ -1,0 +1,135 @@
+"""Text to ids and back: what every later step builds on."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sentencepiece
+
+from zerokara.errors import UserError
+from zerokara.tokenizer.encoder import Encoder
+
+TEXTS = [
+    "",
+    "\n",
+    "\n\nthe fox\n",
+    " ",
+    "   leading and trailing   ",
+    "a\tb\t\tc",
+    "first\r\nsecond\r\n",
+    "null\0byte",
+    "</s><s><pad><unk></s><EOD>",
+    "<0x41>",
+    "今日はとても\nよい天気です。",
+    "오늘 날씨가 좋아서",
+    "țară\u2028\u0085\x0c",
+    "e\u0301 か\u3099 ＡＢＣ１２３",
+    "👩‍👩‍👧‍👦 🏳️‍🌈 𠮷 \U0010ffff",
+    "a" * 5000,
+    " " * 300,
+]
+
+
+@pytest.fixture(params=["unigram", "bpe", "prefixed", "no bytes"])
+def encoder(request: pytest.FixtureRequest, toy: Encoder, toy_bpe: Encoder, train_toy: Callable[..., Path]) -> Encoder:
+    if request.param == "prefixed":
+        return Encoder(train_toy(add_dummy_prefix=True))
+    if request.param == "no bytes":
+        return Encoder(train_toy(byte_fallback=False))
+    return toy if request.param == "unigram" else toy_bpe
+
+
+def test_decoding_gives_the_text_back(encoder: Encoder) -> None:
+    for text in TEXTS:
+        ids = encoder.encode(text)
+        if encoder.unk_id not in ids:
+            assert encoder.decode(ids) == text
+    spaces = "\t the  fox\n\n  jumps \t\n"
+    assert encoder.decode(encoder.encode(spaces)) == spaces, "white space must survive without byte pieces too"
+
+
+def test_ids_are_those_of_the_lines_joined_by_the_line_end(encoder: Encoder) -> None:
+    bare = sentencepiece.SentencePieceProcessor(model_file=str(encoder.model_path))
+    for text in TEXTS:
+        expected: list[int] = []
+        for i, line in enumerate(text.split("\n")):
+            expected += ([encoder.newline_id] if i else []) + bare.encode(line)
+        assert encoder.encode(text).tolist() == expected
+        assert encoder.encode(text).dtype == np.int32
+
+
+def test_many_documents_at_once_give_the_same_ids(encoder: Encoder) -> None:
+    together = encoder.encode_many(TEXTS)
+    assert [ids.tolist() for ids in together] == [encoder.encode(text).tolist() for text in TEXTS]
+    assert encoder.encode_many([]) == []
+
+
+def test_text_that_spells_control_tokens_is_text(encoder: Encoder) -> None:
+    assert not encoder.control_ids & set(encoder.encode("</s><EOD>").tolist())
+    names = [encoder.piece(i) for i in sorted(encoder.control_ids | {encoder.unk_id})]
+    for text in [*names, " ".join(names), "k".join(names)]:
+        ids = encoder.encode(text)
+        assert not (encoder.control_ids | {encoder.unk_id}) & set(ids.tolist()), text
+        assert encoder.decode(ids) == text
+
+
+def test_special_ids_are_the_agreed_ones(toy: Encoder, toy_bpe: Encoder) -> None:
+    for encoder in (toy, toy_bpe):
+        assert (encoder.unk_id, encoder.bos_id, encoder.eos_id, encoder.pad_id) == (0, 1, 2, 3)
+        assert encoder.newline_id == 4
+        assert encoder.vocab_size == 520
+    assert [toy_bpe.piece(i) for i in (517, 518, 519)] == ["<extra_id_2>", "<extra_id_1>", "<extra_id_0>"]
+    assert toy_bpe.control_ids == {1, 2, 3, 517, 518, 519}
+    assert len(toy.byte_ids) == 256
+
+
+def test_piece_bytes_sum_to_the_bytes_of_the_text(toy: Encoder, toy_bpe: Encoder) -> None:
+    for encoder in (toy, toy_bpe):
+        sizes = encoder.piece_bytes()
+        assert sizes.dtype == np.int32 and len(sizes) == encoder.vocab_size
+        assert sizes[encoder.eos_id] == 0 and sizes[encoder.newline_id] == 1
+        for text in TEXTS:
+            assert sizes[encoder.encode(text)].sum() == len(text.encode())
+
+
+def test_pickle_opens_the_same_model(toy: Encoder) -> None:
+    again = pickle.loads(pickle.dumps(toy))
+    assert again.sha256 == toy.sha256
+    assert again.encode("今日は\nthe fox").tolist() == toy.encode("今日は\nthe fox").tolist()
+
+
+def test_control_ids_stand_for_no_text(toy: Encoder) -> None:
+    ids = [toy.bos_id, *toy.encode("the fox").tolist(), toy.eos_id, toy.pad_id]
+    assert toy.decode(ids) == "the fox"
+
+
+def test_no_such_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"missing\.model: there is no such tokenizer file; make one with step 1"):
+        Encoder(tmp_path / "missing.model")
+
+
+def test_a_file_of_another_kind_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.model"
+    path.write_text("not a model", encoding="utf-8")
+    with pytest.raises(UserError, match="is not a SentencePiece model"):
+        Encoder(path)
+    path.write_bytes(b"")
+    with pytest.raises(UserError, match="the tokenizer file is empty"):
+        Encoder(path)
+
+
+def test_a_model_without_line_end_or_padding_is_told_with_every_fault(tmp_path: Path) -> None:
+    lines = ["the quick brown fox jumps over the lazy dog"] * 20
+    with open(tmp_path / "foreign.model", "wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines), model_writer=file, vocab_size=40, hard_vocab_limit=False, minloglevel=3
+        )
+    with pytest.raises(UserError) as caught:
+        Encoder(tmp_path / "foreign.model")
+    assert len(caught.value.faults) == 2
+    assert "has no <pad> piece of its own" in str(caught.value)
+    assert 'has no piece "\\n" for the line end' in str(caught.value)

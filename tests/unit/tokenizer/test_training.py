@@ -1,0 +1,131 @@
+"""Training: the same bytes every time, and impossible settings told with the numbers that work."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerokara.config import TokenizerConfig
+from zerokara.errors import RunError, UserError
+from zerokara.tokenizer import training
+from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokenizer.model_file import SCORE_STEP, Kind, ModelFile
+
+TrainToy = Callable[..., Path]
+
+
+@pytest.mark.parametrize("model_type", ["unigram", "bpe"])
+def test_the_same_sentences_and_threads_give_the_same_bytes(train_toy: TrainToy, model_type: str) -> None:
+    first, second = (train_toy(model_type=model_type, num_threads=2, vocab_size=480).read_bytes() for _ in range(2))
+    assert first == second
+    assert b"toy" not in first, "a path in the model would make it another one elsewhere"
+
+
+def _message(train_toy: TrainToy, **settings: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        train_toy(**settings)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("settings", [{"model_type": "unigram"}, {"model_type": "bpe", "extra_ids": 2}])
+def test_too_large_a_vocabulary_names_the_largest_that_works(train_toy: TrainToy, settings: dict[str, Any]) -> None:
+    message = _message(train_toy, vocab_size=900_000, **settings)
+    found = re.search(r"vocab_size = 900000: is larger than the sample .* the largest that works is (\d+)", message)
+    assert found, message
+    largest = int(found[1])
+    assert Encoder(train_toy(vocab_size=largest, **settings)).vocab_size == largest
+    assert f"the largest that works is {largest}" in _message(train_toy, vocab_size=largest + 1, **settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model_type": "unigram"},
+        {"model_type": "bpe", "byte_fallback": False, "extra_ids": 2},
+        {"character_coverage": 0.985, "user_defined_symbols": ("fox", "<x>")},
+        {"normalization_rule_name": "nmt_nfkc_cf"},
+        {"add_dummy_prefix": True},
+    ],
+)
+def test_too_small_a_vocabulary_names_the_smallest_that_works(train_toy: TrainToy, settings: dict[str, Any]) -> None:
+    many_characters = ["".join(map(chr, range(0x4E00, 0x4E00 + 300))) + " the quick fox 42"] * 20
+    settings = {**settings, "lines": many_characters + ["the lazy dogs", "țară ﬁn ＡＢ"]}
+    message = _message(train_toy, vocab_size=300, **settings)
+    found = re.search(r"vocab_size = 300: is too small: .* the smallest that works is (\d+)", message)
+    assert found, message
+    smallest = int(found[1])
+    assert Encoder(train_toy(vocab_size=smallest, **settings)).vocab_size == smallest
+    assert "is too small" in _message(train_toy, vocab_size=smallest - 1, **settings)
+
+
+def test_the_smallest_size_is_also_sentencepieces_own(train_toy: TrainToy, monkeypatch: pytest.MonkeyPatch) -> None:
+    smallest = int(re.findall(r"smallest that works is (\d+)", _message(train_toy, vocab_size=300))[0])
+    monkeypatch.setattr(training, "_check_characters", lambda config, sentences: None)
+    with pytest.raises(RunError, match=r"SentencePiece's training failed: .*smaller than required_chars"):
+        train_toy(vocab_size=smallest - 1)
+
+
+def test_settings_that_cannot_be_served_are_refused_at_once() -> None:
+    config = TokenizerConfig(
+        character_coverage=0.95, add_dummy_prefix=True, user_defined_symbols=("two words", "<0x41>", "good")
+    )
+    with pytest.raises(UserError) as caught:
+        training.check(config)
+    text = str(caught.value)
+    assert "character_coverage = 0.95: must be at least 0.98" in text
+    assert "must not hold 'two words': a symbol has no spaces" in text
+    assert "must not hold '<0x41>', the name of a byte piece" in text
+    assert "cannot stand together with user_defined_symbols" in text
+    assert len(caught.value.faults) == 4
+    training.check(TokenizerConfig(user_defined_symbols=("good", "<sep>")))
+
+
+def test_digits_are_single_and_symbols_whole(train_toy: TrainToy) -> None:
+    encoder = Encoder(train_toy(user_defined_symbols=("<sep>", "quickfox")))
+    for i in range(encoder.vocab_size):
+        piece = encoder.piece(i)
+        if i not in encoder.byte_ids | encoder.control_ids:
+            assert len(piece) == 1 or not any(character.isdigit() for character in piece), piece
+    pieces = [encoder.piece(i) for i in encoder.encode("2024<sep>aquickfoxb")]
+    assert "<sep>" in pieces and "quickfox" in pieces
+    unsplit = ModelFile.read(train_toy(split_digits=False)).pieces
+    assert any(piece.text.endswith("42") for piece in unsplit), "the setting must reach the trainer"
+
+
+def test_no_piece_crosses_a_line_end_and_scores_sum_without_rounding(toy: Encoder) -> None:
+    pieces = ModelFile(toy.model_bytes).pieces
+    assert [piece.text for piece in pieces if "\n" in piece.text] == ["\n"]
+    assert all((piece.score / SCORE_STEP).is_integer() for piece in pieces)
+    assert pieces[toy.eos_id].kind is Kind.CONTROL and pieces[toy.newline_id].kind is Kind.USER_DEFINED
+
+
+def test_the_trainers_words_are_in_the_log_and_not_on_the_terminal(
+    train_toy: TrainToy, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = train_toy(vocab_size=470)
+    assert "trainer_interface" in (path.parent / "training.log").read_text(encoding="utf-8")
+    shown = capfd.readouterr()
+    assert shown.out == "" and "LOG(INFO)" not in shown.err
+
+
+def test_every_sentence_reaches_the_trainer(train_toy: TrainToy) -> None:
+    lines = ["a line of text " * 280, "fox\ttab", "語" * 1397, "the quick brown fox"] * 10
+    path = train_toy(lines=lines, vocab_size=300)
+    log = (path.parent / "training.log").read_text(encoding="utf-8")
+    assert "Loaded all 40 sentences" in log and "Skipped" not in log
+
+
+def test_a_killed_training_is_told_as_memory(train_toy: TrainToy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training.sys, "executable", "/bin/sh")
+    real = training.subprocess.Popen
+
+    def dying(command: list[str], **options: Any) -> Any:
+        return real(["/bin/sh", "-c", "kill -9 $$"], **options)
+
+    monkeypatch.setattr(training.subprocess, "Popen", dying)
+    with pytest.raises(RunError, match=r"ended by signal 9, which most often means that memory ran out"):
+        train_toy()

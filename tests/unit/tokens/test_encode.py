@@ -1,0 +1,287 @@
+"""The whole of step 2's work: any number of workers, any cutting, any format; quarantine; failures leave nothing."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zerokara.config import PretrainConfig
+from zerokara.corpus.inputs import find_files
+from zerokara.errors import RunError, UserError
+from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokens import encode, merge
+from zerokara.tokens.encode import encode_corpus, plan_tasks
+from zerokara.tokens.indexed import IndexedTokens
+from zerokara.tokens.layout import TokenPaths, idx_path
+from zerokara.tokens.merge import SourceTally
+
+MakeConfig = Callable[..., PretrainConfig]
+
+
+def _encode(config: PretrainConfig, task_bytes: int | None = None) -> list[SourceTally]:
+    opener = partial(Encoder, config.input_tokenizer_file)
+    return encode_corpus(config, find_files(config.input_jsonl, ""), opener, opener().vocab_size, task_bytes)
+
+
+def _hashes(config: PretrainConfig) -> dict[str, str]:
+    folder = Path(config.output_prefix).parent
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+
+
+def _good_texts(path: Path) -> list[str]:
+    found = []
+    for line in path.read_text(encoding="utf-8").split("\n"):
+        if line and line != "{broken" and json.loads(line)["text"]:
+            found.append(json.loads(line)["text"])
+    return found
+
+
+def test_every_document_stands_in_one_split_with_its_end(make_config: MakeConfig, corpus: Path) -> None:
+    config = make_config(valid_fraction=0.1)
+    (tally,) = _encode(config)
+    paths, encoder = TokenPaths(config.output_prefix), Encoder(config.input_tokenizer_file)
+    train, valid = IndexedTokens(paths.train), IndexedTokens(paths.valid)
+    expected = [[*encoder.encode(text).tolist(), encoder.eos_id] for text in _good_texts(corpus)]
+    found = [tokens[i].tolist() for tokens in (train, valid) for i in range(len(tokens))]
+    assert len(expected) == 300 and Counter(map(tuple, found)) == Counter(map(tuple, expected))
+    in_order = [document for document in expected if document in [valid[i].tolist() for i in range(len(valid))]]
+    assert [valid[i].tolist() for i in range(len(valid))] == in_order and len(valid) == 30
+    assert tally.documents_in == 303 == 300 + tally.skipped.total()
+    assert tally.skipped == {"broken JSON": 1, "empty line": 1, "empty text": 1}
+    assert (tally.train.documents, tally.valid.documents) == (270, 30)
+    assert tally.train.tokens == len(train.tokens) and tally.valid.tokens == len(valid.tokens)
+    all_bytes = sum(len(text.encode()) for text in _good_texts(corpus))
+    assert tally.train.text_bytes + tally.valid.text_bytes == all_bytes
+
+
+def test_one_worker_and_three_give_the_same_files(make_config: MakeConfig, tmp_path: Path) -> None:
+    one, three = make_config(), make_config(output_prefix=str(tmp_path / "three" / "tokens"), num_workers=3)
+    _encode(one)
+    _encode(three, task_bytes=3000)
+    assert _hashes(one) == _hashes(three)
+    assert sorted(_hashes(one)) == [
+        "tokens_quarantine.jsonl",
+        "tokens_text_document.bin",
+        "tokens_text_document.idx",
+        "tokens_valid_text_document.bin",
+        "tokens_valid_text_document.idx",
+    ]
+
+
+def test_the_same_text_in_any_format(make_config: MakeConfig, tmp_path: Path) -> None:
+    lines = [f"line {i} の\u2028海" for i in range(60)]
+    as_json = "".join(json.dumps({"text": line}) + "\n" for line in lines).encode()
+    as_text = "".join(line + "\n" for line in lines).encode()
+    (tmp_path / "files").mkdir()
+    for i, line in enumerate(lines):
+        (tmp_path / "files" / f"{i:03d}.txt").write_text(line + "\n", encoding="utf-8")
+    contents = {
+        "a.jsonl": as_json,
+        "b.jsonl.gz": gzip.compress(as_json),
+        "c.txt": as_text.replace(b"\n", b"\r\n"),
+        "d.txt.gz": gzip.compress(as_text),
+        "e.json": b"\xef\xbb\xbf" + as_json.replace(b"\n", b"\r\n"),
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    found = []
+    for name in [*contents, "files"]:
+        document = "file" if name == "files" else "line"
+        prefix = tmp_path / f"out_{name}" / "x"
+        config = make_config(input_jsonl=[str(tmp_path / name)], output_prefix=str(prefix), txt_document=document)
+        _encode(config)
+        found.append(_hashes(config))
+    assert all(hashes == found[0] for hashes in found)
+
+
+def test_each_source_gives_validation_documents(make_config: MakeConfig, corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "b.txt").write_text("".join(f"line {i}\n" for i in range(50)), encoding="utf-8")
+    config = make_config(input_jsonl=[str(corpus), str(tmp_path / "b.txt")], valid_min_documents=7)
+    first, second = _encode(config, task_bytes=500)
+    assert (first.valid.documents, second.valid.documents) == (7, 7)
+    assert (first.train.documents, second.train.documents) == (293, 43)
+    assert len(IndexedTokens(TokenPaths(config.output_prefix).valid)) == 14
+
+
+def test_no_validation_leaves_no_validation_files(make_config: MakeConfig) -> None:
+    _encode(make_config())
+    config = make_config(valid_fraction=0)
+    _encode(config)
+    assert not idx_path(TokenPaths(config.output_prefix).valid).exists()
+
+
+@pytest.mark.parametrize("task_bytes", [None, 400, 5000])
+def test_the_quarantine_names_file_line_offset_and_reason(
+    make_config: MakeConfig, corpus: Path, task_bytes: int | None
+) -> None:
+    config = make_config()
+    _encode(config, task_bytes)
+    content = corpus.read_bytes().splitlines(keepends=True)
+    records = [json.loads(line) for line in TokenPaths(config.output_prefix).quarantine.read_text().splitlines()]
+    assert [(record["line"], record["reason"]) for record in records] == [
+        (51, "broken JSON"),
+        (52, "empty line"),
+        (201, "empty text"),
+    ]
+    assert {record["file"] for record in records} == {str(corpus)}
+    assert [record["offset"] for record in records] == [sum(map(len, content[: r["line"] - 1])) for r in records]
+    assert records[0]["excerpt"] == "{broken"
+
+
+def test_a_mended_corpus_leaves_no_quarantine(make_config: MakeConfig, corpus: Path) -> None:
+    config = make_config()
+    _encode(config)
+    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in _good_texts(corpus)), encoding="utf-8")
+    _encode(config)
+    assert not TokenPaths(config.output_prefix).quarantine.exists()
+
+
+def test_too_many_bad_lines_stop_the_step_and_are_kept(make_config: MakeConfig) -> None:
+    config = make_config(max_bad_fraction=0.005)
+    with pytest.raises(UserError) as raised:
+        _encode(config)
+    message = str(raised.value)
+    # The empty line is counted among the reasons, but nothing is lost by it.
+    assert "max_bad_fraction = 0.005: 2 of 302 documents are bad (0.00662 of them)" in message
+    assert "broken JSON 1" in message and "empty text 1" in message and "tokens_quarantine.jsonl" in message
+    assert list(_hashes(config)) == ["tokens_quarantine.jsonl"]
+    _encode(make_config(max_bad_fraction=0.007))
+
+
+def test_a_corpus_without_a_document(make_config: MakeConfig, corpus: Path) -> None:
+    corpus.write_text("\n\n\n", encoding="utf-8")
+    with pytest.raises(UserError, match="the corpus holds no document with text: empty line 3"):
+        _encode(make_config())
+    corpus.write_text("{}\n{}\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"2 of 2 documents are bad .* text field missing 2"):
+        _encode(make_config())
+    with pytest.raises(UserError, match="holds no document with text: text field missing 2"):
+        _encode(make_config(max_bad_fraction=1.0))
+
+
+def test_too_few_documents_to_split(make_config: MakeConfig) -> None:
+    config = make_config(valid_min_documents=151)
+    with pytest.raises(UserError, match="has 300 documents, too few to keep 151"):
+        _encode(config)
+    assert list(_hashes(config)) == ["tokens_quarantine.jsonl"]
+
+
+def _run_here(monkeypatch: pytest.MonkeyPatch, failure: Callable[..., Any]) -> None:
+    """Let `failure` stand in for the worker processes."""
+    monkeypatch.setattr(encode, "run_tasks", failure)
+
+
+def test_a_full_disk_in_a_worker(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    config = make_config()
+    _run_here(monkeypatch, full)
+    with pytest.raises(RunError, match=r"the disk is full \(No space left on device\) at .*out; nothing was written"):
+        _encode(config)
+    assert _hashes(config) == {}
+
+
+def test_a_full_disk_while_merging_leaves_what_was_there(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config()
+    _encode(config)
+    before = _hashes(config)
+
+    def full(*_: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(merge, "write_index", full)
+    with pytest.raises(RunError, match="the disk is full"):
+        _encode(config)
+    assert _hashes(config) == before
+
+
+def test_ctrl_c_leaves_nothing(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    config = make_config()
+    _run_here(monkeypatch, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        _encode(config)
+    assert _hashes(config) == {}
+
+
+def test_a_file_that_grows_meanwhile(make_config: MakeConfig, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_config()
+    run_tasks = encode.run_tasks
+
+    def growing(*arguments: Any) -> Any:
+        yield from run_tasks(*arguments)
+        with open(corpus, "a", encoding="utf-8") as file:
+            file.write('{"text": "late"}\n')
+
+    _run_here(monkeypatch, growing)
+    with pytest.raises(RunError, match="changed while it was read"):
+        _encode(config)
+
+
+def test_a_file_that_goes_meanwhile(make_config: MakeConfig, corpus: Path) -> None:
+    config = make_config()
+    files = find_files(config.input_jsonl, "")
+    corpus.unlink()
+    with pytest.raises(RunError, match=r"cannot read or write .*corpus\.jsonl: No such file or directory"):
+        encode_corpus(config, files, partial(Encoder, config.input_tokenizer_file), 400)
+
+
+def test_two_runs_on_one_output_and_what_a_killed_run_left(make_config: MakeConfig) -> None:
+    config = make_config()
+    paths = TokenPaths(config.output_prefix)
+    (paths.work_folder / "123").mkdir(parents=True)
+    (paths.work_folder / "123" / "000000.bin").write_bytes(b"left over")
+    with encode._work_folder(paths), pytest.raises(UserError, match="another run of step 2 is writing here"):
+        _encode(config)
+    _encode(config)
+    assert not paths.work_folder.exists()
+
+
+def test_tasks_keep_to_one_source_and_gather_small_files(make_config: MakeConfig, tmp_path: Path) -> None:
+    for name in ("a1", "a2", "a3", "b1"):
+        (tmp_path / f"{name}.txt").write_text("x" * 99 + "\n", encoding="utf-8")
+    config = make_config(input_jsonl=[str(tmp_path / "a*.txt"), str(tmp_path / "b1.txt")])
+    files = find_files(config.input_jsonl, "")
+    tasks = plan_tasks(config, files, 250)
+    assert [[range_.file.path.stem for range_ in task.ranges] for task in tasks] == [["a1", "a2"], ["a3"], ["b1"]]
+    assert [task.number for task in tasks] == [0, 1, 2] and [task.source for task in tasks] == [0, 0, 1]
+    assert [len(task.ranges) for task in plan_tasks(config, files, 60)] == [1] * 8
+
+
+def test_texts_that_the_tokenizer_leaves_nothing_of(make_config: MakeConfig, tmp_path: Path) -> None:
+    from zerokara.corpus.reading import ByteRange
+    from zerokara.tokens.shards import Job, Task, shard_path, write_shard
+
+    class Deaf:
+        vocab_size, eos_id = 70000, 2
+
+        def encode_many(self, texts: Any) -> Any:
+            return [np.array([9] * (text != "\u200b"), dtype=np.int32) for text in texts]
+
+    path = tmp_path / "x.txt"
+    path.write_text("a\n\u200b\n\nb\n", encoding="utf-8")
+    files = find_files([str(path)], "")
+    reports: list[Any] = []
+    job = Job(Deaf, tmp_path, "text", "line")
+    result = write_shard(job, Task(0, 0, (ByteRange(files[0]),)), Deaf(), reports.append)
+    assert result.skipped == {"text without tokens": 1, "empty line": 1} and result.documents == 2
+    assert np.fromfile(shard_path(tmp_path, 0, "bin"), np.int32).tolist() == [9, 2, 9, 2]
+    bad = [json.loads(line) for line in shard_path(tmp_path, 0, "bad").read_text(encoding="utf-8").splitlines()]
+    assert [record["line"] for record in bad] == [2, 3]
+    assert sum(report.file_bytes for report in reports) == path.stat().st_size
+    assert sum(report.tokens for report in reports) == 4

@@ -1,0 +1,92 @@
+"""The .bin/.idx format: the worked example of the docstring, reading, and damaged files."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from zerokara.errors import UserError
+from zerokara.tokens import indexed
+from zerokara.tokens.indexed import IndexedTokens, dtype_for, read_header, write_documents
+from zerokara.tokens.layout import bin_path, idx_path
+
+DOCUMENTS = [np.array([5, 6, 2]), np.array([7, 2])]
+
+
+@pytest.fixture
+def prefix(tmp_path: Path) -> Path:
+    write_documents(tmp_path / "a.b_text_document", DOCUMENTS, np.dtype(np.uint16))
+    return tmp_path / "a.b_text_document"
+
+
+def test_the_worked_example(prefix: Path) -> None:
+    text = re.sub(r"\s+", " ", indexed.__doc__ or "")
+    found = re.search(r"as uint16 are ``\.bin`` (?P<bin>[0-9a-f ]+) and ``\.idx`` (?P<idx>.*?)\. Source", text)
+    assert found, "the docstring has no example any more"
+    index = re.sub(r"lengths|offsets|documents|[^0-9a-f]", "", re.sub("lengths|offsets|documents", "", found["idx"]))
+    assert bin_path(prefix).read_bytes().hex() == found["bin"].replace(" ", "")
+    assert idx_path(prefix).read_bytes().hex() == index
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32])
+def test_what_is_written_is_read(tmp_path: Path, dtype: type) -> None:
+    write_documents(tmp_path / "x", DOCUMENTS, np.dtype(dtype))
+    tokens = IndexedTokens(tmp_path / "x")
+    assert tokens.dtype == dtype and len(tokens) == tokens.num_documents == 2
+    assert [tokens[i].tolist() for i in range(2)] == [[5, 6, 2], [7, 2]]
+    assert tokens.tokens.tolist() == [5, 6, 2, 7, 2]
+    assert tokens.lengths.tolist() == [3, 2]
+    assert tokens.pointers.tolist() == [0, 3 * tokens.dtype.itemsize]
+    assert tokens.document_indices.tolist() == [0, 1, 2]
+    assert pickle.loads(pickle.dumps(tokens))[1].tolist() == [7, 2]
+
+
+def test_nothing_at_all(tmp_path: Path) -> None:
+    write_documents(tmp_path / "x", [], np.dtype(np.uint16))
+    tokens = IndexedTokens(tmp_path / "x")
+    assert len(tokens) == 0 and tokens.tokens.size == 0 and tokens.document_indices.tolist() == [0]
+
+
+def test_chunks_of_the_index_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    documents = [np.arange(length) for length in (4, 1, 3, 2, 5)]
+    write_documents(tmp_path / "one", documents, np.dtype(np.uint16))
+    monkeypatch.setattr(indexed, "_CHUNK", 2)
+    write_documents(tmp_path / "many", documents, np.dtype(np.uint16))
+    assert idx_path(tmp_path / "one").read_bytes() == idx_path(tmp_path / "many").read_bytes()
+
+
+def test_dtype_by_vocabulary() -> None:
+    assert dtype_for(65499) == np.uint16 and dtype_for(65500) == np.int32
+
+
+@pytest.mark.parametrize(
+    ("which", "damage", "message"),
+    [
+        (bin_path, lambda content: content[:-1], r"\.bin: is 9 bytes long; .*\.idx says 10"),
+        (bin_path, lambda content: content + b"\0", "is 11 bytes long"),
+        (idx_path, lambda content: content[:-8], "is 74 bytes long; its header says 82"),
+        (idx_path, lambda content: content[:20], "does not start as a Megatron index does"),
+        (idx_path, lambda content: b"X" + content[1:], "does not start as a Megatron index does"),
+        (idx_path, lambda content: content[:9] + b"\2" + content[10:], "has version 2 and type 8"),
+        (idx_path, lambda content: content[:17] + b"\6" + content[18:], "has version 1 and type 6"),
+    ],
+)
+def test_damaged_files_are_refused(prefix: Path, which, damage, message: str) -> None:  # type: ignore[no-untyped-def]
+    path = which(prefix)
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(UserError, match=message) as raised:
+        IndexedTokens(prefix)
+    assert "bash 2_tokenize.sh --redo" in str(raised.value)
+
+
+@pytest.mark.parametrize("which", [bin_path, idx_path])
+def test_missing_files_are_named(prefix: Path, which) -> None:  # type: ignore[no-untyped-def]
+    which(prefix).unlink()
+    with pytest.raises(
+        UserError, match=f"{re.escape(str(which(prefix)))}: is not there; make it with: bash 2_tokenize"
+    ):
+        read_header(prefix)

@@ -1,0 +1,63 @@
+"""Which documents are kept for validation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from zerokara.config import PretrainConfig
+from zerokara.errors import UserError
+from zerokara.tokens import splits
+
+
+def _valid(n: int, k: int, seed: int = 1, source: int = 0) -> list[int]:
+    threshold = splits.valid_threshold(n, k, seed, source)
+    return np.flatnonzero(splits.is_valid(0, n, threshold, seed, source)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("documents", "fraction", "minimum", "expected"),
+    [(10000, 0.01, 10, 100), (500, 0.01, 10, 10), (500, 0.0, 10, 0), (150, 0.01, 0, 2), (40, 0.01, 0, 0)],
+)
+def test_how_many(documents: int, fraction: float, minimum: int, expected: int) -> None:
+    assert splits.num_valid_documents(documents, fraction, minimum) == expected
+
+
+@pytest.mark.parametrize(("n", "k"), [(1000, 0), (1000, 1), (1000, 10), (1000, 500), (7, 7)])
+def test_exactly_so_many(n: int, k: int) -> None:
+    assert len(_valid(n, k)) == k
+
+
+def test_drawn_from_the_whole_source() -> None:
+    tenths = np.bincount(np.array(_valid(10000, 1000)) // 1000, minlength=10)
+    assert tenths.min() > 60 and tenths.max() < 140  # 100 ± 4 standard deviations of a hypergeometric draw
+
+
+def test_a_pure_function_of_seed_source_and_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = _valid(3000, 30)
+    assert first != _valid(3000, 30, seed=2) and first != _valid(3000, 30, source=1)
+    monkeypatch.setattr(splits, "_CHUNK", 64)
+    assert _valid(3000, 30) == first
+    threshold = splits.valid_threshold(3000, 30, 1, 0)
+    parts = [splits.is_valid(start, 100, threshold, 1, 0) for start in range(0, 3000, 100)]
+    assert np.flatnonzero(np.concatenate(parts)).tolist() == first
+
+
+def test_keys_have_no_ties() -> None:
+    assert len(np.unique(splits.document_keys(0, 200_000, 5, 3))) == 200_000
+
+
+def test_keys_stay_what_they_are() -> None:
+    # Written down once: another version must draw the same documents.
+    assert _valid(1000, 5, seed=1234) == [86, 181, 189, 651, 859]
+
+
+def test_too_small_a_source(make_config: Callable[..., PretrainConfig]) -> None:
+    config = make_config()
+    with pytest.raises(UserError, match=r"the source a has 19 documents, too few to keep 10 .* set it to 9 or less"):
+        splits.check_source(config, "a", 19, 10)
+    splits.check_source(config, "a", 20, 10)
+    with pytest.raises(UserError, match="the source a holds no document with text"):
+        splits.check_source(config, "a", 0, 0)
