@@ -1,4 +1,4 @@
-"""Trains the runs that a JSON file names, one after another in the same processes, for starting Python costs seconds."""
+"""Trains the runs that a JSON file names, one after another in the same processes: starting Python takes seconds."""
 
 import json
 import os

@@ -20,7 +20,10 @@ from zerokara.model import megatron, parallel
 from zerokara.model.shapes import ModelShape
 from zerokara.steps import convert_to_hf
 
-WORDS = ["the", "model", "reads", "a", "corpus", "and", "writes", "text", "one", "token", "after", "another", "until", "the", "end", "of", "a", "document"]
+WORDS = (
+    "the", "model", "reads", "a", "corpus", "and", "writes", "text", "one", "token", "after", "another", "until", "the",
+    "end", "of", "a", "document",
+)  # fmt: skip
 
 
 def corpus_lines(count: int) -> list[str]:

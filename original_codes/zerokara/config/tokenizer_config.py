@@ -33,7 +33,7 @@ class TokenizerConfig(Settings):
     """Number of pieces, all included. Below 65,500 the tokenised data takes 2 bytes a token, else 4."""
     model_type: Literal["unigram", "bpe"] = "unigram"
     """`unigram` (the best choice for most languages) or `bpe`."""
-    character_coverage: Annotated[float, Field(ge=0.9, le=1)] = 0.9995
+    character_coverage: Annotated[float, Field(ge=0.98, le=1)] = 0.9995
     """Share of the characters that get a piece of their own; 0.9995 for Japanese, Korean, Chinese, else 1.0."""
     byte_fallback: bool = True
     """Spell characters without a piece in bytes, so that nothing is ever unknown (costs 256 pieces)."""

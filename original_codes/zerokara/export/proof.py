@@ -10,6 +10,7 @@ Shape suffixes: B batch, S sequence, V real vocabulary.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import sys
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ from zerokara.errors import RunError
 from zerokara.export.families import TORCH_DTYPES
 from zerokara.model import megatron, parallel
 from zerokara.model.shapes import ModelShape
+from zerokara.progress import Progress
 
 TOLERANCE = 1e-4
 """Largest difference of a logit. Rounding of fp32 alone gives about 1e-6 to 1e-5 at logits of some units (float32 has
@@ -33,7 +35,9 @@ SPREAD = 0.5
 NEW_TOKENS = 24
 """Length of the greedy continuations; at least 20 are asked for."""
 LOGITS_BUDGET = 32_000_000
-"""Logits held in memory at once, 128 MB of fp32: how many tokens are compared follows from the vocabulary."""
+"""Logits held in memory at once, 128 MB of fp32: with a large vocabulary fewer tokens are compared."""
+MAX_POSITIONS = 2048
+"""Tokens compared at most: a wrong rule shows at once, and a large model on a CPU takes seconds for each hundred."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,7 @@ def device() -> torch.device:
 
 def windows_within_budget(documents: Sequence[Sequence[int]], shape: ModelShape) -> list[list[int]]:
     """Cut documents into windows of at most `seq_len` tokens, as many as the budget of logits allows."""
-    left = max(2, LOGITS_BUDGET // shape.padded_vocab_size)
+    left = min(MAX_POSITIONS, max(2, LOGITS_BUDGET // shape.padded_vocab_size))
     windows = []
     for document in documents:
         for start in range(0, len(document), shape.seq_len):
@@ -123,16 +127,16 @@ def reference(
         raise RunError("the proof has no text: not one document of two tokens came from the check corpus")
     parallel.start_alone()
     model = _our_model(weights, shape).to(device()).eval()
-    with torch.inference_mode():
-        trained = [_our_logits(model, window, shape) for window in windows]
+    with torch.inference_mode(), Progress("proof, trained model", unit="window") as progress:
+        trained = [_our_logits(model, window, shape, progress) for window in windows]
         logits = trained
         if dtype != "fp32":
             for parameter in model.parameters():
                 parameter.copy_(parameter.to(TORCH_DTYPES[dtype]))
-            logits = [_our_logits(model, window, shape) for window in windows]
-        greedy = [_our_greedy(model, prompt, shape) for prompt in prompts if prompt]
+            logits = [_our_logits(model, window, shape, progress) for window in windows]
+        greedy = [_our_greedy(model, prompt, shape, progress) for prompt in prompts if prompt]
     del model
-    gc.collect()
+    _give_memory_back()
     return Reference(windows, logits, trained, greedy)
 
 
@@ -161,7 +165,8 @@ def compare(model: Any, complaints: list[str], expected: Reference, shape: Model
     ):
         if found != must:
             faults.append(f"{name} is {found}, must be {must}")
-    logits = [_hf_logits(model, window) for window in expected.windows]
+    with Progress("proof, exported model", len(expected.windows), unit="window") as progress:
+        logits = [_hf_logits(model, window, progress) for window in expected.windows]
     difference, worst = _largest_difference(logits, expected)
     if not difference < TOLERANCE:
         faults.append(f"logits differ by {difference:.3g}, at most {TOLERANCE:g} is allowed; {worst}")
@@ -172,7 +177,8 @@ def compare(model: Any, complaints: list[str], expected: Reference, shape: Model
     if std < SPREAD:
         notes.append(f"the logits' standard deviation is {std:.2f}: on so flat a model equality says little")
     model.to(torch.bfloat16)
-    bf16 = [_hf_logits(model, window) for window in expected.windows]
+    with Progress("proof, exported model in bf16", len(expected.windows), unit="window") as progress:
+        bf16 = [_hf_logits(model, window, progress) for window in expected.windows]
     trained = expected.trained_logits
     same = sum(int((a.argmax(-1) == b.argmax(-1)).sum()) for a, b in zip(bf16, trained, strict=True))
     positions = sum(len(window) for window in expected.windows)
@@ -187,9 +193,7 @@ def compare(model: Any, complaints: list[str], expected: Reference, shape: Model
         greedy_tokens=sum(len(each.tokens) for each in expected.greedy),
         greedy_ties=greedy_ties,
         tied_output=tied,
-        bf16_max_difference=max(
-            float((a - b).abs().max()) for a, b in zip(bf16, trained, strict=True)
-        ),
+        bf16_max_difference=max(float((a - b).abs().max()) for a, b in zip(bf16, trained, strict=True)),
         bf16_argmax_equal=same / positions,
         notes=notes,
         faults=faults,
@@ -207,24 +211,34 @@ def _our_model(weights: Mapping[str, Tensor], shape: ModelShape) -> megatron.Dec
     return model
 
 
-def _our_logits(model: megatron.Decoder, window: list[int], shape: ModelShape) -> Tensor:
+def _give_memory_back() -> None:
+    """Return freed memory to the system: glibc would keep a model's worth of it while the next model takes its own."""
+    gc.collect()
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:
+        malloc_trim(0)
+
+
+def _our_logits(model: megatron.Decoder, window: list[int], shape: ModelShape, progress: Progress) -> Tensor:
+    progress.advance()
     logits_BSV = model(torch.tensor([window], device=device()))
     # The rows that pad the vocabulary never win (M4), and the exported model does not have them.
     return logits_BSV[0, :, : shape.vocab_size].float().cpu()
 
 
-def _hf_logits(model: Any, window: list[int]) -> Tensor:
+def _hf_logits(model: Any, window: list[int], progress: Progress) -> Tensor:
+    progress.advance()
     with torch.inference_mode():
         return model(torch.tensor([window], device=device())).logits[0].float().cpu()
 
 
-def _our_greedy(model: megatron.Decoder, prompt: list[int], shape: ModelShape) -> Greedy:
+def _our_greedy(model: megatron.Decoder, prompt: list[int], shape: ModelShape, progress: Progress) -> Greedy:
     new_tokens = min(NEW_TOKENS, shape.seq_len - 1)
     prompt = prompt[-(shape.seq_len - new_tokens) :]
     tokens: list[int] = []
     gaps: list[float] = []
     for _ in range(new_tokens):
-        best = _our_logits(model, prompt + tokens, shape)[-1].topk(2)
+        best = _our_logits(model, prompt + tokens, shape, progress)[-1].topk(2)
         tokens.append(int(best.indices[0]))
         gaps.append(float(best.values[0] - best.values[1]))
     return Greedy(prompt, tokens, gaps)

@@ -30,8 +30,8 @@ from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.proof import TokenizerProof, prove
 
 FAILED_SUFFIX = ".failed"
-_CORPUS_PROMPTS, _CORPUS_PROMPT_TOKENS = 3, 16
-"""Beside the user's prompts, beginnings of this many documents are continued greedily in the proof."""
+_CORPUS_PROMPTS, _CORPUS_PROMPT_TOKENS = 2, 8
+"""Beside the user's prompts, the first tokens of so many documents are continued greedily in the proof."""
 
 
 def work(source: Source, settings: ConvertConfig) -> manifest.Work:

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CHUNK_BYTES = 64 * 2**20
-"""Memory for one chunk of fp32 logits: large enough for the matrix product to run at full speed."""
+CHUNK_BYTES = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}
+"""Memory for one chunk of fp32 logits: on a CPU near what its caches hold, on a GPU enough for a full matrix product."""
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
@@ -28,20 +28,22 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if needs_gradient else None
         grad_hidden_ND = torch.empty_like(hidden_ND) if needs_gradient else None
         total = torch.zeros((), dtype=torch.float32, device=hidden_ND.device)
-        rows = max(1, CHUNK_BYTES // (4 * weight_VD.size(0)))
+        rows = max(1, CHUNK_BYTES[hidden_ND.device.type] // (4 * weight_VD.size(0)))
         for start in range(0, hidden_ND.size(0), rows):
             chunk = slice(start, start + rows)
             hidden_CD, labels_C, mask_C = hidden_ND[chunk], labels_N[chunk], mask_N[chunk]
             logits_CV = (hidden_CD @ weight_VD.t()).float()
             logits_CV[:, vocab_size:] = float("-inf")
-            log_total_C = torch.logsumexp(logits_CV, dim=1)
             label_logits_C = logits_CV.gather(1, labels_C[:, None]).squeeze(1)
-            total += ((log_total_C - label_logits_C) * mask_C).sum()
+            # In place, and the exponentials once for the loss and its gradient: memory traffic is the cost here.
+            largest_C = logits_CV.amax(dim=1)
+            exponentials_CV = logits_CV.sub_(largest_C[:, None]).exp_()
+            sum_C = exponentials_CV.sum(dim=1)
+            total += ((largest_C + sum_C.log() - label_logits_C) * mask_C).sum()
             if grad_hidden_ND is None or grad_weight_VD is None:
                 continue
-            grad_CV = logits_CV.sub_(log_total_C[:, None]).exp_()  # softmax
-            grad_CV.scatter_add_(1, labels_C[:, None], torch.full_like(grad_CV[:, :1], -1.0))
-            grad_CV.mul_(mask_C[:, None])
+            grad_CV = exponentials_CV.mul_((mask_C / sum_C)[:, None])  # softmax
+            grad_CV.scatter_add_(1, labels_C[:, None], -mask_C[:, None])
             narrow_CV = grad_CV.to(hidden_ND.dtype)
             grad_hidden_ND[chunk] = narrow_CV @ weight_VD
             if weight_VD.dtype == torch.float32:

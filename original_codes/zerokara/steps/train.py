@@ -88,10 +88,8 @@ def _finish(plan: preparation.Preparation, newest: Path, record_path: Path) -> N
     rows = [
         ("trained", f"{count_text(state.tokens)} tokens, {facts['epochs']:.3f} epochs, {state.step:,} steps"),
         ("time", f"{seconds_text(state.seconds)}, {count_text(state.tokens / state.seconds)} tok/s in all"),
-        (
-            "loss",
-            f"{facts['first_loss']:.3f} → {facts['loss']:.3f} nats a token (unigram entropy {plan.unigram_entropy:.3f})",
-        ),
+        ("loss", f"{facts['first_loss']:.3f} → {facts['loss']:.3f} nats a token"),
+        ("unigram", f"{plan.unigram_entropy:.3f} nats a token, the loss of knowing only how frequent each token is"),
     ]
     if bits is not None:
         rows.append(("validation", f"{facts['first_valid_bits_per_byte']:.3f} → {bits:.3f} bits per byte"))

@@ -9,12 +9,13 @@ rounding picks now and then another segmentation than on the line alone, and the
 feeds are characters like any other. Control pieces are of type CONTROL, which SentencePiece never matches in text:
 a text that spells "</s>" is text.
 
-Source: sentencepiece 0.2.3, `SentencePieceProcessor` (measured: one list call per document builds a thread pool
-each time and is five times slower on short documents; one call per line, or per some hundred documents, is not).
+Source: sentencepiece 0.2.3, `SentencePieceProcessor`. Measured there: a list call builds a thread pool, which pays over
+some hundred documents and makes one short document five times slower; the Python layer round a call takes longer than
+the encoding of a short line, so where the version is the known one its inner methods are called.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ class Encoder:
         self.newline_id: int = self._processor.PieceToId(NEWLINE)
         self._check()
         self._newline = np.int32(self.newline_id).tobytes()
+        self._line_ids, self._batch_ids = _buffer_methods(self._processor)
         self._prefixes_lines = self._processor.EncodeAsIds("a") != self._processor.EncodeAsIds("\na")[1:]
 
     def _check(self) -> None:
@@ -73,14 +75,14 @@ class Encoder:
 
     def encode(self, text: str) -> Ids:
         """The ids of one document, without the end-of-document id."""
-        line_ids = self._processor.EncodeAsNumpy
+        line_ids = self._line_ids
         return np.frombuffer(self._newline.join([line_ids(line) for line in text.split(NEWLINE)]), dtype=np.int32)
 
     def encode_many(self, texts: Iterable[str]) -> list[Ids]:
         """The ids of each document, the same as `encode` gives; hand it some hundred documents at a time."""
         line_lists = [text.split(NEWLINE) for text in texts]
         lines = [line for line_list in line_lists for line in line_list]
-        ids = self._processor.EncodeAsNumpy(lines, num_threads=1)
+        ids = self._batch_ids(lines)
         documents, start = [], 0
         for line_list in line_lists:
             end = start + len(line_list)
@@ -145,6 +147,20 @@ class Encoder:
 
     def __reduce__(self) -> tuple[type["Encoder"], tuple[Path]]:
         return Encoder, (self.model_path,)
+
+
+_KNOWN_VERSION = "0.2.3"
+_PLAIN = (False, -1, 0.1, False, False, False)
+"""The positional arguments that mean: no sampling (with its two settings), no <s>, no </s>, not reversed."""
+
+
+def _buffer_methods(processor: Any) -> tuple[Callable[[str], Any], Callable[[list[str]], Sequence[Any]]]:
+    """One line, and many lines, to buffers of int32 ids."""
+    if sentencepiece.__version__ != _KNOWN_VERSION:
+        return processor.EncodeAsNumpy, lambda lines: processor.EncodeAsNumpy(lines, num_threads=1)
+    inner = processor._processor
+    one, many = inner._EncodeAsBuffer, inner._EncodeAsBufferBatch
+    return lambda line: one(line, *_PLAIN), lambda lines: many(lines, 1, None, *_PLAIN)
 
 
 def _read_model(path: Path) -> bytes:

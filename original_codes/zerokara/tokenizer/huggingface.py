@@ -1,7 +1,7 @@
 """A SentencePiece model → the files from which stock `AutoTokenizer` gives the same ids: no remote code, no conversion.
 
-In: an encoder. Out: `tokenizer.json` (tokenizers 0.23's format, written by us field by field), `tokenizer_config.json`
-and `special_tokens_map.json`. Nothing is imported from the vendor here; `proof` loads the files with it and compares.
+In: an encoder. Out: `tokenizer.json` (tokenizers 0.23's format, written by us field by field) and
+`tokenizer_config.json`. Nothing is imported from the vendor here; `proof` loads the files with it and compares.
 
 How each part of SentencePiece (0.2.3) is said in tokenizers' terms, and the traps:
 
@@ -32,7 +32,7 @@ from zerokara.errors import Fault, UserError
 from zerokara.tokenizer.encoder import SPACE_MARK, Encoder
 from zerokara.tokenizer.model_file import Kind, ModelFile
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 TOKENIZER_CLASS = "PreTrainedTokenizerFast"
 """The generic class, which transformers 4 knows by this name and transformers 5 takes for its `TokenizersBackend`: it
 reads tokenizer.json as it is, where `LlamaTokenizer` and its like would build another one from the vocabulary."""
@@ -51,7 +51,7 @@ def write(encoder: Encoder, folder: Path, model_max_length: int) -> list[Path]:
     """
     model = ModelFile(encoder.model_bytes)
     _check(encoder, model)
-    contents = (tokenizer_json(model), _tokenizer_config(encoder, model, model_max_length), _special_tokens(encoder))
+    contents = (tokenizer_json(model), _tokenizer_config(encoder, model, model_max_length))
     paths = [folder / name for name in TOKENIZER_FILES]
     for path, content in zip(paths, contents, strict=True):
         write_json(path, content)
@@ -203,8 +203,4 @@ def _tokenizer_config(encoder: Encoder, model: ModelFile, model_max_length: int)
         **_special_tokens(encoder),
         # The sentinels: transformers 5 calls them extra, transformers 4 additional special tokens.
         **({"extra_special_tokens": extra} if extra else {}),
-        "added_tokens_decoder": {
-            str(token["id"]): {name: value for name, value in token.items() if name != "id"}
-            for token in _added_tokens(model)
-        },
     }

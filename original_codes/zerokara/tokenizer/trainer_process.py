@@ -3,7 +3,8 @@
 Of its own, because the trainer speaks on the standard error of the whole process, takes the memory of many times the
 sample, and ends the process when that is not there: so its words go to a log, its memory is given back, and its end is
 an error that can be told. In: a JSON file with `sentences` (a file with one sentence a line), `model` (the file to
-write) and `options` (keyword arguments of SentencePiece's trainer).
+write) and `options` (keyword arguments of SentencePiece's trainer). Out: the model, and on standard output the peak of
+the process's memory in bytes.
 """
 
 from __future__ import annotations
@@ -30,6 +31,13 @@ def main(job_path: Path) -> None:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=_lines(Path(job["sentences"])), model_writer=model, **job["options"]
         )
+    print(_peak_memory_bytes())
+
+
+def _peak_memory_bytes() -> int:
+    """Of this program alone; what getrusage tells begins with the size of the process that started it."""
+    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:")), 0)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -33,7 +32,8 @@ from zerokara.tokenizer.sampling import SENTENCE_BYTES
 MIN_COVERAGE = 0.98
 """SentencePiece takes no less (`VerifySpec`)."""
 MAX_THREADS = 32
-_TAB = "\t"
+_BOUNDARY = "\x1f"
+"""What stands for a user symbol inside the trainer (sentencepiece 0.2.3; up to 0.2.1 the tab): never a piece."""
 _SEED_PIECES = 1_000_000
 _SHRINKING = 0.75
 """Share of the candidates that each pruning round keeps (SentencePiece's default `shrinking_factor`)."""
@@ -89,40 +89,23 @@ def train(config: TokenizerConfig, sentences: Path, work_dir: Path, log_path: Pa
     _check_characters(config, sentences)
     threads = num_threads(config)
     with open(log_path, "w", encoding="utf-8") as log:
-        model = ModelFile(_run(config, config.vocab_size, sentences, threads, work_dir, log))
+        content, peak = _run(config, config.vocab_size, sentences, threads, work_dir, log)
+        model = ModelFile(content)
         if len(model.pieces) < _learnt_size(config, config.vocab_size):
             raise UserError(_too_large(config, model, sentences, threads, work_dir, log))
     if model.is_unigram:
         model.round_scores()
-    model.append(_appended(config, model))
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    model.append([Piece(f"<extra_id_{i}>", 0.0, Kind.CONTROL) for i in reversed(range(config.extra_ids))])
     return Trained(model.to_bytes(), peak, threads)
 
 
-def _appended(config: TokenizerConfig, model: ModelFile) -> list[Piece]:
-    pieces = []
-    if _tab_is_appended(config):
-        lowest = min(piece.score for piece in model.pieces if piece.kind is Kind.NORMAL)
-        pieces.append(Piece(_TAB, lowest if model.is_unigram else lowest - 1, Kind.NORMAL))
-    return pieces + [Piece(f"<extra_id_{i}>", 0.0, Kind.CONTROL) for i in reversed(range(config.extra_ids))]
-
-
-def _tab_is_appended(config: TokenizerConfig) -> bool:
-    """The trainer leaves the tab out of every vocabulary (it is its inner boundary mark): bytes spell it, or this."""
-    return not config.byte_fallback and not config.normalization_rule_name.startswith("nmt")
-
-
-def _num_appended(config: TokenizerConfig) -> int:
-    return config.extra_ids + _tab_is_appended(config)
-
-
 def _learnt_size(config: TokenizerConfig, vocab_size: int) -> int:
-    return vocab_size - _num_appended(config)
+    return vocab_size - config.extra_ids
 
 
 def num_fixed(config: TokenizerConfig) -> int:
     """The pieces that are not learnt: control, line end, user symbols, bytes, sentinels."""
-    fixed = NUM_CONTROL_PIECES + 1 + len(config.user_defined_symbols) + _num_appended(config)
+    fixed = NUM_CONTROL_PIECES + 1 + len(config.user_defined_symbols) + config.extra_ids
     return fixed + (NUM_BYTE_PIECES if config.byte_fallback else 0)
 
 
@@ -154,19 +137,22 @@ def options_of(config: TokenizerConfig, vocab_size: int, threads: int) -> dict[s
 
 
 def required_characters(config: TokenizerConfig) -> str:
-    """The characters of which the names of control and byte pieces are made, which always get a piece each.
+    """The characters that always get a piece each.
 
-    Text may spell such a name. SentencePiece never takes it for the piece; Hugging Face's Unigram would where the
-    other reading has an unknown character.
+    Those of which the names of control and byte pieces are made: text may spell such a name, SentencePiece never takes
+    it for the piece, but Hugging Face's Unigram would where the other reading has an unknown character. And the white
+    space that no text should lose, where no bytes can spell it.
     """
     names = ["<unk>", "<s>", "</s>", "<pad>", *(["<extra_id_0123456789>"] if config.extra_ids else [])]
     names += [f"<0x{byte:02X}>" for byte in range(NUM_BYTE_PIECES)] if config.byte_fallback else []
+    names += [] if config.byte_fallback else ["\t\r" if not config.normalization_rule_name.startswith("nmt") else ""]
     return "".join(sorted(set("".join(names))))
 
 
 def _run(
     config: TokenizerConfig, vocab_size: int, sentences: Path, threads: int, work_dir: Path, log: IO[str]
-) -> bytes:
+) -> tuple[bytes, int]:
+    """Train once; gives the model and the peak memory in bytes."""
     job, model = work_dir / "job.json", work_dir / "trained.model"
     options = options_of(config, vocab_size, threads)
     job.write_text(json.dumps({"sentences": str(sentences), "model": str(model), "options": options}), encoding="utf-8")
@@ -175,19 +161,20 @@ def _run(
     process = subprocess.Popen(
         [sys.executable, "-m", "zerokara.tokenizer.trainer_process", str(job)],
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         encoding="utf-8",
         errors="backslashreplace",
     )
-    assert process.stderr is not None
+    assert process.stderr is not None and process.stdout is not None
     try:
         last_words = _follow(process.stderr, config, vocab_size, log)
         code = process.wait()
+        said = process.stdout.read()
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
     if code < 0:
         raise RunError(
             f"SentencePiece's training was ended by signal {-code}, which most often means that memory ran out "
@@ -195,7 +182,7 @@ def _run(
         )
     if code:
         raise RunError(f"SentencePiece's training failed: {last_words}; its whole log is {log.name}")
-    return model.read_bytes()
+    return model.read_bytes(), int(said)
 
 
 def _follow(words: IO[str], config: TokenizerConfig, vocab_size: int, log: IO[str]) -> str:
@@ -225,9 +212,10 @@ def _too_large(
     config: TokenizerConfig, model: ModelFile, sentences: Path, threads: int, work_dir: Path, log: IO[str]
 ) -> Fault:
     """The fault, with the largest size that works: tried, since a smaller aim prunes more candidates."""
-    largest = len(model.pieces) + _num_appended(config)
+    largest = len(model.pieces) + config.extra_ids
     while largest > num_fixed(config) + 1:
-        again = len(ModelFile(_run(config, largest, sentences, threads, work_dir, log)).pieces) + _num_appended(config)
+        content, _ = _run(config, largest, sentences, threads, work_dir, log)
+        again = len(ModelFile(content).pieces) + config.extra_ids
         if again >= largest:
             break
         largest = again
@@ -252,7 +240,7 @@ def _check_characters(config: TokenizerConfig, sentences: Path) -> None:
 def num_required_characters(config: TokenizerConfig, sentences: Path) -> int:
     """How many characters get a piece: the most frequent, until their share reaches `character_coverage`.
 
-    Computed as SentencePiece does (`TrainerInterface::LoadSentences`): in float32, the tab counted but left out.
+    As SentencePiece does it (`TrainerInterface::LoadSentences`): in float32, the boundary mark counted but left out.
     """
     counts = np.zeros(0x110000, dtype=np.int64)
     for text in _normalized_blocks(config, sentences):
@@ -270,7 +258,7 @@ def num_required_characters(config: TokenizerConfig, sentences: Path) -> int:
     before = np.cumsum(counts[ordered]) - counts[ordered]
     reached = (before / total).astype(np.float32) >= np.float32(config.character_coverage)
     num = int(np.argmax(reached)) if reached.any() else len(ordered)
-    return num - int(ord(_TAB) in ordered[:num])
+    return num - int(ord(_BOUNDARY) in ordered[:num])
 
 
 def _normalized_blocks(config: TokenizerConfig, sentences: Path) -> Iterator[str]:
@@ -289,4 +277,4 @@ def _normalized_blocks(config: TokenizerConfig, sentences: Path) -> Iterator[str
                 text = "".join(prefix + line for line in lines).replace(" ", SPACE_MARK)
             else:
                 text = "\n".join(normalizer.normalize(line[:-1]) for line in lines)
-            yield symbols.sub(_TAB, text)
+            yield symbols.sub(_BOUNDARY, text)

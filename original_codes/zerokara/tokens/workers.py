@@ -12,7 +12,8 @@ import signal
 import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -44,7 +45,8 @@ def run_tasks(job: Job, tasks: Sequence[Task], num_workers: int) -> Iterator[Tal
         for number in range(min(num_workers, len(tasks))):
             ours, theirs = context.Pipe()
             process = context.Process(target=_work, args=(theirs, job), name=f"tokenise-{number}", daemon=True)
-            process.start()
+            with _without_ctrl_c():
+                process.start()
             theirs.close()
             processes[ours] = process
             _assign(ours, waiting, at_work)
@@ -63,6 +65,20 @@ def run_tasks(job: Job, tasks: Sequence[Task], num_workers: int) -> Iterator[Tal
             process.join()
 
 
+@contextmanager
+def _without_ctrl_c() -> Iterator[None]:
+    """Let a process be born with Ctrl-C blocked: it reaches the parent, who ends the others.
+
+    A blocked signal stays so in a new process, from its first moment on; a handler set there would come too late.
+    """
+    resource_tracker.ensure_running()  # Starting it unblocks SIGINT (Python 3.11), so it starts first.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _assign(connection: Connection, waiting: deque[Task], at_work: dict[Connection, Task]) -> None:
     if waiting:
         at_work[connection] = waiting.popleft()
@@ -76,11 +92,15 @@ def _receive(connection: Connection, process: Any, task: Task) -> Tally | ShardR
     except (EOFError, ConnectionResetError):
         process.join(timeout=5)
         code = process.exitcode
-        how = f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
+        if code is not None and code < 0:
+            how = f"killed by {signal.Signals(-code).name}"
+            why = "Most often the machine ran out of memory: run again with fewer processes (--set num_workers=1)"
+        else:
+            how, why = f"exit code {code}", "What it said stands above"
         first = task.ranges[0]
         raise RunError(
-            f"a tokenising process died ({how}) at {first.file.path}, from byte {first.start:,}; nothing was written. "
-            "Most often the machine ran out of memory: run again with fewer of them (--set num_workers=1)"
+            f"a tokenising process died ({how}) at {first.file.path}, from byte {first.start:,}; "
+            f"nothing was written. {why}"
         ) from None
     if isinstance(message, OSError):
         raise message
@@ -91,7 +111,6 @@ def _receive(connection: Connection, process: Any, task: Task) -> Tally | ShardR
 
 def _work(connection: Connection, job: Job) -> None:
     """The life of a worker: open the tokenizer, then do tasks until the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, who ends us.
     try:
         encoder = job.open_encoder()
         while True:

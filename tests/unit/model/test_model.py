@@ -52,7 +52,7 @@ def test_flops_of_a_hand_counted_model() -> None:
 
 @pytest.mark.parametrize("chunk_bytes", [1, 384 * 4 * 7, 2**30])
 def test_chunked_loss_equals_cross_entropy_and_its_gradients(monkeypatch: pytest.MonkeyPatch, chunk_bytes: int) -> None:
-    monkeypatch.setattr(loss_module, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setitem(loss_module.CHUNK_BYTES, "cpu", chunk_bytes)
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(20, 8, generator=generator, requires_grad=True)
     weight = torch.randn(384, 8, generator=generator, requires_grad=True)

@@ -13,22 +13,28 @@ from zerokara.config import TokenizerConfig
 from zerokara.tokenizer import training
 from zerokara.tokenizer.encoder import Encoder
 
-WORDS = {
-    "en": "the quick brown fox jumps over lazy dogs while seven wizards quietly box and play with 42 apples".split(),
-    "ja": "今日 は とても よい 天気 です ので 、 公園 まで 歩いて 行きました 。 そこで 友達 に 会い 、 本 を 読みました".split(),
-    "ko": "오늘 날씨가 좋아서 공원에 갔습니다 친구를 만나 함께 책을 읽고 커피를 마셨어요".split(),
-    "ro": "această țară are munți înalți și văi adânci unde oamenii cântă în fiecare seară".split(),
+ALPHABETS = {
+    "en": "etaoinshrdlucm",
+    "ja": "のはがをにとでた今日天気公園友達本行読歩会",
+    "ko": "오늘날씨가좋아서공원에친구를만나책을",
+    "ro": "aeiurnțșăâîclp",
 }
 
 
 def toy_lines(count: int = 600, seed: int = 1) -> list[str]:
-    """Lines of words in four languages; Japanese without spaces."""
+    """Lines of made-up words in four scripts, frequent ones and rare ones; Japanese without spaces."""
     rng = random.Random(seed)
+    words = {
+        language: ["".join(rng.choices(letters, k=rng.randint(2, 6))) for _ in range(150)]
+        for language, letters in ALPHABETS.items()
+    }
+    words["en"] += ["the", "fox", "42", "2024", "dogs"]
     lines = []
     for _ in range(count):
-        language = rng.choice(sorted(WORDS))
-        words = [rng.choice(WORDS[language]) for _ in range(rng.randint(3, 15))]
-        lines.append(("" if language == "ja" else " ").join(words) + rng.choice([".", "。", "!", "  ", ""]))
+        language = rng.choice(sorted(words))
+        chosen = [words[language][min(int(rng.expovariate(0.03)), 149)] for _ in range(rng.randint(3, 12))]
+        chosen += rng.choices(["the", "fox", "42", "2024", "dogs"], k=2) if language == "en" else []
+        lines.append(("" if language == "ja" else " ").join(chosen) + rng.choice([".", "。", "!", "  ", ""]))
     return lines
 
 
@@ -37,9 +43,13 @@ TrainToy = Callable[..., Path]
 
 @pytest.fixture(scope="session")
 def train_toy(tmp_path_factory: pytest.TempPathFactory) -> TrainToy:
-    """Train a toy tokenizer with the settings given; gives the path of its model."""
+    """Train a toy tokenizer with the settings given, once for each; gives the path of its model."""
+    made_already: dict[str, Path] = {}
 
-    def train(lines: list[str] | None = None, **settings: Any) -> Path:
+    def train(lines: list[str] | None = None, *, again: bool = False, **settings: Any) -> Path:
+        key = repr((lines, sorted(settings.items())))
+        if key in made_already and not again:
+            return made_already[key]
         folder = tmp_path_factory.mktemp("toy")
         sentences = folder / "sentences.txt"
         sentences.write_text("".join(f"{line}\n" for line in lines or toy_lines()), encoding="utf-8", newline="\n")
@@ -47,6 +57,7 @@ def train_toy(tmp_path_factory: pytest.TempPathFactory) -> TrainToy:
         made = training.train(config, sentences, folder, folder / "training.log")
         path = folder / "tokenizer.model"
         path.write_bytes(made.model)
+        made_already[key] = path
         return path
 
     return train

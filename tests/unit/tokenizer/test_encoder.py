@@ -48,7 +48,7 @@ def test_decoding_gives_the_text_back(encoder: Encoder) -> None:
         ids = encoder.encode(text)
         if encoder.unk_id not in ids:
             assert encoder.decode(ids) == text
-    spaces = "\t the  fox\n\n  jumps \t\n"
+    spaces = "\t the  fox\n\n  dogs \t\r\n"
     assert encoder.decode(encoder.encode(spaces)) == spaces, "white space must survive without byte pieces too"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ def test_measures_equal_a_count_by_hand(toy: Encoder) -> None:
     assert rates["byte_fallback_rate"] == measures.byte_tokens / len(ids)
 
 
-def test_unknown_tokens_are_counted(train_toy) -> None:  # type: ignore[no-untyped-def]
+def test_unknown_tokens_are_counted(train_toy: Callable[..., Path]) -> None:
     model = report.open_model(train_toy(byte_fallback=False))
     measures = report.measure(model, ["龘 the 龘", "fox"], None)
     assert measures.unknown_tokens == 2

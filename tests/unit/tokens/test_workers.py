@@ -32,6 +32,8 @@ class _Opener:
     def encode_many(self, texts: Any) -> Any:
         if self.action[0] == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.action[0] == "exit":
+            os._exit(3)
         if self.action[0] == "full":
             raise OSError(errno.ENOSPC, "No space left on device", "shard")
         raise ZeroDivisionError("a fault of ours")
@@ -55,6 +57,11 @@ def test_a_killed_worker(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"died \(killed by SIGKILL\) at .*\.txt, from byte 0; .*--set num_workers=1"):
         _run(tmp_path, "kill")
     assert not multiprocessing.active_children()
+
+
+def test_a_worker_that_ends_by_itself(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"died \(exit code 3\) .* What it said stands above"):
+        _run(tmp_path, "exit")
 
 
 def test_an_error_of_the_system_comes_as_it_is(tmp_path: Path) -> None:

@@ -1,0 +1,105 @@
+"""What the README tells people to type is true: every command is there and knows its options; every setting exists."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from zerokara import config
+from zerokara.model.shapes import ModelShape
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+def commands() -> list[str]:
+    """Lines of the shell blocks, and commands quoted in the text and the table."""
+    typed = [line.split("  #")[0].strip() for block in blocks("bash") for line in block.splitlines()]
+    typed += re.findall(r"`((?:\./|bash |python )[^`]+)`", README)
+    return sorted({command for command in typed if command})
+
+
+@cache
+def help_of(script: str) -> str:
+    start = [sys.executable] if script.endswith(".py") else ["bash"]
+    done = subprocess.run([*start, ROOT / script, "--help"], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("command", commands())
+def test_every_command_exists_and_knows_its_options(command: str) -> None:
+    words = [word for word in command.split() if word not in ("bash", "python")]
+    script = words[0].removeprefix("./")
+    assert (ROOT / script).is_file()
+    assert command.split()[0] in ("bash", "python") or (ROOT / script).stat().st_mode & 0o111, "is not executable"
+    if script in ("setup.sh", "run_tests.sh"):  # these hand their arguments on to pip and pytest
+        return
+    for option in (word for word in words[1:] if word.startswith("--")):
+        assert re.search(rf"{option}\b", help_of(script)), f"{script} knows no {option}"
+    if script == "run_all.sh" and len(words) > 1:
+        assert (ROOT / f"{words[1]}_config.yaml").is_file()
+
+
+def test_every_setting_in_the_examples_exists() -> None:
+    (example,) = blocks("yaml")
+    parts = re.split(r"^# (\w+\.yaml)$", example, flags=re.MULTILINE)[1:]
+    classes = {
+        "sentence_piece_config.yaml": config.TokenizerConfig,
+        "config.yaml": config.PretrainConfig,
+        "convert_config.yaml": config.ConvertConfig,
+    }
+    assert set(parts[::2]) == set(classes)
+    for name, text in zip(parts[::2], parts[1::2], strict=True):
+        classes[name](**{key: tuple(v) if isinstance(v, list) else v for key, v in YAML(typ="safe").load(text).items()})
+
+
+def test_settings_and_files_named_in_the_text_exist() -> None:
+    fields = {
+        key
+        for each in (config.TokenizerConfig, config.PretrainConfig, config.ConvertConfig)
+        for key in each.model_fields
+    }
+    named = set(re.findall(r"`([a-z]+(?:_[a-z]+)+)(?:: [^`]*)?`", README))
+    assert named <= fields, named - fields
+    for path in re.findall(r"`((?:original_codes|tests|model_configs)/[\w./]*)`", README):
+        assert (ROOT / path).exists(), path
+
+
+def test_the_table_of_sizes_is_right() -> None:
+    rows = re.findall(
+        r"^\| [\w.]+ \| (\d+) \| (\d+) \| (\d+) \| ([\d.]+) ([MB]) \|.*\| ([\d.]+) GB \|$", README, re.MULTILINE
+    )
+    assert len(rows) == 5
+    for layers, width, heads, number, unit, disk in rows:
+        settings = config.PretrainConfig(
+            num_layers=int(layers), hidden_size=int(width), num_attn_heads=int(heads), seq_len=2048,
+            tie_word_embeddings=int(width) < 2048,
+        )  # fmt: skip
+        parameters = ModelShape.from_config(settings, vocab_size=32_000).num_parameters()
+        assert float(number) * {"M": 1e6, "B": 1e9}[unit] == pytest.approx(parameters, rel=0.01)
+        assert float(disk) * 1e9 == pytest.approx(12 * parameters, rel=0.03)
+    shipped = config.load(config.PretrainConfig, ROOT / "config.yaml")
+    assert round(ModelShape.from_config(shipped, vocab_size=8000).num_parameters() / 1e6) == 7
+
+
+def test_the_table_of_memory_is_right() -> None:
+    """Gigabytes for 1 and 8 GPUs, from the formula that stands beside them and the parameters of the table above."""
+    parameters = [0.110, 0.336, 0.729, 1.35, 2.69]
+    rows = re.findall(r"^\| (\d) \|[^|]+\|([^|]+ P[^|]*)\|(.*)\|$", README, re.MULTILINE)
+    assert [stage for stage, *_ in rows] == ["1", "2", "3"]
+    for _, formula, cells in rows:
+        shares = {n: eval(formula.replace(" P", "").replace("N", str(n))) for n in (1, 8)}
+        for cell, millions in zip(cells.split("|"), parameters, strict=True):
+            for n, number in zip((1, 8), re.findall(r"[\d.]+", cell), strict=True):
+                assert float(number) == pytest.approx(millions * shares[n], rel=0.05, abs=0.06), (formula, cell)

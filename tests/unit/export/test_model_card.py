@@ -1,0 +1,73 @@
+"""The model card says what the facts say, and nothing where there is no fact."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from huggingface_hub import ModelCard
+
+from zerokara.export import model_card
+
+
+@pytest.fixture
+def facts() -> dict[str, Any]:
+    split = {"documents": 12, "tokens": 3456, "text_bytes": 7000}
+    none = {"documents": 0, "tokens": 0, "text_bytes": 0}
+    return {
+        "model": {
+            "architecture": "llama", "class": "LlamaForCausalLM", "parameters": 1234567, "num_layers": 2,
+            "hidden_size": 8, "ffn_hidden_size": 16, "num_attn_heads": 4, "num_kv_heads": 2, "seq_len": 64,
+            "vocab_size": 321, "tie_word_embeddings": True, "rope_theta": 5000.0, "dtype": "bf16",
+        },
+        "training": {
+            "step": 100, "tokens": 51200, "seconds": 60.0, "precision": "fp32", "settings": {"lr": 0.001},
+            "curve": {"loss": [{"step": 10, "value": 5.5}, {"step": 100, "value": 2.25}], "valid_loss": [],
+                      "valid_bits_per_byte": []},
+        },
+        "data": {"train": split, "valid": none, "sources": [{"name": "ja|1.jsonl", "train": split, "valid": none}]},
+        "tokenizer": {"vocab_size": 321, "sha256": "abc"},
+        "proof": {
+            "logits": {"positions": 99, "max_difference": 2e-6, "tolerance": 1e-4, "logit_std": 1.5, "argmax_ties": 0,
+                       "greedy_tokens": 48, "greedy_prompts": 2, "greedy_ties": 0, "bf16_max_difference": 0.02,
+                       "bf16_argmax_equal": 0.995},
+            "token_ids": {"lines": 10000, "equal": 9998, "ties": 2},
+        },
+        "samples": [{"prompt": "吾輩は", "greedy": "猫\n```\nである", "sampled": "犬"}],
+    }  # fmt: skip
+
+
+def render(facts: dict[str, Any]) -> str:
+    return model_card.render(facts, name="me/first", language=["ja", "no"], license="cc-by-4.0")
+
+
+def test_front_matter_is_read_by_the_hub(facts: dict[str, Any]) -> None:
+    data = ModelCard(render(facts)).data
+    assert (data.language, data.license, data.library_name) == (["ja", "no"], "cc-by-4.0", "transformers")
+    assert data.pipeline_tag == "text-generation"
+
+
+def test_the_numbers_stand_in_it(facts: dict[str, Any]) -> None:
+    card = render(facts)
+    for words in (
+        "# first", "1.23M parameters", "1,234,567", "4 (2 key and value heads)",
+        "| ja\\|1.jsonl | train | 12 | 3,456 |",
+        "5.5000 (step 10) | 2.2500 (step 100)", "`lr` | 0.001", "2e-06 (allowed 0.0001", "10,000 lines", "2 ties",
+        'name = "me/first"', "吾輩は猫", "````text",
+    ):  # fmt: skip
+        assert words in card, words
+
+
+def test_the_snippet_is_python(facts: dict[str, Any]) -> None:
+    snippet = render(facts).partition("```python\n")[2].partition("```")[0]
+    compile(snippet, "card", "exec")
+    assert 'tokenizer("吾輩は"' in snippet
+
+
+def test_what_is_not_known_is_not_claimed(facts: dict[str, Any]) -> None:
+    facts["data"] = {}
+    facts["training"]["curve"]["loss"] = []
+    facts["samples"] = []
+    card = render(facts)
+    for words in ("## Data", "validation", "metrics.jsonl", "## Samples"):
+        assert words not in card
