@@ -1,7 +1,7 @@
 """One training step of ours beside Hugging Face's on the same shape, batch and precision, in turn in one process.
 
-``python benchmarks/train_step.py [--config config.yaml] [--set key=value …] [--rounds 5]`` prints tokens a second of each
-(median over the rounds), their ratio, and the share of the matrix-product peak measured in the same run. A step is
+``python benchmarks/train_step.py [--config config.yaml] [--set key=value …] [--rounds 5]`` prints tokens a second of
+each (median over the rounds), their ratio, and the share of the matrix-product peak measured in the same run. A step is
 forward, backward and AdamW's update; both use torch's fused AdamW and fp32 weights where the optimizer keeps them.
 """
 
@@ -24,6 +24,7 @@ from zerokara.export import families
 from zerokara.model import parallel
 from zerokara.model.megatron import build
 from zerokara.model.shapes import ModelShape
+from zerokara.training import launcher
 from zerokara.training.engine import Engine, init_distributed
 
 
@@ -80,7 +81,9 @@ def main() -> None:
     parser.add_argument("--vocab-size", type=int, default=8000)
     given = parser.parse_args()
     settings = config.load(config.PretrainConfig, given.config, given.set)
-    settings = settings.model_copy(update={"global_batch_size": settings.micro_batch_size})
+    settings = settings.model_copy(
+        update={"global_batch_size": settings.micro_batch_size, "precision": launcher.precision(settings)}
+    )
     shape = ModelShape.from_config(settings, given.vocab_size)
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     steps = {"ours": ours(settings, shape), "hugging face": hugging_face(settings, shape)}
@@ -96,9 +99,8 @@ def main() -> None:
             if round_number:  # the first warms up
                 speeds[name].append(batch_tokens / (time.perf_counter() - started))
     peak = statistics.median(peaks)
-    print(
-        f"{shape.num_parameters():,} parameters, {batch_tokens} tokens a step, {settings.precision}, torch {torch.__version__}"
-    )
+    size = f"{shape.num_parameters():,} parameters, {batch_tokens} tokens a step"
+    print(f"{size}, {settings.precision}, torch {torch.__version__}")
     print(f"matrix product peak: {peak / 1e9:.0f} GFLOP/s")
     for name, measured in speeds.items():
         speed = statistics.median(measured)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch.distributed
 
 from zerokara import config
-from zerokara.training import preparation, run_folder
+from zerokara.training import launcher, preparation, run_folder
 from zerokara.training.session import Session
 
 work = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
@@ -16,7 +16,7 @@ for job in work["jobs"]:
     stop_at = job.pop("stop_at", None)
     overrides = [f"{key}={value}" for key, value in job.items()]
     loaded = config.load(config.PretrainConfig, work["config"], overrides)
-    plan = preparation.prepare(loaded, int(os.environ["WORLD_SIZE"]))
+    plan = preparation.prepare(loaded, int(os.environ["WORLD_SIZE"]), launcher.precision(loaded))
     if int(os.environ["RANK"]) == 0:
         run_folder.claim(plan)
     session = Session(plan)

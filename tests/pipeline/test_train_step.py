@@ -8,6 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from zerokara import checkpoint, manifest
@@ -37,6 +38,15 @@ def wait_for(condition, seconds: float = 120) -> None:  # type: ignore[no-untype
     while not condition():
         assert time.monotonic() < deadline, "it never came"
         time.sleep(0.05)
+
+
+def kill_all(process: subprocess.Popen[str]) -> None:
+    """kill -9 the step, the launcher and every training process, as a power cut would."""
+    everyone = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    assert len(everyone) >= 3
+    for one in everyone:
+        one.kill()
+    psutil.wait_procs(everyone)
 
 
 def losses(run_dir: Path) -> list[float]:
@@ -76,21 +86,33 @@ def test_killed_by_force_and_by_request_it_goes_on_and_ends_as_if_unbroken(
 
     killed = start_step_3(tiny_data["config"], f"output_model_dir={broken}", *long_run)
     wait_for(lambda: len(checkpoint.all_steps(broken)) > 0)
-    os.killpg(killed.pid, signal.SIGKILL)
-    killed.wait()
+    kill_all(killed)
     assert not (broken / "manifest.json").exists()
 
     asked = start_step_3(tiny_data["config"], f"output_model_dir={broken}", *long_run)
     before = checkpoint.all_steps(broken)[-1]
     wait_for(lambda: checkpoint.all_steps(broken)[-1] > before)
-    os.killpg(asked.pid, signal.SIGTERM)
+    os.killpg(asked.pid, signal.SIGINT)  # as a terminal does on Ctrl-C
     output, _ = asked.communicate()
-    assert "going on from" in output
+    assert asked.returncode == 130
+    assert "going on from" in output and "saved; run the same command to go on" in output
     assert not (broken / "manifest.json").exists()
 
     ended = step_3(tiny_data["config"], f"output_model_dir={broken}", *long_run)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert losses(broken) == losses(unbroken)
+
+
+def test_when_only_the_step_is_killed_its_processes_save_and_the_next_start_waits(
+    tiny_data: dict[str, str], long_run: tuple[str, ...], tmp_path: Path
+) -> None:
+    arguments = (f"output_model_dir={tmp_path / 'run'}", *long_run)
+    orphaned = start_step_3(tiny_data["config"], *arguments)
+    wait_for(lambda: len(checkpoint.all_steps(tmp_path / "run")) > 0)
+    orphaned.kill()
+    again = step_3(tiny_data["config"], *arguments)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert [line["step"] for line in metrics.read(tmp_path / "run") if "loss" in line] == list(range(1, 151))
 
 
 @pytest.mark.parametrize(

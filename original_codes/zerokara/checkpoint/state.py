@@ -14,6 +14,7 @@ no pickle is ever loaded.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,8 +63,9 @@ def save(run_dir: Path, state: TrainingState, weights: dict[str, Tensor], moment
     started = time.monotonic()
     folder = folder_of(run_dir, state.step)
     with appearing_folder(folder) as partial:
-        save_file(weights, partial / WEIGHTS_NAME, metadata={"format": "pt"})
-        save_file(moments, partial / OPTIMIZER_NAME, metadata={"format": "pt"})
+        for name, tensors in ((WEIGHTS_NAME, weights), (OPTIMIZER_NAME, moments)):
+            save_file(tensors, partial / name, metadata={"format": "pt"})
+            (partial / name).chmod(0o666 & ~_umask())  # safetensors makes files that only their owner reads
         write_json(partial / STATE_NAME, asdict(state))
         manifest.finish(
             partial / MANIFEST_NAME,
@@ -74,6 +76,13 @@ def save(run_dir: Path, state: TrainingState, weights: dict[str, Tensor], moment
         )
     write_text(run_dir / LATEST_NAME, folder.name + "\n")
     return folder
+
+
+def _umask() -> int:
+    """The process's own, which can only be read by setting it."""
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
 
 
 def read_state(folder: Path) -> TrainingState:

@@ -147,8 +147,9 @@ class TrainingSettings(Settings):
     """AdamW: decay of the weights in each step, as a share of the learning rate; not on norms and biases."""
     gradient_clipping: NaturalNumber = 1.0
     """Largest norm of the gradient; 0 for no clipping."""
-    precision: Literal["bf16", "fp32"] = "bf16"
-    """Number format of the computation; the optimizer keeps its weights in fp32 either way."""
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    """Number format of the computation: `bf16`, `fp32`, or `auto`, which is bf16 where the hardware computes in it. The
+    optimizer keeps its weights in fp32 either way."""
     zero_stage: Annotated[NaturalWhole, Field(le=3)] = 1
     """DeepSpeed ZeRO: what is spread over the processes. 0 nothing, 1 optimizer, 2 and gradients, 3 and weights."""
     num_processes: PositiveWhole | Auto = "auto"

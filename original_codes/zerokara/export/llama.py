@@ -25,9 +25,7 @@ RULES = (
     ),
     Rule(_OURS + "self_attention.linear_proj.weight", (_HF + "self_attn.o_proj.weight",)),
     Rule(_OURS + "pre_mlp_layernorm.weight", (_HF + "post_attention_layernorm.weight",)),
-    Rule(
-        _OURS + "mlp.linear_fc1.weight", (_HF + "mlp.gate_proj.weight", _HF + "mlp.up_proj.weight"), GATE_AND_UP
-    ),
+    Rule(_OURS + "mlp.linear_fc1.weight", (_HF + "mlp.gate_proj.weight", _HF + "mlp.up_proj.weight"), GATE_AND_UP),
     Rule(_OURS + "mlp.linear_fc2.weight", (_HF + "mlp.down_proj.weight",)),
     Rule("decoder.final_layernorm.weight", ("model.norm.weight",)),
 )

@@ -68,7 +68,7 @@ def _snippet(facts: dict[str, Any], name: str) -> str:
         f"name = {json.dumps(name)}\n"
         "tokenizer = AutoTokenizer.from_pretrained(name)\n"
         "model = AutoModelForCausalLM.from_pretrained(name)\n"
-        f"inputs = tokenizer({json.dumps(samples[0]['prompt'], ensure_ascii=False)}, return_tensors=\"pt\")\n"
+        f'inputs = tokenizer({json.dumps(samples[0]["prompt"], ensure_ascii=False)}, return_tensors="pt")\n'
         "output = model.generate(**inputs, max_new_tokens=50, do_sample=True, top_p=0.95)\n"
         "print(tokenizer.decode(output[0], skip_special_tokens=True))\n"
         "```"

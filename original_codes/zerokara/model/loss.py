@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 CHUNK_BYTES = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}
-"""Memory for one chunk of fp32 logits: on a CPU near what its caches hold, on a GPU enough for a full matrix product."""
+"""Memory for one chunk of fp32 logits: on a CPU near what its caches hold, on a GPU enough for full matrix products."""
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):

@@ -28,6 +28,18 @@ class Options:
     dry_run: bool = False
     write: bool = False
 
+    def for_next(self, own: str, other: str) -> str:
+        """The ``--config`` that the next command needs, if any: of the file beside this one, with the same beginning.
+
+        `own` and `other` are the default names of this step's configuration file and of the next step's.
+        """
+        path = self.config_path
+        if own != other:
+            if not path.name.endswith(own):
+                return ""
+            path = path.with_name(path.name.removesuffix(own) + other)
+        return "" if str(path) == other or not path.exists() else f" --config {path}"
+
 
 def parse(
     argv: Sequence[str], config_class: type[Settings], default_config: str, doc: str, *, write: str = ""
@@ -79,6 +91,6 @@ def guarded(work: Callable[[], None]) -> int:
         print(f"failed: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("stopped by Ctrl-C; run the same command to go on", file=sys.stderr)
+        print("stopped; run the same command to go on", file=sys.stderr)
         return INTERRUPTED
     return 0

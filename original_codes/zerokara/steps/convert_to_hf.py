@@ -87,7 +87,7 @@ def _tell_samples(samples: list[dict[str, Any]]) -> None:
 
 
 def _next(folder: Path, options: command.Options) -> str:
-    named = "" if str(options.config_path) == "convert_config.yaml" else f" --config {options.config_path}"
+    named = options.for_next("convert_config.yaml", "convert_config.yaml")
     return (
         f"next: play with {folder} in 5_play_with_model.ipynb, or see what an upload would send: "
         f"python 6_upload.py --dry-run{named}"

@@ -136,7 +136,7 @@ def _rows(
 
 
 def _next(options: command.Options) -> str:
-    named = "" if str(options.config_path) == "config.yaml" else f" --config {options.config_path}"
+    named = options.for_next("config.yaml", "config.yaml")
     return f"python count_tokens.py{named}, then bash 3_train_node1.sh{named}"
 
 

@@ -40,10 +40,11 @@ def _launch(config: PretrainConfig, options: command.Options, argv: Sequence[str
         run_folder.clear(run_dir, config)
     changes = [] if options.redo else run_folder.check(first_look)
     if not options.redo and manifest.already_done(record_path, _work(first_look)):
-        print(f"step 3 train: {run_dir} is complete already; --redo trains again\nnext: bash 4_convert_to_HF.sh")
+        print(f"step 3 train: {run_dir} is complete already; --redo trains again")
+        print(f"next: bash 4_convert_to_HF.sh{_next(options)}")
         return
     preparation.check_disk(first_look)
-    plan = preparation.prepare(config, launcher.num_processes(config))
+    plan = preparation.prepare(config, launcher.num_processes(config), launcher.precision(config))
     opening(f"step 3 train: {config.output_prefix}_text_document → {run_dir}")
     for name, value in preparation.plan_rows(plan):
         print(f"  {name:<12}  {value}")
@@ -59,6 +60,8 @@ def _launch(config: PretrainConfig, options: command.Options, argv: Sequence[str
     )
     arguments = [argument for argument in argv if argument != "--redo"]
     code = launcher.launch(MODULE, arguments, plan.num_processes)
+    if code == launcher.INTERRUPTED:
+        raise KeyboardInterrupt
     if code:
         raise RunError(
             f"training ended with exit code {code}; the words above say why. Run the same command to go on from the "
@@ -67,10 +70,17 @@ def _launch(config: PretrainConfig, options: command.Options, argv: Sequence[str
     newest = checkpoint.newest_complete(run_dir)
     if newest is None or checkpoint.read_state(newest).step < plan.schedule.num_steps:
         return
-    _finish(plan, newest, record_path)
+    made = _finish(first_look, plan, newest, record_path)
+    summary(f"trained {run_dir}", _rows(made, newest, run_dir), f"bash 4_convert_to_HF.sh{_next(options)}")
 
 
-def _finish(plan: preparation.Preparation, newest: Path, record_path: Path) -> None:
+def _next(options: command.Options) -> str:
+    return options.for_next("config.yaml", "convert_config.yaml")
+
+
+def _finish(
+    first_look: preparation.Preparation, plan: preparation.Preparation, newest: Path, record_path: Path
+) -> manifest.Manifest:
     state = checkpoint.read_state(newest)
     facts: dict[str, Any] = {
         **state.facts,
@@ -80,21 +90,28 @@ def _finish(plan: preparation.Preparation, newest: Path, record_path: Path) -> N
         "parameters": plan.shape.num_parameters(padded=False),
         "checkpoint": newest.name,
         "num_processes": plan.num_processes,
+        "precision": state.precision,
         "unigram_entropy": plan.unigram_entropy,
     }
     outputs = {"metrics": plan.run_dir / "metrics.jsonl", "checkpoint": newest / "manifest.json"}
-    manifest.finish(record_path, _work(plan), outputs, facts, state.seconds)
-    bits = facts.get("valid_bits_per_byte")
+    return manifest.finish(record_path, _work(first_look), outputs, facts, state.seconds)
+
+
+def _rows(made: manifest.Manifest, newest: Path, run_dir: Path) -> list[tuple[str, str]]:
+    facts, seconds = made.facts, made.seconds
     rows = [
-        ("trained", f"{count_text(state.tokens)} tokens, {facts['epochs']:.3f} epochs, {state.step:,} steps"),
-        ("time", f"{seconds_text(state.seconds)}, {count_text(state.tokens / state.seconds)} tok/s in all"),
+        ("trained", f"{count_text(facts['tokens'])} tokens, {facts['epochs']:.3f} epochs, {facts['steps']:,} steps"),
+        ("time", f"{seconds_text(seconds)}, {count_text(facts['tokens'] / seconds)} tok/s in all"),
         ("loss", f"{facts['first_loss']:.3f} → {facts['loss']:.3f} nats a token"),
-        ("unigram", f"{plan.unigram_entropy:.3f} nats a token, the loss of knowing only how frequent each token is"),
+        (
+            "unigram",
+            f"{facts['unigram_entropy']:.3f} nats a token, the loss of knowing only how frequent each token is",
+        ),
     ]
-    if bits is not None:
-        rows.append(("validation", f"{facts['first_valid_bits_per_byte']:.3f} → {bits:.3f} bits per byte"))
-    rows += [("checkpoint", str(newest)), ("curve", str(plan.run_dir / "plots" / "loss.png"))]
-    summary(f"trained {plan.run_dir}", rows, "bash 4_convert_to_HF.sh")
+    if "valid_bits_per_byte" in facts:
+        before, after = facts["first_valid_bits_per_byte"], facts["valid_bits_per_byte"]
+        rows.append(("validation", f"{before:.3f} → {after:.3f} bits per byte"))
+    return [*rows, ("checkpoint", str(newest)), ("curve", str(run_dir / "plots" / "loss.png"))]
 
 
 def _work(plan: preparation.Preparation) -> manifest.Work:
@@ -112,7 +129,7 @@ def _work(plan: preparation.Preparation) -> manifest.Work:
 def _train(config: PretrainConfig, options: command.Options) -> None:
     from zerokara.training.session import Session
 
-    plan = preparation.prepare(config, int(os.environ["WORLD_SIZE"]))
+    plan = preparation.prepare(config, int(os.environ["WORLD_SIZE"]), launcher.precision(config))
     Session(plan).run()
 
 

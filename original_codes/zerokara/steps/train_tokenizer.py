@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from zerokara.tokenizer.sampling import SampleReport
     from zerokara.tokenizer.training import Trained
 
-NEXT = "bash 2_tokenize.sh"
 OUTPUT_NAMES = ("tokenizer.model", "tokenizer.vocab", "report.json", "report.txt")
 LOG_NAME = "training.log"
 
@@ -40,7 +39,7 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
     work = _work(config, files)
     if manifest.already_done(manifest_path, work, redo=options.redo) is not None:
         opening(f"step 1 tokenizer: {model_path} is there already, made from the same text; --redo makes it again")
-        print(f"next: {NEXT}")
+        print(f"next: {_next(options)}")
         return
     check_heads(files, config.text_field, config.txt_document, config.fault("text_field", "").where)
     plan = memory.plan(config, files)
@@ -77,7 +76,11 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
         ("took", f"{seconds_text(seconds)}, {bytes_text(trained.peak_memory_bytes)} of memory"),
         ("report", str(folder / "report.txt")),
     ]
-    summary(f"step 1 tokenizer: done, {measured.vocab_size:,} pieces in {model_path}", rows, NEXT)
+    summary(f"step 1 tokenizer: done, {measured.vocab_size:,} pieces in {model_path}", rows, _next(options))
+
+
+def _next(options: command.Options) -> str:
+    return "bash 2_tokenize.sh" + options.for_next("sentence_piece_config.yaml", "config.yaml")
 
 
 def _make(

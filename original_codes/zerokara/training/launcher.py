@@ -8,17 +8,27 @@ of it looks for other nodes and costs a second and a half.
 from __future__ import annotations
 
 import base64
+import contextlib
+import ctypes
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+import psutil
 
 from zerokara.config import PretrainConfig
 from zerokara.training.preparation import cpu_threads
 
 _LAUNCHER = "deepspeed.launcher.launch"
+_PR_SET_PDEATHSIG = 1
+"""Source: linux/prctl.h."""
 
 
 def is_training_process() -> bool:
@@ -35,8 +45,24 @@ def num_processes(config: PretrainConfig) -> int:
     return max(1, torch.cuda.device_count())
 
 
+def precision(config: PretrainConfig) -> Literal["bf16", "fp32"]:
+    """The number format: as asked, or bf16 where the device computes in it and fp32 where it would only imitate it."""
+    if config.precision != "auto":
+        return config.precision
+    import torch
+
+    if torch.cuda.is_available():
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
+    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    return "bf16" if "amx_bf16" in flags or "avx512_bf16" in flags else "fp32"
+
+
 def launch(module: str, arguments: Sequence[str], processes: int) -> int:
-    """Run ``python -m module arguments`` in `processes` processes on this node; gives the exit code."""
+    """Run ``python -m module arguments`` in `processes` processes on this node; gives the exit code.
+
+    Ctrl-C, SIGTERM and SIGHUP ask the training processes to stop at the edge of a step, and give the exit code 130; a
+    second Ctrl-C ends them at once. Should this process be killed, the launcher ends them, with time to save.
+    """
     import torch
 
     environment = dict(os.environ)
@@ -51,7 +77,51 @@ def launch(module: str, arguments: Sequence[str], processes: int) -> int:
     nodes = base64.urlsafe_b64encode(json.dumps({"localhost": devices}).encode()).decode()
     command = [sys.executable, "-m", _LAUNCHER, f"--world_info={nodes}", "--master_addr=127.0.0.1"]
     command += [f"--master_port={_free_port()}", "--no_local_rank", "--quiet", "--module", module, *arguments]
-    return subprocess.run(command, env=environment, check=False).returncode
+    # A session of its own: a Ctrl-C in the terminal would reach the launcher too, which gives its processes 30 seconds
+    # (launch.py, terminate_process_tree), and saving a large model may take longer.
+    child = subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=_end_with_parent)
+    with _Forwarding(child.pid) as forwarding:
+        code = child.wait()
+    return INTERRUPTED if forwarding.asked else code
+
+
+INTERRUPTED = 130
+"""Exit code of a run that was asked to stop (128 + SIGINT, as shells have it)."""
+
+
+class _Forwarding:
+    """Passes requests to stop from this process to the training processes while they run."""
+
+    def __init__(self, launcher_pid: int):
+        self._launcher_pid = launcher_pid
+        self._before: dict[signal.Signals, Any] = {}
+        self.asked = False
+
+    def __enter__(self) -> _Forwarding:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            self._before[number] = signal.signal(number, self._pass_on)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            started = psutil.Process(self._launcher_pid)
+            if self.asked and number == signal.SIGINT:
+                for process in [*started.children(recursive=True), started]:
+                    process.kill()
+            for process in started.children():
+                process.send_signal(signal.SIGTERM)
+        if not self.asked:
+            print("stopping at the end of this step, and saving; Ctrl-C again leaves at once", flush=True)
+        self.asked = True
+
+
+def _end_with_parent() -> None:
+    # Linux sends the launcher SIGTERM when the process that started it dies, however it dies (prctl(2)).
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _free_port() -> int:

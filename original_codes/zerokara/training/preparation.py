@@ -10,7 +10,7 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from zerokara import manifest
 from zerokara.checkpoint import all_steps
@@ -36,6 +36,9 @@ class Preparation:
     """A run, ready to start."""
 
     config: PretrainConfig
+    """The settings, every `auto` that depends on the machine replaced."""
+    given: PretrainConfig
+    """The settings as the user gave them."""
     shape: ModelShape
     schedule: Schedule
     num_processes: int
@@ -64,13 +67,14 @@ class Preparation:
         return CHECKPOINT_BYTES_PER_PARAMETER * self.shape.num_parameters()
 
 
-def prepare(config: PretrainConfig, num_processes: int) -> Preparation:
-    """Look at the tokenizer, the token files and the run's size.
+def prepare(given: PretrainConfig, num_processes: int, precision: Literal["bf16", "fp32"] | None = None) -> Preparation:
+    """Look at the tokenizer, the token files and the run's size; `precision` replaces an `auto`.
 
     Raises:
         UserError: the token files are missing or were made with another tokenizer; the corpus is shorter than one
             sequence; the global batch cannot be shared among the processes; the DeepSpeed template is wrong.
     """
+    config = given.model_copy(update={"precision": precision}) if precision else given
     faults = list(config.batch_faults(num_processes))
     if faults:
         raise UserError(faults)
@@ -81,6 +85,7 @@ def prepare(config: PretrainConfig, num_processes: int) -> Preparation:
     samples = PackedTokens(paths.train, config.seq_len, where=config.place("seq_len"))
     return Preparation(
         config=config,
+        given=given,
         shape=ModelShape.from_config(config, encoder.vocab_size),
         schedule=Schedule.from_config(config, len(samples)),
         num_processes=num_processes,

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
+import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import orjson
 
 from zerokara.config import PretrainConfig, as_yaml, load
 from zerokara.durable import write_json, write_text
-from zerokara.errors import Fault, UserError
+from zerokara.errors import Fault, RunError, UserError
 from zerokara.training.preparation import Preparation
 
 IDENTITY_NAME = "run.json"
 CONFIG_NAME = "config_resolved.yaml"
 TOKENIZER_NAME = "tokenizer.model"
+LOCK_NAME = "lock"
+LOCK_SECONDS = 60
 _MAY_CHANGE_SILENTLY = {"output_model_dir", "input_jsonl", "input_tokenizer_file", "output_prefix", "num_workers"}
 """Places and step 2's own settings: their content is told by hashes."""
 
@@ -38,7 +42,7 @@ def claim(preparation: Preparation) -> list[str]:
     Raises:
         UserError: the folder holds another run, or files that are none of ours; nothing in it is touched.
     """
-    run_dir, config = preparation.run_dir, preparation.config
+    run_dir, config = preparation.run_dir, preparation.given
     changes = check(preparation)
     run_dir.mkdir(parents=True, exist_ok=True)
     write_json(run_dir / IDENTITY_NAME, identity_of(preparation))
@@ -50,7 +54,7 @@ def claim(preparation: Preparation) -> list[str]:
 
 def check(preparation: Preparation) -> list[str]:
     """As `claim`, but only look."""
-    run_dir, config = preparation.run_dir, preparation.config
+    run_dir, config = preparation.run_dir, preparation.given
     if not run_dir.exists() or not any(run_dir.iterdir()):
         return []
     path = run_dir / IDENTITY_NAME
@@ -67,6 +71,25 @@ def check(preparation: Preparation) -> list[str]:
             config.fault("output_model_dir", rule, "choose another output_model_dir, or --redo to start over")
         )
     return _changed_settings(run_dir / CONFIG_NAME, config)
+
+
+def lock(run_dir: Path) -> IO[bytes]:
+    """Keep every other process from training in this folder until the file that is given is closed.
+
+    Raises:
+        RunError: another process holds it, and did not let go within a minute.
+    """
+    file = open(run_dir / LOCK_NAME, "ab")  # noqa: SIM115  # held open on purpose
+    for attempt in range(LOCK_SECONDS):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except BlockingIOError:
+            if not attempt:
+                print(f"another process is at work in {run_dir}; waiting for it to save and leave", flush=True)
+            time.sleep(1)
+    file.close()
+    raise RunError(f"{run_dir}: another process is training here; stop it first, or choose another output_model_dir")
 
 
 def clear(run_dir: Path, config: PretrainConfig) -> None:

@@ -25,7 +25,7 @@ from zerokara.samples.objective import OBJECTIVES
 from zerokara.samples.order import SampleOrder
 from zerokara.samples.packed import PackedTokens
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.training import devices, metrics, plots
+from zerokara.training import devices, metrics, plots, run_folder
 from zerokara.training.engine import Engine, init_distributed
 from zerokara.training.evaluation import Validation, ValidationResult
 from zerokara.training.loop import StepRecord, train
@@ -50,6 +50,8 @@ class Session:
         init_distributed(self.device.type)
         parallel.start(self.config.seed)
         self.rank = torch.distributed.get_rank()
+        self._lock = run_folder.lock(self.run_dir) if self.rank == 0 else None
+        torch.distributed.barrier()
         self.state = self._start_state()
         self.engine = self._start_engine()
         self.validation = self._start_validation()
@@ -85,6 +87,8 @@ class Session:
             self._save(self._done_step)
         if self.recorder is not None:
             self.recorder.close()
+            assert self._lock is not None
+            self._lock.close()
             plots.draw_loss(self.run_dir)
         if not finished:
             reason = self.stop.reason or "another process"
