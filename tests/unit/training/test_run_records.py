@@ -27,7 +27,7 @@ def test_settings_are_ours_and_the_rest_is_the_templates() -> None:
 
 
 def test_stage_0_in_bf16_is_served_by_stage_1() -> None:
-    assert settings_for(settings("zero_stage=0"), 1, {})["zero_optimization"]["stage"] == 1
+    assert settings_for(settings("zero_stage=0", "precision=bf16"), 1, {})["zero_optimization"]["stage"] == 1
     assert settings_for(settings("zero_stage=0", "precision=fp32"), 1, {})["zero_optimization"]["stage"] == 0
 
 
