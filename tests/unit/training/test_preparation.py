@@ -1,0 +1,76 @@
+"""What is checked before training starts: disk, ownership, and what a run folder may change."""
+
+from __future__ import annotations
+
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from zerokara import config
+from zerokara.errors import RunError, UserError
+from zerokara.progress import bytes_text
+from zerokara.training import launcher, preparation, run_folder
+
+
+@pytest.fixture
+def settings(tiny_data: dict[str, str], tmp_path: Path):  # type: ignore[no-untyped-def]
+    def make(*overrides: str) -> config.PretrainConfig:
+        place = f"output_model_dir={tmp_path / 'run'}"
+        return config.load(config.PretrainConfig, tiny_data["config"], [place, *overrides])
+
+    return make
+
+
+def test_checkpoints_that_will_not_fit_are_told_in_numbers(settings, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10, 0, 1_000_000))
+    plan = preparation.prepare(settings("save_interval=5", "keep_last=2"), 1)
+    with pytest.raises(UserError) as caught:
+        preparation.check_disk(plan)
+    each = 12 * plan.shape.num_parameters()
+    expected = f"3 of {bytes_text(each)} will stand at once and need {bytes_text(3 * each)} more, 1.0 MB are free"
+    assert expected in str(caught.value)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10, 0, 10**12))
+    preparation.check_disk(plan)
+
+
+def test_tokens_of_another_tokenizer_are_refused(settings, tiny_data: dict[str, str], tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    other = tmp_path / "other.model"
+    # The same pieces, one more field at the end of the file: another content.
+    other.write_bytes(Path(tiny_data["input_tokenizer_file"]).read_bytes() + b"\x3a\x00")
+    with pytest.raises(UserError, match=r"was made with another tokenizer: its sha256 is .* --redo"):
+        preparation.prepare(settings(f"input_tokenizer_file={other}"), 1)
+
+
+def test_a_changed_setting_is_announced_and_another_shape_refused(settings) -> None:  # type: ignore[no-untyped-def]
+    run_folder.claim(preparation.prepare(settings(), 1))
+    assert run_folder.claim(preparation.prepare(settings(), 1)) == []
+    assert run_folder.check(preparation.prepare(settings("lr=0.02", "num_workers=1"), 1)) == ["lr: 0.01 → 0.02"]
+    with pytest.raises(UserError, match="belongs to another run: num_layers was 2, is now 3"):
+        run_folder.check(preparation.prepare(settings("num_layers=3"), 1))
+
+
+def test_a_folder_that_is_in_use_is_not_used_twice(
+    settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:  # type: ignore[no-untyped-def]
+    plan = preparation.prepare(settings(), 1)
+    run_folder.claim(plan)
+    monkeypatch.setattr(run_folder, "LOCK_SECONDS", 1)
+    held = run_folder.lock(plan.run_dir)
+    with pytest.raises(RunError, match="another process is training here"):
+        run_folder.lock(plan.run_dir)
+    assert "another process is at work" in capsys.readouterr().out
+    held.close()
+    run_folder.lock(plan.run_dir).close()
+
+
+def test_precision_follows_the_hardware_only_when_asked(settings, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    assert launcher.precision(settings("precision=fp32")) == "fp32"
+    assert launcher.precision(settings("precision=bf16")) == "bf16"
+    given = settings("precision=auto")
+    chosen = launcher.precision(given)
+    assert chosen in ("bf16", "fp32")
+    plan = preparation.prepare(given, 1, chosen)
+    assert (plan.config.precision, plan.given.precision) == (chosen, "auto")
