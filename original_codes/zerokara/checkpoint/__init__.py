@@ -1,6 +1,6 @@
 """Checkpoints: folders ``global_stepN`` that appear whole, are checked by hash, and hold all by parameter name."""
 
-from zerokara.checkpoint.folders import all_steps, check, folder_of, newest_complete, prune
+from zerokara.checkpoint.folders import all_steps, check, folder_of, newest_complete, prune, sweep
 from zerokara.checkpoint.state import TrainingState, read_moments, read_state, read_weights, save
 
 __all__ = [
@@ -14,4 +14,5 @@ __all__ = [
     "read_state",
     "read_weights",
     "save",
+    "sweep",
 ]

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from zerokara import manifest
+from zerokara.durable import PARTIAL_SUFFIX
 from zerokara.errors import Fault, UserError
 
 MANIFEST_NAME = "manifest.json"
@@ -71,6 +72,12 @@ def newest_complete(run_dir: Path, tell: Callable[[str], None] = print) -> Path 
             continue
         return folder
     return None
+
+
+def sweep(run_dir: Path) -> None:
+    """Delete what saves left behind that were killed; only for the process that holds the run folder's lock."""
+    for leftover in run_dir.glob(f"global_step*{PARTIAL_SUFFIX}"):
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
 def prune(run_dir: Path, keep_last: int, keep_every: int) -> list[Path]:

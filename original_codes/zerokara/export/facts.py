@@ -17,7 +17,7 @@ from zerokara.tokens.layout import TokenPaths
 
 _TRAINING_SETTINGS = (
     "seq_len", "global_batch_size", "lr", "min_lr", "lr_schedule", "warmup_fraction", "adam_beta1", "adam_beta2",
-    "weight_decay", "gradient_clipping", "epochs", "order", "seed", "zero_stage", "init_std",
+    "weight_decay", "gradient_clipping", "order", "seed", "zero_stage", "init_std",
 )  # fmt: skip
 
 
@@ -36,6 +36,7 @@ def gather(source: Source, encoder: Encoder, dtype: str) -> dict[str, Any]:
             "step": state.step,
             "sequences": state.samples,
             "tokens": state.tokens,
+            "epochs": next((line["epoch"] for line in reversed(curve) if "epoch" in line), None),
             "seconds": round(state.seconds, 1),
             "precision": state.precision,
             "settings": {name: getattr(source.config, name) for name in _TRAINING_SETTINGS},

@@ -116,6 +116,7 @@ def _training_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [
         ("steps", f"{training['step']:,}"),
         ("tokens", f"{training['tokens']:,}"),
+        ("passes over the data", f"{training['epochs']:.2f}" if training["epochs"] is not None else "unknown"),
         ("time", seconds_text(training["seconds"])),
         ("precision", training["precision"]),
     ]

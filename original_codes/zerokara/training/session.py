@@ -51,6 +51,8 @@ class Session:
         parallel.start(self.config.seed)
         self.rank = torch.distributed.get_rank()
         self._lock = run_folder.lock(self.run_dir) if self.rank == 0 else None
+        if self.rank == 0:
+            checkpoint.sweep(self.run_dir)
         torch.distributed.barrier()
         self.state = self._start_state()
         self.engine = self._start_engine()

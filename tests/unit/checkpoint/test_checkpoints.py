@@ -75,3 +75,5 @@ def test_a_half_written_folder_of_a_killed_save_does_not_count(tmp_path: Path) -
     saved(tmp_path, 10)
     (tmp_path / "global_step20.partial").mkdir()
     assert checkpoint.all_steps(tmp_path) == [10]
+    checkpoint.sweep(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step10", "latest"]

@@ -21,7 +21,8 @@ def facts() -> dict[str, Any]:
             "vocab_size": 321, "tie_word_embeddings": True, "rope_theta": 5000.0, "dtype": "bf16",
         },
         "training": {
-            "step": 100, "tokens": 51200, "seconds": 60.0, "precision": "fp32", "settings": {"lr": 0.001},
+            "step": 100, "tokens": 51200, "epochs": 0.701, "seconds": 60.0, "precision": "fp32",
+            "settings": {"lr": 0.001},
             "curve": {"loss": [{"step": 10, "value": 5.5}, {"step": 100, "value": 2.25}], "valid_loss": [],
                       "valid_bits_per_byte": []},
         },
