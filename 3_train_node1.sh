@@ -5,4 +5,5 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 python="$root/.venv/bin/python"
 [ -x "$python" ] || python=python3
 export PYTHONPATH="$root/original_codes${PYTHONPATH:+:$PYTHONPATH}"
+export ZEROKARA_COMMAND="bash $0"
 exec "$python" -m zerokara.steps.train "$@"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from zerokara.config.settings import Settings
 from zerokara.errors import RunError, UserError
 
 _Config = TypeVar("_Config", bound=Settings)
+COMMAND_NAME = "ZEROKARA_COMMAND"
+"""Environment variable in which the shell scripts say under which name the user called them, for the help text."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it (128 + SIGINT)."""
 
@@ -46,6 +49,7 @@ def parse(
 ) -> Options:
     """Read the command line; `write` is the help of an extra ``--write`` flag, for the step that has one."""
     parser = argparse.ArgumentParser(
+        prog=os.environ.get(COMMAND_NAME),
         description=doc,
         epilog="settings (edit them in the YAML file, or --set them for one run):\n"
         + configuration.help_text(config_class),

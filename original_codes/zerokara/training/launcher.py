@@ -24,6 +24,7 @@ from typing import Any, Literal
 import psutil
 
 from zerokara.config import PretrainConfig
+from zerokara.errors import UserError
 from zerokara.training.preparation import cpu_threads
 
 _LAUNCHER = "deepspeed.launcher.launch"
@@ -37,12 +38,20 @@ def is_training_process() -> bool:
 
 
 def num_processes(config: PretrainConfig) -> int:
-    """Processes to start: as asked, or one for each GPU that torch sees, or one on a CPU."""
-    if config.num_processes != "auto":
-        return config.num_processes
-    import torch  # about a second: only a run that leaves the choice to us pays for it
+    """Processes to start: as asked, or one for each GPU that torch sees, or one on a CPU.
 
-    return max(1, torch.cuda.device_count())
+    Raises:
+        UserError: more are asked for than there are GPUs.
+    """
+    import torch  # about a second, so only after everything else was found right
+
+    gpus = torch.cuda.device_count()
+    if config.num_processes == "auto":
+        return max(1, gpus)
+    if 0 < gpus < config.num_processes:
+        rule = f"must be at most {gpus}, the GPUs that torch sees (CUDA_VISIBLE_DEVICES is honoured)"
+        raise UserError(config.fault("num_processes", rule, f"try {gpus} or auto"))
+    return config.num_processes
 
 
 def precision(config: PretrainConfig) -> Literal["bf16", "fp32"]:

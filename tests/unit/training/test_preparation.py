@@ -66,6 +66,17 @@ def test_a_folder_that_is_in_use_is_not_used_twice(
     run_folder.lock(plan.run_dir).close()
 
 
+def test_more_processes_than_gpus_are_refused(settings, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert launcher.num_processes(settings("num_processes=auto")) == 2
+    with pytest.raises(UserError, match="num_processes = 4: must be at most 2, the GPUs that torch sees"):
+        launcher.num_processes(settings("num_processes=4", "global_batch_size=32"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert launcher.num_processes(settings("num_processes=2")) == 2
+
+
 def test_precision_follows_the_hardware_only_when_asked(settings, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     assert launcher.precision(settings("precision=fp32")) == "fp32"
     assert launcher.precision(settings("precision=bf16")) == "bf16"
