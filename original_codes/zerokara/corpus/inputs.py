@@ -17,6 +17,8 @@ from zerokara.errors import Fault, UserError
 
 Kind = Literal["jsonl", "txt"]
 KIND_OF_SUFFIX: dict[str, Kind] = {".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".txt": "txt"}
+EMBEDDED_CORPUS = Path("data/embedded/corpus.jsonl")
+"""What the shipped configuration names; `run_all.sh` makes it."""
 FORMATS = ".jsonl, .json (one JSON object a line) or .txt, each plain or .gz"
 OWN_OUTPUT_ENDINGS = ("_quarantine.jsonl", "manifest.json", PARTIAL_SUFFIX)
 """Files that our own steps write; a folder or a glob that holds them is still only the corpus."""
@@ -103,6 +105,8 @@ def _format_of(path: Path) -> tuple[Kind, bool] | None:
 
 def _beside(path: Path) -> str:
     """What does lie there, as a hint for a mistyped name."""
+    if path == EMBEDDED_CORPUS:
+        return f"make it with: .venv/bin/python -m zerokara.corpus.embedded {path}"
     folder = path if path.is_dir() else path.parent
     if not folder.is_dir():
         return f"there is no folder {folder.absolute()}"

@@ -80,3 +80,11 @@ def test_empty_corpus(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").touch()
     with pytest.raises(UserError, match="the corpus is empty: 1 files, 0 bytes"):
         _names(tmp_path, "a.jsonl")
+
+
+def test_the_embedded_corpus_tells_how_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        UserError, match=r"make it with: \.venv/bin/python -m zerokara\.corpus\.embedded data/embedded/"
+    ):
+        find_files(["data/embedded/corpus.jsonl"], "config.yaml:3")
