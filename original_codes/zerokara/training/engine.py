@@ -64,6 +64,8 @@ class Engine:
                 config=settings_for(config, num_processes, template),
                 dist_init_required=False,
             )
+        dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
+        assert all(parameter.dtype == dtype for parameter in model.parameters()), f"weights are not {dtype}"
         self._adam = optimizer
         self._named = list(model.named_parameters())
         self._make_moments()
