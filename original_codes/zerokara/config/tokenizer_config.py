@@ -34,7 +34,8 @@ class TokenizerConfig(Settings):
     model_type: Literal["unigram", "bpe"] = "unigram"
     """`unigram` (the best choice for most languages) or `bpe`."""
     character_coverage: Annotated[float, Field(ge=0.98, le=1)] = 0.9995
-    """Share of the characters that get a piece of their own; 0.9995 for Japanese, Korean, Chinese, else 1.0."""
+    """Share of the characters that get a piece of their own, 0.98 or more (SentencePiece takes no less): 0.9995 for
+    Japanese, Korean, Chinese, else 1.0."""
     byte_fallback: bool = True
     """Spell characters without a piece in bytes, so that nothing is ever unknown (costs 256 pieces)."""
     split_digits: bool = True

@@ -11,7 +11,7 @@ import torch
 from zerokara.tokenizer.encoder import Encoder
 
 MAX_NEW_TOKENS = 60
-SAMPLING = {"do_sample": True, "temperature": 0.8, "top_p": 0.95}
+SAMPLING = {"do_sample": True, "temperature": 0.7, "top_p": 0.9}
 SEED = 1234
 
 

@@ -29,8 +29,6 @@ from zerokara.tokenizer.encoder import NEWLINE, SPACE_MARK
 from zerokara.tokenizer.model_file import Kind, ModelFile, Piece
 from zerokara.tokenizer.sampling import SENTENCE_BYTES
 
-MIN_COVERAGE = 0.98
-"""SentencePiece takes no less (`VerifySpec`)."""
 MAX_THREADS = 32
 _BOUNDARY = "\x1f"
 """What stands for a user symbol inside the trainer (sentencepiece 0.2.3; up to 0.2.1 the tab): never a piece."""
@@ -56,8 +54,6 @@ def check(config: TokenizerConfig) -> None:
     Raises: UserError with every fault.
     """
     faults = []
-    if config.character_coverage < MIN_COVERAGE:
-        faults.append(config.fault("character_coverage", f"must be at least {MIN_COVERAGE}", "0.9995 suits most"))
     for symbol in config.user_defined_symbols:
         if any(character.isspace() or character in (SPACE_MARK, "\u2585", "\0") for character in symbol):
             rule = f"must not hold {symbol!r}: a symbol has no spaces, and neither U+2581, U+2585 nor NUL"

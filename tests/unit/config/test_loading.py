@@ -72,6 +72,8 @@ def test_message(tmp_path: Path, text: str, fault: str) -> None:
 def test_tokenizer_and_convert_rules(tmp_path: Path) -> None:
     (fault,) = faults_of(tmp_path, "vocab_size: 400\nextra_ids: 200\n", TokenizerConfig)
     assert "vocab_size = 400: must be greater than the 461 pieces that are fixed" in fault
+    (fault,) = faults_of(tmp_path, "character_coverage: 0.95\n", TokenizerConfig)
+    assert "character_coverage = 0.95: must be at least 0.98" in fault
     (fault,) = faults_of(tmp_path, "huggingface_name: only-a-name\n", ConvertConfig)
     assert "must be user/name" in fault
     (fault,) = faults_of(tmp_path, "user_defined_symbols: ['</s>']\n", TokenizerConfig)
