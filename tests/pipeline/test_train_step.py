@@ -76,6 +76,10 @@ def test_trains_on_two_processes_and_leaves_everything(tiny_data: dict[str, str]
     assert again.returncode == 0 and "is complete already" in again.stdout
     other = step_3(tiny_data["config"], *arguments, "lr=0.02")
     assert other.returncode == 2 and "lr was 0.01, is now 0.02" in other.stderr
+    longer = step_3(tiny_data["config"], *arguments, f"train_tokens={25 * 8 * 32}")
+    assert longer.returncode == 0, longer.stdout + longer.stderr
+    assert f"going on from {run_dir}/global_step20" in longer.stdout
+    assert len(losses(run_dir)) == 25 and manifest.read(run_dir / "manifest.json").facts["steps"] == 25
 
 
 def test_killed_by_force_and_by_request_it_goes_on_and_ends_as_if_unbroken(

@@ -39,7 +39,8 @@ def _launch(config: PretrainConfig, options: command.Options, argv: Sequence[str
     if options.redo and not options.dry_run:
         run_folder.clear(run_dir, config)
     changes = [] if options.redo else run_folder.check(first_look)
-    if not options.redo and manifest.already_done(record_path, _work(first_look)):
+    goes_on = not options.redo and _is_longer_than(first_look, record_path)
+    if not options.redo and not goes_on and manifest.already_done(record_path, _work(first_look)):
         print(f"step 3 train: {run_dir} is complete already; --redo trains again")
         print(f"next: bash 4_convert_to_HF.sh{_next(options)}")
         return
@@ -72,6 +73,11 @@ def _launch(config: PretrainConfig, options: command.Options, argv: Sequence[str
         return
     made = _finish(first_look, plan, newest, record_path)
     summary(f"trained {run_dir}", _rows(made, newest, run_dir), f"bash 4_convert_to_HF.sh{_next(options)}")
+
+
+def _is_longer_than(plan: preparation.Preparation, record_path: Path) -> bool:
+    """Whether a complete run lies here that is to be made longer: it goes on, like one that was cut short."""
+    return record_path.exists() and plan.schedule.num_steps > manifest.read(record_path).facts["steps"]
 
 
 def _next(options: command.Options) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,6 +37,8 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 def init_distributed(device_type: str) -> None:
     """Join the processes that the launcher started (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT)."""
     deepspeed.logger.setLevel(logging.ERROR)
+    # torch 2.13 renames collectives that DeepSpeed 0.19.8 still calls by their old names; nobody here can act on it.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     # deepspeed/comm/torch.py, build_shm_op: on a CPU with a compiler it would build a C++ operator while the run waits.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend="nccl" if device_type == "cuda" else "gloo", verbose=False)
