@@ -148,6 +148,13 @@ def test_a_folder_of_another_run_or_of_other_files_is_left_alone(tiny_data: dict
     assert other.returncode == 2
     assert "belongs to another run: hidden_size was 48, is now 64" in other.stderr
     assert (run_dir / "global_step20" / "weights.safetensors").read_bytes() == weights
+    # With --redo too, what is refused costs nothing: the run that it would replace is still there.
+    endless = ("train_tokens=1000000000000", "save_interval=1", "keep_last=1000000000")
+    refused = step_3(tiny_data["config"], f"output_model_dir={run_dir}", *endless, options=("--redo",))
+    assert refused.returncode == 2 and "leaves no room for its checkpoints" in refused.stderr
+    tried = step_3(tiny_data["config"], f"output_model_dir={run_dir}", options=("--redo", "--dry-run"))
+    assert tried.returncode == 0
+    assert (run_dir / "global_step20" / "weights.safetensors").read_bytes() == weights
     stranger = tmp_path / "photos"
     stranger.mkdir()
     (stranger / "one.jpg").write_bytes(b"x")

@@ -36,9 +36,7 @@ def _launch(config: PretrainConfig, options: command.Options, argv: Sequence[str
     # The data is looked at before torch is: the number of processes matters only to how a batch is shared.
     first_look = preparation.prepare(config, 1 if config.num_processes == "auto" else config.num_processes)
     run_dir, record_path = first_look.run_dir, first_look.run_dir / "manifest.json"
-    if options.redo and not options.dry_run:
-        run_folder.clear(run_dir, config)
-    changes = [] if options.redo else run_folder.check(first_look)
+    changes = run_folder.check_replaceable(first_look) if options.redo else run_folder.check(first_look)
     goes_on = not options.redo and _is_longer_than(first_look, record_path)
     if not options.redo and not goes_on and manifest.already_done(record_path, _work(first_look)):
         print(f"step 3 train: {run_dir} is complete already; --redo trains again")
@@ -54,6 +52,8 @@ def _launch(config: PretrainConfig, options: command.Options, argv: Sequence[str
     if options.dry_run:
         print("dry run: everything is in order; nothing was started")
         return
+    if options.redo:
+        run_folder.clear(run_dir)  # the last thing before the start: whatever is refused above has cost nothing
     run_folder.claim(plan)
     print(
         f"starting {plan.num_processes} process(es); loading torch, megatron-core and DeepSpeed takes seconds",

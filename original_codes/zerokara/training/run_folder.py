@@ -12,7 +12,7 @@ import orjson
 
 from zerokara.config import PretrainConfig, as_yaml, load
 from zerokara.durable import write_json, write_text
-from zerokara.errors import Fault, RunError, UserError
+from zerokara.errors import RunError, UserError
 from zerokara.training.preparation import Preparation
 
 IDENTITY_NAME = "run.json"
@@ -92,14 +92,24 @@ def lock(run_dir: Path) -> IO[bytes]:
     raise RunError(f"{run_dir}: another process is training here; stop it first, or choose another output_model_dir")
 
 
-def clear(run_dir: Path, config: PretrainConfig) -> None:
-    """Delete a run, for ``--redo``; only a folder that is a run of ours."""
-    if not run_dir.exists():
-        return
-    if any(run_dir.iterdir()) and not (run_dir / IDENTITY_NAME).exists():
+def check_replaceable(preparation: Preparation) -> list[str]:
+    """See that ``--redo`` would delete a run of ours and nothing else; there are no changes to tell then."""
+    run_dir = preparation.run_dir
+    if run_dir.exists() and any(run_dir.iterdir()) and not (run_dir / IDENTITY_NAME).exists():
         rule = "is no run of ours and will not be deleted"
-        raise UserError(Fault(where=str(run_dir), key="output_model_dir", rule=rule, remedy="choose another folder"))
-    shutil.rmtree(run_dir)
+        raise UserError(preparation.given.fault("output_model_dir", rule, "choose another folder"))
+    return []
+
+
+def clear(run_dir: Path) -> None:
+    """Delete a run that `check_replaceable` has seen, once nobody trains in it.
+
+    Raises:
+        RunError: another process trains in it.
+    """
+    if run_dir.exists():
+        lock(run_dir).close()
+        shutil.rmtree(run_dir)
 
 
 def _changed_settings(path: Path, config: PretrainConfig) -> list[str]:

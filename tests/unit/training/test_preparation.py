@@ -62,8 +62,13 @@ def test_a_folder_that_is_in_use_is_not_used_twice(
     with pytest.raises(RunError, match="another process is training here"):
         run_folder.lock(plan.run_dir)
     assert "another process is at work" in capsys.readouterr().out
+    with pytest.raises(RunError, match="another process is training here"):
+        run_folder.clear(plan.run_dir)  # --redo does not delete a run under somebody's hands
+    assert (plan.run_dir / run_folder.IDENTITY_NAME).exists()
     held.close()
     run_folder.lock(plan.run_dir).close()
+    run_folder.clear(plan.run_dir)
+    assert not plan.run_dir.exists()
 
 
 def test_more_processes_than_gpus_are_refused(settings, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
