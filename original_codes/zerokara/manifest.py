@@ -10,8 +10,10 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,26 @@ import orjson
 from zerokara import __version__
 from zerokara.durable import write_json
 from zerokara.errors import Fault, UserError
+from zerokara.progress import Progress
 
-Paths = Mapping[str, Path | list[Path]]
+MAX_HASH_THREADS = 8
+SILENT_SECONDS = 0.5
+"""Hashing that is done so soon shows no progress."""
+_HASH_PIECE_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """An input that lies elsewhere and is known there by its content, so that it need not be read."""
+
+    name: str
+    bytes: int
+    content: str
+    """Its SHA-256, or another id of content with a prefix that tells which (``git:``)."""
+
+
+Inputs = Path | Sequence[Path | RemoteFile]
+Paths = Mapping[str, Inputs]
 
 
 @dataclass(frozen=True)
@@ -30,9 +50,11 @@ class FileRecord:
     """One file by content; `path`, `bytes` and `modified_ns` only save reading it again when nothing moved."""
 
     path: str
-    """Absolute for an input; relative to the manifest's folder for an output, so that a folder can be moved whole."""
+    """Absolute for an input, or where it lies on the Hub; relative to the manifest's folder for an output, so that a
+    folder can be moved whole."""
     bytes: int
     sha256: str
+    """For a file on the Hub that has none there: ``git:`` and its blob id."""
     modified_ns: int
 
 
@@ -165,18 +187,81 @@ def _brief(records: list[FileRecord]) -> str:
 def _records(
     paths: Paths, relative_to: Path | None, known: dict[tuple[str, int, int], str]
 ) -> dict[str, list[FileRecord]]:
-    return {
-        name: [_record(path, relative_to, known) for path in ([value] if isinstance(value, Path) else value)]
-        for name, value in paths.items()
-    }
+    members = {name: [value] if isinstance(value, Path) else list(value) for name, value in paths.items()}
+    places = {file: _Place(file) for files in members.values() for file in files if isinstance(file, Path)}
+    to_hash = {place.key: place for place in places.values() if place.key not in known}
+    known = known | _hashes(list(to_hash.values()))
+
+    def record(file: Path | RemoteFile) -> FileRecord:
+        if isinstance(file, RemoteFile):
+            return FileRecord(path=file.name, bytes=file.bytes, sha256=file.content, modified_ns=0)
+        absolute, size, modified_ns = places[file].key
+        name = absolute if relative_to is None else os.path.relpath(absolute, relative_to.resolve())
+        return FileRecord(path=name, bytes=size, sha256=known[absolute, size, modified_ns], modified_ns=modified_ns)
+
+    return {name: [record(file) for file in files] for name, files in members.items()}
 
 
-def _record(path: Path, relative_to: Path | None, known: dict[tuple[str, int, int], str]) -> FileRecord:
-    status = path.stat()
-    absolute = str(path.resolve())
-    digest = known.get((absolute, status.st_size, status.st_mtime_ns)) or sha256_of(path)
-    name = absolute if relative_to is None else os.path.relpath(absolute, relative_to.resolve())
-    return FileRecord(path=name, bytes=status.st_size, sha256=digest, modified_ns=status.st_mtime_ns)
+class _Place:
+    """A file on a disk: its absolute path, size and modification time."""
+
+    def __init__(self, path: Path):
+        status = path.stat()
+        self.key = (str(path.resolve()), status.st_size, status.st_mtime_ns)
+
+
+def _hashes(places: list[_Place]) -> dict[tuple[str, int, int], str]:
+    """The SHA-256 of each file, by threads (hashing lets go of the interpreter), with progress when it takes long."""
+    if not places:
+        return {}
+    counter = _Counter()
+    # The largest first, so that none is begun when the others end.
+    order = sorted(places, key=lambda place: -place.key[1])
+    with ThreadPoolExecutor(min(MAX_HASH_THREADS, len(os.sched_getaffinity(0)), len(order))) as threads:
+        futures = {place.key: threads.submit(_counted_sha256, Path(place.key[0]), counter) for place in order}
+        try:
+            _watch(list(futures.values()), counter, sum(place.key[1] for place in places))
+            return {key: future.result() for key, future in futures.items()}
+        except BaseException:
+            counter.stopped = True  # Ctrl-C must not wait for a hundred gigabytes.
+            threads.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+class _Counter:
+    """Bytes hashed so far, over all threads."""
+
+    def __init__(self) -> None:
+        self.done, self.stopped = 0, False
+        self._lock = threading.Lock()
+
+    def add(self, count: int) -> None:
+        with self._lock:
+            self.done += count
+
+
+def _counted_sha256(path: Path, counter: _Counter) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:
+        while not counter.stopped and (piece := file.read(_HASH_PIECE_BYTES)):
+            digest.update(piece)
+            counter.add(len(piece))
+    return digest.hexdigest()
+
+
+def _watch(futures: list[Future[str]], counter: _Counter, total: int) -> None:
+    """Wait for the hashes; whoever waits longer than a moment sees how far they are."""
+    waiting = wait(futures, timeout=SILENT_SECONDS, return_when="FIRST_EXCEPTION").not_done
+    if not waiting:
+        return
+    with Progress("checking the input", total, "B") as progress:
+        shown = 0
+        while waiting:
+            waiting = wait(waiting, timeout=0.2, return_when="FIRST_EXCEPTION").not_done
+            progress.advance(counter.done - shown)
+            shown = counter.done
+            if any(future.done() and future.exception() for future in futures):
+                return
 
 
 def _known_records(known: Manifest | None) -> dict[tuple[str, int, int], str]:

@@ -1,8 +1,9 @@
-"""A small Hub on loopback that speaks what huggingface_hub 2.4 asks for when a model is uploaded.
+"""A small Hub on loopback that speaks what huggingface_hub 2.4 asks for when a model is uploaded or a dataset is read.
 
 Repositories, files and received requests are plain attributes that a test reads, and faults are switches that it sets.
 Spoken: who-am-i, model info, create, validate YAML, pre-upload, LFS batch and PUT, commit (ndjson), tree. Xet is not:
-a test sets HF_HUB_DISABLE_XET, as a user behind a proxy may.
+a test sets HF_HUB_DISABLE_XET, as a user behind a proxy may. For datasets: revision, tree in pages, and ranges of
+files, those outside git by way of another host ("localhost"), which must never see the token.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import parse_qs, unquote
 
 TOKEN = "hf_A_secret_that_must_show_up_nowhere"
 LFS_BYTES = 4096
@@ -40,6 +42,20 @@ class Repository:
 
 
 @dataclass
+class Dataset:
+    """A dataset of one commit, on the branches ``main`` and ``v1``."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    private: bool = False
+    gated: bool = False
+    revisions: tuple[str, ...] = ("main", "v1", "refs/convert/parquet")
+
+    @property
+    def sha(self) -> str:
+        return hashlib.sha1(repr(sorted(self.files.items())).encode()).hexdigest()
+
+
+@dataclass
 class Hub:
     """The state of the server, and the ways in which it fails."""
 
@@ -48,7 +64,10 @@ class Hub:
     repositories: dict[str, Repository] = field(default_factory=dict)
     storage: dict[str, bytes] = field(default_factory=dict)
     """Content outside git by SHA-256."""
+    datasets: dict[str, Dataset] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
+    bytes_sent: int = 0
+    """Of the files of datasets."""
     url: str = ""
     # switches
     fail_commit: int | None = None
@@ -58,6 +77,16 @@ class Hub:
     """Paths whose hash is listed wrongly."""
     fail_put_after: int | None = None
     """How many files outside git are taken before the storage breaks down (status 400, which nobody tries again)."""
+    drop_at: int | None = None
+    """Byte of a dataset's file at which the connection breaks."""
+    num_drops: int = 1_000_000
+    """How often it still breaks."""
+    tree_page: int = 2
+    """Files on a page of a dataset's listing."""
+    too_often: int = 0
+    """How many requests for a part of a file, but for its first byte, are answered with status 429."""
+    ignore_ranges: bool = False
+    """Send whole files whatever part is asked for."""
 
     def count(self, beginning: str) -> int:
         return sum(request.startswith(beginning) for request in self.requests)
@@ -97,13 +126,22 @@ class _Handler(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         body = self._body()
         self.hub.requests.append(f"{self.command} {path}")
-        if not path.startswith("/storage/") and self.headers.get("Authorization") != f"Bearer {TOKEN}":
-            return self._answer(401, {"error": "Invalid credentials in Authorization header"})
+        if self._is_open(path) is False and self.headers.get("Authorization") != f"Bearer {TOKEN}":
+            headers = {"X-Error-Code": "RepoNotFound"} if path.startswith("/api/datasets/") else {}
+            return self._answer(401, {"error": "Invalid credentials in Authorization header"}, headers)
         for method, pattern, handler in _ROUTES:
             match = re.fullmatch(pattern, path)
             if method == self.command and match:
                 return handler(self, body, *match.groups())
         self._answer(404, {"error": f"no such page {path}"})
+
+    def _is_open(self, path: str) -> bool:
+        """Whether the token is not asked for: by signed addresses, and by public datasets."""
+        if path.startswith(("/storage/", "/cdn/")):
+            return True
+        match = re.match(r"/(?:api/)?datasets/([^/]+/[^/]+)", path)
+        found = self.hub.datasets.get(match[1]) if match else None
+        return found is not None and not found.private
 
     def _body(self) -> bytes:
         if self.headers.get("Transfer-Encoding") == "chunked":
@@ -226,6 +264,86 @@ class _Handler(BaseHTTPRequestHandler):
             entries.append(entry)
         self._answer(200, entries)
 
+    def _dataset(self, name: str, revision: str) -> Dataset | None:
+        found = self.hub.datasets.get(name)
+        if found is None:
+            self._answer(404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
+        elif unquote(revision) not in (*found.revisions, found.sha):
+            self._answer(404, {"error": "Invalid rev id"}, {"X-Error-Code": "RevisionNotFound"})
+            return None
+        return found
+
+    def dataset_revision(self, body: bytes, name: str, revision: str) -> None:
+        if dataset := self._dataset(name, revision):
+            self._answer(200, {"id": name, "private": dataset.private, "sha": dataset.sha})
+
+    def dataset_tree(self, body: bytes, name: str, revision: str, folder: str | None) -> None:
+        dataset = self._dataset(name, revision)
+        if dataset is None:
+            return
+        asked = {key: values[0] for key, values in parse_qs(self.path.partition("?")[2]).items()}
+        inside = f"{unquote(folder)}/" if folder else ""
+        below = {path: content for path, content in dataset.files.items() if path.startswith(inside)}
+        if not below:
+            return self._answer(404, {"error": "no such folder"}, {"X-Error-Code": "EntryNotFound"})
+        entries: list[dict[str, Any]] = []
+        for path, content in below.items():
+            rest = path.removeprefix(inside)
+            if "/" in rest and asked["recursive"] != "true":
+                entries.append(
+                    {"type": "directory", "path": inside + rest.partition("/")[0], "oid": "0" * 40, "size": 0}
+                )
+                continue
+            entry = {"type": "file", "path": path, "size": len(content), "oid": git_blob(content)}
+            if len(content) >= LFS_BYTES:
+                oid = hashlib.sha256(content).hexdigest()
+                entry |= {"lfs": {"oid": oid, "size": len(content), "pointerSize": 134}}
+            entries.append(entry)
+        first = int(asked.get("cursor", 0))
+        headers = {}
+        if first + self.hub.tree_page < len(entries):
+            query = f"recursive={asked['recursive']}&cursor={first + self.hub.tree_page}"
+            headers["Link"] = f'<{self.hub.url}{self.path.partition("?")[0]}?{query}>; rel="next"'
+        self._answer(200, entries[first : first + self.hub.tree_page], headers)
+
+    def dataset_file(self, body: bytes, name: str, revision: str, path: str) -> None:
+        dataset = self._dataset(name, revision)
+        if dataset is None:
+            return
+        if dataset.gated and self.headers.get("Authorization") is None:
+            return self._answer(401, {"error": "gated"}, {"X-Error-Code": "GatedRepo"})
+        content = dataset.files[unquote(path)]
+        if len(content) >= LFS_BYTES:
+            port = self.hub.url.rpartition(":")[2]
+            where = f"http://localhost:{port}/cdn/{name}/{path}?signature=abc"
+            return self._answer(302, None, {"Location": where})
+        self._send(content)
+
+    def cdn_file(self, body: bytes, name: str, path: str) -> None:
+        if self.headers.get("Authorization"):
+            return self._answer(400, {"error": "the token was sent to another host"})
+        self._send(self.hub.datasets[name].files[unquote(path)])
+
+    def _send(self, content: bytes) -> None:
+        """Send what the header Range asks for, unless the connection is to break on the way."""
+        first, last = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["Range"]).groups()  # type: ignore[union-attr]
+        start, end = int(first), min(int(last) + 1, len(content))
+        if self.hub.too_often and last != "0":
+            self.hub.too_often -= 1
+            return self._answer(429, {"error": "too many requests"}, {"Retry-After": "1"})
+        start, end = (0, len(content)) if self.hub.ignore_ranges else (start, end)
+        self.send_response(200 if self.hub.ignore_ranges else 206)
+        self.send_header("Content-Length", str(end - start))
+        self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(content)}")
+        self.end_headers()
+        if self.hub.drop_at is not None and start <= self.hub.drop_at < end and self.hub.num_drops:
+            self.hub.num_drops -= 1
+            self.wfile.write(content[start : self.hub.drop_at])
+            self.close_connection = True
+            return
+        self.hub.bytes_sent += end - start
+        self.wfile.write(content[start:end])
+
 
 _NAME = r"([^/]+/[^/]+)"
 _ROUTES = (
@@ -238,4 +356,8 @@ _ROUTES = (
     ("PUT", r"/storage/([0-9a-f]{64})", _Handler.put),
     ("POST", rf"/api/models/{_NAME}/commit/([^/]+)", _Handler.commit),
     ("GET", rf"/api/models/{_NAME}/tree/([^/]+)", _Handler.tree),
+    ("GET", rf"/api/datasets/{_NAME}/revision/([^/]+)", _Handler.dataset_revision),
+    ("GET", rf"/api/datasets/{_NAME}/tree/([^/]+)(?:/(.+))?", _Handler.dataset_tree),
+    ("GET", rf"/datasets/{_NAME}/resolve/([^/]+)/(.+)", _Handler.dataset_file),
+    ("GET", rf"/cdn/{_NAME}/(.+)", _Handler.cdn_file),
 )

@@ -80,6 +80,66 @@ def test_a_missing_or_changed_output_is_to_do(done: tuple[Path, manifest.Work]) 
     assert manifest.already_done(folder / "manifest.json", work) is None
 
 
+def test_many_inputs_are_hashed_by_threads_and_known_ones_not_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [tmp_path / f"{number}.txt" for number in range(40)]
+    for number, path in enumerate(paths):
+        path.write_bytes(b"%d" % number * (number * 10_000))
+    hashed: list[Path] = []
+    counted = manifest._counted_sha256
+    monkeypatch.setattr(
+        manifest, "_counted_sha256", lambda path, counter: hashed.append(path) or counted(path, counter)
+    )
+    work = manifest.Work("step", {}, {"corpus": [*paths, paths[3]]})
+    made = manifest.finish(tmp_path / "manifest.json", work, {}, {}, 1.0)
+    assert [record.sha256 for record in made.inputs["corpus"][:40]] == [manifest.sha256_of(path) for path in paths]
+    assert made.inputs["corpus"][40] == made.inputs["corpus"][3] and len(hashed) == 40
+    paths[7].write_bytes(b"other")
+    with pytest.raises(UserError, match="corpus changed"):
+        manifest.already_done(tmp_path / "manifest.json", work)
+    assert hashed[40:] == [paths[7]]
+
+
+def test_hashing_that_takes_long_shows_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "in.txt"
+    path.write_bytes(b"x" * 3_000_000)
+    work = manifest.Work("step", {}, {"corpus": path})
+    manifest.finish(tmp_path / "manifest.json", work, {}, {}, 1.0)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(manifest, "SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "LINE_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr(manifest, "_HASH_PIECE_BYTES", 50_000)
+    manifest.finish(tmp_path / "manifest.json", work, {}, {}, 1.0)
+    assert "checking the input: 3.0 MB of 3.0 MB (100%)" in capsys.readouterr().err
+
+
+def test_an_input_that_cannot_be_read_stops_the_hashing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [tmp_path / f"{number}.txt" for number in range(9)]
+    for path in paths:
+        path.write_bytes(b"x")
+    monkeypatch.setattr(manifest, "_counted_sha256", _broken_hash)
+    with pytest.raises(OSError, match="Input/output error"):
+        manifest.finish(tmp_path / "manifest.json", manifest.Work("step", {}, {"corpus": paths}), {}, {}, 1.0)
+
+
+def _broken_hash(path: Path, counter: object) -> str:
+    raise OSError(5, "Input/output error", str(path))
+
+
+def test_what_lies_on_the_hub_is_known_by_its_content_id(tmp_path: Path) -> None:
+    def work(content: str, name: str = "hf://datasets/o/n@c/f.jsonl") -> manifest.Work:
+        return manifest.Work("step", {}, {"corpus": [manifest.RemoteFile(name, 7, content)]})
+
+    made = manifest.finish(tmp_path / "manifest.json", work("git:abc"), {}, {}, 1.0)
+    assert made.inputs["corpus"] == [manifest.FileRecord("hf://datasets/o/n@c/f.jsonl", 7, "git:abc", 0)]
+    assert manifest.already_done(tmp_path / "manifest.json", work("git:abc", "hf://datasets/o/n@d/g.jsonl")) is not None
+    with pytest.raises(UserError, match="corpus changed"):
+        manifest.already_done(tmp_path / "manifest.json", work("git:abd"))
+
+
 def test_a_manifest_that_is_none_is_told(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{}", encoding="utf-8")
     with pytest.raises(UserError, match="is not a manifest"):

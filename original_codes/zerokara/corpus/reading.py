@@ -1,266 +1,239 @@
-"""Byte ranges of corpus files → documents and bad lines, streaming, in constant memory.
+"""Ranges of corpus files → documents and bad lines, streaming, in constant memory; the one reader of all steps.
 
 A plain file whose documents are lines is cut into byte ranges, and a range owns every line that *starts* in it, so
-that ranges of any size cover each line once. A gzipped file and a .txt file that is one document are read whole.
+that ranges of any size cover each line once. A packed file can be cut in the same way by bytes of its unpacked
+stream, one range after another until a reader is `at_end`, for nobody knows beforehand how long it is (see
+`is_endless` and `OpenStreams`). A .parquet is cut by its row groups. A .txt file that is one document is read whole.
 
-What is read as it was meant: a byte order mark, CRLF line ends, U+2028 and the like inside a JSON string (only
-``\\n`` ends a line), a last line without ``\\n``. A .txt file that is one document has its line ends made ``\\n`` and
-its final one removed. What is put aside is a `BadLine` with a `Reason`. A NUL is put aside too: it is no character of
-any writing system, and stands where a crash or a wrong conversion left it.
-
-Every line gives exactly one item, so the number of items is the number of lines (a damaged .gz gives one item more).
+Every line gives exactly one item, so the number of items is the number of lines. A damaged packed file gives what can
+be read, then one item that tells the damage: the line in which it breaks off, or one more. In a .parquet every row
+gives one item, and a damaged row group one for all the rows that cannot be read.
 """
 
 from __future__ import annotations
 
-import io
-import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import IO, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING
 
-import orjson
-
-from zerokara.corpus.gzipped import GzipReader
+from zerokara.corpus import documents
+from zerokara.corpus.documents import (
+    HARMLESS,
+    BadLine,
+    Document,
+    Reason,
+    TxtDocument,
+    excerpt,
+    text_of_file,
+    text_of_json,
+    text_of_line,
+)
 from zerokara.corpus.inputs import InputFile
+from zerokara.corpus.lines import LineStream, OpenStreams
 
-MAX_LINE_BYTES = 64 * 1024 * 1024
-"""Longest line (or .txt document) that is loaded; a novel has about 1 MB, so what is longer is not a document."""
-EXCERPT_CHARACTERS = 120
-_BUFFER_BYTES = 1024 * 1024
-_BOM = b"\xef\xbb\xbf"
+if TYPE_CHECKING:
+    from zerokara.corpus.tables import RowGroup
 
-TxtDocument = Literal["file", "line"]
+__all__ = [
+    "HARMLESS",
+    "BadLine",
+    "Document",
+    "OpenStreams",
+    "Range",
+    "RangeReader",
+    "Reason",
+    "TxtDocument",
+    "excerpt",
+    "is_endless",
+    "ranges",
+    "read",
+]
 
-
-class Reason(StrEnum):
-    """Why a line is no document."""
-
-    EMPTY_LINE = "empty line"
-    EMPTY_TEXT = "empty text"
-    BROKEN_JSON = "broken JSON"
-    NOT_AN_OBJECT = "not a JSON object"
-    MISSING_FIELD = "text field missing"
-    WRONG_TYPE = "text field is not a string"
-    LONE_SURROGATE = "lone surrogate"
-    INVALID_UTF8 = "invalid UTF-8"
-    NUL = "NUL character"
-    TRUNCATED_LINE = "truncated last line"
-    TOO_LONG = f"longer than {MAX_LINE_BYTES // 1024**2} MiB"
-    DAMAGED_GZIP = "truncated or damaged .gz"
-    NO_TOKENS = "text without tokens"
-
-
-HARMLESS = frozenset({Reason.EMPTY_LINE})
-"""Reasons by which nothing is lost: counted, but not held against `max_bad_fraction`."""
-
-
-class Document(NamedTuple):
-    """One document."""
-
-    text: str
-    file: InputFile
-    line: int
-    """Counted from 1, within the range."""
-    offset: int
-    """Byte at which the line starts, in the (uncompressed) file."""
-
-
-class BadLine(NamedTuple):
-    """One line that is no document."""
-
-    file: InputFile
-    line: int
-    """Counted from 1, within the range."""
-    offset: int
-    reason: Reason
-    excerpt: str
-    """The beginning of the line, with bytes that are no UTF-8 spelt ``\\xNN``."""
+MAX_REMOTE_FOOTERS = 64
+"""More .parquet files than this on the Hub are read whole: to cut one takes some tenths of a second for its footer."""
 
 
 @dataclass(frozen=True)
-class ByteRange:
-    """A part of a file: the lines that start at `start` or later and before `end`."""
+class Range:
+    """A part of a file: the lines that start at `start` or later and before `end`, or row groups of a .parquet.
+
+    The unit is a byte of a plain file, a byte of the unpacked stream of a packed one, a row group of a .parquet.
+    """
 
     file: InputFile
     start: int = 0
     end: int | None = None
-    """None: to the end of the file, which is then read whole."""
+    """None: to the end of the file."""
+    row_group_bytes: int | None = None
+    """Bytes on disk of the row groups of this range, where they were counted."""
 
     @property
     def bytes(self) -> int:
-        """Bytes on disk."""
-        return (self.file.bytes if self.end is None else self.end) - self.start
+        """Bytes on disk; 0 where that cannot be known beforehand."""
+        if self.row_group_bytes is not None:
+            return self.row_group_bytes
+        if self.file.packing == "none" and self.file.kind != "parquet":
+            return (self.file.bytes if self.end is None else self.end) - self.start
+        return self.file.bytes if self.start == 0 and self.end is None else 0
 
 
-def ranges(files: Sequence[InputFile], target_bytes: int, txt_document: TxtDocument = "file") -> list[ByteRange]:
-    """Cut files into ranges of about `target_bytes`, in corpus order; those that cannot be cut stay whole."""
-    cut: list[ByteRange] = []
+def is_whole(file: InputFile, txt_document: TxtDocument) -> bool:
+    """Whether the file is one document."""
+    return file.kind == "txt" and txt_document == "file"
+
+
+def is_endless(file: InputFile, txt_document: TxtDocument) -> bool:
+    """Whether the file is a packed one of lines: nobody knows its unpacked size before it is read."""
+    return file.is_packed and not is_whole(file, txt_document)
+
+
+def ranges(files: Sequence[InputFile], target_bytes: int, txt_document: TxtDocument = "file") -> list[Range]:
+    """Cut files into ranges of about `target_bytes`, in corpus order; those that cannot be cut stay whole.
+
+    Raises:
+        OSError: the footer of a .parquet cannot be read from the disk or the network.
+    """
+    cut: list[Range] = []
+    far = sum(file.kind == "parquet" and file.remote is not None for file in files) > MAX_REMOTE_FOOTERS
     for file in files:
-        whole = file.gzipped or (file.kind == "txt" and txt_document == "file") or file.bytes <= target_bytes
-        if whole:
-            cut.append(ByteRange(file))
-            continue
-        starts = range(0, file.bytes, max(1, target_bytes))
-        cut.extend(ByteRange(file, start, min(start + starts.step, file.bytes)) for start in starts)
+        whole = file.is_packed or is_whole(file, txt_document) or (far and file.kind == "parquet")
+        if whole or file.bytes <= target_bytes:
+            cut.append(Range(file))
+        elif file.kind == "parquet":
+            from zerokara.corpus import tables  # pyarrow: only where there is such a file
+
+            parts = tables.gathered_row_groups(file, target_bytes)
+            cut.extend(Range(file, start, end, size) for start, end, size in parts)
+        else:
+            starts = range(0, file.bytes, max(1, target_bytes))
+            cut.extend(Range(file, start, min(start + starts.step, file.bytes)) for start in starts)
     return cut
 
 
-def read(range_: ByteRange, text_field: str = "text", txt_document: TxtDocument = "file") -> RangeReader:
-    """Iterate over the documents and bad lines of a range, in order."""
-    return RangeReader(range_, text_field, txt_document)
+def read(
+    range_: Range, text_field: str = "text", txt_document: TxtDocument = "file", streams: OpenStreams | None = None
+) -> RangeReader:
+    """Iterate over the documents and bad lines of a range, in order; `streams` keeps packed files open in between.
+
+    Raises:
+        OSError: from the iteration, when a file or the network fails; names the file.
+    """
+    return RangeReader(range_, text_field, txt_document, streams)
 
 
 class RangeReader:
-    """The items of one range; `position` tells how far into the file on disk the reading has come."""
+    """The items of one range, to be iterated over once."""
 
-    def __init__(self, range_: ByteRange, text_field: str, txt_document: TxtDocument):
+    def __init__(self, range_: Range, text_field: str, txt_document: TxtDocument, streams: OpenStreams | None):
         self.range, self.text_field, self.txt_document = range_, text_field, txt_document
-        self._raw: IO[bytes] | None = None
-        self._gzip: GzipReader | None = None
-        self._plain_position = range_.start
+        self.at_end = False
+        """After the iteration: whether the end of the file was met in this range or lies before it."""
+        self._streams = streams
+        self._stream: LineStream | None = None
+        self._group: RowGroup | None = None
+        self._disk_start = self._disk_bytes = 0
 
     @property
-    def position(self) -> int:
-        """Bytes of the file on disk that are done with (compressed bytes if gzipped)."""
-        if self.range.file.gzipped and self._raw is not None and not self._raw.closed:
-            return self._raw.tell()
-        return self._plain_position
-
-    @property
-    def _damage(self) -> str:
-        return self._gzip.damage if self._gzip else ""
+    def disk_bytes(self) -> int:
+        """Bytes on disk that were read for this range so far; what had to be skipped to come to it does not count."""
+        if self._stream is not None:
+            return max(0, self._stream.disk_position - self._disk_start)
+        return self._disk_bytes + (self._group.read_bytes if self._group else 0)
 
     def __iter__(self) -> Iterator[Document | BadLine]:
-        file = self.range.file
-        with open(file.path, "rb", buffering=_BUFFER_BYTES) as raw:
-            self._raw = raw
-            self._gzip = GzipReader(raw) if file.gzipped else None
-            stream: IO[bytes] = io.BufferedReader(self._gzip, _BUFFER_BYTES) if self._gzip else raw
-            if file.kind == "txt" and self.txt_document == "file":
-                yield self._whole_file(stream)
-            else:
-                yield from self._lines(stream)
-        self._plain_position = file.bytes if self.range.end is None else self.range.end
+        if self.range.file.kind == "parquet":
+            return self._rows()
+        return self._whole_file() if is_whole(self.range.file, self.txt_document) else self._lines()
 
-    def _lines(self, stream: IO[bytes]) -> Iterator[Document | BadLine]:
-        file, end, text_field = self.range.file, self.range.end, self.text_field
-        is_json = file.kind == "jsonl"
-        position, number = self._first_line_start(stream), 0
-        while end is None or position < end:
-            line = stream.readline(MAX_LINE_BYTES + 1)
-            number += 1
-            if self._damage and not line.endswith(b"\n"):
-                yield BadLine(file, number, position, Reason.DAMAGED_GZIP, self._damage)
-                return
-            if not line:
-                return
-            start, position = position, position + len(line)
-            if len(line) > MAX_LINE_BYTES:
-                yield BadLine(file, number, start, Reason.TOO_LONG, excerpt(line))
-                position += _skip_line(stream) if not line.endswith(b"\n") else 0
-            else:
-                text = _text_of_json(line, text_field) if is_json else _text_of_line(line, start)
-                if isinstance(text, Reason):
-                    yield BadLine(file, number, start, text, excerpt(line))
-                else:
-                    yield Document(text, file, number, start)
-            self._plain_position = position
+    def _rows(self) -> Iterator[Document | BadLine]:
+        from zerokara.corpus import tables  # pyarrow: only where there is such a file
 
-    def _first_line_start(self, stream: IO[bytes]) -> int:
-        """Go to the first line that starts in the range: past the rest of a line that started before it."""
-        start, end = self.range.start, self.range.end
-        if start == 0:
-            return 0
-        position = stream.seek(start - 1)
-        while end is None or position < end:
-            piece = stream.readline(_BUFFER_BYTES)
-            position += len(piece)
-            if not piece or piece.endswith(b"\n"):
-                break
-        return position
+        for group in tables.row_groups(self.range.file, self.range.start, self.range.end, self.text_field):
+            self._group = group
+            yield from group.items
+            self._group = None
+            self._disk_bytes += group.disk_bytes
+            self.at_end = group.is_last
+        self.at_end = self.at_end or self.range.end is None
 
-    def _whole_file(self, stream: IO[bytes]) -> Document | BadLine:
-        file = self.range.file
-        content = stream.read(MAX_LINE_BYTES + 1)
-        if self._damage:
-            return BadLine(file, 1, 0, Reason.DAMAGED_GZIP, self._damage)
-        if len(content) > MAX_LINE_BYTES:
-            return BadLine(file, 1, 0, Reason.TOO_LONG, excerpt(content))
+    def _lines(self) -> Iterator[Document | BadLine]:
+        file, start, end = self.range.file, self.range.start, self.range.end
+        stream = self._streams.take(file, start) if self._streams else None
+        stream = stream or LineStream(file)
+        finished = False
         try:
-            text = content.decode("utf-8-sig").replace("\r\n", "\n").removesuffix("\n")
-        except UnicodeDecodeError as error:
-            return BadLine(file, 1, error.start, Reason.INVALID_UTF8, excerpt(content[error.start :]))
-        reason = _fault_of(text)
-        return BadLine(file, 1, 0, reason, excerpt(content)) if reason else Document(text, file, 1, 0)
+            stream.go_to(start, end)
+            self._disk_start = start if file.packing == "none" else stream.disk_position
+            self._stream = stream
+            yield from self._items_of(stream)
+            if end is None:
+                stream.ended = True
+            else:
+                stream.free_from = max(stream.free_from, end)
+            finished = True
+        finally:
+            self._stream = None
+            self._disk_bytes = max(0, stream.disk_position - self._disk_start)
+            if finished and self._streams and file.is_packed:
+                self._streams.keep(stream)
+            else:
+                stream.close()
+        self.at_end = stream.ended
+        if file.packing == "none":
+            self._disk_bytes = self.range.bytes
+            self.at_end = end is None or end >= file.bytes
 
+    def _items_of(self, stream: LineStream) -> Iterator[Document | BadLine]:
+        """The items from where the stream stands; its place is always behind the item that was given last."""
+        file, text_field, is_json = self.range.file, self.text_field, self.range.file.kind == "jsonl"
+        end = sys.maxsize if self.range.end is None else self.range.end
+        readline, limit = stream.bytes.readline, documents.MAX_LINE_BYTES
+        number, position = 0, stream.position
+        new = tuple.__new__  # what Document(...) comes to, without its detour through Python
+        while position < end and not stream.ended:
+            line = readline(limit + 1)
+            number += 1
+            start, position = position, position + len(line)
+            stream.position = position
+            unfinished = not line.endswith(b"\n")
+            if len(line) > limit:
+                unfinished = unfinished and not stream.skip_line()
+                position = stream.position
+                if not (unfinished and stream.damage):
+                    yield BadLine(file, number, start, Reason.TOO_LONG, excerpt(line))
+                    continue
+            if unfinished:
+                stream.ended = True
+                if stream.damage:
+                    yield BadLine(file, number, start, Reason.DAMAGED, stream.damage)
+                    return
+                if not line:
+                    return
+            text = text_of_json(line, text_field) if is_json else text_of_line(line, start)
+            if type(text) is str:  # and no Reason, which is a str of its own class
+                yield new(Document, (text, file, number, start))
+            else:
+                yield BadLine(file, number, start, Reason(text), excerpt(line))
 
-def excerpt(line: bytes) -> str:
-    """The beginning of a line as text that any terminal and JSON file can hold."""
-    shown = line[: 4 * EXCERPT_CHARACTERS].decode("utf-8", "backslashreplace").rstrip("\r\n")
-    return shown[:EXCERPT_CHARACTERS]
+    def _whole_file(self) -> Iterator[Document | BadLine]:
+        yield self._whole_item(self.range.file, documents.MAX_LINE_BYTES)
+        self.at_end, self._disk_bytes = True, self.range.file.bytes
 
-
-def _skip_line(stream: IO[bytes]) -> int:
-    """Read to the end of the line without keeping it; gives the number of bytes."""
-    skipped = 0
-    while piece := stream.readline(_BUFFER_BYTES):
-        skipped += len(piece)
-        if piece.endswith(b"\n"):
-            break
-    return skipped
-
-
-def _fault_of(text: str) -> Reason | None:
-    """What is wrong with a text, if anything."""
-    if not text or text.isspace():
-        return Reason.EMPTY_TEXT
-    return Reason.NUL if "\0" in text else None
-
-
-def _text_of_line(line: bytes, offset: int) -> str | Reason:
-    """The text of a line of a .txt file."""
-    try:
-        text = (line if offset else line.removeprefix(_BOM)).decode("utf-8")
-    except UnicodeDecodeError:
-        return Reason.INVALID_UTF8 if line.endswith(b"\n") else Reason.TRUNCATED_LINE
-    text = text.removesuffix("\n").removesuffix("\r")
-    reason = _fault_of(text)
-    return Reason.EMPTY_LINE if reason is Reason.EMPTY_TEXT else reason or text
-
-
-def _text_of_json(line: bytes, text_field: str) -> str | Reason:
-    """The text of a line of JSON: the quick way first, the careful way for what it refuses."""
-    careful = False
-    try:
-        value: Any = orjson.loads(line)
-    except orjson.JSONDecodeError:
-        careful, value = True, _careful_json(line)
-        if isinstance(value, Reason):
-            return value
-    if type(value) is not dict:
-        return Reason.NOT_AN_OBJECT
-    text = value.get(text_field)
-    if type(text) is not str:
-        return Reason.WRONG_TYPE if text_field in value else Reason.MISSING_FIELD
-    if careful and any("\ud800" <= character <= "\udfff" for character in text):
-        return Reason.LONE_SURROGATE
-    return _fault_of(text) or text
-
-
-def _careful_json(line: bytes) -> Any:
-    """Read what orjson refuses though it does no harm (NaN, huge numbers or a lone surrogate in another field, a byte
-    order mark), and find the reason for the rest."""
-    stripped = line.removeprefix(_BOM).strip()
-    if not stripped:
-        return Reason.EMPTY_LINE
-    if b"\0" in line:
-        return Reason.NUL
-    unfinished = not line.endswith(b"\n")
-    try:
-        return json.loads(stripped.decode("utf-8"))
-    except UnicodeDecodeError:
-        return Reason.TRUNCATED_LINE if unfinished else Reason.INVALID_UTF8
-    except (ValueError, RecursionError):
-        return Reason.TRUNCATED_LINE if unfinished else Reason.BROKEN_JSON
+    @staticmethod
+    def _whole_item(file: InputFile, limit: int) -> Document | BadLine:
+        stream = LineStream(file)
+        try:
+            content = stream.bytes.read(limit + 1)
+            damage = stream.damage
+        finally:
+            stream.close()
+        if len(content) > limit:
+            return BadLine(file, 1, 0, Reason.TOO_LONG, excerpt(content))
+        if damage:
+            return BadLine(file, 1, 0, Reason.DAMAGED, damage)
+        text = text_of_file(content)
+        if isinstance(text, tuple):
+            reason, offset = text
+            return BadLine(file, 1, offset, reason, excerpt(content[offset:]))
+        return Document(text, file, 1, 0)

@@ -62,7 +62,7 @@ def _spread(files: list[inputs.InputFile], trained_with: PretrainConfig) -> Iter
             yield from (document for document in turn if document is not None)
 
 
-def _texts(place: reading.ByteRange, trained_with: PretrainConfig) -> Iterator[str]:
+def _texts(place: reading.Range, trained_with: PretrainConfig) -> Iterator[str]:
     for item in reading.read(place, trained_with.text_field, trained_with.txt_document):
         if isinstance(item, reading.Document):
             yield item.text

@@ -5,13 +5,19 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from types import ModuleType
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from zerokara.corpus import heads
+from zerokara.corpus import documents, heads
 from zerokara.corpus.heads import check_heads
 from zerokara.corpus.inputs import find_files
-from zerokara.errors import UserError
+from zerokara.corpus.packed import zstd_module
+from zerokara.errors import RunError, UserError
+
+zstd: ModuleType = zstd_module()
 
 
 def _check(*paths: Path, text_field: str = "text", txt_document: heads.TxtDocument = "line") -> None:
@@ -55,7 +61,6 @@ def test_wrong_type(tmp_path: Path) -> None:
     ("name", "content", "hint"),
     [
         ("a.jsonl", b"[\n" + b'{"text": "x"},\n' * 20 + b"]\n", "one JSON array"),
-        ("a.jsonl", gzip.compress(b'{"text": "x"}\n'), "let its name end in .gz"),
         ("a.jsonl", "plain text\nin lines\n".encode("utf-16"), "UTF-16"),
         ("a.jsonl", b"plain text\nin lines\n", "one object a line"),
         ("a.txt", "日本語\n日本\n".encode("shift_jis"), "iconv -f SHIFT_JIS"),
@@ -68,8 +73,89 @@ def test_a_wrong_format_is_recognised(tmp_path: Path, name: str, content: bytes,
     assert hint in str(raised.value)
 
 
+GOOD = b'{"text": "x"}\n' * 20
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("a.jsonl", gzip.compress(GOOD), "the file is gzip, other than its name says; let its name end in .gz"),
+        ("a.jsonl.gz", zstd.compress(GOOD), "the file is zstd, other than its name says; let its name end in .zst"),
+        ("a.txt", zstd.compress(GOOD), "the file is zstd"),
+        ("a.jsonl", b"PAR1" + bytes(99) + b"PAR1", "the file is parquet.*let its name end in .parquet"),
+        ("a.parquet", GOOD, "is plain text, and parquet by its name; let its name end in .jsonl or .txt"),
+        ("a.jsonl.gz", GOOD, "is plain text, and gzip by its name; take .gz off its name"),
+        ("a.jsonl.zst", "日本語".encode() * 400, "is plain text, and zstd by its name; take .zst off its name"),
+        ("a.parquet", gzip.compress(GOOD), "the file is gzip"),
+    ],
+)
+def test_a_file_under_a_wrong_name_is_told_even_among_good_ones(
+    tmp_path: Path, name: str, content: bytes, told: str
+) -> None:
+    (tmp_path / "good.jsonl").write_bytes(GOOD)
+    _check(tmp_path)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=rf"{name}: .*{told}"):
+        _check(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.parquet"])
+def test_good_files_of_every_format_pass_and_a_missing_field_is_told(tmp_path: Path, name: str) -> None:
+    _check(_any_format(tmp_path / name, "text"))
+    path = _any_format(tmp_path / name, "body")
+    with pytest.raises(
+        UserError, match=r"(?s)has no field 'text', nor have the next .*fields there are: body, id"
+    ) as raised:
+        _check(path)
+    assert f"{path}:1: " in str(raised.value) and "set text_field (config.yaml:5)" in str(raised.value)
+    _check(path, text_field="body")
+
+
+def _any_format(path: Path, field: str) -> Path:
+    records = [{field: "x", "id": number} for number in range(30)]
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(records), path)
+        return path
+    content = b"".join(json.dumps(record).encode() + b"\n" for record in records)
+    path.write_bytes({".gz": gzip.compress, ".zst": zstd.compress}.get(path.suffix, bytes)(content))
+    return path
+
+
+def test_a_parquet_column_of_another_type_names_the_columns(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": [[1]] * 30, "body": ["x"] * 30}), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=r"does not hold text but a column of list.*fields there are: text, body"):
+        _check(tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.parquet"])
+def test_a_damaged_head_fails_alone_and_is_the_quarantine_s_business_among_others(tmp_path: Path, name: str) -> None:
+    path = _any_format(tmp_path / name, "text")
+    content = path.read_bytes()
+    path.write_bytes(content[:6] + b"\xff" * (len(content) - 6))
+    with pytest.raises(UserError, match=r"truncated or damaged file.*get or make the file anew"):
+        _check(path)
+    (tmp_path / "good.jsonl").write_bytes(GOOD)
+    _check(tmp_path)
+
+
+def test_byte_order_marks(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + GOOD)
+    _check(tmp_path / "a.jsonl")
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf[{"text": "x"},\n{"text": "y"}]\n')
+    with pytest.raises(UserError, match="one JSON array"):
+        _check(tmp_path / "a.jsonl")
+
+
+def test_a_disk_that_fails_is_told(tmp_path: Path) -> None:
+    path = _jsonl(tmp_path / "a.jsonl", *[{"text": "x"}] * 20)
+    files = find_files([str(path)], "")
+    path.unlink()
+    with pytest.raises(RunError, match=r"cannot read .*a\.jsonl: No such file"):
+        check_heads(files, "text", "line", "config.yaml:5")
+
+
 def test_a_large_txt_as_one_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heads, "MAX_LINE_BYTES", 10)
+    monkeypatch.setattr(documents, "MAX_LINE_BYTES", 10)
     (tmp_path / "a.txt").write_text("line one\nline two\n", encoding="utf-8")
     with pytest.raises(UserError, match=r"is one document of 18 bytes; .*set txt_document: line"):
         _check(tmp_path / "a.txt", txt_document="file")

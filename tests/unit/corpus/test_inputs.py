@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
+import os
+import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from zerokara.corpus.inputs import find_files
+from zerokara.corpus import inputs
+from zerokara.corpus.inputs import find_files, format_of
 from zerokara.errors import UserError
 
 
@@ -26,11 +32,30 @@ def test_a_folder_gives_its_corpus_files_sorted_and_below(tmp_path: Path) -> Non
     assert _names(tmp_path, ".") == [(0, "a.txt"), (0, "b.jsonl"), (0, "sub/c.JSON.gz")]
 
 
-def test_formats_come_from_names(tmp_path: Path) -> None:
-    _write(tmp_path, "a.jsonl", "b.jsonl.gz", "c.json", "d.txt", "e.txt.gz", "v1.2.ndjson")
-    found = [(file.kind, file.gzipped) for file in find_files([str(tmp_path)], "")]
-    jsonl, txt = "jsonl", "txt"
-    assert found == [(jsonl, False), (jsonl, True), (jsonl, False), (txt, False), (txt, True), (jsonl, False)]
+@pytest.mark.parametrize(
+    ("name", "kind", "packing"),
+    [
+        ("a.jsonl", "jsonl", "none"),
+        ("b.jsonl.gz", "jsonl", "gzip"),
+        ("b.JSONL.ZST", "jsonl", "zstd"),
+        ("c.json", "jsonl", "none"),
+        ("v1.2.ndjson", "jsonl", "none"),
+        ("d.txt", "txt", "none"),
+        ("e.txt.gz", "txt", "gzip"),
+        ("e.old.txt.zst", "txt", "zstd"),
+        ("train-00000-of-00001.parquet", "parquet", "none"),
+    ],
+)
+def test_formats_come_from_names(tmp_path: Path, name: str, kind: str, packing: str) -> None:
+    _write(tmp_path, name)
+    (file,) = find_files([str(tmp_path)], "")
+    assert (file.kind, file.packing, file.is_packed) == (kind, packing, packing != "none")
+    assert file.name == str(tmp_path / name) and pickle.loads(pickle.dumps(file)) == file
+
+
+def test_names_of_no_format(tmp_path: Path) -> None:
+    for name in ("a.gz", "a.zst", "gz", "txt", "a.parquet.gz", "a.jsonl.bz2", "a.csv", "a.txt.gz.bak", "README"):
+        assert format_of(name) is None, name
 
 
 def test_each_entry_is_a_source_and_globs_expand(tmp_path: Path) -> None:
@@ -88,3 +113,64 @@ def test_the_embedded_corpus_tells_how_it_is_made(tmp_path: Path, monkeypatch: p
         UserError, match=r"make it with: \.venv/bin/python -m zerokara\.corpus\.embedded data/embedded/"
     ):
         find_files(["data/embedded/corpus.jsonl"], "config.yaml:3")
+
+
+def test_a_list_names_entries_that_form_one_source(tmp_path: Path) -> None:
+    _write(tmp_path, "x1.jsonl", "x2.jsonl", "y/one.txt", "y/deep/two.txt.zst", "elsewhere/z.parquet")
+    lines = ["# first the second", "x2.jsonl", "", "  y  ", f"{tmp_path}/elsewhere/*.parquet", "# end"]
+    (tmp_path / "list.txt").write_text("\r\n".join(lines), encoding="utf-8-sig")
+    files = find_files([f"@{tmp_path}/list.txt", str(tmp_path / "x1.jsonl")], "config.yaml:3")
+    assert [(file.source, str(file.path.relative_to(tmp_path))) for file in files] == [
+        (0, "x2.jsonl"),
+        (0, "y/deep/two.txt.zst"),
+        (0, "y/one.txt"),
+        (0, "elsewhere/z.parquet"),
+        (1, "x1.jsonl"),
+    ]
+
+
+def test_a_list_is_relative_to_its_folder_wherever_one_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _write(tmp_path, "data/a.jsonl", "other/b.txt")
+    (tmp_path / "data" / "list").write_text("a.jsonl\n../other/*.txt\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert [file.path.name for file in find_files(["@data/list"], "")] == ["a.jsonl", "b.txt"]
+
+
+def test_what_is_wrong_in_a_list_is_told_with_its_line(tmp_path: Path) -> None:
+    _write(tmp_path, "a.jsonl")
+    (tmp_path / "bad.txt").write_text("a.jsonl\n# more\nb.jsonl\n@other.txt\n", encoding="utf-8")
+    (tmp_path / "none.txt").write_text("# nothing yet\n\n", encoding="utf-8")
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9.txt\n")
+    entries = [f"@{tmp_path}/{name}.txt" for name in ("bad", "none", "latin", "gone")]
+    with pytest.raises(UserError) as raised:
+        find_files(entries, "config.yaml:3")
+    second_file, nested, empty, latin, gone = (str(fault) for fault in raised.value.faults)
+    assert second_file.startswith(f"{tmp_path}/bad.txt:3: ") and "b.jsonl as a file or a folder" in second_file
+    assert nested.startswith(f"{tmp_path}/bad.txt:4: @other.txt: a list cannot name another list")
+    assert "none.txt names no file; write one file" in empty and "it is not UTF-8 text" in latin
+    assert "gone.txt cannot be read: No such file" in gone and "holds a.jsonl, bad.txt" in gone
+
+
+def test_a_change_is_told(tmp_path: Path) -> None:
+    _write(tmp_path, "a.jsonl")
+    (file,) = find_files([str(tmp_path)], "")
+    assert file.changed() == ""
+    with open(tmp_path / "a.jsonl", "a", encoding="utf-8") as opened:
+        opened.write("more")
+    assert file.changed() == "it had 14 bytes, now 18"
+
+
+def test_local_files_need_neither_the_hub_s_library_nor_pyarrow(tmp_path: Path) -> None:
+    _write(tmp_path, "a.jsonl")
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n'))
+    program = (
+        "import sys; from zerokara.corpus import heads, inputs, reading, sizes\n"
+        "files = inputs.find_files(sys.argv[1:], '')\n"
+        "heads.check_heads(files, 'text', 'line', '')\n"
+        "assert sum(1 for part in reading.ranges(files, 5) for _ in reading.read(part)) == 2\n"
+        "print(sorted({'huggingface_hub', 'pyarrow', 'torch', 'numpy', 'backports'} & set(sys.modules)))\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(inputs.__file__).parents[2])}
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    assert run.stdout == "[]\n"

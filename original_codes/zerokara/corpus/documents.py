@@ -1,0 +1,149 @@
+"""One line or value of a corpus file → a document, or a bad line with the reason why it is none.
+
+What is read as it was meant: a byte order mark, CRLF line ends, U+2028 and the like inside a JSON string (only
+``\\n`` ends a line), a last line without ``\\n``. A .txt file that is one document has its line ends made ``\\n`` and
+its final one removed. What is put aside is a `BadLine` with a `Reason`. A NUL is put aside too: it is no character of
+any writing system, and stands where a crash or a wrong conversion left it.
+"""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from typing import Any, Literal, NamedTuple
+
+import orjson
+
+from zerokara.corpus.inputs import InputFile
+
+MAX_LINE_BYTES = 64 * 1024 * 1024
+"""Longest line (or .txt document) that is loaded; a novel has about 1 MB, so what is longer is not a document."""
+EXCERPT_CHARACTERS = 120
+BOM = b"\xef\xbb\xbf"
+
+TxtDocument = Literal["file", "line"]
+
+
+class Reason(StrEnum):
+    """Why a line is no document."""
+
+    EMPTY_LINE = "empty line"
+    EMPTY_TEXT = "empty text"
+    BROKEN_JSON = "broken JSON"
+    NOT_AN_OBJECT = "not a JSON object"
+    MISSING_FIELD = "text field missing"
+    WRONG_TYPE = "text field is not a string"
+    LONE_SURROGATE = "lone surrogate"
+    INVALID_UTF8 = "invalid UTF-8"
+    NUL = "NUL character"
+    TRUNCATED_LINE = "truncated last line"
+    TOO_LONG = f"longer than {MAX_LINE_BYTES // 1024**2} MiB"
+    DAMAGED = "truncated or damaged file"
+    """A packed file from some place on, or a row group of a .parquet."""
+    NO_TOKENS = "text without tokens"
+
+
+HARMLESS = frozenset({Reason.EMPTY_LINE})
+"""Reasons by which nothing is lost: counted, but not held against `max_bad_fraction`."""
+
+
+class Document(NamedTuple):
+    """One document."""
+
+    text: str
+    file: InputFile
+    line: int
+    """Counted from 1, within the range; a row, in a .parquet."""
+    offset: int
+    """Byte at which the line starts, in the (unpacked) file; the index of the row, in a .parquet."""
+
+
+class BadLine(NamedTuple):
+    """One line that is no document."""
+
+    file: InputFile
+    line: int
+    """Counted from 1, within the range; a row, in a .parquet."""
+    offset: int
+    reason: Reason
+    excerpt: str
+    """The beginning of the line, with bytes that are no UTF-8 spelt ``\\xNN``."""
+
+
+def excerpt(line: bytes) -> str:
+    """The beginning of a line as text that any terminal and JSON file can hold."""
+    shown = line[: 4 * EXCERPT_CHARACTERS].decode("utf-8", "backslashreplace").rstrip("\r\n")
+    return shown[:EXCERPT_CHARACTERS]
+
+
+def fault_of(text: str) -> Reason | None:
+    """What is wrong with a text, if anything."""
+    if not text or text.isspace():
+        return Reason.EMPTY_TEXT
+    return Reason.NUL if "\0" in text else None
+
+
+def text_of_line(line: bytes, offset: int) -> str | Reason:
+    """The text of a line of a .txt file."""
+    try:
+        text = (line if offset else line.removeprefix(BOM)).decode("utf-8")
+    except UnicodeDecodeError:
+        return Reason.INVALID_UTF8 if line.endswith(b"\n") else Reason.TRUNCATED_LINE
+    text = text.removesuffix("\n").removesuffix("\r")
+    reason = fault_of(text)
+    return Reason.EMPTY_LINE if reason is Reason.EMPTY_TEXT else reason or text
+
+
+def text_of_json(line: bytes, text_field: str) -> str | Reason:
+    """The text of a line of JSON: the quick way first, the careful way for what it refuses."""
+    careful = False
+    try:
+        value: Any = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        careful, value = True, _careful_json(line)
+        if isinstance(value, Reason):
+            return value
+    if type(value) is not dict:
+        return Reason.NOT_AN_OBJECT
+    text = value.get(text_field)
+    if type(text) is not str:
+        return Reason.WRONG_TYPE if text_field in value else Reason.MISSING_FIELD
+    if careful and any("\ud800" <= character <= "\udfff" for character in text):
+        return Reason.LONE_SURROGATE
+    return fault_of(text) or text
+
+
+def text_of_file(content: bytes) -> str | tuple[Reason, int]:
+    """The text of a .txt file that is one document, or what is wrong with it and at which byte."""
+    try:
+        text = content.decode("utf-8-sig").replace("\r\n", "\n").removesuffix("\n")
+    except UnicodeDecodeError as error:
+        return Reason.INVALID_UTF8, error.start
+    reason = fault_of(text)
+    return (reason, 0) if reason else text
+
+
+def text_of_value(value: bytes) -> str | Reason:
+    """The text of a value of a table's column."""
+    try:
+        text = str(value, "utf-8")
+    except UnicodeDecodeError:
+        return Reason.INVALID_UTF8
+    return fault_of(text) or text
+
+
+def _careful_json(line: bytes) -> Any:
+    """Read what orjson refuses though it does no harm (NaN, huge numbers or a lone surrogate in another field, a byte
+    order mark), and find the reason for the rest."""
+    stripped = line.removeprefix(BOM).strip()
+    if not stripped:
+        return Reason.EMPTY_LINE
+    if b"\0" in line:
+        return Reason.NUL
+    unfinished = not line.endswith(b"\n")
+    try:
+        return json.loads(stripped.decode("utf-8"))
+    except UnicodeDecodeError:
+        return Reason.TRUNCATED_LINE if unfinished else Reason.INVALID_UTF8
+    except (ValueError, RecursionError):
+        return Reason.TRUNCATED_LINE if unfinished else Reason.BROKEN_JSON

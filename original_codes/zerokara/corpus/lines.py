@@ -1,0 +1,122 @@
+"""A plain or packed file as a stream of lines that knows where it is, and the cache that keeps such a stream open.
+
+Places are bytes of the unpacked stream. Whoever reads range after range of a packed file hands the same `OpenStreams`
+to each reading, so that the next range goes on where the last one ended instead of unpacking all that came before.
+"""
+
+from __future__ import annotations
+
+import io
+from types import TracebackType
+from typing import IO
+
+from zerokara.corpus.inputs import InputFile
+from zerokara.corpus.packed import PackedReader
+
+BUFFER_BYTES = 1024 * 1024
+
+
+class LineStream:
+    """The lines of one file, with the place that the reading has come to."""
+
+    def __init__(self, file: InputFile):
+        self.file = file
+        self._raw = file.open(BUFFER_BYTES)
+        self._packed = None if file.packing == "none" else PackedReader(self._raw, file.packing)
+        self.bytes: IO[bytes] = self._raw if self._packed is None else io.BufferedReader(self._packed, BUFFER_BYTES)
+        self.position = 0
+        """The next byte to be read: the start of a line unless `inside_line`."""
+        self.inside_line = False
+        self.free_from = 0
+        """No line starts from here up to `position`."""
+        self.ended = False
+        """Whether the end was met."""
+
+    @property
+    def damage(self) -> str:
+        """Why a packed stream ends before its end, or empty; known as soon as the buffer has come there."""
+        return self._packed.damage if self._packed else ""
+
+    @property
+    def disk_position(self) -> int:
+        """How far into the file on disk the reading has come; at its end when the rest is unreadable."""
+        if self._packed is None:
+            return self.position
+        return self.file.bytes if self.ended and self._packed.damage else self._packed.packed_bytes
+
+    def go_to(self, start: int, end: int | None) -> None:
+        """Go to the first line that starts at `start` or later; in a plain file not far beyond `end`.
+
+        What was unpacked is kept open for the next range, and so is not read twice; a plain file is not kept, and each
+        of its ranges inside one very long line would read that line to its end.
+        """
+        if self._packed is not None:
+            end = None
+        if self.position < start:
+            # One byte before: if it is a line's last, the next line is the first of the range.
+            self._skip(start - 1 - self.position)
+            self.inside_line = True
+        while self.inside_line and not self.ended and (end is None or self.position < end):
+            self._read_on()
+
+    def skip_line(self) -> bool:
+        """Go to the end of the line without keeping it; tells whether there was one."""
+        self.inside_line = True
+        while self.inside_line and not self.ended:
+            self._read_on()
+        return not self.ended
+
+    def close(self) -> None:
+        """Close the file."""
+        self.bytes.close()
+        self._raw.close()
+
+    def _read_on(self) -> None:
+        piece = self.bytes.readline(BUFFER_BYTES)
+        self.position += len(piece)
+        self.ended = not piece
+        self.inside_line = not piece.endswith(b"\n")
+
+    def _skip(self, count: int) -> None:
+        if self._packed is None:
+            self.position = self.bytes.seek(self.position + count)
+            return
+        while count and not self.ended:
+            piece = self.bytes.read(min(count, BUFFER_BYTES))
+            self.position += len(piece)
+            count -= len(piece)
+            self.ended = not piece
+
+
+class OpenStreams:
+    """A cache of the packed stream that was read last; close it, or use it as a context manager."""
+
+    def __init__(self) -> None:
+        self._kept: LineStream | None = None
+
+    def take(self, file: InputFile, start: int) -> LineStream | None:
+        """The stream of the file if it can go on to a range from `start`; it is then the taker's."""
+        kept = self._kept
+        if kept is None or kept.file != file or start < kept.free_from:
+            return None
+        self._kept = None
+        return kept
+
+    def keep(self, stream: LineStream) -> None:
+        """Keep a stream for the next range of its file, instead of any that was kept before."""
+        self.close()
+        self._kept = stream
+
+    def close(self) -> None:
+        """Close what is kept."""
+        if self._kept is not None:
+            self._kept.close()
+            self._kept = None
+
+    def __enter__(self) -> OpenStreams:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,231 @@
+"""Rows of a .parquet file → documents and bad lines, row group by row group, in bounded memory.
+
+Only the column with the text is read, some megabytes of it at a time. A value is text when the column is of strings
+(large and dictionary-encoded ones too) or of bytes, which is how writers without logical types store strings; a null
+and a value of any other column is no text. Invalid UTF-8 spoils its own row only, a damaged page the rest of its row
+group. pyarrow is imported when such a file is read. Source: the Parquet format, https://parquet.apache.org/docs/.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from zerokara.corpus import documents
+from zerokara.corpus.documents import BadLine, Document, Reason, excerpt, text_of_value
+from zerokara.corpus.inputs import InputFile
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+_BATCH_BYTES = 8 * 1024 * 1024
+_MAX_BATCH_ROWS = 4096
+_PAGE_BUFFER_BYTES, _REMOTE_BUFFER_BYTES = 1024 * 1024, 8 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """The items of one row group, to be iterated over before the next is asked for."""
+
+    items: Iterator[Document | BadLine]
+    disk_bytes: int
+    """Its share of the file's bytes."""
+    is_last: bool
+    rows: _Rows | None = None
+
+    @property
+    def read_bytes(self) -> int:
+        """How much of its share was read by now."""
+        return round(self.disk_bytes * self.rows.read_share) if self.rows else self.disk_bytes
+
+
+class Damaged(Exception):
+    """The file is no .parquet or has no readable footer."""
+
+
+def gathered_row_groups(file: InputFile, target_bytes: int) -> list[tuple[int, int | None, int]]:
+    """Consecutive row groups of about `target_bytes` together: (first, end, their bytes on disk) of each part."""
+    try:
+        with _opened(file) as table:
+            sizes = _disk_sizes(table.metadata, file.bytes)
+    except Damaged:
+        return [(0, None, file.bytes)]  # The reader tells.
+    parts: list[tuple[int, int | None, int]] = []
+    first = size = 0
+    for group, group_bytes in enumerate(sizes):
+        if size and size + group_bytes > target_bytes:
+            parts.append((first, group, size))
+            first, size = group, 0
+        size += group_bytes
+    return [*parts, (first, len(sizes), size)]
+
+
+def column_names(file: InputFile) -> list[str]:
+    """The names of the columns.
+
+    Raises:
+        Damaged: the file is no .parquet.
+    """
+    with _opened(file) as table:
+        return list(table.schema_arrow.names)
+
+
+def unpacked_bytes(file: InputFile) -> tuple[int, int]:
+    """Bytes of all columns, unpacked, and the number of rows.
+
+    Raises:
+        Damaged: the file is no .parquet.
+    """
+    with _opened(file) as table:
+        footer = table.metadata
+        return sum(footer.row_group(i).total_byte_size for i in range(footer.num_row_groups)), footer.num_rows
+
+
+def row_groups(file: InputFile, start: int, end: int | None, text_field: str) -> Iterator[RowGroup]:
+    """Read the row groups from `start` to before `end`, one after another.
+
+    Raises:
+        OSError: the disk or the network failed.
+    """
+    try:
+        with _opened(file) as table:
+            footer = table.metadata
+            sizes = _disk_sizes(footer, file.bytes)
+            first_row = sum(footer.row_group(i).num_rows for i in range(min(start, footer.num_row_groups)))
+            line = 1
+            for group in range(start, footer.num_row_groups if end is None else min(end, footer.num_row_groups)):
+                rows = _Rows(file, table, group, text_field, first_row, line)
+                yield RowGroup(iter(rows), sizes[group], group == footer.num_row_groups - 1, rows)
+                first_row += footer.row_group(group).num_rows
+                line = rows.line
+    except Damaged as damage:
+        broken = BadLine(file, 1, 0, Reason.DAMAGED, excerpt(str(damage).encode()))
+        yield RowGroup(iter([broken]), file.bytes, True)
+
+
+@contextmanager
+def _opened(file: InputFile) -> Iterator[pq.ParquetFile]:
+    import pyarrow.parquet as pq
+
+    with file.open(0) as raw:
+        buffer_bytes = _PAGE_BUFFER_BYTES if file.remote is None else _REMOTE_BUFFER_BYTES
+        with _damage():
+            table = pq.ParquetFile(raw, buffer_size=buffer_bytes, pre_buffer=False)
+        yield table
+
+
+@contextmanager
+def _damage() -> Iterator[None]:
+    """Tell what pyarrow says of a damaged file from what the disk or the network says of theirs."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise Damaged(str(error)) from error
+    except (pa.ArrowException, ValueError, OverflowError) as error:
+        raise Damaged(str(error)) from error
+
+
+def _disk_sizes(footer: pq.FileMetaData, file_bytes: int) -> list[int]:
+    """Each row group's share of the file, by its packed columns; together exactly the file."""
+    packed = [
+        sum(group.column(i).total_compressed_size for i in range(group.num_columns))
+        for group in (footer.row_group(number) for number in range(footer.num_row_groups))
+    ]
+    total, sizes, so_far = max(1, sum(packed)), [], 0
+    for size in packed:
+        sizes.append(file_bytes * (so_far + size) // total - file_bytes * so_far // total)
+        so_far += size
+    return sizes
+
+
+class _Rows:
+    """The items of one row group."""
+
+    def __init__(self, file: InputFile, table: pq.ParquetFile, group: int, text_field: str, first_row: int, line: int):
+        self.file, self.table, self.group, self.text_field = file, table, group, text_field
+        self.row, self.line = first_row, line
+        self._first, self.end = first_row, first_row + table.metadata.row_group(group).num_rows
+
+    @property
+    def read_share(self) -> float:
+        """Share of the rows that were given by now."""
+        return (self.row - self._first) / max(1, self.end - self._first)
+
+    def __iter__(self) -> Iterator[Document | BadLine]:
+        reason, why = self._fault_of_column()
+        if reason:
+            while self.row < self.end:
+                yield self._item(reason, why)
+            return
+        batches = self._batches()
+        while True:
+            try:
+                with _damage():
+                    values = next(batches, None)
+            except Damaged as damage:
+                yield self._item(Reason.DAMAGED, excerpt(str(damage).encode()))
+                return
+            if values is None:
+                return
+            for value in values:
+                yield self._item_of(value)
+
+    def _item_of(self, value: bytes | None) -> Document | BadLine:
+        if value is None:
+            return self._item(Reason.WRONG_TYPE, "null")
+        if len(value) > documents.MAX_LINE_BYTES:
+            return self._item(Reason.TOO_LONG, excerpt(value))
+        text = text_of_value(value)
+        if isinstance(text, Reason):
+            return self._item(text, excerpt(value))
+        self.row, self.line = self.row + 1, self.line + 1
+        return Document(text, self.file, self.line - 1, self.row - 1)
+
+    def _item(self, reason: Reason, shown: str) -> BadLine:
+        self.row, self.line = self.row + 1, self.line + 1
+        return BadLine(self.file, self.line - 1, self.row - 1, reason, shown)
+
+    def _fault_of_column(self) -> tuple[Reason | None, str]:
+        schema = self.table.schema_arrow
+        if self.text_field not in schema.names:
+            return Reason.MISSING_FIELD, excerpt(f"the columns are {', '.join(schema.names)}".encode())
+        kind = schema.field(schema.names.index(self.text_field)).type
+        return (None, "") if _holds_text(kind) else (Reason.WRONG_TYPE, excerpt(f"a column of {kind}".encode()))
+
+    def _batches(self) -> Iterator[list[bytes | None]]:
+        """The values of the column, some at a time."""
+        column = self.table.metadata.row_group(self.group)
+        rows = max(1, column.num_rows)
+        sizes = [column.column(i) for i in range(column.num_columns)]
+        text_bytes = sum(c.total_uncompressed_size for c in sizes if c.path_in_schema == self.text_field)
+        batch_rows = min(_MAX_BATCH_ROWS, max(1, _BATCH_BYTES * rows // max(1, text_bytes)))
+        batches = self.table.iter_batches(batch_rows, [self.group], [self.text_field], use_threads=False)
+        for batch in batches:
+            yield _values(batch.column(batch.schema.names.index(self.text_field)))
+
+
+def _holds_text(kind: pa.DataType) -> bool:
+    from pyarrow import types
+
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    tests = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+    views = (types.is_string_view, types.is_binary_view)
+    return any(test(kind) for test in tests + views)
+
+
+def _values(column: Any) -> list[bytes | None]:
+    """The values as bytes: strings are not decoded here, for one that is no UTF-8 would spoil all."""
+    import pyarrow as pa
+    from pyarrow import types
+
+    if types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    return column.cast(pa.large_binary()).to_pylist()

@@ -1,0 +1,254 @@
+"""A Hub dataset as input, against a Hub on loopback: the same documents as from local files, and every way to fail."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import io
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+NAME = "ada/poems"
+READER = """
+import json, os, sys
+from zerokara.corpus import hub, inputs, reading
+from zerokara.corpus.heads import check_heads
+from zerokara.errors import RunError, UserError
+
+assert "huggingface_hub" not in sys.modules and "pyarrow" not in sys.modules
+hub.RETRY_WAITS = (0.01, 0.01, 0.01)
+hub.TIMEOUT_SECONDS = float(os.environ.get("PATIENCE", hub.TIMEOUT_SECONDS))
+size, *entries = sys.argv[1:]
+try:
+    files = inputs.find_files(entries, "config.yaml:3")
+    check_heads(files, "text", "line", "config.yaml:4")
+    told = [str(file) for file in inputs.for_manifest(files)]
+    documents = []
+    for part in reading.ranges(files, int(size), "line"):
+        if reading.is_endless(part.file, "line"):
+            with reading.OpenStreams() as streams:
+                start, at_end = 0, False
+                while not at_end:
+                    reader = reading.read(reading.Range(part.file, start, start + int(size)), "text", "line", streams)
+                    documents += [item.text for item in reader]
+                    start, at_end = start + int(size), reader.at_end
+        else:
+            documents += [item.text for item in reading.read(part, "text", "line")]
+    print(json.dumps({"files": told, "documents": documents}))
+except (UserError, RunError) as error:
+    sys.exit(f"{type(error).__name__}: {error}")
+except OSError as error:
+    sys.exit(f"OSError: {error.filename}: {error.strerror}")
+"""
+
+
+def _load_server() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("hub_server_for_inputs", Path(__file__).with_name("hub_server.py"))
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["hub_server_for_inputs"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+hub_server = _load_server()
+
+
+def _texts(first: int, count: int) -> list[str]:
+    return [f"poem {number}: {'日本語の詩 ' * (number % 7)}" for number in range(first, first + count)]
+
+
+def _jsonl(texts: list[str]) -> bytes:
+    return "".join(
+        json.dumps({"text": text, "id": i}, ensure_ascii=False) + "\n" for i, text in enumerate(texts)
+    ).encode()
+
+
+def _parquet(texts: list[str]) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.table({"id": range(len(texts)), "text": texts, "other": ["x" * 50] * len(texts)})
+    stream = io.BytesIO()
+    pq.write_table(table, stream, row_group_size=60)
+    return stream.getvalue()
+
+
+FILES = {
+    ".gitattributes": b"",
+    "README.md": b"# poems",
+    "dataset_infos.json": b"{}",
+    "LICENSE.txt": b"free",
+    "data/train/b.jsonl.gz": gzip.compress(_jsonl(_texts(1000, 300))),
+    "data/train/a.jsonl": _jsonl(_texts(0, 400)),
+    "data/train/c.parquet": _parquet(_texts(2000, 500)),
+    "data/test/a.jsonl": _jsonl(_texts(5000, 3)),
+    "日本 語/d.txt": "一行目\n二行目\n".encode(),
+}
+TRAIN = _texts(0, 400) + _texts(1000, 300) + _texts(2000, 500)
+
+
+@pytest.fixture
+def hub() -> Iterator[Any]:
+    state = hub_server.Hub(datasets={NAME: hub_server.Dataset(dict(FILES))})
+    with hub_server.running(state) as running:
+        yield running
+
+
+class User:
+    """Someone who reads a corpus; `read` gives what came of it."""
+
+    def __init__(self, root: Path, place: Path, url: str):
+        self.root, self.place, self.url = root, place, url
+        self.seconds = 0.0
+
+    def read(self, *entries: str, size: int = 4000, **environment: str) -> Any:
+        clean = {key: text for key, text in os.environ.items() if not key.startswith(("HF_", "HUGGING_FACE"))}
+        own = {
+            "HF_ENDPOINT": self.url, "HF_HOME": str(self.place / "home"), "NO_PROXY": "127.0.0.1,localhost",
+            "PYTHONPATH": str(self.root / "original_codes"),
+        }  # fmt: skip
+        started = time.monotonic()
+        run = subprocess.run(
+            [sys.executable, "-c", READER, str(size), *entries],
+            cwd=self.place,
+            env=clean | own | environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        self.seconds = time.monotonic() - started
+        assert "Traceback" not in run.stderr, run.stderr
+        return json.loads(run.stdout) if run.returncode == 0 else run.stderr.strip()
+
+
+@pytest.fixture
+def user(root: Path, tmp_path: Path, hub: Any) -> User:
+    return User(root, tmp_path, hub.url)
+
+
+def test_a_dataset_gives_the_documents_of_the_same_files_on_a_disk(user: User, hub: Any) -> None:
+    for path in ("data/train/a.jsonl", "data/train/b.jsonl.gz", "data/train/c.parquet"):
+        (user.place / path).parent.mkdir(parents=True, exist_ok=True)
+        (user.place / path).write_bytes(FILES[path])
+    local = user.read("data/train")
+    remote = user.read(f"hf://datasets/{NAME}/data/train")
+    assert local["documents"] == remote["documents"] == TRAIN
+    sha = hub.datasets[NAME].sha
+    assert f"hf://datasets/{NAME}@{sha}/data/train/a.jsonl" in remote["files"][0]
+    assert (
+        "git:" not in remote["files"][0]
+        and hub_server.hashlib.sha256(FILES["data/train/a.jsonl"]).hexdigest() in (remote["files"][0])
+    )
+    whole = user.read(f"hf://datasets/{NAME}/data/train", size=1 << 20)
+    assert whole["documents"] == TRAIN
+
+
+def test_of_a_parquet_only_the_column_with_the_text_is_fetched(user: User, hub: Any) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    heavy = os.urandom(2_000_000)
+    stream = io.BytesIO()
+    pq.write_table(pa.table({"image": [heavy], "text": ["a caption"], "mask": [heavy]}), stream)
+    hub.datasets["ada/images"] = hub_server.Dataset({"a.parquet": stream.getvalue()})
+    assert user.read("hf://datasets/ada/images")["documents"] == ["a caption"]
+    assert hub.bytes_sent < 1_000_000
+
+
+def test_what_an_entry_may_name(user: User) -> None:
+    base = f"hf://datasets/{NAME}"
+    several = user.read(
+        f"{base}/data/*/a.jsonl", f"{base}@v1/data/**/*.gz", f"{base}@refs/convert/parquet/日本 語/d.txt"
+    )
+    assert several["documents"] == [*_texts(5000, 3), *_texts(0, 400), *_texts(1000, 300), "一行目", "二行目"]
+    assert "git:" in several["files"][0]  # small: in git, known by its blob
+    everything = user.read(base)
+    assert len(everything["documents"]) == 3 + len(TRAIN) + 2 and len(everything["files"]) == 5
+    (user.place / "list.txt").write_text(f"# from the Hub\n{base}/data/test\n", encoding="utf-8")
+    assert user.read("@list.txt")["documents"] == _texts(5000, 3)
+    twice = user.read(f"{base}/data/test", f"{base}@v1/data")
+    assert twice.startswith("UserError: config.yaml:3:") and "data/test/a.jsonl, which" in twice
+
+
+def test_what_is_not_there_is_told_with_its_remedy(user: User, hub: Any) -> None:
+    hub.datasets["ada/gated"] = hub_server.Dataset({"a.jsonl": FILES["data/train/a.jsonl"]}, gated=True)
+    hub.datasets["ada/secret"] = hub_server.Dataset({"a.jsonl": _jsonl(["told to friends"])}, private=True)
+    hub.datasets["ada/empty"] = hub_server.Dataset({"README.md": b"soon"})
+    base = f"hf://datasets/{NAME}"
+    entries = [
+        "hf://datasets/poems", "hf://datasets/ada/nothing", f"{base}@v7", f"{base}/data/valid", f"{base}/data/*.csv",
+        "hf://datasets/ada/empty", "hf://datasets/ada/gated", "hf://datasets/ada/secret",
+    ]  # fmt: skip
+    told = user.read(*entries)
+    lines = told.removeprefix("UserError: ").splitlines()
+    assert len(lines) == len(entries) and all(line.startswith("config.yaml:3: hf://") for line in lines)
+    wanted = [
+        "is not the name of a Hub dataset; write hf://datasets/owner/name", "there is no dataset ada/nothing at http",
+        "has no revision 'v7'", "names no data file of the dataset", "it holds .gitattributes, LICENSE.txt",
+        "it holds README.md; the Hub's own conversion", "is gated: its owner", "there is no dataset ada/secret",
+    ]  # fmt: skip
+    for line, words in zip(lines, wanted, strict=True):
+        assert words in line, told
+    assert "hf auth login" in lines[6] and user.seconds < 15
+    for name in ("secret", "gated"):
+        assert len(user.read(f"hf://datasets/ada/{name}", HF_TOKEN=hub_server.TOKEN)["documents"]) in (1, 400)
+
+
+def test_a_connection_that_breaks_for_a_moment_is_gone_on_with(user: User, hub: Any) -> None:
+    hub.drop_at, hub.num_drops = 6000, 2
+    assert user.read(f"hf://datasets/{NAME}/data/train")["documents"] == TRAIN
+    assert hub.num_drops == 0
+
+
+def test_a_hub_that_is_asked_too_often_is_waited_for(user: User, hub: Any) -> None:
+    hub.too_often = 2
+    read = user.read(f"hf://datasets/{NAME}/data/test")
+    assert read["documents"] == _texts(5000, 3) and hub.too_often == 0 and user.seconds > 2
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "b.jsonl.gz", "c.parquet"])
+def test_a_connection_that_breaks_for_good_is_an_error_and_no_shorter_text(user: User, hub: Any, name: str) -> None:
+    hub.drop_at = len(FILES[f"data/train/{name}"]) - 10
+    told = user.read(f"hf://datasets/{NAME}/data/train/{name}")
+    assert told.startswith(("OSError: hf://", "RunError: cannot read hf://"))
+    assert f"/data/train/{name}: reading bytes " in told and "cannot be reached" in told
+    assert hub.num_drops <= 1_000_000 - 4
+
+
+def test_a_server_that_sends_no_ranges(user: User, hub: Any) -> None:
+    hub.ignore_ranges = True
+    told = user.read(f"hf://datasets/{NAME}/data/train/a.jsonl")
+    assert told.startswith("RunError: config.yaml:3:") and "a part of a file with status 200" in told
+
+
+def test_no_network_and_offline_mode_are_told_within_seconds(user: User, hub: Any) -> None:
+    told = user.read(f"hf://datasets/{NAME}", HF_HUB_OFFLINE="1")
+    assert "RunError: config.yaml:3: hf://" in told and "HF_HUB_OFFLINE is set" in told
+    with socket.socket() as unused:  # bound and not listening: nothing else can take the port
+        unused.bind(("127.0.0.1", 0))
+        user.url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        told = user.read(f"hf://datasets/{NAME}")
+    assert "cannot be reached" in told and user.seconds < 10
+    user.url = hub.url + "/elsewhere"
+    told = user.read(f"hf://datasets/{NAME}")
+    assert "RunError" in told and "answered with status 401" in told
+
+
+def test_a_server_that_never_answers_is_given_up(user: User) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        user.url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        told = user.read(f"hf://datasets/{NAME}", PATIENCE="1")
+    assert "cannot be reached (ReadTimeout" in told and user.seconds < 8

@@ -1,0 +1,209 @@
+"""Rows of a .parquet → documents: every row once, every reason, damage told once a row group, in bounded memory."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from zerokara.corpus import documents, tables
+from zerokara.corpus.inputs import InputFile, find_files
+from zerokara.corpus.reading import BadLine, Document, Range, Reason, ranges, read
+from zerokara.corpus.sizes import bytes_before, plain_bytes
+
+Item = Document | BadLine
+
+
+def _file(path: Path, table: pa.Table, **options: Any) -> InputFile:
+    pq.write_table(table, path, **options)
+    (file,) = find_files([str(path)], "")
+    return file
+
+
+def _items(file: InputFile, target_bytes: int = 1 << 40) -> list[Item]:
+    return [item for range_ in ranges([file], target_bytes) for item in read(range_)]
+
+
+def _seen(items: list[Item]) -> list[tuple[int, object]]:
+    return [(item.offset, item.text if isinstance(item, Document) else item.reason) for item in items]
+
+
+def test_row_groups_of_every_gathering_give_each_row_once(tmp_path: Path) -> None:
+    texts = [f"文書 {i} {os.urandom(i % 50).hex()}" for i in range(1000)]
+    table = pa.table({"id": range(1000), "text": texts})
+    file = _file(tmp_path / "a.parquet", table, row_group_size=70)
+    assert _seen(_items(file)) == list(enumerate(texts))
+    for target in (1, 3000, 10_000, file.bytes - 1):
+        parts = ranges([file], target)
+        assert sum(part.bytes for part in parts) == file.bytes and len(parts) > 1
+        items: list[Item] = []
+        for number, part in enumerate(parts):
+            reader = read(part)
+            found = list(reader)
+            assert [item.line for item in found] == list(range(1, len(found) + 1))
+            assert reader.disk_bytes == part.bytes
+            assert reader.at_end == (number == len(parts) - 1)
+            items += found
+        assert _seen(items) == list(enumerate(texts))
+    assert len(ranges([file], 1)) == 15
+    whole = read(Range(file))
+    seen_bytes = [whole.disk_bytes for _ in whole]
+    assert seen_bytes == sorted(seen_bytes) and len(set(seen_bytes)) > 500
+    whole = read(Range(file))
+    assert len(list(whole)) == 1000 and whole.at_end and whole.disk_bytes == file.bytes == Range(file).bytes
+
+
+def test_each_bad_row_is_put_aside_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "MAX_LINE_BYTES", 50)
+    values = [b"good", None, b"", b" \n", b"a\0b", b"\xff\xfe not text", b"x" * 51, "日本".encode(), b"x" * 50]
+    column = pa.array(values, pa.binary()).view(pa.string())
+    items = _items(_file(tmp_path / "a.parquet", pa.table({"text": column})))
+    assert _seen(items) == [
+        (0, "good"),
+        (1, Reason.WRONG_TYPE),
+        (2, Reason.EMPTY_TEXT),
+        (3, Reason.EMPTY_TEXT),
+        (4, Reason.NUL),
+        (5, Reason.INVALID_UTF8),
+        (6, Reason.TOO_LONG),
+        (7, "日本"),
+        (8, "x" * 50),
+    ]
+    shown = [item.excerpt for item in items if isinstance(item, BadLine)]
+    assert shown[0] == "null" and "\\xff\\xfe not" in shown[4]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.string(),
+        pa.large_string(),
+        pa.string_view(),
+        pa.binary(),
+        pa.large_binary(),
+        pa.dictionary("int32", pa.string()),
+    ],
+    ids=str,
+)
+def test_text_columns_of_every_kind(tmp_path: Path, kind: pa.DataType) -> None:
+    texts = ["one", None, "二", "one"]
+    column = pa.array(texts, pa.string()).cast(kind)
+    items = _items(_file(tmp_path / "a.parquet", pa.table({"text": column})))
+    assert _seen(items) == [(0, "one"), (1, Reason.WRONG_TYPE), (2, "二"), (3, "one")]
+
+
+def test_columns_that_hold_no_text_and_columns_that_are_not_there(tmp_path: Path) -> None:
+    for name, column in (("list", [["a"], ["b"]]), ("number", [1, 2]), ("struct", [{"text": "a"}, {"text": "b"}])):
+        items = _items(_file(tmp_path / f"{name}.parquet", pa.table({"text": column})))
+        assert _seen(items) == [(0, Reason.WRONG_TYPE), (1, Reason.WRONG_TYPE)]
+        assert "a column of" in items[0].excerpt  # type: ignore[union-attr]
+    items = _items(_file(tmp_path / "missing.parquet", pa.table({"body": ["a", "b"], "id": [1, 2]})))
+    assert _seen(items) == [(0, Reason.MISSING_FIELD), (1, Reason.MISSING_FIELD)]
+    assert items[0].excerpt == "the columns are body, id"  # type: ignore[union-attr]
+
+
+def test_a_column_with_a_point_in_its_name_and_one_inside_another(tmp_path: Path) -> None:
+    table = pa.table({"a": [{"b": "inside"}], "a.b": ["by name"], "text": ["text"]})
+    file = _file(tmp_path / "a.parquet", table)
+    assert _seen(list(read(Range(file), "a.b"))) == [(0, "by name")]
+
+
+def test_a_file_without_rows(tmp_path: Path) -> None:
+    file = _file(tmp_path / "a.parquet", pa.table({"text": pa.array([], pa.string())}))
+    reader = read(Range(file))
+    assert list(reader) == [] and reader.at_end
+
+
+def test_a_damaged_row_group_is_told_once_and_the_others_are_read(tmp_path: Path) -> None:
+    texts = [f"{i} {os.urandom(40).hex()}" for i in range(300)]
+    path = tmp_path / "a.parquet"
+    file = _file(path, pa.table({"text": texts}), row_group_size=100, data_page_size=1000, write_page_checksum=True)
+    column = pq.ParquetFile(path).metadata.row_group(1).column(0)
+    content = bytearray(path.read_bytes())
+    place = column.data_page_offset
+    content[place : place + 40] = b"\xff" * 40
+    path.write_bytes(content)
+    seen = _seen(_items(file))
+    assert seen == [*enumerate(texts[:100]), (100, Reason.DAMAGED), *list(enumerate(texts))[200:]]
+    assert _seen(_items(file, 1)) == seen
+
+
+@pytest.mark.parametrize("spoil", ["cut", "no footer", "text"])
+def test_a_file_that_is_no_parquet_is_told_as_one_bad_line(tmp_path: Path, spoil: str) -> None:
+    path = tmp_path / "a.parquet"
+    _file(path, pa.table({"text": ["a"] * 1000}))
+    content = path.read_bytes()
+    path.write_bytes(
+        {"cut": content[:-20], "no footer": content[:-8] + b"\xff" * 4 + b"PAR1", "text": b"hello\n" * 9}[spoil]
+    )
+    (file,) = find_files([str(path)], "")
+    for target in (1, 1 << 20):
+        (item,) = _items(file, target)
+        assert isinstance(item, BadLine) and item.reason is Reason.DAMAGED and item.excerpt
+    assert plain_bytes(file) == file.bytes
+
+
+def test_an_error_of_the_disk_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = _file(tmp_path / "a.parquet", pa.table({"text": ["a"] * 1000}))
+
+    class Dying(io.FileIO):
+        reads = 0
+
+        def read(self, size: int | None = -1, /) -> bytes:
+            Dying.reads += 1
+            if Dying.reads > Dying.last:
+                raise OSError(5, "Input/output error", str(file.path))
+            return super().read(size)
+
+        last = 0
+
+    monkeypatch.setattr(InputFile, "open", lambda self, buffer_bytes: Dying(self.path))
+    raised = 0
+    for Dying.last in range(20):
+        Dying.reads = 0
+        try:
+            assert len(list(read(Range(file)))) == 1000
+        except OSError as error:
+            raised += 1
+            assert error.errno == 5 and error.filename == str(file.path)
+    assert 1 < raised < 20
+
+
+def test_sizes_come_from_the_footer(tmp_path: Path) -> None:
+    file = _file(tmp_path / "a.parquet", pa.table({"text": [f"{i:05d}" + "a" * 95 for i in range(10_000)]}))
+    size = plain_bytes(file)
+    assert size == pytest.approx(1_040_000, rel=0.02) and file.bytes < size / 4
+    item = _items(file)[2500]
+    assert bytes_before(item) == size // 4
+
+
+def test_memory_stays_small_for_a_large_row_group(tmp_path: Path) -> None:
+    """Two files whose row groups differ ten times in size take the same memory to read."""
+    words = [f"word {i} " for i in range(100)]
+    for name, rows in (("small", 2000), ("large", 20_000)):
+        texts = [f"{i} " + words[i % 100] * 500 for i in range(rows)]
+        _file(tmp_path / f"{name}.parquet", pa.table({"text": texts}), row_group_size=rows, use_dictionary=False)
+    program = (
+        "import resource, sys\nfrom zerokara.corpus import inputs, reading\n"
+        "(file,) = inputs.find_files(sys.argv[1:], '')\n"
+        "print(sum(len(item.text) for item in reading.read(reading.Range(file))))\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+    )
+    source = str(Path(tables.__file__).parents[2])
+    peaks = []
+    for name in ("small", "large"):
+        command = [sys.executable, "-c", program, str(tmp_path / f"{name}.parquet")]
+        run = subprocess.run(
+            command, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": source}
+        )
+        characters, peak = (int(line) for line in run.stdout.split())
+        peaks.append(peak / 1024)
+    assert characters > 70_000_000
+    assert peaks[1] < peaks[0] + 30, peaks
