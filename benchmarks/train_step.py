@@ -7,15 +7,17 @@ forward, backward and AdamW's update; both use torch's fused AdamW and fp32 weig
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
+sys.path[0] = str(Path(__file__).resolve().parents[1] / "original_codes")  # not this folder: it holds a tokenize.py
+
+# ruff: noqa: E402
 import argparse
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "original_codes"))
 
 import torch
 

@@ -19,17 +19,28 @@ LINE_INTERVAL_SECONDS = 10.0
 class Progress:
     """Progress of one piece of long work, used as a context manager."""
 
-    def __init__(self, label: str, total: float | None = None, unit: str = "it", stream: IO[str] | None = None):
+    def __init__(
+        self, label: str, total: float | None = None, unit: str = "it", stream: IO[str] | None = None, done: float = 0
+    ):
+        """`done` of the `total` was there before, and does not count in the rate."""
         self.label, self.total, self.unit = label, total, unit
         self._stream = stream if stream is not None else sys.stderr
         self._notes: dict[str, Any] = {}
-        self._done = 0.0
+        self._phase = ""
+        self._done = self._before = done
         self._started = self._last_line = time.monotonic()
         self._bar: Any = None
         if self._stream.isatty():
             scale = unit == "B"
             self._bar = tqdm(
-                total=total, desc=label, unit=unit, unit_scale=scale, file=self._stream, dynamic_ncols=True, leave=False
+                total=total,
+                initial=done,
+                desc=label,
+                unit=unit,
+                unit_scale=scale,
+                file=self._stream,
+                dynamic_ncols=True,
+                leave=False,
             )
 
     def advance(self, amount: float = 1) -> None:
@@ -46,6 +57,26 @@ class Progress:
         if self._bar is not None:
             self._bar.set_postfix(self._notes, refresh=False)
 
+    def expect(self, total: float) -> None:
+        """Say how much there is to do, where that is known only after the beginning."""
+        self.total = total
+        if self._bar is not None:
+            self._bar.total = total
+
+    def phase(self, name: str) -> None:
+        """Say what is being done now, for work whose parts cannot all be counted."""
+        self._phase = name
+        if self._bar is not None:
+            self._bar.set_description(f"{self.label}, {name}")
+        self.beat()
+
+    def beat(self) -> None:
+        """Show that the work goes on, and for how long; to be called every second where nothing advances."""
+        if self._bar is not None:
+            self._bar.refresh()
+        elif time.monotonic() - self._last_line >= LINE_INTERVAL_SECONDS:
+            self._line()
+
     def __enter__(self) -> Progress:
         return self
 
@@ -58,14 +89,19 @@ class Progress:
     def _line(self) -> None:
         self._last_line = time.monotonic()
         elapsed = self._last_line - self._started
-        rate = self._done / elapsed if elapsed else 0.0
+        rate = (self._done - self._before) / elapsed if elapsed else 0.0
         shown = bytes_text if self.unit == "B" else count_text
-        text = f"{self.label}: {shown(self._done)}"
+        label = f"{self.label}, {self._phase}" if self._phase else self.label
+        if self._phase and not self._done:  # There is nothing to count yet.
+            print(f"{label}: for {seconds_text(elapsed)}", file=self._stream, flush=True)
+            return
+        text = f"{label}: {shown(self._done)}"
         if self.total:
             left = (self.total - self._done) / rate if rate else float("inf")
             text += f" of {shown(self.total)} ({self._done / self.total:.0%}), {seconds_text(left)} left"
         text += f", {shown(rate)}{'' if self.unit == 'B' else ' ' + self.unit}/s"
         text += "".join(f", {key} {value}" for key, value in self._notes.items())
+        text += f", for {seconds_text(elapsed)}" if self._phase else ""
         print(text, file=self._stream, flush=True)
 
 

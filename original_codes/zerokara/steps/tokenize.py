@@ -6,27 +6,36 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from zerokara import manifest
 from zerokara.config import PretrainConfig
 from zerokara.corpus.heads import check_heads
-from zerokara.corpus.inputs import InputFile, find_files
+from zerokara.corpus.inputs import InputFile, find_files, for_manifest
 from zerokara.progress import bytes_text, count_text, opening, seconds_text, summary
 from zerokara.steps import command
-from zerokara.tokens.encode import check_bad_fraction, encode_corpus, num_workers, reasons_text
-from zerokara.tokens.estimate import check_disk_space, estimate
+from zerokara.tokens.encode import (
+    Encoded,
+    check_bad_fraction,
+    discard_work,
+    encode_corpus,
+    num_workers,
+    reasons_text,
+)
+from zerokara.tokens.estimate import check_disk_space, estimate, sample
 from zerokara.tokens.indexed import dtype_for
 from zerokara.tokens.layout import TokenPaths, bin_path, idx_path
-from zerokara.tokens.merge import SourceTally
+from zerokara.tokens.workers import Workers
 
 
 def tokenize(config: PretrainConfig, options: command.Options) -> None:
     """Do step 2, or say that it is done, or what it would do."""
-    from zerokara.tokenizer.encoder import Encoder  # SentencePiece: not needed where the configuration is wrong
+    # SentencePiece: not needed where the configuration is wrong.
+    from zerokara.tokenizer import stand_in
+    from zerokara.tokenizer.encoder import Encoder
 
     paths = TokenPaths(config.output_prefix)
     where = config.fault("input_jsonl", "").where
@@ -40,26 +49,35 @@ def tokenize(config: PretrainConfig, options: command.Options) -> None:
         opening(f"step 2 tokenise: done already, {bin_path(paths.train)} was made from the same text (--redo: again)")
         print(f"next: {_next(options)}")
         return
-    check_heads(files, config.text_field, config.txt_document, config.fault("text_field", "").where)
-    expected = estimate(config, files, encoder)
-    check_disk_space(config, expected)
-    from_what = f"{len(files)} file{'s' if files[1:] else ''}, {bytes_text(sum(file.bytes for file in files))}"
-    to_what = f"about {count_text(expected.tokens)} tokens, {bytes_text(expected.output_bytes)}"
-    opening(f"step 2 tokenise: {from_what} → {bin_path(paths.train)} ({to_what}), {num_workers(config)} workers")
-    if options.dry_run:
-        print("dry run: nothing was written")
-        return
     started = time.monotonic()
-    tallies = encode_corpus(config, files, partial(Encoder, config.input_tokenizer_file), encoder.vocab_size)
-    seconds = time.monotonic() - started
-    facts = _facts(config, files, tallies, seconds) | {
+    # The workers take a quarter of a second to load their modules, and so does the preparation.
+    with nullcontext() if options.dry_run else Workers(num_workers(config, files)) as workers:
+        check_heads(files, config.text_field, config.txt_document, config.fault("text_field", "").where)
+        places = sample(config, files)
+        expected = estimate(files, places, encoder)
+        check_disk_space(config, expected)
+        choice = stand_in.choose(encoder, (text for place in places for text in place.texts))
+        from_what = f"{len(files)} file{'s' if files[1:] else ''}, {bytes_text(sum(file.bytes for file in files))}"
+        to_what = f"about {count_text(expected.tokens)} tokens, {bytes_text(expected.output_bytes)}"
+        opening(
+            f"step 2 tokenise: {from_what} → {bin_path(paths.train)} ({to_what}), "
+            f"{num_workers(config, files)} workers\n  encoder: {choice.name}, {choice.word}"
+        )
+        if workers is None:
+            print("dry run: nothing was written")
+            return
+        if options.redo:
+            discard_work(config)
+        made = encode_corpus(config, files, encoder, choice, workers)
+    facts = _facts(config, files, made) | {
         "tokenizer_sha256": encoder.sha256,
         "vocab_size": encoder.vocab_size,
         "eos_id": encoder.eos_id,
         "dtype": dtype_for(encoder.vocab_size).name,
     }
-    manifest.finish(paths.manifest, work, _outputs(paths), facts, seconds, known=done)
-    summary("step 2 tokenise: done", _rows(config, tallies, facts, paths), _next(options))
+    manifest.finish(paths.manifest, work, _outputs(paths), facts, time.monotonic() - started, known=done)
+    discard_work(config)
+    summary("step 2 tokenise: done", _rows(config, made, facts, paths, time.monotonic() - started), _next(options))
 
 
 def _work(config: PretrainConfig, files: Sequence[InputFile]) -> manifest.Work:
@@ -73,7 +91,7 @@ def _work(config: PretrainConfig, files: Sequence[InputFile]) -> manifest.Work:
     }
     inputs: manifest.Paths = {
         "input_tokenizer_file": Path(config.input_tokenizer_file),
-        "input_jsonl": [file.path for file in files],
+        "input_jsonl": for_manifest(files),
     }
     return manifest.Work("tokenize", settings, inputs)
 
@@ -84,9 +102,8 @@ def _outputs(paths: TokenPaths) -> dict[str, Path | list[Path]]:
     return {"tokens": [path for path in there if path.exists()]}
 
 
-def _facts(
-    config: PretrainConfig, files: Sequence[InputFile], tallies: Sequence[SourceTally], seconds: float
-) -> dict[str, Any]:
+def _facts(config: PretrainConfig, files: Sequence[InputFile], made: Encoded) -> dict[str, Any]:
+    tallies = made.sources
     sources = [
         {
             "entry": entry,
@@ -115,23 +132,26 @@ def _facts(
         **splits,
         "sources": sources,
         "text_bytes": text_bytes,
-        "text_bytes_per_second": round(text_bytes / max(seconds, 1e-9)),
+        "text_bytes_per_second": round(made.encoded.text_bytes / max(made.seconds, 1e-9)),
+        "encoder": made.encoder,
     }
 
 
 def _rows(
-    config: PretrainConfig, tallies: Sequence[SourceTally], facts: dict[str, Any], paths: TokenPaths
+    config: PretrainConfig, made: Encoded, facts: dict[str, Any], paths: TokenPaths, seconds: float
 ) -> list[tuple[str, str]]:
     rows = []
-    for entry, tally in zip(config.input_jsonl, tallies, strict=True):
+    for entry, tally in zip(config.input_jsonl, made.sources, strict=True):
         rows.append((entry, f"{tally.documents_in:,} documents in, {tally.skipped.total():,} skipped"))
         for name, split in (("  train", tally.train), ("  valid", tally.valid)):
             text = f"{split.documents:,} documents, {split.tokens:,} tokens, {bytes_text(split.text_bytes)} of text"
             rows.append((name, text))
     if facts["skipped"]:
         rows.append(("skipped", f"{reasons_text(Counter(facts['skipped']))}; listed in {paths.quarantine}"))
-    seconds = facts["text_bytes"] / max(facts["text_bytes_per_second"], 1)
-    rows.append(("took", f"{seconds_text(seconds)}, {bytes_text(facts['text_bytes_per_second'])}/s of text"))
+    took = f"{seconds_text(seconds)}; encoding {bytes_text(facts['text_bytes_per_second'])}/s of text"
+    if made.resumed_shards:
+        took += f", after {made.resumed_shards:,} shards that an earlier run had finished"
+    rows.append(("took", took))
     return rows
 
 

@@ -31,6 +31,8 @@ MAX_SHOWN = 10
 """Failures and ties kept as examples."""
 MAX_TEXT_CHARACTERS = 100_000
 """A longer text is compared line by line only: as a whole it would take the vendor too long."""
+MAX_SYMBOLS = 50
+"""User symbols that get hard texts of their own; all of them stand together in two more."""
 _BATCH = 256
 
 HARD_TEXTS = (
@@ -132,7 +134,7 @@ def prove(encoder: Encoder, hf_folder: Path, lines: Iterable[str], max_lines: in
     A text of several lines is compared line by line and as a whole.
     """
     comparison = _Comparison(encoder, load(hf_folder))
-    hard = [*HARD_TEXTS, *_spelling_specials(encoder)]
+    hard = hard_texts(encoder)
     comparison.compare(hard)
     whole_texts = num_lines = 0
     with Progress("comparing token ids", total=max_lines, unit="line") as progress:
@@ -163,6 +165,23 @@ def load(hf_folder: Path) -> Any:
     from transformers import AutoTokenizer  # seconds to import
 
     return AutoTokenizer.from_pretrained(str(hf_folder), local_files_only=True)
+
+
+def hard_texts(encoder: Encoder) -> list[str]:
+    """Texts on which two implementations are likeliest to differ, for this tokenizer."""
+    return [*HARD_TEXTS, *_spelling_specials(encoder), *_holding_symbols(encoder)]
+
+
+def _holding_symbols(encoder: Encoder) -> Iterator[str]:
+    """Texts that hold the user's symbols: alone, doubled, cut short, inside words and lines."""
+    model = ModelFile(encoder.model_bytes)
+    symbols = [piece.text for piece in model.pieces if piece.kind is Kind.USER_DEFINED and piece.text != NEWLINE]
+    for symbol in symbols[:MAX_SYMBOLS]:
+        yield from (symbol, symbol + symbol, f"a{symbol}b", f"one {symbol} two  {symbol}")
+        yield f"{symbol[:-1]} {symbol[1:]}"
+        yield f"{symbol}\n{symbol} \n {symbol}日本{symbol}"
+    yield "".join(symbols)
+    yield " ".join(symbols)
 
 
 def _spelling_specials(encoder: Encoder) -> Iterator[str]:

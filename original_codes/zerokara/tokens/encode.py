@@ -1,100 +1,152 @@
 """Corpus → token files: cut into tasks, encode in worker processes, merge in corpus order.
 
-The result depends on the corpus, the tokenizer and the settings, never on the number of workers. Everything is
-written in a work folder beside the output; the final names appear at the end, and the folder goes whatever happens.
+The result depends on the corpus, the tokenizer and the settings, never on the number of workers, nor on how often the
+work was interrupted. Everything is written in a work folder beside the output; the final names appear at the end. The
+folder keeps what is finished until the step has written its manifest, so that the same command goes on after whatever
+ended it.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
-import os
 import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from zerokara.config.pretrain_config import DataSettings
 from zerokara.corpus.inputs import InputFile
-from zerokara.corpus.reading import HARMLESS, ByteRange, ranges
-from zerokara.errors import Fault, RunError, UserError
+from zerokara.corpus.reading import HARMLESS
+from zerokara.corpus.sizes import total_plain_bytes
+from zerokara.errors import RunError, UserError
 from zerokara.progress import Progress, bytes_text, count_text
+from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokenizer.stand_in import Choice, StandInDiffersError, plain
+from zerokara.tokens import work_folder
 from zerokara.tokens.indexed import dtype_for
 from zerokara.tokens.layout import TokenPaths
-from zerokara.tokens.merge import SourceTally, merge_shards, write_quarantine
-from zerokara.tokens.shards import Job, ShardResult, Tally, Task, TextEncoder
-from zerokara.tokens.workers import available_cores, run_tasks
+from zerokara.tokens.merge import MergeState, SourceTally, merge_shards, write_quarantine
+from zerokara.tokens.shards import Job, ShardResult, Tally
+from zerokara.tokens.tasks import PACKED_FACTOR, TaskQueue
+from zerokara.tokens.workers import Workers, available_cores
 
 MIN_TASK_BYTES, MAX_TASK_BYTES = 1024 * 1024, 32 * 1024 * 1024
 TASKS_A_WORKER = 16
 """Enough that all workers end at about the same time."""
 
 
-def num_workers(config: DataSettings) -> int:
-    """Worker processes, with `auto` resolved to one a core."""
-    return available_cores() if config.num_workers == "auto" else config.num_workers
+def num_workers(config: DataSettings, files: Sequence[InputFile] = ()) -> int:
+    """Worker processes, with `auto` resolved to one a core, but no more than there can be tasks for these files."""
+    wanted = available_cores() if config.num_workers == "auto" else config.num_workers
+    most = sum(file.bytes * (PACKED_FACTOR if file.is_packed else 1) for file in files) // MIN_TASK_BYTES + 1
+    return min(wanted, most) if files else wanted
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What was written."""
+
+    sources: list[SourceTally]
+    encoder: str
+    """The name of the encoder that did the work."""
+    resumed_shards: int
+    """Shards that were taken over from a run that had been ended."""
+    encoded: Tally
+    """What this run itself encoded."""
+    seconds: float
+    """That it took for this."""
 
 
 def encode_corpus(
     config: DataSettings,
     files: Sequence[InputFile],
-    open_encoder: Callable[[], TextEncoder],
-    vocab_size: int,
+    encoder: Encoder,
+    choice: Choice | None = None,
+    workers: Workers | None = None,
     task_bytes: int | None = None,
-) -> list[SourceTally]:
-    """Write the token files and the quarantine file of `config.output_prefix`; gives a tally for each source.
+    say: Callable[[str], None] = print,
+) -> Encoded:
+    """Write the token files and the quarantine file of `config.output_prefix`, by the encoder that was chosen.
 
-    `open_encoder` must be picklable: each worker calls it once.
+    `workers` may have been started beforehand; more are started when they are needed. What lies in the work folder
+    stays until `discard_work`, to be called when the manifest is written.
 
     Raises:
         UserError: too many bad lines, no documents, too few to split, another run at work on the same output.
         RunError: a worker died, the disk is full, the corpus changed meanwhile.
     """
-    paths, workers = TokenPaths(config.output_prefix), num_workers(config)
-    total = sum(file.bytes for file in files)
+    paths = TokenPaths(config.output_prefix)
+    choice = choice or plain(encoder, "")
     if task_bytes is None:
-        task_bytes = min(max(total // (workers * TASKS_A_WORKER), MIN_TASK_BYTES), MAX_TASK_BYTES)
-    tasks = plan_tasks(config, files, task_bytes)
-    with _foreseen_errors(paths), _work_folder(paths) as folder:
-        job = Job(open_encoder, folder, config.text_field, config.txt_document)
-        results = _run(job, tasks, workers, total)
+        total = total_plain_bytes(files)
+        task_bytes = min(max(total // (num_workers(config) * TASKS_A_WORKER), MIN_TASK_BYTES), MAX_TASK_BYTES)
+    wanted = work_folder.Plan(
+        files=work_folder.files_as_listed(files),
+        tokenizer_sha256=encoder.sha256,
+        text_field=config.text_field,
+        txt_document=config.txt_document,
+        task_bytes=task_bytes,
+        encoder=choice.name,
+    )
+    with _foreseen_errors(paths), work_folder.claimed(paths) as folder:
+        plan, finished = work_folder.settle(folder, wanted, MergeState.read(folder, config).last_shard)
+        if plan.encoder.startswith("sentencepiece") and not choice.name.startswith("sentencepiece"):
+            choice = plain(encoder, "")
+        if finished:
+            size = sum(result.done.text_bytes for result in finished.values())
+            say(f"  going on: {len(finished):,} shards of {bytes_text(size)} of text were finished before")
+        resumed, started = len(finished), time.monotonic()
+        try:
+            queue, done = _encode(config, files, choice, plan, folder, finished, workers)
+        except StandInDiffersError as difference:
+            what = f"{choice.name} gave other ids than SentencePiece for {difference.excerpt}"
+            say(f"  {what}: SentencePiece does it all anew")
+            choice, resumed = plain(encoder, ""), 0
+            plan = replace(plan, encoder=choice.name)
+            work_folder.begin_anew(folder, plan)
+            finished = {}
+            queue, done = _encode(config, files, choice, plan, folder, finished, None)
+        seconds = time.monotonic() - started
         _check_unchanged(files)
-        write_quarantine(tasks, results, folder, paths)
-        _check_bad_fraction(config, results, paths)
-        return merge_shards(config, tasks, results, folder, paths, dtype_for(vocab_size))
+        tasks = [queue.task(name) for name in queue.names]
+        write_quarantine(tasks, finished, folder, paths)
+        _check_bad_fraction(config, finished, paths)
+        sources = merge_shards(config, tasks, finished, folder, paths, dtype_for(encoder.vocab_size))
+    return Encoded(sources, choice.name, resumed, done, seconds)
 
 
-def plan_tasks(config: DataSettings, files: Sequence[InputFile], task_bytes: int) -> list[Task]:
-    """Gather consecutive ranges of one source into tasks of about `task_bytes`."""
-    tasks: list[Task] = []
-    gathered: list[ByteRange] = []
-
-    def close() -> None:
-        if gathered:
-            tasks.append(Task(len(tasks), gathered[0].file.source, tuple(gathered)))
-            gathered.clear()
-
-    size = 0
-    for range_ in ranges(files, task_bytes, config.txt_document):
-        if gathered and (size + range_.bytes > task_bytes or gathered[0].file.source != range_.file.source):
-            close()
-            size = 0
-        gathered.append(range_)
-        size += range_.bytes
-    close()
-    return tasks
+def discard_work(config: DataSettings) -> None:
+    """Remove the work folder: the manifest is written, nothing in it is needed any more."""
+    shutil.rmtree(TokenPaths(config.output_prefix).work_folder, ignore_errors=True)
 
 
-def _run(job: Job, tasks: Sequence[Task], workers: int, total_bytes: int) -> dict[int, ShardResult]:
-    results: dict[int, ShardResult] = {}
+def _encode(
+    config: DataSettings,
+    files: Sequence[InputFile],
+    choice: Choice,
+    plan: work_folder.Plan,
+    folder: Path,
+    finished: dict[str, ShardResult],
+    workers: Workers | None,
+) -> tuple[TaskQueue, Tally]:
+    """Do the tasks that are not finished yet, and put their results among those that are."""
+    ended = [name for name, result in finished.items() if result.at_end]
+    queue = TaskQueue(files, plan.task_bytes, config.txt_document, finished, ended)
+    job = Job(choice.open_encoder, folder, config.text_field, config.txt_document)
     done, started = Tally(), time.monotonic()
-    with Progress("tokenise", total_bytes, "B") as progress:
-        for message in run_tasks(job, tasks, workers):
+    before = sum(result.done.file_bytes for result in finished.values())
+    if queue.is_empty:
+        return queue, done
+    workers = workers or Workers(num_workers(config, files))
+    with workers, Progress("tokenise", sum(file.bytes for file in files), "B", done=before) as progress:
+        for message in workers.run(job, queue):
             if isinstance(message, ShardResult):
-                results[message.number] = message
+                finished[message.name] = message
                 continue
+            done.file_bytes += message.file_bytes
             done.documents += message.documents
             done.tokens += message.tokens
             done.text_bytes += message.text_bytes
@@ -106,20 +158,18 @@ def _run(job: Job, tasks: Sequence[Task], workers: int, total_bytes: int) -> dic
             }
             progress.note(**rates)
             progress.advance(message.file_bytes)
-    return results
+    return queue, done
 
 
 def _check_unchanged(files: Sequence[InputFile]) -> None:
     for file in files:
-        status = file.path.stat()
-        if (status.st_size, status.st_mtime_ns) != (file.bytes, file.modified_ns):
+        if changed := file.changed():
             raise RunError(
-                f"{file.path} changed while it was read (it had {file.bytes:,} bytes, now {status.st_size:,}); "
-                "nothing was written; run again when it is complete"
+                f"{file.name} changed while it was read ({changed}); nothing was written; run again when it is complete"
             )
 
 
-def _check_bad_fraction(config: DataSettings, results: dict[int, ShardResult], paths: TokenPaths) -> None:
+def _check_bad_fraction(config: DataSettings, results: dict[str, ShardResult], paths: TokenPaths) -> None:
     skipped: Counter[str] = sum((result.skipped for result in results.values()), Counter())
     documents = sum(result.documents for result in results.values())
     check_bad_fraction(config, documents, skipped, paths)
@@ -153,43 +203,26 @@ def see(paths: TokenPaths, skipped: Counter[str]) -> str:
 
 
 @contextmanager
-def _work_folder(paths: TokenPaths) -> Iterator[Path]:
-    """An empty folder for this run alone; what a killed run left in it is removed."""
-    folder = paths.work_folder
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            rule = "another run of step 2 is writing here"
-            remedy = "wait for it, or choose another output_prefix"
-            raise UserError(Fault(where=str(folder), rule=rule, remedy=remedy)) from None
-        for left_over in folder.iterdir():
-            shutil.rmtree(left_over)
-        # Of its own for each run: a worker that a killed run left behind may still be writing its last shard.
-        shards = folder / str(os.getpid())
-        shards.mkdir()
-        try:
-            yield shards
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
 def _foreseen_errors(paths: TokenPaths) -> Iterator[None]:
-    """Word the operating system's errors; measured here, after the work folder has gone, free space says little."""
+    """Word the operating system's errors, and say what is kept of the work."""
     try:
         yield
     except OSError as error:
+        kept = _kept(paths)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             folder = paths.manifest.parent
-            free = shutil.disk_usage(folder).free
+            free = bytes_text(shutil.disk_usage(folder).free)
             raise RunError(
-                f"the disk is full ({error.strerror}) at {folder.absolute()}; nothing was written. {bytes_text(free)} "
-                "are free there now that the unfinished files are removed: make room, or set output_prefix elsewhere"
+                f"the disk is full ({error.strerror}) at {folder.absolute()}, {free} are free there now that "
+                f"unfinished files are removed; {kept}. Make room and run the same command to go on, or set "
+                "output_prefix elsewhere"
             ) from error
         where = f" {error.filename}" if error.filename else ""
-        raise RunError(f"cannot read or write{where}: {error.strerror}; nothing was written") from error
+        raise RunError(f"cannot read or write{where}: {error.strerror or error}; {kept}") from error
+
+
+def _kept(paths: TokenPaths) -> str:
+    number, size = work_folder.kept_shards(paths.work_folder)
+    if not number:
+        return "nothing was written"
+    return f"{number:,} finished shards ({bytes_text(size)}) are kept in {paths.work_folder}"

@@ -1,24 +1,35 @@
-"""How many tokens a corpus will have, from a small sample, so that a full disk is foreseen before the work begins."""
+"""A small sample of the corpus, and how many tokens the whole will have, so that a full disk is foreseen."""
 
 from __future__ import annotations
 
 import shutil
-import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from zerokara.config.pretrain_config import DataSettings
 from zerokara.corpus.inputs import InputFile
-from zerokara.corpus.reading import ByteRange, Document, read
+from zerokara.corpus.reading import Document, Range, read
+from zerokara.corpus.sizes import bytes_before, plain_bytes, total_plain_bytes
 from zerokara.errors import UserError
 from zerokara.progress import bytes_text
 from zerokara.tokens.indexed import dtype_for
 from zerokara.tokens.shards import TextEncoder
 
-SAMPLE_FILES = 8
-SAMPLE_CHARACTERS = 32 * 1024
-_GZIP_HEAD = 256 * 1024
+SAMPLE_PLACES = 8
+"""Beginnings of so many files; of fewer files, other places in them too."""
+PLACE_CHARACTERS = 128 * 1024
+ESTIMATE_CHARACTERS = 32 * 1024
+"""Of each place, what is encoded for the estimate."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The documents at one place of the corpus."""
+
+    texts: list[str]
+    sampled_bytes: int
+    """Unpacked bytes of the file that they took."""
 
 
 @dataclass(frozen=True)
@@ -30,37 +41,26 @@ class Estimate:
     """Of the .bin files."""
 
 
-def estimate(config: DataSettings, files: Sequence[InputFile], encoder: TextEncoder) -> Estimate:
-    """Encode the beginnings of a few files; takes some milliseconds for each."""
+def sample(config: DataSettings, files: Sequence[InputFile]) -> list[Place]:
+    """Some documents from up to `SAMPLE_PLACES` places; takes some milliseconds for each."""
+    return [place for start in _places(files) if (place := _read_place(config, start)).texts]
+
+
+def estimate(files: Sequence[InputFile], places: Sequence[Place], encoder: TextEncoder) -> Estimate:
+    """Encode a little of the sample."""
     sampled_bytes = sampled_tokens = 0
-    sampled = [file for file in files if file.bytes][:: max(1, len(files) // SAMPLE_FILES)]
-    for file in sampled:
-        texts, characters, end = [], 0, 0
-        for item in read(ByteRange(file), config.text_field, "line"):
-            if characters >= SAMPLE_CHARACTERS:
-                end = item.offset
+    for place in places:
+        part, characters = [], 0
+        for text in place.texts:
+            if characters >= ESTIMATE_CHARACTERS:
                 break
-            if isinstance(item, Document):
-                texts.append(item.text)
-                characters += len(item.text)
-        sampled_bytes += end or plain_bytes(file)
-        sampled_tokens += sum(len(ids) + 1 for ids in encoder.encode_many(texts)) if texts else 0
-    total = sum(plain_bytes(file) for file in files)
-    tokens = round(sampled_tokens * total / sampled_bytes) if sampled_bytes else 0
+            part.append(text)
+            characters += len(text)
+        share = characters / max(1, sum(map(len, place.texts)))
+        sampled_bytes += round(place.sampled_bytes * share)
+        sampled_tokens += sum(len(ids) + 1 for ids in encoder.encode_many(part))
+    tokens = round(sampled_tokens * total_plain_bytes(files) / sampled_bytes) if sampled_bytes else 0
     return Estimate(tokens, tokens * dtype_for(encoder.vocab_size).itemsize)
-
-
-def plain_bytes(file: InputFile) -> int:
-    """Size of a file uncompressed; guessed from its beginning if it is gzipped."""
-    if not file.gzipped:
-        return file.bytes
-    with open(file.path, "rb") as raw:
-        head = raw.read(_GZIP_HEAD)
-    try:
-        unpacked = len(zlib.decompressobj(wbits=31).decompress(head))
-    except zlib.error:
-        return file.bytes
-    return round(file.bytes * unpacked / max(1, len(head)))
 
 
 def check_disk_space(config: DataSettings, expected: Estimate) -> None:
@@ -76,3 +76,30 @@ def check_disk_space(config: DataSettings, expected: Estimate) -> None:
     if free < expected.output_bytes:
         rule = f"needs about {bytes_text(expected.output_bytes)}, and {bytes_text(free)} are free at {folder}"
         raise UserError(config.fault("output_prefix", rule, "make room, or name a larger disk"))
+
+
+def _places(files: Sequence[InputFile]) -> Iterator[Range]:
+    chosen = [file for file in files if file.bytes]
+    chosen = chosen[:: max(1, len(chosen) // SAMPLE_PLACES)]
+    parts = max(1, SAMPLE_PLACES // max(1, len(chosen)))
+    for file in chosen:
+        # To come to the middle of a packed file all before it would have to be unpacked.
+        can_seek = file.packing == "none" and file.kind != "parquet"
+        for part in range(parts if can_seek and file.bytes > parts * PLACE_CHARACTERS else 1):
+            yield Range(file, part * file.bytes // parts)
+
+
+def _read_place(config: DataSettings, start: Range) -> Place:
+    texts: list[str] = []
+    characters, first, last = 0, None, None
+    items = iter(read(start, config.text_field, "line"))
+    for item in items:
+        first = bytes_before(item) if first is None else first
+        if characters >= PLACE_CHARACTERS:
+            last = bytes_before(item)
+            break
+        if isinstance(item, Document):
+            texts.append(item.text)
+            characters += len(item.text)
+    end = plain_bytes(start.file) if last is None else last
+    return Place(texts, max(0, end - (first or 0)))

@@ -1,12 +1,18 @@
-"""Shards → the token files of both splits and the quarantine file, in corpus order, by copying blocks of bytes."""
+"""Shards → the token files of both splits and the quarantine file, in corpus order, by copying blocks of bytes.
+
+Ids are copied to ``train.bin`` and ``valid.bin`` in the work folder, and shards are deleted on the way, so that a
+corpus never lies on the disk twice: every `CHECKPOINT_BYTES` what was copied is synced, ``merge.json`` says how far
+it has come, and only then the shards go. A run that was killed cuts the files back to what ``merge.json`` says and
+goes on from there.
+"""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
@@ -16,13 +22,18 @@ import orjson
 from numpy.typing import NDArray
 
 from zerokara.config.pretrain_config import DataSettings
-from zerokara.durable import appearing_file, sync_folder
+from zerokara.durable import appearing_file, sync_folder, write_json
+from zerokara.progress import Progress
 from zerokara.tokens import splits
 from zerokara.tokens.indexed import write_index
 from zerokara.tokens.layout import TokenPaths, bin_path, idx_path
-from zerokara.tokens.shards import ShardResult, Task, shard_path
+from zerokara.tokens.shards import ShardResult, shard_path
+from zerokara.tokens.tasks import Task
 
+CHECKPOINT_BYTES = 256 * 1024 * 1024
+STATE_NAME = "merge.json"
 _BUFFER_BYTES = 4 * 1024 * 1024
+_SPLITS = ("train", "valid")
 
 
 @dataclass
@@ -52,83 +63,174 @@ class SourceTally:
     valid: SplitTally = field(default_factory=SplitTally)
 
 
-class _SplitWriter:
-    """The .bin and the lengths of one split, under temporary names."""
+@dataclass
+class MergeState:
+    """How far a merge has come."""
 
-    def __init__(self, folder: Path, name: str, files: ExitStack):
+    settings: list[Any]
+    """What the split depends on."""
+    last_shard: str = ""
+    """Copied, as are all before it."""
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Bytes of each file in the making."""
+    splits: list[dict[str, dict[str, int]]] = field(default_factory=list)
+    """What went into the splits so far, for each source."""
+    whole: bool = False
+    """Whether the files are complete and only wait for their names."""
+
+    @classmethod
+    def read(cls, folder: Path, config: DataSettings) -> MergeState:
+        """The state of an unfinished merge, or a fresh one where there is none for these settings."""
+        fresh = cls(split_settings(config))
+        try:
+            state = cls(**orjson.loads((folder / STATE_NAME).read_bytes()))
+        except (OSError, orjson.JSONDecodeError, TypeError):
+            return fresh
+        if state.settings == fresh.settings:
+            return state
+        # The shards that the other merge has deleted are missed by the caller, and encoded again.
+        (folder / STATE_NAME).unlink()
+        return fresh
+
+    def write(self, folder: Path) -> None:
+        """Put it on the disk, safely."""
+        write_json(folder / STATE_NAME, asdict(self))
+
+
+def split_settings(config: DataSettings) -> list[Any]:
+    """What decides which documents go to which split."""
+    return [config.valid_fraction, config.valid_min_documents, config.split_seed]
+
+
+class _SplitWriter:
+    """The .bin and the lengths of one split, in the work folder."""
+
+    def __init__(self, folder: Path, name: str, sizes: Mapping[str, int], files: ExitStack):
         self.prefix = folder / name
-        self._lengths_path = folder / f"{name}.lengths"
-        self._ids: IO[bytes] = files.enter_context(bin_path(self.prefix).open("wb", buffering=_BUFFER_BYTES))
-        self._lengths: IO[bytes] = files.enter_context(self._lengths_path.open("wb"))
+        self.lengths_path = folder / f"{name}.lengths"
+        self._ids = _reopened(bin_path(self.prefix), sizes, files)
+        self._lengths = _reopened(self.lengths_path, sizes, files)
 
     def add(self, ids: memoryview, lengths: NDArray[np.int32]) -> None:
         self._ids.write(ids)
         self._lengths.write(np.ascontiguousarray(lengths[:, 0]).data)
 
+    def sync(self) -> dict[str, int]:
+        """Put what was written on the disk; gives the sizes."""
+        for file in (self._ids, self._lengths):
+            file.flush()
+            os.fsync(file.fileno())
+        return {Path(file.name).name: file.tell() for file in (self._ids, self._lengths)}
+
     def write_idx(self, dtype: np.dtype[Any]) -> None:
         """Write the index; the files of this split must be closed by now."""
-        there = self._lengths_path.stat().st_size > 0
-        lengths = np.memmap(self._lengths_path, np.int32, mode="r") if there else np.empty(0, np.int32)
+        there = self.lengths_path.stat().st_size > 0
+        lengths = np.memmap(self.lengths_path, np.int32, mode="r") if there else np.empty(0, np.int32)
         with open(idx_path(self.prefix), "wb", buffering=_BUFFER_BYTES) as file:
             write_index(file, lengths, dtype)
+
+
+def _reopened(path: Path, sizes: Mapping[str, int], files: ExitStack) -> IO[bytes]:
+    """A file to go on writing where the state says; what was written behind that is cut off."""
+    file = files.enter_context(path.open("r+b" if path.exists() else "w+b", buffering=_BUFFER_BYTES))
+    file.truncate(sizes.get(path.name, 0))
+    file.seek(0, os.SEEK_END)
+    return file
 
 
 def merge_shards(
     config: DataSettings,
     tasks: Sequence[Task],
-    results: dict[int, ShardResult],
+    results: Mapping[str, ShardResult],
     folder: Path,
     paths: TokenPaths,
     dtype: np.dtype[Any],
 ) -> list[SourceTally]:
-    """Write both splits, each shard being removed once it is copied, and let the files appear at the very end.
+    """Write both splits and let the files appear at the very end; `tasks` are all there are, in corpus order.
 
     Raises:
         UserError: a source has too few documents to be split.
     """
     tallies = [SourceTally() for _ in config.input_jsonl]
     for task in tasks:
-        result = results[task.number]
+        result = results[task.name]
         tallies[task.source].documents_in += sum(result.range_items)
         tallies[task.source].skipped += result.skipped
     thresholds = [_threshold(config, source, tally) for source, tally in enumerate(tallies)]
-
-    with ExitStack() as files:
-        train, valid = _SplitWriter(folder, "train", files), _SplitWriter(folder, "valid", files)
-        first = 0
-        for index, task in enumerate(tasks):
-            source, count = task.source, results[task.number].documents
-            if index and tasks[index - 1].source != source:
-                first = 0
-            in_valid = splits.is_valid(first, count, thresholds[source], config.split_seed, source)
-            _copy_shard(folder, task.number, in_valid, dtype, (train, valid), tallies[source])
-            first += count
-    for writer in (train, valid):
-        writer.write_idx(dtype)
-    _let_appear(train.prefix, valid.prefix if any(tally.valid.documents for tally in tallies) else None, paths)
+    state = MergeState.read(folder, config)
+    for tally, done in zip(tallies, state.splits, strict=False):
+        tally.train, tally.valid = SplitTally(**done["train"]), SplitTally(**done["valid"])
+    if not state.whole:
+        with ExitStack() as files:
+            writers = [_SplitWriter(folder, name, state.sizes, files) for name in _SPLITS]
+            _copy_all(config, tasks, results, folder, dtype, thresholds, writers, tallies, state)
+        for writer in writers:
+            writer.write_idx(dtype)
+        if state.last_shard:  # shards are gone: from here on only the names are missing
+            state.whole = True
+            state.write(folder)
+    _let_appear(folder, any(tally.valid.documents for tally in tallies), paths)
     return tallies
 
 
-def write_quarantine(tasks: Sequence[Task], results: dict[int, ShardResult], folder: Path, paths: TokenPaths) -> None:
+def _copy_all(
+    config: DataSettings,
+    tasks: Sequence[Task],
+    results: Mapping[str, ShardResult],
+    folder: Path,
+    dtype: np.dtype[Any],
+    thresholds: Sequence[np.uint64 | None],
+    writers: Sequence[_SplitWriter],
+    tallies: list[SourceTally],
+    state: MergeState,
+) -> None:
+    first, copied, copied_names = 0, 0, list[str]()
+    total = sum(results[task.name].files["bin"][0] for task in tasks)
+    with Progress("joining the shards", total, "B") as progress:
+        for index, task in enumerate(tasks):
+            source, count = task.source, results[task.name].documents
+            if index and tasks[index - 1].source != source:
+                first = 0
+            if task.name > state.last_shard:
+                in_valid = splits.is_valid(first, count, thresholds[source], config.split_seed, source)
+                _copy_shard(folder, task.name, in_valid, dtype, writers, tallies[source])
+                copied_names.append(task.name)
+                copied += results[task.name].files["bin"][0]
+            first += count
+            progress.advance(results[task.name].files["bin"][0])
+            if copied >= CHECKPOINT_BYTES:
+                state.last_shard = task.name
+                state.sizes = {name: size for writer in writers for name, size in writer.sync().items()}
+                state.splits = [{"train": asdict(tally.train), "valid": asdict(tally.valid)} for tally in tallies]
+                state.write(folder)
+                for name in copied_names:
+                    for ending in ("bin", "lengths"):
+                        shard_path(folder, name, ending).unlink()
+                copied, copied_names = 0, []
+
+
+def write_quarantine(
+    tasks: Sequence[Task], results: Mapping[str, ShardResult], folder: Path, paths: TokenPaths
+) -> None:
     """Gather the bad lines of all shards, with lines counted from 1 in their file; no file when there are none."""
-    if not any(results[task.number].skipped for task in tasks):
+    if not any(results[task.name].skipped for task in tasks):
         paths.quarantine.unlink(missing_ok=True)
         return
     with appearing_file(paths.quarantine) as file:
-        lines_before, last_path = 0, None
+        lines_before, last_name = 0, None
         for task in tasks:
             starts = []
-            for range_, items in zip(task.ranges, results[task.number].range_items, strict=True):
-                if range_.file.path != last_path:
-                    lines_before, last_path = 0, range_.file.path
+            for range_, items in zip(task.ranges, results[task.name].range_items, strict=True):
+                if range_.file.name != last_name:
+                    lines_before, last_name = 0, range_.file.name
                 starts.append(lines_before)
                 lines_before += items
-            with open(shard_path(folder, task.number, "bad"), "rb") as bad_lines:
+            with open(shard_path(folder, task.name, "bad"), "rb") as bad_lines:
                 for line in bad_lines:
                     record = orjson.loads(line)
                     number = record.pop("range")
                     record["line"] += starts[number]
-                    placed = {"file": str(task.ranges[number].file.path), **record}
+                    placed = {"file": task.ranges[number].file.name, **record}
                     file.write(orjson.dumps(placed, option=orjson.OPT_APPEND_NEWLINE))
 
 
@@ -141,40 +243,44 @@ def _threshold(config: DataSettings, source: int, tally: SourceTally) -> np.uint
 
 def _copy_shard(
     folder: Path,
-    number: int,
+    name: str,
     in_valid: NDArray[np.bool_],
     dtype: np.dtype[Any],
-    writers: tuple[_SplitWriter, _SplitWriter],
+    writers: Sequence[_SplitWriter],
     tally: SourceTally,
 ) -> None:
-    """Copy runs of documents that go to the same side, then remove the shard."""
-    ids_path, lengths_path = shard_path(folder, number, "bin"), shard_path(folder, number, "lengths")
-    lengths = np.fromfile(lengths_path, np.int32).reshape(-1, 2)
-    if len(lengths):
-        ids = np.memmap(ids_path, np.uint8, mode="r").data
-        ends = np.cumsum(lengths[:, 0], dtype=np.int64) * dtype.itemsize
-        assert len(in_valid) == len(lengths) and int(ends[-1]) == len(ids)
-        edges = [0, *(np.flatnonzero(in_valid[1:] != in_valid[:-1]) + 1).tolist(), len(lengths)]
-        for start, end in pairwise(edges):
-            first_byte = int(ends[start - 1]) if start else 0
-            writers[int(in_valid[start])].add(ids[first_byte : int(ends[end - 1])], lengths[start:end])
-        tally.train.add(lengths[~in_valid])
-        tally.valid.add(lengths[in_valid])
-    ids_path.unlink()
-    lengths_path.unlink()
+    """Copy runs of documents that go to the same side."""
+    lengths = np.fromfile(shard_path(folder, name, "lengths"), np.int32).reshape(-1, 2)
+    if not len(lengths):
+        return
+    ids = np.memmap(shard_path(folder, name, "bin"), np.uint8, mode="r").data
+    ends = np.cumsum(lengths[:, 0], dtype=np.int64) * dtype.itemsize
+    assert len(in_valid) == len(lengths) and int(ends[-1]) == len(ids)
+    edges = [0, *(np.flatnonzero(in_valid[1:] != in_valid[:-1]) + 1).tolist(), len(lengths)]
+    for start, end in pairwise(edges):
+        first_byte = int(ends[start - 1]) if start else 0
+        writers[int(in_valid[start])].add(ids[first_byte : int(ends[end - 1])], lengths[start:end])
+    tally.train.add(lengths[~in_valid])
+    tally.valid.add(lengths[in_valid])
 
 
-def _let_appear(train: Path, valid: Path | None, paths: TokenPaths) -> None:
+def _let_appear(folder: Path, has_valid: bool, paths: TokenPaths) -> None:
     """Sync everything, then rename; the manifest of an earlier run goes first, for it speaks of the earlier files."""
-    pairs = [(path_of(train), path_of(paths.train)) for path_of in (bin_path, idx_path)]
-    if valid:
-        pairs += [(path_of(valid), path_of(paths.valid)) for path_of in (bin_path, idx_path)]
-    for written, _ in pairs:
+    prefixes = {"train": paths.train, "valid": paths.valid}
+    pairs = [
+        (path_of(folder / name), path_of(prefixes[name]))
+        for name in (_SPLITS if has_valid else _SPLITS[:1])
+        for path_of in (bin_path, idx_path)
+    ]
+    # What is not here any more was renamed by a run that was killed in the middle of this.
+    waiting = [(written, final) for written, final in pairs if written.exists()]
+    for written, _ in waiting:
         with open(written, "rb") as file:
             os.fsync(file.fileno())
     paths.manifest.unlink(missing_ok=True)
-    for path_of in (bin_path, idx_path):
-        path_of(paths.valid).unlink(missing_ok=True)
-    for written, final in pairs:
+    if not has_valid:
+        for path_of in (bin_path, idx_path):
+            path_of(paths.valid).unlink(missing_ok=True)
+    for written, final in waiting:
         os.replace(written, final)
     sync_folder(paths.manifest.parent)

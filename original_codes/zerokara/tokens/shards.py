@@ -1,16 +1,20 @@
-"""One worker's share of step 2: consecutive byte ranges → a shard (ids, lengths, bad lines) in the work folder.
+"""One worker's share of step 2: consecutive ranges of the corpus → a shard (ids, lengths, bad lines) in the work
+folder.
 
-A shard is three files: ``N.bin`` ids of every document with its end of document, ``N.lengths`` int32 pairs (ids,
-bytes of UTF-8 text) for each document, and ``N.bad`` JSON lines of what was put aside. Nothing but a `ShardResult`
-goes back to the parent. How the corpus is cut into tasks does not show in the merged result.
+A shard is four files: ``<name>.bin`` ids of every document with its end of document, ``<name>.lengths`` int32 pairs
+(ids, bytes of UTF-8 text) for each document, ``<name>.bad`` JSON lines of what was put aside, and ``<name>.json`` the
+`ShardResult`, which is written last. How the corpus is cut into tasks does not show in the merged result.
 """
 
 from __future__ import annotations
 
+import os
 import time
+import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -18,12 +22,16 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from zerokara.corpus.reading import BadLine, ByteRange, Document, RangeReader, Reason, TxtDocument, excerpt, read
+from zerokara.corpus.reading import BadLine, Document, OpenStreams, RangeReader, Reason, TxtDocument, excerpt, read
+from zerokara.durable import PARTIAL_SUFFIX
 from zerokara.tokens.indexed import dtype_for
+from zerokara.tokens.tasks import Task
 
 BATCH_DOCUMENTS = 256
 BATCH_CHARACTERS = 1 << 20
 REPORT_SECONDS = 0.5
+ENDINGS = ("bin", "lengths", "bad")
+_CHUNK_BYTES = 1 << 20
 
 
 class TextEncoder(Protocol):
@@ -47,20 +55,6 @@ class Job:
     txt_document: TxtDocument
 
 
-@dataclass(frozen=True)
-class Task:
-    """Consecutive ranges of one source that become one shard."""
-
-    number: int
-    source: int
-    ranges: tuple[ByteRange, ...]
-
-    @property
-    def bytes(self) -> int:
-        """Bytes on disk."""
-        return sum(range_.bytes for range_ in self.ranges)
-
-
 @dataclass
 class Tally:
     """What has been done since the last report."""
@@ -75,46 +69,101 @@ class Tally:
 class ShardResult:
     """What a finished shard holds."""
 
-    number: int
+    name: str
+    """Its task's."""
     documents: int = 0
     range_items: list[int] = field(default_factory=list)
     """Lines (items) of each range, good and bad: the line numbers of a file's later ranges follow from them."""
     skipped: Counter[str] = field(default_factory=Counter)
     """Lines that are no documents, by reason."""
+    at_end: bool = False
+    """Whether the end of the last range's file was met in it or before it."""
+    done: Tally = field(default_factory=Tally)
+    """All that it took, for the progress of a run that goes on."""
+    files: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Size and CRC-32 of each of its files, by ending."""
+
+    def as_json(self) -> dict[str, Any]:
+        """The result as JSON values."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {**values, "skipped": dict(self.skipped), "done": asdict(self.done)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> ShardResult:
+        """The result that `as_json` gave."""
+        files = {ending: (int(size), int(checksum)) for ending, (size, checksum) in values["files"].items()}
+        restored = {"skipped": Counter(values["skipped"]), "done": Tally(**values["done"]), "files": files}
+        return cls(**{**values, **restored})
 
 
-def shard_path(folder: Path, number: int, ending: str) -> Path:
+def shard_path(folder: Path, name: str, ending: str) -> Path:
     """The name of one file of a shard."""
-    return folder / f"{number:06d}.{ending}"
+    return folder / f"{name}.{ending}"
 
 
-def write_shard(job: Job, task: Task, encoder: TextEncoder, report: Callable[[Tally], None]) -> ShardResult:
+def result_path(folder: Path, name: str) -> Path:
+    """The name of a shard's result."""
+    return shard_path(folder, name, "json")
+
+
+def is_whole(folder: Path, result: ShardResult) -> bool:
+    """Whether the files of a shard are there as its result says."""
+    for ending, (size, checksum) in result.files.items():
+        path = shard_path(folder, result.name, ending)
+        if not path.is_file() or path.stat().st_size != size:
+            return False
+        found = 0
+        with open(path, "rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                found = zlib.crc32(chunk, found)
+        if found != checksum:
+            return False
+    return set(result.files) == set(ENDINGS)
+
+
+def write_shard(
+    job: Job, task: Task, encoder: TextEncoder, report: Callable[[Tally], None], streams: OpenStreams | None = None
+) -> ShardResult:
     """Encode one task; `report` is called now and then with what was done since its last call."""
-    with (
-        open(shard_path(job.folder, task.number, "bin"), "wb") as ids_file,
-        open(shard_path(job.folder, task.number, "lengths"), "wb") as lengths_file,
-        open(shard_path(job.folder, task.number, "bad"), "wb") as bad_file,
-    ):
-        writer = _ShardWriter(task.number, encoder, ids_file, lengths_file, bad_file, report)
+    # The names are this process's own until all is written: an orphan of a killed run may be at the same task.
+    written = {ending: job.folder / f"{task.name}.{ending}.{os.getpid()}{PARTIAL_SUFFIX}" for ending in ENDINGS}
+    result = ShardResult(task.name)
+    with ExitStack() as stack:
+        outputs = {ending: _Output(stack.enter_context(open(path, "wb"))) for ending, path in written.items()}
+        writer = _ShardWriter(result, encoder, outputs, report)
         for number, range_ in enumerate(task.ranges):
-            writer.add_range(number, read(range_, job.text_field, job.txt_document))
+            writer.add_range(number, read(range_, job.text_field, job.txt_document, streams))
         writer.report_now()
-    return writer.result
+        result.files = {ending: (output.bytes, output.checksum) for ending, output in outputs.items()}
+    for ending, path in written.items():
+        os.replace(path, shard_path(job.folder, task.name, ending))
+    unfinished = job.folder / f"{task.name}.json.{os.getpid()}{PARTIAL_SUFFIX}"
+    unfinished.write_bytes(orjson.dumps(result.as_json()))
+    os.replace(unfinished, result_path(job.folder, task.name))
+    return result
+
+
+class _Output:
+    """A file that knows how much was written to it, and the CRC-32 of that."""
+
+    def __init__(self, file: IO[bytes]):
+        self._file = file
+        self.bytes = self.checksum = 0
+
+    def write(self, content: bytes | memoryview) -> None:
+        self._file.write(content)
+        self.bytes += memoryview(content).nbytes
+        self.checksum = zlib.crc32(content, self.checksum)
 
 
 class _ShardWriter:
+    """Gathers documents into batches, encodes them, writes them."""
+
     def __init__(
-        self,
-        number: int,
-        encoder: TextEncoder,
-        ids_file: IO[bytes],
-        lengths_file: IO[bytes],
-        bad_file: IO[bytes],
-        report: Callable[[Tally], None],
+        self, result: ShardResult, encoder: TextEncoder, outputs: dict[str, _Output], report: Callable[[Tally], None]
     ):
-        self.result = ShardResult(number)
-        self._encoder, self._report = encoder, report
-        self._ids_file, self._lengths_file, self._bad_file = ids_file, lengths_file, bad_file
+        self.result = result
+        self._encoder, self._outputs, self._report = encoder, outputs, report
         self._dtype: np.dtype[Any] = dtype_for(encoder.vocab_size)
         self._eos = np.int32(encoder.eos_id).tobytes()
         self._documents: list[Document] = []
@@ -123,7 +172,7 @@ class _ShardWriter:
         self._tally, self._last_report = Tally(), time.monotonic()
 
     def add_range(self, number: int, reader: RangeReader) -> None:
-        items, position = 0, reader.position
+        items = read_bytes = 0
         for item in reader:
             items += 1
             if isinstance(item, Document):
@@ -134,14 +183,20 @@ class _ShardWriter:
             full = len(self._documents) >= BATCH_DOCUMENTS or self._characters >= BATCH_CHARACTERS
             if full or len(self._bad) >= BATCH_DOCUMENTS:
                 self._flush(number)
-                self._tally.file_bytes += reader.position - position
-                position = reader.position
+                self._tally.file_bytes += reader.disk_bytes - read_bytes
+                read_bytes = reader.disk_bytes
         self._flush(number)
-        self._tally.file_bytes += reader.position - position
+        self._tally.file_bytes += reader.disk_bytes - read_bytes
         self.result.range_items.append(items)
+        self.result.at_end = reader.at_end
 
     def report_now(self) -> None:
-        self._report(self._tally)
+        tally, done = self._tally, self.result.done
+        done.file_bytes += tally.file_bytes
+        done.text_bytes += tally.text_bytes
+        done.documents += tally.documents
+        done.tokens += tally.tokens
+        self._report(tally)
         self._tally, self._last_report = Tally(), time.monotonic()
 
     def _flush(self, range_number: int) -> None:
@@ -155,18 +210,18 @@ class _ShardWriter:
             encoded = [ids for ids in encoded if len(ids)]
         if documents:
             joined = np.frombuffer(self._eos.join([*(ids.data for ids in encoded), b""]), dtype=np.int32)
-            self._ids_file.write(np.ascontiguousarray(joined, dtype=self._dtype).data)
+            self._outputs["bin"].write(np.ascontiguousarray(joined, dtype=self._dtype).data.cast("B"))
             lengths = np.empty((len(documents), 2), dtype=np.int32)
             lengths[:, 0] = [len(ids) + 1 for ids in encoded]
             lengths[:, 1] = [_utf8_bytes(document.text) for document in documents]
-            self._lengths_file.write(lengths.data)
+            self._outputs["lengths"].write(lengths.data.cast("B"))
             self.result.documents += len(documents)
             self._tally.documents += len(documents)
             self._tally.tokens += len(joined)
-            self._tally.text_bytes += int(lengths[:, 1].sum())
+            self._tally.text_bytes += int(lengths[:, 1].sum(dtype=np.int64))
         for item in bad:
             self.result.skipped[item.reason.value] += 1
-            self._bad_file.write(_bad_record(range_number, item))
+            self._outputs["bad"].write(_bad_record(range_number, item))
         self._documents, self._characters, self._bad = [], 0, []
         if time.monotonic() - self._last_report > REPORT_SECONDS:
             self.report_now()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,9 @@ import sentencepiece
 
 from zerokara.errors import UserError
 from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokenizer.model_file import ModelFile
+
+from .conftest import TrainToy, toy_lines
 
 TEXTS = [
     "",
@@ -133,3 +137,47 @@ def test_a_model_without_line_end_or_padding_is_told_with_every_fault(tmp_path: 
     assert len(caught.value.faults) == 2
     assert "has no <pad> piece of its own" in str(caught.value)
     assert 'has no piece "\\n" for the line end' in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_runs_of_lines_give_the_ids_of_the_lines(train_toy: TrainToy, kind: str) -> None:
+    encoder, chance = Encoder(train_toy(model_type=kind)), random.Random(3)
+    limit = encoder._run_characters
+    assert limit > 500
+    lines = [
+        *toy_lines(300, seed=9),
+        "",
+        " ",
+        "へ" * 700,
+        "a" * 3000,
+        "</s> <unk>",
+        "\u2581",
+        "\u0378" * 40,
+        "👩‍👩‍👧 \t x",
+    ]
+    for _ in range(60):
+        text = "\n".join(chance.choices(lines, k=chance.randint(1, 200)))
+        runs = encoder._runs(text)
+        assert "\n".join(runs) == text
+        assert all(len(run) <= limit or "\n" not in run for run in runs)
+        alone = [encoder._line_ids(line) for line in text.split("\n")]
+        expected = np.frombuffer(encoder._newline.join(alone), dtype=np.int32)
+        assert np.array_equal(encoder.encode(text), expected) and np.array_equal(
+            encoder.encode_many([text])[0], expected
+        )
+
+
+def test_runs_only_where_sums_are_exact(train_toy: TrainToy, tmp_path: Path) -> None:
+    """Scores that are no multiples of 1/256, a dummy prefix, symbols or normalisation: each line by itself."""
+    model = ModelFile(train_toy().read_bytes())
+    next(piece for piece in model._proto.pieces if piece.type == 1).score -= 0.001
+    (tmp_path / "uneven.model").write_bytes(model.to_bytes())
+    others = [
+        tmp_path / "uneven.model",
+        train_toy(add_dummy_prefix=True),
+        train_toy(user_defined_symbols=["[X]"]),
+        train_toy(normalization_rule_name="nfkc"),
+    ]
+    for path in others:
+        encoder = Encoder(path)
+        assert encoder._run_characters == 0 and encoder._runs("a\nb") == ["a", "b"]

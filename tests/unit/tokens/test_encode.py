@@ -14,13 +14,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from failing_encoder import LyingEncoder
 
 from zerokara.config import PretrainConfig
 from zerokara.corpus.inputs import find_files
 from zerokara.errors import RunError, UserError
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokens import encode, merge
-from zerokara.tokens.encode import encode_corpus, plan_tasks
+from zerokara.tokenizer.stand_in import Choice
+from zerokara.tokens import encode, merge, work_folder
+from zerokara.tokens.encode import discard_work, encode_corpus
 from zerokara.tokens.indexed import IndexedTokens
 from zerokara.tokens.layout import TokenPaths, idx_path
 from zerokara.tokens.merge import SourceTally
@@ -29,13 +31,15 @@ MakeConfig = Callable[..., PretrainConfig]
 
 
 def _encode(config: PretrainConfig, task_bytes: int | None = None) -> list[SourceTally]:
-    opener = partial(Encoder, config.input_tokenizer_file)
-    return encode_corpus(config, find_files(config.input_jsonl, ""), opener, opener().vocab_size, task_bytes)
+    encoder = Encoder(config.input_tokenizer_file)
+    made = encode_corpus(config, find_files(config.input_jsonl, ""), encoder, task_bytes=task_bytes)
+    discard_work(config)
+    return made.sources
 
 
 def _hashes(config: PretrainConfig) -> dict[str, str]:
-    folder = Path(config.output_prefix).parent
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+    files = (path for path in sorted(Path(config.output_prefix).parent.iterdir()) if path.is_file())
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def _good_texts(path: Path) -> list[str]:
@@ -178,7 +182,7 @@ def test_too_few_documents_to_split(make_config: MakeConfig) -> None:
 
 def _run_here(monkeypatch: pytest.MonkeyPatch, failure: Callable[..., Any]) -> None:
     """Let `failure` stand in for the worker processes."""
-    monkeypatch.setattr(encode, "run_tasks", failure)
+    monkeypatch.setattr(encode.Workers, "run", failure)
 
 
 def test_a_full_disk_in_a_worker(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +191,9 @@ def test_a_full_disk_in_a_worker(make_config: MakeConfig, monkeypatch: pytest.Mo
 
     config = make_config()
     _run_here(monkeypatch, full)
-    with pytest.raises(RunError, match=r"the disk is full \(No space left on device\) at .*out; nothing was written"):
+    with pytest.raises(
+        RunError, match=r"the disk is full \(No space left on device\) at .*out, .*; nothing was written"
+    ):
         _encode(config)
     assert _hashes(config) == {}
 
@@ -221,10 +227,10 @@ def test_ctrl_c_leaves_nothing(make_config: MakeConfig, monkeypatch: pytest.Monk
 
 def test_a_file_that_grows_meanwhile(make_config: MakeConfig, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config()
-    run_tasks = encode.run_tasks
+    run = encode.Workers.run
 
     def growing(*arguments: Any) -> Any:
-        yield from run_tasks(*arguments)
+        yield from run(*arguments)
         with open(corpus, "a", encoding="utf-8") as file:
             file.write('{"text": "late"}\n')
 
@@ -238,34 +244,24 @@ def test_a_file_that_goes_meanwhile(make_config: MakeConfig, corpus: Path) -> No
     files = find_files(config.input_jsonl, "")
     corpus.unlink()
     with pytest.raises(RunError, match=r"cannot read or write .*corpus\.jsonl: No such file or directory"):
-        encode_corpus(config, files, partial(Encoder, config.input_tokenizer_file), 400)
+        encode_corpus(config, files, Encoder(config.input_tokenizer_file))
 
 
-def test_two_runs_on_one_output_and_what_a_killed_run_left(make_config: MakeConfig) -> None:
+def test_two_runs_on_one_output_and_what_an_unknown_run_left(make_config: MakeConfig) -> None:
     config = make_config()
     paths = TokenPaths(config.output_prefix)
     (paths.work_folder / "123").mkdir(parents=True)
     (paths.work_folder / "123" / "000000.bin").write_bytes(b"left over")
-    with encode._work_folder(paths), pytest.raises(UserError, match="another run of step 2 is writing here"):
+    with work_folder.claimed(paths), pytest.raises(UserError, match="another run of step 2 is writing here"):
         _encode(config)
     _encode(config)
     assert not paths.work_folder.exists()
 
 
-def test_tasks_keep_to_one_source_and_gather_small_files(make_config: MakeConfig, tmp_path: Path) -> None:
-    for name in ("a1", "a2", "a3", "b1"):
-        (tmp_path / f"{name}.txt").write_text("x" * 99 + "\n", encoding="utf-8")
-    config = make_config(input_jsonl=[str(tmp_path / "a*.txt"), str(tmp_path / "b1.txt")])
-    files = find_files(config.input_jsonl, "")
-    tasks = plan_tasks(config, files, 250)
-    assert [[range_.file.path.stem for range_ in task.ranges] for task in tasks] == [["a1", "a2"], ["a3"], ["b1"]]
-    assert [task.number for task in tasks] == [0, 1, 2] and [task.source for task in tasks] == [0, 0, 1]
-    assert [len(task.ranges) for task in plan_tasks(config, files, 60)] == [1] * 8
-
-
 def test_texts_that_the_tokenizer_leaves_nothing_of(make_config: MakeConfig, tmp_path: Path) -> None:
-    from zerokara.corpus.reading import ByteRange
-    from zerokara.tokens.shards import Job, Task, shard_path, write_shard
+    from zerokara.corpus.reading import Range
+    from zerokara.tokens.shards import Job, shard_path, write_shard
+    from zerokara.tokens.tasks import Task
 
     class Deaf:
         vocab_size, eos_id = 70000, 2
@@ -278,10 +274,32 @@ def test_texts_that_the_tokenizer_leaves_nothing_of(make_config: MakeConfig, tmp
     files = find_files([str(path)], "")
     reports: list[Any] = []
     job = Job(Deaf, tmp_path, "text", "line")
-    result = write_shard(job, Task(0, 0, (ByteRange(files[0]),)), Deaf(), reports.append)
+    result = write_shard(job, Task("0-0", 0, (Range(files[0]),)), Deaf(), reports.append)
     assert result.skipped == {"text without tokens": 1, "empty line": 1} and result.documents == 2
-    assert np.fromfile(shard_path(tmp_path, 0, "bin"), np.int32).tolist() == [9, 2, 9, 2]
-    bad = [json.loads(line) for line in shard_path(tmp_path, 0, "bad").read_text(encoding="utf-8").splitlines()]
+    assert np.fromfile(shard_path(tmp_path, "0-0", "bin"), np.int32).tolist() == [9, 2, 9, 2]
+    bad = [json.loads(line) for line in shard_path(tmp_path, "0-0", "bad").read_text(encoding="utf-8").splitlines()]
     assert [record["line"] for record in bad] == [2, 3]
     assert sum(report.file_bytes for report in reports) == path.stat().st_size
     assert sum(report.tokens for report in reports) == 4
+
+
+def test_a_stand_in_that_differs_is_left_and_all_done_anew(
+    make_config: MakeConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = make_config()
+    _encode(plain)
+    config = make_config(output_prefix=str(tmp_path / "other" / "tokens"), num_workers=2)
+    encoder = Encoder(config.input_tokenizer_file)
+    choice = Choice(partial(LyingEncoder, encoder.vocab_size), "quick 1.0", "")
+    files = find_files(config.input_jsonl, "")
+    made = encode_corpus(config, files, encoder, choice, task_bytes=4000)
+    assert made.encoder == "sentencepiece 0.2.3" and made.resumed_shards == 0
+    assert "quick 1.0 gave other ids than SentencePiece for 'a text': SentencePiece does it all anew" in (
+        capsys.readouterr().out
+    )
+    # A run that goes on after that does not try the stand-in again.
+    for path in list(TokenPaths(config.output_prefix).work_folder.glob("*-*.json"))[:2]:
+        path.unlink()
+    assert encode_corpus(config, files, encoder, choice).encoder == "sentencepiece 0.2.3"
+    discard_work(config)
+    assert _hashes(config) == _hashes(plain)

@@ -12,31 +12,36 @@ import pytest
 
 from zerokara.config import PretrainConfig
 from zerokara.corpus.inputs import find_files
+from zerokara.corpus.sizes import total_plain_bytes
 from zerokara.errors import UserError
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens import estimate as estimating
-from zerokara.tokens.estimate import Estimate, check_disk_space, estimate, plain_bytes
+from zerokara.tokens.estimate import Estimate, check_disk_space, estimate, sample
 
 
 @pytest.mark.parametrize("gzipped", [False, True])
 def test_the_estimate_is_near(
     make_config: Callable[..., PretrainConfig], corpus: Path, monkeypatch: pytest.MonkeyPatch, gzipped: bool
 ) -> None:
-    monkeypatch.setattr(estimating, "SAMPLE_CHARACTERS", 10_000)
+    monkeypatch.setattr(estimating, "PLACE_CHARACTERS", 4_000)
     content = corpus.read_text(encoding="utf-8")
     config = make_config()
     encoder = Encoder(config.input_tokenizer_file)
-    whole = estimate(config, find_files([str(corpus)], ""), encoder)
-    path = corpus
+    path, times = corpus, 1
     if gzipped:
-        path = corpus.with_suffix(".jsonl.gz")
-        path.write_bytes(gzip.compress((content * 20).encode()))
-        (file,) = find_files([str(path)], "")
-        assert plain_bytes(file) == pytest.approx(20 * len(content.encode()), rel=0.05)
-    monkeypatch.setattr(estimating, "SAMPLE_CHARACTERS", 10**9)
-    exact = estimate(config, find_files([str(corpus)], ""), encoder)
-    assert whole.tokens == pytest.approx(exact.tokens, rel=0.15)
-    assert whole.output_bytes == 2 * whole.tokens
+        path, times = corpus.with_suffix(".jsonl.gz"), 20
+        path.write_bytes(gzip.compress((content * times).encode()))
+        assert total_plain_bytes(find_files([str(path)], "")) == pytest.approx(times * len(content.encode()), rel=0.05)
+    files = find_files([str(path)], "")
+    places = sample(config, files)
+    assert len(places) == (1 if gzipped else estimating.SAMPLE_PLACES)
+    expected = estimate(files, places, encoder)
+    monkeypatch.setattr(estimating, "PLACE_CHARACTERS", 10**9)
+    monkeypatch.setattr(estimating, "ESTIMATE_CHARACTERS", 10**9)
+    files = find_files([str(corpus)], "")
+    exact = estimate(files, sample(config, files), encoder)
+    assert expected.tokens == pytest.approx(times * exact.tokens, rel=0.15)
+    assert expected.output_bytes == 2 * expected.tokens
 
 
 def test_a_disk_too_small(make_config: Callable[..., PretrainConfig], monkeypatch: pytest.MonkeyPatch) -> None:

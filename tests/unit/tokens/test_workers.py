@@ -3,60 +3,37 @@
 from __future__ import annotations
 
 import errno
-import multiprocessing
 import os
-import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from failing_encoder import FailingEncoder
 
 from zerokara.corpus.inputs import find_files
-from zerokara.corpus.reading import ByteRange
 from zerokara.errors import RunError
-from zerokara.tokens.shards import Job, ShardResult, Task
-from zerokara.tokens.workers import run_tasks
-
-
-class _Opener:
-    """Opens an encoder that does something else instead. Works by fork and by spawn."""
-
-    def __init__(self, *action: Any):
-        self.action = action
-
-    vocab_size, eos_id = 100, 2
-
-    def __call__(self) -> Any:
-        return self
-
-    def encode_many(self, texts: Any) -> Any:
-        if self.action[0] == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if self.action[0] == "exit":
-            os._exit(3)
-        if self.action[0] == "full":
-            raise OSError(errno.ENOSPC, "No space left on device", "shard")
-        raise ZeroDivisionError("a fault of ours")
-
-
-@pytest.fixture(autouse=True)
-def _fork(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A spawned process cannot import this test module; how the processes start makes no difference here.
-    monkeypatch.setattr(multiprocessing, "get_context", lambda _: multiprocessing.context.ForkContext())
+from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokens.shards import Job, ShardResult
+from zerokara.tokens.tasks import TaskQueue
+from zerokara.tokens.workers import Workers
 
 
 def _run(tmp_path: Path, *action: Any, workers: int = 2) -> list[Any]:
     for number in range(3):
         (tmp_path / f"{number}.txt").write_text("a line\n", encoding="utf-8")
     files = find_files([str(tmp_path)], "")
-    tasks = [Task(number, 0, (ByteRange(file),)) for number, file in enumerate(files)]
-    return list(run_tasks(Job(_Opener(*action), tmp_path, "text", "line"), tasks, workers))
+    queue = TaskQueue(files, task_bytes=5, txt_document="line")
+    with Workers(workers) as started:
+        return list(started.run(Job(FailingEncoder(*action), tmp_path, "text", "line"), queue))
 
 
 def test_a_killed_worker(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"died \(killed by SIGKILL\) at .*\.txt, from byte 0; .*--set num_workers=1"):
+    with pytest.raises(RunError, match=r"died \(killed by SIGKILL\) at .*\.txt, from 0; .*--set num_workers=1"):
         _run(tmp_path, "kill")
-    assert not multiprocessing.active_children()
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
 
 
 def test_a_worker_that_ends_by_itself(tmp_path: Path) -> None:
@@ -76,12 +53,40 @@ def test_an_unforeseen_error_keeps_its_traceback(tmp_path: Path) -> None:
 
 
 def test_more_workers_than_tasks(tmp_path: Path, model_path: Path) -> None:
-    from functools import partial
-
-    from zerokara.tokenizer.encoder import Encoder
-
     (tmp_path / "x.txt").write_text("a line\n", encoding="utf-8")
-    (file,) = find_files([str(tmp_path)], "")
     job = Job(partial(Encoder, model_path), tmp_path, "text", "line")
-    messages = list(run_tasks(job, [Task(0, 0, (ByteRange(file),))], 5))
+    queue = TaskQueue(find_files([str(tmp_path)], ""), 1000, "line")
+    with Workers(5) as workers:
+        messages = list(workers.run(job, queue))
+    assert queue.is_empty
     assert [message.documents for message in messages if isinstance(message, ShardResult)] == [1]
+
+
+def test_a_worker_whose_parent_is_killed_ends(tmp_path: Path, model_path: Path) -> None:
+    import subprocess
+    import sys
+    import time
+
+    (tmp_path / "x.txt").write_text("a line\n" * 200_000, encoding="utf-8")
+    program = (
+        "import sys\nfrom functools import partial\nfrom pathlib import Path\n"
+        "from failing_encoder import FailingEncoder\nfrom zerokara.corpus.inputs import find_files\n"
+        "from zerokara.tokens.shards import Job\nfrom zerokara.tokens.tasks import TaskQueue\n"
+        "from zerokara.tokens.workers import Workers\nfolder = Path(sys.argv[1])\n"
+        "job = Job(FailingEncoder('slow'), folder, 'text', 'line')\n"
+        "queue = TaskQueue(find_files([str(folder / 'x.txt')], ''), 9000, 'line')\n"
+        "for message in Workers(2).run(job, queue):\n"
+        "    print('begun', flush=True)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    parent = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], env=env, stdout=subprocess.PIPE)
+    assert parent.stdout is not None and parent.stdout.readline()
+    children = psutil.Process(parent.pid).children(recursive=True)
+    assert len(children) == 2
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    deadline = time.monotonic() + 30
+    while any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children):
+        assert time.monotonic() < deadline, "a worker outlives its parent"
+        time.sleep(0.05)

@@ -1,0 +1,158 @@
+"""The corpus cut into tasks, and which worker does which next.
+
+A task is what becomes one shard: consecutive ranges of one source, of about `task_bytes` of text. Tasks of plain
+files are known beforehand. A packed file (.gz, .zst) of lines is a *stream*: nobody knows how long it is until
+somebody has unpacked it, so its tasks are the blocks [0, B), [B, 2B), … of what it unpacks to, handed out until one
+finds the end. Every worker on a stream unpacks all of it and encodes its own blocks only, which is worth while since
+unpacking is some ten times as fast as encoding. So workers are kept on the stream they are on, and join others last.
+
+Task names sort in the order of the corpus, whoever did them and when.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from zerokara.corpus.inputs import InputFile
+from zerokara.corpus.reading import Range, TxtDocument, is_endless, ranges
+
+PACKED_FACTOR = 8
+"""A packed file of at most a task's bytes divided by this is read as a whole: it holds about one task."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """Consecutive ranges of one source that become one shard."""
+
+    name: str
+    """``<place of the first file>-<start of its range>``."""
+    source: int
+    ranges: tuple[Range, ...]
+
+
+@dataclass
+class _Stream:
+    """A packed file whose blocks are handed out one after another."""
+
+    index: int
+    file: InputFile
+    next_start: int = 0
+    ended: bool = False
+    num_workers: int = 0
+    names: list[str] = field(default_factory=list)
+
+
+class TaskQueue:
+    """Hands out the tasks that are not done yet; told of each that is finished."""
+
+    def __init__(
+        self,
+        files: Sequence[InputFile],
+        task_bytes: int,
+        txt_document: TxtDocument = "file",
+        done: Collection[str] = (),
+        ended_streams: Collection[str] = (),
+    ):
+        """`done` are the names of tasks done by an earlier run, `ended_streams` those of them that found an end."""
+        self._block_bytes = task_bytes
+        self._done = set(done)
+        self._streams: list[_Stream] = []
+        self._known: dict[str, Task] = {}
+        for part in _parts(files, task_bytes, txt_document):
+            if isinstance(part, _Stream):
+                self._streams.append(part)
+            else:
+                self._known[part.name] = part
+        self._waiting = deque(task for task in self._known.values() if task.name not in self._done)
+        for name in sorted(self._done):
+            self._recall(name, name in ended_streams)
+        self._stream_of: dict[int, _Stream] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all tasks handed out or done, in the order of the corpus."""
+        return sorted([*self._known, *(name for stream in self._streams for name in stream.names)])
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is left to hand out."""
+        return not self._waiting and all(stream.ended for stream in self._streams)
+
+    def task(self, name: str) -> Task:
+        """The task of a name that `names` gives."""
+        if name in self._known:
+            return self._known[name]
+        index, start = (int(part) for part in name.split("-"))
+        stream = next(stream for stream in self._streams if stream.index == index)
+        return self._block(stream, start)
+
+    def next(self, worker: int) -> Task | None:
+        """The next task for a worker; None when all are handed out."""
+        current = self._stream_of.get(worker)
+        if current is not None and current.ended:
+            current.num_workers -= 1
+            del self._stream_of[worker]
+            current = None
+        if current is None:
+            fresh = next((stream for stream in self._streams if not stream.ended and not stream.num_workers), None)
+            if fresh is None and self._waiting:
+                return self._waiting.popleft()
+            others = [stream for stream in self._streams if not stream.ended]
+            if fresh is None and not others:
+                return None
+            current = fresh or min(others, key=lambda stream: stream.num_workers)
+            current.num_workers += 1
+            self._stream_of[worker] = current
+        while True:
+            task = self._block(current, current.next_start)
+            current.next_start += self._block_bytes
+            if task.name not in self._done:
+                current.names.append(task.name)
+                return task
+
+    def finished(self, task: Task, at_end: bool) -> None:
+        """Note that a task is done, and whether it met the end of its file."""
+        if at_end and task.name not in self._known:
+            self._stream(task.name).ended = True
+
+    def _recall(self, name: str, at_end: bool) -> None:
+        if name not in self._known:
+            stream = self._stream(name)
+            stream.names.append(name)
+            stream.ended |= at_end
+
+    def _stream(self, name: str) -> _Stream:
+        index = int(name.split("-")[0])
+        return next(stream for stream in self._streams if stream.index == index)
+
+    def _block(self, stream: _Stream, start: int) -> Task:
+        range_ = Range(stream.file, start, start + self._block_bytes)
+        return Task(_name(stream.index, start), stream.file.source, (range_,))
+
+
+def _parts(files: Sequence[InputFile], task_bytes: int, txt_document: TxtDocument) -> Iterator[Task | _Stream]:
+    """Gather consecutive ranges of one source into tasks; a stream stands for itself."""
+    gathered: list[Range] = []
+    size = first = 0
+    for index, file in enumerate(files):
+        if is_endless(file, txt_document) and file.bytes * PACKED_FACTOR > task_bytes:
+            if gathered:
+                yield Task(_name(first, gathered[0].start), gathered[0].file.source, tuple(gathered))
+            gathered, size = [], 0
+            yield _Stream(index, file)
+            continue
+        for range_ in ranges([file], task_bytes, txt_document):
+            if gathered and (size + range_.bytes > task_bytes or gathered[0].file.source != range_.file.source):
+                yield Task(_name(first, gathered[0].start), gathered[0].file.source, tuple(gathered))
+                gathered, size = [], 0
+            first = index if not gathered else first
+            gathered.append(range_)
+            size += range_.bytes
+    if gathered:
+        yield Task(_name(first, gathered[0].start), gathered[0].file.source, tuple(gathered))
+
+
+def _name(file_index: int, start: int) -> str:
+    return f"{file_index:07d}-{start:015d}"

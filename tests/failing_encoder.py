@@ -1,0 +1,52 @@
+"""An encoder that fails as it is told to, for worker processes: they can import this module, unlike a test's."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+from typing import Any
+
+import numpy as np
+
+from zerokara.tokenizer.stand_in import StandInDiffersError
+
+
+class FailingEncoder:
+    """Opens as itself; what its `encode_many` does is the first word of `action`."""
+
+    vocab_size, eos_id = 100, 2
+
+    def __init__(self, *action: Any):
+        self.action = action
+
+    def __call__(self) -> Any:
+        return self
+
+    def encode_many(self, texts: Any) -> Any:
+        what = self.action[0]
+        if what == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if what == "exit":
+            os._exit(3)
+        if what == "full":
+            raise OSError(errno.ENOSPC, "No space left on device", "shard")
+        if what == "slow":
+            time.sleep(0.1)
+            return [np.ones(1, dtype=np.int32) for _ in texts]
+        raise ZeroDivisionError("a fault of ours")
+
+
+class LyingEncoder:
+    """Gives wrong ids, and finds that out at its second batch, as a stand-in does that differs now and then."""
+
+    def __init__(self, vocab_size: int):
+        self.vocab_size, self.eos_id = vocab_size, 2
+        self._batches = 0
+
+    def encode_many(self, texts: Any) -> Any:
+        self._batches += 1
+        if self._batches == 2:
+            raise StandInDiffersError("'a text'")
+        return [np.full(3, 7, dtype=np.int32) for _ in texts]

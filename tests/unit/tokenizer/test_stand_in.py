@@ -1,0 +1,97 @@
+"""The stand-in for SentencePiece: proved equal before it works, watched while it works, left when it differs."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zerokara.tokenizer import stand_in
+from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokenizer.model_file import ModelFile
+from zerokara.tokenizer.proof import hard_texts
+
+from .conftest import TrainToy, toy_lines
+
+TEXTS = ["\n".join(toy_lines(40, seed)) for seed in range(20)]
+
+
+def test_bpe_is_done_by_kitoken_with_the_same_ids(toy_bpe: Encoder) -> None:
+    choice = stand_in.choose(toy_bpe, TEXTS)
+    assert choice.name == "kitoken 0.11.1" and "proved equal to SentencePiece on" in choice.word
+    quick = pickle.loads(pickle.dumps(choice.open_encoder))()
+    assert (quick.vocab_size, quick.eos_id) == (toy_bpe.vocab_size, toy_bpe.eos_id)
+    texts = [*TEXTS, *hard_texts(toy_bpe), "x" * 5000 + "</s>" + "\n" * 300]
+    for ours, theirs in zip(toy_bpe.encode_many(texts), quick.encode_many(texts), strict=True):
+        assert theirs.dtype == np.int32 and np.array_equal(ours, theirs)
+
+
+def test_control_names_and_user_symbols_are_part_of_the_proof(train_toy: TrainToy) -> None:
+    encoder = Encoder(
+        train_toy(model_type="bpe", extra_ids=2, user_defined_symbols=["[CALL]", "<|im|>"], vocab_size=560)
+    )
+    texts = hard_texts(encoder)
+    for needed in ("</s>", "<extra_id_1>", "[CALL][CALL]", "a<|im|>b", "[CALL CALL]", "[CALL]<|im|>"):
+        assert any(needed in text for text in texts), needed
+    assert stand_in.choose(encoder, TEXTS).name.startswith("kitoken")
+
+
+def test_unigram_stays_with_sentencepiece(toy: Encoder) -> None:
+    choice = stand_in.choose(toy, TEXTS)
+    assert choice.name == "sentencepiece 0.2.3" and choice.word == "the quickest for unigram"
+    assert isinstance(choice.open_encoder(), Encoder)
+
+
+def test_a_dummy_prefix_is_outside_what_was_tried(train_toy: TrainToy) -> None:
+    choice = stand_in.choose(Encoder(train_toy(model_type="bpe", add_dummy_prefix=True)), TEXTS)
+    assert choice.name.startswith("sentencepiece") and "puts a space before every line" in choice.word
+
+
+def _other_merges(encoder: Encoder, folder: Path) -> Path:
+    """The same model with the ranks of its last two merges exchanged."""
+    model = ModelFile(encoder.model_bytes)
+    learnt = [piece for piece in model._proto.pieces if piece.type == 1 and len(piece.piece) == 2]
+    learnt[0].score, learnt[-1].score = learnt[-1].score, learnt[0].score
+    path = folder / "other.model"
+    path.write_bytes(model.to_bytes())
+    return path
+
+
+def test_other_ids_are_found_before_the_work(toy_bpe: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrong(stand_in.StandIn):
+        def __init__(self, model_path: Path) -> None:
+            super().__init__(_other_merges(toy_bpe, tmp_path))
+
+    monkeypatch.setattr(stand_in, "StandIn", Wrong)
+    choice = stand_in.choose(toy_bpe, TEXTS)
+    assert choice.name.startswith("sentencepiece") and "gave other ids, first for '" in choice.word
+    assert isinstance(choice.open_encoder(), Encoder)
+
+
+def test_other_ids_are_found_while_it_works(toy_bpe: Encoder, tmp_path: Path) -> None:
+    quick = stand_in.StandIn(toy_bpe.model_path)
+    quick._truth = Encoder(_other_merges(toy_bpe, tmp_path))
+    with pytest.raises(stand_in.StandInDiffersError) as raised:
+        for text in TEXTS:
+            quick.encode_many([text])
+    assert pickle.loads(pickle.dumps(raised.value)).excerpt == raised.value.excerpt != ""
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_without_kitoken_the_work_is_done_all_the_same(
+    toy_bpe: Encoder, monkeypatch: pytest.MonkeyPatch, missing: bool
+) -> None:
+    if missing:
+        monkeypatch.setitem(sys.modules, "kitoken", None)
+    else:
+
+        def broken(*_: Any) -> Any:
+            raise ValueError("no such format")
+
+        monkeypatch.setattr(stand_in, "StandIn", broken)
+    choice = stand_in.choose(toy_bpe, TEXTS)
+    assert choice.name.startswith("sentencepiece") and "cannot be used here" in choice.word

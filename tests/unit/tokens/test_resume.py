@@ -1,0 +1,223 @@
+"""A run of step 2 that was ended at any moment: the next one goes on from there, and ends with the same files."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import gzip
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerokara.config import PretrainConfig
+from zerokara.corpus.inputs import find_files
+from zerokara.errors import RunError
+from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokens import encode, merge
+from zerokara.tokens.encode import Encoded, discard_work, encode_corpus
+from zerokara.tokens.layout import TokenPaths
+from zerokara.tokens.shards import ShardResult
+
+MakeConfig = Callable[..., PretrainConfig]
+TASK_BYTES = 4000
+
+
+def _encode(config: PretrainConfig, task_bytes: int = TASK_BYTES) -> Encoded:
+    said: list[str] = []
+    files = find_files(config.input_jsonl, "")
+    return encode_corpus(config, files, Encoder(config.input_tokenizer_file), task_bytes=task_bytes, say=said.append)
+
+
+def _files(config: PretrainConfig) -> dict[str, bytes]:
+    folder = Path(config.output_prefix).parent
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+
+
+@pytest.fixture
+def expected(make_config: MakeConfig, tmp_path: Path) -> dict[str, bytes]:
+    """The files that an unbroken run writes."""
+    config = make_config(output_prefix=str(tmp_path / "unbroken" / "tokens"))
+    _encode(config)
+    discard_work(config)
+    return _files(config)
+
+
+@pytest.fixture
+def mixed(corpus: Path, tmp_path: Path) -> list[str]:
+    """Three sources: plain, packed with many blocks, and small files."""
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(corpus.read_bytes() * 3))
+    (tmp_path / "c").mkdir()
+    for number in range(30):
+        (tmp_path / "c" / f"{number:02d}.txt").write_text(f"file {number}\nof text\n" * 20, encoding="utf-8")
+    return [str(corpus), str(tmp_path / "b.jsonl.gz"), str(tmp_path / "c")]
+
+
+def _stop_after(monkeypatch: pytest.MonkeyPatch, shards: int) -> None:
+    """End the run when so many shards are finished."""
+    run = encode.Workers.run
+
+    def stopped(*arguments: Any) -> Any:
+        finished = 0
+        for message in run(*arguments):
+            finished += isinstance(message, ShardResult)
+            yield message
+            if finished == shards:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(encode.Workers, "run", stopped)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("shards", [1, 5])
+def test_a_stopped_run_goes_on(
+    make_config: MakeConfig,
+    mixed: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    workers: int,
+    shards: int,
+) -> None:
+    whole = make_config(input_jsonl=mixed, output_prefix=str(tmp_path / "whole" / "tokens"), num_workers=2)
+    _encode(whole, task_bytes=100_000)
+    discard_work(whole)
+    config = make_config(input_jsonl=mixed, num_workers=workers)
+    with monkeypatch.context() as patched:
+        _stop_after(patched, shards)
+        for _ in range(3):
+            with pytest.raises(KeyboardInterrupt):
+                _encode(config)
+    assert _files(config) == {}
+    # Another number of workers and another size of tasks would be chosen now; what is there decides.
+    other = config.model_copy(update={"num_workers": 2})
+    made = _encode(other, task_bytes=50_000)
+    assert made.resumed_shards >= 3 * shards
+    discard_work(config)
+    assert _files(config) == _files(whole)
+
+
+def test_what_was_finished_is_told_and_not_done_again(
+    make_config: MakeConfig, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config()
+    with monkeypatch.context() as patched:
+        _stop_after(patched, 4)
+        with pytest.raises(KeyboardInterrupt):
+            _encode(config)
+    said: list[str] = []
+    files = find_files(config.input_jsonl, "")
+    made = encode_corpus(config, files, Encoder(config.input_tokenizer_file), say=said.append)
+    assert len(said) == 1 and said[0].startswith("  going on: 4 shards of ")
+    assert made.encoded.documents < 300 == sum(s.train.documents + s.valid.documents for s in made.sources)
+    discard_work(config)
+    assert _files(config) == expected
+
+
+@pytest.mark.parametrize("change", ["corpus", "tokenizer", "field"])
+def test_other_input_begins_anew(
+    make_config: MakeConfig, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    config = make_config()
+    with monkeypatch.context() as patched:
+        _stop_after(patched, 2)
+        with pytest.raises(KeyboardInterrupt):
+            _encode(config)
+    if change == "corpus":
+        corpus.write_bytes(corpus.read_bytes() + b'{"text": "one more"}\n')
+    if change == "tokenizer":
+        other = tmp_path / "other.model"
+        other.write_bytes(Path(config.input_tokenizer_file).read_bytes() + b"\x1a\x00")
+        config = config.model_copy(update={"input_tokenizer_file": str(other)})
+    if change == "field":
+        config = config.model_copy(update={"txt_document": "file"})
+    assert _encode(config).resumed_shards == 0
+
+
+@pytest.mark.parametrize("damage", ["cut off", "a byte changed", "gone", "no mark"])
+def test_a_damaged_shard_is_made_again(
+    make_config: MakeConfig, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    config = make_config()
+    with monkeypatch.context() as patched:
+        _stop_after(patched, 3)
+        with pytest.raises(KeyboardInterrupt):
+            _encode(config)
+    folder = TokenPaths(config.output_prefix).work_folder
+    assert not list(folder.glob("*.partial"))
+    shard = sorted(folder.glob("*.bin"))[1]
+    content = bytearray(shard.read_bytes())
+    if damage == "cut off":
+        shard.write_bytes(content[:-2])
+    if damage == "a byte changed":
+        content[100] ^= 1
+        shard.write_bytes(content)
+    if damage == "gone":
+        shard.unlink()
+    if damage == "no mark":
+        shard.with_suffix(".json").write_text("{", encoding="utf-8")
+    assert _encode(config).resumed_shards == 2
+    discard_work(config)
+    assert _files(config) == expected
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_merge_that_is_ended_anywhere_goes_on(
+    make_config: MakeConfig, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """The merge is ended again and again, each time a little further on, and never needs a shard that it deleted."""
+    chance, config = random.Random(seed), make_config()
+    monkeypatch.setattr(merge, "CHECKPOINT_BYTES", 6000)
+    places = ["_copy_shard", "write_index", "_let_appear", "write_json", "sync_folder"]
+    for _ in range(12):
+        with monkeypatch.context() as patched:
+            place, after = chance.choice(places), chance.randint(0, 6)
+            original, calls = getattr(merge, place), [0]
+
+            def failing(*arguments: Any, original: Any = original, calls: list[int] = calls, after: int = after) -> Any:
+                calls[0] += 1
+                if calls[0] > after:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                return original(*arguments)
+
+            patched.setattr(merge, place, failing)
+            try:
+                made = _encode(config)
+            except RunError as error:
+                assert "the disk is full" in str(error) and "finished shards" in str(error)
+            else:
+                assert made.sources[0].train.documents == 290
+    assert _encode(config).encoded.documents == 0, "everything was encoded in the first run"
+    discard_work(config)
+    assert _files(config) == expected
+
+
+def test_another_split_after_shards_were_deleted(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merge, "CHECKPOINT_BYTES", 90_000)
+    config = make_config()
+    with monkeypatch.context() as patched:
+        patched.setattr(merge, "write_index", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+        with pytest.raises(RunError, match="the disk is full"):
+            _encode(config)
+    other = make_config(valid_fraction=0.2)
+    made = _encode(other)
+    assert 0 < made.encoded.documents < 300 and made.sources[0].valid.documents == 60
+    discard_work(other)
+    fresh = make_config(valid_fraction=0.2, output_prefix=str(tmp_path / "fresh" / "tokens"))
+    _encode(fresh)
+    discard_work(fresh)
+    assert _files(other) == _files(fresh)
+
+
+def test_results_survive_their_way_through_json(make_config: MakeConfig) -> None:
+    config = make_config()
+    _encode(config)
+    folder = TokenPaths(config.output_prefix).work_folder
+    for path in folder.glob("*-*.json"):
+        values = json.loads(path.read_bytes())
+        assert json.loads(json.dumps(ShardResult.from_json(values).as_json())) == values
+        assert {field.name for field in dataclasses.fields(ShardResult)} == set(values)
