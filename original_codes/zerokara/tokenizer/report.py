@@ -1,62 +1,47 @@
 """How good a tokenizer is, in numbers, a source at a time and beside other tokenizers.
 
-In: `.model` files and texts of each source (held out from the training where a source can spare any).
-Out: a `Report`, as JSON and as text to read. Every tokenizer is measured alike: text is cut into lines, each line is
-encoded by itself, and a line end counts as one token.
+In: the tokenizer's `.model` file, texts of each source (held out from the training where a source can spare any), the
+sample that it was trained on, and the names of other tokenizers. Out: a `Report`, as JSON, as text, and as a page.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from itertools import islice
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
-import sentencepiece
 
-from zerokara.errors import Fault, UserError
 from zerokara.progress import Progress, bytes_text
-from zerokara.tokenizer.encoder import SPACE_MARK
+from zerokara.tokenizer import report_measures as measuring
 from zerokara.tokenizer.model_file import Kind, ModelFile
+from zerokara.tokenizer.report_measures import Cell, Counts, Coverage, Measures
+from zerokara.tokenizer.report_tokenizers import IN_FOLDER, Tokenizer, open_tokenizer
 from zerokara.tokenizer.sampling import SourceTexts
 
 NUM_LISTED = 50
-MAX_USAGE_BYTES = 32_000_000
-"""Text of the sample over which the use of the pieces is counted; two seconds' work."""
 OURS = "this one"
-_BATCH_LINES = 4096
-_MAX_FAILURES_SHOWN = 5
+_MAX_EXAMPLES = 4
+"""Lines of a source to look at, fewer where there are many sources and tokenizers."""
+_EXAMPLES_IN_ALL = 40
+_PLAIN = ("vocab_size", "usage_bytes", "usage_tokens", "num_learnt_pieces", "sample")
+"""Fields of a report that are JSON values as they are."""
 
 
-@dataclass
-class Measures:
-    """What one tokenizer does to one body of text."""
+@dataclass(frozen=True)
+class Example:
+    """A line of the text as every tokenizer cuts it."""
 
-    characters: int = 0
-    bytes: int = 0
-    lines: int = 0
-    tokens: int = 0
-    """Line ends included."""
-    unknown_tokens: int = 0
-    byte_tokens: int = 0
-    """Tokens that are single bytes of a character without a piece."""
-    round_trip_failures: int = 0
-    """Lines that do not come back as they were."""
-    failure_examples: list[str] = field(default_factory=list)
+    line: str
+    cells: dict[str, list[Cell]]
+    """By the name of the tokenizer."""
 
-    def rates(self) -> dict[str, float]:
-        """The numbers that compare: characters and bytes a token, and shares of the tokens."""
-        tokens = max(self.tokens, 1)
-        return {
-            "characters_per_token": self.characters / tokens,
-            "bytes_per_token": self.bytes / tokens,
-            "unknown_rate": self.unknown_tokens / tokens,
-            "byte_fallback_rate": self.byte_tokens / tokens,
-            "round_trip_failure_rate": self.round_trip_failures / max(self.lines, 1),
-        }
+    def as_json(self) -> dict[str, Any]:
+        """The example as JSON values."""
+        cut = {name: [cell._asdict() for cell in cells] for name, cells in self.cells.items()}
+        return {"line": self.line, "tokenizers": cut}
 
 
 @dataclass(frozen=True)
@@ -68,6 +53,33 @@ class SourceReport:
     """`held-out text` or `text offered to the training`."""
     measures: dict[str, Measures]
     """By the name of the tokenizer, ours first."""
+    examples: list[Example] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """The measures with their rates, and the examples, as JSON values."""
+        return {
+            "source": self.source,
+            "measured_on": self.measured_on,
+            "tokenizers": {name: measures.as_json() for name, measures in self.measures.items()},
+            "examples": [example.as_json() for example in self.examples],
+        }
+
+
+class Described(NamedTuple):
+    """What is known of a tokenizer without any text."""
+
+    description: str
+    vocab_size: int
+
+
+class PieceLength(NamedTuple):
+    """The pieces of one length."""
+
+    characters: int
+    pieces: int
+    """Pieces of this many characters in the vocabulary."""
+    tokens: int
+    """Tokens that were such pieces, in the text over which the use was counted."""
 
 
 @dataclass(frozen=True)
@@ -75,27 +87,53 @@ class Report:
     """All that is known of a tokenizer."""
 
     vocab_size: int
+    tokenizers: dict[str, Described]
+    """Ours and those beside it, by name."""
     sources: list[SourceReport]
+    all_sources: dict[str, Measures]
+    """The sums over the sources, by the name of the tokenizer."""
     usage_bytes: int
     """Text over which the use of the pieces was counted."""
+    usage_tokens: int
+    """Tokens of ours that this text takes, line ends left out."""
+    num_learnt_pieces: int
+    """Pieces that the training found, single characters included: not control, byte and user-defined ones."""
     unused_pieces: list[str]
     """Learnt pieces that this text never used."""
     most_frequent: list[tuple[str, int]]
-    longest: list[str]
+    """With the number of times that each was used."""
+    longest: list[tuple[str, int]]
+    """Likewise."""
+    piece_lengths: list[PieceLength]
+    coverage: dict[str, list[Coverage]]
+    """By the name of the tokenizer, on the text of all sources."""
     sample: dict[str, Any]
     """How the training sample came about."""
 
     def as_json(self) -> dict[str, Any]:
         """The report as JSON values, rates included."""
-        sources = [
-            {
-                "source": source.source,
-                "measured_on": source.measured_on,
-                "tokenizers": {name: {**asdict(m), **m.rates()} for name, m in source.measures.items()},
-            }
-            for source in self.sources
-        ]
-        return {**asdict(self), "num_unused_pieces": len(self.unused_pieces), "sources": sources}
+        return {
+            **{name: getattr(self, name) for name in _PLAIN},
+            "tokenizers": {name: one._asdict() for name, one in self.tokenizers.items()},
+            "sources": [source.as_json() for source in self.sources],
+            "all_sources": {name: measures.as_json() for name, measures in self.all_sources.items()},
+            "num_unused_pieces": len(self.unused_pieces),
+            "unused_pieces": self.unused_pieces,
+            "most_frequent": self.most_frequent,
+            "longest": self.longest,
+            "piece_lengths": [length._asdict() for length in self.piece_lengths],
+            "coverage": {name: [point._asdict() for point in points] for name, points in self.coverage.items()},
+        }
+
+    @cached_property
+    def tokenizer_labels(self) -> dict[str, str]:
+        """Short names of the tokenizers, by their names."""
+        return _labels(list(self.tokenizers))
+
+    @cached_property
+    def source_labels(self) -> dict[str, str]:
+        """Short names of the sources, by their names."""
+        return _labels([source.source for source in self.sources])
 
     def rows(self) -> list[tuple[str, str]]:
         """The short table: a line a source and tokenizer."""
@@ -109,39 +147,48 @@ class Report:
                     f"unknown {rates['unknown_rate']:.3%}, byte fallback {rates['byte_fallback_rate']:.3%}, "
                     f"{m.round_trip_failures} of {m.lines:,} lines changed"
                 )
-                rows.append((f"{source.source} · {name}" if len(source.measures) > 1 else source.source, text))
+                label = self.source_labels[source.source]
+                rows.append((f"{label} · {self.tokenizer_labels[name]}" if len(source.measures) > 1 else label, text))
         return rows
 
     def as_text(self) -> str:
         """The report to read."""
         lines = [f"Tokenizer of {self.vocab_size:,} pieces", ""]
+        for name, one in self.tokenizers.items():
+            label = self.tokenizer_labels[name]
+            place = "" if label == name else f", {name}"
+            lines.append(f"  {label}: {one.description}, {one.vocab_size:,} pieces{place}")
+        lines.append("")
         for source in self.sources:
-            one = next(iter(source.measures.values()))
-            lines += [f"{source.source} ({source.measured_on}, {bytes_text(one.bytes)}, {one.lines:,} lines)"]
-            header = ("tokenizer", "tokens", "chars/token", "bytes/token", "unknown", "byte fallback", "lines changed")
-            table = [header]
-            for name, m in source.measures.items():
-                r = m.rates()
-                ratios = (f"{r['characters_per_token']:.4f}", f"{r['bytes_per_token']:.4f}")
-                shares = (f"{r['unknown_rate']:.4%}", f"{r['byte_fallback_rate']:.4%}")
-                table.append((name, f"{m.tokens:,}", *ratios, *shares, f"{m.round_trip_failures:,}"))
-            widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-            for name, *cells in table:
-                aligned = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
-                lines.append("  ".join(["", name.ljust(widths[0]), *aligned]))
-            lines += [f"    changed: {text!r}" for m in source.measures.values() for text in m.failure_examples]
-            lines.append("")
+            lines += [*_table(f"{source.source} ({source.measured_on}", source.measures, self.tokenizer_labels), ""]
+        if len(self.sources) > 1:
+            lines += [*_table("all sources (together", self.all_sources, self.tokenizer_labels), ""]
+        for name, points in self.coverage.items():
+            lines += (
+                [f"Share of the text covered by the most frequent pieces of {self.tokenizer_labels[name]}"]
+                if points
+                else []
+            )
+            lines += [f"  {point.pieces:>9,}  {point.share_of_text:.4%}" for point in points]
+            lines += [""] if points else []
         lines += [
-            f"Pieces that {bytes_text(self.usage_bytes)} of this text never used: {len(self.unused_pieces):,}",
+            f"Pieces that {bytes_text(self.usage_bytes)} of this text never used: "
+            f"{len(self.unused_pieces):,} of {self.num_learnt_pieces:,} learnt",
             "",
             f"The {len(self.most_frequent)} most frequent pieces",
             "  " + "  ".join(f"{_shown(piece)} {count:,}" for piece, count in self.most_frequent),
             "",
             f"The {len(self.longest)} longest pieces",
-            "  " + "  ".join(_shown(piece) for piece in self.longest),
+            "  " + "  ".join(_shown(piece) for piece, _ in self.longest),
             "",
         ]
         return "\n".join(lines)
+
+    def as_html(self) -> str:
+        """The report as one page that needs nothing else."""
+        from zerokara.tokenizer.report_page import page
+
+        return page(self)
 
 
 def make(
@@ -154,97 +201,101 @@ def make(
 ) -> Report:
     """Measure the tokenizer at `model_path` and those to compare it with on the texts of each source.
 
-    Raises: UserError when a file to compare with is no SentencePiece model.
+    Raises: UserError when there is no tokenizer to be read where one to compare with is said to be.
     """
-    processors = {OURS: open_model(model_path), **{path: open_model(Path(path)) for path in compare_with}}
-    model = ModelFile.read(model_path)
-    counts = np.zeros(len(model.pieces), dtype=np.int64)
-    reports, usage_bytes = [], 0
-    with Progress("measuring", total=len(sources) * len(processors) + 1, unit="measure") as progress:
+    tokenizers = {OURS: open_tokenizer(model_path), **{name: open_tokenizer(name) for name in compare_with}}
+    ours = tokenizers[OURS]
+    used = {name: np.zeros(len(tokenizer.pieces), dtype=np.int64) for name, tokenizer in tokenizers.items()}
+    usage, usage_bytes = np.zeros_like(used[OURS]), 0
+    num_examples = max(1, min(_MAX_EXAMPLES, _EXAMPLES_IN_ALL // max(len(sources) * len(tokenizers), 1)))
+    reports = []
+    text_bytes = sum(len(text.encode()) for body in texts for text in body.texts)
+    work = text_bytes * len(tokenizers) + measuring.sample_bytes(sentences)
+    with Progress("measuring", total=work, unit="B") as progress:
         for source, body in zip(sources, texts, strict=True):
-            measures = {}
-            for name, processor in processors.items():
-                measures[name] = measure(processor, body.texts, counts if body.held_out and name == OURS else None)
-                progress.advance(1)
+            before = used[OURS].copy()
+            measures = {n: measuring.measure(each, body.texts, used[n], progress) for n, each in tokenizers.items()}
+            if body.held_out:  # else the sample holds this text, and counts it
+                usage += used[OURS] - before
+                usage_bytes += measures[OURS].bytes
             measured_on = "held-out text" if body.held_out else "text offered to the training"
-            usage_bytes += measures[OURS].bytes if body.held_out else 0
-            reports.append(SourceReport(source, measured_on, measures))
-        usage_bytes += measure(processors[OURS], _sample_lines(sentences), counts).bytes
-        progress.advance(1)
-    learnt = [i for i, piece in enumerate(model.pieces) if piece.kind is Kind.NORMAL]
-    by_count = sorted(range(len(counts)), key=lambda i: (-counts[i], i))
-    by_length = sorted(learnt, key=lambda i: (-len(model.pieces[i].text), i))
+            lines = measuring.example_lines(body.texts, num_examples)
+            examples = [
+                Example(line, {n: measuring.cells(each, line) for n, each in tokenizers.items()}) for line in lines
+            ]
+            reports.append(SourceReport(source, measured_on, measures, examples))
+        usage_bytes += measuring.count_sample(ours, sentences, usage, progress)
     return Report(
-        vocab_size=len(model.pieces),
+        vocab_size=ours.vocab_size,
+        tokenizers={name: Described(each.description, each.vocab_size) for name, each in tokenizers.items()},
         sources=reports,
+        all_sources={name: measuring.total([report.measures[name] for report in reports]) for name in tokenizers},
         usage_bytes=usage_bytes,
-        unused_pieces=[model.pieces[i].text for i in learnt if not counts[i]],
-        most_frequent=[(model.pieces[i].text, int(counts[i])) for i in by_count[:NUM_LISTED] if counts[i]],
-        longest=[model.pieces[i].text for i in by_length[:NUM_LISTED]],
+        usage_tokens=int(usage.sum()),
+        **_of_pieces(ours, ModelFile.read(model_path), usage),
+        coverage={name: measuring.coverage(each, used[name]) for name, each in tokenizers.items()},
         sample=sample,
     )
 
 
-def open_model(path: Path) -> Any:
-    """Open any SentencePiece model, also one that the training could not use.
+def open_model(name: str | Path) -> Tokenizer:
+    """Open a tokenizer to compare with: a SentencePiece model, a `tokenizer.json`, or a folder that holds one.
 
     Raises: UserError when it is none.
     """
-    processor = sentencepiece.SentencePieceProcessor()
-    try:
-        processor.LoadFromSerializedProto(path.read_bytes())
-    except (OSError, RuntimeError) as error:
-        raise UserError(Fault(str(path), f"is not a SentencePiece model that can be read ({error})")) from error
-    return processor
+    return open_tokenizer(name)
 
 
-def measure(processor: Any, texts: Sequence[str] | Iterator[str], counts: npt.NDArray[np.int64] | None) -> Measures:
-    """Measure one tokenizer on texts; adds the number of times that each piece was used to `counts`."""
-    size = processor.GetPieceSize()
-    used = np.zeros(size, dtype=np.int64)
-    measures, num_texts = Measures(), 0
-    lines = _lines(texts)
-    while batch := list(islice(lines, _BATCH_LINES)):
-        all_ids = processor.EncodeAsNumpy([line for line, _ in batch], num_threads=1)
-        decoded = processor.Decode([ids.tolist() for ids in all_ids], num_threads=1)
-        used += np.bincount(np.concatenate(all_ids), minlength=size)
-        for (line, is_last), ids, back in zip(batch, all_ids, decoded, strict=True):
-            num_texts += is_last
-            measures.lines += 1
-            measures.characters += len(line)
-            measures.bytes += len(line.encode())
-            measures.tokens += len(ids)
-            if back != line:
-                measures.round_trip_failures += 1
-                if len(measures.failure_examples) < _MAX_FAILURES_SHOWN:
-                    measures.failure_examples.append(line[:100])
-    line_ends = measures.lines - num_texts
-    measures.characters += line_ends
-    measures.bytes += line_ends
-    measures.tokens += line_ends
-    measures.unknown_tokens = int(used[processor.unk_id()]) if processor.unk_id() >= 0 else 0
-    measures.byte_tokens = int(sum(used[i] for i in range(size) if used[i] and processor.IsByte(i)))
-    if counts is not None:
-        counts += used
-    return measures
+def _of_pieces(ours: Tokenizer, model: ModelFile, usage: Counts) -> dict[str, Any]:
+    """The fields of the report that speak of our own pieces."""
+    counts, pieces = usage.tolist(), ours.pieces
+    learnt = [i for i, piece in enumerate(model.pieces) if piece.kind is Kind.NORMAL]
+    by_count = sorted(range(len(counts)), key=lambda i: (-counts[i], i))
+    by_length = sorted(learnt, key=lambda i: (-len(pieces[i]), i))
+    vocabulary = np.bincount(ours.piece_characters).tolist()
+    tokens = np.bincount(ours.piece_characters, weights=usage).astype(np.int64).tolist()
+    return {
+        "num_learnt_pieces": len(learnt),
+        "unused_pieces": [pieces[i] for i in learnt if not counts[i]],
+        "most_frequent": [(pieces[i], counts[i]) for i in by_count[:NUM_LISTED] if counts[i]],
+        "longest": [(pieces[i], counts[i]) for i in by_length[:NUM_LISTED]],
+        "piece_lengths": [PieceLength(n, vocabulary[n], tokens[n]) for n in range(1, len(vocabulary))],
+    }
 
 
-def _lines(texts: Sequence[str] | Iterator[str]) -> Iterator[tuple[str, bool]]:
-    """Every line, and whether it is the last of its text."""
-    for text in texts:
-        lines = text.split("\n")
-        for i, line in enumerate(lines):
-            yield line, i + 1 == len(lines)
+def _table(title: str, measures: dict[str, Measures], labels: dict[str, str]) -> list[str]:
+    """The lines of one table: a row a tokenizer; the title lacks its closing bracket."""
+    one = next(iter(measures.values()))
+    lines = [f"{title}, {bytes_text(one.bytes)}, {one.lines:,} lines)"]
+    ratios, shares = ("chars/token", "bytes/token"), ("single chars", "byte fallback", "unknown", "unknown text")
+    table: list[tuple[str, ...]] = [("tokenizer", "tokens", *ratios, *shares, "lines changed")]
+    for name, m in measures.items():
+        r = m.rates()
+        numbers = (f"{r['characters_per_token']:.4f}", f"{r['bytes_per_token']:.4f}")
+        rates = [r[f"{each}_rate"] for each in ("single_character", "byte_fallback", "unknown", "unknown_character")]
+        table.append(
+            (labels[name], f"{m.tokens:,}", *numbers, *(f"{x:.4%}" for x in rates), f"{m.round_trip_failures:,}")
+        )
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for name, *cells in table:
+        aligned = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
+        lines.append("  ".join(["", name.ljust(widths[0]), *aligned]))
+    return lines + [
+        f"    changed by {labels[name]}: {text!r}" for name, m in measures.items() for text in m.failure_examples
+    ]
 
 
-def _sample_lines(sentences: Path) -> Iterator[str]:
-    """Lines of the sample, evenly spread over it where it is larger than `MAX_USAGE_BYTES`."""
-    step = max(1, -(-sentences.stat().st_size // MAX_USAGE_BYTES))
-    with open(sentences, encoding="utf-8", newline="\n") as file:
-        for line in islice(file, 0, None, step):
-            yield line[:-1]
+def _labels(names: Sequence[str]) -> dict[str, str]:
+    """The last part of each path, where that tells them apart; of a tokenizer's usual file its folder's name."""
+    short = [_last_part(name) for name in names]
+    return {name: last if short.count(last) == 1 else name for name, last in zip(names, short, strict=True)}
+
+
+def _last_part(name: str) -> str:
+    path = PurePosixPath(name)
+    return path.parent.name or name if path.name in IN_FOLDER else path.name or name
 
 
 def _shown(piece: str) -> str:
     """A piece that stays on its line."""
-    return piece if piece.isprintable() else repr(piece.replace(SPACE_MARK, "▁"))
+    return piece if piece.isprintable() else repr(piece)

@@ -1,31 +1,42 @@
-"""The report's numbers against counts by hand."""
+"""The report's numbers against counts by hand, for SentencePiece and for what Hugging Face's tokenizers make."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import orjson
 import pytest
 
-from zerokara.errors import UserError
+from zerokara.progress import Progress, bytes_text
 from zerokara.tokenizer import report
+from zerokara.tokenizer import report_measures as measuring
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.model_file import ModelFile
+from zerokara.tokenizer.report_tokenizers import Kind, open_tokenizer
 from zerokara.tokenizer.sampling import SourceTexts
 
 TEXTS = ["the quick fox\n今日はとてもよい天気です。", "rare 龘 and ▁ mark\n\n", "오늘 날씨가 좋아서 42"]
+LINES = [line for text in TEXTS for line in text.split("\n")]
 
 
 def test_measures_equal_a_count_by_hand(toy: Encoder) -> None:
-    measures = report.measure(report.open_model(toy.model_path), TEXTS, None)
+    measures = measuring.measure(open_tokenizer(toy.model_path), TEXTS)
     ids = [i for text in TEXTS for i in toy.encode(text).tolist()]
     assert measures.tokens == len(ids)
     assert measures.characters == sum(map(len, TEXTS))
     assert measures.bytes == sum(len(text.encode()) for text in TEXTS)
     assert measures.lines == 6
     assert measures.byte_tokens == sum(i in toy.byte_ids for i in ids) >= 3
-    assert measures.unknown_tokens == 0
+    assert measures.unknown_tokens == measures.unknown_characters == 0
+    assert measures.line_end_tokens == ids.count(toy.newline_id) == 3
+    others = [toy.piece(i) for i in ids if i not in toy.byte_ids and i != toy.newline_id]
+    assert measures.character_tokens == sum(len(piece) == 1 for piece in others) > 0
+    assert measures.piece_tokens == sum(len(piece) > 1 for piece in others) > 0
     assert measures.round_trip_failures == 1
     assert measures.failure_examples == ["rare 龘 and ▁ mark"]
     rates = measures.rates()
@@ -33,40 +44,178 @@ def test_measures_equal_a_count_by_hand(toy: Encoder) -> None:
     assert rates["byte_fallback_rate"] == measures.byte_tokens / len(ids)
 
 
-def test_unknown_tokens_are_counted(train_toy: Callable[..., Path]) -> None:
-    model = report.open_model(train_toy(byte_fallback=False))
-    measures = report.measure(model, ["龘 the 龘", "fox"], None)
-    assert measures.unknown_tokens == 2
+def test_unknown_tokens_are_counted_and_the_characters_under_them(train_toy: Callable[..., Path]) -> None:
+    model = open_tokenizer(train_toy(byte_fallback=False))
+    measures = measuring.measure(model, ["龘靐 the 龘", "fox"])
+    assert measures.unknown_tokens == 2, "SentencePiece makes one token of a run"
+    assert measures.unknown_characters == 3
     assert measures.round_trip_failures == 1
 
 
-def test_the_whole_report(toy: Encoder, toy_bpe: Encoder, tmp_path: Path) -> None:
+def test_progress_counts_all_bytes_of_the_lines(toy: Encoder) -> None:
+    class Counting(Progress):
+        total_advanced = 0.0
+
+        def advance(self, amount: float = 1) -> None:
+            self.total_advanced += amount
+
+    progress = Counting("measuring")
+    measures = measuring.measure(open_tokenizer(toy.model_path), TEXTS, progress=progress)
+    assert progress.total_advanced == measures.bytes - measures.line_end_tokens
+
+
+def test_the_sum_of_sources(toy: Encoder) -> None:
+    tokenizer = open_tokenizer(toy.model_path)
+    parts = [measuring.measure(tokenizer, [text]) for text in TEXTS]
+    whole = measuring.measure(tokenizer, TEXTS)
+    assert measuring.total(parts) == whole
+    assert measuring.total(parts[:2]) != whole
+
+
+def test_coverage_equals_a_count_by_hand(toy: Encoder) -> None:
+    tokenizer = open_tokenizer(toy.model_path)
+    used = np.zeros(toy.vocab_size, dtype=np.int64)
+    measuring.measure(tokenizer, ["the the the fox", "今日 今日"], used)
+    counts = Counter(i for line in ("the the the fox", "今日 今日") for i in toy.encode(line).tolist())
+    spelt = {i: count * len(toy.piece(i).replace("▁", " ").encode()) for i, count in counts.items()}
+    order = sorted(counts, key=lambda i: (-counts[i], i))
+    points = measuring.coverage(tokenizer, used)
+    assert points[0].pieces == 1 and points[-1].pieces == len(counts)
+    for point in points:
+        first = order[: point.pieces]
+        assert point.share_of_tokens == sum(counts[i] for i in first) / counts.total()
+        assert point.share_of_text == sum(spelt[i] for i in first) / sum(spelt.values())
+    assert measuring.coverage(tokenizer, np.zeros_like(used)) == []
+
+
+def test_a_large_sample_is_counted_at_evenly_spread_lines(
+    toy: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sentences = tmp_path / "sentences.txt"
+    sentences.write_text("the fox\ndogs 42\n" * 10, encoding="utf-8")
+    tokenizer = open_tokenizer(toy.model_path)
+    whole, half = (np.zeros(toy.vocab_size, dtype=np.int64) for _ in range(2))
+    assert measuring.count_sample(tokenizer, sentences, whole) == 140
+    assert whole.sum() == 10 * sum(len(toy.encode(line)) for line in ("the fox", "dogs 42"))
+    monkeypatch.setattr(measuring, "MAX_USAGE_BYTES", 100)
+    assert measuring.count_sample(tokenizer, sentences, half) == 70, "every second line"
+    assert half.sum() == 10 * len(toy.encode("the fox"))
+
+
+def test_example_lines_are_words_of_middling_length() -> None:
+    good = [f"line {'word ' * 10}{letter}" for letter in "abcdefgh"]
+    texts = ["\n".join(["", "short", "=" * 60, *good, good[0], "long " * 100])]
+    chosen = measuring.example_lines(texts, 4)
+    assert chosen == [good[1], good[3], good[5], good[7]]
+    assert measuring.example_lines(["one\n\n=="], 4) == ["one"]
+    assert measuring.example_lines(["=="], 4) == ["=="] and measuring.example_lines(["\n "], 4) == []
+    cut = measuring.example_lines(["long " * 100], 4)
+    assert cut == [("long " * 36).rstrip()] and len(cut[0]) <= measuring.EXAMPLE_CHARACTERS
+    assert [len(line) for line in measuring.example_lines(["字" * 500], 1)] == [measuring.EXAMPLE_CHARACTERS]
+
+
+def test_cells_join_to_the_line_and_count_its_tokens(toy: Encoder) -> None:
+    tokenizer = open_tokenizer(toy.model_path)
+    for line in [*LINES, "龘靐 fox  龘", "  spaces  "]:
+        cells = measuring.cells(tokenizer, line)
+        assert "".join(cell.text for cell in cells) == line
+        assert [piece for cell in cells for piece in cell.pieces] == [toy.piece(i) for i in toy.encode(line).tolist()]
+    rare = [cell for cell in measuring.cells(tokenizer, "rare 龘") if cell.kind == "byte"]
+    assert rare == [measuring.Cell("龘", ["<0xE9>", "<0xBE>", "<0x98>"], "byte")]
+
+
+def _make(toy: Encoder, tmp_path: Path, *compare_with: Path) -> report.Report:
     sentences = tmp_path / "sentences.txt"
     sentences.write_text("the fox\nthe dogs\n", encoding="utf-8")
     sources = [SourceTexts(TEXTS, True), SourceTexts(["the fox"], False)]
-    made = report.make(toy.model_path, ["a.jsonl", "b.jsonl"], sources, sentences, {"k": 1}, [str(toy_bpe.model_path)])
+    names = [str(path) for path in compare_with]
+    return report.make(toy.model_path, ["a.jsonl", "b.jsonl"], sources, sentences, {"k": 1}, names)
+
+
+def test_the_whole_report(toy: Encoder, toy_bpe: Encoder, tmp_path: Path) -> None:
+    made = _make(toy, tmp_path, toy_bpe.model_path)
     assert [source.measured_on for source in made.sources] == ["held-out text", "text offered to the training"]
     assert list(made.sources[0].measures) == ["this one", str(toy_bpe.model_path)]
     bpe_tokens = sum(len(toy_bpe.encode(text)) for text in TEXTS)
     assert made.sources[0].measures[str(toy_bpe.model_path)].tokens == bpe_tokens
+    assert made.all_sources["this one"].tokens == sum(len(toy.encode(text)) for text in [*TEXTS, "the fox"])
+    assert made.tokenizers["this one"].description == "SentencePiece unigram, byte fallback"
+    assert made.tokenizers[str(toy_bpe.model_path)] == ("SentencePiece BPE, byte fallback", toy_bpe.vocab_size)
 
-    lines = [line for text in TEXTS for line in text.split("\n")] + ["the fox", "the dogs"]
-    counts = Counter(toy.piece(i) for line in lines for i in toy.encode(line).tolist())
+    counts = Counter(toy.piece(i) for line in [*LINES, "the fox", "the dogs"] for i in toy.encode(line).tolist())
     assert dict(made.most_frequent) == dict(counts) or len(made.most_frequent) == 50
     assert all(counts[piece] == count for piece, count in made.most_frequent)
     assert made.most_frequent[0][1] == max(counts.values())
+    assert made.usage_tokens == counts.total()
     learnt = [piece.text for piece in ModelFile(toy.model_bytes).pieces if piece.kind == 1]
     assert set(made.unused_pieces) == {piece for piece in learnt if not counts[piece]}
-    assert len(made.longest) == 50 and len(made.longest[0]) == max(map(len, learnt))
+    assert made.num_learnt_pieces == len(learnt)
+    assert [len(piece) for piece, _ in made.longest] == sorted(map(len, learnt), reverse=True)[:50]
+    assert all(counts[piece] == count for piece, count in made.longest)
+    lengths = Counter(map(len, [*learnt, "\n"]))
+    assert {each.characters: each.pieces for each in made.piece_lengths if each.pieces} == dict(lengths)
+    singles = sum(count for piece, count in counts.items() if len(piece) == 1)
+    assert made.piece_lengths[0].tokens == singles
 
     as_json, as_text = made.as_json(), made.as_text()
     assert as_json["sources"][0]["tokenizers"]["this one"]["characters_per_token"] > 0
     assert as_json["num_unused_pieces"] == len(made.unused_pieces) and as_json["sample"] == {"k": 1}
     assert "a.jsonl (held-out text" in as_text and "b.jsonl (text offered to the training" in as_text
-    assert "changed: 'rare 龘 and ▁ mark'" in as_text
+    assert "changed by this one: 'rare 龘 and ▁ mark'" in as_text
     assert len(made.rows()) == 4
+    example = as_json["sources"][0]["examples"][0]
+    assert "".join(cell["text"] for cell in example["tokenizers"]["this one"]) == example["line"]
 
 
-def test_a_file_to_compare_with_that_is_no_model_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"other\.model: is not a SentencePiece model that can be read"):
-        report.open_model(tmp_path / "other.model")
+def _values(json_value: Any) -> Iterator[float]:
+    if isinstance(json_value, dict | list):
+        for value in json_value.values() if isinstance(json_value, dict) else json_value:
+            yield from _values(value)
+    elif isinstance(json_value, int | float):
+        yield json_value
+
+
+def test_every_number_of_the_text_stands_in_the_json(toy: Encoder, toy_bpe: Encoder, tmp_path: Path) -> None:
+    made = _make(toy, tmp_path, toy_bpe.model_path)
+    values = list(_values(orjson.loads(orjson.dumps(made.as_json()))))
+    renderings = {text for v in values for text in (f"{v:,}", f"{v:.4f}", f"{v:.4%}", bytes_text(v).split(" ")[0])}
+    said = made.as_text().replace(str(toy_bpe.model_path), "").replace(toy_bpe.model_path.parent.name, "the other")
+    said = re.sub(r"(?m)^    changed by .*$", "", said[: said.index("The 50 longest")])
+    numbers = set(re.findall(r"(?<!\S)\(?([\d.,]*\d%?)(?=[\s,)]|$)", said))
+    listed = {piece for piece, _ in made.most_frequent}
+    assert len(numbers) > 30 and numbers - listed <= renderings | {"50"}
+    assert "123,456.7" not in renderings
+
+
+def test_nothing_to_measure_is_no_fault(toy: Encoder, tmp_path: Path) -> None:
+    sentences = tmp_path / "sentences.txt"
+    sentences.write_bytes(b"")
+    for sources in ([], [SourceTexts([], False)], [SourceTexts(["", "\n\n"], True), SourceTexts([], True)]):
+        names = [f"{i}.txt" for i in range(len(sources))]
+        made = report.make(toy.model_path, names, sources, sentences, {})
+        assert made.usage_bytes == (2 if len(sources) == 2 else 0)
+        assert len(made.unused_pieces) == made.num_learnt_pieces > 0 and made.most_frequent == []
+        assert all(each.tokens == 0 for each in made.piece_lengths)
+        assert "never used" in made.as_text() and orjson.dumps(made.as_json())
+        assert "not used" in made.as_html()
+        assert len(made.rows()) == len(sources)
+
+
+def test_kinds_by_id(toy: Encoder) -> None:
+    tokenizer = open_tokenizer(toy.model_path)
+    kinds = {i: Kind(kind) for i, kind in enumerate(tokenizer.kinds)}
+    assert {i for i, kind in kinds.items() if kind is Kind.BYTE} == toy.byte_ids
+    assert kinds[toy.unk_id] is Kind.UNKNOWN
+    assert all(tokenizer.piece_bytes[i] == size for i, size in enumerate(toy.piece_bytes()))
+
+
+def test_names_are_short_where_that_tells_them_apart() -> None:
+    names = ["x/one.jsonl", "y/one.jsonl", "z/two.jsonl", "gpt/tokenizer.json", "hf", "tokenizer.json"]
+    assert list(report._labels(names).values()) == [
+        "x/one.jsonl",
+        "y/one.jsonl",
+        "two.jsonl",
+        "gpt",
+        "hf",
+        "tokenizer.json",
+    ]

@@ -1,0 +1,226 @@
+"""Counting what a tokenizer does to text.
+
+In: a tokenizer and texts. Out: sums and rates, how often each id was used, and lines cut into their pieces to look at.
+
+Every tokenizer is measured alike: text is cut into lines, each line is encoded by itself, and a line end counts as one
+token. For a tokenizer that would join line ends with what stands beside them (BPE over bytes may have pieces such as
+"):\\n") that is a few tokens more than it would need on the whole text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from itertools import compress, islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from zerokara.progress import Progress
+from zerokara.tokenizer.encoder import Ids
+from zerokara.tokenizer.report_tokenizers import Kind, Tokenizer
+
+Counts = npt.NDArray[np.int64]
+"""int64[ids of a tokenizer]: how often each was used."""
+
+MAX_USAGE_BYTES = 32_000_000
+"""Text of the sample over which the use of the pieces is counted; a second's work."""
+EXAMPLE_CHARACTERS = 180
+"""Longest line to show."""
+_BATCH_LINES = 4096
+_MAX_FAILURES_SHOWN = 5
+
+
+@dataclass
+class Measures:
+    """What one tokenizer does to one body of text."""
+
+    characters: int = 0
+    bytes: int = 0
+    lines: int = 0
+    tokens: int = 0
+    """Line ends included."""
+    piece_tokens: int = 0
+    """Tokens of several characters."""
+    character_tokens: int = 0
+    """Tokens that are one whole character."""
+    byte_tokens: int = 0
+    """Tokens that are a part of a character without a piece."""
+    unknown_tokens: int = 0
+    line_end_tokens: int = 0
+    unknown_characters: int = 0
+    """Characters under unknown tokens, of which one may hide a whole word."""
+    round_trip_failures: int = 0
+    """Lines that do not come back as they were."""
+    failure_examples: list[str] = field(default_factory=list)
+
+    def rates(self) -> dict[str, float]:
+        """The numbers that compare: characters and bytes a token, and shares of the tokens, characters, lines."""
+        tokens = max(self.tokens, 1)
+        return {
+            "characters_per_token": self.characters / tokens,
+            "bytes_per_token": self.bytes / tokens,
+            "unknown_rate": self.unknown_tokens / tokens,
+            "unknown_character_rate": self.unknown_characters / max(self.characters, 1),
+            "byte_fallback_rate": self.byte_tokens / tokens,
+            "single_character_rate": self.character_tokens / tokens,
+            "round_trip_failure_rate": self.round_trip_failures / max(self.lines, 1),
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """The sums and the rates as JSON values."""
+        return {**asdict(self), **self.rates()}
+
+
+class Cell(NamedTuple):
+    """A stretch of a line and the tokens that spell it: one, or the bytes of a character together."""
+
+    text: str
+    pieces: list[str]
+    """As they stand in the vocabulary; none for text that no token stands for, such as a space that was dropped."""
+    kind: str
+    """`piece`, `character`, `byte`, `unknown`, or `dropped`."""
+
+
+class Coverage(NamedTuple):
+    """What the most frequent pieces do: of the text, and of the tokens."""
+
+    pieces: int
+    share_of_text: float
+    """Share of the bytes that these pieces spell."""
+    share_of_tokens: float
+
+
+def measure(
+    tokenizer: Tokenizer, texts: Iterable[str], used: Counts | None = None, progress: Progress | None = None
+) -> Measures:
+    """Measure a tokenizer on texts; adds to `used` how often each id was, and advances the progress by bytes."""
+    counts = np.zeros(len(tokenizer.pieces), dtype=np.int64)
+    measures = Measures()
+    lines = _lines(texts)
+    while batch := list(islice(lines, _BATCH_LINES)):
+        batch_lines, bytes_before = [line for line, _ in batch], measures.bytes
+        ids = tokenizer.encode(batch_lines)
+        batch_counts = _count(ids, len(counts))
+        counts += batch_counts
+        measures.lines += len(batch)
+        measures.line_end_tokens += sum(not is_last for _, is_last in batch)
+        measures.bytes += sum(len(line.encode()) for line in batch_lines)
+        measures.characters += sum(map(len, batch_lines))
+        for line, back in zip(batch_lines, tokenizer.decode(ids), strict=True):
+            if back != line:
+                measures.round_trip_failures += 1
+                if len(measures.failure_examples) < _MAX_FAILURES_SHOWN:
+                    measures.failure_examples.append(line[:100])
+        if batch_counts[tokenizer.kinds == Kind.UNKNOWN].any():
+            with_unknown = ((tokenizer.kinds[line_ids] == Kind.UNKNOWN).any() for line_ids in ids)
+            measures.unknown_characters += sum(map(tokenizer.unknown_characters, compress(batch_lines, with_unknown)))
+        if progress is not None:
+            progress.advance(measures.bytes - bytes_before)
+    measures.characters += measures.line_end_tokens
+    measures.bytes += measures.line_end_tokens
+    by_kind = np.bincount(tokenizer.kinds, weights=counts, minlength=len(Kind)).astype(np.int64).tolist()
+    measures.piece_tokens, measures.character_tokens, measures.byte_tokens, measures.unknown_tokens = by_kind
+    measures.tokens = int(counts.sum()) + measures.line_end_tokens
+    if used is not None:
+        used += counts
+    return measures
+
+
+def sample_bytes(sentences: Path) -> int:
+    """Bytes of a file of lines that `count_sample` will look at, about."""
+    return min(sentences.stat().st_size, MAX_USAGE_BYTES)
+
+
+def count_sample(tokenizer: Tokenizer, sentences: Path, used: Counts, progress: Progress | None = None) -> int:
+    """Add to `used` how often the lines of a file use each id, spread evenly where it is large; gives their bytes."""
+    step = max(1, math.ceil(sentences.stat().st_size / MAX_USAGE_BYTES))
+    total = 0
+    with open(sentences, encoding="utf-8", newline="\n") as file:
+        chosen = islice(file, 0, None, step)
+        while batch := [line.removesuffix("\n") for line in islice(chosen, _BATCH_LINES)]:
+            used += _count(tokenizer.encode(batch), len(used))
+            bytes_read = sum(len(line.encode()) for line in batch)
+            total += bytes_read
+            if progress is not None:
+                progress.advance(bytes_read)
+    return total
+
+
+def total(measures: Sequence[Measures]) -> Measures:
+    """The measures of several bodies of text as one."""
+    made = Measures()
+    for one in measures:
+        for name in (each.name for each in fields(Measures)):
+            setattr(made, name, getattr(made, name) + getattr(one, name))
+    made.failure_examples = made.failure_examples[:_MAX_FAILURES_SHOWN]
+    return made
+
+
+def coverage(tokenizer: Tokenizer, used: Counts) -> list[Coverage]:
+    """How much the 1, 2, 5, 10, 20, 50, … most frequent pieces cover, up to all that were used."""
+    order = np.argsort(-used, kind="stable")[: np.count_nonzero(used)]
+    tokens = np.cumsum(used[order])
+    text = np.cumsum(used[order] * tokenizer.piece_bytes[order])
+    if not len(order) or not text[-1]:
+        return []
+    steps = (base * 10**power for power in range(len(str(len(order)))) for base in (1, 2, 5))
+    numbers = [*(step for step in steps if step < len(order)), len(order)]
+    return [Coverage(n, float(text[n - 1] / text[-1]), float(tokens[n - 1] / tokens[-1])) for n in numbers]
+
+
+def example_lines(texts: Sequence[str], number: int) -> list[str]:
+    """A few lines of running text, evenly spread, none longer than `EXAMPLE_CHARACTERS`."""
+    lines = list(dict.fromkeys(line.strip() for text in texts for line in text.split("\n")))
+    worded = [line for line in lines if sum(map(str.isalpha, line)) > len(line) / 2]
+    whole = [line for line in worded if EXAMPLE_CHARACTERS / 4 <= len(line) <= EXAMPLE_CHARACTERS]
+    candidates = whole if len(whole) >= number else worded or [line for line in lines if line]
+    number = min(number, len(candidates))
+    chosen = [candidates[(2 * i + 1) * len(candidates) // (2 * number)] for i in range(number)]
+    return [_shortened(line) for line in chosen]
+
+
+def cells(tokenizer: Tokenizer, line: str) -> list[Cell]:
+    """A line cut as the tokenizer cuts it; the texts join to the line again."""
+    groups: list[tuple[int, int, list[int]]] = []
+    for span in tokenizer.spans(line):
+        # Tokens that share a character stand together, and an empty one goes with the one behind it.
+        if groups and (groups[-1][0] == groups[-1][1] or span.start < groups[-1][1]):
+            start, end, ids = groups.pop()
+            groups.append((start, max(end, span.end), [*ids, span.id]))
+        else:
+            groups.append((span.start, span.end, [span.id]))
+    made, done = [], 0
+    for start, end, ids in groups:
+        made += [Cell(line[done:start], [], "dropped")] if start > done else []
+        made.append(Cell(line[start:end], [tokenizer.pieces[i] for i in ids], _cell_kind(tokenizer, ids)))
+        done = end
+    return [*made, Cell(line[done:], [], "dropped")] if done < len(line) else made
+
+
+def _cell_kind(tokenizer: Tokenizer, ids: list[int]) -> str:
+    kinds = {Kind(tokenizer.kinds[i]) for i in ids}
+    worst = next(kind for kind in (Kind.UNKNOWN, Kind.BYTE, Kind.PIECE, Kind.CHARACTER) if kind in kinds)
+    return worst.name.lower()
+
+
+def _shortened(line: str) -> str:
+    if len(line) <= EXAMPLE_CHARACTERS:
+        return line
+    head = line[:EXAMPLE_CHARACTERS]
+    return head.rsplit(" ", 1)[0] if " " in head[EXAMPLE_CHARACTERS // 2 :] else head
+
+
+def _count(ids: Sequence[Ids], size: int) -> Counts:
+    return np.bincount(np.concatenate(ids), minlength=size).astype(np.int64)
+
+
+def _lines(texts: Iterable[str]) -> Iterator[tuple[str, bool]]:
+    """Every line, and whether it is the last of its text."""
+    for text in texts:
+        lines = text.split("\n")
+        for i, line in enumerate(lines):
+            yield line, i + 1 == len(lines)

@@ -1,0 +1,287 @@
+"""Any tokenizer behind one face, so that all are measured alike: SentencePiece's and Hugging Face's.
+
+In: a SentencePiece `.model` file, a Hugging Face `tokenizer.json`, or a folder that holds one. Out: a `Tokenizer` that
+encodes lines, decodes ids, tells which characters of a line each token stands for, and knows of every id what kind of
+token it is. Nothing is added to a text: no <s>, no [CLS], no padding; text that spells a special token is text.
+
+What is a byte token: a byte-fallback piece (<0xE3>), and of a BPE over bytes (GPT-2's kind, whose vocabulary spells
+bytes in a table of 256 characters) each token whose bytes are no whole characters.
+
+Source: sentencepiece 0.2.3; the format of tokenizers 0.23's `tokenizer.json`. The second is imported only where
+such a file is opened.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import sentencepiece
+
+from zerokara.errors import Fault, UserError
+from zerokara.tokenizer.encoder import SPACE_MARK, Ids
+from zerokara.tokenizer.model_file import ModelFile
+
+HUB_PREFIX = "hf://"
+IN_FOLDER = ("tokenizer.json", "tokenizer.model")
+"""What a folder may hold, the first first."""
+_BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_PROBE = "a 1 龘 \U0001f600"
+"""Text on which a tokenizer that cannot encode at all (a WordPiece without its unknown token) gives that away."""
+
+
+class Kind(IntEnum):
+    """What a token stands for."""
+
+    PIECE = 0
+    """Several characters."""
+    CHARACTER = 1
+    """One whole character."""
+    BYTE = 2
+    """A part of a character."""
+    UNKNOWN = 3
+    """Text that the tokenizer cannot spell."""
+
+
+class Span(NamedTuple):
+    """A token and the characters of the line that it stands for; empty for all but one byte of a character, maybe."""
+
+    id: int
+    start: int
+    end: int
+
+
+class Tokenizer(ABC):
+    """A tokenizer to measure. Ids are below `len(pieces)`."""
+
+    description: str
+    """What kind of tokenizer it is, to read."""
+    vocab_size: int
+    """Number of pieces, special ones included."""
+    pieces: list[str]
+    """By id, as they stand in the vocabulary."""
+    kinds: npt.NDArray[np.int8]
+    """By id."""
+    piece_characters: npt.NDArray[np.int32]
+    """By id: characters of text that the piece stands for; 0 for bytes, the unknown token and control pieces."""
+    piece_bytes: npt.NDArray[np.int32]
+    """By id: UTF-8 bytes of that text; for byte tokens their number of bytes."""
+
+    @abstractmethod
+    def encode(self, lines: list[str]) -> list[Ids]:
+        """The ids of each line."""
+
+    @abstractmethod
+    def decode(self, ids: list[Ids]) -> list[str]:
+        """The text of each list of ids."""
+
+    @abstractmethod
+    def spans(self, line: str) -> list[Span]:
+        """The tokens of a line and where they stand."""
+
+    def unknown_characters(self, line: str) -> int:
+        """Characters of a line that are under unknown tokens."""
+        covered: set[int] = set()
+        for span in self.spans(line):
+            if self.kinds[span.id] == Kind.UNKNOWN:
+                covered.update(range(span.start, span.end))
+        return len(covered)
+
+    def _describe(self, pieces: list[str], contents: Sequence[bytes | None], unknown: set[int]) -> None:
+        """Set what is known by id; a content is the text of a piece, or bytes that are no text, or None."""
+        self.pieces = pieces
+        self.kinds = np.full(len(pieces), Kind.PIECE, dtype=np.int8)
+        self.piece_characters = np.zeros(len(pieces), dtype=np.int32)
+        self.piece_bytes = np.zeros(len(pieces), dtype=np.int32)
+        for i, content in enumerate(contents):
+            if i in unknown:
+                self.kinds[i] = Kind.UNKNOWN
+            elif content:
+                self.piece_bytes[i] = len(content)
+                characters = _num_characters(content)
+                self.piece_characters[i] = characters
+                self.kinds[i] = Kind.BYTE if characters == 0 else Kind.CHARACTER if characters == 1 else Kind.PIECE
+
+
+class SentencePieceTokenizer(Tokenizer):
+    """A SentencePiece model of any kind, also one that the training could not use."""
+
+    def __init__(self, content: bytes) -> None:
+        self._processor = sentencepiece.SentencePieceProcessor()
+        self._processor.LoadFromSerializedProto(content)
+        model = ModelFile(content)
+        kind = "unigram" if model.is_unigram else "BPE" if model.is_bpe else "word or character"
+        self.description = f"SentencePiece {kind}" + (", byte fallback" if model.byte_fallback else "")
+        self.vocab_size = self._processor.GetPieceSize()
+        ids = range(self.vocab_size)
+        self._describe(
+            [str(self._processor.IdToPiece(i)) for i in ids],
+            [self._content(i) for i in ids],
+            {i for i in ids if self._processor.IsUnknown(i)},
+        )
+
+    def _content(self, i: int) -> bytes | None:
+        piece = str(self._processor.IdToPiece(i))
+        if self._processor.IsByte(i):
+            return bytes([0x80])  # any byte that is no character by itself: it stands for a part of one
+        return None if self._processor.IsControl(i) else piece.replace(SPACE_MARK, " ").encode()
+
+    def encode(self, lines: list[str]) -> list[Ids]:
+        """The ids of each line."""
+        return list(self._processor.EncodeAsNumpy(lines, num_threads=1))
+
+    def decode(self, ids: list[Ids]) -> list[str]:
+        """The text of each list of ids."""
+        return list(self._processor.Decode([line.tolist() for line in ids], num_threads=1))
+
+    def spans(self, line: str) -> list[Span]:
+        """The tokens of a line and where they stand."""
+        made = self._processor.EncodeAsOffsetMapping(line)
+        return [Span(i, start, end) for i, (start, end) in zip(made["ids"], made["offsets"], strict=True)]
+
+
+class HuggingFaceTokenizer(Tokenizer):
+    """What stands in a `tokenizer.json`: BPE, BPE over bytes, Unigram, WordPiece or whole words."""
+
+    def __init__(self, content: bytes) -> None:
+        from tokenizers import Tokenizer as Vendor
+
+        settings = orjson.loads(content)
+        # Nothing is to be added or cut off; the last also narrows where tokens stand (`trim_offsets`).
+        settings.update(truncation=None, padding=None, post_processor=None)
+        self._vendor = Vendor.from_str(orjson.dumps(settings).decode())
+        self._vendor.encode_special_tokens = True  # no text is taken for a special token, as SentencePiece never does
+        self._vendor.encode(_PROBE, add_special_tokens=False)
+        parts = {part["type"]: part for part in _parts(settings)}
+        model = settings["model"]
+        over_bytes = "ByteLevel" in parts
+        self.description = f"Hugging Face {model.get('type', 'tokenizer')}" + (" over bytes" if over_bytes else "")
+        self.description += ", byte fallback" if model.get("byte_fallback") else ""
+        vocabulary = self._vendor.get_vocab(with_added_tokens=True)
+        self.vocab_size = len(vocabulary)
+        pieces = [""] * (max(vocabulary.values(), default=-1) + 1)
+        for piece, i in vocabulary.items():
+            pieces[i] = piece
+        spelling = _Spelling(model, parts, over_bytes)
+        added = {token["id"]: token for token in settings.get("added_tokens") or []}
+        contents = [
+            (None if added[i]["special"] else piece.encode()) if i in added else spelling.content(piece)
+            for i, piece in enumerate(pieces)
+        ]
+        self._describe(pieces, contents, _unknown_ids(model, vocabulary))
+
+    def encode(self, lines: list[str]) -> list[Ids]:
+        """The ids of each line."""
+        made = self._vendor.encode_batch_fast(lines, add_special_tokens=False)
+        return [np.array(line.ids, dtype=np.int32) for line in made]
+
+    def decode(self, ids: list[Ids]) -> list[str]:
+        """The text of each list of ids."""
+        return list(self._vendor.decode_batch([line.tolist() for line in ids], skip_special_tokens=False))
+
+    def spans(self, line: str) -> list[Span]:
+        """The tokens of a line and where they stand."""
+        made = self._vendor.encode(line, add_special_tokens=False)
+        return [Span(i, start, end) for i, (start, end) in zip(made.ids, made.offsets, strict=True)]
+
+
+class _Spelling:
+    """How the pieces of a `tokenizer.json` spell text."""
+
+    def __init__(self, model: dict[str, Any], parts: dict[str, dict[str, Any]], over_bytes: bool) -> None:
+        self._bytes = _byte_table() if over_bytes else None
+        self._falls_back = bool(model.get("byte_fallback"))
+        self._space = parts.get("Metaspace", {}).get("replacement", SPACE_MARK)
+        self._prefix = model.get("continuing_subword_prefix") or ""
+        self._suffix = model.get("end_of_word_suffix") or ""
+
+    def content(self, piece: str) -> bytes:
+        """The bytes of text that a piece stands for."""
+        if self._bytes is not None and all(character in self._bytes for character in piece):
+            return bytes(self._bytes[character] for character in piece)
+        if self._falls_back and _BYTE_PIECE.fullmatch(piece):
+            return bytes([0x80])
+        text = piece.removeprefix(self._prefix).removesuffix(self._suffix)
+        return text.replace(self._space, " ").encode()
+
+
+def find_file(name: str) -> Path:
+    """The file of a tokenizer to compare with: `name` itself, or what the folder of that name holds.
+
+    Raises: UserError when there is none, or when it lies on the Hub.
+    """
+    if name.startswith(HUB_PREFIX):
+        owner = name.removeprefix(HUB_PREFIX)
+        remedy = f"run `hf download {owner} tokenizer.json --local-dir FOLDER` and name that folder"
+        raise UserError(Fault(name, "a tokenizer on the Hub is to be downloaded first", remedy=remedy))
+    path = Path(name)
+    if not path.is_dir():
+        return path
+    for inside in IN_FOLDER:
+        if (path / inside).is_file():
+            return path / inside
+    remedy = "name a folder that does, or the file itself"
+    raise UserError(Fault(name, f"the folder holds no {' and no '.join(IN_FOLDER)}", remedy=remedy))
+
+
+def open_tokenizer(name: str | Path) -> Tokenizer:
+    """Open a tokenizer of any kind.
+
+    Raises: UserError when there is none that can be read.
+    """
+    path = find_file(str(name))
+    if path.suffix != ".json":
+        try:
+            return SentencePieceTokenizer(path.read_bytes())
+        except (OSError, RuntimeError) as error:
+            raise UserError(Fault(str(name), f"is not a SentencePiece model that can be read ({error})")) from error
+    try:
+        return HuggingFaceTokenizer(path.read_bytes())
+    except Exception as error:  # the vendor raises nothing narrower
+        rule = f"is not a Hugging Face tokenizer.json that can be read ({error})"
+        raise UserError(Fault(str(name), rule)) from error
+
+
+def _parts(settings: object) -> Iterator[dict[str, Any]]:
+    """Every part of a `tokenizer.json` that has a type, save the tokens and the model's vocabulary."""
+    if isinstance(settings, dict):
+        if isinstance(settings.get("type"), str):
+            yield settings
+        for key, value in settings.items():
+            if key not in ("added_tokens", "vocab", "merges"):
+                yield from _parts(value)
+    elif isinstance(settings, list):
+        for value in settings:
+            yield from _parts(value)
+
+
+def _unknown_ids(model: dict[str, Any], vocabulary: dict[str, int]) -> set[int]:
+    """The ids of the unknown token: Unigram has it as an id, the others by name, and BPE over bytes has none."""
+    token = model.get("unk_token")
+    found = {model.get("unk_id"), None if token is None else vocabulary.get(token)}
+    return {i for i in found if i is not None}
+
+
+def _byte_table() -> dict[str, int]:
+    """The characters in which GPT-2's vocabulary spells bytes (`bytes_to_unicode`, gpt-2/src/encoder.py).
+
+    Bytes that print stand for themselves, the others in their order for the characters from U+0100 on.
+    """
+    printing = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printing]
+    return {chr(byte): byte for byte in printing} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+def _num_characters(content: bytes) -> int:
+    """Characters, or 0 where the bytes are no whole ones."""
+    try:
+        return len(content.decode())
+    except UnicodeDecodeError:
+        return 0

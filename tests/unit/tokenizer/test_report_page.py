@@ -1,0 +1,157 @@
+"""The page: whole, closed, without any reference outside, and with nothing in it that a corpus could run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from zerokara.tokenizer import report, report_charts
+from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokenizer.report_markup import Markup, element, join
+from zerokara.tokenizer.report_measures import Coverage
+from zerokara.tokenizer.sampling import SourceTexts
+
+VOID = {"meta", "br", "col"}
+TAGS = set(
+    re.findall(
+        r"\w+",
+        "html head meta title style body main h1 h2 h3 p dl dt dd div span small strong sup i ul li pre table "
+        "thead tbody tr th td section figure figcaption details summary svg line text rect path",
+    )
+)
+NASTY = ["<script>", "<b>&", '"onload="x', "</style>", "-->"]
+
+
+class Outline(HTMLParser):
+    """Checks that every element is closed in turn, and gathers what stands in them."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert "svg" in self.open, f"<{tag}/> outside a drawing"
+        self.tags.add(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-3:]}"
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] != "style":
+            self.text.append(data)
+
+
+def outline(page: str) -> Outline:
+    """Parse a page that must be well formed."""
+    parsed = Outline()
+    parsed.feed(page)
+    parsed.close()
+    assert not parsed.open, parsed.open
+    return parsed
+
+
+@pytest.fixture(scope="module")
+def nasty(train_toy: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> report.Report:
+    """The report of a tokenizer whose pieces, text and sources are all markup."""
+    model = train_toy(user_defined_symbols=tuple(NASTY))
+    line = (
+        f"the fox {' '.join(NASTY)} and \u3000 \t the dogs 今日は 龘 running far, away from the house they never knew"
+    )
+    sentences = tmp_path_factory.mktemp("nasty") / "sentences.txt"
+    sentences.write_text(line + "\n", encoding="utf-8")
+    sources = [SourceTexts([line, f"{line} ▁ <i>changed</i>"], True), SourceTexts([], False)]
+    names = ["data/<i>one</i>.jsonl", 'two" onclick="x.jsonl']
+    return report.make(model, names, sources, sentences, {"bytes_used": 12_300_000}, [str(model)])
+
+
+def test_the_page_is_whole_and_markup_in_pieces_is_text(nasty: report.Report) -> None:
+    page = nasty.as_html()
+    parsed = outline(page)
+    assert parsed.tags <= TAGS, parsed.tags - TAGS
+    assert not {name for name in parsed.attributes if name.startswith("on")} | (parsed.attributes & {"src", "href"})
+    text = "".join(parsed.text)
+    assert all(piece in text for piece in NASTY)
+    assert "<i>one</i>.jsonl" in text and 'two" onclick="x.jsonl' in text
+    assert "<i>changed</i>" in text
+    assert page.startswith("<!DOCTYPE html>\n<html") and '<meta charset="utf-8">' in page
+
+
+def test_the_parser_finds_what_is_broken() -> None:
+    with pytest.raises(AssertionError):
+        outline("<div><span></div></span>")
+    with pytest.raises(AssertionError):
+        outline("<div>")
+    assert "script" in outline("<div><script>1</script></div>").tags
+
+
+def test_the_page_needs_nothing_else(nasty: report.Report) -> None:
+    page = nasty.as_html()
+    assert not re.search(r"https?:|url\(|@import|<script|<link|<img|<iframe", page)
+    assert "prefers-color-scheme: dark" in page and "@media print" in page and "width=device-width" in page
+
+
+def test_the_page_says_what_the_report_says(nasty: report.Report) -> None:
+    text = "".join(outline(nasty.as_html()).text)
+    for source in nasty.sources:
+        for m in source.measures.values():
+            rates = m.rates()
+            assert f"{rates['bytes_per_token']:.3f}" in text and f"{m.tokens:,}" in text
+    assert all(f"{count:,}" in text for _, count in nasty.most_frequent)
+    assert f"{len(nasty.unused_pieces):,} not used" in text and "trained on 12.3 MB" in text
+    assert "part of a character (bytes)" in text and "Coverage" in text
+
+
+def test_lines_show_their_pieces_spaces_and_bytes(nasty: report.Report) -> None:
+    page = nasty.as_html()
+    assert '<i class="space" data-mark="·"> </i>' in page
+    assert '<i class="space" data-mark="□">\u3000</i>' in page and '<i class="space" data-mark="→">\t</i>' in page
+    assert re.search(
+        r'<span class="p\d byte" title="&lt;0xE9&gt; &lt;0xBE&gt; &lt;0x98&gt;">龘<sup>\u20603</sup></span>', page
+    )
+    colours = re.findall(r'<span class="p(\d)[ "]', page.split('<div class="line"')[1])
+    assert len(set(colours)) == 5 and all(a != b for a, b in pairwise(colours))
+    assert 'lang="ja"' in page
+    frequent = page.split("most frequent</summary>")[1]
+    assert re.search(r'class="piece"><i class="space" data-mark="·"> </i>\w+</span>', frequent), "a space, no ▁"
+
+
+def test_a_tokenizer_alone_needs_no_comparison(toy: Encoder, tmp_path: Path) -> None:
+    sentences = tmp_path / "sentences.txt"
+    sentences.write_text("the fox\n", encoding="utf-8")
+    made = report.make(toy.model_path, ["a/one.jsonl"], [SourceTexts(["the fox"], True)], sentences, {})
+    page = made.as_html()
+    outline(page)
+    assert "all sources" not in page and 'class="best"' not in page and "Green" not in page
+
+
+def test_what_is_not_markup_is_escaped() -> None:
+    made = element("div", "<b>", Markup("<i></i>"), ["&", ("x",)], class_="a", title='"<', data_mark=None)
+    assert made == '<div class="a" title="&quot;&lt;">&lt;b&gt;<i></i>&amp;x</div>'
+    assert join(["<", Markup("<br>")]) == "&lt;<br>"
+    assert element("br") == "<br>" and element("rect", x=1) == '<rect x="1"/>'
+
+
+def test_curves_end_at_the_whole_text() -> None:
+    points = [Coverage(1, 0.1, 0.2), Coverage(10, 0.5, 0.5), Coverage(100, 1.0, 1.0)]
+    drawn = report_charts.curves({"ours": points, "other": []}, "pieces", "Coverage")
+    (path,) = re.findall(r' d="M([^"]+)"', drawn)
+    corners = [tuple(map(float, corner.split())) for corner in path.split("L")]
+    (x0, y0), (x1, y1), (x2, y2) = corners
+    assert x1 - x0 == pytest.approx(x2 - x1), "a decade is as wide as the next"
+    assert (y0 - y1) / (y1 - y2) == pytest.approx(0.4 / 0.5, rel=0.01)
+    assert outline(report_charts.curves({"one": [Coverage(1, 1.0, 1.0)]}, "pieces", "Coverage")).tags

@@ -1,0 +1,165 @@
+"""Tokenizers of other makers, measured as ours are: against counts by hand and against SentencePiece itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from zerokara.errors import UserError
+from zerokara.tokenizer import huggingface, report
+from zerokara.tokenizer import report_measures as measuring
+from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokenizer.report_tokenizers import Kind, open_tokenizer
+
+LINES = [
+    "the quick fox",
+    "今日はとてもよい天気です。",
+    "rare 龘 靐",
+    "",
+    " The  dogs<|end|> [UNK]",
+    "None",
+    "오늘 날씨가 좋아서 42",
+]
+TRAINED_ON = ["None of the fox and the dogs", "今日は公園でとてもよい天気", "오늘 날씨가 좋아서"] * 20
+
+
+def byte_level(folder: Path) -> Path:
+    """A BPE over bytes as GPT-2's, with a special token and a post-processor that narrows offsets."""
+    made = tokenizers.Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.post_processor = processors.ByteLevel(trim_offsets=True)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    made.train_from_iterator(
+        TRAINED_ON,
+        trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet, special_tokens=["<|end|>"], show_progress=False),
+    )
+    made.enable_truncation(5)
+    made.save(str(folder / "tokenizer.json"))
+    return folder / "tokenizer.json"
+
+
+def word_piece(folder: Path) -> Path:
+    """A WordPiece as BERT's, which folds case and has an unknown token."""
+    made = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    made.normalizer = normalizers.Lowercase()
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.decoder = decoders.WordPiece()
+    made.train_from_iterator(
+        TRAINED_ON, trainers.WordPieceTrainer(vocab_size=200, special_tokens=["[UNK]", "[CLS]"], show_progress=False)
+    )
+    made.post_processor = processors.TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 1)])
+    path = folder / "word_piece.json"
+    made.save(str(path))
+    return path
+
+
+def test_a_bpe_over_bytes_equals_a_count_by_hand(tmp_path: Path) -> None:
+    path = byte_level(tmp_path)
+    measures = measuring.measure(open_tokenizer(tmp_path), ["\n".join(LINES)])
+    vendor = tokenizers.Tokenizer.from_file(str(path))
+    vendor.no_truncation()
+    vendor.encode_special_tokens = True
+    ids = [i for line in LINES for i in vendor.encode(line, add_special_tokens=False).ids]
+    alone = [vendor.decode([i], skip_special_tokens=False) for i in ids]
+    assert measures.tokens == len(ids) + len(LINES) - 1
+    assert measures.bytes == len("\n".join(LINES).encode())
+    assert measures.byte_tokens == sum("\ufffd" in text for text in alone) > 5
+    assert measures.character_tokens == sum(len(text) == 1 for text in alone if "\ufffd" not in text) > 0
+    assert measures.unknown_tokens == measures.unknown_characters == 0, "there is a piece None, and no unknown token"
+    assert vendor.get_vocab()["None"] in ids
+    assert measures.round_trip_failures == 0, "also of the text that spells a special token"
+    assert open_tokenizer(path).description == "Hugging Face BPE over bytes"
+
+
+def test_a_word_piece_equals_a_count_by_hand(tmp_path: Path) -> None:
+    tokenizer = open_tokenizer(word_piece(tmp_path))
+    measures = measuring.measure(tokenizer, ["The 龘靐 fox", "the fox"])
+    assert (measures.unknown_tokens, measures.unknown_characters) == (1, 2), "one token hides a word"
+    assert measures.tokens == 5 and measures.round_trip_failures == 1
+    assert measures.failure_examples == ["The 龘靐 fox"]
+    assert tokenizer.kinds[tokenizer.pieces.index("##o")] == Kind.CHARACTER
+    cells = measuring.cells(tokenizer, "The 龘靐 fox")
+    assert [(cell.text, cell.kind) for cell in cells] == [
+        ("The", "piece"),
+        (" ", "dropped"),
+        ("龘靐", "unknown"),
+        (" ", "dropped"),
+        ("fox", "piece"),
+    ]
+
+
+@pytest.mark.parametrize("settings", [{}, {"model_type": "bpe"}, {"byte_fallback": False}, {"add_dummy_prefix": True}])
+def test_our_own_tokenizer_measures_alike_in_both_formats(
+    train_toy: Callable[..., Path], tmp_path: Path, settings: dict[str, object]
+) -> None:
+    model_path = train_toy(**settings)
+    huggingface.write(Encoder(model_path), tmp_path, 100)
+    texts = ["\n".join(LINES), "no 龘 newline"]
+    ours, theirs = (measuring.measure(open_tokenizer(path), texts) for path in (model_path, tmp_path))
+    assert ours == theirs and ours.byte_tokens + ours.unknown_tokens > 0
+    moved = measuring.measure(open_tokenizer(tmp_path), [texts[0].replace("quick", "quack"), texts[1]])
+    assert moved != ours
+
+
+def test_cells_of_every_kind_join_to_the_line(tmp_path: Path, toy: Encoder) -> None:
+    (tmp_path / "ours").mkdir()
+    huggingface.write(toy, tmp_path / "ours", 100)
+    for path in (byte_level(tmp_path), word_piece(tmp_path), tmp_path / "ours"):
+        tokenizer = open_tokenizer(path)
+        for line in LINES:
+            cells = measuring.cells(tokenizer, line)
+            assert "".join(cell.text for cell in cells) == line
+            (ids,) = tokenizer.encode([line])
+            assert [piece for cell in cells for piece in cell.pieces] == [tokenizer.pieces[i] for i in ids]
+    spaced = measuring.cells(open_tokenizer(byte_level(tmp_path)), "the fox")
+    assert not [cell for cell in spaced if cell.kind == "dropped"], "the space belongs to the piece"
+
+
+def test_a_report_beside_others(toy: Encoder, tmp_path: Path) -> None:
+    sentences = tmp_path / "sentences.txt"
+    sentences.write_text("the fox\n", encoding="utf-8")
+    names = [str(byte_level(tmp_path).parent), str(word_piece(tmp_path)), str(toy.model_path.parent)]
+    made = report.make(toy.model_path, ["a"], [report.SourceTexts([*LINES], True)], sentences, {}, names)
+    measures = made.sources[0].measures
+    assert list(measures) == ["this one", *names]
+    assert len({m.bytes for m in measures.values()}) == 1
+    assert measures[names[2]] == measures["this one"], "the folder holds our own model"
+    assert [one.description for one in made.tokenizers.values()][1:3] == [
+        "Hugging Face BPE over bytes",
+        "Hugging Face WordPiece",
+    ]
+
+
+def test_what_is_no_tokenizer_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"other\.model: is not a SentencePiece model that can be read"):
+        report.open_model(tmp_path / "other.model")
+    (tmp_path / "empty.model").write_bytes(b"")
+    with pytest.raises(UserError, match=r"empty\.model: is not a SentencePiece model that can be read"):
+        report.open_model(tmp_path / "empty.model")
+    with pytest.raises(UserError, match=r"the folder holds no tokenizer\.json and no tokenizer\.model; name a folder"):
+        report.open_model(tmp_path)
+    for content in (b"nope", b"[]", b"{}", b'{"model": 1}', b"\xff"):
+        (tmp_path / "vocab.json").write_bytes(content)
+        with pytest.raises(UserError, match=r"vocab\.json: is not a Hugging Face tokenizer\.json that can be read \("):
+            report.open_model(tmp_path / "vocab.json")
+    with pytest.raises(UserError, match=r"missing\.json: is not a Hugging Face tokenizer\.json .*No such file"):
+        report.open_model(tmp_path / "missing.json")
+    with pytest.raises(UserError, match=r"hf://owner/name: a tokenizer on the Hub .* `hf download owner/name"):
+        report.open_model("hf://owner/name")
+
+
+def test_a_tokenizer_that_cannot_encode_is_refused_at_once(tmp_path: Path) -> None:
+    path = word_piece(tmp_path)
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["model"]["unk_token"] = "<nowhere>"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(
+        UserError, match=r"is not a Hugging Face tokenizer\.json that can be read \(WordPiece error: Missing \[UNK\]"
+    ):
+        report.open_model(path)
