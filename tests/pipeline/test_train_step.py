@@ -163,7 +163,31 @@ def test_a_folder_of_another_run_or_of_other_files_is_left_alone(tiny_data: dict
         assert refused.returncode == 2 and (stranger / "one.jpg").exists(), refused.stderr
 
 
+def test_a_curriculum_is_told_before_and_while_it_runs(tiny_data: dict[str, str], tmp_path: Path) -> None:
+    stages = "stages=[{name: first, tokens: 1600}, {tokens: rest, source_weights: [2]}]"
+    settings = (f"output_model_dir={tmp_path / 'run'}", stages)
+    done = step_3(tiny_data["config"], *settings)
+    assert done.returncode == 0, done.stdout + done.stderr
+    words = " ".join(done.stdout.split())
+    assert "stage 1 of 2: first, shuffle" in words and "stage 2 of 2: shuffle" in words
+    assert " in all " in words and " 5,120 " in words
+    assert "step 1 stage 1 of 2 begins: first, shuffle" in words
+    assert "step 7 stage 2 of 2 begins: shuffle" in words  # 50 sequences are 6 steps of 8, and 2
+    lines = [line for line in metrics.read(tmp_path / "run") if "loss" in line]
+    assert lines[-1]["source_tokens"] == [5120] and lines[5]["source_tokens"] == [6 * 8 * 32]
+    made = manifest.read(tmp_path / "run" / "manifest.json")
+    assert [use["tokens_taken"] for use in made.facts["sources"]] == [5120]
+    again = step_3(tiny_data["config"], *settings, "max_epochs_per_source=0.01")
+    assert again.returncode == 0 and "is complete already" in again.stdout
+    other = step_3(tiny_data["config"], *settings, stages.replace("1600", "3200"))
+    assert other.returncode == 2 and "belongs to another run: curriculum was" in other.stderr
+    refused = step_3(tiny_data["config"], f"output_model_dir={tmp_path / 'new'}", stages, "max_epochs_per_source=0.1")
+    assert refused.returncode == 2 and "max_epochs_per_source = 0.1: would be exceeded: " in refused.stderr
+    assert not (tmp_path / "new").exists()
+
+
 def test_dry_run_starts_nothing(tiny_data: dict[str, str], tmp_path: Path) -> None:
     done = step_3(tiny_data["config"], f"output_model_dir={tmp_path / 'run'}", options=("--dry-run",))
     assert done.returncode == 0 and "20 steps × 8 sequences" in done.stdout
+    assert "tokens there        tokens taken    epochs" in done.stdout and " 5,120 " in done.stdout
     assert not (tmp_path / "run").exists()

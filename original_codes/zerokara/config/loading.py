@@ -14,8 +14,9 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.nodes import MappingNode, Node
+from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
+from zerokara.config.curriculum import Stage
 from zerokara.config.settings import Settings, Source
 from zerokara.errors import Fault, UserError
 
@@ -40,9 +41,11 @@ def load(config_class: type[_Config], path: str | Path, overrides: Sequence[str]
     try:
         config = config_class(**values)
     except ValidationError as error:
-        for key in dict.fromkeys(str(detail["loc"][0]) for detail in error.errors()):
-            faults.append(_invalid(key, [detail for detail in error.errors() if detail["loc"][0] == key], source))
-            wrong.add(key)
+        by_key: dict[str, list[ErrorDetails]] = {}
+        for detail in error.errors():
+            by_key.setdefault(_key_of(detail), []).append(detail)
+            wrong.add(str(detail["loc"][0]))
+        faults.extend(_invalid(key, details, source) for key, details in by_key.items())
         # Every setting has a default: with it in place of the wrong values the rules can speak about the right ones.
         config = config_class(**{key: value for key, value in values.items() if key not in wrong})
     config._source = source
@@ -87,9 +90,30 @@ def _read_file(path: Path, faults: list[Fault]) -> tuple[dict[str, Any], dict[st
                 )
             )
             continue
-        values[key] = yaml.constructor.construct_object(value_node, deep=True)
         lines[key] = line
+        _read_nested(value_node, key, str(path), lines, faults)
+        values[key] = yaml.constructor.construct_object(value_node, deep=True)
     return values, lines
+
+
+def _read_nested(node: Node, key: str, path: str, lines: dict[str, int], faults: list[Fault]) -> None:
+    """Note the lines of what stands inside a value, as ``key[1].name``; a name that stands twice is a fault."""
+    if isinstance(node, SequenceNode):
+        for index, item in enumerate(node.value):
+            lines[f"{key}[{index}]"] = item.start_mark.line + 1
+            _read_nested(item, f"{key}[{index}]", path, lines, faults)
+    elif isinstance(node, MappingNode):
+        kept = []
+        for key_node, value_node in node.value:
+            inner, line = f"{key}.{key_node.value}", key_node.start_mark.line + 1
+            if inner in lines:
+                rule_text = f"stands twice, first at line {lines[inner]}"
+                faults.append(Fault(where=f"{path}:{line}", key=inner, rule=rule_text, remedy="keep one"))
+                continue
+            kept.append((key_node, value_node))
+            lines[inner] = line
+            _read_nested(value_node, inner, path, lines, faults)
+        node.value = kept
 
 
 def _apply(overrides: Sequence[str], values: dict[str, Any], faults: list[Fault]) -> set[str]:
@@ -107,13 +131,29 @@ def _apply(overrides: Sequence[str], values: dict[str, Any], faults: list[Fault]
     return overridden
 
 
-def _unknown(key: str, value: object, known: list[str], source: Source) -> Fault:
+def _unknown(key: str, value: object, known: list[str], source: Source, inside: str = "") -> Fault:
     near = difflib.get_close_matches(key, known, n=1)
     remedy = f"did you mean {near[0]}?" if near else "remove it"
-    return Fault(where=source.where(key), key=key, found=value, rule="there is no such setting", remedy=remedy)
+    whole = f"{inside}.{key}" if inside else key
+    return Fault(where=source.where(whole), key=whole, found=value, rule="there is no such setting", remedy=remedy)
+
+
+def _key_of(detail: ErrorDetails) -> str:
+    """``lr``, or for a fault inside an item of a list of mappings ``stages[1].order`` or ``stages[1]``."""
+    location = detail["loc"]
+    key = str(location[0])
+    if len(location) > 1 and isinstance(location[1], int):
+        if len(location) > 2:
+            return f"{key}[{location[1]}].{location[2]}"
+        if detail["type"] == "model_type":
+            return f"{key}[{location[1]}]"
+    return key
 
 
 def _invalid(key: str, details: list[ErrorDetails], source: Source) -> Fault:
+    if details[0]["type"] == "extra_forbidden":
+        place, _, name = key.rpartition(".")
+        return _unknown(name, details[0]["input"], list(Stage.model_fields), source, place)
     # A union (`a number or "auto"`) reports one error for each of its members: they are alternatives.
     words = list(dict.fromkeys(_rule_text(detail) for detail in details))
     found = details[0]["input"]
@@ -122,6 +162,7 @@ def _invalid(key: str, details: list[ErrorDetails], source: Source) -> Fault:
         hint = "write a number without quotes or units"
     if isinstance(found, str) and found.lower() in ("yes", "no", "on", "off") and "true or false" in " ".join(words):
         hint = f"write {'true' if found.lower() in ('yes', 'on') else 'false'}"
+    found = list(found) if isinstance(found, tuple) else found
     return Fault(where=source.where(key), key=key, found=found, rule="must be " + " or ".join(words), remedy=hint)
 
 
@@ -134,6 +175,7 @@ _RULES = {
     "string_too_short": "text that is not empty",
     "bool_type": "true or false",
     "tuple_type": "a list",
+    "model_type": "a mapping (name: value, …)",
     "greater_than": "greater than {gt:g}",
     "greater_than_equal": "at least {ge:g}",
     "less_than": "less than {lt:g}",
@@ -147,4 +189,7 @@ def _rule_text(detail: ErrorDetails) -> str:
     template = _RULES.get(detail["type"])
     if template is None:
         return f"valid ({detail['msg']})"
-    return template.format(**detail.get("ctx", {}))
+    rule_text = template.format(**detail.get("ctx", {}))
+    if len(detail["loc"]) > 2 and str(detail["loc"][-2]).startswith("tuple["):  # one member of a union
+        return f"a list in which each is {rule_text}"
+    return rule_text

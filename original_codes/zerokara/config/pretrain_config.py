@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
+from zerokara.config import curriculum
+from zerokara.config.curriculum import Order, Stage, Weights, as_tuple
 from zerokara.config.settings import (
     Auto,
     Fraction,
@@ -28,9 +30,10 @@ class DataSettings(Settings):
     title: ClassVar[str] = "Text to tokens (step 2)"
 
     input_jsonl: Words = ("data/embedded/corpus.jsonl",)
-    """Raw text: files (.jsonl, .jsonl.gz, .txt, .txt.gz), globs or folders; each entry is one source."""
+    """Raw text, each entry one source: a file (.jsonl or .txt, each plain, .gz or .zst; .parquet), a glob, a folder, a
+    file that lists such entries ("@files.txt"), or a dataset on the Hub (hf://datasets/owner/name[@revision][/path])."""
     text_field: Text = "text"
-    """Field of a JSON line that holds the text."""
+    """Field of a JSON line, or column of a .parquet, that holds the text."""
     txt_document: Literal["file", "line"] = "file"
     """Whether a document of a .txt file is the whole `file` or each `line`."""
     input_tokenizer_file: Text = "tokenizers/embedded/tokenizer.model"
@@ -156,8 +159,22 @@ class TrainingSettings(Settings):
     """Training processes; `auto` is one a GPU (CUDA_VISIBLE_DEVICES is honoured), or one on a CPU."""
     seed: NaturalWhole = 1234
     """Seed of the initial weights and of the order of the data."""
-    order: Literal["shuffle", "sequential"] = "shuffle"
+    order: Order = "shuffle"
     """`shuffle` reads the sequences in another order each epoch, `sequential` as they stand in the corpus."""
+    source_weights: Weights = "proportional"
+    """How much of the training comes from each entry of input_jsonl: `proportional` reads every token equally often; or
+    a number for each, e.g. [3, 1] reads three tokens of the first for one of the second, however long they are."""
+    max_epochs_per_source: PositiveNumber = 16.0
+    """Most passes over any one source; a run that would need more is refused before it starts."""
+    stages: Annotated[tuple[Stage, ...], BeforeValidator(as_tuple)] = ()
+    """A curriculum: parts of the run, one after another, as [{tokens: 8e9, source_weights: [3, 1]}, {tokens: rest,
+    source_weights: [0, 1], order: sequential, name: finish}]. Each has `tokens` (a number, or `rest` for the last) and
+    its own `source_weights` and `order` where they differ from those above; or instead of tokens and weights
+    `source_tokens`, exactly so many of each source. With train_tokens auto the run is as long as the stages, and `rest`
+    is `epochs` times the tokens there are."""
+    isolate_documents: bool = False
+    """Whether each document in a sequence is read as if it stood alone: attention stays within it, positions restart.
+    Somewhat slower; good for short documents."""
     log_interval: PositiveWhole = 10
     """Steps between two lines in the log and in metrics.jsonl."""
     eval_interval: PositiveWhole = 100
@@ -211,6 +228,10 @@ class TrainingSettings(Settings):
 
 class PretrainConfig(TrainingSettings, ModelSettings, DataSettings):
     """Data, model and training."""
+
+    @rule("input_jsonl", "source_weights", "stages", "train_tokens")
+    def _curriculum_holds_together(self) -> Iterator[Fault]:
+        yield from curriculum.faults(self)
 
     def identity(self) -> dict[str, Any]:
         """The settings that fix the shape of the weights: a run cannot go on when one of them changes."""

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
+from pydantic import BaseModel
 from ruamel.yaml import YAML
 
 from zerokara.config.settings import Settings
@@ -21,7 +22,7 @@ def as_yaml(config: Settings, comments: bool = True) -> str:
         for key in _own_fields(group):
             if comments:
                 lines += [f"# {line}" for line in textwrap.wrap(_doc(type(config), key), 108)]
-            lines.append(f"{key}: {_value_text(getattr(config, key))}")
+            lines.append(f"{key}: {_value_text(getattr(config, key))}".replace(": \n", ":\n"))
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
@@ -53,10 +54,16 @@ def _doc(config_class: type[Settings], key: str) -> str:
 
 
 def _value_text(value: Any) -> str:
+    if isinstance(value, tuple) and value and isinstance(value[0], BaseModel):
+        return "".join(f"\n  - {_value_text(item)}" for item in value)  # a line for each mapping in a list
+    if isinstance(value, BaseModel):
+        given = {key: item for key in type(value).model_fields if (item := getattr(value, key)) is not None}
+        return "{" + ", ".join(f"{key}: {_value_text(item)}" for key, item in given.items()) + "}"
     if isinstance(value, tuple):
         return "[" + ", ".join(_value_text(item) for item in value) + "]"
     yaml = YAML(typ="rt")
     yaml.width = 10_000
+    yaml.default_flow_style = True  # what can stand in [a, b] can stand anywhere
     stream = io.StringIO()
     yaml.dump([value], stream)  # a bare scalar would be followed by an end mark
-    return stream.getvalue().removeprefix("- ").strip()
+    return stream.getvalue().strip()[1:-1]

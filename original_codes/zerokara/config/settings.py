@@ -6,6 +6,7 @@ YAML alike. A rule names the keys that it reads, so that it is asked only where 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -39,18 +40,24 @@ Text = Annotated[str, Field(min_length=1)]
 
 @dataclass(frozen=True)
 class Source:
-    """Where the values came from: the file, and the line of each key (or the option that set it)."""
+    """Where the values came from: the file, and the line of each key (or the option that set it), nested ones too."""
 
     path: str = "(defaults)"
     lines: dict[str, int] = field(default_factory=dict)
     overridden: frozenset[str] = frozenset()
 
     def where(self, key: str) -> str:
-        """``config.yaml:14``, or ``--set`` for a key set on the command line."""
-        if key in self.overridden:
-            return "--set"
-        line = self.lines.get(key)
-        return f"{self.path}:{line}" if line else self.path
+        """``config.yaml:14``, or ``--set`` for a key set on the command line.
+
+        A value inside a value is named as in Python, ``stages[1].order``; where it has no line, its surroundings have.
+        """
+        while key:
+            if key in self.overridden:
+                return "--set"
+            if key in self.lines:
+                return f"{self.path}:{self.lines[key]}"
+            key = key[: max(key.rfind("."), key.rfind("["), 0)]
+        return self.path
 
 
 Rule = Callable[[Any], Iterator[Fault]]
@@ -81,15 +88,20 @@ class Settings(BaseModel):
         return type(other) is type(self) and isinstance(other, Settings) and self.model_dump() == other.model_dump()
 
     def __hash__(self) -> int:
-        return hash(tuple(self.model_dump().items()))
+        return hash(self.model_dump_json())  # a field may hold mappings, which cannot be hashed themselves
 
     def place(self, key: str) -> str:
         """Where `key` was set: ``config.yaml:14``."""
         return self._source.where(key)
 
     def fault(self, key: str, rule: str, remedy: str = "") -> Fault:
-        """A fault at `key`, with the file, the line and the value found."""
-        shown: object = getattr(self, key)
+        """A fault at `key` (``lr``, ``stages[1].order``), with the file, the line and the value found."""
+        shown: Any = self
+        for name, index in re.findall(r"(\w+)(?:\[(\d+)\])?", key):
+            shown = getattr(shown, name)
+            shown = shown[int(index)] if index else shown
+        if isinstance(shown, BaseModel):
+            shown = shown.model_dump(exclude_none=True)
         shown = list(shown) if isinstance(shown, tuple) else shown
         return Fault(where=self.place(key), key=key, found=shown, rule=rule, remedy=remedy)
 

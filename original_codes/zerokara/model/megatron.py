@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, linear, silu
 
 from zerokara.model import cpu
-from zerokara.model.attention import FusedAttention
+from zerokara.model.attention import FusedAttention, isolation
 from zerokara.model.loss import summed_cross_entropy
 from zerokara.model.shapes import ModelShape
 
@@ -39,10 +39,23 @@ class Decoder(GPTModel):
 
     shape: ModelShape
 
-    def forward(self, tokens_BS: Tensor, labels_BS: Tensor | None = None, mask_BS: Tensor | None = None) -> Tensor:
-        """Give logits [B, S, padded V], or with labels the nats summed over tokens with mask 1, a scalar in fp32."""
-        positions_BS = torch.arange(tokens_BS.size(1), device=tokens_BS.device).expand_as(tokens_BS)
-        hidden_SBD = super().forward(tokens_BS, positions_BS, None)
+    def forward(
+        self,
+        tokens_BS: Tensor,
+        labels_BS: Tensor | None = None,
+        mask_BS: Tensor | None = None,
+        segments_BS: Tensor | None = None,
+    ) -> Tensor:
+        """Give logits [B, S, padded V], or with labels the nats summed over tokens with mask 1, a scalar in fp32.
+
+        Positions of different `segments_BS` (documents, in ascending order) know nothing of each other.
+        """
+        if segments_BS is None:
+            positions_BS = torch.arange(tokens_BS.size(1), device=tokens_BS.device).expand_as(tokens_BS)
+            may_attend = None
+        else:
+            positions_BS, may_attend = isolation(segments_BS)
+        hidden_SBD = super().forward(tokens_BS, positions_BS, may_attend)
         weight_VD = (
             self.shared_embedding_or_output_weight() if self.shape.tie_word_embeddings else self.output_layer.weight
         )

@@ -1,14 +1,28 @@
 """Token files → training samples, by arithmetic: nothing is built, cached or shuffled in memory.
 
-The way of a sample: a position of the run (one integer) → `order` (epoch and index in the epoch) → `packed` (a slice of
-the token stream) → `batches` (which process reads which) → `objective` (what the model reads and must predict).
-`evaluation` reads the validation tokens, each predicted exactly once. All in numpy; torch enters in `training/`.
+The way of a sample: a position of the run (one integer) → `order` or, where sources are mixed, `mixed_order` (epoch and
+index in the epoch) → `packed` (a slice of the token stream) → `batches` (which process reads which) → `objective` (what
+the model reads and must predict). `reading_plan` makes them from a configuration, `documents` tells which documents a
+sample holds. `evaluation` reads the validation tokens, each predicted exactly once. All in numpy; torch enters in
+`training/`.
 """
 
 from zerokara.samples.batches import Batches, BatchPlan
 from zerokara.samples.evaluation import EvaluationTokens
+from zerokara.samples.mixed_order import MixedOrder
 from zerokara.samples.objective import OBJECTIVES, Batch
 from zerokara.samples.order import SampleOrder
 from zerokara.samples.packed import PackedTokens
+from zerokara.samples.reading_plan import ReadingPlan
 
-__all__ = ["OBJECTIVES", "Batch", "BatchPlan", "Batches", "EvaluationTokens", "PackedTokens", "SampleOrder"]
+__all__ = [
+    "OBJECTIVES",
+    "Batch",
+    "BatchPlan",
+    "Batches",
+    "EvaluationTokens",
+    "MixedOrder",
+    "PackedTokens",
+    "ReadingPlan",
+    "SampleOrder",
+]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from zerokara.samples.order import SampleOrder
+from zerokara.samples.order import Order
 from zerokara.samples.packed import PackedTokens
 
 
@@ -48,12 +48,13 @@ class BatchPlan:
 class Batches:
     """The micro batches that one process reads."""
 
-    def __init__(self, tokens: PackedTokens, order: SampleOrder, plan: BatchPlan, rank: int = 0):
+    def __init__(self, tokens: PackedTokens, order: Order, plan: BatchPlan, rank: int = 0):
         assert order.num_samples == len(tokens), f"an order of {order.num_samples} for {len(tokens)} samples"
         self.tokens, self.order, self.plan, self.rank = tokens, order, plan, rank
 
     def at(self, consumed: int) -> Iterator[NDArray[np.int64]]:
         """The micro batches of the update at `consumed`, each int64 [micro batch, S + 1]."""
-        for positions in self.plan.positions(consumed, self.rank):
-            _, indices = self.order.at_many(positions)
-            yield self.tokens.many(indices)
+        positions = self.plan.positions(consumed, self.rank)
+        _, indices = self.order.at_many(positions.ravel())  # all at once: an order costs more to set up than to ask
+        for of_micro_batch in indices.reshape(positions.shape):
+            yield self.tokens.many(of_micro_batch)

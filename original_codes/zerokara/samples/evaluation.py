@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zerokara.samples.objective import OBJECTIVES, Batch
+from zerokara.samples.objective import Batch, Objective, causal
 from zerokara.tokens.indexed import IndexedTokens
 
 
@@ -43,11 +43,11 @@ class EvaluationTokens:
         return ids, real
 
     def batches(
-        self, micro_batch_size: int, rank: int = 0, num_ranks: int = 1, objective: str = "causal"
+        self, micro_batch_size: int, rank: int = 0, num_ranks: int = 1, objective: Objective = causal
     ) -> Iterator[Batch]:
         """The micro batches that `rank` evaluates; as many on every rank."""
         share = micro_batch_size * num_ranks
         for start in range(0, self.num_windows, share):
             first = start + rank * micro_batch_size
             windows = [self.window(index) for index in range(first, first + micro_batch_size)]
-            yield OBJECTIVES[objective](np.stack([ids for ids, _ in windows]), np.stack([real for _, real in windows]))
+            yield objective(np.stack([ids for ids, _ in windows]), np.stack([real for _, real in windows]))

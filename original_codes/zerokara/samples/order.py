@@ -17,7 +17,7 @@ Generators, 2014): with mix() its finaliser and G = 2^64/golden ratio, all modul
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,6 +75,17 @@ class KeyedPermutation:
         for key in self._keys:
             left, right = right, left ^ (_mix_many(right ^ key) >> top)
         return (left << half) | right
+
+
+class Order(Protocol):
+    """What `Batches` asks of an order."""
+
+    num_samples: int
+    """Samples in one pass over everything."""
+
+    def at_many(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Epochs and indices of the samples at `positions` of the run."""
+        ...
 
 
 class SampleOrder:

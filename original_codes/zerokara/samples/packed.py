@@ -4,10 +4,17 @@ The documents of a .bin stand one after the other, each closed by the end-of-doc
 sequences of S tokens regardless of where documents end, so no token is padding. Each sample holds one token more than
 S: position j predicts token j + 1, and the last token of a sample is the first that the next one reads. Of T tokens,
 (T − 1) // S samples are made; at most S tokens at the end go unread.
+
+Where sources are mixed by weight, each is cut by itself, so that every sample is of one source; the samples of the
+second source are numbered behind those of the first. Example, S = 4, parts of 10 and 5 tokens: samples 0 and 1 are
+``tokens[0:5]`` and ``tokens[4:9]``, sample 2 is ``tokens[10:15]``.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +34,10 @@ def num_samples(num_tokens: int, seq_len: int) -> int:
 class PackedTokens:
     """The samples of one pair of token files; memory-mapped, so nothing is read before it is asked for."""
 
-    def __init__(self, prefix: Path | str, seq_len: int, where: str = ""):
+    def __init__(self, prefix: Path | str, seq_len: int, where: str = "", parts: Sequence[int] | None = None):
         """`where` names the place of `seq_len` (``config.yaml:31``) in the message of an error.
+
+        `parts` are the numbers of tokens of the pieces of the stream that are cut each by itself; None is one piece.
 
         Raises:
             UserError: the files are missing or damaged, or hold less than one sequence.
@@ -36,7 +45,12 @@ class PackedTokens:
         self.prefix, self.seq_len = Path(prefix), seq_len
         self._tokens: NDArray[Any] = IndexedTokens(self.prefix).tokens
         self.num_tokens = len(self._tokens)
-        self.num_samples = num_samples(self.num_tokens, seq_len)
+        parts = [self.num_tokens] if parts is None else parts
+        assert sum(parts) == self.num_tokens, f"parts of {sum(parts)} tokens of {self.num_tokens}"
+        self.samples_per_part = [num_samples(part, seq_len) for part in parts]
+        self.num_samples = sum(self.samples_per_part)
+        self._first_samples = [0, *accumulate(self.samples_per_part)][:-1]
+        self._first_tokens = [0, *accumulate(parts)][:-1]
         if not self.num_samples:
             raise UserError(self._too_short(where))
 
@@ -47,8 +61,13 @@ class PackedTokens:
         """Sample `index`: int64 [S + 1]."""
         if not 0 <= index < self.num_samples:
             raise IndexError(f"sample {index} of {self.num_samples}")
-        start = index * self.seq_len
+        start = self.first_token(index)
         return self._tokens[start : start + self.seq_len + 1].astype(np.int64)
+
+    def first_token(self, index: int) -> int:
+        """Where in the .bin sample `index` begins."""
+        part = bisect_right(self._first_samples, index) - 1
+        return self._first_tokens[part] + (index - self._first_samples[part]) * self.seq_len
 
     def many(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """The samples at `indices`: int64 [len(indices), S + 1]."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from zerokara.errors import RunError
 from zerokara.progress import count_text, opening, seconds_text, summary
 from zerokara.steps import command
 from zerokara.training import launcher, preparation, run_folder
+from zerokara.training.consumption import check_epochs, table_lines
 
 DEFAULT_CONFIG = "config.yaml"
 MODULE = "zerokara.steps.train"
@@ -43,10 +45,13 @@ def _launch(config: PretrainConfig, options: command.Options, argv: Sequence[str
         print(f"next: bash 4_convert_to_HF.sh{_next(options)}")
         return
     preparation.check_disk(first_look)
+    check_epochs(config, first_look.consumption)
     plan = preparation.prepare(config, launcher.num_processes(config), launcher.precision(config))
     opening(f"step 3 train: {config.output_prefix}_text_document → {run_dir}")
     for name, value in preparation.plan_rows(plan):
         print(f"  {name:<12}  {value}")
+    for line in table_lines(plan.consumption):
+        print(f"  {line}")
     for change in changes:
         print(f"  changed since this run's last start: {change}")
     if options.dry_run:
@@ -97,6 +102,7 @@ def _finish(
         "checkpoint": newest.name,
         "num_processes": plan.num_processes,
         "precision": state.precision,
+        "sources": [asdict(use) for use in plan.consumption.sources],
         "unigram_entropy": plan.unigram_entropy,
     }
     outputs = {"metrics": plan.run_dir / "metrics.jsonl", "checkpoint": newest / "manifest.json"}
@@ -124,6 +130,8 @@ def _work(plan: preparation.Preparation) -> manifest.Work:
     config = plan.config
     placed = {"output_model_dir", "input_jsonl", "input_tokenizer_file", "output_prefix", "deepspeed_template"}
     watching = {"num_workers", "log_interval", "tensorboard", "wandb", "wandb_project", "keep_last", "keep_every"}
+    # What these come to stands in the run's identity.
+    watching |= {"source_weights", "stages", "max_epochs_per_source", "isolate_documents"}
     settings = config.model_dump(mode="json", exclude=placed | watching)
     return manifest.Work(
         step="3_train",

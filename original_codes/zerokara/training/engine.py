@@ -80,13 +80,15 @@ class Engine:
         """The wrapped model, to be called for evaluation (every process must take part under ZeRO 3)."""
         return self._deepspeed
 
-    def accumulate(self, tokens_BS: Tensor, labels_BS: Tensor, mask_BS: Tensor, global_tokens: float) -> Tensor:
-        """Forward and backward of one micro batch; gives its summed nats.
+    def accumulate(
+        self, tokens_BS: Tensor, labels_BS: Tensor, mask_BS: Tensor, global_tokens: float, *segments_BS: Tensor
+    ) -> Tensor:
+        """Forward and backward of one micro batch; gives its summed nats. Segments only where documents are isolated.
 
         `global_tokens` is the count of predicted tokens in the global batch, over all processes and micro batches:
         the gradient becomes that of the mean over these tokens.
         """
-        nats = self._deepspeed(tokens_BS, labels_BS, mask_BS)
+        nats = self._deepspeed(tokens_BS, labels_BS, mask_BS, *segments_BS)
         # DeepSpeed divides by the number of micro batches and averages over the processes; undo both.
         self._deepspeed.backward(nats * (self.num_processes * self.accumulation / global_tokens))
         return nats.detach()

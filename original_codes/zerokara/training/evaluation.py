@@ -14,6 +14,7 @@ import torch
 import torch.distributed
 
 from zerokara.samples.evaluation import EvaluationTokens
+from zerokara.samples.objective import Objective
 from zerokara.training.loop import as_tensors
 
 
@@ -34,7 +35,7 @@ class Validation:
         self,
         tokens: EvaluationTokens,
         piece_bytes: np.ndarray,
-        objective: str,
+        objective: Objective,
         micro_batch_size: int,
         device: torch.device,
     ):

@@ -61,7 +61,8 @@ def train(
         for index, batch in enumerate(micro_batches):
             if index:
                 engine.finish_micro_batch()
-            nats += engine.accumulate(*as_tensors(batch, device), global_tokens)
+            ids, labels, mask, *segments = as_tensors(batch, device)
+            nats += engine.accumulate(ids, labels, mask, global_tokens, *segments)
         total_nats, asked_to_stop = _sum_over_processes([nats.item(), float(bool(stop.reason))], device)
         loss = total_nats / global_tokens
         _require_finite("loss", loss, step)
@@ -74,11 +75,12 @@ def train(
     return True
 
 
-def as_tensors(batch: Batch, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Ids, labels and mask on the device, each [B, S]."""
-    arrays = (batch.inputs, batch.labels, batch.loss_mask)
-    ids, labels, mask = (torch.from_numpy(array).to(device, non_blocking=True) for array in arrays)
-    return ids, labels, mask
+def as_tensors(batch: Batch, device: torch.device) -> list[torch.Tensor]:
+    """Ids, labels, mask, and segments where documents are isolated, on the device, each [B, S]."""
+    arrays = [batch.inputs, batch.labels, batch.loss_mask]
+    if batch.segments is not None:
+        arrays.append(batch.segments)
+    return [torch.from_numpy(array).to(device, non_blocking=True) for array in arrays]
 
 
 def _sum_over_processes(values: list[float], device: torch.device) -> list[float]:

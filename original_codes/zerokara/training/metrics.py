@@ -1,8 +1,9 @@
 """What a run records: ``metrics.jsonl`` (each step once, also after a resume), TensorBoard, and Weights & Biases.
 
 A logged step has at least ``step``, ``tokens``, ``epoch``, ``loss`` (nats a token, mean over the steps since the line
-before), ``learning_rate``, ``grad_norm``, ``tokens_per_second``, ``seconds``; a validation line has ``step``,
-``valid_loss``, ``valid_bits_per_byte``.
+before), ``learning_rate``, ``grad_norm``, ``tokens_per_second``, ``seconds``, and where sources are mixed
+``source_tokens`` (a list: read so far of each source); a validation line has ``step``, ``valid_loss``,
+``valid_bits_per_byte``.
 """
 
 from __future__ import annotations

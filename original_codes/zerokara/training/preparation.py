@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,12 +19,14 @@ from zerokara.config import PretrainConfig
 from zerokara.errors import Fault, UserError
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import bytes_text, count_text
-from zerokara.samples.packed import PackedTokens
+from zerokara.samples.objective import Objective, objective
+from zerokara.samples.reading_plan import ReadingPlan
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.count import check_belongs
 from zerokara.tokens.entropy import unigram_entropy
 from zerokara.tokens.indexed import IndexedTokens
 from zerokara.tokens.layout import TokenPaths
+from zerokara.training.consumption import Consumption, consumption, schedule_of, stage_title
 from zerokara.training.deepspeed_settings import load_template
 from zerokara.training.schedule import Schedule
 
@@ -46,6 +49,10 @@ class Preparation:
     """The user's DeepSpeed settings."""
     tokenizer_sha256: str
     data_sha256: str
+    eod_id: int
+    """The token that ends a document."""
+    reading: ReadingPlan
+    """What is read, in which order."""
     num_train_tokens: int
     num_valid_tokens: int
     unigram_entropy: float
@@ -61,6 +68,16 @@ class Preparation:
         """The token files."""
         return TokenPaths(self.config.output_prefix)
 
+    @cached_property
+    def consumption(self) -> Consumption:
+        """What the run reads of each source."""
+        return consumption(self.reading, self.schedule)
+
+    @property
+    def objective(self) -> Objective:
+        """What the model reads and must predict."""
+        return objective(self.shape.objective, self.eod_id if self.config.isolate_documents else None)
+
     @property
     def checkpoint_bytes(self) -> int:
         """Size of one checkpoint on disk."""
@@ -72,7 +89,8 @@ def prepare(given: PretrainConfig, num_processes: int, precision: Literal["bf16"
 
     Raises:
         UserError: the token files are missing or were made with another tokenizer; the corpus is shorter than one
-            sequence; the global batch cannot be shared among the processes; the DeepSpeed template is wrong.
+            sequence; the global batch cannot be shared among the processes; the DeepSpeed template is wrong; the
+            weights or the stages do not fit the sources.
     """
     config = given.model_copy(update={"precision": precision}) if precision else given
     faults = list(config.batch_faults(num_processes))
@@ -82,16 +100,19 @@ def prepare(given: PretrainConfig, num_processes: int, precision: Literal["bf16"
     encoder = Encoder(config.input_tokenizer_file)
     paths = TokenPaths(config.output_prefix)
     tokens = check_belongs(config.output_prefix, encoder.sha256)
-    samples = PackedTokens(paths.train, config.seq_len, where=config.place("seq_len"))
+    reading = ReadingPlan.from_config(config)
+    samples = reading.tokens(where=config.place("seq_len"))
     return Preparation(
         config=config,
         given=given,
         shape=ModelShape.from_config(config, encoder.vocab_size),
-        schedule=Schedule.from_config(config, len(samples)),
+        schedule=schedule_of(config, reading),
         num_processes=num_processes,
         template=template,
         tokenizer_sha256=encoder.sha256,
         data_sha256=_data_hash(tokens),
+        eod_id=encoder.eos_id,
+        reading=reading,
         num_train_tokens=samples.num_tokens,
         unigram_entropy=unigram_entropy(IndexedTokens(paths.train)),
         num_valid_tokens=len(IndexedTokens(paths.valid).tokens) if has_validation(paths) else 0,
@@ -147,7 +168,7 @@ def plan_rows(preparation: Preparation) -> list[tuple[str, str]]:
         (
             "data",
             f"{count_text(preparation.num_train_tokens)} tokens to train on, "
-            f"{count_text(preparation.num_valid_tokens)} to validate, {config.order} order",
+            f"{count_text(preparation.num_valid_tokens)} to validate, {_order_text(preparation)}",
         ),
         (
             "length",
@@ -165,6 +186,13 @@ def plan_rows(preparation: Preparation) -> list[tuple[str, str]]:
     if config.zero_stage == 0 and config.precision == "bf16":
         rows.append(("note", "ZeRO 0 in bf16 is served by stage 1: the same result, faster and in less memory"))
     return rows
+
+
+def _order_text(preparation: Preparation) -> str:
+    reading, isolated = preparation.reading, ", documents isolated" if preparation.config.isolate_documents else ""
+    if len(reading.stages) > 1:
+        return f"{len(reading.stages)} stages{isolated}"
+    return (f"mixed: {stage_title(reading, 0)}" if reading.stages else f"{reading.kind} order") + isolated
 
 
 def cpu_threads(num_processes: int) -> int:

@@ -24,15 +24,21 @@ _MAY_CHANGE_SILENTLY = {"output_model_dir", "input_jsonl", "input_tokenizer_file
 """Places and step 2's own settings: their content is told by hashes."""
 
 
+_NOT_KNOWN_BEFORE: dict[str, Any] = {"curriculum": None, "isolate_documents": False}
+"""What a run is of which these are not told: it began before they were settings, or does without them."""
+
+
 def identity_of(preparation: Preparation) -> dict[str, Any]:
     """What a run is made of; a folder that holds another must not be gone on with."""
     config = preparation.config
+    later = {"curriculum": preparation.reading.identity(), "isolate_documents": config.isolate_documents}
     return {
         **preparation.shape.as_json(),
         "seed": config.seed,
         "order": config.order,
         "tokenizer_sha256": preparation.tokenizer_sha256,
         "data_sha256": preparation.data_sha256,
+        **{key: value for key, value in later.items() if value != _NOT_KNOWN_BEFORE[key]},
     }
 
 
@@ -61,9 +67,12 @@ def check(preparation: Preparation) -> list[str]:
     if not path.exists():
         rule = "must be an empty folder or a run of ours; it holds other files"
         raise UserError(config.fault("output_model_dir", rule, "choose another folder"))
-    was, now = orjson.loads(path.read_bytes()), identity_of(preparation)
+    was = {**_NOT_KNOWN_BEFORE, **orjson.loads(path.read_bytes())}
+    now = {**_NOT_KNOWN_BEFORE, **identity_of(preparation)}
     differing = [
-        f"{key} was {_brief(was.get(key))}, is now {_brief(now.get(key))}" for key in now if was.get(key) != now[key]
+        f"{key} was {_brief(was.get(key))}, is now {_brief(now.get(key))}"
+        for key in now
+        if was.get(key) != now[key] and not (key == "curriculum" and _only_longer(was[key], now[key]))
     ]
     if differing:
         rule = "belongs to another run: " + "; ".join(differing)
@@ -121,6 +130,14 @@ def _changed_settings(path: Path, config: PretrainConfig) -> list[str]:
         for key in PretrainConfig.model_fields
         if key not in _MAY_CHANGE_SILENTLY and getattr(before, key) != getattr(config, key)
     ]
+
+
+def _only_longer(was: dict[str, Any] | None, now: dict[str, Any] | None) -> bool:
+    """Whether a curriculum has got further stages behind the last one, which had an end: its past is the same."""
+    if not was or not now or was["source_tokens"] != now["source_tokens"]:
+        return False
+    before, after = was["stages"], now["stages"]
+    return before[-1]["samples"] is not None and after[: len(before)] == before
 
 
 def _brief(value: object) -> str:

@@ -1,14 +1,17 @@
 """How long a run is and how fast it learns: pure functions of the configuration and the number of samples.
 
-The user says how long (tokens or epochs) and which share is warm-up; steps, warm-up and decay follow.
+The user says how long (tokens, epochs, or the stages of a curriculum) and which share is warm-up; steps, warm-up and
+decay follow.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zerokara.config import PretrainConfig
+from zerokara.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -25,13 +28,29 @@ class Schedule:
     shape: str
 
     @classmethod
-    def from_config(cls, config: PretrainConfig, samples_per_epoch: int) -> Schedule:
-        """Derive the steps from `train_tokens`, or from `epochs` over `samples_per_epoch` sequences."""
+    def from_config(
+        cls, config: PretrainConfig, samples_per_epoch: int, stage_samples: Sequence[int | None] = ()
+    ) -> Schedule:
+        """Derive the steps from `train_tokens`, or from `epochs` over `samples_per_epoch` sequences.
+
+        `stage_samples` are the sequences of each stage of a curriculum, None for one that takes the rest.
+
+        Raises:
+            UserError: the stages together have fewer sequences than one step takes.
+        """
+        declared = sum(samples or 0 for samples in stage_samples)
+        is_open = not stage_samples or stage_samples[-1] is None
         if config.train_tokens == "auto":
-            samples = config.epochs * samples_per_epoch
+            samples = declared + (config.epochs * samples_per_epoch if is_open else 0)
         else:
             samples = config.train_tokens / config.seq_len
         num_steps = max(1, round(samples / config.global_batch_size))
+        if not is_open and num_steps * config.global_batch_size > declared:
+            # There is nothing behind the last stage: what does not fill a step is left.
+            num_steps = declared // config.global_batch_size
+            if not num_steps:
+                rule = f"have {declared:,} sequences of {config.seq_len} together, fewer than global_batch_size = "
+                raise UserError(config.fault("stages", rule + f"{config.global_batch_size}", "give them more tokens"))
         return cls(
             num_steps=num_steps,
             warmup_steps=round(config.warmup_fraction * num_steps),

@@ -21,11 +21,10 @@ from zerokara.model.megatron import build
 from zerokara.progress import bytes_text, count_text, seconds_text
 from zerokara.samples.batches import Batches, BatchPlan
 from zerokara.samples.evaluation import EvaluationTokens
-from zerokara.samples.objective import OBJECTIVES
-from zerokara.samples.order import SampleOrder
-from zerokara.samples.packed import PackedTokens
+from zerokara.samples.mixed_order import MixedOrder
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.training import devices, metrics, plots, run_folder
+from zerokara.training.consumption import stages_told
 from zerokara.training.engine import Engine, init_distributed
 from zerokara.training.evaluation import Validation, ValidationResult
 from zerokara.training.loop import StepRecord, train
@@ -39,6 +38,7 @@ class Session:
     def __init__(self, preparation: Preparation):
         self.preparation, self.config = preparation, preparation.config
         self.schedule, self.run_dir = preparation.schedule, preparation.run_dir
+        self.order = preparation.reading.order()
         self.stop = StopRequest()
         self.stop.listen()
         self._started = time.monotonic()
@@ -70,14 +70,13 @@ class Session:
         self._say(f"ready after {seconds_text(waited)}; stop with Ctrl-C or SIGTERM at any time, nothing is lost")
         if first_step == 1:
             self._validate(0)
-        tokens = PackedTokens(self.preparation.token_paths.train, config.seq_len)
         plan = BatchPlan(config.global_batch_size, config.micro_batch_size, self.preparation.num_processes)
-        batches = Batches(tokens, SampleOrder(len(tokens), config.seed, config.order), plan, self.rank)
-        objective = OBJECTIVES[self.preparation.shape.objective]
+        batches = Batches(self.preparation.reading.tokens(), self.order, plan, self.rank)
+        self._say_stages(self.state.step, resumed=first_step > 1)
         finished = train(
             engine=self.engine,
             batches=batches,
-            objective=objective,
+            objective=self.preparation.objective,
             schedule=self.schedule,
             first_step=first_step,
             position=self._samples_after,
@@ -126,7 +125,7 @@ class Session:
         return Validation(
             EvaluationTokens(paths.valid, config.seq_len, encoder.eos_id, limit),
             encoder.piece_bytes(),
-            self.preparation.shape.objective,
+            self.preparation.objective,
             config.micro_batch_size,
             self.device,
         )
@@ -146,6 +145,14 @@ class Session:
             self._validate(step)
         if last or step % config.save_interval == 0:
             self._save(step)
+        if not last:
+            self._say_stages(step)
+
+    def _say_stages(self, step: int, resumed: bool = False) -> None:
+        """Tell which stages begin in the step after `step`, or in which one a resumed run stands."""
+        next_samples = range(self._samples_after(step), self._samples_after(step + 1))
+        for words in stages_told(self.preparation.reading, self.order, next_samples, resumed):
+            self._say(f"step {step + 1}  {words}")
 
     def _log(self, record: StepRecord) -> None:
         steps, schedule = self._window, self.schedule
@@ -168,6 +175,9 @@ class Session:
             "memory_bytes": devices.peak_memory(self.device),
             "seconds": self._seconds(),
         }
+        if isinstance(self.order, MixedOrder):
+            counts = self.order.counts(self._samples_after(record.step))
+            line["source_tokens"] = [count * schedule.seq_len for count in counts]
         self._facts["loss"] = line["loss"]
         self._facts.setdefault("first_loss", line["loss"])
         if self.recorder is not None:

@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy
 from zerokara import config
 from zerokara.model import loss as loss_module
 from zerokara.model import parallel
+from zerokara.model.attention import isolation
 from zerokara.model.loss import summed_cross_entropy
 from zerokara.model.megatron import build
 from zerokara.model.shapes import ModelShape
@@ -88,3 +89,11 @@ def test_the_same_seed_gives_the_same_weights() -> None:
     name = "decoder.layers.1.mlp.linear_fc1.weight"
     assert torch.equal(one.state_dict()[name], two.state_dict()[name])
     assert not torch.equal(one.state_dict()[name], three.state_dict()[name])
+
+
+def test_isolation_by_hand() -> None:
+    positions, may_attend = isolation(torch.tensor([[0, 0, 1, 1], [1, 2, 2, 2]]))
+    assert positions.tolist() == [[0, 1, 0, 1], [0, 0, 1, 2]]
+    assert may_attend.shape == (2, 1, 4, 4)
+    assert may_attend[0, 0].int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]
+    assert may_attend[1, 0].int().tolist() == [[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0], [0, 1, 1, 1]]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from zerokara.samples.evaluation import EvaluationTokens
+from zerokara.samples.objective import objective
 from zerokara.samples.packed import PackedTokens
 from zerokara.tokens.indexed import write_documents
 
@@ -40,3 +41,12 @@ def test_the_first_tokens_only(prefix: Path) -> None:
     evaluation = EvaluationTokens(prefix, seq_len=4, start_id=2, max_tokens=6)
     assert evaluation.num_tokens == 6 and evaluation.tokens.tolist() == [10, 11, 12, 2, 20, 21]
     assert sum(batch.loss_mask.sum() for batch in evaluation.batches(2)) == 6
+
+
+def test_documents_are_isolated_here_too(prefix: Path) -> None:
+    """The documents [10 11 12 2] [20 21 2] [30 …]: each begins with the end of the one before."""
+    (batch,) = EvaluationTokens(prefix, seq_len=9, start_id=2, max_tokens=9).batches(
+        1, objective=objective("causal", isolate_at=2)
+    )
+    assert batch.inputs.tolist() == [[2, 10, 11, 12, 2, 20, 21, 2, 30]]
+    assert batch.segments is not None and batch.segments.tolist() == [[1, 1, 1, 1, 2, 2, 2, 3, 3]]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from zerokara.samples.objective import OBJECTIVES
+from zerokara.samples.objective import OBJECTIVES, objective
 
 
 def test_causal_labels_are_the_inputs_one_further() -> None:
@@ -19,3 +19,12 @@ def test_padding_does_not_count() -> None:
     batch = OBJECTIVES["causal"](tokens, np.array([[True, True, False, False]]))
     assert batch.loss_mask.tolist() == [[1, 0, 0]]
     assert batch.loss_mask.dtype == np.float32
+
+
+def test_segments_count_the_ends_that_are_read() -> None:
+    tokens = np.array([[7, 8, 2, 5, 6, 2, 9], [2, 5, 5, 2, 2, 5, 2]])
+    batch = objective("causal", isolate_at=2)(tokens, None)
+    assert batch.segments is not None
+    assert batch.segments.tolist() == [[0, 0, 1, 1, 1, 2], [1, 1, 1, 2, 3, 3]]  # the last is a label only
+    plain = objective("causal")(tokens, None)
+    assert plain.segments is None and plain.inputs.tolist() == batch.inputs.tolist()

@@ -29,6 +29,16 @@ def test_number_of_samples(prefix: Path, seq_len: int, expected: int) -> None:
         tokens[expected]
 
 
+def test_parts_are_cut_each_by_itself(prefix: Path) -> None:
+    tokens = PackedTokens(prefix, seq_len=3, parts=[5, 1, 0, 11])  # 1, 0, 0 and 3 samples
+    assert len(tokens) == 4 and tokens.samples_per_part == [1, 0, 0, 3]
+    assert [tokens.first_token(index) for index in range(4)] == [0, 6, 9, 12]
+    assert tokens[1].tolist() == [2, 30, 31, 32]
+    assert PackedTokens(prefix, seq_len=4, parts=[10, 7])[2].tolist() == [33, 34, 35, 36, 37]
+    with pytest.raises(AssertionError, match="parts of 16 tokens of 17"):
+        PackedTokens(prefix, seq_len=3, parts=[5, 11])
+
+
 def test_both_types_of_ids_read_the_same(tmp_path: Path) -> None:
     documents = [np.array([1, 65_499, 2]), np.array([0, 40_000, 2])]
     for name, dtype in (("short", np.uint16), ("long", np.int32)):

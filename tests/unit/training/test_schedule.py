@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from zerokara import config
+from zerokara.errors import UserError
 from zerokara.training.schedule import Schedule
 
 
@@ -17,6 +18,22 @@ def test_length_from_epochs_and_from_tokens() -> None:
     assert (auto.num_steps, auto.num_tokens, auto.epochs_at(250)) == (250, 40_000, 2.5)
     given = schedule("seq_len=16", "global_batch_size=10", "micro_batch_size=10", "train_tokens=16000")
     assert (given.num_steps, given.epochs_at(100)) == (100, 1.0)
+
+
+def test_length_from_the_stages_of_a_curriculum() -> None:
+    settings = ("seq_len=16", "global_batch_size=10", "micro_batch_size=10", "epochs=2.5")
+    made = config.load(config.PretrainConfig, "/dev/null", list(settings))
+    given = config.load(config.PretrainConfig, "/dev/null", [*settings, "train_tokens=16000"])
+
+    def steps(which: config.PretrainConfig, *stages: int | None) -> int:
+        return Schedule.from_config(which, 1000, stages).num_steps
+
+    assert steps(made, 300, 405) == 70  # what does not fill a step is left: there is nothing behind the last stage
+    assert steps(made, 300, 408) == 70
+    assert steps(made, 300, None) == 280  # the rest is `epochs` passes
+    assert steps(given, 300, None) == 100 and steps(given, 300, 1000) == 100
+    with pytest.raises(UserError, match=r"have 9 sequences of 16 together, fewer than global_batch_size = 10; give"):
+        steps(made, 4, 5)
 
 
 def test_one_epoch_is_one_epoch_within_a_batch() -> None:

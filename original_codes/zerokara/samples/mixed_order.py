@@ -1,0 +1,159 @@
+"""The order of a run that mixes sources by weight, in stages: a position of the run → (epoch of the source, sample).
+
+Position i lies in a stage; the stage says from which source it is drawn, and as which draw d from that source. Draws
+are counted over the whole run, through all stages, so that nothing of a source is read twice before all of it was read
+once: draw d of a source of n samples lies in its epoch d // n, at index d mod n of the epoch, which is shuffled or not
+as `order.SampleOrder` does it, with a seed of its own for each source.
+
+The sources of a stage's positions are the seats of `apportionment`. In `sequential` order they stay as they are: every
+source is read as it stands, evenly mixed. In `shuffle` order they are shuffled within blocks of 1,024 positions: at the
+edge of a block every source has been read as often as its weight says, and within a block nothing is regular. The last
+block of a stage of known length is cut short, so that the stage has exactly the seats of its length. The last stage may
+be open: then a longer run keeps the prefix of a shorter one.
+
+A block is worked out when it is asked for, and a few are kept: memory does not grow with the data or the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerokara.samples.apportionment import Apportionment
+from zerokara.samples.order import KeyedPermutation, Kind, SampleOrder, mix
+
+BLOCK_SAMPLES = 1024
+"""Positions that are shuffled among each other."""
+_BLOCKS_KEPT = 8
+_STAGE_SEEDS, _SOURCE_SEEDS = 1, 2
+
+
+@dataclass(frozen=True)
+class MixedStage:
+    """One stage."""
+
+    weights: tuple[int, ...]
+    """For each source, in whole numbers."""
+    num_samples: int | None
+    """None for a last stage that is as long as the run."""
+    kind: Kind
+    name: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """All that the order is made of; the name is for people."""
+        return {"weights": list(self.weights), "samples": self.num_samples, "order": self.kind}
+
+
+def derived_seed(seed: int, family: int, number: int) -> int:
+    """A seed for one of many things that are shuffled independently of each other."""
+    return mix(mix(mix(seed) + family) + number)
+
+
+class _Draws:
+    """From which source the positions of one stage are drawn, and as which draw of that source."""
+
+    def __init__(self, stage: MixedStage, number: int, first: int, before: Sequence[int], seed: int):
+        self.stage, self.first, self.before = stage, first, list(before)
+        self._seats = Apportionment(stage.weights)
+        self._seed = derived_seed(seed, _STAGE_SEEDS, number)
+        self._blocks: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
+
+    def counts(self, num: int) -> list[int]:
+        """How many of the stage's first `num` positions each source has."""
+        if self.stage.kind == "sequential" or num % BLOCK_SAMPLES == 0 or num == self.stage.num_samples:
+            return self._seats.seats(num)
+        number, rest = divmod(num, BLOCK_SAMPLES)
+        counts = self._seats.seats(num - rest)
+        in_block = np.bincount(self._block(number)[0][:rest], minlength=len(counts))
+        return [count + more for count, more in zip(counts, in_block.tolist(), strict=True)]
+
+    def at(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Source and draw of each of `positions`, counted from the beginning of the stage."""
+        sources, draws = np.empty_like(positions), np.empty_like(positions)
+        numbers, offsets = np.divmod(positions, BLOCK_SAMPLES)
+        for number in np.unique(numbers):
+            here = numbers == number
+            block_sources, block_draws = self._block(int(number))
+            sources[here], draws[here] = block_sources[offsets[here]], block_draws[offsets[here]]
+        return sources, draws
+
+    def _block(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        if number not in self._blocks:
+            while len(self._blocks) >= _BLOCKS_KEPT:
+                del self._blocks[next(iter(self._blocks))]
+            self._blocks[number] = self._make_block(number)
+        return self._blocks[number]
+
+    def _make_block(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        first, size = number * BLOCK_SAMPLES, BLOCK_SAMPLES
+        if self.stage.num_samples is not None:
+            size = min(size, self.stage.num_samples - first)
+        sources = np.array(self._seats.sequence(first, size), dtype=np.int64)
+        if self.stage.kind == "shuffle":
+            sources = sources[KeyedPermutation(size, self._seed, number).at(np.arange(size))]
+        draws = np.empty_like(sources)
+        for source, count in enumerate(self._seats.seats(first)):
+            of_source = np.flatnonzero(sources == source)
+            draws[of_source] = self.before[source] + count + np.arange(len(of_source))
+        return sources, draws
+
+
+class MixedOrder:
+    """The declared order of a run in stages over sources of `samples_per_source` samples."""
+
+    def __init__(self, stages: Sequence[MixedStage], samples_per_source: Sequence[int], seed: int):
+        assert stages and all(stage.num_samples is not None for stage in stages[:-1]), stages
+        self.samples_per_source = tuple(samples_per_source)
+        self.num_samples = sum(samples_per_source)
+        self._first_samples = np.concatenate([[0], np.cumsum(samples_per_source)]).astype(np.int64)
+        self._draws: list[_Draws] = []
+        first, before = 0, [0] * len(self.samples_per_source)
+        for number, stage in enumerate(stages):
+            self._draws.append(_Draws(stage, number, first, before, seed))
+            if stage.num_samples is not None:
+                seats = self._draws[-1].counts(stage.num_samples)
+                first, before = first + stage.num_samples, [a + b for a, b in zip(before, seats, strict=True)]
+        self.length: int | None = None if stages[-1].num_samples is None else first
+        """Positions there are; None when there is always another."""
+        self.firsts = [draws.first for draws in self._draws]
+        """The position at which each stage begins."""
+        self._orders: dict[tuple[int, Kind], SampleOrder] = {
+            (source, kind): SampleOrder(samples, derived_seed(seed, _SOURCE_SEEDS, source), kind)
+            for source, samples in enumerate(self.samples_per_source)
+            for kind in ("shuffle", "sequential")
+            if samples
+        }
+
+    def at(self, position: int) -> tuple[int, int]:
+        """Epoch of its source, and index among the samples of all sources, of the sample at `position`."""
+        epochs, indices = self.at_many(np.array([position], dtype=np.int64))
+        return int(epochs[0]), int(indices[0])
+
+    def at_many(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Epochs and indices of the samples at `positions` (one dimension, in any order, in any stages)."""
+        assert self.length is None or not len(positions) or positions.max() < self.length, "behind the last stage"
+        epochs, indices = np.empty_like(positions), np.empty_like(positions)
+        numbers = np.searchsorted(self.firsts, positions, side="right") - 1
+        for number in np.unique(numbers):
+            in_stage = np.flatnonzero(numbers == number)
+            stage = self._draws[number]
+            sources, draws = stage.at(positions[in_stage] - stage.first)
+            for source in np.unique(sources):
+                here = sources == source
+                epochs[in_stage[here]], own = self._orders[int(source), stage.stage.kind].at_many(draws[here])
+                indices[in_stage[here]] = self._first_samples[source] + own
+        return epochs, indices
+
+    def counts_by_stage(self, num: int) -> list[list[int]]:
+        """Of the first `num` positions of the run, how many each stage takes from each source."""
+        ends = [*self.firsts[1:], num]
+        parts = [min(end, num) - draws.first for draws, end in zip(self._draws, ends, strict=True)]
+        return [draws.counts(max(0, part)) for draws, part in zip(self._draws, parts, strict=True)]
+
+    def counts(self, num: int) -> list[int]:
+        """Of the first `num` positions of the run, how many are drawn from each source."""
+        return [sum(column) for column in zip(*self.counts_by_stage(num), strict=True)]

@@ -1,0 +1,206 @@
+"""What a run will read of each source, before it starts: tokens there, tokens taken, passes; stage by stage and in all.
+
+The counts are those of the order itself, to the sample. One of them is not worth the time: a partial pass, shuffled,
+over a stream of several sources and very many sequences; there each source's share is given, and called `about`.
+Without torch, so that it can be shown at once.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerokara.config import PretrainConfig
+from zerokara.errors import Fault, UserError
+from zerokara.samples.mixed_order import MixedOrder
+from zerokara.samples.order import SampleOrder
+from zerokara.samples.reading_plan import ReadingPlan
+from zerokara.training.schedule import Schedule
+
+MAX_COUNTED_SAMPLES = 1 << 21
+"""Samples of a shuffled pass that are looked at one by one, in about half a second."""
+_NAME_WIDTH = 40
+
+
+@dataclass(frozen=True)
+class SourceUse:
+    """One source in one stage, or in the whole run."""
+
+    name: str
+    tokens_there: int
+    tokens_taken: int
+    """Counted as often as they are read."""
+    epochs: float
+    """Passes over the source."""
+
+
+@dataclass(frozen=True)
+class StageUse:
+    """One stage."""
+
+    title: str
+    sources: tuple[SourceUse, ...]
+
+
+@dataclass(frozen=True)
+class Consumption:
+    """The table before a run."""
+
+    stages: tuple[StageUse, ...]
+    """Empty where there is but one."""
+    sources: tuple[SourceUse, ...]
+    """Over the whole run."""
+    exact: bool = True
+    """False where `tokens_taken` are shares of a partial pass."""
+
+
+def consumption_of(config: PretrainConfig) -> Consumption:
+    """The table of a configuration's run.
+
+    Raises:
+        UserError: as `ReadingPlan.from_config` and `Schedule.from_config`.
+    """
+    plan = ReadingPlan.from_config(config)
+    return consumption(plan, schedule_of(config, plan))
+
+
+def schedule_of(config: PretrainConfig, plan: ReadingPlan) -> Schedule:
+    """The schedule of a run that reads `plan`."""
+    return Schedule.from_config(config, plan.samples_per_epoch, [stage.num_samples for stage in plan.stages])
+
+
+def consumption(plan: ReadingPlan, schedule: Schedule) -> Consumption:
+    """The table of a run of so many steps."""
+    num_samples = schedule.num_steps * schedule.global_batch_size
+    order = plan.order()
+    if isinstance(order, MixedOrder):
+        return _of_mixture(plan, order, num_samples)
+    return _of_stream(plan, order, num_samples)
+
+
+def check_epochs(config: PretrainConfig, table: Consumption) -> None:
+    """See that no source is read more often than `max_epochs_per_source`.
+
+    Raises:
+        UserError: one is; with the table's numbers and what would do.
+    """
+    limit = config.max_epochs_per_source
+    faults = [_too_often(config, use) for use in table.sources if use.epochs > limit]
+    if faults:
+        raise UserError(faults)
+
+
+def table_lines(table: Consumption) -> Iterator[str]:
+    """The table, for people."""
+    yield _line("source", "tokens there", "tokens taken", "epochs")
+    for number, stage in enumerate(table.stages, 1):
+        yield f"stage {number} of {len(table.stages)}: {stage.title}"
+        yield from (_use_line(use, table.exact) for use in stage.sources if use.tokens_taken)
+        if not any(use.tokens_taken for use in stage.sources):
+            yield "  not reached"
+    if table.stages:
+        yield "in all"
+    yield from (_use_line(use, table.exact) for use in table.sources)
+
+
+def stage_title(plan: ReadingPlan, number: int) -> str:
+    """A stage in words: its name, its order, and from what it is mixed."""
+    stage = plan.stages[number]
+    total = sum(stage.weights)
+    shares = [f"{weight / total:.3g}" for weight in stage.weights]
+    mixed = f", sources {' : '.join(shares)}" if len(shares) > 1 else ""
+    return f"{stage.name + ', ' if stage.name else ''}{stage.kind}{mixed}"
+
+
+def stages_told(
+    plan: ReadingPlan, order: SampleOrder | MixedOrder, positions: range, resumed: bool = False
+) -> Iterator[str]:
+    """The stages that begin among the positions of a step, and after a resume the one that goes on at the first."""
+    if not isinstance(order, MixedOrder) or len(order.firsts) == 1:
+        return
+    current = bisect_right(order.firsts, positions.start) - 1
+    for number, first in enumerate(order.firsts):
+        words = f"stage {number + 1} of {len(order.firsts)}"
+        if first in positions:
+            yield f"{words} begins: {stage_title(plan, number)}"
+        elif resumed and number == current:
+            yield f"{words} goes on: {stage_title(plan, number)}"
+
+
+def _too_often(config: PretrainConfig, use: SourceUse) -> Fault:
+    rule = (
+        f"would be exceeded: {use.name} has {use.tokens_there:,} tokens, the run takes {use.tokens_taken:,}, "
+        f"{use.epochs:.2f} passes over it"
+    )
+    most = math.floor(use.tokens_taken * config.max_epochs_per_source / use.epochs)
+    remedy = (
+        f"let the run take at most {most:,} tokens of it (a lower weight, fewer train_tokens), give it more text, or "
+        f"set max_epochs_per_source to {math.ceil(use.epochs)}"
+    )
+    return config.fault("max_epochs_per_source", rule, remedy)
+
+
+def _of_mixture(plan: ReadingPlan, order: MixedOrder, num_samples: int) -> Consumption:
+    by_stage = order.counts_by_stage(num_samples)
+    uses = [_uses(plan, counts) for counts in by_stage]
+    total = _uses(plan, [sum(column) for column in zip(*by_stage, strict=True)])
+    if len(uses) == 1:
+        return Consumption((), total)
+    titles = [stage_title(plan, number) for number in range(len(uses))]
+    return Consumption(tuple(StageUse(*pair) for pair in zip(titles, uses, strict=True)), total)
+
+
+def _uses(plan: ReadingPlan, samples_taken: Sequence[int]) -> tuple[SourceUse, ...]:
+    return tuple(
+        SourceUse(source.name, source.num_tokens, taken * plan.seq_len, taken / there if there else 0.0)
+        for source, taken, there in zip(plan.sources, samples_taken, plan.samples_per_part, strict=True)
+    )
+
+
+def _of_stream(plan: ReadingPlan, order: SampleOrder, num_samples: int) -> Consumption:
+    passes, rest = divmod(num_samples, order.num_samples)
+    whole = _tokens_of_each(plan, np.arange(1), order.num_samples)
+    exact = True
+    if len(plan.sources) == 1 or order.kind == "sequential" or not rest:
+        part = _tokens_of_each(plan, np.arange(1), rest)
+    elif min(rest, order.num_samples - rest) <= MAX_COUNTED_SAMPLES:
+        # The fewer of those that the partial pass reads and those that it leaves.
+        first, last = (0, rest) if 2 * rest <= order.num_samples else (rest, order.num_samples)
+        _, indices = order.at_many(passes * order.num_samples + np.arange(first, last, dtype=np.int64))
+        part = _tokens_of_each(plan, indices, 1)
+        part = whole - part if first else part
+    else:
+        part, exact = np.round(whole * (rest / order.num_samples)).astype(np.int64), False
+    uses = [
+        SourceUse(source.name, source.num_tokens, taken, taken / there if there else 0.0)
+        for source, taken, there in zip(plan.sources, (passes * whole + part).tolist(), whole.tolist(), strict=True)
+    ]
+    return Consumption((), tuple(uses), exact)
+
+
+def _tokens_of_each(plan: ReadingPlan, indices: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+    """Tokens of each source in stretches of `length` samples that begin at the samples `indices` of the stream."""
+    starts = indices * plan.seq_len
+    ends = starts + length * plan.seq_len
+    return np.array(
+        [
+            int(np.maximum(0, np.minimum(ends, source.end_token) - np.maximum(starts, source.first_token)).sum())
+            for source in plan.sources
+        ],
+        dtype=np.int64,
+    )
+
+
+def _use_line(use: SourceUse, exact: bool) -> str:
+    name = use.name if len(use.name) <= _NAME_WIDTH else "…" + use.name[1 - _NAME_WIDTH :]
+    about = "" if exact else "about "
+    return _line(name, f"{use.tokens_there:,}", f"{about}{use.tokens_taken:,}", f"{use.epochs:.3f}")
+
+
+def _line(name: str, there: str, taken: str, epochs: str) -> str:
+    return f"  {name:<{_NAME_WIDTH}}  {there:>18}  {taken:>18}  {epochs:>8}"

@@ -1,0 +1,49 @@
+"""Token files of several sources, every token of which occurs once, so that a token tells its document."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from zerokara import config, manifest
+from zerokara.tokens.indexed import write_documents
+from zerokara.tokens.layout import TokenPaths
+
+
+def write_sources(folder: Path, lengths: Sequence[Sequence[int]]) -> dict[int, tuple[int, int]]:
+    """Write a document of each length for each source; gives token → (source, document in the source)."""
+    documents, owner = [], {}
+    for source, of_source in enumerate(lengths):
+        for number, length in enumerate(of_source):
+            first = len(owner)
+            documents.append(np.arange(first, first + length))
+            owner.update(dict.fromkeys(range(first, first + length), (source, number)))
+    paths = TokenPaths(str(folder / "tokens"))
+    write_documents(paths.train, documents, np.dtype(np.int32))
+    sources = [
+        {"entry": f"{name}.jsonl", "train": {"tokens": sum(of_source), "documents": len(of_source)}}
+        for name, of_source in zip("abcdef", lengths, strict=False)
+    ]
+    manifest.finish(paths.manifest, manifest.Work("tokenize", {}), {}, {"sources": sources}, 0.0)
+    return owner
+
+
+def some_lengths(seed: int, totals: Sequence[int]) -> list[list[int]]:
+    """Lengths of documents that together have so many tokens in each source."""
+    chance = random.Random(seed)
+    lengths: list[list[int]] = []
+    for total in totals:
+        lengths.append([])
+        while (left := total - sum(lengths[-1])) > 0:
+            lengths[-1].append(min(left, chance.randint(1, 40)))
+    return lengths
+
+
+def settings(folder: Path, num_sources: int, *overrides: str) -> config.PretrainConfig:
+    entries = "[" + ", ".join(f"{name}.jsonl" for name in "abcdef"[:num_sources]) + "]"
+    return config.load(
+        config.PretrainConfig, "/dev/null", [f"input_jsonl={entries}", f"output_prefix={folder / 'tokens'}", *overrides]
+    )

@@ -1,0 +1,175 @@
+"""D8: what is consumed is what was declared, in the declared order, against a list that is made the long way round."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from token_sources import settings, some_lengths, write_sources
+
+from zerokara.config import PretrainConfig
+from zerokara.errors import UserError
+from zerokara.samples.batches import Batches, BatchPlan
+from zerokara.samples.documents import SampleDocuments
+from zerokara.samples.mixed_order import BLOCK_SAMPLES, derived_seed
+from zerokara.samples.order import KeyedPermutation
+from zerokara.samples.reading_plan import ReadingPlan
+
+SEQ_LEN = 8
+TOTALS = (803, 4005, 330)  # 100, 500 and 41 samples
+SEED = 77
+STAGES = "[{tokens: 10400, source_weights: [3, 1, 0.5]}, {tokens: rest, source_weights: [0, 1, 1], order: ORDER}]"
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> dict[int, tuple[int, int]]:
+    return write_sources(tmp_path, some_lengths(1, TOTALS))
+
+
+def plan_of(folder: Path, *overrides: str, num_sources: int = 3) -> ReadingPlan:
+    return ReadingPlan.from_config(settings(folder, num_sources, f"seq_len={SEQ_LEN}", f"seed={SEED}", *overrides))
+
+
+def consumed(plan: ReadingPlan, num: int, ranks: int = 1) -> list[list[int]]:
+    """The samples of the first `num` positions as processes read them, put in the order of their positions."""
+    batch = BatchPlan(global_batch_size=48, micro_batch_size=2, num_ranks=ranks)
+    rows: dict[int, list[int]] = {}
+    for rank in range(ranks):
+        batches = Batches(plan.tokens(), plan.order(), batch, rank)
+        for first in range(0, num, 48):
+            positions = batch.positions(first, rank).ravel().tolist()
+            read = np.concatenate(list(batches.at(first))).tolist()
+            assert not rows.keys() & set(positions)
+            rows.update(zip(positions, read, strict=True))
+    assert sorted(rows) == list(range(-(-num // 48) * 48))
+    return [rows[position] for position in range(num)]
+
+
+@cache
+def declared(*stages: tuple[tuple[float, ...], int, str]) -> list[list[int]]:
+    """The declared samples, one after another: seats by the plain method, draws counted, tokens counted off."""
+    firsts = [sum(TOTALS[:source]) for source in range(3)]
+    draws, order = [0, 0, 0], []
+    for number, (weights, length, kind) in enumerate(stages):
+        exact = [Fraction(str(weight)) for weight in weights]
+        counts, seats = [0, 0, 0], []
+        for _ in range(length):
+            seats.append(min((Fraction(2 * n + 1) / w, s) for s, (n, w) in enumerate(zip(counts, exact)) if w)[1])  # noqa: B905
+            counts[seats[-1]] += 1
+        for first in range(0, length, BLOCK_SAMPLES):
+            block = seats[first : first + BLOCK_SAMPLES]
+            if kind == "shuffle":
+                permutation = KeyedPermutation(len(block), derived_seed(SEED, 1, number), first // BLOCK_SAMPLES)
+                block = [block[place] for place in permutation.at(np.arange(len(block)))]
+            for source in block:
+                samples = (TOTALS[source] - 1) // SEQ_LEN
+                epoch, index = divmod(draws[source], samples)
+                if kind == "shuffle":
+                    permutation = KeyedPermutation(samples, derived_seed(SEED, 2, source), epoch)
+                    index = int(permutation.at(np.array([index]))[0])
+                start = firsts[source] + index * SEQ_LEN
+                order.append(list(range(start, start + SEQ_LEN + 1)))
+                draws[source] += 1
+    return order
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_what_is_consumed_is_what_was_declared(tmp_path: Path, owner: dict, ranks: int) -> None:
+    plan = plan_of(tmp_path, f"stages={STAGES.replace('ORDER', 'shuffle')}")
+    # The last stage is open and its blocks are whole; what is declared is cut where the reading stops.
+    expected = declared(((3, 1, 0.5), 1300, "shuffle"), ((0, 1, 1), 2 * BLOCK_SAMPLES, "shuffle"))[:2800]
+    got = consumed(plan, 2800, ranks)
+    assert got == expected
+    assert consumed(plan, 900, ranks) == expected[:900]  # a longer run keeps the prefix of a shorter one
+    # In documents: of every sample, those that own its tokens.
+    documents = SampleDocuments(plan.tokens(), plan.sources)
+    _, indices = plan.order().at_many(np.arange(0, 2800, 7))
+    for row, index in zip(got[::7], indices.tolist(), strict=True):
+        own = list(dict.fromkeys(owner[token] for token in row))
+        assert [(place.source, place.document) for place in documents.touched_by(index)] == own
+        assert len({source for source, _ in own}) == 1  # no sample mixes sources
+
+
+def test_a_stage_in_sequence_reads_documents_in_the_order_of_the_corpus(tmp_path: Path, owner: dict) -> None:
+    stages = "[{tokens: 800, source_weights: [1, 0, 0]}, {tokens: rest, source_weights: [0, 1, 1], order: sequential}]"
+    plan = plan_of(tmp_path, f"stages={stages}")
+    got = consumed(plan, 600)
+    assert got == declared(((1, 0, 0), 100, "shuffle"), ((0, 1, 1), 500, "sequential"))
+    for source in (1, 2):
+        read = [owner[row[0]] for row in got[100:] if owner[row[0]][0] == source][: (TOTALS[source] - 1) // SEQ_LEN]
+        assert read == sorted(read)
+
+
+def test_epochs_of_a_source_differ(tmp_path: Path, owner: dict) -> None:
+    got = consumed(plan_of(tmp_path, "source_weights=[0, 0, 1]"), 41 * 3)
+    epochs = [[row[0] for row in got[start : start + 41]] for start in (0, 41, 82)]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(epochs[2]) == sorted(set(epochs[0]))
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+
+
+def test_so_many_tokens_of_each_source_are_exactly_these(tmp_path: Path, owner: dict) -> None:
+    plan = plan_of(tmp_path, "stages=[{source_tokens: [800, 1600, 0]}, {source_tokens: [8, 0, 328]}]")
+    sources = [owner[row[0]][0] for row in consumed(plan, 336)]
+    assert plan.order().length == 342  # type: ignore[union-attr]
+    assert [sources[:300].count(source) for source in range(3)] == [100, 200, 0]
+    assert [stage.num_samples for stage in plan.stages] == [300, 42]
+    assert plan.order().counts(342) == [101, 200, 41]  # type: ignore[union-attr]
+
+
+def test_without_weights_the_stream_is_one(tmp_path: Path, owner: dict) -> None:
+    plan = plan_of(tmp_path)
+    assert plan.identity() is None and plan.samples_per_epoch == (sum(TOTALS) - 1) // SEQ_LEN
+    first = int(KeyedPermutation(plan.samples_per_epoch, SEED, 0).at(np.array([0]))[0]) * SEQ_LEN
+    assert consumed(plan, 1) == [list(range(first, first + SEQ_LEN + 1))]
+    in_order = plan_of(tmp_path, "order=sequential")
+    assert consumed(in_order, 101)[-1] == list(range(800, 809))  # across the edge of the first two sources
+
+
+def test_proportional_in_a_stage_is_by_length(tmp_path: Path, owner: dict) -> None:
+    plan = plan_of(tmp_path, "stages=[{tokens: rest}]")
+    assert plan.stages[0].weights == (100, 500, 41)
+    order = plan_of(tmp_path, "stages=[{tokens: rest}]", "order=sequential").order()
+    assert order.counts(641) == [100, 500, 41]  # type: ignore[union-attr]
+
+
+def message(folder: Path, *overrides: str, num_sources: int = 3) -> str:
+    with pytest.raises(UserError) as caught:
+        plan_of(folder, *overrides, num_sources=num_sources)
+    return str(caught.value)
+
+
+def test_what_cannot_be_read_is_refused_with_numbers(tmp_path: Path, owner: dict) -> None:
+    assert message(tmp_path, "source_weights=[1, 1]", num_sources=2) == (
+        "--set: input_jsonl = ['a.jsonl', 'b.jsonl']: is not what the token files were made from: "
+        "a.jsonl, b.jsonl, c.jsonl; write it as it was, or tokenise again with: bash 2_tokenize.sh --redo"
+    )
+    assert "is not what the token files were made from: a.jsonl, b.jsonl, c.jsonl" in message(
+        tmp_path, "source_weights=[1, 1, 2]", "input_jsonl=[b.jsonl, a.jsonl, c.jsonl]"
+    )
+    assert message(tmp_path, "source_weights=[1, 0, 2]", "seq_len=400") == (
+        "--set: source_weights = [1.0, 0.0, 2.0]: asks for c.jsonl, which has 330 training tokens; one sequence takes "
+        "seq_len + 1 = 401; give it 0, or more text (step 2)"
+    )
+    moved = plan_of(tmp_path, "source_weights=[1, 1, 2]", "input_jsonl=[x/a.jsonl, x/b.jsonl, x/c.jsonl]")
+    assert moved.stages[0].weights == (1, 1, 2)  # the same text at another place
+
+
+def test_a_pass_ends_in_the_order_in_which_it_began(tmp_path: Path, owner: dict) -> None:
+    assert message(tmp_path, f"stages={STAGES.replace('ORDER', 'sequential')}") == (
+        "--set: stages[1].order = sequential: finds b.jsonl in the middle of a pass that an earlier stage began in "
+        "shuffle order: 289 of its 500 sequences are read; take shuffle here too, or let the earlier stages read whole "
+        "passes of it, or none\n"
+        "--set: stages[1].order = sequential: finds c.jsonl in the middle of a pass that an earlier stage began in "
+        "shuffle order: 21 of its 41 sequences are read; take shuffle here too, or let the earlier stages read whole "
+        "passes of it, or none"
+    )
+
+
+def test_sources_that_are_not_the_tokens_are_refused(tmp_path: Path, owner: dict) -> None:
+    manifest_path = tmp_path / "tokens_text_document.manifest.json"
+    manifest_path.write_text(manifest_path.read_text(encoding="utf-8").replace("4005", "4004"), encoding="utf-8")
+    with pytest.raises(UserError, match=r"says that the sources have 5,137 training tokens; .*\.bin holds 5,138; make"):
+        ReadingPlan.from_config(PretrainConfig(output_prefix=str(tmp_path / "tokens")))

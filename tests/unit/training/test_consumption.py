@@ -1,0 +1,132 @@
+"""The table before a run: its counts against those of what is really read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from token_sources import settings, some_lengths, write_sources
+
+from zerokara.config import PretrainConfig
+from zerokara.errors import UserError
+from zerokara.samples.reading_plan import ReadingPlan
+from zerokara.training import consumption
+from zerokara.training.consumption import check_epochs, consumption_of, stages_told, table_lines
+
+TOTALS = (803, 4005, 330)  # 100, 500 and 41 sequences of 8
+STAGES = "stages=[{tokens: 9600, source_weights: [3, 1, 0]}, {name: finish, tokens: rest, source_weights: [0, 1, 1]}]"
+BATCH = ("seq_len=8", "global_batch_size=16", "micro_batch_size=4")
+
+
+@pytest.fixture
+def made(tmp_path: Path):  # type: ignore[no-untyped-def]
+    owner = write_sources(tmp_path, some_lengths(2, TOTALS))
+
+    def make(*overrides: str) -> tuple[PretrainConfig, dict]:
+        return settings(tmp_path, 3, *BATCH, *overrides), owner
+
+    return make
+
+
+def really_read(config: PretrainConfig, owner: dict, num_samples: int) -> list[int]:
+    plan = ReadingPlan.from_config(config)
+    _, indices = plan.order().at_many(np.arange(num_samples))
+    inputs = plan.tokens().many(indices)[:, :-1].ravel().tolist()
+    sources = [owner[token][0] for token in inputs]
+    return [sources.count(source) for source in range(3)]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (STAGES, "train_tokens=25600"),
+        (STAGES, "train_tokens=6400"),  # ends in the first stage
+        (STAGES, "train_tokens=9600", "order=sequential"),
+        ("source_weights=[1, 2, 3]", "train_tokens=10240"),
+        ("train_tokens=2048",),  # one stream: a small part of a pass, most of one, and more than one
+        ("train_tokens=4608",),
+        ("train_tokens=20480",),
+        ("train_tokens=7680", "order=sequential"),
+        ("train_tokens=5120", "seed=5"),
+    ],
+)
+def test_the_table_has_the_tokens_that_are_read(made, overrides: tuple[str, ...]) -> None:  # type: ignore[no-untyped-def]
+    config, owner = made(*overrides)
+    table = consumption_of(config)
+    expected = really_read(config, owner, config.train_tokens // 8)
+    assert [use.tokens_taken for use in table.sources] == expected and table.exact
+    assert [use.tokens_there for use in table.sources] == list(TOTALS)
+    if config.stages:
+        for source in range(3):
+            assert sum(stage.sources[source].tokens_taken for stage in table.stages) == expected[source]
+
+
+def test_whole_passes_are_whole(made) -> None:  # type: ignore[no-untyped-def]
+    config, _ = made("train_tokens=9984", "global_batch_size=4", "seq_len=16")  # 624 sequences, 321 in a pass
+    assert [use.epochs for use in consumption_of(config).sources] == pytest.approx([1.94] * 3, abs=0.1)
+    config, _ = made("source_weights=[1, 0, 0]", "train_tokens=1600", "global_batch_size=4")
+    assert [use.epochs for use in consumption_of(config).sources] == [2.0, 0.0, 0.0]
+
+
+def test_a_stream_too_long_to_be_counted_has_shares(made, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(consumption, "MAX_COUNTED_SAMPLES", 10)
+    table = consumption_of(made("train_tokens=2560")[0])
+    assert not table.exact
+    assert [use.tokens_taken for use in table.sources] == [400, 1996, 163]
+    assert "about 1,996" in "\n".join(table_lines(table))
+
+
+def test_the_table_as_people_see_it(made) -> None:  # type: ignore[no-untyped-def]
+    config, _ = made(STAGES, "train_tokens=9600", "order=sequential")
+    lines = [" ".join(line.split()) for line in table_lines(consumption_of(config))]
+    assert lines == [
+        "source tokens there tokens taken epochs",
+        "stage 1 of 2: sequential, sources 0.75 : 0.25 : 0",
+        "a.jsonl 803 7,200 9.000",
+        "b.jsonl 4,005 2,400 0.600",
+        "stage 2 of 2: finish, sequential, sources 0 : 0.5 : 0.5",
+        "not reached",
+        "in all",
+        "a.jsonl 803 7,200 9.000",
+        "b.jsonl 4,005 2,400 0.600",
+        "c.jsonl 330 0 0.000",
+    ]
+    config, _ = made("train_tokens=5120")
+    assert len(list(table_lines(consumption_of(config)))) == 4
+
+
+def test_stages_are_told_when_they_begin_and_when_a_run_goes_on(made) -> None:  # type: ignore[no-untyped-def]
+    config, _ = made("stages=[{tokens: 800}, {tokens: 24}, {name: last, tokens: rest, source_weights: [1, 0, 0]}]")
+    plan = ReadingPlan.from_config(config)
+    order = plan.order()  # stages begin at positions 0, 100 and 103
+    assert list(stages_told(plan, order, range(0, 16))) == [
+        "stage 1 of 3 begins: shuffle, sources 0.156 : 0.78 : 0.064"
+    ]
+    begins = [words[:20] for words in stages_told(plan, order, range(96, 112), resumed=True)]
+    assert begins == ["stage 1 of 3 goes on", "stage 2 of 3 begins:", "stage 3 of 3 begins:"]
+    assert list(stages_told(plan, order, range(112, 128))) == []
+    assert list(stages_told(plan, order, range(112, 128), resumed=True)) == [
+        "stage 3 of 3 goes on: last, shuffle, sources 1 : 0 : 0"
+    ]
+    assert list(stages_told(plan, order, range(103, 119), resumed=True)) == [
+        "stage 3 of 3 begins: last, shuffle, sources 1 : 0 : 0"
+    ]
+    plan = ReadingPlan.from_config(made("source_weights=[1, 1, 1]")[0])
+    assert not list(stages_told(plan, plan.order(), range(0, 16), resumed=True))
+
+
+def test_too_many_passes_are_refused_with_the_tables_numbers(made) -> None:  # type: ignore[no-untyped-def]
+    config, _ = made(STAGES, "train_tokens=9600", "order=sequential", "max_epochs_per_source=8.5")
+    with pytest.raises(UserError) as caught:
+        check_epochs(config, consumption_of(config))
+    assert str(caught.value) == (
+        "--set: max_epochs_per_source = 8.5: would be exceeded: a.jsonl has 803 tokens, the run takes 7,200, 9.00 "
+        "passes over it; let the run take at most 6,800 tokens of it (a lower weight, fewer train_tokens), give it "
+        "more text, or set max_epochs_per_source to 9"
+    )
+    config, _ = made(STAGES, "train_tokens=9600", "order=sequential", "max_epochs_per_source=9")
+    check_epochs(config, consumption_of(config))
+    config, _ = made("train_tokens=90000")
+    with pytest.raises(UserError, match=r"a\.jsonl has 803.*\n.*b\.jsonl has 4,005.*\n.*c\.jsonl has 330"):
+        check_epochs(config, consumption_of(config))
