@@ -11,8 +11,6 @@ import time
 from types import TracebackType
 from typing import IO, Any
 
-from tqdm import tqdm
-
 LINE_INTERVAL_SECONDS = 10.0
 
 
@@ -31,6 +29,8 @@ class Progress:
         self._started = self._last_line = time.monotonic()
         self._bar: Any = None
         if self._stream.isatty():
+            from tqdm import tqdm  # not needed in a log, nor by a worker
+
             scale = unit == "B"
             self._bar = tqdm(
                 total=total,

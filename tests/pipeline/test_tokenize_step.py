@@ -152,7 +152,14 @@ def test_dry_run_writes_nothing(root: Path, place: Path) -> None:
 def test_user_faults_exit_with_2_and_leave_no_bin(root: Path, place: Path, setting: str, message: str) -> None:
     failed = _step(root, "--set", setting)
     assert failed.returncode == 2 and message in failed.stderr, failed.stderr
-    assert not list(place.glob("out/*.bin")) and not list(place.glob("out/*.partial"))
+    assert not list(place.glob("out/*.bin")) and not list(place.glob("out/**/*.bin.*.partial"))
+
+
+def test_what_was_encoded_is_kept_when_only_a_limit_was_too_strict(root: Path, place: Path) -> None:
+    assert _step(root, "--set", "max_bad_fraction=0.001").returncode == 2
+    again = _step(root)
+    assert again.returncode == 0 and "going on: 1 shards of" in again.stdout
+    assert not (place / "out" / "tokens_tokenizing.partial").exists()
 
 
 def test_count_without_token_files(root: Path, place: Path) -> None:
@@ -180,14 +187,15 @@ def test_a_step_that_is_stopped_leaves_no_half_file(root: Path, place: Path, how
         start_new_session=True,
     )  # fmt: skip
     work_folder = place / "out" / "tokens_tokenizing.partial"
-    while not list(work_folder.glob("*/*.bin")):
+    while not list(work_folder.glob("*-*.json")):
         assert step.poll() is None, "it ended before it could be stopped"
         time.sleep(0.01)
     os.killpg(step.pid, how) if how is signal.SIGINT else step.send_signal(how)
     _, errors = step.communicate(timeout=20)
     assert not list((place / "out").glob("tokens_*text*"))
     if how is signal.SIGINT:
-        assert step.returncode == 130 and "Traceback" not in errors and not work_folder.exists()
+        assert step.returncode == 130 and "Traceback" not in errors
+        assert work_folder.exists() and not list(work_folder.glob("*.partial")), "finished shards only"
     (place / "corpus.jsonl").write_bytes(content)
     after = _step(root)
     assert after.returncode == 0, after.stderr
@@ -200,15 +208,17 @@ def test_a_killed_worker_ends_the_step(root: Path, place: Path) -> None:
         for _ in range(400):
             file.write(content)
     step = subprocess.Popen(["bash", root / "2_tokenize.sh"], stderr=subprocess.PIPE, text=True)
-    while not list((place / "out" / "tokens_tokenizing.partial").glob("*/*.bin")):
+    work_folder = place / "out" / "tokens_tokenizing.partial"
+    while not list(work_folder.glob("*-*.json")):
         assert step.poll() is None, "it ended before it could be stopped"
         time.sleep(0.01)
     children = Path(f"/proc/{step.pid}/task/{step.pid}/children").read_text(encoding="ascii").split()
-    workers = [pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    workers = [pid for pid in children if b"worker_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     os.kill(int(workers[0]), signal.SIGKILL)
     _, errors = step.communicate(timeout=20)
     assert step.returncode == 1 and "a tokenising process died (killed by SIGKILL)" in errors
-    assert not list((place / "out").iterdir())
+    assert [path.name for path in (place / "out").iterdir()] == [work_folder.name]
+    assert not list(work_folder.glob("*.partial")), "finished shards only"
 
 
 @pytest.mark.parametrize("module", ["zerokara.steps.tokenize", "zerokara.steps.count_tokens"])

@@ -1,11 +1,20 @@
-"""The YAML files as frozen objects: strict loading, one error that lists every fault."""
+"""The YAML files as frozen objects: strict loading, one error that lists every fault.
 
-from zerokara.config.convert_config import ConvertConfig
-from zerokara.config.loading import load
-from zerokara.config.pretrain_config import DataSettings, ModelSettings, PretrainConfig, TrainingSettings
-from zerokara.config.rendering import as_yaml, help_text
-from zerokara.config.settings import Settings
-from zerokara.config.tokenizer_config import TokenizerConfig
+The classes are imported when they are asked for: a step needs one of the three files, and building a class takes time.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zerokara.config.convert_config import ConvertConfig
+    from zerokara.config.loading import load
+    from zerokara.config.pretrain_config import DataSettings, ModelSettings, PretrainConfig, TrainingSettings
+    from zerokara.config.rendering import as_yaml, help_text
+    from zerokara.config.settings import Settings
+    from zerokara.config.tokenizer_config import TokenizerConfig
 
 __all__ = [
     "ConvertConfig",
@@ -19,3 +28,22 @@ __all__ = [
     "help_text",
     "load",
 ]
+
+_MODULES = {
+    "ConvertConfig": "convert_config",
+    "DataSettings": "pretrain_config",
+    "ModelSettings": "pretrain_config",
+    "PretrainConfig": "pretrain_config",
+    "Settings": "settings",
+    "TokenizerConfig": "tokenizer_config",
+    "TrainingSettings": "pretrain_config",
+    "as_yaml": "rendering",
+    "help_text": "rendering",
+    "load": "loading",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

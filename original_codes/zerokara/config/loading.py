@@ -70,9 +70,9 @@ def _read_file(path: Path, faults: list[Fault]) -> tuple[dict[str, Any], dict[st
     except MarkedYAMLError as error:
         mark = error.problem_mark
         line = mark.line + 1 if mark else 1
-        raise UserError(
-            Fault(where=f"{path}:{line}", rule=f"is not valid YAML: {error.problem}", remedy="write `key: value`")
-        ) from error
+        remedy = _quoting(text[mark.index :]) if mark else ""
+        rule = f"is not valid YAML: {error.problem}"
+        raise UserError(Fault(where=f"{path}:{line}", rule=rule, remedy=remedy or "write `key: value`")) from error
     except YAMLError as error:
         raise UserError(Fault(where=str(path), rule=f"is not valid YAML: {error}")) from error
     values: dict[str, Any] = {}
@@ -127,8 +127,16 @@ def _apply(overrides: Sequence[str], values: dict[str, Any], faults: list[Fault]
             values[key] = YAML(typ="safe", pure=True).load(value)
             overridden.add(key)
         except YAMLError as error:
-            faults.append(Fault(where="--set", key=key, found=value, rule=f"is not a YAML value ({error})"))
+            reason = getattr(error, "problem", None) or error
+            remedy = _quoting(value)
+            faults.append(Fault("--set", f"is not a YAML value ({reason})", key, found=value, remedy=remedy))
     return overridden
+
+
+def _quoting(rest: str) -> str:
+    """What to do about a value that begins as no value of YAML may: ``@files.txt``, ``*.jsonl``, ``%``."""
+    word = rest.split(maxsplit=1)[0].rstrip(",]") if rest.strip() else ""
+    return f'put it in quotes: "{word}"' if word[:1] in ("@", "`", "*", "&", "%") else ""
 
 
 def _unknown(key: str, value: object, known: list[str], source: Source, inside: str = "") -> Fault:

@@ -6,10 +6,14 @@ YAML alike. A rule names the keys that it reads, so that it is asked only where 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+# Looking for plug-ins reads the metadata of every installed package, at each start.
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 

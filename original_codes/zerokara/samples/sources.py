@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from zerokara import manifest
 from zerokara.errors import Fault, UserError
-from zerokara.tokens.indexed import read_header
+from zerokara.tokens.header import read_header
 from zerokara.tokens.layout import TokenPaths, bin_path
 
 
@@ -41,7 +41,7 @@ def read_sources(output_prefix: str) -> tuple[Source, ...]:
     for each in manifest.read(paths.manifest).facts.get("sources", []):
         first = sources[-1].end_token if sources else 0
         sources.append(Source(each["entry"], first, each["train"]["tokens"]))
-    there, known = data.stat().st_size // header.dtype.itemsize, sum(source.num_tokens for source in sources)
+    there, known = data.stat().st_size // header.id_bytes, sum(source.num_tokens for source in sources)
     if there != known:
         rule = f"says that the sources have {known:,} training tokens; {data} holds {there:,}"
         raise UserError(Fault(str(paths.manifest), rule, remedy="make both again with: bash 2_tokenize.sh --redo"))

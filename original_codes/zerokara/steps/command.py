@@ -48,11 +48,13 @@ def parse(
     argv: Sequence[str], config_class: type[Settings], default_config: str, doc: str, *, write: str = ""
 ) -> Options:
     """Read the command line; `write` is the help of an extra ``--write`` flag, for the step that has one."""
+    # Putting all settings into words takes a while, so only for those who ask.
+    wants_help = not {"-h", "--help"}.isdisjoint(argv)
     parser = argparse.ArgumentParser(
         prog=os.environ.get(COMMAND_NAME),
         description=doc,
         epilog="settings (edit them in the YAML file, or --set them for one run):\n"
-        + configuration.help_text(config_class),
+        + (configuration.help_text(config_class) if wants_help else ""),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
@@ -94,6 +96,11 @@ def guarded(work: Callable[[], None]) -> int:
     except RunError as error:
         print(f"failed: {error}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:
+        if error.filename is None:  # not about a file: not foreseen
+            raise
+        print(f"failed: cannot read or write {error.filename}: {error.strerror or error}", file=sys.stderr)
+        return RunError.exit_code
     except KeyboardInterrupt:
         print("stopped; run the same command to go on", file=sys.stderr)
         return INTERRUPTED

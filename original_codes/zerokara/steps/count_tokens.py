@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from zerokara import config as configuration
+from zerokara import manifest
 from zerokara.config import PretrainConfig
 from zerokara.durable import write_text
 from zerokara.errors import RunError, UserError
@@ -27,11 +28,14 @@ def count_tokens(config: PretrainConfig, options: command.Options) -> None:
     if one_pass == 0:
         rule = f"is longer than the whole training text, which has {counts.train.tokens:,} tokens"
         raise UserError(config.fault("seq_len", rule, f"set it below {counts.train.tokens:,}, or use more text"))
-    wanted = round(config.epochs * one_pass)
+    is_mixed = bool(config.stages) or config.source_weights != "proportional"
+    wanted, table = _mixture(config) if is_mixed else (round(config.epochs * one_pass), [])
     rows = [("train", _split_text(counts.train, config.seq_len))]
     rows.append(("valid", _split_text(counts.valid, config.seq_len) if counts.valid else "none (valid_fraction is 0)"))
+    rows += _source_rows(paths)
     if config.train_tokens == "auto":
-        rows.append(("train_tokens", f"auto: {wanted:,} tokens, {config.epochs:g} passes of {one_pass:,}"))
+        passes = "as the table below says" if is_mixed else f"{config.epochs:g} passes of {one_pass:,}"
+        rows.append(("train_tokens", f"auto: {wanted:,} tokens, {passes}"))
     else:
         epochs = counts.train.epochs(config.train_tokens, config.seq_len)
         rows.append(("train_tokens", f"{config.train_tokens:,} tokens: {epochs:.3f} passes of {one_pass:,}"))
@@ -42,7 +46,31 @@ def count_tokens(config: PretrainConfig, options: command.Options) -> None:
         else:
             write_train_tokens(options.config_path, wanted)
             rows.append(("written", f"train_tokens: {wanted} into {options.config_path}"))
-    summary(f"{bin_path(paths.train)}", rows, f"bash 3_train_node1.sh{named}")
+    summary(f"{bin_path(paths.train)}", rows, None if table else f"bash 3_train_node1.sh{named}")
+    if table:
+        print("", *table, f"next: bash 3_train_node1.sh{named}", sep="\n")
+
+
+def _mixture(config: PretrainConfig) -> tuple[int, list[str]]:
+    """The tokens of a run that mixes sources, and the table of what it takes of each."""
+    # Half a second with numpy and the order itself: only where sources are mixed.
+    from zerokara.samples.reading_plan import ReadingPlan
+    from zerokara.training import consumption
+
+    plan = ReadingPlan.from_config(config)
+    schedule = consumption.schedule_of(config, plan)
+    table = consumption.consumption(plan, schedule)
+    consumption.check_epochs(config, table)
+    return schedule.num_tokens, list(consumption.table_lines(table))
+
+
+def _source_rows(paths: TokenPaths) -> list[tuple[str, str]]:
+    """The training documents of each source, where there are several and step 2 has ended."""
+    if not paths.manifest.exists():
+        return []
+    sources = manifest.read(paths.manifest).facts.get("sources", [])
+    named = [(f"  {source['entry']}", source["train"]) for source in sources if sources[1:]]
+    return [(name, f"{split['documents']:,} documents, {split['tokens']:,} tokens to train on") for name, split in named]
 
 
 def write_train_tokens(config_path: Path, train_tokens: int) -> None:

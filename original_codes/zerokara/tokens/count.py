@@ -10,7 +10,7 @@ from pathlib import Path
 
 from zerokara import manifest
 from zerokara.errors import Fault, UserError
-from zerokara.tokens.indexed import read_header
+from zerokara.tokens.header import read_header
 from zerokara.tokens.layout import TokenPaths, bin_path, idx_path
 
 
@@ -81,4 +81,4 @@ def check_belongs(output_prefix: str, tokenizer_sha256: str) -> manifest.Manifes
 def _count_split(prefix: Path) -> SplitCount:
     header = read_header(prefix)
     size = bin_path(prefix).stat().st_size
-    return SplitCount(header.num_documents, size // header.dtype.itemsize, size)
+    return SplitCount(header.num_documents, size // header.id_bytes, size)

@@ -26,9 +26,7 @@ Source: megatron-core 0.16.1, ``megatron/core/datasets/indexed_dataset.py`` (`In
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -36,15 +34,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerokara.durable import appearing_file
-from zerokara.errors import Fault, UserError
+from zerokara.tokens.header import HEADER, MAGIC, TYPE_NAMES, VERSION, read_header
 from zerokara.tokens.layout import bin_path, idx_path
 
-MAGIC = b"MMIDIDX\x00\x00"
-VERSION = 1
-HEADER = struct.Struct("<9sQBQQ")
-DTYPE_CODES: dict[int, type[np.number[Any]]] = {
-    1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16
-}  # fmt: skip
 UINT16_VOCAB_LIMIT = 65500
 """Vocabularies below this take two bytes an id (megatron-core's `DType.optimal_dtype`)."""
 _CHUNK = 1 << 20
@@ -58,7 +50,7 @@ def dtype_for(vocab_size: int) -> np.dtype[Any]:
 def write_index(file: IO[bytes], lengths: NDArray[np.int32], dtype: np.dtype[Any]) -> None:
     """Write the .idx of documents of these lengths, each one sequence; `lengths` may be a memory map."""
     num = len(lengths)
-    code = next(code for code, kind in DTYPE_CODES.items() if np.dtype(kind) == dtype)
+    code = next(code for code, name in TYPE_NAMES.items() if name == dtype.name)
     file.write(HEADER.pack(MAGIC, VERSION, code, num, num + 1))
     for start in range(0, num, _CHUNK):
         file.write(np.ascontiguousarray(lengths[start : start + _CHUNK], dtype="<i4").data)
@@ -82,59 +74,14 @@ def write_documents(prefix: Path, documents: Iterable[NDArray[Any]], dtype: np.d
         write_index(file, np.array(lengths, dtype=np.int32), dtype)
 
 
-@dataclass(frozen=True)
-class Header:
-    """What the first 34 bytes of an .idx say."""
-
-    dtype: np.dtype[Any]
-    num_sequences: int
-    num_documents: int
-
-
-def read_header(prefix: Path) -> Header:
-    """Read the header and check that both files are as long as it says, without reading them.
-
-    Raises:
-        UserError: a file is missing, cut off, or no token file.
-    """
-    index, data = idx_path(prefix), bin_path(prefix)
-    for path in (index, data):
-        if not path.is_file():
-            raise UserError(Fault(where=str(path), rule="is not there", remedy="make it with: bash 2_tokenize.sh"))
-    with open(index, "rb") as file:
-        start = file.read(HEADER.size)
-        if len(start) < HEADER.size or not start.startswith(MAGIC):
-            raise _damaged(index, "does not start as a Megatron index does")
-        _, version, code, num_sequences, num_indices = HEADER.unpack(start)
-        if version != VERSION or code not in DTYPE_CODES or num_indices < 1:
-            raise _damaged(index, f"has version {version} and type {code}; version 1 and types 1-5, 8 are known")
-        expected = HEADER.size + num_sequences * 12 + num_indices * 8
-        if index.stat().st_size != expected:
-            raise _damaged(index, f"is {index.stat().st_size:,} bytes long; its header says {expected:,}")
-        header = Header(np.dtype(DTYPE_CODES[code]), num_sequences, num_indices - 1)
-        expected_data = 0
-        if num_sequences:
-            file.seek(HEADER.size + (num_sequences - 1) * 4)
-            (length,) = struct.unpack("<i", file.read(4))
-            file.seek(HEADER.size + num_sequences * 12 - 8)
-            (pointer,) = struct.unpack("<q", file.read(8))
-            expected_data = pointer + length * header.dtype.itemsize
-    if data.stat().st_size != expected_data:
-        raise _damaged(data, f"is {data.stat().st_size:,} bytes long; {index.name} says {expected_data:,}")
-    return header
-
-
-def _damaged(path: Path, rule: str) -> UserError:
-    return UserError(Fault(where=str(path), rule=rule, remedy="make it again with: bash 2_tokenize.sh --redo"))
-
-
 class IndexedTokens:
     """A pair of token files, memory-mapped: nothing is read before it is asked for. Picklable (opens again)."""
 
     def __init__(self, prefix: Path | str):
         self.prefix = Path(prefix)
         header = read_header(self.prefix)
-        self.dtype, self.num_documents = header.dtype, header.num_documents
+        self.dtype: np.dtype[Any] = np.dtype(header.type_name).newbyteorder("<")
+        self.num_documents = header.num_documents
         index = np.memmap(idx_path(self.prefix), dtype=np.uint8, mode="r")
         num, place = header.num_sequences, HEADER.size
         self.lengths: NDArray[np.int32] = np.frombuffer(index, "<i4", num, place)

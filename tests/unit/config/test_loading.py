@@ -150,3 +150,11 @@ def test_a_wrong_config_answers_before_torch_is_imported(tmp_path: Path, module:
     )
     assert done.returncode == 2, done.stderr
     assert "no_such_key = 1: there is no such setting" in done.stderr
+
+
+@pytest.mark.parametrize(("text", "word"), [("[@files.txt]", "@files.txt"), ("*.jsonl", "*.jsonl"), ("%x", "%x")])
+def test_a_value_that_must_be_quoted(tmp_path: Path, text: str, word: str) -> None:
+    (in_file,) = faults_of(tmp_path, f"lr: 1\ninput_jsonl: {text}\n")
+    assert in_file.startswith("config.yaml:2: is not valid YAML: ") and in_file.endswith(f'put it in quotes: "{word}"')
+    (on_line,) = faults_of(tmp_path, "lr: 1\n", overrides=(f"input_jsonl={text.strip('[]')}",))
+    assert on_line.startswith("--set: input_jsonl = ") and on_line.endswith(f'put it in quotes: "{word}"')

@@ -10,7 +10,7 @@ from zerokara.durable import appearing_file
 from zerokara.samples.documents import DocumentPlace, SampleDocuments
 from zerokara.samples.packed import PackedTokens
 from zerokara.samples.sources import Source, read_sources
-from zerokara.tokens.indexed import HEADER, MAGIC
+from zerokara.tokens.header import HEADER, MAGIC
 from zerokara.tokens.layout import TokenPaths, bin_path, idx_path
 
 

@@ -1,0 +1,158 @@
+"""Step 2 at its limits, through the real script: killed at any moment, huge lines, a million documents, much text."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from zerokara import manifest
+from zerokara.tokens.indexed import write_index
+from zerokara.tokens.layout import TokenPaths, bin_path, idx_path
+
+ROOT = Path(__file__).resolve().parents[2]
+KILLS = 12
+
+
+def _command(config: Path, prefix: Path, *more: str) -> list[str]:
+    return ["bash", str(ROOT / "2_tokenize.sh"), "--config", str(config), "--set", f"output_prefix={prefix}", *more]
+
+
+def _tokenize(config: Path, prefix: Path, *more: str) -> tuple[str, int]:
+    """What it said, and the peak memory in bytes of its largest process."""
+    process = subprocess.Popen(_command(config, prefix, *more), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert process.stdout is not None
+    said = process.stdout.read().decode()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    process.stdout.close()
+    assert process.returncode == 0, said
+    return said, usage.ru_maxrss * 1024
+
+
+def _write(path: Path, num_bytes: int, seed: int = 0) -> Path:
+    """Documents of some hundred to some thousand characters."""
+    chance, size = random.Random(seed), 0
+    words = ["".join(chance.choices("abcdefghijklmnop", k=chance.randint(2, 7))) for _ in range(300)]
+    stock = [" ".join(chance.choices(words, k=chance.randint(20, 600))) for _ in range(300)]
+    with open(path, "w", encoding="utf-8") as file:
+        while size < num_bytes:
+            size += file.write(json.dumps({"text": f"{size} {chance.choice(stock)}"}) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def config(tiny_data: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A configuration for two workers; the corpus is set by each test."""
+    path = tmp_path_factory.mktemp("scale") / "config.yaml"
+    values = {"input_tokenizer_file": tiny_data["input_tokenizer_file"], "num_workers": 2}
+    path.write_text("".join(f"{key}: {value}\n" for key, value in values.items()), encoding="utf-8")
+    return path
+
+
+def _hashes(prefix: Path) -> dict[str, str]:
+    files = sorted(path for path in prefix.parent.iterdir() if path.suffix in (".bin", ".idx"))
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def test_killed_at_any_moment_and_run_again(config: Path, tmp_path: Path) -> None:
+    corpus = _write(tmp_path / "corpus.jsonl", 12_000_000)
+    given = ("--set", f"input_jsonl={corpus}")
+    started = time.monotonic()
+    _tokenize(config, tmp_path / "whole" / "tokens", *given)
+    seconds, chance, went_on = time.monotonic() - started, random.Random(7), 0
+    for number in range(KILLS):
+        prefix = tmp_path / f"killed{number}" / "tokens"
+        process = subprocess.Popen(
+            _command(config, prefix, *given),
+            start_new_session=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        time.sleep(chance.uniform(0.3, 1.0) * seconds)
+        # Half of the times the parent alone, whose workers are then orphans; else everything at once.
+        (os.killpg if number % 2 else os.kill)(process.pid, signal.SIGKILL)
+        process.wait()
+        assert not manifest_of(prefix) or _hashes(prefix) == _hashes(tmp_path / "whole" / "tokens")
+        said, _ = _tokenize(config, prefix, *given)
+        went_on += "going on" in said
+        assert _hashes(prefix) == _hashes(tmp_path / "whole" / "tokens")
+        assert not TokenPaths(str(prefix)).work_folder.exists()
+    assert went_on, "no run was killed in the middle"
+    print(f"{KILLS} runs killed, {went_on} of them with shards to go on from, all ended with the same files")
+
+
+def manifest_of(prefix: Path) -> bool:
+    """Whether the step says that it is done."""
+    return TokenPaths(str(prefix)).manifest.exists()
+
+
+def test_the_memory_does_not_grow_with_the_corpus(config: Path, tmp_path: Path) -> None:
+    small, large = _write(tmp_path / "small.jsonl", 5_000_000), _write(tmp_path / "large.jsonl", 50_000_000)
+    peaks = [
+        _tokenize(config, tmp_path / corpus.stem / "tokens", "--set", f"input_jsonl={corpus}")[1]
+        for corpus in (small, large)
+    ]
+    assert peaks[1] < 1.1 * peaks[0], peaks
+
+
+def test_a_line_of_a_hundred_megabytes(config: Path, tmp_path: Path) -> None:
+    corpus = _write(tmp_path / "corpus.jsonl", 300_000)
+    good = corpus.read_bytes()
+    num_documents = good.count(b"\n")
+    with open(corpus, "ab") as file:
+        file.write(b'{"text": "' + b"abc " * 25_000_000 + b'"}\n' + good)
+    said, peak = _tokenize(config, tmp_path / "out" / "tokens", "--set", f"input_jsonl={corpus}")
+    facts = manifest.read(TokenPaths(str(tmp_path / "out" / "tokens")).manifest).facts
+    assert facts["documents_written"] == 2 * num_documents and facts["skipped"] == {"longer than 64 MiB": 1}
+    record = json.loads(TokenPaths(str(tmp_path / "out" / "tokens")).quarantine.read_text(encoding="utf-8"))
+    assert (record["line"], record["offset"]) == (num_documents + 1, len(good)) and len(record["excerpt"]) == 120
+    assert "longer than 64 MiB 1; listed in" in said and peak < 600_000_000
+
+
+def test_a_million_tiny_documents(config: Path, tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_bytes(b"".join(b"%d abc\n" % number for number in range(1_000_000)))
+    more = ("--set", f"input_jsonl={corpus}", "--set", "txt_document=line", "--set", "valid_fraction=0")
+    _, peak = _tokenize(config, tmp_path / "out" / "tokens", *more)
+    facts = manifest.read(TokenPaths(str(tmp_path / "out" / "tokens")).manifest).facts
+    assert facts["documents_in"] == facts["documents_written"] == 1_000_000 and not facts["skipped"]
+    assert peak < 300_000_000
+
+
+def test_a_billion_tokens_are_counted_at_once(config: Path, tmp_path: Path) -> None:
+    paths = TokenPaths(str(tmp_path / "tokens"))
+    documents, length = 1_000_000, 1000
+    with open(idx_path(paths.train), "wb") as file:
+        write_index(file, np.full(documents, length, dtype=np.int32), np.dtype(np.uint16))
+    with open(bin_path(paths.train), "wb") as file:
+        file.truncate(documents * length * 2)  # sparse: nothing on the disk
+    python = ROOT / ".venv" / "bin" / "python"
+    program = [
+        str(python),
+        str(ROOT / "count_tokens.py"),
+        "--config",
+        str(config),
+        "--set",
+        f"output_prefix={tmp_path}/tokens",
+    ]
+
+    def seconds(command: list[str]) -> float:
+        times = []
+        for _ in range(5):
+            started = time.monotonic()
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            times.append(time.monotonic() - started)
+        return min(times) if "1,000,000,000 tokens" in done.stdout or command[1] == "-c" else float("inf")
+
+    took, bare = seconds(program), seconds([str(python), "-c", "pass"])
+    # The aim is 0.2 s on an idle machine; twice that here, where other tests may be at work.
+    assert took - bare < 0.4, f"{took:.3f} s, of which Python takes {bare:.3f} s"
