@@ -108,7 +108,7 @@ def _sentencepiece(model: Path) -> Callable[[list[str]], Any]:
 
 def _chosen(opener: Callable[[], Any]) -> Callable[[list[str]], Any]:
     encoder = opener()
-    return encoder._encode if isinstance(encoder, stand_in.StandIn) else encoder.encode_many
+    return encoder._encode if isinstance(encoder, stand_in.StandIn) else _sentencepiece(encoder.model_path)
 
 
 def hugging_face(tokenizer_json: Path, texts: list[str], workers: int) -> float:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from zerokara import manifest
 from zerokara.config import PretrainConfig
 from zerokara.corpus.heads import check_heads
 from zerokara.corpus.inputs import InputFile, find_files, for_manifest
+from zerokara.corpus.sizes import total_plain_bytes
 from zerokara.progress import bytes_text, count_text, opening, seconds_text, summary
 from zerokara.steps import command
 from zerokara.tokens.encode import (
@@ -54,9 +56,11 @@ def tokenize(config: PretrainConfig, options: command.Options) -> None:
     with nullcontext() if options.dry_run else Workers(num_workers(config, files)) as workers:
         check_heads(files, config.text_field, config.txt_document, config.fault("text_field", "").where)
         places = sample(config, files)
-        expected = estimate(files, places, encoder)
+        size = total_plain_bytes(files)
+        turns = zip_longest(*(place.texts for place in places))
+        choice = stand_in.choose(encoder, (text for turn in turns for text in turn if text is not None), size)
+        expected = estimate(size, places, choice.encoder)
         check_disk_space(config, expected)
-        choice = stand_in.choose(encoder, (text for place in places for text in place.texts))
         from_what = f"{len(files)} file{'s' if files[1:] else ''}, {bytes_text(sum(file.bytes for file in files))}"
         to_what = f"about {count_text(expected.tokens)} tokens, {bytes_text(expected.output_bytes)}"
         opening(

@@ -71,7 +71,7 @@ class Encoder:
         self._newline = np.int32(self.newline_id).tobytes()
         self._line_ids, self._batch_ids = _buffer_methods(self._processor)
         self._prefixes_lines = self._processor.EncodeAsIds("a") != self._processor.EncodeAsIds("\na")[1:]
-        self._run_characters = _run_characters(ModelFile(self._model))
+        self._run_characters = _run_characters(self.model)
 
     def _check(self) -> None:
         where, remedy = str(self.model_path), "train the tokenizer with step 1, which sees to it"
@@ -162,7 +162,12 @@ class Encoder:
     @cached_property
     def control_ids(self) -> frozenset[int]:
         """The ids that no text gives: <s>, </s>, <pad>, the extra ids."""
-        return frozenset(i for i in range(self.vocab_size) if self._processor.IsControl(i))
+        return frozenset(i for i, piece in enumerate(self.model.pieces) if piece.kind is Kind.CONTROL)
+
+    @cached_property
+    def model(self) -> ModelFile:
+        """What stands in the model file; not to be changed."""
+        return ModelFile(self._model)
 
     @cached_property
     def sha256(self) -> str:

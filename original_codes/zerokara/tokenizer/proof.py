@@ -22,7 +22,7 @@ import numpy as np
 
 from zerokara.progress import Progress
 from zerokara.tokenizer.encoder import NEWLINE, Encoder
-from zerokara.tokenizer.model_file import Kind, ModelFile
+from zerokara.tokenizer.model_file import Kind
 
 TIE_TOLERANCE = 1e-6
 MAX_TIE_SHARE = 0.001
@@ -174,8 +174,9 @@ def hard_texts(encoder: Encoder) -> list[str]:
 
 def _holding_symbols(encoder: Encoder) -> Iterator[str]:
     """Texts that hold the user's symbols: alone, doubled, cut short, inside words and lines."""
-    model = ModelFile(encoder.model_bytes)
-    symbols = [piece.text for piece in model.pieces if piece.kind is Kind.USER_DEFINED and piece.text != NEWLINE]
+    symbols = [
+        piece.text for piece in encoder.model.pieces if piece.kind is Kind.USER_DEFINED and piece.text != NEWLINE
+    ]
     for symbol in symbols[:MAX_SYMBOLS]:
         yield from (symbol, symbol + symbol, f"a{symbol}b", f"one {symbol} two  {symbol}")
         yield f"{symbol[:-1]} {symbol[1:]}"
@@ -197,7 +198,7 @@ class _Comparison:
 
     def __init__(self, encoder: Encoder, theirs: Any) -> None:
         self._encoder, self._theirs = encoder, theirs
-        model = ModelFile(encoder.model_bytes)
+        model = encoder.model
         self._is_unigram = model.is_unigram
         self._scores = np.array([piece.score for piece in model.pieces], dtype=np.float64)
         self._is_normal = np.array([piece.kind is Kind.NORMAL for piece in model.pieces])

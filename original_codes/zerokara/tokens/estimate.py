@@ -10,7 +10,7 @@ from pathlib import Path
 from zerokara.config.pretrain_config import DataSettings
 from zerokara.corpus.inputs import InputFile
 from zerokara.corpus.reading import Document, Range, read
-from zerokara.corpus.sizes import bytes_before, plain_bytes, total_plain_bytes
+from zerokara.corpus.sizes import bytes_before, plain_bytes
 from zerokara.errors import UserError
 from zerokara.progress import bytes_text
 from zerokara.tokens.indexed import dtype_for
@@ -46,8 +46,8 @@ def sample(config: DataSettings, files: Sequence[InputFile]) -> list[Place]:
     return [place for start in _places(files) if (place := _read_place(config, start)).texts]
 
 
-def estimate(files: Sequence[InputFile], places: Sequence[Place], encoder: TextEncoder) -> Estimate:
-    """Encode a little of the sample."""
+def estimate(corpus_bytes: int, places: Sequence[Place], encoder: TextEncoder) -> Estimate:
+    """Encode a little of the sample; `corpus_bytes` are those of all files, unpacked."""
     sampled_bytes = sampled_tokens = 0
     for place in places:
         part, characters = [], 0
@@ -59,7 +59,7 @@ def estimate(files: Sequence[InputFile], places: Sequence[Place], encoder: TextE
         share = characters / max(1, sum(map(len, place.texts)))
         sampled_bytes += round(place.sampled_bytes * share)
         sampled_tokens += sum(len(ids) + 1 for ids in encoder.encode_many(part))
-    tokens = round(sampled_tokens * total_plain_bytes(files) / sampled_bytes) if sampled_bytes else 0
+    tokens = round(sampled_tokens * corpus_bytes / sampled_bytes) if sampled_bytes else 0
     return Estimate(tokens, tokens * dtype_for(encoder.vocab_size).itemsize)
 
 

@@ -20,9 +20,9 @@ from .conftest import TrainToy, toy_lines
 TEXTS = ["\n".join(toy_lines(40, seed)) for seed in range(20)]
 
 
-def test_bpe_is_done_by_kitoken_with_the_same_ids(toy_bpe: Encoder) -> None:
+def test_bpe_is_done_by_gigatoken_with_the_same_ids(toy_bpe: Encoder) -> None:
     choice = stand_in.choose(toy_bpe, TEXTS)
-    assert choice.name == "kitoken 0.11.1" and "proved equal to SentencePiece on" in choice.word
+    assert choice.name == "gigatoken 0.10.0" and "proved equal to SentencePiece on" in choice.word
     quick = pickle.loads(pickle.dumps(choice.open_encoder))()
     assert (quick.vocab_size, quick.eos_id) == (toy_bpe.vocab_size, toy_bpe.eos_id)
     texts = [*TEXTS, *hard_texts(toy_bpe), "x" * 5000 + "</s>" + "\n" * 300]
@@ -37,7 +37,7 @@ def test_control_names_and_user_symbols_are_part_of_the_proof(train_toy: TrainTo
     texts = hard_texts(encoder)
     for needed in ("</s>", "<extra_id_1>", "[CALL][CALL]", "a<|im|>b", "[CALL CALL]", "[CALL]<|im|>"):
         assert any(needed in text for text in texts), needed
-    assert stand_in.choose(encoder, TEXTS).name.startswith("kitoken")
+    assert stand_in.choose(encoder, TEXTS).name.startswith("gigatoken")
 
 
 def test_unigram_stays_with_sentencepiece(toy: Encoder) -> None:
@@ -49,6 +49,20 @@ def test_unigram_stays_with_sentencepiece(toy: Encoder) -> None:
 def test_a_dummy_prefix_is_outside_what_was_tried(train_toy: TrainToy) -> None:
     choice = stand_in.choose(Encoder(train_toy(model_type="bpe", add_dummy_prefix=True)), TEXTS)
     assert choice.name.startswith("sentencepiece") and "puts a space before every line" in choice.word
+
+
+def test_without_byte_fallback_sentencepiece_does_it(train_toy: TrainToy) -> None:
+    choice = stand_in.choose(Encoder(train_toy(model_type="bpe", byte_fallback=False)), TEXTS)
+    assert choice.name.startswith("sentencepiece") and "has no byte fallback" in choice.word
+
+
+def test_it_is_opened_anew_before_it_remembers_too_much(toy_bpe: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stand_in, "MAX_REMEMBERED_TOKENS", 1000)
+    quick = stand_in.StandIn(toy_bpe.model_path)
+    first = quick._tokenizer
+    for text in TEXTS:
+        assert np.array_equal(quick.encode_many([text])[0], toy_bpe.encode(text))
+    assert quick._tokenizer is not first and quick._tokens < 3000
 
 
 def _other_merges(encoder: Encoder, folder: Path) -> Path:
@@ -63,7 +77,7 @@ def _other_merges(encoder: Encoder, folder: Path) -> Path:
 
 def test_other_ids_are_found_before_the_work(toy_bpe: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Wrong(stand_in.StandIn):
-        def __init__(self, model_path: Path) -> None:
+        def __init__(self, model_path: Path, truth: Encoder) -> None:
             super().__init__(_other_merges(toy_bpe, tmp_path))
 
     monkeypatch.setattr(stand_in, "StandIn", Wrong)
@@ -82,11 +96,11 @@ def test_other_ids_are_found_while_it_works(toy_bpe: Encoder, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("missing", [True, False])
-def test_without_kitoken_the_work_is_done_all_the_same(
+def test_without_gigatoken_the_work_is_done_all_the_same(
     toy_bpe: Encoder, monkeypatch: pytest.MonkeyPatch, missing: bool
 ) -> None:
     if missing:
-        monkeypatch.setitem(sys.modules, "kitoken", None)
+        monkeypatch.setitem(sys.modules, "gigatoken", None)
     else:
 
         def broken(*_: Any) -> Any:

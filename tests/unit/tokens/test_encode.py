@@ -290,7 +290,7 @@ def test_a_stand_in_that_differs_is_left_and_all_done_anew(
     _encode(plain)
     config = make_config(output_prefix=str(tmp_path / "other" / "tokens"), num_workers=2)
     encoder = Encoder(config.input_tokenizer_file)
-    choice = Choice(partial(LyingEncoder, encoder.vocab_size), "quick 1.0", "")
+    choice = Choice(encoder, partial(LyingEncoder, encoder.vocab_size), "quick 1.0", "")
     files = find_files(config.input_jsonl, "")
     made = encode_corpus(config, files, encoder, choice, task_bytes=4000)
     assert made.encoder == "sentencepiece 0.2.3" and made.resumed_shards == 0
