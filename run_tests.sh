@@ -16,6 +16,18 @@ part() { # part NAME COMMAND...: runs the command and says how long it took
     printf '   %s: %d s\n' "$name" $((SECONDS - started))
 }
 
+# Two of the optional analysers, the lighter one for each language, so that their tests are real ones.
+analysers() {
+    local pins
+    pins=$(grep -E '^(SudachiPy|sudachidict-small|python-mecab-ko|python-mecab-ko-dic)==' requirements-analysers.lock)
+    $python -c 'import sys
+from importlib.metadata import version, PackageNotFoundError
+try:
+    sys.exit(any(version(name) != pin for name, pin in (line.split("==") for line in sys.argv[1:])))
+except PackageNotFoundError:
+    sys.exit(1)' $pins || $python -m pip install --disable-pip-version-check --quiet $pins
+}
+part "analysers" analysers
 part "lint" $python -m ruff check
 part "format" $python -m ruff format --check
 part "types" $python -m mypy original_codes/zerokara

@@ -67,7 +67,7 @@ class Progress:
         """Say what is being done now, for work whose parts cannot all be counted."""
         self._phase = name
         if self._bar is not None:
-            self._bar.set_description(f"{self.label}, {name}")
+            self._bar.set_description_str(f"{self.label}, {name}", refresh=False)
         self.beat()
 
     def beat(self) -> None:

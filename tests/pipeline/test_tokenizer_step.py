@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from zerokara import manifest
+from zerokara.progress import bytes_text
 from zerokara.tokenizer.encoder import Encoder
 
 CONFIG = """\
@@ -52,7 +53,8 @@ def test_the_step_from_text_to_tokenizer(root: Path, place: Path) -> None:
     assert "characters/token" in done.stdout and "1 lines skipped: empty text" in done.stdout
     assert "trainer_interface" not in done.stdout + done.stderr
     names = {path.name for path in (place / "tokenizer").iterdir()}
-    wanted = {"tokenizer.model", "tokenizer.vocab", "report.json", "report.txt", "manifest.json", "training.log"}
+    reports = {"report.json", "report.txt", "report.html"}
+    wanted = {"tokenizer.model", "tokenizer.vocab", *reports, "manifest.json", "training.log"}
     assert names == wanted
     encoder = Encoder(place / "tokenizer" / "tokenizer.model")
     vocabulary = (place / "tokenizer" / "tokenizer.vocab").read_text(encoding="utf-8").splitlines()
@@ -63,6 +65,11 @@ def test_the_step_from_text_to_tokenizer(root: Path, place: Path) -> None:
     assert report["sources"][0]["tokenizers"]["this one"]["round_trip_failures"] == 0
     record = manifest.read(place / "tokenizer" / "manifest.json")
     assert record.step == "train_tokenizer" and record.facts["vocab_size"] == 500
+    estimated, peak = record.facts["estimated_memory_bytes"], record.facts["peak_memory_bytes"]
+    assert f"{bytes_text(peak)} at the peak, estimated {bytes_text(estimated)}" in done.stdout
+    # So small a sample needs little more than the process itself, of which another Python may take some megabytes more.
+    assert estimated == pytest.approx(peak, rel=0.25, abs=10_000_000)
+    assert report["sample"]["estimated_memory_bytes"] == estimated and report["sample"]["peak_memory_bytes"] == peak
     assert record.outputs["tokenizer"][0].sha256 == encoder.sha256
 
     first = (place / "tokenizer" / "tokenizer.model").read_bytes()
@@ -73,6 +80,19 @@ def test_the_step_from_text_to_tokenizer(root: Path, place: Path) -> None:
     assert (place / "tokenizer" / "tokenizer.model").read_bytes() == first
     redone = _step(root, place, "--redo")
     assert redone.returncode == 0 and (place / "tokenizer" / "tokenizer.model").read_bytes() == first
+
+
+def test_pieces_lie_within_morphemes_and_the_tokenizer_needs_no_analyser(root: Path, place: Path) -> None:
+    lines = ["昨日は東京へ行きました。今日も東京で会いましょう。", "学校には 先生と学生が います。"] * 200
+    (place / "corpus.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines), "utf-8")
+    done = _step(root, place, "--set", "pre_segment=sudachi", "--set", "vocab_size=317")
+    assert done.returncode == 0, done.stderr
+    assert "cut between morphemes as SudachiPy" in done.stdout and " 0 of " in done.stdout
+    record = manifest.read(place / "tokenizer" / "manifest.json")
+    assert record.settings["pre_segment"] == "sudachi" and record.facts["analyser"].keys() >= {"SudachiPy"}
+    encoder = Encoder(place / "tokenizer" / "tokenizer.model")
+    assert encoder.decode(encoder.encode(lines[1])) == lines[1]
+    assert not list((place / "tokenizer").glob("work*"))
 
 
 def test_faults_are_told_with_exit_2_and_leave_nothing(root: Path, place: Path) -> None:

@@ -20,9 +20,10 @@ class TokenizerConfig(Settings):
     title: ClassVar[str] = "Training the tokenizer (step 1)"
 
     input: Words = ("data/embedded/corpus.jsonl",)
-    """Raw text: files (.jsonl, .jsonl.gz, .txt, .txt.gz), globs or folders; one entry or a list."""
+    """Raw text, one entry or several: a file (.jsonl or .txt, each plain, .gz or .zst; .parquet), a glob, a folder, a
+    file that lists such entries ("@files.txt"), or a dataset on the Hub (hf://datasets/owner/name[@revision][/path])."""
     text_field: Text = "text"
-    """Field of a JSON line that holds the text."""
+    """Field of a JSON line, or column of a .parquet, that holds the text."""
     txt_document: Literal["file", "line"] = "file"
     """Whether a document of a .txt file is the whole `file` or each `line`."""
     max_bad_fraction: Fraction = 0.01
@@ -48,6 +49,10 @@ class TokenizerConfig(Settings):
     """Texts that are always one piece of their own."""
     extra_ids: Annotated[NaturalWhole, Field(le=1000)] = 0
     """Number of T5 sentinels <extra_id_N> at the end of the vocabulary, <extra_id_0> last; 100 for T5, 0 else."""
+    pre_segment: Literal["none", "mecab", "sudachi", "kiwi", "mecab_ko"] = "none"
+    """Learn only pieces that lie within one morpheme, as an analyser finds them in the training text: `mecab` or
+    `sudachi` for Japanese, `kiwi` or `mecab_ko` for Korean. More tokens, that hold together better; the finished
+    tokenizer needs no analyser. To install them all: .venv/bin/pip install -r requirements-analysers.lock"""
     sample_bytes: PositiveWhole | Auto = "auto"
     """Bytes of text to train on, drawn at random over all files; `auto` takes what the machine's memory allows."""
     seed: NaturalWhole = 1234
@@ -55,7 +60,8 @@ class TokenizerConfig(Settings):
     num_threads: PositiveWhole | Auto = "auto"
     """Threads for the training; the same seed and number of threads give the same file, byte for byte."""
     compare_with: Words = ()
-    """Other SentencePiece .model files to stand beside ours in the report."""
+    """Other tokenizers to stand beside ours in the report: SentencePiece .model files, Hugging Face tokenizer.json
+    files, or folders that hold one."""
 
     @rule("input")
     def _has_input(self) -> Iterator[Fault]:

@@ -70,7 +70,9 @@ def _source_rows(paths: TokenPaths) -> list[tuple[str, str]]:
         return []
     sources = manifest.read(paths.manifest).facts.get("sources", [])
     named = [(f"  {source['entry']}", source["train"]) for source in sources if sources[1:]]
-    return [(name, f"{split['documents']:,} documents, {split['tokens']:,} tokens to train on") for name, split in named]
+    return [
+        (name, f"{split['documents']:,} documents, {split['tokens']:,} tokens to train on") for name, split in named
+    ]
 
 
 def write_train_tokens(config_path: Path, train_tokens: int) -> None:

@@ -12,28 +12,32 @@ from typing import TYPE_CHECKING, Any
 from zerokara import manifest
 from zerokara.config import TokenizerConfig
 from zerokara.corpus.heads import check_heads
-from zerokara.corpus.inputs import InputFile, find_files
+from zerokara.corpus.inputs import InputFile, find_files, for_manifest
 from zerokara.durable import PARTIAL_SUFFIX, write_bytes, write_json, write_text
 from zerokara.progress import bytes_text, opening, seconds_text, summary
 from zerokara.steps import command
 
 if TYPE_CHECKING:
+    from zerokara.tokenizer.memory import Plan
+    from zerokara.tokenizer.morphemes import Analyser
     from zerokara.tokenizer.report import Report
     from zerokara.tokenizer.sampling import SampleReport
     from zerokara.tokenizer.training import Trained
 
-OUTPUT_NAMES = ("tokenizer.model", "tokenizer.vocab", "report.json", "report.txt")
+OUTPUT_NAMES = ("tokenizer.model", "tokenizer.vocab", "report.json", "report.txt", "report.html")
 LOG_NAME = "training.log"
 
 
 def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
     """Do step 1, or say that it is done, or what it would do."""
-    from zerokara.tokenizer import memory, report, training  # SentencePiece: only where the configuration is right
+    # SentencePiece: only where the configuration is right.
+    from zerokara.tokenizer import memory, report, training
+    from zerokara.tokenizer.morphemes import analyser_of
 
     training.check(config)
     files = find_files(config.input, config.fault("input", "").where)
     for path in config.compare_with:
-        report.open_model(Path(path))
+        report.open_model(path)
     folder = Path(config.output_dir)
     model_path, manifest_path = folder / "tokenizer.model", folder / "manifest.json"
     work = _work(config, files)
@@ -41,6 +45,7 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
         opening(f"step 1 tokenizer: {model_path} is there already, made from the same text; --redo makes it again")
         print(f"next: {_next(options)}")
         return
+    analyser = analyser_of(config)
     check_heads(files, config.text_field, config.txt_document, config.fault("text_field", "").where)
     plan = memory.plan(config, files)
     size = bytes_text(sum(file.bytes for file in files))
@@ -49,13 +54,14 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
         f"{model_path}, {config.model_type}, {config.vocab_size:,} pieces\n"
         f"  at most {bytes_text(plan.sample_bytes)} of text, {training.num_threads(config)} threads, "
         f"about {bytes_text(plan.peak_bytes)} of memory ({bytes_text(plan.available_bytes)} free)"
+        + (f"\n  cut between morphemes as {_packages(analyser)} find them" if analyser else "")
     )
-    memory.check(config, plan)
+    memory.check(config, files, plan)
     if options.dry_run:
         print("dry run: nothing was written")
         return
     started = time.monotonic()
-    sample, trained, measured = _make(config, files, plan.sample_bytes, folder)
+    sample, trained, measured = _make(config, files, plan, analyser, folder)
     manifest_path.unlink(missing_ok=True)  # what stands there is no longer true from here on
     _write_outputs(folder, trained.model, measured)
     facts = {
@@ -63,7 +69,9 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
         "sample": sample.as_json(),
         "sample_bytes": plan.sample_bytes,
         "num_threads": trained.num_threads,
+        "estimated_memory_bytes": plan.peak_bytes,
         "peak_memory_bytes": trained.peak_memory_bytes,
+        "analyser": analyser.versions() if analyser else {},
     }
     seconds = time.monotonic() - started
     outputs: dict[str, Path | list[Path]] = {"tokenizer": [folder / name for name in OUTPUT_NAMES]}
@@ -73,10 +81,15 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
         ("trained on", _used(sample)),
         *measured.rows(),
         ("pieces not used", f"{len(measured.unused_pieces):,} in {bytes_text(measured.usage_bytes)} of this text"),
-        ("took", f"{seconds_text(seconds)}, {bytes_text(trained.peak_memory_bytes)} of memory"),
-        ("report", str(folder / "report.txt")),
+        ("took", seconds_text(seconds)),
+        ("memory", f"{bytes_text(trained.peak_memory_bytes)} at the peak, estimated {bytes_text(plan.peak_bytes)}"),
+        ("report", str(folder / "report.html")),
     ]
     summary(f"step 1 tokenizer: done, {measured.vocab_size:,} pieces in {model_path}", rows, _next(options))
+
+
+def _packages(analyser: Analyser) -> str:
+    return " and ".join(f"{name} {version}" for name, version in analyser.versions().items())
 
 
 def _next(options: command.Options) -> str:
@@ -84,10 +97,10 @@ def _next(options: command.Options) -> str:
 
 
 def _make(
-    config: TokenizerConfig, files: Sequence[InputFile], sample_bytes: int, folder: Path
+    config: TokenizerConfig, files: Sequence[InputFile], plan: Plan, analyser: Analyser | None, folder: Path
 ) -> tuple[SampleReport, Trained, Report]:
     """Sample, train and measure in a folder that is gone afterwards; only the log stays, whatever happens."""
-    from zerokara.tokenizer import report, sampling, training
+    from zerokara.tokenizer import report, sampling, segmentation, training
 
     work_dir = folder / f"work{PARTIAL_SUFFIX}"
     shutil.rmtree(work_dir, ignore_errors=True)
@@ -96,17 +109,21 @@ def _make(
         sample = sampling.draw(
             files,
             work_dir / "sentences.txt",
-            sample_bytes=sample_bytes,
+            sample_bytes=plan.sample_bytes,
             seed=config.seed,
             text_field=config.text_field,
             txt_document=config.txt_document,
             max_bad_fraction=config.max_bad_fraction,
             where=config.fault("input", "").where,
         )
-        trained = training.train(config, sample.sentences, work_dir, folder / LOG_NAME)
+        morphemes = work_dir / "morphemes.txt" if analyser else None
+        if analyser and morphemes:
+            segmentation.segment(config, analyser, sample.sentences, morphemes, training.num_threads(config))
+        trained = training.train(config, sample.sentences, work_dir, folder / LOG_NAME, morphemes)
         model_path = work_dir / "tokenizer.model"
         model_path.write_bytes(trained.model)
-        facts = sample.report.as_json()
+        memory = {"estimated_memory_bytes": plan.peak_bytes, "peak_memory_bytes": trained.peak_memory_bytes}
+        facts = sample.report.as_json() | memory
         measured = report.make(model_path, config.input, sample.sources, sample.sentences, facts, config.compare_with)
     finally:
         shutil.rmtree(work_dir, ignore_errors=True)
@@ -114,12 +131,14 @@ def _make(
 
 
 def _work(config: TokenizerConfig, files: Sequence[InputFile]) -> manifest.Work:
+    from zerokara.tokenizer.report_tokenizers import find_file
+
     left_out = {"input", "output_dir", "compare_with"}
     settings: dict[str, Any] = {key: value for key, value in config.model_dump().items() if key not in left_out}
     settings["files_per_source"] = [sum(file.source == i for file in files) for i in range(len(config.input))]
-    inputs: dict[str, Path | list[Path]] = {"input": [file.path for file in files]}
+    inputs: dict[str, manifest.Inputs] = {"input": for_manifest(files)}
     if config.compare_with:
-        inputs["compare_with"] = [Path(path) for path in config.compare_with]
+        inputs["compare_with"] = [find_file(name) for name in config.compare_with]
     return manifest.Work("train_tokenizer", settings, inputs)
 
 
@@ -130,6 +149,7 @@ def _write_outputs(folder: Path, model: bytes, measured: Report) -> None:
     write_text(folder / "tokenizer.vocab", ModelFile(model).vocabulary_text())
     write_json(folder / "report.json", measured.as_json())
     write_text(folder / "report.txt", measured.as_text())
+    write_text(folder / "report.html", measured.as_html())
 
 
 def _used(sample: SampleReport) -> str:

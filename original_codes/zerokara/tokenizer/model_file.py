@@ -1,4 +1,4 @@
-"""A SentencePiece `.model` file as pieces, and the two changes that we make to one after its training.
+"""A SentencePiece `.model` file as pieces, and the changes that we make to one after its training.
 
 The file is a protocol buffer (`sentencepiece_model.proto`, sentencepiece 0.2.3): a list of pieces (text, score, type),
 the trainer's settings, and the normaliser's settings with its compiled table. The id of a piece is its place in the
@@ -7,6 +7,7 @@ list. Only this file names the vendor's types.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
 from functools import cached_property
 from pathlib import Path
@@ -77,6 +78,10 @@ class ModelFile:
         """Whether a space is put before each line."""
         return bool(self._proto.normalizer_spec.add_dummy_prefix)
 
+    @add_dummy_prefix.setter
+    def add_dummy_prefix(self, value: bool) -> None:
+        self._proto.normalizer_spec.add_dummy_prefix = value
+
     @property
     def remove_extra_whitespaces(self) -> bool:
         """Whether leading, trailing and repeated spaces are dropped."""
@@ -107,6 +112,18 @@ class ModelFile:
         """Make the scores multiples of `SCORE_STEP` (unigram only: the scores of BPE are whole numbers)."""
         for piece in self._proto.pieces:
             piece.score = round(piece.score / SCORE_STEP) * SCORE_STEP
+        self.__dict__.pop("pieces", None)
+
+    def rename(self, names: Mapping[int, str]) -> None:
+        """Give pieces other texts, by id."""
+        for number, text in names.items():
+            self._proto.pieces[number].piece = text
+        self.__dict__.pop("pieces", None)
+
+    def set_scores(self, scores: dict[int, float]) -> None:
+        """Give pieces, by their ids, other scores."""
+        for i, score in scores.items():
+            self._proto.pieces[i].score = score
         self.__dict__.pop("pieces", None)
 
     def append(self, pieces: list[Piece]) -> None:

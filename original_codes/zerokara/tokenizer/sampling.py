@@ -142,7 +142,7 @@ def draw(
             continue
         source, text = item
         report.documents += 1
-        for passage in _passages(text):
+        for passage in passages_of(text):
             order += 1
             held_key, key, content = keys.random(), keys.random(), passage.encode()
             report.bytes_offered += len(content) - content.count(b"\n")
@@ -174,16 +174,16 @@ def _items(
     with Progress("reading the corpus", total=sum(file.bytes for file in files), unit="B") as progress:
         for part in ranges(files, RANGE_BYTES, txt_document):
             reader = read(part, text_field, txt_document)
-            done = part.start
+            done = 0
             for item in reader:
                 yield item if isinstance(item, BadLine) else (item.file.source, item.text)
-                if reader.position - done > 1_000_000:
-                    progress.advance(reader.position - done)
-                    done = reader.position
-            progress.advance(part.start + part.bytes - done)
+                if reader.disk_bytes - done > 1_000_000:
+                    progress.advance(reader.disk_bytes - done)
+                    done = reader.disk_bytes
+            progress.advance(part.bytes - done)
 
 
-def _passages(text: str) -> Iterator[str]:
+def passages_of(text: str) -> Iterator[str]:
     """Cut a document at line ends into parts of at most `PASSAGE_BYTES`; longer lines are cut as sentences are."""
     if len(text) * 4 <= PASSAGE_BYTES or len(text.encode()) <= PASSAGE_BYTES:
         yield text
@@ -258,7 +258,7 @@ def _write(passages: list[tuple[int, bytes]], path: Path, report: SampleReport) 
 
 def _check_bad(documents: int, bad: Counter[str], first: list[BadLine], max_bad_fraction: float, where: str) -> None:
     harmful = sum(count for reason, count in bad.items() if reason not in HARMLESS)
-    examples = "; ".join(f"{line.file.path} byte {line.offset}: {line.reason.value}" for line in first)
+    examples = "; ".join(f"{line.file.name} byte {line.offset}: {line.reason.value}" for line in first)
     if harmful > max_bad_fraction * (documents + harmful):
         share = harmful / (documents + harmful)
         raise UserError(

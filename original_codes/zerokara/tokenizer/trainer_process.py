@@ -3,8 +3,8 @@
 Of its own, because the trainer speaks on the standard error of the whole process, takes the memory of many times the
 sample, and ends the process when that is not there: so its words go to a log, its memory is given back, and its end is
 an error that can be told. In: a JSON file with `sentences` (a file with one sentence a line), `model` (the file to
-write) and `options` (keyword arguments of SentencePiece's trainer). Out: the model, and on standard output the peak of
-the process's memory in bytes.
+write), `options` (keyword arguments of SentencePiece's trainer) and `parent` (the process that waits for it, with which
+it ends). Out: the model, and on standard output the peak of the process's memory in bytes.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import sentencepiece
+
+from zerokara.tokenizer.lifeline import end_with_parent
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -27,6 +29,7 @@ def _lines(path: Path) -> Iterator[str]:
 def main(job_path: Path) -> None:
     """Do the job."""
     job = json.loads(job_path.read_text(encoding="utf-8"))
+    end_with_parent(job["parent"])
     with open(job["model"], "wb") as model:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=_lines(Path(job["sentences"])), model_writer=model, **job["options"]

@@ -32,7 +32,7 @@ from zerokara.tokens.tasks import Task
 
 CHECKPOINT_BYTES = 256 * 1024 * 1024
 STATE_NAME = "merge.json"
-_BUFFER_BYTES = 4 * 1024 * 1024
+_BUFFER_BYTES = 1024 * 1024
 _SPLITS = ("train", "valid")
 
 
@@ -111,8 +111,12 @@ class _SplitWriter:
         self._ids = _reopened(bin_path(self.prefix), sizes, files)
         self._lengths = _reopened(self.lengths_path, sizes, files)
 
-    def add(self, ids: memoryview, lengths: NDArray[np.int32]) -> None:
-        self._ids.write(ids)
+    def add(self, ids: IO[bytes], num_bytes: int, lengths: NDArray[np.int32]) -> None:
+        """Copy the next `num_bytes` of a shard's ids, which belong to documents of these lengths."""
+        while num_bytes:
+            block = ids.read(min(num_bytes, _BUFFER_BYTES))
+            num_bytes -= len(block)
+            self._ids.write(block)
         self._lengths.write(np.ascontiguousarray(lengths[:, 0]).data)
 
     def sync(self) -> dict[str, int]:
@@ -253,13 +257,14 @@ def _copy_shard(
     lengths = np.fromfile(shard_path(folder, name, "lengths"), np.int32).reshape(-1, 2)
     if not len(lengths):
         return
-    ids = np.memmap(shard_path(folder, name, "bin"), np.uint8, mode="r").data
     ends = np.cumsum(lengths[:, 0], dtype=np.int64) * dtype.itemsize
-    assert len(in_valid) == len(lengths) and int(ends[-1]) == len(ids)
+    path = shard_path(folder, name, "bin")
+    assert len(in_valid) == len(lengths) and int(ends[-1]) == path.stat().st_size
     edges = [0, *(np.flatnonzero(in_valid[1:] != in_valid[:-1]) + 1).tolist(), len(lengths)]
-    for start, end in pairwise(edges):
-        first_byte = int(ends[start - 1]) if start else 0
-        writers[int(in_valid[start])].add(ids[first_byte : int(ends[end - 1])], lengths[start:end])
+    with open(path, "rb") as ids:
+        for start, end in pairwise(edges):
+            first_byte = int(ends[start - 1]) if start else 0
+            writers[int(in_valid[start])].add(ids, int(ends[end - 1]) - first_byte, lengths[start:end])
     tally.train.add(lengths[~in_valid])
     tally.valid.add(lengths[in_valid])
 

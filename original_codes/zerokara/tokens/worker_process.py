@@ -8,6 +8,7 @@ connection does.
 
 from __future__ import annotations
 
+import gc
 import sys
 import traceback
 from contextlib import suppress
@@ -35,6 +36,7 @@ def _work(connection: Connection) -> None:
     try:
         job: Job = connection.recv()
         encoder = job.open_encoder()
+        gc.freeze()  # what was loaded stays, and need not be looked through again and again
         with OpenStreams() as streams:
             while True:
                 task: Task = connection.recv()

@@ -1,0 +1,150 @@
+"""Training sentences → the same text with a line for each morpheme, so that no piece is learnt across a boundary.
+
+In: a file with a sentence a line, and an analyser. Out: a file whose lines, joined, are the sentences: nothing is
+changed, and a space stands before the morpheme that it precedes. Only the training sees it; the model that comes of
+it cuts plain text, without any analyser.
+
+Why lines, and not SentencePiece's own `pretokenization_delimiter`: its trainer (0.2.3, `MakeSeedSentencePieces`) finds
+candidates as substrings that occur before different characters, or at the end of a line. A morpheme that is always
+followed by the delimiter is neither, so whole morphemes never become candidates; the delimiters also count as
+characters against `character_coverage`; and lines that are equal are trained on once, with their number.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import signal
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+
+from zerokara.config import TokenizerConfig
+from zerokara.errors import RunError
+from zerokara.progress import Progress
+from zerokara.tokenizer.lifeline import end_with_parent
+from zerokara.tokenizer.memory import available_bytes
+from zerokara.tokenizer.morphemes import Analyse, Analyser, boundaries
+
+BLOCK_BYTES = 128 * 1024
+"""Text that a process takes at a time."""
+ALONE_BYTES = 1_000_000
+"""Less text than this is analysed here: other processes would take longer to start."""
+PROCESS_BYTES = 600_000_000
+"""What a process may hold: each has its own dictionary (measured: Kiwi 550 MB, the others 120 to 140 MB)."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What of the settings decides where a line is cut."""
+
+    normalizes: bool
+    """Whether other white space may become a space."""
+    starts_with_space: bool
+    """Whether each sentence is to begin with a space (`add_dummy_prefix`)."""
+    symbols: tuple[str, ...]
+    """Texts that are one piece, and so are never cut."""
+
+    @classmethod
+    def of(cls, config: TokenizerConfig) -> Rules:
+        """The rules that a configuration asks for."""
+        normalizes = config.normalization_rule_name != "identity"
+        return cls(normalizes, config.add_dummy_prefix, config.user_defined_symbols)
+
+    def is_space(self, character: str) -> bool:
+        """Whether the tokenizer sees a space there."""
+        return character == " " or (self.normalizes and character.isspace())
+
+
+def morphemes(line: str, analyse: Analyse, rules: Rules) -> list[str]:
+    """Cut a line between its morphemes; the parts join to the line again."""
+    cuts = boundaries(line, analyse(line), rules.is_space)
+    if rules.symbols:
+        pattern = "|".join(map(re.escape, sorted(rules.symbols, key=len, reverse=True)))
+        whole = {i for match in re.finditer(pattern, line) for i in range(match.start() + 1, match.end())}
+        cuts = [cut for cut in cuts if cut not in whole]
+    return [line[start:end] for start, end in zip([0, *cuts], [*cuts, len(line)], strict=True)]
+
+
+def segment(config: TokenizerConfig, analyser: Analyser, sentences: Path, target: Path, num_processes: int) -> None:
+    """Write the sentences with a line for each morpheme, in their order.
+
+    Raises: RunError when a process of the analysis dies.
+    """
+    rules, size = Rules.of(config), sentences.stat().st_size
+    num_processes = 1 if size < ALONE_BYTES else max(1, min(num_processes, available_bytes() // PROCESS_BYTES))
+    label = f"cutting between morphemes with {analyser.name}"
+    with open(target, "wb") as file, Progress(label, total=size, unit="B") as progress:
+        blocks = _blocks(sentences)
+        if num_processes == 1:
+            analyse = analyser.start()
+            for block in blocks:
+                file.write(_cut(block, analyse, rules))
+                progress.advance(len(block))
+            return
+        try:
+            for block, done in _in_parallel(blocks, analyser, rules, num_processes, progress):
+                file.write(done)
+                progress.advance(len(block))
+        except BrokenProcessPool as error:
+            raise RunError(
+                f"a process of the morphological analysis ({analyser.name}) was ended from outside, most often because "
+                f"memory ran out; set num_threads to less than {num_processes} and run again"
+            ) from error
+
+
+def _in_parallel(
+    blocks: Iterator[bytes], analyser: Analyser, rules: Rules, num_processes: int, progress: Progress
+) -> Iterator[tuple[bytes, bytes]]:
+    """Blocks and what became of them, in order, with a few waiting for each process and no more in memory."""
+    context = multiprocessing.get_context("spawn")
+    waiting: deque[tuple[bytes, Future[bytes]]] = deque()
+    with ProcessPoolExecutor(num_processes, context, _begin, (analyser, rules, os.getpid())) as pool:
+        for block in blocks:
+            waiting.append((block, pool.submit(_cut_here, block)))
+            if len(waiting) >= 4 * num_processes:
+                yield _first(waiting, progress)
+        while waiting:
+            yield _first(waiting, progress)
+
+
+def _first(waiting: deque[tuple[bytes, Future[bytes]]], progress: Progress) -> tuple[bytes, bytes]:
+    block, future = waiting.popleft()
+    while True:
+        try:
+            return block, future.result(timeout=1.0)
+        except TimeoutError:
+            progress.beat()
+
+
+_ANALYSE: Analyse
+_RULES: Rules
+
+
+def _begin(analyser: Analyser, rules: Rules, parent_pid: int) -> None:
+    """Make a new process ready: the analyser is started once in each."""
+    global _ANALYSE, _RULES
+    end_with_parent(parent_pid)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends the others.
+    _ANALYSE, _RULES = analyser.start(), rules
+
+
+def _cut_here(block: bytes) -> bytes:
+    return _cut(block, _ANALYSE, _RULES)
+
+
+def _cut(block: bytes, analyse: Analyse, rules: Rules) -> bytes:
+    prefix = " " if rules.starts_with_space else ""
+    lines = (prefix + "\n".join(morphemes(line, analyse, rules)) for line in block.decode().split("\n")[:-1])
+    return "".join(line + "\n" for line in lines).encode()
+
+
+def _blocks(sentences: Path) -> Iterator[bytes]:
+    """Whole lines, some hundred kilobytes at a time."""
+    with open(sentences, "rb") as file:
+        while lines := file.readlines(BLOCK_BYTES):
+            yield b"".join(lines)
