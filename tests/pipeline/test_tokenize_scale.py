@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from zerokara import manifest
@@ -28,14 +29,26 @@ def _command(config: Path, prefix: Path, *more: str) -> list[str]:
 
 def _tokenize(config: Path, prefix: Path, *more: str) -> tuple[str, int]:
     """What it said, and the peak memory in bytes of its largest process."""
-    process = subprocess.Popen(_command(config, prefix, *more), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    assert process.stdout is not None
-    said = process.stdout.read().decode()
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    process.stdout.close()
+    with open(prefix.parent.parent / f"{prefix.parent.name}.log", "w+", encoding="utf-8") as log:
+        process = subprocess.Popen(_command(config, prefix, *more), stdout=log, stderr=subprocess.STDOUT)
+        peak = 0
+        # What getrusage tells begins with the size of the process that started it; this does not.
+        while process.poll() is None:
+            family = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]
+            peak = max(peak, *(_peak_bytes(pid) for pid in family))
+            time.sleep(0.01)
+        log.seek(0)
+        said = log.read()
     assert process.returncode == 0, said
-    return said, usage.ru_maxrss * 1024
+    return said, peak
+
+
+def _peak_bytes(pid: int) -> int:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:")), 0)
 
 
 def _write(path: Path, num_bytes: int, seed: int = 0) -> Path:

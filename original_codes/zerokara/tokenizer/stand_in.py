@@ -18,9 +18,8 @@ texts go to it one by one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,17 +48,35 @@ class StandInDiffersError(Exception):
 
 
 @dataclass(frozen=True)
+class Opener:
+    """Opens an encoder in any process: picklable, and equal where the encoders are."""
+
+    model_path: Path
+    quick: bool = False
+    """Whether the stand-in is meant."""
+
+    def __call__(self) -> Encoder | StandIn:
+        """Open it."""
+        return StandIn(self.model_path) if self.quick else Encoder(self.model_path)
+
+
+@dataclass(frozen=True)
 class Choice:
     """The encoder that does the work."""
 
     encoder: Encoder | StandIn
     """Opened, for this process."""
-    open_encoder: Callable[[], Encoder | StandIn]
-    """Opens it in any other; picklable."""
+    open_encoder: Opener
+    """Opens it in any other."""
     name: str
     """`sentencepiece` or `gigatoken`, with the version."""
     word: str
     """Why this one, for the log."""
+
+
+def likely(encoder: Encoder) -> Opener:
+    """What `choose` will most likely choose, so that other processes can begin to open it."""
+    return Opener(encoder.model_path, quick=not encoder.model.is_unigram and not _reason_against(encoder.model))
 
 
 def choose(encoder: Encoder, texts: Iterable[str], corpus_bytes: int = 0) -> Choice:
@@ -81,12 +98,12 @@ def choose(encoder: Encoder, texts: Iterable[str], corpus_bytes: int = 0) -> Cho
         return plain(encoder, f"gigatoken, which is quicker for BPE, gave other ids, first for {_excerpt(different)}")
     size = sum(len(text) for text in sample)
     word = f"proved equal to SentencePiece on {len(sample):,} texts of {size:,} characters; checked on while it works"
-    return Choice(stand_in, partial(StandIn, encoder.model_path), f"gigatoken {_version('gigatoken')}", word)
+    return Choice(stand_in, Opener(encoder.model_path, quick=True), f"gigatoken {_version('gigatoken')}", word)
 
 
 def plain(encoder: Encoder, word: str) -> Choice:
     """SentencePiece itself."""
-    return Choice(encoder, partial(Encoder, encoder.model_path), f"sentencepiece {_version('sentencepiece')}", word)
+    return Choice(encoder, Opener(encoder.model_path), f"sentencepiece {_version('sentencepiece')}", word)
 
 
 class StandIn:

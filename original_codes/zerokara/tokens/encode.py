@@ -30,19 +30,12 @@ from zerokara.tokens.indexed import dtype_for
 from zerokara.tokens.layout import TokenPaths
 from zerokara.tokens.merge import MergeState, SourceTally, merge_shards, write_quarantine
 from zerokara.tokens.shards import Job, ShardResult, Tally
-from zerokara.tokens.tasks import PACKED_FACTOR, TaskQueue
-from zerokara.tokens.workers import Workers, available_cores
+from zerokara.tokens.tasks import TaskQueue
+from zerokara.tokens.workers import MIN_TASK_BYTES, Workers, num_workers
 
-MIN_TASK_BYTES, MAX_TASK_BYTES = 1024 * 1024, 32 * 1024 * 1024
+MAX_TASK_BYTES = 32 * 1024 * 1024
 TASKS_A_WORKER = 16
 """Enough that all workers end at about the same time."""
-
-
-def num_workers(config: DataSettings, files: Sequence[InputFile] = ()) -> int:
-    """Worker processes, with `auto` resolved to one a core, but no more than there can be tasks for these files."""
-    wanted = available_cores() if config.num_workers == "auto" else config.num_workers
-    most = sum(file.bytes * (PACKED_FACTOR if file.is_packed else 1) for file in files) // MIN_TASK_BYTES + 1
-    return min(wanted, most) if files else wanted
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,7 @@ from dataclasses import dataclass, field
 
 from zerokara.corpus.inputs import InputFile
 from zerokara.corpus.reading import Range, TxtDocument, is_endless, ranges
-
-PACKED_FACTOR = 8
-"""A packed file of at most a task's bytes divided by this is read as a whole: it holds about one task."""
+from zerokara.tokens.workers import PACKED_FACTOR
 
 
 @dataclass(frozen=True)
@@ -137,6 +135,7 @@ def _parts(files: Sequence[InputFile], task_bytes: int, txt_document: TxtDocumen
     gathered: list[Range] = []
     size = first = 0
     for index, file in enumerate(files):
+        # A smaller packed file holds one task at most, and is read as a whole.
         if is_endless(file, txt_document) and file.bytes * PACKED_FACTOR > task_bytes:
             if gathered:
                 yield Task(_name(first, gathered[0].start), gathered[0].file.source, tuple(gathered))

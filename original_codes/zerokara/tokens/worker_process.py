@@ -1,9 +1,9 @@
 """The life of one tokenising process: `python -m zerokara.tokens.worker_process DESCRIPTOR`.
 
 A program of its own and no `multiprocessing.Process`, which would first import again all that the step has imported.
-In, over the connection that is inherited as DESCRIPTOR: the parent's `sys.path`, the `Job`, then one `Task` after
-another. Out: tallies while it works and a `ShardResult` for each task, or what went wrong. It ends when the
-connection does.
+In, over the connection that is inherited as DESCRIPTOR: the parent's `sys.path`; then, in any order, openers of
+encoders that will most likely be needed, a `Job`, and one `Task` after another. Out: tallies while it works and a
+`ShardResult` for each task, or what went wrong. It ends when the connection does.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 import traceback
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from typing import Any
 
 
 def main(descriptor: int) -> None:
@@ -33,14 +34,24 @@ def _work(connection: Connection) -> None:
     from zerokara.tokens.shards import Job, write_shard
     from zerokara.tokens.tasks import Task
 
+    opened: dict[object, Any] = {}
+    job: Job | None = None
     try:
-        job: Job = connection.recv()
-        encoder = job.open_encoder()
-        gc.freeze()  # what was loaded stays, and need not be looked through again and again
         with OpenStreams() as streams:
             while True:
-                task: Task = connection.recv()
-                connection.send(write_shard(job, task, encoder, connection.send, streams))
+                message = connection.recv()
+                if isinstance(message, Job):
+                    job = message
+                    if job.open_encoder not in opened:
+                        opened[job.open_encoder] = job.open_encoder()
+                    gc.freeze()  # what was loaded stays, and need not be looked through again and again
+                elif isinstance(message, Task):
+                    assert job is not None
+                    encoder = opened[job.open_encoder]
+                    connection.send(write_shard(job, message, encoder, connection.send, streams))
+                else:
+                    with suppress(Exception):  # it may never be needed; if it is, opening it tells what is wrong
+                        opened[message] = message()
     except (BrokenPipeError, ConnectionResetError):
         raise
     except OSError as error:

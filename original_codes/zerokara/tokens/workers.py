@@ -11,24 +11,36 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from zerokara.errors import RunError
-from zerokara.tokenizer.stand_in import StandInDiffersError
-from zerokara.tokens.shards import Job, ShardResult, Tally
-from zerokara.tokens.tasks import Task, TaskQueue
 
-Message = Tally | ShardResult | OSError | StandInDiffersError | str
-"""Progress, a finished shard, an error of the operating system, ids that differ, or the traceback of anything else."""
+if TYPE_CHECKING:  # the workers are started before the parent has loaded these itself, and need no configuration
+    from zerokara.config.pretrain_config import DataSettings
+    from zerokara.corpus.inputs import InputFile
+    from zerokara.tokens.shards import Job, ShardResult, Tally
+    from zerokara.tokens.tasks import Task, TaskQueue
+
+MIN_TASK_BYTES = 1024 * 1024
+PACKED_FACTOR = 8
+"""At most so many bytes of text are expected in a byte of a packed file."""
 
 
 def available_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def num_workers(config: DataSettings, files: Sequence[InputFile] = ()) -> int:
+    """Worker processes, with `auto` resolved to one a core, but no more than there can be tasks for these files."""
+    wanted = available_cores() if config.num_workers == "auto" else config.num_workers
+    most = sum(file.bytes * (PACKED_FACTOR if file.is_packed else 1) for file in files) // MIN_TASK_BYTES + 1
+    return min(wanted, most) if files else wanted
 
 
 class _Worker:
@@ -44,7 +56,8 @@ class _Worker:
                 [sys.executable, "-m", "zerokara.tokens.worker_process", str(descriptor)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[descriptor],
-                env={**os.environ, "PYTHONPATH": _python_path()},
+                # Each numpy starts threads for matrix products, which no worker makes, and waits for them.
+                env={**os.environ, "PYTHONPATH": _python_path(), "OPENBLAS_NUM_THREADS": "1"},
                 # Ctrl-C reaches the whole group in front of a terminal: it is for the parent, who ends the others.
                 process_group=0,
             )
@@ -65,8 +78,10 @@ class _Worker:
             OSError: as it met it.
             StandInDiffersError: its encoder gave other ids than SentencePiece.
         """
+        from zerokara.tokenizer.stand_in import StandInDiffersError
+
         try:
-            message: Message = self.connection.recv()
+            message: Tally | ShardResult | OSError | StandInDiffersError | str = self.connection.recv()
         except (EOFError, ConnectionResetError):
             raise self._death() from None
         if isinstance(message, OSError | StandInDiffersError):
@@ -115,6 +130,11 @@ class Workers:
             worker.process.wait()
             worker.connection.close()
 
+    def open(self, encoder: Hashable) -> None:
+        """Let them open an encoder that will most likely be needed; `encoder` opens it when it is called."""
+        for worker in self._workers.values():
+            worker.send(encoder)
+
     def run(self, job: Job, queue: TaskQueue) -> Iterator[Tally | ShardResult]:
         """Do every task of the queue, giving progress and results as they come, in no fixed order; once only.
 
@@ -123,6 +143,8 @@ class Workers:
             OSError: as the worker met it (a full disk, a file that is gone).
             StandInDiffersError: a stand-in for SentencePiece gave other ids.
         """
+        from zerokara.tokens.shards import ShardResult
+
         for worker in self._workers.values():
             worker.send(job)
             worker.begin(queue.next(worker.number))
