@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import orjson
@@ -118,13 +119,15 @@ def finish(
     facts: dict[str, Any],
     seconds: float,
     known: Manifest | None = None,
+    ahead: HashesAhead | None = None,
 ) -> Manifest:
-    """Write the manifest, the last thing a step does."""
+    """Write the manifest, the last thing a step does; `known` and `ahead` save hashing inputs again."""
     folder = manifest_path.parent
+    hashes = _known_records(known) | (ahead.result() if ahead else {})
     made = Manifest(
         step=work.step,
         settings=_as_json(work.settings),
-        inputs=_records(work.inputs, None, _known_records(known)),
+        inputs=_records(work.inputs, None, hashes),
         outputs=_records(outputs, folder, {}),
         facts=_as_json(facts),
         seconds=round(seconds, 3),
@@ -226,6 +229,43 @@ def _hashes(places: list[_Place]) -> dict[tuple[str, int, int], str]:
             counter.stopped = True  # Ctrl-C must not wait for a hundred gigabytes.
             threads.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+class HashesAhead:
+    """The hashes of a step's inputs, found by a few threads while the step works; `result` waits for them."""
+
+    def __init__(self, work: Work) -> None:
+        files = [
+            file
+            for value in work.inputs.values()
+            for file in ([value] if isinstance(value, Path) else value)
+            if isinstance(file, Path)
+        ]
+        places = {place.key: place for place in map(_Place, files)}
+        self._counter, self._total = _Counter(), sum(key[1] for key in places)
+        # One thread keeps up with some dozen processes at work on the same text.
+        self._threads = ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // 16))
+        self._futures = {
+            key: self._threads.submit(_counted_sha256, Path(key[0]), self._counter) for key in sorted(places)
+        }
+
+    def result(self) -> dict[tuple[str, int, int], str]:
+        """Path, size and modification time of each file as they were at the start, to its hash.
+
+        Raises:
+            OSError: a file is gone.
+        """
+        _watch(list(self._futures.values()), self._counter, self._total)
+        return {key: future.result() for key, future in self._futures.items()}
+
+    def __enter__(self) -> HashesAhead:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._counter.stopped = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 class _Counter:

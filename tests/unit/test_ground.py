@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 from pathlib import Path
 
@@ -189,3 +190,25 @@ def test_plain_progress_lines_tell_rate_and_time_left(monkeypatch: pytest.Monkey
 )
 def test_units(text: str, expected: str) -> None:
     assert text == expected
+
+
+def test_hashes_found_ahead_are_those_of_the_files(tmp_path: Path) -> None:
+    for name, content in (("a", b"one"), ("b", b"two" * 1000)):
+        (tmp_path / name).write_bytes(content)
+    work = manifest.Work("x", {}, {"input": [tmp_path / "a", tmp_path / "b"]})
+    with manifest.HashesAhead(work) as ahead:
+        found = ahead.result()
+        made = manifest.finish(tmp_path / "m.json", work, {}, {}, 0.0, ahead=ahead)
+    expected = [hashlib.sha256(content).hexdigest() for content in (b"one", b"two" * 1000)]
+    assert [record.sha256 for record in made.inputs["input"]] == expected
+    assert sorted(found.values()) == sorted(expected)
+
+
+def test_a_file_that_changed_after_its_hash_is_hashed_again(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"one")
+    work = manifest.Work("x", {}, {"input": tmp_path / "a"})
+    with manifest.HashesAhead(work) as ahead:
+        ahead.result()
+        (tmp_path / "a").write_bytes(b"three")
+        made = manifest.finish(tmp_path / "m.json", work, {}, {}, 0.0, ahead=ahead)
+    assert made.inputs["input"][0].sha256 == hashlib.sha256(b"three").hexdigest()

@@ -83,9 +83,10 @@ def _tokenize(
         return None
     if options.redo:
         discard_work(config)
-    made = encode_corpus(config, files, encoder, choice, workers)
-    facts = _facts(config, files, made, encoder)
-    manifest.finish(paths.manifest, work, _outputs(paths), facts, time.monotonic() - started, known=done)
+    with manifest.HashesAhead(work) as ahead:
+        made = encode_corpus(config, files, encoder, choice, workers)
+        facts = _facts(config, files, made, encoder)
+        manifest.finish(paths.manifest, work, _outputs(paths), facts, time.monotonic() - started, ahead=ahead)
     discard_work(config)
     return facts, _rows(config, made, facts, paths)
 
