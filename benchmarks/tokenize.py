@@ -68,10 +68,9 @@ def ours(corpus: Path, model: Path, workers: int, folder: Path) -> tuple[float, 
         "valid_min_documents": 1,
     }
     config.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in values.items()), encoding="utf-8")
-    command = [sys.executable, "-m", "zerokara.steps.tokenize", "--config", str(config), "--redo"]
+    command = ["bash", str(ROOT / "2_tokenize.sh"), "--config", str(config), "--redo"]
     started = time.perf_counter()
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "original_codes")}
-    subprocess.run(command, check=True, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return time.perf_counter() - started, manifest.read(TokenPaths(str(prefix)).manifest)
 
 

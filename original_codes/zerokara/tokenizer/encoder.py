@@ -51,7 +51,8 @@ class Encoder:
     end, an end-of-document id, a padding id that is another).
     """
 
-    def __init__(self, model_path: str | Path) -> None:
+    def __init__(self, model_path: str | Path, run_characters: int | None = None) -> None:
+        """`run_characters` saves looking through the model for it, where another process has done so."""
         self.model_path = Path(model_path)
         self._model = _read_model(self.model_path)
         self._processor = sentencepiece.SentencePieceProcessor()
@@ -71,7 +72,8 @@ class Encoder:
         self._newline = np.int32(self.newline_id).tobytes()
         self._line_ids, self._batch_ids = _buffer_methods(self._processor)
         self._prefixes_lines = self._processor.EncodeAsIds("a") != self._processor.EncodeAsIds("\na")[1:]
-        self._run_characters = _run_characters(self.model)
+        if run_characters is not None:
+            self.run_characters = run_characters
 
     def _check(self) -> None:
         where, remedy = str(self.model_path), "train the tokenizer with step 1, which sees to it"
@@ -84,6 +86,11 @@ class Encoder:
             faults.append(Fault(where, 'has no piece "\\n" for the line end', remedy=remedy))
         if faults:
             raise UserError(faults)
+
+    @cached_property
+    def run_characters(self) -> int:
+        """Characters of several lines that may be encoded at once, with the ids of each line alone; 0: only lines."""
+        return _run_characters(self.model)
 
     def encode(self, text: str) -> Ids:
         """The ids of one document, without the end-of-document id."""
@@ -104,7 +111,7 @@ class Encoder:
 
     def _runs(self, text: str) -> list[str]:
         """Cut a text at line ends into runs of lines that are encoded at once; a longer line is a run by itself."""
-        limit = self._run_characters
+        limit = self.run_characters
         if len(text) <= limit:
             return [text]
         if not limit:

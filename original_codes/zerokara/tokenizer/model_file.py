@@ -13,8 +13,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sentencepiece import sentencepiece_model_pb2
-
 SCORE_STEP = 1 / 256
 """Unigram scores are made multiples of this. A float32 holds sums of such numbers without rounding up to 2**24 steps,
 a total of 65,536, which a line of some 5,000 tokens reaches. SentencePiece (float32) and Hugging Face's tokenizers
@@ -41,11 +39,17 @@ class Piece(NamedTuple):
     kind: Kind
 
 
+def _messages() -> Any:
+    from sentencepiece import sentencepiece_model_pb2  # brings protobuf, which most who import this need not
+
+    return sentencepiece_model_pb2
+
+
 class ModelFile:
     """What stands in a `.model` file."""
 
     def __init__(self, content: bytes) -> None:
-        self._proto: Any = sentencepiece_model_pb2.ModelProto()
+        self._proto: Any = _messages().ModelProto()
         self._proto.ParseFromString(content)
 
     @classmethod
@@ -61,12 +65,12 @@ class ModelFile:
     @property
     def is_unigram(self) -> bool:
         """Whether segmentations are chosen by score (else by merges, as BPE)."""
-        return bool(self._proto.trainer_spec.model_type == sentencepiece_model_pb2.TrainerSpec.UNIGRAM)
+        return bool(self._proto.trainer_spec.model_type == _messages().TrainerSpec.UNIGRAM)
 
     @property
     def is_bpe(self) -> bool:
         """Whether the model is BPE."""
-        return bool(self._proto.trainer_spec.model_type == sentencepiece_model_pb2.TrainerSpec.BPE)
+        return bool(self._proto.trainer_spec.model_type == _messages().TrainerSpec.BPE)
 
     @property
     def byte_fallback(self) -> bool:

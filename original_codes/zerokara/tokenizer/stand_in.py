@@ -54,10 +54,12 @@ class Opener:
     model_path: Path
     quick: bool = False
     """Whether the stand-in is meant."""
+    run_characters: int | None = None
+    """`Encoder.run_characters`, where it is known."""
 
     def __call__(self) -> Encoder | StandIn:
         """Open it."""
-        return StandIn(self.model_path) if self.quick else Encoder(self.model_path)
+        return StandIn(self.model_path) if self.quick else Encoder(self.model_path, self.run_characters)
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,8 @@ class Choice:
 
 def likely(encoder: Encoder) -> Opener:
     """What `choose` will most likely choose, so that other processes can begin to open it."""
-    return Opener(encoder.model_path, quick=not encoder.model.is_unigram and not _reason_against(encoder.model))
+    quick = not encoder.model.is_unigram and not _reason_against(encoder.model)
+    return Opener(encoder.model_path, quick, None if quick else encoder.run_characters)
 
 
 def choose(encoder: Encoder, texts: Iterable[str], corpus_bytes: int = 0) -> Choice:
@@ -103,7 +106,8 @@ def choose(encoder: Encoder, texts: Iterable[str], corpus_bytes: int = 0) -> Cho
 
 def plain(encoder: Encoder, word: str) -> Choice:
     """SentencePiece itself."""
-    return Choice(encoder, Opener(encoder.model_path), f"sentencepiece {_version('sentencepiece')}", word)
+    opener = Opener(encoder.model_path, run_characters=encoder.run_characters)
+    return Choice(encoder, opener, f"sentencepiece {_version('sentencepiece')}", word)
 
 
 class StandIn:

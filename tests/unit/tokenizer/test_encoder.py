@@ -142,7 +142,7 @@ def test_a_model_without_line_end_or_padding_is_told_with_every_fault(tmp_path: 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
 def test_runs_of_lines_give_the_ids_of_the_lines(train_toy: TrainToy, kind: str) -> None:
     encoder, chance = Encoder(train_toy(model_type=kind)), random.Random(3)
-    limit = encoder._run_characters
+    limit = encoder.run_characters
     assert limit > 500
     lines = [
         *toy_lines(300, seed=9),
@@ -180,4 +180,4 @@ def test_runs_only_where_sums_are_exact(train_toy: TrainToy, tmp_path: Path) -> 
     ]
     for path in others:
         encoder = Encoder(path)
-        assert encoder._run_characters == 0 and encoder._runs("a\nb") == ["a", "b"]
+        assert encoder.run_characters == 0 and encoder._runs("a\nb") == ["a", "b"]
