@@ -212,3 +212,17 @@ def test_a_file_that_changed_after_its_hash_is_hashed_again(tmp_path: Path) -> N
         (tmp_path / "a").write_bytes(b"three")
         made = manifest.finish(tmp_path / "m.json", work, {}, {}, 0.0, ahead=ahead)
     assert made.inputs["input"][0].sha256 == hashlib.sha256(b"three").hexdigest()
+
+
+def test_an_error_of_the_system_about_a_file_is_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def gone() -> None:
+        raise FileNotFoundError(2, "No such file or directory", "corpus/a.jsonl")
+
+    assert command.guarded(gone) == 1
+    assert capsys.readouterr().err == "failed: cannot read or write corpus/a.jsonl: No such file or directory\n"
+
+    def ours() -> None:
+        raise OSError("something that names no file")
+
+    with pytest.raises(OSError, match="names no file"):
+        command.guarded(ours)
