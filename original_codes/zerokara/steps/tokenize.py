@@ -18,7 +18,8 @@ from zerokara.corpus.inputs import InputFile, find_files, for_manifest
 from zerokara.progress import bytes_text, count_text, opening, seconds_text, summary
 from zerokara.steps import command
 from zerokara.tokens.layout import TokenPaths, bin_path, idx_path
-from zerokara.tokens.workers import Workers, num_workers
+from zerokara.tokens.tasks import num_workers
+from zerokara.tokens.workers import Workers
 
 if TYPE_CHECKING:  # the rest is imported when the workers are at it too
     from zerokara.tokenizer.encoder import Encoder

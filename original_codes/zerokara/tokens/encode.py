@@ -30,8 +30,8 @@ from zerokara.tokens.indexed import dtype_for
 from zerokara.tokens.layout import TokenPaths
 from zerokara.tokens.merge import MergeState, SourceTally, merge_shards, write_quarantine
 from zerokara.tokens.shards import Job, ShardResult, Tally
-from zerokara.tokens.tasks import TaskQueue
-from zerokara.tokens.workers import MIN_TASK_BYTES, Workers, num_workers
+from zerokara.tokens.tasks import MIN_TASK_BYTES, TaskQueue, num_workers
+from zerokara.tokens.workers import Workers
 
 MAX_TASK_BYTES = 32 * 1024 * 1024
 TASKS_A_WORKER = 16

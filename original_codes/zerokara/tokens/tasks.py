@@ -4,20 +4,40 @@ A task is what becomes one shard: consecutive ranges of one source, of about `ta
 files are known beforehand. A packed file (.gz, .zst) of lines is a *stream*: nobody knows how long it is until
 somebody has unpacked it, so its tasks are the blocks [0, B), [B, 2B), … of what it unpacks to, handed out until one
 finds the end. Every worker on a stream unpacks all of it and encodes its own blocks only, which is worth while since
-unpacking is some ten times as fast as encoding. So workers are kept on the stream they are on, and join others last.
+unpacking is several times as fast as encoding. So workers are kept on the stream they are on, and join others last.
 
 Task names sort in the order of the corpus, whoever did them and when.
 """
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from zerokara.corpus.inputs import InputFile
 from zerokara.corpus.reading import Range, TxtDocument, is_endless, ranges
-from zerokara.tokens.workers import PACKED_FACTOR
+
+if TYPE_CHECKING:  # a worker needs no configuration, and waits for the import of none
+    from zerokara.config.pretrain_config import DataSettings
+
+MIN_TASK_BYTES = 1024 * 1024
+PACKED_FACTOR = 8
+"""At most so many bytes of text are expected in a byte of a packed file."""
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def num_workers(config: DataSettings, files: Sequence[InputFile] = ()) -> int:
+    """Worker processes, with `auto` resolved to one a core, but no more than there can be tasks for these files."""
+    wanted = available_cores() if config.num_workers == "auto" else config.num_workers
+    most = sum(file.bytes * (PACKED_FACTOR if file.is_packed else 1) for file in files) // MIN_TASK_BYTES + 1
+    return min(wanted, most) if files else wanted
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -20,27 +20,9 @@ from typing import TYPE_CHECKING
 
 from zerokara.errors import RunError
 
-if TYPE_CHECKING:  # the workers are started before the parent has loaded these itself, and need no configuration
-    from zerokara.config.pretrain_config import DataSettings
-    from zerokara.corpus.inputs import InputFile
+if TYPE_CHECKING:  # the workers are started before the parent has loaded these itself
     from zerokara.tokens.shards import Job, ShardResult, Tally
     from zerokara.tokens.tasks import Task, TaskQueue
-
-MIN_TASK_BYTES = 1024 * 1024
-PACKED_FACTOR = 8
-"""At most so many bytes of text are expected in a byte of a packed file."""
-
-
-def available_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
-def num_workers(config: DataSettings, files: Sequence[InputFile] = ()) -> int:
-    """Worker processes, with `auto` resolved to one a core, but no more than there can be tasks for these files."""
-    wanted = available_cores() if config.num_workers == "auto" else config.num_workers
-    most = sum(file.bytes * (PACKED_FACTOR if file.is_packed else 1) for file in files) // MIN_TASK_BYTES + 1
-    return min(wanted, most) if files else wanted
 
 
 class _Worker:
