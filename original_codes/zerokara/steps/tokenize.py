@@ -82,10 +82,8 @@ def _tokenize(
     if options.dry_run:
         print("dry run: nothing was written")
         return None
-    if options.redo:
-        discard_work(config)
     with manifest.HashesAhead(work) as ahead:
-        made = encode_corpus(config, files, encoder, choice, workers)
+        made = encode_corpus(config, files, encoder, choice, workers, anew=options.redo)
         facts = _facts(config, files, made, encoder)
         manifest.finish(paths.manifest, work, _outputs(paths), facts, time.monotonic() - started, ahead=ahead)
     discard_work(config)

@@ -13,7 +13,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -75,13 +75,22 @@ def claimed(paths: TokenPaths) -> Iterator[Path]:
             rule = "another run of step 2 is writing here"
             remedy = "wait for it, or choose another output_prefix"
             raise UserError(Fault(where=str(folder), rule=rule, remedy=remedy)) from None
-        yield folder
+        try:
+            yield folder
+        finally:  # only with the lock: what lies there may be another run's
+            if folder.is_dir():
+                _remove_unfinished(folder)
+                if not any(folder.glob("*-*.json")):  # nothing is finished yet
+                    shutil.rmtree(folder, ignore_errors=True)
     finally:
-        if folder.is_dir():
-            _remove_unfinished(folder)
-            if not any(folder.glob("*-*.json")):  # nothing is finished yet
-                shutil.rmtree(folder, ignore_errors=True)
         os.close(descriptor)
+
+
+def discard(paths: TokenPaths) -> None:
+    """Remove the folder, unless a run is at work in it."""
+    if paths.work_folder.is_dir():
+        with suppress(UserError), claimed(paths) as folder:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def settle(folder: Path, wanted: Plan, last_merged: str = "") -> tuple[Plan, dict[str, ShardResult]]:

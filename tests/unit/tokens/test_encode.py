@@ -252,8 +252,13 @@ def test_two_runs_on_one_output_and_what_an_unknown_run_left(make_config: MakeCo
     paths = TokenPaths(config.output_prefix)
     (paths.work_folder / "123").mkdir(parents=True)
     (paths.work_folder / "123" / "000000.bin").write_bytes(b"left over")
-    with work_folder.claimed(paths), pytest.raises(UserError, match="another run of step 2 is writing here"):
-        _encode(config)
+    with work_folder.claimed(paths) as folder:
+        begun = folder / "0000000-000000000000000.bin.1.partial"
+        begun.write_bytes(b"the other run is at this")
+        with pytest.raises(UserError, match="another run of step 2 is writing here"):
+            _encode(config)
+        discard_work(config)
+        assert begun.read_bytes() == b"the other run is at this", "what another run is writing is not touched"
     _encode(config)
     assert not paths.work_folder.exists()
 
@@ -303,3 +308,11 @@ def test_a_stand_in_that_differs_is_left_and_all_done_anew(
     assert encode_corpus(config, files, encoder, choice).encoder == "sentencepiece 0.2.3"
     discard_work(config)
     assert _hashes(config) == _hashes(plain)
+
+
+def test_anew_takes_nothing_over(make_config: MakeConfig) -> None:
+    config = make_config()
+    files, encoder = find_files(config.input_jsonl, ""), Encoder(config.input_tokenizer_file)
+    encode_corpus(config, files, encoder)
+    assert encode_corpus(config, files, encoder).resumed_shards == 1
+    assert encode_corpus(config, files, encoder, anew=True).resumed_shards == 0
