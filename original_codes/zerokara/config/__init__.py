@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from zerokara.config.convert_config import ConvertConfig
+    from zerokara.config.data_settings import DataSettings
     from zerokara.config.loading import load
-    from zerokara.config.pretrain_config import DataSettings, ModelSettings, PretrainConfig, TrainingSettings
+    from zerokara.config.model_settings import ModelSettings
+    from zerokara.config.pretrain_config import PretrainConfig
     from zerokara.config.rendering import as_yaml, help_text
     from zerokara.config.settings import Settings
     from zerokara.config.tokenizer_config import TokenizerConfig
+    from zerokara.config.training_settings import TrainingSettings
 
 __all__ = [
     "ConvertConfig",
@@ -31,12 +34,12 @@ __all__ = [
 
 _MODULES = {
     "ConvertConfig": "convert_config",
-    "DataSettings": "pretrain_config",
-    "ModelSettings": "pretrain_config",
+    "DataSettings": "data_settings",
+    "ModelSettings": "model_settings",
     "PretrainConfig": "pretrain_config",
     "Settings": "settings",
     "TokenizerConfig": "tokenizer_config",
-    "TrainingSettings": "pretrain_config",
+    "TrainingSettings": "training_settings",
     "as_yaml": "rendering",
     "help_text": "rendering",
     "load": "loading",

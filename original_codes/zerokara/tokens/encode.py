@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from zerokara.config.pretrain_config import DataSettings
+from zerokara.config.data_settings import DataSettings
 from zerokara.corpus.inputs import InputFile
 from zerokara.corpus.reading import HARMLESS
 from zerokara.corpus.sizes import total_plain_bytes

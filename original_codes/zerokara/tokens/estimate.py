@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from zerokara.config.pretrain_config import DataSettings
+from zerokara.config.data_settings import DataSettings
 from zerokara.corpus.inputs import InputFile
 from zerokara.corpus.reading import Document, Range, read
 from zerokara.corpus.sizes import bytes_before, plain_bytes

@@ -21,7 +21,7 @@ from zerokara.corpus.inputs import InputFile
 from zerokara.corpus.reading import Range, TxtDocument, is_endless, ranges
 
 if TYPE_CHECKING:  # a worker needs no configuration, and waits for the import of none
-    from zerokara.config.pretrain_config import DataSettings
+    from zerokara.config.data_settings import DataSettings
 
 MIN_TASK_BYTES = 1024 * 1024
 PACKED_FACTOR = 8

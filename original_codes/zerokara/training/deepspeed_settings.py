@@ -40,8 +40,8 @@ def settings_for(config: PretrainConfig, num_processes: int, template: dict[str,
     bf16 = config.precision == "bf16"
     owned: dict[str, Any] = {
         "train_batch_size": config.global_batch_size,
-        "train_micro_batch_size_per_gpu": config.micro_batch_size,
-        "gradient_accumulation_steps": config.global_batch_size // (config.micro_batch_size * num_processes),
+        "train_micro_batch_size_per_gpu": config.micro_batch,
+        "gradient_accumulation_steps": config.global_batch_size // (config.micro_batch * num_processes),
         "gradient_clipping": config.gradient_clipping,
         "zero_optimization": {"stage": effective_stage(config)},
         "bf16": {"enabled": bf16},

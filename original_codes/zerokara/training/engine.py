@@ -50,7 +50,7 @@ class Engine:
     def __init__(self, model: torch.nn.Module, config: PretrainConfig, num_processes: int, template: dict[str, Any]):
         """Wrap `model`, whose weights must be fp32: they become the optimizer's master weights unrounded."""
         self.num_processes = num_processes
-        self.accumulation = config.global_batch_size // (config.micro_batch_size * num_processes)
+        self.accumulation = config.global_batch_size // (config.micro_batch * num_processes)
         initial = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
         optimizer = torch.optim.AdamW(
             _parameter_groups(model, config.weight_decay),

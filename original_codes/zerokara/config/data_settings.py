@@ -1,0 +1,37 @@
+"""What step 2 reads of `config.yaml`: where the text is, and how it becomes tokens."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from zerokara.config.settings import Auto, Fraction, NaturalWhole, PositiveWhole, Settings, Text, Words
+
+
+class DataSettings(Settings):
+    """Text to tokens (step 2)."""
+
+    title: ClassVar[str] = "Text to tokens (step 2)"
+
+    input_jsonl: Words = ("data/embedded/corpus.jsonl",)
+    """Raw text, each entry one source: a file (.jsonl or .txt, each plain, .gz or .zst; .parquet), a glob, a folder, a
+    file that lists such entries ("@files.txt"), or a dataset on the Hub (hf://datasets/owner/name[@revision][/path])."""
+    text_field: Text = "text"
+    """Field of a JSON line, or column of a .parquet, that holds the text."""
+    txt_document: Literal["file", "line"] = "file"
+    """Whether a document of a .txt file is the whole `file` or each `line`."""
+    input_tokenizer_file: Text = "tokenizers/embedded/tokenizer.model"
+    """The tokenizer.model of step 1."""
+    output_prefix: Text = "data/embedded/tokens"
+    """Path and beginning of the name of the token files: <output_prefix>_text_document.bin and .idx."""
+    num_workers: PositiveWhole | Auto = "auto"
+    """Processes that tokenise; `auto` is one a core."""
+    max_bad_fraction: Fraction = 0.01
+    """Largest share of unreadable documents that is put up with; above it the step fails."""
+    valid_fraction: Annotated[float, Field(ge=0, le=0.5)] = 0.01
+    """Share of each source's documents kept for validation, drawn at random, never trained on; 0 for none."""
+    valid_min_documents: NaturalWhole = 10
+    """At least so many validation documents from each source (unless valid_fraction is 0)."""
+    split_seed: NaturalWhole = 1234
+    """Seed of that drawing."""
