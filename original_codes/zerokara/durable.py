@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import IO, Any
 
 import orjson
@@ -76,6 +78,42 @@ def appearing_folder(path: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+class SyncAhead:
+    """Sends to the disk what is written while the work goes on, so that little is left to wait for at its end.
+
+    A context manager: where its block ends without an error, all that was handed to it is on the disk.
+    """
+
+    def __init__(self) -> None:
+        self._disk = ThreadPoolExecutor(1)
+        self._waiting: list[Future[None]] = []
+
+    def file(self, descriptor: int, path: Path) -> None:
+        """Send what stands in an open file by now; whoever opened it may close it at once."""
+        self._waiting.append(self._disk.submit(self._sync, os.dup(descriptor), path))
+
+    @staticmethod
+    def _sync(descriptor: int, path: Path) -> None:
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            error.filename = str(path)
+            raise
+        finally:
+            os.close(descriptor)
+
+    def __enter__(self) -> SyncAhead:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._disk.shutdown()
+        if kind is None:
+            for each in self._waiting:
+                each.result()
 
 
 def write_bytes(path: Path, content: bytes) -> None:

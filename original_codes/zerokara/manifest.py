@@ -120,15 +120,19 @@ def finish(
     seconds: float,
     known: Manifest | None = None,
     ahead: HashesAhead | None = None,
+    written: Mapping[Path, str] | None = None,
 ) -> Manifest:
-    """Write the manifest, the last thing a step does; `known` and `ahead` save hashing inputs again."""
+    """Write the manifest, the last thing a step does.
+
+    `known` and `ahead` save hashing inputs again; `written` are outputs that were hashed while they were written.
+    """
     folder = manifest_path.parent
     hashes = _known_records(known) | (ahead.result() if ahead else {})
     made = Manifest(
         step=work.step,
         settings=_as_json(work.settings),
         inputs=_records(work.inputs, None, hashes),
-        outputs=_records(outputs, folder, {}),
+        outputs=_records(outputs, folder, {_Place(path).key: sha256 for path, sha256 in (written or {}).items()}),
         facts=_as_json(facts),
         seconds=round(seconds, 3),
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -14,9 +14,9 @@ no pickle is ever loaded.
 
 from __future__ import annotations
 
-import os
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from zerokara import manifest
-from zerokara.checkpoint.folders import LATEST_NAME, MANIFEST_NAME, folder_of
-from zerokara.durable import appearing_folder, write_json, write_text
+from zerokara.checkpoint import tensor_file
+from zerokara.checkpoint.folders import MANIFEST_NAME, VALIDATION_FACT, folder_of
+from zerokara.durable import appearing_folder, write_json
 
 if TYPE_CHECKING:  # safetensors brings torch in; only those who read tensors pay for it
     from torch import Tensor
@@ -36,12 +37,16 @@ OPTIMIZER_NAME = "optimizer.safetensors"
 STATE_NAME = "state.json"
 
 
+SMALL_FILES_BYTES = 2**20
+"""More than state.json, manifest.json and the folder itself take on a disk."""
+
+
 @dataclass(frozen=True)
 class TrainingState:
     """Where a run stands. Everything else is a pure function of this and the configuration."""
 
     step: int
-    """Updates done; also the optimizer's count."""
+    """Steps done, those that were skipped included."""
     samples: int
     """Sequences consumed: the position in the order of the data."""
     tokens: int
@@ -54,40 +59,67 @@ class TrainingState:
     precision: str
     facts: dict[str, Any]
     """Numbers for the model card: last training and validation loss."""
+    skipped_steps: int = 0
+    """Steps whose update was left out because their loss or gradient was not finite, or leapt."""
+    skipped_in_row: int = 0
+    """Of these, the last ones without a good step between."""
+    recent_losses: tuple[float, ...] = ()
+    """The last good steps', oldest first: what a leap is measured against."""
+
+    @property
+    def updates(self) -> int:
+        """Updates of the weights: the optimizer's count."""
+        return self.step - self.skipped_steps
+
+    @property
+    def validation_loss(self) -> float | None:
+        """Of these very weights, where they were validated."""
+        loss = self.facts.get("valid_loss") if self.facts.get("valid_step") == self.step else None
+        return loss if loss is not None and math.isfinite(loss) else None
 
 
-def save(run_dir: Path, state: TrainingState, weights: dict[str, Tensor], moments: dict[str, Tensor]) -> Path:
-    """Write a checkpoint; it appears whole, then `latest` names it."""
-    from safetensors.torch import save_file
+def save(run_dir: Path, state: TrainingState, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> Path:
+    """Write a checkpoint of contiguous fp32 tensors in main memory; it appears whole.
 
+    Raises:
+        OSError: the disk is full or cannot be written; nothing is left of the attempt.
+    """
     started = time.monotonic()
     folder = folder_of(run_dir, state.step)
     with appearing_folder(folder) as partial:
-        for name, tensors in ((WEIGHTS_NAME, weights), (OPTIMIZER_NAME, moments)):
-            save_file(tensors, partial / name, metadata={"format": "pt"})
-            (partial / name).chmod(0o666 & ~_umask())  # safetensors makes files that only their owner reads
+        hashes = {name: tensor_file.write(partial / name, tensors) for name, tensors in _files(weights, moments)}
         write_json(partial / STATE_NAME, asdict(state))
         manifest.finish(
             partial / MANIFEST_NAME,
             manifest.Work(step="checkpoint", settings={"shape": state.shape, "tokenizer": state.tokenizer_sha256}),
             outputs={name.partition(".")[0]: partial / name for name in (WEIGHTS_NAME, OPTIMIZER_NAME, STATE_NAME)},
-            facts={"step": state.step, "tokens": state.tokens, "data_sha256": state.data_sha256},
+            facts={
+                "step": state.step,
+                "tokens": state.tokens,
+                "data_sha256": state.data_sha256,
+                VALIDATION_FACT: state.validation_loss,
+            },
             seconds=time.monotonic() - started,
+            written={partial / name: sha256 for name, sha256 in hashes.items()},
         )
-    write_text(run_dir / LATEST_NAME, folder.name + "\n")
     return folder
 
 
-def _umask() -> int:
-    """The process's own, which can only be read by setting it."""
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
+def bytes_needed(weights: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> int:
+    """Room on the disk that `save` takes."""
+    return SMALL_FILES_BYTES + sum(tensor_file.num_bytes(tensors) for _, tensors in _files(weights, moments))
+
+
+def _files(
+    weights: Mapping[str, Tensor], moments: Mapping[str, Tensor]
+) -> tuple[tuple[str, Mapping[str, Tensor]], ...]:
+    return (WEIGHTS_NAME, weights), (OPTIMIZER_NAME, moments)
 
 
 def read_state(folder: Path) -> TrainingState:
     """Where the run stood."""
-    return TrainingState(**orjson.loads((folder / STATE_NAME).read_bytes()))
+    content = orjson.loads((folder / STATE_NAME).read_bytes())
+    return TrainingState(**{**content, "recent_losses": tuple(content.get("recent_losses", ()))})
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,17 @@ class PretrainConfig(TrainingSettings, ModelSettings, DataSettings):
     @rule("input_jsonl", "source_weights", "stages", "train_tokens")
     def _curriculum_holds_together(self) -> Iterator[Fault]:
         yield from curriculum.faults(self)
+
+    @rule("tensor_parallel_size", "architecture", "hidden_size", "num_attn_heads", "num_kv_heads", "ffn_hidden_size")
+    def _tensor_parallel_divides_the_layers(self) -> Iterator[Fault]:
+        size = self.tensor_parallel_size
+        shared = {"num_attn_heads": self.num_attn_heads, "num_kv_heads": self.kv_heads, "ffn_hidden_size": self.ffn_size}
+        wrong = [f"{key} = {number}" for key, number in shared.items() if number % size]
+        if wrong:
+            most = math.gcd(*shared.values())
+            possible = [number for number in range(1, most + 1) if most % number == 0]
+            rule_text = f"must divide {', '.join(shared)}: {' and '.join(wrong)} cannot be shared by {size} processes"
+            yield self.fault("tensor_parallel_size", rule_text, f"one of {possible}")
 
     def identity(self) -> dict[str, Any]:
         """The settings that fix the shape of the weights: a run cannot go on when one of them changes."""

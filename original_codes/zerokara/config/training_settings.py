@@ -204,5 +204,6 @@ class TrainingSettings(WatchingSettings, MachineSettings, ReadingSettings, Learn
         if self.global_batch_size % share:
             lower = self.global_batch_size // share * share
             tries = " or ".join(str(size) for size in (lower, lower + share) if size)
-            rule_text = f"must be a multiple of micro_batch_size × processes that read = {micro} × {readers} = {share}"
+            what = "processes" if self.tensor_parallel_size == 1 else "(processes ÷ tensor_parallel_size)"
+            rule_text = f"must be a multiple of micro_batch_size × {what} = {micro} × {readers} = {share}"
             yield self.fault("global_batch_size", rule_text, f"try {tries}")

@@ -1,69 +1,82 @@
 """Weights → safetensors files as Hugging Face reads them: ``model.safetensors``, or shards and their index.
 
-Tensors come one by one and leave memory with their shard, so the writing needs no more than `max_shard_size` besides
-what the reader maps from disk. File format: https://huggingface.co/docs/safetensors; the index is JSON with
-``metadata.total_size`` (bytes) and ``weight_map`` (tensor name → file).
+Tensors come one by one and go to disk one by one: the writing needs no memory but for the tensor in hand. The index is
+JSON with ``metadata.total_size`` (bytes) and ``weight_map`` (tensor name → file).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
-from huggingface_hub import constants, split_state_dict_into_shards_factory
-from safetensors.torch import save_file
+from huggingface_hub import constants
 from torch import Tensor
 
-from zerokara.durable import write_json
+from zerokara.durable import SyncAhead, write_json
+from zerokara.export.tensor_files import TensorWriter, nbytes
 from zerokara.progress import Progress
+
+Shapes = Mapping[str, tuple[int, ...]]
 
 
 def write(
     folder: Path,
     tensors: Iterable[tuple[str, Tensor]],
-    shapes: Mapping[str, tuple[int, ...]],
+    shapes: Shapes,
     dtype: torch.dtype,
     max_shard_size: str,
+    ahead: SyncAhead | None = None,
 ) -> list[Path]:
-    """Write all `tensors`, rounded to `dtype`, and give the files; `shapes` are those that will come."""
-    names: list[str] = []
-    plan = _Plan(shapes, dtype, max_shard_size)
-    waiting: dict[str, dict[str, Tensor]] = {file: {} for file in plan.names}
-    total = sum(plan.bytes_of(name) for name in shapes)
+    """Write all `tensors`, rounded to `dtype`, and give the files.
+
+    `shapes` are those that will come, in their order. `ahead` sends to the disk what is written so far.
+
+    Raises:
+        OSError: the disk is full, or cannot be written; names the file.
+    """
+    plan = _plan(shapes, dtype, max_shard_size)
+    coming = iter(tensors)
+    total = sum(nbytes(shape, dtype) for shape in shapes.values())
     with Progress("writing weights", total, unit="B") as progress:
-        for name, tensor in tensors:
-            file = plan.file_of[name]
-            waiting[file][name] = tensor.to(dtype).contiguous()
-            names.append(name)
-            if waiting[file].keys() == plan.names[file]:
-                save_file(waiting.pop(file), folder / file, metadata={"format": "pt"})
-                # safetensors 0.8 lets only the owner read; a model is as open as the folder that it lies in.
-                (folder / file).chmod(folder.stat().st_mode & 0o666)
-                progress.advance(sum(plan.bytes_of(written) for written in plan.names[file]))
-    assert not waiting, f"no tensor came for {sorted(waiting)}"
-    files = [folder / file for file in plan.names]
+        for file, inside in plan.items():
+            with TensorWriter(folder / file, inside, dtype, ahead) as writer:
+                for expected in inside:
+                    name, tensor = next(coming)
+                    assert name == expected, f"{name} came where {expected} was announced"
+                    writer.write(name, tensor)
+                    progress.advance(nbytes(inside[name], dtype))
+    files = [folder / file for file in plan]
     if len(files) > 1:
         index = folder / constants.SAFETENSORS_INDEX_FILE
-        weight_map = {name: plan.file_of[name] for name in sorted(names)}
-        write_json(index, {"metadata": {"total_size": total}, "weight_map": weight_map})
+        weight_map = {name: file for file, inside in plan.items() for name in inside}
+        write_json(index, {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))})
         files.append(index)
     return files
 
 
-class _Plan:
-    """Which tensor goes into which file."""
+def _plan(shapes: Shapes, dtype: torch.dtype, max_shard_size: str) -> dict[str, Shapes]:
+    """File → the shapes in it. A file is full before the next begins, so that tensors can come in their order.
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, max_shard_size: str):
-        self._bytes = {name: torch.Size(shape).numel() * dtype.itemsize for name, shape in shapes.items()}
-        split = split_state_dict_into_shards_factory(
-            dict(self._bytes),
-            get_storage_size=lambda size: size,
-            filename_pattern=constants.SAFETENSORS_WEIGHTS_FILE_PATTERN,
-            max_shard_size=max_shard_size,
-        )
-        self.names = {file: set(names) for file, names in split.filename_to_tensors.items()}
-        self.file_of = split.tensor_to_filename
+    (huggingface_hub's own split puts a tensor above the limit before those that came earlier.)
+    """
+    limit = _bytes_of(max_shard_size)
+    parts: list[dict[str, tuple[int, ...]]] = [{}]
+    room = limit
+    for name, shape in shapes.items():
+        size = nbytes(shape, dtype)
+        if size > room and parts[-1]:
+            parts.append({})
+            room = limit
+        parts[-1][name] = shape
+        room -= size
+    suffixes = ["" if len(parts) == 1 else f"-{number:05d}-of-{len(parts):05d}" for number in range(1, len(parts) + 1)]
+    pattern = constants.SAFETENSORS_WEIGHTS_FILE_PATTERN
+    return {pattern.format(suffix=suffix): part for suffix, part in zip(suffixes, parts, strict=True)}
 
-    def bytes_of(self, name: str) -> int:
-        return self._bytes[name]
+
+def _bytes_of(size: str) -> int:
+    """``4GB`` in bytes, in the decimal units that Hugging Face counts shards in."""
+    number, unit = re.fullmatch(r"([0-9.]+)(KB|MB|GB)", size).groups()  # type: ignore[union-attr]
+    return int(float(number) * {"KB": 10**3, "MB": 10**6, "GB": 10**9}[unit])

@@ -15,6 +15,10 @@ from typing import Any
 import torch
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_tensor_model_parallel_region,
+)
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
@@ -28,16 +32,18 @@ from megatron.core.transformer.transformer_layer import TransformerLayer, Transf
 from torch import Tensor
 from torch.nn.functional import gelu, linear, silu
 
-from zerokara.model import cpu
+from zerokara.model import cpu, initial_weights, parallel, recomputation
 from zerokara.model.attention import FusedAttention, isolation
 from zerokara.model.loss import summed_cross_entropy
 from zerokara.model.shapes import ModelShape
+from zerokara.model.sharding import Cut, Sharding
 
 
 class Decoder(GPTModel):
     """A decoder-only model: ``decoder(tokens_BS)`` gives logits, with labels the summed cross-entropy."""
 
     shape: ModelShape
+    sharding: Sharding
 
     def forward(
         self,
@@ -60,21 +66,35 @@ class Decoder(GPTModel):
             self.shared_embedding_or_output_weight() if self.shape.tie_word_embeddings else self.output_layer.weight
         )
         if labels_BS is None:
-            return linear(hidden_SBD.transpose(0, 1), weight_VD)
+            group = parallel.tensor_group()
+            hidden_BSD = copy_to_tensor_model_parallel_region(hidden_SBD, group=group).transpose(0, 1)
+            return gather_from_tensor_model_parallel_region(linear(hidden_BSD, weight_VD), group=group)
         mask_BS = torch.ones_like(labels_BS, dtype=torch.float32) if mask_BS is None else mask_BS
         hidden_ND = hidden_SBD.transpose(0, 1).flatten(0, 1)
-        return summed_cross_entropy(hidden_ND, weight_VD, labels_BS.flatten(), mask_BS.flatten(), self.shape.vocab_size)
+        return summed_cross_entropy(
+            hidden_ND,
+            weight_VD,
+            labels_BS.flatten(),
+            mask_BS.flatten(),
+            self.shape.vocab_size,
+            parallel.tensor_group() if parallel.tensor_size() > 1 else None,
+        )
 
     def _postprocess(self, hidden_states: Tensor, **_: Any) -> Tensor:
         """Stop at the hidden states, [S, B, D]: projection and loss are ours."""
         return hidden_states
 
 
-def build(shape: ModelShape, dtype: torch.dtype = torch.float32) -> Decoder:
-    """Build a model with initial weights drawn from torch's CPU generator, on the CPU.
+def build(
+    shape: ModelShape,
+    dtype: torch.dtype = torch.float32,
+    seed: int | None = 0,
+    activation_checkpointing: str = "off",
+) -> Decoder:
+    """Build this process's part of a model on the CPU, with the initial weights of `seed`; None leaves them undefined.
 
     The weights are drawn in fp32 and rounded to `dtype` afterwards, so the same seed gives the same model everywhere.
-    `parallel.start` must have been called.
+    What the backward pass computes again (`recomputation`) changes no result. `parallel.start` must have been called.
     """
     cpu.prepare()
     megatron_config = _FAMILIES[shape.architecture](shape)
@@ -83,22 +103,30 @@ def build(shape: ModelShape, dtype: torch.dtype = torch.float32) -> Decoder:
         transformer_layer_spec=_block_spec(shape.num_layers),
         vocab_size=shape.padded_vocab_size,
         max_sequence_length=shape.seq_len,
-        parallel_output=False,
+        parallel_output=True,
         share_embeddings_and_output_weights=shape.tie_word_embeddings,
         position_embedding_type="learned_absolute" if shape.architecture == "gpt2" else "rope",
         rotary_base=shape.rope_theta,  # declared int, used as float
     )
-    model.shape = shape
-    with torch.no_grad():
-        # Padding rows are no part of the model; zero, they add nothing to the gradient of anything either.
-        model.embedding.word_embeddings.weight[shape.vocab_size :].zero_()
-        if not shape.tie_word_embeddings:
-            model.output_layer.weight[shape.vocab_size :].zero_()
+    model.shape, model.sharding = shape, Sharding.of(shape)
+    for name, parameter in model.named_parameters():
+        # What DeepSpeed goes by to count a replicated parameter once in the norm of the gradient (runtime/utils.py,
+        # is_model_parallel_parameter); megatron-core marks only what it draws itself.
+        parameter.tensor_model_parallel = model.sharding.cut(name) is not Cut.REPLICATED
+    if seed is not None:
+        initial_weights.draw(model, shape, seed)
+    recomputation.apply(model.decoder.layers, activation_checkpointing)
     return model.to(dtype)
+
+
+def num_parameters(model: Decoder) -> int:
+    """The numbers of the whole model of which this process holds a part."""
+    return sum(model.sharding.whole_shape(name, part.shape).numel() for name, part in model.named_parameters())
 
 
 def _common(shape: ModelShape, **family: Any) -> TransformerConfig:
     return TransformerConfig(
+        tensor_model_parallel_size=parallel.tensor_size(),
         num_layers=shape.num_layers,
         hidden_size=shape.hidden_size,
         num_attention_heads=shape.num_attn_heads,
@@ -109,6 +137,7 @@ def _common(shape: ModelShape, **family: Any) -> TransformerConfig:
         hidden_dropout=0.0,
         attention_dropout=0.0,
         use_cpu_initialization=True,
+        perform_initialization=False,
         params_dtype=torch.float32,
         # These fusions are wrapped in torch.compile (megatron/core/jit.py): they would compile while the run waits.
         bias_activation_fusion=False,

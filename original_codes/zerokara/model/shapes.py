@@ -70,6 +70,11 @@ class ModelShape:
         return "causal"
 
     @property
+    def gated(self) -> bool:
+        """Whether the feed-forward layers have a gate beside their rising matrix."""
+        return self.architecture != "gpt2"
+
+    @property
     def head_size(self) -> int:
         """Width of one attention head."""
         return self.hidden_size // self.num_attn_heads

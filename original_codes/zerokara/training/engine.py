@@ -28,6 +28,9 @@ from deepspeed.utils import (
 from torch import Tensor
 
 from zerokara.config import PretrainConfig
+from zerokara.model import parallel
+from zerokara.model.megatron import Decoder
+from zerokara.model.sharding import Cut
 from zerokara.training.deepspeed_settings import settings_for
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -47,8 +50,11 @@ def init_distributed(device_type: str) -> None:
 class Engine:
     """A model under ZeRO."""
 
-    def __init__(self, model: torch.nn.Module, config: PretrainConfig, num_processes: int, template: dict[str, Any]):
-        """Wrap `model`, whose weights must be fp32: they become the optimizer's master weights unrounded."""
+    def __init__(self, model: Decoder, config: PretrainConfig, num_processes: int, template: dict[str, Any]):
+        """Wrap `model`, whose weights must be fp32: they become the optimizer's master weights unrounded.
+
+        `num_processes` counts those that share out the data (`parallel.data_size`).
+        """
         self.num_processes = num_processes
         self.accumulation = config.global_batch_size // (config.micro_batch * num_processes)
         initial = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
@@ -66,14 +72,16 @@ class Engine:
                 optimizer=optimizer,
                 config=settings_for(config, num_processes, template),
                 dist_init_required=False,
+                mpu=parallel.ModelParallelUnit() if parallel.tensor_size() > 1 else None,
             )
         dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
         assert all(parameter.dtype == dtype for parameter in model.parameters()), f"weights are not {dtype}"
         self._adam = optimizer
         self._named = list(model.named_parameters())
+        self._sharding = model.sharding
         self._make_moments()
         # DeepSpeed makes its fp32 weights from the rounded ones; give back what rounding took.
-        self.load_state(initial, {}, num_updates=0)
+        self._load_local(initial, {}, num_updates=0)
 
     @property
     def module(self) -> torch.nn.Module:
@@ -103,14 +111,24 @@ class Engine:
             group["lr"] = learning_rate
         norm: Any = None
         if not self._is_partitioned:
-            norm = torch.nn.utils.get_total_norm([p.grad for _, p in self._named if p.grad is not None])
+            norm = self._gradient_norm()
         self._deepspeed.step()
         if norm is None:
             norm = self._deepspeed.get_global_grad_norm()
         return float(norm)
 
     def load_state(self, weights: dict[str, Tensor], moments: dict[str, Tensor], num_updates: int) -> None:
-        """Take in fp32 weights by parameter name and AdamW's running means by ``name.exp_avg``, ``name.exp_avg_sq``."""
+        """Take in fp32 weights by parameter name and AdamW's running means by ``name.exp_avg``, ``name.exp_avg_sq``.
+
+        All of them are whole, however the parameters are cut among the processes.
+        """
+        local_moments = {
+            name: self._sharding.local(name.rpartition(".")[0], moment) for name, moment in moments.items()
+        }
+        local_weights = {name: self._sharding.local(name, weights[name]) for name, _ in self._named}
+        self._load_local(local_weights, local_moments, num_updates)
+
+    def _load_local(self, weights: dict[str, Tensor], moments: dict[str, Tensor], num_updates: int) -> None:
         for name, parameter in self._named:
             if self._is_partitioned:
                 safe_set_full_fp32_param(parameter, weights[name].to(self._deepspeed.device))
@@ -132,7 +150,7 @@ class Engine:
         for name, parameter in self._named:
             whole = safe_get_full_fp32_param(parameter) if self._is_partitioned else parameter.data
             assert whole is not None, name
-            yield name, whole.detach().to("cpu", torch.float32, copy=True).view(self._shape(parameter))
+            yield name, self._whole(name, parameter, whole)
 
     def moments(self) -> Iterator[tuple[str, Tensor]]:
         """AdamW's running means as ``name.exp_avg`` and ``name.exp_avg_sq``, as `weights`."""
@@ -143,7 +161,27 @@ class Engine:
                 else:
                     whole = self._adam.state[parameter][key]
                 assert whole is not None, name
-                yield f"{name}.{key}", whole.detach().to("cpu", torch.float32, copy=True).view(self._shape(parameter))
+                yield f"{name}.{key}", self._whole(name, parameter, whole)
+
+    def _whole(self, name: str, parameter: Tensor, local: Tensor) -> Tensor:
+        """What has a parameter's shape, from all processes that hold a part of it, in fp32 and main memory."""
+        whole = self._sharding.gathered(name, local.detach().view(self._shape(parameter)))
+        return whole.to("cpu", torch.float32, copy=True)
+
+    def _gradient_norm(self) -> Tensor:
+        """The norm over all parameters; what every process of a tensor group holds alike counts once."""
+        counted = [
+            parameter.grad
+            for name, parameter in self._named
+            if parameter.grad is not None
+            and (parallel.tensor_rank() == 0 or self._sharding.cut(name) is not Cut.REPLICATED)
+        ]
+        norm = torch.nn.utils.get_total_norm(counted)
+        if parallel.tensor_size() == 1:
+            return norm
+        square = norm.square()
+        torch.distributed.all_reduce(square, group=parallel.tensor_group())
+        return square.sqrt()
 
     @property
     def _is_partitioned(self) -> bool:

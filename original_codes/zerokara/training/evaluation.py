@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.distributed
 
+from zerokara.model import parallel
 from zerokara.samples.evaluation import EvaluationTokens
 from zerokara.samples.objective import Objective
 from zerokara.training.loop import as_tensors
@@ -45,14 +46,14 @@ class Validation:
 
     def __call__(self, module: torch.nn.Module) -> ValidationResult:
         """Evaluate; every process must call it."""
-        rank, num_ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        rank, num_ranks = parallel.data_rank(), parallel.data_size()
         nats = torch.zeros((), dtype=torch.float64, device=self._device)
         module.eval()
         with torch.no_grad():
             for batch in self._tokens.batches(self._micro_batch_size, rank, num_ranks, self._objective):
                 nats += module(*as_tensors(batch, self._device)).double()
         module.train()
-        torch.distributed.all_reduce(nats)
+        torch.distributed.all_reduce(nats, group=parallel.data_group())
         total = nats.item()
         return ValidationResult(
             loss=total / self._tokens.num_tokens,

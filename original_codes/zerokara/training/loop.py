@@ -12,6 +12,7 @@ import torch
 import torch.distributed
 
 from zerokara.errors import RunError
+from zerokara.model import parallel
 from zerokara.samples.batches import Batches
 from zerokara.samples.objective import Batch, Objective
 from zerokara.training.schedule import Schedule
@@ -56,14 +57,17 @@ def train(
     for step in range(first_step, schedule.num_steps + 1):
         started = time.perf_counter()
         micro_batches = [objective(ids, None) for ids in batches.at(position(step - 1))]
-        global_tokens = _sum_over_processes([sum(float(b.loss_mask.sum()) for b in micro_batches)], device)[0]
+        # Processes that share a layer's matrices read the same sequences: one of them counts.
+        counts = float(parallel.tensor_rank() == 0)
+        num_tokens = sum(float(b.loss_mask.sum()) for b in micro_batches)
+        global_tokens = _sum_over_processes([counts * num_tokens], device)[0]
         nats = torch.zeros((), device=device)
         for index, batch in enumerate(micro_batches):
             if index:
                 engine.finish_micro_batch()
             ids, labels, mask, *segments = as_tensors(batch, device)
             nats += engine.accumulate(ids, labels, mask, global_tokens, *segments)
-        total_nats, asked_to_stop = _sum_over_processes([nats.item(), float(bool(stop.reason))], device)
+        total_nats, asked_to_stop = _sum_over_processes([counts * nats.item(), float(bool(stop.reason))], device)
         loss = total_nats / global_tokens
         _require_finite("loss", loss, step)
         learning_rate = schedule.learning_rate(step)

@@ -102,10 +102,14 @@ def prepare(given: PretrainConfig, num_processes: int, precision: Literal["bf16"
     tokens = check_belongs(config.output_prefix, encoder.sha256)
     reading = ReadingPlan.from_config(config)
     samples = reading.tokens(where=config.place("seq_len"))
+    shape = ModelShape.from_config(config, encoder.vocab_size)
+    if shape.padded_vocab_size % config.tensor_parallel_size:
+        rows = f"{shape.padded_vocab_size}, the {encoder.vocab_size} pieces of the tokenizer and their padding"
+        raise UserError(config.fault("tensor_parallel_size", f"must divide {rows}", "try a power of two"))
     return Preparation(
         config=config,
         given=given,
-        shape=ModelShape.from_config(config, encoder.vocab_size),
+        shape=shape,
         schedule=schedule_of(config, reading),
         num_processes=num_processes,
         template=template,

@@ -16,7 +16,7 @@ from zerokara import checkpoint
 from zerokara.checkpoint import TrainingState
 from zerokara.errors import RunError
 from zerokara.model import parallel
-from zerokara.model.megatron import build
+from zerokara.model.megatron import build, num_parameters
 from zerokara.progress import count_text, seconds_text
 from zerokara.samples.batches import Batches, BatchPlan
 from zerokara.samples.evaluation import EvaluationTokens
@@ -46,7 +46,7 @@ class Session:
         else:
             torch.set_num_threads(cpu_threads(preparation.num_processes))
         init_distributed(self.device.type)
-        parallel.start(self.config.seed)
+        parallel.start(self.config.seed, self.config.tensor_parallel_size)
         self.rank = torch.distributed.get_rank()
         self._lock = run_folder.lock(self.run_dir) if self.rank == 0 else None
         if self.rank == 0:
@@ -67,8 +67,9 @@ class Session:
         self._say(f"ready after {seconds_text(waited)}; stop with Ctrl-C or SIGTERM at any time, nothing is lost")
         if not done:
             self._validate(0)
-        plan = BatchPlan(config.global_batch_size, config.micro_batch, self.preparation.num_processes)
-        batches = Batches(self.preparation.reading.tokens(), self.preparation.reading.order(), plan, self.rank)
+        plan = BatchPlan(config.global_batch_size, config.micro_batch, parallel.data_size())
+        reading = self.preparation.reading
+        batches = Batches(reading.tokens(), reading.order(), plan, parallel.data_rank())
         self.logbook.say_stages(done, resumed=done > 0)
         finished = train(
             engine=self.engine,
@@ -99,14 +100,15 @@ class Session:
 
     def _start_engine(self) -> Engine:
         preparation, folder = self.preparation, self._resumed_from
-        torch.manual_seed(self.config.seed)
-        model = build(preparation.shape)
-        count = sum(parameter.numel() for parameter in model.parameters())
+        model = build(
+            preparation.shape,
+            seed=None if folder else self.config.seed,
+            activation_checkpointing=self.config.activation_checkpointing,
+        )
+        count = num_parameters(model)
         if count != preparation.shape.num_parameters():
             raise RunError(f"the model has {count:,} parameters, {preparation.shape.num_parameters():,} were announced")
-        if folder:
-            model.load_state_dict(checkpoint.read_weights(folder), strict=False, assign=False)
-        engine = Engine(model, self.config, preparation.num_processes, preparation.template)
+        engine = Engine(model, self.config, parallel.data_size(), preparation.template)
         if folder:
             engine.load_state(checkpoint.read_weights(folder), checkpoint.read_moments(folder), self.state.step)
             self._say(f"going on from {folder}: step {self.state.step}, {count_text(self.state.tokens)} tokens done")
