@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from zerokara.tokenizer.stand_in import StandInDiffersError
+from zerokara.tokenizer.choice import StandInDiffersError
 
 
 class FailingEncoder:
-    """Opens as itself; what its `encode_many` does is the first word of `action`."""
+    """Opens as itself; what its `encode_joined` does is the first word of `action`."""
 
     vocab_size, eos_id = 100, 2
 
@@ -24,7 +24,7 @@ class FailingEncoder:
     def __call__(self) -> Any:
         return self
 
-    def encode_many(self, texts: Any) -> Any:
+    def encode_joined(self, texts: Any) -> Any:
         what = self.action[0]
         if what == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -34,7 +34,7 @@ class FailingEncoder:
             raise OSError(errno.ENOSPC, "No space left on device", "shard")
         if what == "slow":
             time.sleep(0.1)
-            return [np.ones(1, dtype=np.int32) for _ in texts]
+            return np.tile(np.array([1, 2], dtype=np.int32), len(texts)), [1] * len(texts)
         raise ZeroDivisionError("a fault of ours")
 
 
@@ -45,8 +45,8 @@ class LyingEncoder:
         self.vocab_size, self.eos_id = vocab_size, 2
         self._batches = 0
 
-    def encode_many(self, texts: Any) -> Any:
+    def encode_joined(self, texts: Any) -> Any:
         self._batches += 1
         if self._batches == 2:
             raise StandInDiffersError("'a text'")
-        return [np.full(3, 7, dtype=np.int32) for _ in texts]
+        return np.tile(np.array([7, 7, 7, 2], dtype=np.int32), len(texts)), [1] * len(texts)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import sentencepiece
 
-from zerokara.checkpoint import read_weights
+from zerokara.checkpoint import TrainingState, read_moments, read_state, read_weights
 from zerokara.steps import tokenize
 from zerokara.training import launcher, metrics
 
@@ -64,6 +64,7 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "eval_tokens": "500",
         "save_interval": "1000",
         "tensorboard": "false",
+        "plots": "false",
     }
     config = folder / "config.yaml"
     config.write_text("".join(f"{key}: {value}\n" for key, value in settings.items()), encoding="utf-8")
@@ -83,9 +84,37 @@ class Trained:
         return [line["loss"] for line in metrics.read(self.folder) if "loss" in line]
 
     @property
+    def valid_losses(self) -> list[float]:
+        """The loss of each validation."""
+        return [line["valid_loss"] for line in metrics.read(self.folder) if "valid_loss" in line]
+
+    @property
+    def grad_norms(self) -> list[float]:
+        """The norm of each step's gradient, before clipping."""
+        return [line["grad_norm"] for line in metrics.read(self.folder) if "loss" in line]
+
+    def optimizer_bytes(self, rank: int) -> int:
+        """What the optimizer's state took in one process."""
+        return int((self.folder / f"optimizer_bytes_{rank}.txt").read_text(encoding="utf-8"))
+
+    @property
     def weights(self) -> dict[str, Any]:
         """The newest checkpoint's."""
-        return read_weights(self.folder / (self.folder / "latest").read_text(encoding="utf-8").strip())
+        return read_weights(self._newest)
+
+    @property
+    def moments(self) -> dict[str, Any]:
+        """The optimizer's state, of the newest checkpoint."""
+        return read_moments(self._newest)
+
+    @property
+    def state(self) -> TrainingState:
+        """The newest checkpoint's."""
+        return read_state(self._newest)
+
+    @property
+    def _newest(self) -> Path:
+        return self.folder / (self.folder / "latest").read_text(encoding="utf-8").strip()
 
 
 @pytest.fixture(scope="session")

@@ -6,12 +6,19 @@ log stays readable.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from types import TracebackType
 from typing import IO, Any
 
 LINE_INTERVAL_SECONDS = 10.0
+
+
+def say(text: str) -> None:
+    """Print a line at once. Where the output goes to a file on a full disk the words are lost, and nothing else."""
+    with contextlib.suppress(OSError):
+        print(text, flush=True)
 
 
 class Progress:

@@ -1,4 +1,9 @@
-"""Trains the runs that a JSON file names, one after another in the same processes: starting Python takes seconds."""
+"""Trains the runs that a JSON file names, one after another in the same processes: starting Python takes seconds.
+
+Beside its settings a run may name ``stop_at``, a step to stop before, and ``spoil_at``, a step after whose update the
+last process's weights are changed in one place; the message that this must lead to is then written to spoilt.txt. Each
+process writes how many bytes of optimizer state it holds to optimizer_bytes_<rank>.txt.
+"""
 
 import json
 import os
@@ -8,12 +13,36 @@ from pathlib import Path
 import torch.distributed
 
 from zerokara import config
-from zerokara.training import launcher, preparation, run_folder
+from zerokara.errors import RunError
+from zerokara.training import agreement, launcher, preparation, run_folder
 from zerokara.training.session import Session
+
+agreement.STEPS_TO_SEE_ALL = 1  # every weight is compared between the processes after every step
+
+
+def optimizer_bytes(session: Session) -> int:
+    """Bytes of the optimizer's state in this process."""
+    updater = session.engine._updater
+    optimizers = updater._optimizers.values() if hasattr(updater, "_optimizers") else [updater._adam]
+    tensors = [tensor for optimizer in optimizers for state in optimizer.state.values() for tensor in state.values()]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def spoil(session: Session, name: str, at_step: int) -> None:
+    """Change one number of a parameter in the last process, after the update of a step."""
+    check, parameter = session.agreement.check, session.agreement._parameters[name]
+
+    def spoiling(step: int) -> None:
+        if step == at_step and int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
+            parameter.data.view(-1)[5] += 2**-10
+        check(step)
+
+    session.agreement.check = spoiling  # type: ignore[method-assign]
+
 
 work = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
 for job in work["jobs"]:
-    stop_at = job.pop("stop_at", None)
+    stop_at, spoil_at = job.pop("stop_at", None), job.pop("spoil_at", None)
     overrides = [f"{key}={value}" for key, value in job.items()]
     loaded = config.load(config.PretrainConfig, work["config"], overrides)
     plan = preparation.prepare(loaded, int(os.environ["WORLD_SIZE"]), launcher.precision(loaded))
@@ -23,11 +52,23 @@ for job in work["jobs"]:
     if stop_at is not None:
         at_edge = session._at_edge
 
-        def stopping(record, at_edge=at_edge, session=session, stop_at=stop_at):  # type: ignore[no-untyped-def]
-            at_edge(record)
+        def stopping(record, asked, at_edge=at_edge, session=session, stop_at=stop_at):  # type: ignore[no-untyped-def]
+            leave = at_edge(record, asked)
             if record.step == stop_at - 1:
                 session.stop.reason = "test"
+            return leave
 
         session._at_edge = stopping  # type: ignore[method-assign]
-    session.run()
+    place = Path(job["output_model_dir"])
+    (place / f"optimizer_bytes_{session.rank}.txt").write_text(str(optimizer_bytes(session)), encoding="utf-8")
+    if spoil_at is None:
+        session.run()
+    else:
+        spoil(session, *spoil_at)
+        try:
+            session.run()
+        except RunError as error:
+            (place / "spoilt.txt").write_text(str(error), encoding="utf-8")
+        except SystemExit as leaving:
+            assert leaving.code == RunError.exit_code
     torch.distributed.barrier()

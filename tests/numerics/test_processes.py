@@ -1,4 +1,4 @@
-"""R1: the same training however it is shared out — processes, accumulation, ZeRO stages — in fp32."""
+"""R1: the same training however it is shared out — processes, accumulation, ZeRO stages — in fp32 and in bf16."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import torch
 
 LOSS_TOLERANCE = 1e-5
 """Absolute, over 20 steps in fp32: only the order of additions differs."""
+BF16_TOLERANCE = 1e-3
+"""As above in bf16: gradients are rounded to 8 bits before they meet or after."""
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +22,11 @@ def runs(train_runs: Callable) -> dict:
         "accumulated_stage3": {"zero_stage": 3, "micro_batch_size": 2},
         "other_batch": {"zero_stage": 0, "micro_batch_size": 4, "global_batch_size": 4, "train_tokens": 20 * 4 * 32},
     }
+    in_bf16 = {"precision": "bf16", "lr": 0.001, "micro_batch_size": 4}
+    alone["one_bf16"] = {"zero_stage": 0, **in_bf16}
     together = {f"two_stage{stage}": {"zero_stage": stage, "micro_batch_size": 2} for stage in range(4)}
+    together |= {f"two_bf16_stage{stage}": {"zero_stage": stage, **in_bf16} for stage in range(4)}
+    together["spoilt"] = {"zero_stage": 2, "spoil_at": ["decoder.layers.0.mlp.linear_fc1.weight", 3]}
     return {**train_runs(alone), **train_runs(together, processes=2)}
 
 
@@ -47,3 +53,30 @@ def test_final_weights_are_those_of_one_process(runs: dict, name: str) -> None:
 def test_another_global_batch_is_another_training(runs: dict) -> None:
     """The control: a run that should differ does, by far more than the tolerance."""
     assert abs(runs["other_batch"].losses[-1] - runs["one"].losses[-1]) > 100 * LOSS_TOLERANCE
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_every_stage_gives_the_same_curve_in_bf16(runs: dict, stage: int) -> None:
+    expected = runs["one_bf16"].losses
+    assert len(expected) == 20 and expected[-1] < expected[0] - 0.5
+    assert runs[f"two_bf16_stage{stage}"].losses == pytest.approx(expected, abs=BF16_TOLERANCE)
+
+
+@pytest.mark.parametrize("prefix", ["two", "two_bf16"])
+def test_from_stage_1_on_a_process_holds_half_of_the_optimizers_state(runs: dict, prefix: str) -> None:
+    numbers = sum(weight.numel() for weight in runs["one"].weights.values())
+    whole = 2 * 4 * numbers  # two running means, fp32
+    for stage in range(4):
+        held = [runs[f"{prefix}_stage{stage}"].optimizer_bytes(rank) for rank in range(2)]
+        share = 1 if stage == 0 else 2
+        # Parts are padded to equal size, and each tensor has a count of updates.
+        assert held == pytest.approx([whole / share] * 2, rel=0.01), f"stage {stage}"
+
+
+def test_weights_that_came_apart_stop_the_run(runs: dict) -> None:
+    """The broken twin of every run here: in each of them all weights were compared after every step."""
+    message = (runs["spoilt"].folder / "spoilt.txt").read_text(encoding="utf-8")
+    assert message.startswith(
+        "step 3: process 0 and process 1 hold different weights, decoder.layers.0.mlp.linear_fc1.weight from number 5"
+    )
+    assert not (runs["spoilt"].folder / "latest").exists()

@@ -33,19 +33,42 @@ def two_sources(tiny_data: dict[str, str], tmp_path_factory: pytest.TempPathFact
     return settings
 
 
+KINDS: dict[str, dict] = {
+    "fp32_stage0": {"precision": "fp32", "zero_stage": 0},
+    "bf16_stage1": {"precision": "bf16", "zero_stage": 1},
+    "fp32_stage2": {"precision": "fp32", "zero_stage": 2},
+    "bf16_stage3": {"precision": "bf16", "zero_stage": 3},
+    "curriculum": {"zero_stage": 0, "stages": STAGES},
+    "adafactor_fp32_stage0": {"optimizer": "adafactor", "precision": "fp32", "zero_stage": 0},
+    "adafactor_bf16_stage1": {"optimizer": "adafactor", "precision": "bf16", "zero_stage": 1},
+    "muon_bf16_stage0": {"optimizer": "muon", "precision": "bf16", "zero_stage": 0},
+    "muon_curriculum_stage1": {"optimizer": "muon", "zero_stage": 1, "stages": STAGES},
+    "offload_fp32_stage1": {"offload": "optimizer", "precision": "fp32", "zero_stage": 1},
+    "offload_bf16_stage2": {"offload": "optimizer", "precision": "bf16", "zero_stage": 2},
+    "offload_all_bf16_stage3": {"offload": "all", "precision": "bf16", "zero_stage": 3},
+}
+"""What is told apart: who updates the weights, and what is kept where."""
+SMALLER = {name: {"micro_batch_size": 8, "num_layers": 1} for name in KINDS if name.startswith(("a", "m", "o"))}
+
+
 @pytest.fixture(scope="module")
 def runs(train_runs: Callable, two_sources: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict:
     folder = tmp_path_factory.mktemp("resume")
     trained = {}
-    for precision, stage in (("fp32", 0), ("bf16", 1), ("fp32", 2), ("bf16", 3)):
-        name = f"{precision}_stage{stage}"
-        # 30 steps of 8 sequences over a corpus of some 300: the run crosses the edge of an epoch.
-        common = {"precision": precision, "zero_stage": stage, "train_tokens": 60 * 8 * 32}
+    for name, kind in KINDS.items():
+        # 60 steps of 8 sequences over a corpus of some 300: the run crosses the edge of an epoch.
+        common = {
+            "train_tokens": 60 * 8 * 32,
+            **SMALLER.get(name, {}),
+            **kind,
+            **(two_sources if "stages" in kind else {}),
+        }
         trained[f"{name}_unbroken"] = common
         trained[f"{name}_broken"] = {**common, "stop_at": 7}
-    common = {"zero_stage": 0, "train_tokens": 60 * 8 * 32, "stages": STAGES, **two_sources}
-    trained["curriculum_unbroken"] = common
-    trained["curriculum_broken"] = {**common, "stop_at": 7}
+    for kind in ("fp32_stage1", "bf16_stage2", "bf16_stage3"):
+        precision, stage = kind.split("_stage")
+        small = {"train_tokens": 60 * 8 * 32, "micro_batch_size": 8, "num_layers": 1}
+        trained[f"small_{kind}"] = {**small, "precision": precision, "zero_stage": int(stage)}
     first = train_runs(trained, folder=folder)
     again = {name: {**settings, "stop_at": 45} for name, settings in trained.items() if name.endswith("_broken")}
     train_runs(again, folder=folder)
@@ -53,13 +76,28 @@ def runs(train_runs: Callable, two_sources: dict[str, str], tmp_path_factory: py
     return first
 
 
-@pytest.mark.parametrize("name", ["fp32_stage0", "bf16_stage1", "fp32_stage2", "bf16_stage3", "curriculum"])
+@pytest.mark.parametrize("name", KINDS)
 def test_resumed_twice_equals_unbroken_bit_for_bit(runs: dict, name: str) -> None:
     unbroken, broken = runs[f"{name}_unbroken"], runs[f"{name}_broken"]
     assert len(unbroken.losses) == 60
     assert broken.losses == unbroken.losses
-    for key, weight in unbroken.weights.items():
-        assert torch.equal(broken.weights[key], weight), key
+    for part in ("weights", "moments"):
+        expected, got = getattr(unbroken, part), getattr(broken, part)
+        assert expected.keys() == got.keys()
+        for key, tensor in expected.items():
+            assert tensor.dtype == torch.float32 and torch.equal(got[key], tensor), key
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [
+        ("offload_fp32_stage1", "small_fp32_stage1"),
+        ("offload_bf16_stage2", "small_bf16_stage2"),
+        ("offload_all_bf16_stage3", "small_bf16_stage3"),
+    ],
+)
+def test_offload_changes_nothing(runs: dict, name: str, plain: str) -> None:
+    assert runs[f"{name}_unbroken"].losses == pytest.approx(runs[plain].losses, abs=1e-5)
 
 
 def test_every_step_is_recorded_once(runs: dict) -> None:
@@ -81,9 +119,40 @@ def test_what_a_curriculum_read_is_what_its_table_says(runs: dict) -> None:
     assert table.sources[0].epochs > 1  # so the run crosses the edge of an epoch of that source
 
 
-def test_another_number_of_processes_goes_on(train_runs: Callable, tmp_path: Path) -> None:
-    settings = {"zero_stage": 2, "micro_batch_size": 4}
-    train_runs({"run": {**settings, "stop_at": 10}}, folder=tmp_path)
-    resumed = train_runs({"run": {**settings, "zero_stage": 3}}, processes=2, folder=tmp_path)["run"]
-    unbroken = train_runs({"other": settings}, folder=tmp_path)["other"]
-    assert resumed.losses == pytest.approx(unbroken.losses, abs=1e-5)
+@pytest.fixture(scope="module")
+def moved(train_runs: Callable, tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """Runs that were stopped in one process, and went on otherwise in two."""
+    folder = tmp_path_factory.mktemp("moved")
+    before = {
+        "adamw": {"zero_stage": 2, "micro_batch_size": 4},
+        "adafactor": {"optimizer": "adafactor", "zero_stage": 0, "micro_batch_size": 8},
+        "muon": {"optimizer": "muon", "zero_stage": 0, "micro_batch_size": 4},
+        "changed": {"zero_stage": 1},
+    }
+    after = {
+        "adamw": {"zero_stage": 3, "micro_batch_size": 4},
+        "adafactor": {"optimizer": "adafactor", "zero_stage": 1, "micro_batch_size": 2},
+        "muon": {"optimizer": "muon", "zero_stage": 1, "micro_batch_size": 2},
+        "changed": {"optimizer": "muon", "zero_stage": 1},
+    }
+    stopped = {name: {**settings, "stop_at": 10} for name, settings in before.items()}
+    alone = train_runs(
+        {**stopped, **{f"{name}_unbroken": settings for name, settings in before.items()}}, folder=folder
+    )
+    return {**alone, **train_runs(after, processes=2, folder=folder)}
+
+
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "muon"])
+def test_another_number_of_processes_stage_and_micro_batch_goes_on(moved: dict, name: str) -> None:
+    expected = moved[f"{name}_unbroken"].losses
+    assert len(expected) == 20 and expected[-1] < expected[0] - 0.1, "nothing was learned: equality would mean nothing"
+    assert moved[name].losses == pytest.approx(expected, abs=1e-5)
+
+
+def test_another_optimizer_starts_anew(moved: dict) -> None:
+    losses, unbroken = moved["changed"].losses, moved["changed_unbroken"].losses
+    assert losses[:10] == unbroken[:10] and losses[11:] != pytest.approx(unbroken[11:], abs=1e-4)
+    state = moved["changed"].state
+    assert (state.optimizer, state.step, state.updates) == ("muon", 20, 10)
+    keys = {name.rpartition(".")[2] for name in moved["changed"].moments}
+    assert keys == {"exp_avg", "exp_avg_sq", "momentum_buffer"}

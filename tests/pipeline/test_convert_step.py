@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import subprocess
 from dataclasses import replace
@@ -99,6 +100,7 @@ def test_a_run_becomes_a_proved_folder(run_dir: Path, capsys: pytest.CaptureFixt
     assert "prompt   the model" in said and "sampled  the model" in said and "6_upload.py --dry-run" in said
     made = exported.proved(folder)
     exported.check_unchanged(folder, made)
+    assert made.facts["seconds"].keys() == {"writing", "proof of token ids", "proof of logits"}
     on_disk = {path.name for path in folder.iterdir()} - {"manifest.json"}
     assert on_disk == {record.path for record in exported.files(made)}
     proof = made.facts["proof"]
@@ -190,6 +192,46 @@ def test_a_changed_checkpoint_is_told(run_dir: Path, capsys: pytest.CaptureFixtu
     path.write_bytes(content)
     assert convert(run_dir, source=run_dir / "global_step10") == 2
     assert "was changed after the checkpoint was written" in capsys.readouterr().err
+
+
+def test_the_optimizers_state_is_not_asked_for(run_dir: Path) -> None:
+    (run_dir / "global_step10" / "optimizer.safetensors").unlink()
+    assert convert(run_dir, "--dry-run") == 0
+    assert convert(run_dir, "--dry-run", source=run_dir / "global_step10") == 0
+    (run_dir / "global_step10" / "state.json").unlink()
+    assert convert(run_dir, "--dry-run") == 2
+
+
+def test_a_disk_that_is_too_small_is_told_before_anything_is_written(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = type(shutil.disk_usage(run_dir))
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: usage(10**9, 10**9, 5_000_000))
+    assert convert(run_dir, "--dry-run") == 2
+    said = capsys.readouterr().err
+    assert "output_tokenizer_and_model_dir" in said and "5.0 MB free" in said and "choose a folder" in said
+    # Of a killed run there lies more than is missing, and it is deleted first.
+    (run_dir.parent / "hf.partial").mkdir()
+    with open(run_dir.parent / "hf.partial" / "model.safetensors", "wb") as file:
+        file.truncate(80_000_000)
+    assert convert(run_dir, "--dry-run") == 0
+
+
+def test_a_disk_that_fills_up_leaves_nothing_and_the_same_command_goes_on(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Larger files than a limit are refused by the system, as by a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, limits[1]))
+    try:
+        assert convert(run_dir) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    said = capsys.readouterr().err
+    assert "no room for the export" in said and "model.safetensors" in said and "run the same command again" in said
+    assert not list(run_dir.parent.glob("hf*"))
+    assert convert(run_dir) == 0
+    assert exported.proved(run_dir.parent / "hf").facts["proof"]["holds"]
 
 
 def test_wrong_folders_are_told(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

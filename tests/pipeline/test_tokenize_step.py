@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from random import Random
 
+import psutil
 import pytest
 import sentencepiece
 
@@ -212,9 +213,9 @@ def test_a_killed_worker_ends_the_step(root: Path, place: Path) -> None:
     while not list(work_folder.glob("*-*.json")):
         assert step.poll() is None, "it ended before it could be stopped"
         time.sleep(0.01)
-    children = Path(f"/proc/{step.pid}/task/{step.pid}/children").read_text(encoding="ascii").split()
-    workers = [pid for pid in children if b"worker_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    os.kill(int(workers[0]), signal.SIGKILL)
+    (nursery,) = psutil.Process(step.pid).children()
+    assert "zerokara.tokens.worker_process" in nursery.cmdline()
+    nursery.children()[0].kill()
     _, errors = step.communicate(timeout=20)
     assert step.returncode == 1 and "a tokenising process died (killed by SIGKILL)" in errors
     assert [path.name for path in (place / "out").iterdir()] == [work_folder.name]

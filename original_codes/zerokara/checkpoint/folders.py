@@ -1,14 +1,17 @@
 """Which checkpoints a run folder has, and whether they are whole.
 
-Layout of a run folder: ``global_step100/``, ``global_step200/`` …, and a file ``latest`` that names the newest. A
-folder counts only when its manifest, written last, is there and every file has the size and hash recorded in it.
+Layout of a run folder: ``global_step100/``, ``global_step200/`` …, and the files ``latest`` and ``best`` that name the
+newest and the one with the lowest validation loss. A folder counts only when its manifest, written last, is there and
+every file has the size and hash recorded in it; the two files are for people and are set right at every start.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from zerokara import manifest
@@ -16,7 +19,10 @@ from zerokara.durable import PARTIAL_SUFFIX
 from zerokara.errors import Fault, UserError
 
 MANIFEST_NAME = "manifest.json"
-LATEST_NAME = "latest"
+VALIDATION_FACT = "valid_loss"
+"""In the manifest's facts: the validation loss of these very weights, None where they were not validated."""
+PARTS = ("weights", "optimizer", "state")
+"""The files of a checkpoint, as its manifest calls them."""
 _NAME = re.compile(r"global_step(\d+)")
 
 
@@ -31,8 +37,8 @@ def all_steps(run_dir: Path) -> list[int]:
     return sorted(int(name[1]) for name in names if name)
 
 
-def check(folder: Path) -> manifest.Manifest:
-    """Give the manifest of a whole checkpoint.
+def check(folder: Path, parts: Collection[str] = PARTS) -> manifest.Manifest:
+    """Give the manifest of a checkpoint whose `parts` are whole; what is not in them is not read.
 
     Raises:
         UserError: the folder is missing, half written, or a file of it was changed; says which.
@@ -45,8 +51,14 @@ def check(folder: Path) -> manifest.Manifest:
             Fault(where=str(folder), rule="is a half-written checkpoint: manifest.json is missing", remedy=remedy)
         )
     record = manifest.read(folder / MANIFEST_NAME)
-    faults = []
-    for output in (output for outputs in record.outputs.values() for output in outputs):
+    faults = [
+        Fault(
+            where=str(folder / MANIFEST_NAME), rule=f"does not speak of the {part}", remedy="take an older checkpoint"
+        )
+        for part in parts
+        if part not in record.outputs
+    ]
+    for output in (output for part in parts for output in record.outputs.get(part, [])):
         path = folder / output.path
         if not path.is_file():
             faults.append(Fault(where=str(path), rule="is missing from the checkpoint"))
@@ -61,32 +73,44 @@ def check(folder: Path) -> manifest.Manifest:
     return record
 
 
-def newest_complete(run_dir: Path, tell: Callable[[str], None] = print) -> Path | None:
-    """The newest whole checkpoint, or None; each newer one that is broken is skipped with a word to `tell`."""
+def newest_complete(
+    run_dir: Path, tell: Callable[[str], None] = print, parts: Collection[str] = PARTS
+) -> Path | None:
+    """The newest checkpoint whose `parts` are whole, or None; each newer one is skipped with a word to `tell`."""
     for step in reversed(all_steps(run_dir)):
         folder = folder_of(run_dir, step)
         try:
-            check(folder)
-        except UserError as error:
+            check(folder, parts)
+        except (UserError, OSError) as error:  # OSError: the disk itself fails to read it
             tell(f"skipping {folder}: {error}")
             continue
         return folder
     return None
 
 
+def outline(folder: Path) -> manifest.Manifest | None:
+    """As `check`, but by the sizes alone, which takes no time; None where the folder is not whole."""
+    try:
+        record = manifest.read(folder / MANIFEST_NAME)
+        files = [output for outputs in record.outputs.values() for output in outputs]
+        return record if all((folder / file.path).stat().st_size == file.bytes for file in files) else None
+    except (UserError, OSError):
+        return None
+
+
 def sweep(run_dir: Path) -> None:
-    """Delete what saves left behind that were killed; only for the process that holds the run folder's lock."""
-    for leftover in run_dir.glob(f"global_step*{PARTIAL_SUFFIX}"):
-        shutil.rmtree(leftover, ignore_errors=True)
+    """Delete what saves and deletions left behind that were killed; only for the process that holds the lock."""
+    for leftover in run_dir.glob(f"*{PARTIAL_SUFFIX}"):
+        if leftover.is_dir():
+            shutil.rmtree(leftover, ignore_errors=True)
+        else:
+            leftover.unlink(missing_ok=True)
 
 
-def prune(run_dir: Path, keep_last: int, keep_every: int) -> list[Path]:
-    """Delete all checkpoints but the newest `keep_last` and the multiples of `keep_every` steps; gives the deleted."""
-    steps = all_steps(run_dir)
-    doomed = [step for step in steps[:-keep_last] if not (keep_every and step % keep_every == 0)]
-    for step in doomed:
-        folder = folder_of(run_dir, step)
-        # Without its manifest a folder no longer counts, should the deletion be cut short.
-        (folder / MANIFEST_NAME).unlink(missing_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)
-    return [folder_of(run_dir, step) for step in doomed]
+def remove(folder: Path) -> None:
+    """Delete a checkpoint: it is gone at once, and a deletion that is cut short leaves only what `sweep` deletes."""
+    doomed = folder.with_name(f"{folder.name}.old{PARTIAL_SUFFIX}")
+    shutil.rmtree(doomed, ignore_errors=True)
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(folder, doomed)
+    shutil.rmtree(doomed, ignore_errors=True)

@@ -2,7 +2,8 @@
 
 =====================  ==============================================================================================
 weights.safetensors    the optimizer's fp32 weights by megatron-core's parameter name, whole, vocabulary rows padded
-optimizer.safetensors  AdamW's running means in fp32 as ``<parameter>.exp_avg`` and ``<parameter>.exp_avg_sq``
+optimizer.safetensors  the optimizer's state in fp32 as ``<parameter>.<key>`` (`training.optimizers`): AdamW's as
+                       ``<parameter>.exp_avg`` and ``<parameter>.exp_avg_sq``
 state.json             `TrainingState`: all else that going on needs
 manifest.json          size and SHA-256 of each, written last
 =====================  ==============================================================================================
@@ -65,11 +66,15 @@ class TrainingState:
     """Of these, the last ones without a good step between."""
     recent_losses: tuple[float, ...] = ()
     """The last good steps', oldest first: what a leap is measured against."""
+    optimizer: str = "adamw"
+    """Whose state optimizer.safetensors holds."""
+    earlier_updates: int = 0
+    """Updates that other optimizers made before it."""
 
     @property
     def updates(self) -> int:
-        """Updates of the weights: the optimizer's count."""
-        return self.step - self.skipped_steps
+        """Updates of the weights by this optimizer: its count."""
+        return self.step - self.skipped_steps - self.earlier_updates
 
     @property
     def validation_loss(self) -> float | None:
@@ -137,6 +142,6 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def read_moments(folder: Path) -> dict[str, Tensor]:
-    """All of the optimizer's running means."""
+    """All of the optimizer's state."""
     with _opened(folder / OPTIMIZER_NAME) as file:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping

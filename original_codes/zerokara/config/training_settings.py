@@ -32,13 +32,16 @@ class LearningSettings(Settings):
     train_tokens: PositiveWhole | Auto = "auto"
     """Tokens to train on; `auto` is `epochs` times the tokens there are."""
     epochs: PositiveNumber = 1.0
-    """Passes over the data when train_tokens is auto."""
+    """Passes over the data when train_tokens is auto; a number there says it instead."""
     max_steps: PositiveWhole | Auto = "auto"
     """Most updates of the weights: a run that train_tokens or epochs would make longer ends here, its learning rate
     at min_lr; `auto` is no such limit."""
     max_hours: PositiveNumber | Auto = "auto"
     """Most hours of training over all starts of the run; then it is saved and left, wherever its learning rate stands.
     With a higher number the same command goes on."""
+    max_hours_per_start: PositiveNumber | Auto = "auto"
+    """Most hours from one start of the command until it has saved and left, for machines that are lent by the hour
+    (Slurm's --time); the same command goes on."""
     global_batch_size: PositiveWhole = 32
     """Sequences in one update of the weights, over all processes."""
     lr: PositiveNumber = 1e-3
@@ -47,7 +50,8 @@ class LearningSettings(Settings):
     """Learning rate at the last step."""
     lr_schedule: Literal["cosine", "linear", "constant", "inverse_sqrt", "wsd"] = "cosine"
     """How the learning rate goes from lr to min_lr after the warm-up: `cosine`, `linear`, `inverse_sqrt` (with the root
-    of the step, as T5), `wsd` (stays at lr, then falls in a line over the last decay_fraction); or `constant`."""
+    of the step, as T5), `wsd` (stays at lr, then falls in a line over the last decay_fraction); or `constant`, which
+    stays at lr."""
     warmup_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.02
     """Share of the steps in which the learning rate rises from 0 to lr."""
     warmup_steps: NaturalWhole | Auto = "auto"
@@ -55,7 +59,8 @@ class LearningSettings(Settings):
     decay_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2
     """Share of the steps, at the end, in which `wsd` falls from lr to min_lr."""
     optimizer: Literal["adamw", "adafactor", "muon"] = "adamw"
-    """`adamw`; `adafactor` (less memory, zero_stage 0); or `muon` for matrices of the layers, AdamW for the rest."""
+    """`adamw`; `adafactor` (as T5: hardly any memory, steps scaled with the weights: try lr 0.01); or `muon` for the
+    matrices of the layers, AdamW for the rest (the same lr serves both). The latter two at zero_stage 0 or 1."""
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """AdamW: decay of the gradient's running mean."""
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
@@ -63,9 +68,10 @@ class LearningSettings(Settings):
     adam_epsilon: PositiveNumber = 1e-8
     """AdamW: added to the denominator."""
     muon_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    """Muon: decay of the gradient's running mean."""
+    """Muon: decay of the gradient's running sum."""
     weight_decay: NaturalNumber = 0.1
-    """Decay of the weights in each step, as a share of the learning rate; not on norms and biases."""
+    """Decay of the weights in each step, as a share of the learning rate (Adafactor: of the scaled one; T5 has 0); not
+    on norms and biases."""
     gradient_clipping: NaturalNumber = 1.0
     """Largest norm of the gradient; 0 for no clipping."""
     seed: NaturalWhole = 1234
@@ -75,6 +81,13 @@ class LearningSettings(Settings):
     def _min_lr_is_lower(self) -> Iterator[Fault]:
         if self.min_lr > self.lr:
             yield self.fault("min_lr", f"must be at most lr = {self.lr:g}", f"try {self.lr / 10:g}")
+
+    @rule("lr_schedule", "warmup_fraction", "warmup_steps", "decay_fraction")
+    def _warmup_and_decay_fit(self) -> Iterator[Fault]:
+        room = round(1 - self.warmup_fraction, 9)
+        if self.lr_schedule == "wsd" and self.warmup_steps == "auto" and self.decay_fraction > room:
+            rule_text = f"must leave room for warmup_fraction = {self.warmup_fraction:g}: together they are at most 1"
+            yield self.fault("decay_fraction", rule_text, f"try at most {room:g}")
 
 
 class ReadingSettings(Settings):
@@ -148,7 +161,7 @@ class WatchingSettings(Settings):
     sample_prompts: Words = ()
     """Beginnings of texts that the model continues at each validation, into samples.md of the run folder."""
     sample_tokens: PositiveWhole = 64
-    """Tokens of each such continuation."""
+    """Most tokens of each such continuation; every one costs a forward pass over all of them."""
     save_interval: PositiveWhole = 100
     """Steps between two checkpoints; the last step is always saved."""
     keep_last: PositiveWhole = 2
@@ -161,6 +174,8 @@ class WatchingSettings(Settings):
     """Steps in a row that may be skipped because a loss or gradient is not finite or leaps; one more stops the run."""
     spike_sigmas: NaturalNumber = 0.0
     """Skip a step whose loss lies so many standard deviations above those of the last steps; 0 for never."""
+    plots: bool = True
+    """Draw the curves as pictures, plots/*.png in the run folder, at validations and at the end."""
     tensorboard: bool = True
     """Write TensorBoard files into the run folder."""
     wandb: Literal["off", "offline", "online"] = "off"
@@ -190,6 +205,21 @@ class TrainingSettings(WatchingSettings, MachineSettings, ReadingSettings, Learn
         if self.zero_stage < least:
             rule_text = f"needs zero_stage {least} or more; it is {self.zero_stage}"
             yield self.fault("offload", rule_text, f"set zero_stage: {least}, or offload: none")
+
+    @rule("optimizer", "zero_stage", "tensor_parallel_size", "offload")
+    def _whole_matrices_where_they_are_needed(self) -> Iterator[Fault]:
+        if self.optimizer == "adamw":
+            return
+        needs = f"with optimizer: {self.optimizer}, which needs whole matrices"
+        if self.zero_stage > 1:
+            rule_text = f"must be 0 or 1 {needs}: at 2 and 3 DeepSpeed cuts them anywhere"
+            yield self.fault("zero_stage", rule_text, "set zero_stage: 1, or optimizer: adamw")
+        if self.tensor_parallel_size > 1:
+            rule_text = f"must be 1 {needs}: tensor parallelism cuts them"
+            yield self.fault("tensor_parallel_size", rule_text, "set tensor_parallel_size: 1, or optimizer: adamw")
+        if self.offload != "none":
+            rule_text = f"must be none {needs}: DeepSpeed's offload moves pieces of them"
+            yield self.fault("offload", rule_text, "set offload: none and zero_stage: 1, or optimizer: adamw")
 
     def batch_faults(self, num_processes: int) -> Iterator[Fault]:
         """The fault, if any, of sharing a global batch among `num_processes` in whole micro batches."""

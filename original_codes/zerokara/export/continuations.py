@@ -1,4 +1,9 @@
-"""What an exported model says: a prompt continued greedily and by sampling with a seed, by stock transformers."""
+"""What an exported model says: prompts continued greedily, and by sampling with a seed, by stock transformers.
+
+All prompts go through `generate` together, side by side and filled up on the left: each further token of a large model
+costs a pass through all its weights, however many prompts there are. Rows that are to be sampled are drawn by a logits
+processor, in the same passes as the greedy ones.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +12,24 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopPLogitsWarper,
+)
 
+from zerokara.model.shapes import ModelShape
+from zerokara.progress import Progress
 from zerokara.tokenizer.encoder import Encoder
 
-MAX_NEW_TOKENS = 60
-SAMPLING = {"do_sample": True, "temperature": 0.7, "top_p": 0.9}
+MIN_NEW_TOKENS, MAX_NEW_TOKENS = 24, 60
+"""The proof asks for at least 20 tokens; a large model says no more than it must."""
+PASSES_BUDGET = 24e9
+"""Weights that all passes together may read: 24 tokens of a model of a billion take ten seconds on two cores."""
+TEMPERATURE, TOP_P = 0.7, 0.9
 SEED = 1234
 
 
@@ -28,26 +46,77 @@ class Continuation:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class Continued:
+    """Token ids that follow each prompt, beyond eos; sampled ones for the first prompts only."""
+
+    prompts: list[list[int]]
+    greedy: list[list[int]]
+    sampled: list[list[int]]
+
+    def in_words(self, encoder: Encoder, prompts: Sequence[str]) -> list[Continuation]:
+        """The continuations of the first prompts, whose texts are `prompts`, up to the end of the document."""
+
+        def text(tokens: list[int]) -> str:
+            return encoder.decode(tokens[: tokens.index(encoder.eos_id)] if encoder.eos_id in tokens else tokens)
+
+        rows = zip(prompts, self.greedy, self.sampled, strict=False)
+        return [Continuation(prompt, text(greedy), text(sampled)) for prompt, greedy, sampled in rows]
+
+
 def prompt_ids(encoder: Encoder, prompt: str) -> list[int]:
     """Ids of a prompt; an empty one starts a document, as in training: after the end of the one before."""
-    return [int(token) for token in encoder.encode(prompt)] or [encoder.eos_id]
+    return encoder.prompt_ids(prompt)
 
 
-def continue_all(model: Any, encoder: Encoder, prompts: Sequence[str], seq_len: int) -> list[Continuation]:
-    """Continue each prompt until the end of the document, `MAX_NEW_TOKENS`, or the longest text the model can read."""
-    found = []
-    for prompt in prompts:
-        # A prompt that fills the model's reading length keeps its end.
-        ids = prompt_ids(encoder, prompt)[-max(1, seq_len - MAX_NEW_TOKENS) :]
-        greedy = _generate(model, encoder, ids, seq_len, do_sample=False)
-        torch.manual_seed(SEED)
-        sampled = _generate(model, encoder, ids, seq_len, **SAMPLING)
-        found.append(Continuation(prompt, greedy, sampled))
-    return found
+def num_new_tokens(shape: ModelShape) -> int:
+    """Length of the continuations: as the budget allows, and so that some of a prompt fits in front."""
+    affordable = int(PASSES_BUDGET / shape.num_parameters())
+    return min(max(MIN_NEW_TOKENS, min(MAX_NEW_TOKENS, affordable)), shape.seq_len - 1)
 
 
-def _generate(model: Any, encoder: Encoder, ids: list[int], seq_len: int, **settings: Any) -> str:
-    ids_BS = torch.tensor([ids], device=model.device)
-    new_tokens = min(MAX_NEW_TOKENS, seq_len - len(ids))
-    output = model.generate(ids_BS, attention_mask=torch.ones_like(ids_BS), max_new_tokens=new_tokens, **settings)
-    return encoder.decode(output[0, len(ids) :].tolist())
+def continue_all(model: Any, prompts: Sequence[list[int]], num_sampled: int, shape: ModelShape) -> Continued:
+    """Continue each prompt greedily, and the first `num_sampled` by sampling as well.
+
+    A prompt that fills the model's reading length keeps its end. Generation goes on beyond eos, so that all prompts
+    give the same number of tokens to compare.
+    """
+    new_tokens = num_new_tokens(shape)
+    cut = [list(prompt[-(shape.seq_len - new_tokens) :]) for prompt in prompts if prompt]
+    if not cut:
+        return Continued([], [], [])
+    rows = [*cut, *cut[:num_sampled]]
+    longest = max(map(len, rows))
+    tokens_BS = torch.tensor([[0] * (longest - len(row)) + row for row in rows], device=model.device)
+    mask_BS = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=model.device)
+    own = model.generation_config
+    model.generation_config = GenerationConfig(
+        do_sample=False, max_new_tokens=new_tokens, pad_token_id=0 if own.pad_token_id is None else own.pad_token_id
+    )
+    with Progress("continuing prompts", new_tokens, unit="token") as progress:
+        drawing = LogitsProcessorList([_Drawn(len(cut), progress)])
+        with torch.inference_mode():
+            output_BS = model.generate(tokens_BS, attention_mask=mask_BS, logits_processor=drawing)
+    model.generation_config = own
+    new = output_BS[:, longest:].tolist()
+    return Continued(cut, new[: len(cut)], new[len(cut) :])
+
+
+class _Drawn(LogitsProcessor):
+    """Draws the next token of all rows from `first` on: afterwards it is the only one that is possible."""
+
+    def __init__(self, first: int, progress: Progress):
+        self._first, self._progress = first, progress
+        self._warpers = (TemperatureLogitsWarper(TEMPERATURE), TopPLogitsWarper(TOP_P))
+        self._generator = torch.Generator().manual_seed(SEED)
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self._progress.advance()
+        drawn_BV = scores[self._first :].nan_to_num()  # what is no number is for the proof to tell
+        if len(drawn_BV):
+            for warper in self._warpers:
+                drawn_BV = warper(input_ids[self._first :], drawn_BV)
+            chosen_B1 = torch.multinomial(drawn_BV.softmax(-1).cpu(), 1, generator=self._generator)
+            only_BV = torch.full_like(drawn_BV, float("-inf")).scatter_(1, chosen_B1.to(scores.device), 0.0)
+            scores = torch.cat((scores[: self._first], only_BV))
+        return scores

@@ -6,7 +6,8 @@ A run folder holds, beside its checkpoints: ``tokenizer.model``, ``config_resolv
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from zerokara import checkpoint, config, manifest
+from zerokara.checkpoint.state import WEIGHTS_NAME
 from zerokara.config import ConvertConfig, PretrainConfig
 from zerokara.errors import Fault, UserError
 from zerokara.model.shapes import ModelShape
@@ -22,6 +24,8 @@ from zerokara.model.shapes import ModelShape
 if TYPE_CHECKING:  # torch is imported only when weights are read
     from torch import Tensor
 
+EXPORTED_PARTS = ("weights", "state")
+"""What of a checkpoint is read; the optimizer's state, two thirds of its bytes, is not."""
 TOKENIZER_NAME = "tokenizer.model"
 CONFIG_NAME = "config_resolved.yaml"
 METRICS_NAME = "metrics.jsonl"
@@ -53,8 +57,10 @@ class Source:
         return ModelShape.from_json(self.state.shape)
 
     def weights(self) -> Mapping[str, Tensor]:
-        """The fp32 weights; mapped from disk, not held in memory."""
-        return checkpoint.read_weights(self.folder)
+        """The fp32 weights; each is mapped from disk when it is asked for, and leaves memory with its last user."""
+        from zerokara.export.tensor_files import MappedTensors
+
+        return MappedTensors(self.folder / WEIGHTS_NAME)
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of the training curve up to this checkpoint."""
@@ -70,8 +76,10 @@ class Source:
         return [line for line in lines if line.get("step", 0) <= self.state.step]
 
 
-def find(settings: ConvertConfig) -> Source:
-    """Find the checkpoint that `input_model_dir` means and check it.
+def find(settings: ConvertConfig, meanwhile: Callable[[], object] = lambda: None) -> Source:
+    """Find the checkpoint that `input_model_dir` means and check what of it is exported, by content.
+
+    `meanwhile` is called while gigabytes are hashed, once it is known that there is something to hash.
 
     Raises:
         UserError: no such folder, no whole checkpoint, a broken one, or another tokenizer than it was trained with.
@@ -80,17 +88,24 @@ def find(settings: ConvertConfig) -> Source:
     if not given.is_dir():
         remedy = "name a run folder (output_model_dir of step 3) or one global_stepN folder in it"
         raise UserError(settings.fault("input_model_dir", "there is no such folder", remedy))
-    if _CHECKPOINT_NAME.fullmatch(given.resolve().name):
-        folder = given.resolve()
-        checkpoint.check(folder)
-    else:
-        folder = _newest(settings, given)
+    with ThreadPoolExecutor(1) as thread:
+        looking = thread.submit(_checked, settings, given)
+        if not looking.done():
+            meanwhile()
+        folder = looking.result()
     return _opened(folder, settings)
+
+
+def _checked(settings: ConvertConfig, given: Path) -> Path:
+    if _CHECKPOINT_NAME.fullmatch(given.resolve().name):
+        checkpoint.check(given.resolve(), EXPORTED_PARTS)
+        return given.resolve()
+    return _newest(settings, given)
 
 
 def _newest(settings: ConvertConfig, run_dir: Path) -> Path:
     skipped: list[str] = []
-    newest = checkpoint.newest_complete(run_dir, skipped.append)
+    newest = checkpoint.newest_complete(run_dir, skipped.append, EXPORTED_PARTS)
     for word in skipped:
         print(word)
     if newest is None:

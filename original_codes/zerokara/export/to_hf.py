@@ -19,9 +19,9 @@ from torch import Tensor
 
 from zerokara import manifest
 from zerokara.config import ConvertConfig
-from zerokara.durable import appearing_folder, write_bytes, write_json, write_text
-from zerokara.errors import RunError, UserError
-from zerokara.export import continuations, facts, families, model_card, proof, rules, shards
+from zerokara.durable import SyncAhead, appearing_folder, write_bytes, write_json, write_text
+from zerokara.errors import RunError
+from zerokara.export import continuations, facts, families, model_card, place, proof, rules, shards, windows
 from zerokara.export.exported import MANIFEST_NAME, STEP
 from zerokara.export.source import METRICS_NAME, Source
 from zerokara.model.shapes import ModelShape
@@ -46,50 +46,52 @@ def work(source: Source, settings: ConvertConfig) -> manifest.Work:
     )
 
 
-def check_place(settings: ConvertConfig, source: Source) -> None:
-    """Check that the output folder may be written, and when it is there, replaced.
-
-    Raises:
-        UserError: it holds something that no conversion wrote, or the run itself.
-    """
-    key, folder = "output_tokenizer_and_model_dir", Path(settings.output_tokenizer_and_model_dir)
-    inside = {source.run_dir.resolve(), *source.run_dir.resolve().parents}
-    if folder.resolve() in inside:
-        raise UserError(settings.fault(key, f"holds the run {source.run_dir} itself", "choose another folder"))
-    if folder.exists() and not folder.is_dir():
-        raise UserError(settings.fault(key, "is a file", "choose another folder"))
-    if not folder.exists() or not any(folder.iterdir()):
-        return
-    path = folder / MANIFEST_NAME
-    if not path.exists() or manifest.read(path).step != STEP:
-        rule = "holds files that step 4 did not write; they would be lost"
-        raise UserError(settings.fault(key, rule, "choose another folder, or empty this one"))
-
-
 def export(source: Source, settings: ConvertConfig, documents: Sequence[str]) -> manifest.Manifest:
     """Convert, prove, and let the folder appear; `documents` are the text for the proofs.
 
     Raises:
-        RunError: the weights do not fit the rules, or a proof did not hold.
+        RunError: the weights do not fit the rules, a proof did not hold, or the disk is full.
     """
     started = time.monotonic()
     folder = Path(settings.output_tokenizer_and_model_dir)
     encoder = Encoder(source.tokenizer_path)
-    with appearing_folder(folder) as partial:
+    clock = _Clock()
+    with place.full_disk_told(folder), appearing_folder(folder) as partial, SyncAhead() as disk:
         special = families.SpecialIds(bos=encoder.bos_id, eos=encoder.eos_id, pad=encoder.pad_id)
         weights = source.weights()
-        outputs = write_model(partial, weights, source.shape, special, settings.dtype, settings.max_shard_size)
+        outputs = write_model(partial, weights, source.shape, special, settings.dtype, settings.max_shard_size, disk)
         outputs["tokenizer"] = _write_tokenizer(partial, source, encoder)
-        known = facts.gather(source, encoder, settings.dtype)
-        known |= _prove(partial, source, weights, settings, encoder, documents)
+        clock.lap("writing")
+        # The disk and one core have the new files while the proofs go on.
+        with manifest.HashesAhead(manifest.Work(STEP, {}, {"weights": outputs["weights"]})) as hashing:
+            known = facts.gather(source, encoder, settings.dtype)
+            known |= _prove(partial, source, weights, settings, encoder, documents, clock)
+            written = {Path(path): sha256 for (path, _, _), sha256 in hashing.result().items()}
         name = settings.huggingface_name or folder.name
         card = model_card.render(known, name=name, language=settings.language, license=settings.license)
         write_text(partial / "README.md", card)
         curve = b"".join(orjson.dumps(line) + b"\n" for line in source.metrics())
         write_bytes(partial / METRICS_NAME, curve)
         outputs["card"], outputs["curve"] = [partial / "README.md"], [partial / METRICS_NAME]
+        known["seconds"] = clock.laps
         seconds = time.monotonic() - started
-        return manifest.finish(partial / MANIFEST_NAME, work(source, settings), outputs, known, seconds)
+        return manifest.finish(
+            partial / MANIFEST_NAME, work(source, settings), outputs, known, seconds, written=written
+        )
+
+
+class _Clock:
+    """The seconds that each part of the work took."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._since = time.monotonic()
+
+    def lap(self, name: str) -> None:
+        """A part has ended."""
+        now = time.monotonic()
+        self.laps[name] = round(now - self._since, 3)
+        self._since = now
 
 
 def write_model(
@@ -99,8 +101,9 @@ def write_model(
     special: families.SpecialIds,
     dtype: str,
     max_shard_size: str,
-) -> dict[str, Path | list[Path]]:
-    """Write weights and configurations into `folder`; gives the files by kind.
+    disk: SyncAhead | None = None,
+) -> dict[str, list[Path]]:
+    """Write weights and configurations into `folder`; gives the files by kind. `disk` is given what is written so far.
 
     Raises:
         RunError: the weights do not fit the rules; lists every tensor at fault.
@@ -111,7 +114,7 @@ def write_model(
     checked, hf_shapes = families.checked_rules(weights, shape, config)
     in_order = {name: hf_shapes[name] for rule in checked for name in rule.hf}
     tensors = rules.to_hf(checked, weights, shape)
-    files = shards.write(folder, tensors, in_order, families.TORCH_DTYPES[dtype], max_shard_size)
+    files = shards.write(folder, tensors, in_order, families.TORCH_DTYPES[dtype], max_shard_size, disk)
     config.save_pretrained(folder)
     generation = GenerationConfig(bos_token_id=special.bos, eos_token_id=special.eos, pad_token_id=special.pad)
     generation.save_pretrained(folder)
@@ -131,6 +134,7 @@ def _prove(
     settings: ConvertConfig,
     encoder: Encoder,
     documents: Sequence[str],
+    clock: _Clock,
 ) -> dict[str, Any]:
     """Make both proofs; gives their facts and the continuations.
 
@@ -138,16 +142,17 @@ def _prove(
         RunError: a proof did not hold; the folder is kept as ``.failed``.
     """
     token_ids = prove(encoder, partial, documents, settings.check_lines)
+    clock.lap("proof of token ids")
     shape = source.shape
     # Documents as training saw them: each begins after the end of another.
     encoded = [[encoder.eos_id, *encoder.encode(document).tolist()] for document in documents]
-    windows = proof.windows_within_budget(encoded, shape)
+    texts = windows.within_budget(encoded, shape)
     prompts = [continuations.prompt_ids(encoder, prompt) for prompt in settings.test_prompt_text]
-    prompts += [window[:_CORPUS_PROMPT_TOKENS] for window in windows[:_CORPUS_PROMPTS]]
-    expected = proof.reference(weights, shape, settings.dtype, windows, prompts)
-    model, complaints = proof.load(partial)
-    continued = continuations.continue_all(model, encoder, settings.test_prompt_text, shape.seq_len)
-    logits = proof.compare(model, complaints, expected, shape)
+    num_sampled = len(prompts)
+    prompts += [window[:_CORPUS_PROMPT_TOKENS] for window in texts.tokens[:_CORPUS_PROMPTS]]
+    logits, said = proof.prove(partial, weights, shape, settings.dtype, texts, prompts, num_sampled)
+    continued = said.in_words(encoder, settings.test_prompt_text)
+    clock.lap("proof of logits")
     holds = logits.holds and token_ids.ok
     found = {
         "proof": {"holds": holds, "logits": logits.as_json(), "token_ids": _token_id_facts(token_ids)},

@@ -19,7 +19,6 @@ from megatron.core.tensor_parallel import (
     copy_to_tensor_model_parallel_region,
     gather_from_tensor_model_parallel_region,
 )
-from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
@@ -34,6 +33,7 @@ from torch.nn.functional import gelu, linear, silu
 
 from zerokara.model import cpu, initial_weights, parallel, recomputation
 from zerokara.model.attention import FusedAttention, isolation
+from zerokara.model.linear import ColumnLinear, RowLinear
 from zerokara.model.loss import summed_cross_entropy
 from zerokara.model.shapes import ModelShape
 from zerokara.model.sharding import Cut, Sharding
@@ -51,10 +51,12 @@ class Decoder(GPTModel):
         labels_BS: Tensor | None = None,
         mask_BS: Tensor | None = None,
         segments_BS: Tensor | None = None,
+        at_B: Tensor | None = None,
     ) -> Tensor:
         """Give logits [B, S, padded V], or with labels the nats summed over tokens with mask 1, a scalar in fp32.
 
-        Positions of different `segments_BS` (documents, in ascending order) know nothing of each other.
+        Positions of different `segments_BS` (documents, in ascending order) know nothing of each other. With `at_B`
+        the logits are those of that one position of each row, [B, 1, padded V].
         """
         if segments_BS is None:
             positions_BS = torch.arange(tokens_BS.size(1), device=tokens_BS.device).expand_as(tokens_BS)
@@ -67,6 +69,8 @@ class Decoder(GPTModel):
         )
         if labels_BS is None:
             group = parallel.tensor_group()
+            if at_B is not None:
+                hidden_SBD = hidden_SBD[at_B, torch.arange(len(at_B), device=at_B.device)].unsqueeze(0)
             hidden_BSD = copy_to_tensor_model_parallel_region(hidden_SBD, group=group).transpose(0, 1)
             return gather_from_tensor_model_parallel_region(linear(hidden_BSD, weight_VD), group=group)
         mask_BS = torch.ones_like(labels_BS, dtype=torch.float32) if mask_BS is None else mask_BS
@@ -170,9 +174,9 @@ def _block_spec(num_layers: int) -> TransformerBlockSubmodules:
         module=SelfAttention,
         params={"attn_mask_type": AttnMaskType.causal},
         submodules=SelfAttentionSubmodules(
-            linear_qkv=ColumnParallelLinear,
+            linear_qkv=ColumnLinear,
             core_attention=FusedAttention,
-            linear_proj=RowParallelLinear,
+            linear_proj=RowLinear,
             q_layernorm=IdentityOp,
             k_layernorm=IdentityOp,
         ),
@@ -184,9 +188,7 @@ def _block_spec(num_layers: int) -> TransformerBlockSubmodules:
             self_attention=attention,
             self_attn_bda=get_bias_dropout_add,
             pre_mlp_layernorm=WrappedTorchNorm,
-            mlp=ModuleSpec(
-                module=MLP, submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
-            ),
+            mlp=ModuleSpec(module=MLP, submodules=MLPSubmodules(linear_fc1=ColumnLinear, linear_fc2=RowLinear)),
             mlp_bda=get_bias_dropout_add,
         ),
     )

@@ -6,12 +6,17 @@ last window is padded, and what is padded does not count. Every process runs the
 surplus ones over windows that are all padding, because ZeRO-3 gathers weights in each and would wait for the missing
 process for ever.
 
-Example, tokens [7 8 9 4 5], S = 2, start 0: windows [0 7 8], [8 9 4], [4 5 ·], predicting 7 8, 9 4, 5.
+The tokens may lie in parts (sources, one after another). Windows do not mind; a batch whose windows reach from one part
+into the next is given once for each, so that what is predicted in the others does not count.
+
+Example, tokens [7 8 9 4 5], S = 2, start 0: windows [0 7 8], [8 9 4], [4 5 ·], predicting 7 8, 9 4, 5. With parts of 3
+and 2 tokens window 1 counts 9 for part 0, and 4 for part 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +30,30 @@ from zerokara.tokens.indexed import IndexedTokens
 class EvaluationTokens:
     """The tokens of one pair of token files (or the first `max_tokens` of them) as windows of `seq_len`."""
 
-    def __init__(self, prefix: Path | str, seq_len: int, start_id: int, max_tokens: int | None = None):
+    def __init__(
+        self,
+        prefix: Path | str,
+        seq_len: int,
+        start_id: int,
+        max_tokens: int | None = None,
+        part_tokens: Sequence[int] = (),
+    ):
+        """`part_tokens` are the tokens of each part, all of them together; empty where there is one part.
+
+        Of several parts `max_tokens` takes the beginning of each, in proportion, up to the end of a document.
+        """
         self.seq_len, self.start_id = seq_len, start_id
-        self.tokens: NDArray[Any] = IndexedTokens(prefix).tokens[:max_tokens]
+        there = IndexedTokens(prefix).tokens
+        lengths = list(part_tokens) or [len(there)]
+        assert sum(lengths) == len(there), f"parts of {sum(lengths)} tokens for {len(there)}"
+        taken = _taken(there, lengths, start_id, max_tokens)
+        self.tokens: NDArray[Any] = taken[0] if len(taken) == 1 else np.concatenate(taken)
         """The ids that are predicted, in order; their pieces' bytes are the denominator of bits per byte."""
         self.num_tokens = len(self.tokens)
         self.num_windows = -(-self.num_tokens // seq_len)
+        bounds = np.cumsum([0, *map(len, taken)]).tolist()
+        self.parts: list[tuple[int, int]] = list(pairwise(bounds))
+        """First token and end of each part."""
 
     def window(self, index: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Ids [S + 1] of a window, and whether each is real; beyond the last window none is."""
@@ -44,10 +67,31 @@ class EvaluationTokens:
 
     def batches(
         self, micro_batch_size: int, rank: int = 0, num_ranks: int = 1, objective: Objective = causal
-    ) -> Iterator[Batch]:
-        """The micro batches that `rank` evaluates; as many on every rank."""
+    ) -> Iterator[tuple[int, Batch]]:
+        """The micro batches that `rank` evaluates, each with the part of which it counts; as many on every rank."""
         share = micro_batch_size * num_ranks
         for start in range(0, self.num_windows, share):
             first = start + rank * micro_batch_size
             windows = [self.window(index) for index in range(first, first + micro_batch_size)]
-            yield objective(np.stack([ids for ids, _ in windows]), np.stack([real for _, real in windows]))
+            ids, real = (np.stack(arrays) for arrays in zip(*windows, strict=True))
+            # The token that stands at each place of the windows; the place before the first token holds none.
+            places = np.arange(first, first + micro_batch_size)[:, None] * self.seq_len + np.arange(-1, self.seq_len)
+            for number, (part_first, part_end) in enumerate(self.parts):
+                # The same on every rank: it is asked of the windows of all.
+                if part_first < (start + share) * self.seq_len and part_end > max(part_first, start * self.seq_len):
+                    yield number, objective(ids, real & (places >= part_first) & (places < part_end))
+
+
+def _taken(there: NDArray[Any], lengths: Sequence[int], end_id: int, max_tokens: int | None) -> list[NDArray[Any]]:
+    """The tokens of each part that are read."""
+    parts = np.split(there, np.cumsum(lengths)[:-1])
+    if max_tokens is None or max_tokens >= len(there):
+        return [there] if len(parts) == 1 else parts
+    if len(parts) == 1:
+        return [there[:max_tokens]]
+    found = []
+    for part in parts:
+        share = part[: max_tokens * len(part) // len(there)]
+        ends = np.flatnonzero(share == end_id)
+        found.append(share[: ends[-1] + 1] if len(ends) else share)
+    return found

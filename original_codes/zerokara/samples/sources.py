@@ -22,6 +22,8 @@ class Source:
     first_token: int
     """Where it begins in the .bin."""
     num_tokens: int
+    num_valid_tokens: int = 0
+    """Of its validation documents, which lie in their own .bin in the same order."""
 
     @property
     def end_token(self) -> int:
@@ -40,7 +42,7 @@ def read_sources(output_prefix: str) -> tuple[Source, ...]:
     sources: list[Source] = []
     for each in manifest.read(paths.manifest).facts.get("sources", []):
         first = sources[-1].end_token if sources else 0
-        sources.append(Source(each["entry"], first, each["train"]["tokens"]))
+        sources.append(Source(each["entry"], first, each["train"]["tokens"], each.get("valid", {}).get("tokens", 0)))
     there, known = data.stat().st_size // header.id_bytes, sum(source.num_tokens for source in sources)
     if there != known:
         rule = f"says that the sources have {known:,} training tokens; {data} holds {there:,}"

@@ -30,6 +30,10 @@ class Options:
     redo: bool = False
     dry_run: bool = False
     write: bool = False
+    verify_resume: int | None = None
+    """Steps of a proof that a run resumes, instead of the run; None for the run."""
+    evaluate: str | None = None
+    """Checkpoint to evaluate, instead of the run: a folder, a name, a step, or "" for the newest; None for the run."""
 
     def for_next(self, own: str, other: str) -> str:
         """The ``--config`` that the next command needs, if any: of the file beside this one, with the same beginning.
@@ -45,9 +49,16 @@ class Options:
 
 
 def parse(
-    argv: Sequence[str], config_class: type[Settings], default_config: str, doc: str, *, write: str = ""
+    argv: Sequence[str],
+    config_class: type[Settings],
+    default_config: str,
+    doc: str,
+    *,
+    write: str = "",
+    verify_resume: str = "",
+    evaluate: str = "",
 ) -> Options:
-    """Read the command line; `write` is the help of an extra ``--write`` flag, for the step that has one."""
+    """Read the command line; the last three are the help of extra flags, for the steps that have them."""
     # Putting all settings into words takes a while, so only for those who ask.
     wants_help = not {"-h", "--help"}.isdisjoint(argv)
     parser = argparse.ArgumentParser(
@@ -67,8 +78,26 @@ def parse(
     parser.add_argument("--dry-run", action="store_true", help="check everything, say what would be done, and stop")
     if write:
         parser.add_argument("--write", action="store_true", help=write)
+    if verify_resume:
+        parser.add_argument("--verify-resume", type=_steps, nargs="?", const=3, metavar="N", help=verify_resume)
+    if evaluate:
+        parser.add_argument("--evaluate", nargs="?", const="", metavar="CHECKPOINT", help=evaluate)
     given = parser.parse_args(argv)
-    return Options(given.config, tuple(given.set), given.redo, given.dry_run, bool(write and given.write))
+    return Options(
+        given.config,
+        tuple(given.set),
+        given.redo,
+        given.dry_run,
+        bool(write and given.write),
+        given.verify_resume if verify_resume else None,
+        given.evaluate if evaluate else None,
+    )
+
+
+def _steps(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text}: must be a number of steps, 1 or more")
+    return int(text)
 
 
 def run(
@@ -79,9 +108,13 @@ def run(
     doc: str,
     *,
     write: str = "",
+    verify_resume: str = "",
+    evaluate: str = "",
 ) -> int:
     """Load the configuration, run a step, and give its exit code; errors are told on stderr."""
-    options = parse(argv, config_class, default_config, doc, write=write)
+    options = parse(
+        argv, config_class, default_config, doc, write=write, verify_resume=verify_resume, evaluate=evaluate
+    )
     return guarded(lambda: main(configuration.load(config_class, options.config_path, options.overrides), options))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from zerokara import manifest
 from zerokara.config import ConvertConfig
-from zerokara.export import check_text, source
+from zerokara.export import check_text, place, source
 from zerokara.export.exported import MANIFEST_NAME
 from zerokara.progress import bytes_text, count_text, opening, seconds_text, summary
 from zerokara.steps import command
@@ -25,17 +25,18 @@ def main(argv: Sequence[str]) -> int:
 
 def convert(config: ConvertConfig, options: command.Options) -> None:
     """Do step 4, or say that it is done, or what it would do."""
-    found = source.find(config)
+    found = source.find(config, meanwhile=_import_libraries)
     folder = Path(config.output_tokenizer_and_model_dir)
-    from zerokara.export import to_hf  # torch and transformers: not needed where the configuration is wrong
+    from zerokara.export import to_hf
 
-    to_hf.check_place(config, found)
+    place.check_place(config, found)
     done = manifest.already_done(folder / MANIFEST_NAME, to_hf.work(found, config), redo=options.redo)
     if done is not None:
         opening(f"step 4 convert: done already, {folder} was made from {found.folder} (--redo: again)")
         _tell_samples(done.facts["samples"])
         print(_next(folder, options))
         return
+    place.check_space(config, found)
     files = check_text.files_for(config, found.config)
     parameters = count_text(found.shape.num_parameters(padded=False))
     opening(f"step 4 convert: {found.folder} ({parameters} parameters) → {folder} ({config.dtype}), then the proofs")
@@ -46,6 +47,11 @@ def convert(config: ConvertConfig, options: command.Options) -> None:
     _tell_samples(made.facts["samples"])
     summary("step 4 convert: done", _rows(made))
     print(_next(folder, options))
+
+
+def _import_libraries() -> None:
+    """Torch, transformers and megatron-core: seconds, and not needed where the configuration is wrong."""
+    import zerokara.export.to_hf  # noqa: F401
 
 
 def _rows(made: manifest.Manifest) -> list[tuple[str, str]]:

@@ -2,89 +2,86 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import suppress
 from dataclasses import asdict
-from itertools import zip_longest
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerokara import manifest
-from zerokara.config import PretrainConfig
+from zerokara.corpus.heads import check_heads
 from zerokara.corpus.inputs import InputFile, find_files, for_manifest
+from zerokara.corpus.sizes import total_plain_bytes
 from zerokara.progress import bytes_text, count_text, opening, seconds_text, summary
-from zerokara.steps import command
+from zerokara.tokenizer.choice import TokenizerFacts, check_there
+from zerokara.tokens.estimate import check_disk_space, sample
 from zerokara.tokens.layout import TokenPaths, bin_path, idx_path
+from zerokara.tokens.preparation import Forecast, Preparation, Prepared
 from zerokara.tokens.tasks import num_workers
 from zerokara.tokens.workers import Workers
 
-if TYPE_CHECKING:  # the rest is imported when the workers are at it too
-    from zerokara.tokenizer.encoder import Encoder
+if TYPE_CHECKING:  # numpy, and the classes of the configuration, are loaded when the workers are at it too
+    from zerokara.config import PretrainConfig
+    from zerokara.steps import command
     from zerokara.tokens.encode import Encoded
 
 
-def tokenize(config: PretrainConfig, options: command.Options) -> None:
-    """Do step 2, or say that it is done, or what it would do."""
+def tokenize(config: PretrainConfig, options: command.Options, workers: Workers | None = None) -> None:
+    """Do step 2, or say that it is done, or what it would do; `workers` may have been started beforehand."""
     started = time.monotonic()
     paths = TokenPaths(config.output_prefix)
-    files = find_files(config.input_jsonl, config.place("input_jsonl"))
-    # Processes take a quarter of a second to start, and so does the preparation: both at once, where there is work.
-    at_once = not options.dry_run and (options.redo or not paths.manifest.exists())
-    with Workers(num_workers(config, files)) if at_once else nullcontext() as workers:
-        made = _tokenize(config, options, paths, files, workers, started)
+    with workers or Workers() as workers:
+        made = _tokenize(config, options, paths, workers, started)
     if made is not None:
         facts, rows = made
         summary("step 2 tokenise: done", [*rows, _took(facts, time.monotonic() - started)], _next(options))
 
 
 def _tokenize(
-    config: PretrainConfig,
-    options: command.Options,
-    paths: TokenPaths,
-    files: Sequence[InputFile],
-    workers: Workers | None,
-    started: float,
+    config: PretrainConfig, options: command.Options, paths: TokenPaths, workers: Workers, started: float
 ) -> tuple[dict[str, Any], list[tuple[str, str]]] | None:
     """The step itself: what it found, as facts and as rows; None where there was nothing to do."""
-    from zerokara.corpus.heads import check_heads
-    from zerokara.corpus.sizes import total_plain_bytes
-    from zerokara.tokenizer import stand_in
-    from zerokara.tokenizer.encoder import Encoder
-    from zerokara.tokens.encode import check_bad_fraction, discard_work, encode_corpus
-    from zerokara.tokens.estimate import check_disk_space, estimate, sample
-
-    encoder = Encoder(config.input_tokenizer_file)
-    if workers is not None:
-        workers.open(stand_in.likely(encoder))
+    model_path = Path(config.input_tokenizer_file)
+    check_there(model_path)
+    workers.open(Forecast(model_path))
+    files = find_files(config.input_jsonl, config.place("input_jsonl"))
+    workers.number = num_workers(config, files)
     work = _work(config, files)
     done = manifest.already_done(paths.manifest, work, redo=options.redo)
     if done is not None:
+        from zerokara.tokens.encode import check_bad_fraction
+
         documents, skipped = done.facts["documents_written"], Counter(done.facts["skipped"])
         check_bad_fraction(config, documents, skipped, paths)
         opening(f"step 2 tokenise: done already, {bin_path(paths.train)} was made from the same text (--redo: again)")
         print(f"next: {_next(options)}")
         return None
     check_heads(files, config.text_field, config.txt_document, config.place("text_field"))
-    places, size = sample(config, files), total_plain_bytes(files)
-    turns = zip_longest(*(place.texts for place in places))
-    choice = stand_in.choose(encoder, (text for turn in turns for text in turn if text is not None), size)
-    expected = estimate(size, places, choice.encoder)
+    workers.ask(Preparation(model_path, sample(config, files), total_plain_bytes(files)))
+    from zerokara.tokens.encode import discard_work, encode_corpus  # while the encoder is proved
+
+    prepared = workers.answer()
+    assert isinstance(prepared, Prepared)
+    tokenizer, choice, expected = prepared.tokenizer, prepared.choice, prepared.expected
     check_disk_space(config, expected)
     from_what = f"{len(files)} file{'s' if files[1:] else ''}, {bytes_text(sum(file.bytes for file in files))}"
     to_what = f"about {count_text(expected.tokens)} tokens, {bytes_text(expected.output_bytes)}"
     opening(
-        f"step 2 tokenise: {from_what} → {bin_path(paths.train)} ({to_what}), {num_workers(config, files)} workers\n"
+        f"step 2 tokenise: {from_what} → {bin_path(paths.train)} ({to_what}), {workers.number} workers\n"
         f"  encoder: {choice.name}, {choice.word}"
     )
     if options.dry_run:
         print("dry run: nothing was written")
         return None
     with manifest.HashesAhead(work) as ahead:
-        made = encode_corpus(config, files, encoder, choice, workers, anew=options.redo)
-        facts = _facts(config, files, made, encoder)
+        made = encode_corpus(config, files, tokenizer, choice, workers, anew=options.redo)
+        facts = _facts(config, files, made, tokenizer)
         manifest.finish(paths.manifest, work, _outputs(paths), facts, time.monotonic() - started, ahead=ahead)
     discard_work(config)
     return facts, _rows(config, made, facts, paths)
@@ -112,7 +109,9 @@ def _outputs(paths: TokenPaths) -> dict[str, Path | list[Path]]:
     return {"tokens": [path for path in there if path.exists()]}
 
 
-def _facts(config: PretrainConfig, files: Sequence[InputFile], made: Encoded, encoder: Encoder) -> dict[str, Any]:
+def _facts(
+    config: PretrainConfig, files: Sequence[InputFile], made: Encoded, tokenizer: TokenizerFacts
+) -> dict[str, Any]:
     from zerokara.tokens.indexed import dtype_for
 
     tallies = made.sources
@@ -147,10 +146,10 @@ def _facts(config: PretrainConfig, files: Sequence[InputFile], made: Encoded, en
         "text_bytes_per_second": round(made.encoded.text_bytes / max(made.seconds, 1e-9)),
         "encoder": made.encoder,
         "resumed_shards": made.resumed_shards,
-        "tokenizer_sha256": encoder.sha256,
-        "vocab_size": encoder.vocab_size,
-        "eos_id": encoder.eos_id,
-        "dtype": dtype_for(encoder.vocab_size).name,
+        "tokenizer_sha256": tokenizer.sha256,
+        "vocab_size": tokenizer.vocab_size,
+        "eos_id": tokenizer.eos_id,
+        "dtype": dtype_for(tokenizer.vocab_size).name,
     }
 
 
@@ -182,7 +181,39 @@ def _next(options: command.Options) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Command line of step 2; gives the exit code."""
-    return command.run(tokenize, argv, PretrainConfig, "config.yaml", __doc__ or "")
+    if not {"-h", "--help"}.isdisjoint(argv):
+        return _main(argv, None)
+    # Loading takes the workers a quarter of a second, and so it does the classes of the configuration: both at once.
+    with Workers() as workers:
+        model_path = _likely_tokenizer(argv)
+        if model_path is not None:
+            workers.open(Forecast(model_path))
+        return _main(argv, workers)
+
+
+def _main(argv: Sequence[str], workers: Workers | None) -> int:
+    from zerokara.config import PretrainConfig
+    from zerokara.steps import command
+
+    return command.run(partial(tokenize, workers=workers), argv, PretrainConfig, "config.yaml", __doc__ or "")
+
+
+def _likely_tokenizer(argv: Sequence[str]) -> Path | None:
+    """The tokenizer that the configuration names, at a glance, so that it can be opened while that is checked.
+
+    A wrong guess does no harm: what is opened for nothing is not used.
+    """
+    key = "input_tokenizer_file"
+    words = dict(word.partition("=")[::2] for word in argv if word.startswith(f"{key}="))
+    if key in words:
+        return Path(words[key])
+    options = dict(pairwise(argv)) | dict(word.partition("=")[::2] for word in argv)
+    with suppress(OSError, UnicodeDecodeError):
+        found = re.search(
+            rf"^{key}:[ \t]*(\"?)([^\"'#\n]+)\1", Path(options.get("--config", "config.yaml")).read_text(), re.MULTILINE
+        )
+        return Path(found[2].strip()) if found else None
+    return None
 
 
 if __name__ == "__main__":

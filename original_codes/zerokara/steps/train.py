@@ -18,25 +18,50 @@ from zerokara.config import PretrainConfig
 from zerokara.errors import RunError
 from zerokara.progress import count_text, opening, seconds_text, summary
 from zerokara.steps import command
-from zerokara.training import launcher, preparation, run_folder
+from zerokara.training import (
+    launcher,
+    limits,
+    machine,
+    memory_budget,
+    preflight,
+    preparation,
+    resume_proof,
+    run_folder,
+)
 from zerokara.training.consumption import check_epochs, table_lines
+from zerokara.training.memory_budget import Budget
 
 DEFAULT_CONFIG = "config.yaml"
 MODULE = "zerokara.steps.train"
 
 
+_EVALUATE_HELP = "validate a checkpoint and stop: a folder, its name or step, best, or if none is given the newest"
+
+
 def main(argv: Sequence[str]) -> int:
     """Entry point of the step."""
     if launcher.is_training_process():
-        return command.run(_train, argv, PretrainConfig, DEFAULT_CONFIG, __doc__ or "")
+        return command.run(_train, argv, PretrainConfig, DEFAULT_CONFIG, __doc__ or "", evaluate=_EVALUATE_HELP)
     return command.run(
-        lambda config, options: _launch(config, options, argv), argv, PretrainConfig, DEFAULT_CONFIG, __doc__ or ""
+        lambda config, options: _launch(config, options, argv),
+        argv,
+        PretrainConfig,
+        DEFAULT_CONFIG,
+        __doc__ or "",
+        verify_resume="prove in 2·N steps (3 if N is not given) that this run would resume exactly, and stop",
+        evaluate=_EVALUATE_HELP,
     )
 
 
 def _launch(config: PretrainConfig, options: command.Options, argv: Sequence[str]) -> None:
     # The data is looked at before torch is: the number of processes matters only to how a batch is shared.
     first_look = preparation.prepare(config, 1 if config.num_processes == "auto" else config.num_processes)
+    if options.verify_resume:
+        resume_proof.prove(_on_this_machine(config, options)[0], options.verify_resume)
+        return
+    if options.evaluate is not None:
+        _evaluate(first_look, options, argv)
+        return
     run_dir, record_path = first_look.run_dir, first_look.run_dir / "manifest.json"
     changes = run_folder.check_replaceable(first_look) if options.redo else run_folder.check(first_look)
     goes_on = not options.redo and _is_longer_than(first_look, record_path)
@@ -44,45 +69,112 @@ def _launch(config: PretrainConfig, options: command.Options, argv: Sequence[str
         print(f"step 3 train: {run_dir} is complete already; --redo trains again")
         print(f"next: bash 4_convert_to_HF.sh{_next(options)}")
         return
+    if not options.redo:
+        limits.check(config, first_look.checkpoint_bytes, _trained_seconds(run_dir))
     preparation.check_disk(first_look)
     check_epochs(config, first_look.consumption)
-    plan = preparation.prepare(config, launcher.num_processes(config), launcher.precision(config))
+    plan, there, found = _on_this_machine(config, options)
     opening(f"step 3 train: {config.output_prefix}_text_document → {run_dir}")
-    for name, value in preparation.plan_rows(plan):
+    for name, value in [*preparation.plan_rows(plan), *preflight.rows(plan, there)]:
         print(f"  {name:<12}  {value}")
     for line in table_lines(plan.consumption):
         print(f"  {line}")
-    for change in changes:
+    for change in [*changes, *found]:
         print(f"  changed since this run's last start: {change}")
     if options.dry_run:
-        print("dry run: everything is in order; nothing was started")
+        _try(plan, argv)
+        print("dry run: everything is in order; nothing was written")
         return
+    question = plan.memory_question(there)
+    is_new_choice = config.micro_batch_size == "auto" and (options.redo or not machine.is_recorded(question, run_dir))
+    if is_new_choice and there.device == "cuda":
+        plan = _try(plan, argv)
     if options.redo:
         run_folder.clear(run_dir)  # the last thing before the start: whatever is refused above has cost nothing
     run_folder.claim(plan)
+    if is_new_choice:
+        machine.record(question, run_dir, plan.config.micro_batch)
     print(
         f"starting {plan.num_processes} process(es); loading torch, megatron-core and DeepSpeed takes seconds",
         flush=True,
     )
-    arguments = [argument for argument in argv if argument != "--redo"]
-    code = launcher.launch(MODULE, arguments, plan.num_processes)
-    if code == launcher.INTERRUPTED:
-        raise KeyboardInterrupt
-    if code:
+    if code := _start(plan, argv):
         raise RunError(
             f"training ended with exit code {code}; the words above say why. Run the same command to go on from the "
             f"newest checkpoint in {run_dir}"
         )
     newest = checkpoint.newest_complete(run_dir)
     if newest is None or checkpoint.read_state(newest).step < plan.schedule.num_steps:
-        return
+        raise KeyboardInterrupt  # a limit or the file STOP asked; whatever comes after this step must not go on
     made = _finish(first_look, plan, newest, record_path)
     summary(f"trained {run_dir}", _rows(made, newest, run_dir), f"bash 4_convert_to_HF.sh{_next(options)}")
+
+
+def _evaluate(first_look: preparation.Preparation, options: command.Options, argv: Sequence[str]) -> None:
+    from zerokara.training import checkpoint_evaluation  # brings torch in
+
+    run_folder.check(first_look)
+    folder = checkpoint_evaluation.find(first_look, options.evaluate or "")
+    plan = _on_this_machine(first_look.given, options)[0]
+    tokens = count_text(plan.num_valid_tokens)
+    opening(f"step 3 evaluate: {folder} on {tokens} tokens, {plan.num_processes} process(es)")
+    if code := _start(plan, argv, "--evaluate", str(folder)):
+        raise RunError(f"the evaluation ended with exit code {code}; the words above say why")
+
+
+def _on_this_machine(
+    config: PretrainConfig, options: command.Options
+) -> tuple[preparation.Preparation, Budget, list[str]]:
+    """The run with every `auto` resolved, what memory there is for a process, and a word for each choice that changed.
+
+    From here on torch is loaded.
+    """
+    plan = preparation.prepare(config, launcher.num_processes(config), launcher.precision(config))
+    there = memory_budget.budget(plan.num_processes, launcher.gpu_bytes())
+    if config.micro_batch_size != "auto":
+        return plan, there, []
+    question = plan.memory_question(there)
+    chosen, found = (question.widest(), []) if options.redo else machine.micro_batch(question, plan.run_dir)
+    return preparation.with_micro_batch(plan, chosen), there, found
+
+
+def _start(plan: preparation.Preparation, argv: Sequence[str], *further: str) -> int:
+    """Run the training processes; gives their exit code, 0 or another."""
+    arguments = [argument for argument in argv if argument not in ("--redo", "--dry-run")]
+    arguments += ["--set", f"micro_batch_size={plan.config.micro_batch}", *further]
+    code = launcher.launch(MODULE, arguments, plan.num_processes)
+    if code == launcher.INTERRUPTED:
+        raise KeyboardInterrupt
+    return code
+
+
+def _try(plan: preparation.Preparation, argv: Sequence[str]) -> preparation.Preparation:
+    """Train a few steps that leave nothing behind; gives the run that passed, its micro batch halved where it was auto.
+
+    Raises:
+        RunError: they failed, or ran out of memory with a micro batch that the user chose or that is 1.
+    """
+    print(f"trying {preflight.TRIAL_STEPS} steps in {plan.num_processes} process(es)", flush=True)
+    while code := _start(plan, argv, "--dry-run"):
+        smaller = [size for size in plan.micro_batches if size <= plan.config.micro_batch // 2]
+        if code != launcher.OUT_OF_MEMORY or plan.given.micro_batch_size != "auto" or not smaller:
+            raise RunError(f"the trial ended with exit code {code}; the words above say why. Nothing was written")
+        print(f"micro_batch_size: auto: {plan.config.micro_batch} does not fit, trying {smaller[0]}", flush=True)
+        plan = preparation.with_micro_batch(plan, smaller[0])
+    return plan
 
 
 def _is_longer_than(plan: preparation.Preparation, record_path: Path) -> bool:
     """Whether a complete run lies here that is to be made longer: it goes on, like one that was cut short."""
     return record_path.exists() and plan.schedule.num_steps > manifest.read(record_path).facts["steps"]
+
+
+def _trained_seconds(run_dir: Path) -> float:
+    """How long a run has been trained, as its newest checkpoint says."""
+    steps = checkpoint.all_steps(run_dir)
+    states = (checkpoint.folder_of(run_dir, step) / "state.json" for step in reversed(steps))
+    newest = next((path.parent for path in states if path.exists()), None)
+    return checkpoint.read_state(newest).seconds if newest else 0.0
 
 
 def _next(options: command.Options) -> str:
@@ -122,8 +214,11 @@ def _rows(made: manifest.Manifest, newest: Path, run_dir: Path) -> list[tuple[st
     ]
     if "valid_bits_per_byte" in facts:
         before, after = facts["first_valid_bits_per_byte"], facts["valid_bits_per_byte"]
-        rows.append(("validation", f"{before:.3f} → {after:.3f} bits per byte"))
-    return [*rows, ("checkpoint", str(newest)), ("curve", str(run_dir / "plots" / "loss.png"))]
+        best, step = facts["best_valid_bits_per_byte"], facts["best_valid_step"]
+        rows.append(("validation", f"{before:.3f} → {after:.3f} bits per byte, the best {best:.3f} at step {step:,}"))
+    rows.append(("checkpoint", str(newest)))
+    found = (("plots", run_dir / "plots" / "overview.png"), ("samples", run_dir / "samples.md"))
+    return [*rows, *((name, str(path)) for name, path in found if path.exists())]
 
 
 def _work(plan: preparation.Preparation) -> manifest.Work:
@@ -131,6 +226,7 @@ def _work(plan: preparation.Preparation) -> manifest.Work:
     placed = {"output_model_dir", "input_jsonl", "input_tokenizer_file", "output_prefix", "deepspeed_template"}
     watching = {"num_workers", "log_interval", "tensorboard", "wandb", "wandb_project", "keep_last", "keep_every"}
     # What these come to stands in the run's identity.
+    watching |= {"plots", "sample_prompts", "sample_tokens", "max_hours", "max_hours_per_start"}
     watching |= {"source_weights", "stages", "max_epochs_per_source", "isolate_documents"}
     settings = config.model_dump(mode="json", exclude=placed | watching)
     return manifest.Work(
@@ -141,10 +237,20 @@ def _work(plan: preparation.Preparation) -> manifest.Work:
 
 
 def _train(config: PretrainConfig, options: command.Options) -> None:
+    plan = preparation.prepare(config, int(os.environ["WORLD_SIZE"]), launcher.precision(config))
+    if options.dry_run:
+        preflight.trial(plan)
+        return
+    if options.evaluate is not None:
+        from zerokara.training import checkpoint_evaluation
+
+        checkpoint_evaluation.evaluate(plan, Path(options.evaluate))
+        return
+    from zerokara.training import devices, out_of_memory
     from zerokara.training.session import Session
 
-    plan = preparation.prepare(config, int(os.environ["WORLD_SIZE"]), launcher.precision(config))
-    Session(plan).run()
+    with out_of_memory.explained(plan, devices.local_device(int(os.environ["LOCAL_RANK"]))):
+        Session(plan).run()
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ the encoding of a short line, so where the version is the known one its inner me
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,12 @@ import numpy.typing as npt
 import sentencepiece
 
 from zerokara.errors import Fault, UserError
+from zerokara.tokenizer.choice import check_there
 from zerokara.tokenizer.model_file import SCORE_STEP, Kind, ModelFile
 
 Ids = npt.NDArray[np.int32]
+Joined = tuple[Ids, list[int]]
+"""The ids of documents one after another, each with its end; the bytes of UTF-8 text of each."""
 
 NEWLINE = "\n"
 SPACE_MARK = "\u2581"
@@ -69,7 +72,7 @@ class Encoder:
         self.pad_id: int = self._processor.pad_id()
         self.newline_id: int = self._processor.PieceToId(NEWLINE)
         self._check()
-        self._newline = np.int32(self.newline_id).tobytes()
+        self._newline, self._end = np.int32(self.newline_id).tobytes(), np.int32(self.eos_id).tobytes()
         self._line_ids, self._batch_ids = _buffer_methods(self._processor)
         self._prefixes_lines = self._processor.EncodeAsIds("a") != self._processor.EncodeAsIds("\na")[1:]
         if run_characters is not None:
@@ -97,17 +100,28 @@ class Encoder:
         line_ids = self._line_ids
         return np.frombuffer(self._newline.join([line_ids(run) for run in self._runs(text)]), dtype=np.int32)
 
+    def prompt_ids(self, prompt: str) -> list[int]:
+        """The ids of a prompt; an empty one starts a document, as in training: after the end of the one before."""
+        return [int(token) for token in self.encode(prompt)] or [self.eos_id]
+
     def encode_many(self, texts: Iterable[str]) -> list[Ids]:
         """The ids of each document, the same as `encode` gives; hand it some hundred documents at a time."""
+        return [np.frombuffer(ids, dtype=np.int32) for ids in self._id_bytes(texts)]
+
+    def encode_joined(self, texts: Sequence[str]) -> Joined:
+        """The ids of many documents as they stand in a token file, and the bytes that each has as UTF-8 text."""
+        ids = np.frombuffer(self._end.join([*self._id_bytes(texts), b""]), dtype=np.int32)
+        return ids, [len(text) if text.isascii() else len(text.encode()) for text in texts]
+
+    def _id_bytes(self, texts: Iterable[str]) -> Iterator[Any]:
+        """The ids of each document, as bytes."""
         run_lists = [self._runs(text) for text in texts]
         ids = self._batch_ids([run for runs in run_lists for run in runs])
-        documents, start = [], 0
+        start = 0
         for runs in run_lists:
             end = start + len(runs)
-            joined = ids[start] if end == start + 1 else self._newline.join(ids[start:end])
-            documents.append(np.frombuffer(joined, dtype=np.int32))
+            yield ids[start] if end == start + 1 else self._newline.join(ids[start:end])
             start = end
-        return documents
 
     def _runs(self, text: str) -> list[str]:
         """Cut a text at line ends into runs of lines that are encoded at once; a longer line is a run by itself."""
@@ -226,10 +240,5 @@ def _run_characters(model: ModelFile) -> int:
 
 
 def _read_model(path: Path) -> bytes:
-    try:
-        content = path.read_bytes()
-    except (FileNotFoundError, IsADirectoryError) as error:
-        raise UserError(Fault(str(path), "there is no such tokenizer file", remedy="make one with step 1")) from error
-    if not content:
-        raise UserError(Fault(str(path), "the tokenizer file is empty", remedy="make one with step 1"))
-    return content
+    check_there(path)
+    return path.read_bytes()

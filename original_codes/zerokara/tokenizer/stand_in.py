@@ -11,23 +11,26 @@ told. For unigram nothing faster was found: kitoken 0.11.1 is slower and gives o
 gigatoken does not do it.
 
 Three things to know about gigatoken: it takes text that spells a control piece for that piece, so it is given the model
-with names that no text can hold (a NUL is no text here); its memory of what it has cut grows without a limit, so it is
+with names that no text can hold (`stand_in_model`); its memory of what it has cut grows without a limit, so it is
 opened anew now and then; its calls for many texts at once import a large package and make lists of Python numbers, so
-texts go to it one by one.
+many texts go to it as one, with the name of the end of a document after each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from zerokara.tokenizer.encoder import Encoder, Ids
-from zerokara.tokenizer.model_file import Kind, ModelFile
+from zerokara.tokenizer.choice import Choice, Opener, StandInDiffersError, plain, version_of
+from zerokara.tokenizer.encoder import Encoder, Ids, Joined
+from zerokara.tokenizer.model_file import ModelFile
 from zerokara.tokenizer.proof import hard_texts
+from zerokara.tokenizer.stand_in_model import marker, tokenizer_json
+
+__all__ = ["Choice", "Opener", "StandIn", "StandInDiffersError", "choose", "first_difference", "opened", "plain"]
 
 PROOF_SHARE = 0.01
 MIN_PROOF_CHARACTERS, MAX_PROOF_CHARACTERS = 200_000, 1_000_000
@@ -39,61 +42,30 @@ MAX_REMEMBERED_TOKENS = 8_000_000
 _EXCERPT_CHARACTERS = 60
 
 
-class StandInDiffersError(Exception):
-    """The stand-in gave other ids than SentencePiece, after it had been proved equal on a sample."""
-
-    def __init__(self, excerpt: str) -> None:
-        super().__init__(excerpt)
-        self.excerpt = excerpt
-
-
-@dataclass(frozen=True)
-class Opener:
-    """Opens an encoder in any process: picklable, and equal where the encoders are."""
-
-    model_path: Path
-    quick: bool = False
-    """Whether the stand-in is meant."""
-    run_characters: int | None = None
-    """`Encoder.run_characters`, where it is known."""
-
-    def __call__(self) -> Encoder | StandIn:
-        """Open it."""
-        return StandIn(self.model_path) if self.quick else Encoder(self.model_path, self.run_characters)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The encoder that does the work."""
-
-    encoder: Encoder | StandIn
-    """Opened, for this process."""
-    open_encoder: Opener
-    """Opens it in any other."""
-    name: str
-    """`sentencepiece` or `gigatoken`, with the version."""
-    word: str
-    """Why this one, for the log."""
-
-
-def likely(encoder: Encoder) -> Opener:
-    """What `choose` will most likely choose, so that other processes can begin to open it."""
-    quick = not encoder.model.is_unigram and not _reason_against(encoder.model)
-    return Opener(encoder.model_path, quick, None if quick else encoder.run_characters)
-
-
-def choose(encoder: Encoder, texts: Iterable[str], corpus_bytes: int = 0) -> Choice:
-    """Prove the stand-in on hard texts and on so much of `texts` as fits the size of the corpus; else SentencePiece."""
+def opened(encoder: Encoder) -> StandIn | str:
+    """The stand-in, not proved yet, or why there is none."""
     model = encoder.model
     if model.is_unigram:
-        return plain(encoder, "the quickest for unigram")
+        return "the quickest for unigram"
     reason = _reason_against(model)
     if reason:
-        return plain(encoder, f"gigatoken, which is quicker for BPE, is not used: {reason}")
+        return f"gigatoken, which is quicker for BPE, is not used: {reason}"
     try:
-        stand_in = StandIn(encoder.model_path, encoder)
+        return StandIn(encoder.model_path, encoder)
     except Exception as error:  # whatever keeps it from loading, the work can be done without
-        return plain(encoder, f"gigatoken, which is quicker for BPE, cannot be used here: {error}")
+        return f"gigatoken, which is quicker for BPE, cannot be used here: {error}"
+
+
+def choose(
+    encoder: Encoder, texts: Iterable[str], corpus_bytes: int = 0, stand_in: StandIn | str | None = None
+) -> Choice:
+    """Prove the stand-in on hard texts and on so much of `texts` as fits the size of the corpus; else SentencePiece.
+
+    `stand_in` is what `opened` gave, where it was asked before.
+    """
+    stand_in = opened(encoder) if stand_in is None else stand_in
+    if isinstance(stand_in, str):
+        return plain(encoder, stand_in)
     characters = min(max(int(PROOF_SHARE * corpus_bytes), MIN_PROOF_CHARACTERS), MAX_PROOF_CHARACTERS)
     sample = [*hard_texts(encoder), *_up_to(texts, characters)]
     different = first_difference(encoder, stand_in, sample)
@@ -101,13 +73,7 @@ def choose(encoder: Encoder, texts: Iterable[str], corpus_bytes: int = 0) -> Cho
         return plain(encoder, f"gigatoken, which is quicker for BPE, gave other ids, first for {_excerpt(different)}")
     size = sum(len(text) for text in sample)
     word = f"proved equal to SentencePiece on {len(sample):,} texts of {size:,} characters; checked on while it works"
-    return Choice(stand_in, Opener(encoder.model_path, quick=True), f"gigatoken {_version('gigatoken')}", word)
-
-
-def plain(encoder: Encoder, word: str) -> Choice:
-    """SentencePiece itself."""
-    opener = Opener(encoder.model_path, run_characters=encoder.run_characters)
-    return Choice(encoder, opener, f"sentencepiece {_version('sentencepiece')}", word)
+    return Choice(stand_in, Opener(encoder.model_path, quick=True), f"gigatoken {version_of('gigatoken')}", word)
 
 
 class StandIn:
@@ -116,34 +82,34 @@ class StandIn:
     def __init__(self, model_path: Path, truth: Encoder | None = None) -> None:
         """`truth` is the encoder for that path where it is open already."""
         self._truth = truth or Encoder(model_path)
-        self._model = _without_control_names(self._truth.model_bytes)
+        self._model = tokenizer_json(self._truth.model)
         self.vocab_size, self.eos_id = self._truth.vocab_size, self._truth.eos_id
+        self._end = marker(self.eos_id).encode()
         self._open()
 
     def _open(self) -> None:
         import gigatoken
 
-        self._tokenizer: Any = gigatoken.Tokenizer.from_sentencepiece(self._model)
+        self._tokenizer: Any = gigatoken.Tokenizer.from_json(self._model)
         self._tokens = 0
 
-    def encode_many(self, texts: Iterable[str]) -> list[Ids]:
-        """The ids of each document, as `Encoder.encode_many` gives them.
+    def encode_joined(self, texts: Sequence[str]) -> Joined:
+        """As `Encoder.encode_joined` gives them.
 
         Raises:
             StandInDiffersError: they are not the same on the part that is checked.
         """
-        listed = list(texts)
-        documents = self._encode(listed)
-        self._check(listed)
-        return documents
+        joined = self._joined(texts)
+        self._check(texts)
+        return joined
 
-    def _encode(self, texts: Sequence[str]) -> list[Ids]:
+    def _joined(self, texts: Sequence[str]) -> Joined:
         if self._tokens > MAX_REMEMBERED_TOKENS:
             self._open()
-        encode = self._tokenizer.encode
-        documents = [encode(text).view(np.int32) for text in texts]
-        self._tokens += sum(map(len, documents))
-        return documents
+        as_bytes = [text.encode() for text in texts]
+        ids: Ids = self._tokenizer.encode(self._end.join([*as_bytes, b""])).view(np.int32)
+        self._tokens += len(ids)
+        return ids, [len(text) for text in as_bytes]
 
     def _check(self, texts: Sequence[str]) -> None:
         """Encode a little of the batch again: the beginning of the document that its size picks, another each time."""
@@ -154,11 +120,15 @@ class StandIn:
 
 
 def first_difference(encoder: Encoder, stand_in: StandIn, texts: Sequence[str]) -> str | None:
-    """The first text of which the two give other ids."""
-    for text, ours, theirs in zip(texts, encoder.encode_many(texts), stand_in._encode(texts), strict=True):
-        if not np.array_equal(ours, theirs):
-            return text
-    return None
+    """The first text of which the two give other ids; all of them where they differ only together."""
+    if _equal(encoder, stand_in, texts):
+        return None
+    return next((text for text in texts if not _equal(encoder, stand_in, [text])), "".join(texts))
+
+
+def _equal(encoder: Encoder, stand_in: StandIn, texts: Sequence[str]) -> bool:
+    ours, theirs = encoder.encode_joined(texts), stand_in._joined(texts)
+    return np.array_equal(ours[0], theirs[0]) and ours[1] == theirs[1]
 
 
 def _reason_against(model: ModelFile) -> str:
@@ -184,18 +154,3 @@ def _up_to(texts: Iterable[str], characters: int) -> list[str]:
 
 def _excerpt(text: str) -> str:
     return repr(text if len(text) <= _EXCERPT_CHARACTERS else text[: _EXCERPT_CHARACTERS - 3] + "...")
-
-
-def _version(package: str) -> str:
-    from importlib.metadata import version  # the workers need it not, and it takes as long as the rest of this module
-
-    return version(package)
-
-
-def _without_control_names(model: bytes) -> bytes:
-    """The model with names for its control pieces, and the unknown one, that stand in no text."""
-    renamed = ModelFile(model)
-    renamed.rename(
-        {i: f"\0{i}" for i, piece in enumerate(renamed.pieces) if piece.kind in (Kind.CONTROL, Kind.UNKNOWN)}
-    )
-    return renamed.to_bytes()

@@ -23,8 +23,7 @@ from zerokara.corpus.reading import HARMLESS
 from zerokara.corpus.sizes import total_plain_bytes
 from zerokara.errors import RunError, UserError
 from zerokara.progress import Progress, bytes_text, count_text
-from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.stand_in import Choice, StandInDiffersError, plain
+from zerokara.tokenizer.choice import Choice, StandInDiffersError, Tokenizer, plain
 from zerokara.tokens import work_folder
 from zerokara.tokens.indexed import dtype_for
 from zerokara.tokens.layout import TokenPaths
@@ -56,7 +55,7 @@ class Encoded:
 def encode_corpus(
     config: DataSettings,
     files: Sequence[InputFile],
-    encoder: Encoder,
+    encoder: Tokenizer,
     choice: Choice | None = None,
     workers: Workers | None = None,
     anew: bool = False,

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from zerokara.config.data_settings import DataSettings
 from zerokara.corpus.inputs import InputFile
@@ -13,8 +14,10 @@ from zerokara.corpus.reading import Document, Range, read
 from zerokara.corpus.sizes import bytes_before, plain_bytes
 from zerokara.errors import UserError
 from zerokara.progress import bytes_text
-from zerokara.tokens.indexed import dtype_for
-from zerokara.tokens.shards import TextEncoder
+
+if TYPE_CHECKING:  # the sample is taken before numpy is there
+    from zerokara.config.pretrain_config import DataSettings
+    from zerokara.tokens.shards import TextEncoder
 
 SAMPLE_PLACES = 8
 """Beginnings of so many files; of fewer files, other places in them too."""
@@ -48,6 +51,8 @@ def sample(config: DataSettings, files: Sequence[InputFile]) -> list[Place]:
 
 def estimate(corpus_bytes: int, places: Sequence[Place], encoder: TextEncoder) -> Estimate:
     """Encode a little of the sample; `corpus_bytes` are those of all files, unpacked."""
+    from zerokara.tokens.indexed import dtype_for
+
     sampled_bytes = sampled_tokens = 0
     for place in places:
         part, characters = [], 0
@@ -58,7 +63,7 @@ def estimate(corpus_bytes: int, places: Sequence[Place], encoder: TextEncoder) -
             characters += len(text)
         share = characters / max(1, sum(map(len, place.texts)))
         sampled_bytes += round(place.sampled_bytes * share)
-        sampled_tokens += sum(len(ids) + 1 for ids in encoder.encode_many(part))
+        sampled_tokens += len(encoder.encode_joined(part)[0])
     tokens = round(sampled_tokens * corpus_bytes / sampled_bytes) if sampled_bytes else 0
     return Estimate(tokens, tokens * dtype_for(encoder.vocab_size).itemsize)
 

@@ -12,7 +12,7 @@ import os
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from zerokara.corpus.reading import BadLine, Document, OpenStreams, RangeReader, Reason, TxtDocument, excerpt, read
 from zerokara.durable import PARTIAL_SUFFIX
+from zerokara.errors import RunError
 from zerokara.tokens.indexed import dtype_for
 from zerokara.tokens.tasks import Task
 
@@ -40,8 +41,8 @@ class TextEncoder(Protocol):
     vocab_size: int
     eos_id: int
 
-    def encode_many(self, texts: Iterable[str]) -> Sequence[NDArray[np.int32]]:
-        """The ids of each document, without an end-of-document id."""
+    def encode_joined(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], list[int]]:
+        """The ids of documents one after another, each with its end; the bytes of UTF-8 text of each."""
         ...
 
 
@@ -165,7 +166,7 @@ class _ShardWriter:
         self.result = result
         self._encoder, self._outputs, self._report = encoder, outputs, report
         self._dtype: np.dtype[Any] = dtype_for(encoder.vocab_size)
-        self._eos = np.int32(encoder.eos_id).tobytes()
+        self._eos = np.int32(encoder.eos_id)
         self._documents: list[Document] = []
         self._characters = 0
         self._bad: list[BadLine] = []
@@ -202,22 +203,19 @@ class _ShardWriter:
     def _flush(self, range_number: int) -> None:
         """Encode the batch and write it; a batch never goes beyond its range."""
         documents, bad = self._documents, self._bad
-        encoded = self._encoder.encode_many([document.text for document in documents]) if documents else []
-        if any(len(ids) == 0 for ids in encoded):
-            bad.extend(_without_tokens(doc) for doc, ids in zip(documents, encoded, strict=True) if len(ids) == 0)
-            bad.sort(key=lambda item: item.line)
-            documents = [doc for doc, ids in zip(documents, encoded, strict=True) if len(ids)]
-            encoded = [ids for ids in encoded if len(ids)]
         if documents:
-            joined = np.frombuffer(self._eos.join([*(ids.data for ids in encoded), b""]), dtype=np.int32)
-            self._outputs["bin"].write(np.ascontiguousarray(joined, dtype=self._dtype).data.cast("B"))
-            lengths = np.empty((len(documents), 2), dtype=np.int32)
-            lengths[:, 0] = [len(ids) + 1 for ids in encoded]
-            lengths[:, 1] = [_utf8_bytes(document.text) for document in documents]
+            ids, lengths = self._encoded(documents)
+            empty = lengths[:, 0] == 1
+            if empty.any():
+                bad.extend(_without_tokens(documents[i]) for i in np.flatnonzero(empty).tolist())
+                bad.sort(key=lambda item: item.line)
+                ids = np.delete(ids, np.cumsum(lengths[:, 0])[empty] - 1)
+                lengths = np.ascontiguousarray(lengths[~empty])
+            self._outputs["bin"].write(ids.astype(self._dtype, copy=False).data.cast("B"))
             self._outputs["lengths"].write(lengths.data.cast("B"))
-            self.result.documents += len(documents)
-            self._tally.documents += len(documents)
-            self._tally.tokens += len(joined)
+            self.result.documents += len(lengths)
+            self._tally.documents += len(lengths)
+            self._tally.tokens += len(ids)
             self._tally.text_bytes += int(lengths[:, 1].sum(dtype=np.int64))
         for item in bad:
             self.result.skipped[item.reason.value] += 1
@@ -225,6 +223,17 @@ class _ShardWriter:
         self._documents, self._characters, self._bad = [], 0, []
         if time.monotonic() - self._last_report > REPORT_SECONDS:
             self.report_now()
+
+    def _encoded(self, documents: list[Document]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """The ids of the documents with their ends, and the pairs of (ids, bytes of text)."""
+        ids, text_bytes = self._encoder.encode_joined([document.text for document in documents])
+        ends = np.flatnonzero(ids == self._eos)
+        if len(ends) != len(documents):
+            raise RunError(f"the encoder gave {len(ends):,} ends for {len(documents):,} documents: a fault of ours")
+        lengths = np.empty((len(documents), 2), dtype=np.int32)
+        lengths[:, 0] = np.diff(ends, prepend=-1)
+        lengths[:, 1] = text_bytes
+        return ids, lengths
 
 
 def _without_tokens(document: Document) -> BadLine:
@@ -242,7 +251,3 @@ def _bad_record(range_number: int, item: BadLine) -> bytes:
         "excerpt": item.excerpt,
     }
     return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
-
-
-def _utf8_bytes(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode("utf-8"))

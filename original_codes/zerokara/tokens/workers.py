@@ -14,11 +14,14 @@ import sys
 from collections.abc import Hashable, Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import send_handle
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from zerokara.errors import RunError
+from zerokara.errors import Fault, RunError, UserError
+from zerokara.tokenizer.choice import Opener, StandInDiffersError
+from zerokara.tokens.messages import FORK, EndOf, Question
 
 if TYPE_CHECKING:  # the workers are started before the parent has loaded these itself
     from zerokara.tokens.shards import Job, ShardResult, Tally
@@ -28,23 +31,16 @@ if TYPE_CHECKING:  # the workers are started before the parent has loaded these 
 class _Worker:
     """A process, and what it is doing."""
 
-    def __init__(self, number: int):
+    def __init__(self, number: int, nursery: Connection):
         self.number = number
         self.task: Task | None = None
+        self._nursery = nursery
         ours, theirs = socket.socketpair()
-        with theirs:
-            descriptor = theirs.fileno()
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "zerokara.tokens.worker_process", str(descriptor)],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[descriptor],
-                # Each numpy starts threads for matrix products, which no worker makes, and waits for them.
-                env={**os.environ, "PYTHONPATH": _python_path(), "OPENBLAS_NUM_THREADS": "1"},
-                # Ctrl-C reaches the whole group in front of a terminal: it is for the parent, who ends the others.
-                process_group=0,
-            )
         self.connection = Connection(ours.detach())
-        self.send(list(sys.path))
+        with theirs, suppress(BrokenPipeError, ConnectionResetError, EOFError):  # told when it is read
+            nursery.send(FORK)
+            send_handle(nursery, theirs.fileno(), None)
+            self.pid: int = nursery.recv()
 
     def begin(self, task: Task | None) -> None:
         """Hand it its next task, if any."""
@@ -60,8 +56,6 @@ class _Worker:
             OSError: as it met it.
             StandInDiffersError: its encoder gave other ids than SentencePiece.
         """
-        from zerokara.tokenizer.stand_in import StandInDiffersError
-
         try:
             message: Tally | ShardResult | OSError | StandInDiffersError | str = self.connection.recv()
         except (EOFError, ConnectionResetError):
@@ -78,9 +72,10 @@ class _Worker:
             self.connection.send(content)
 
     def _death(self) -> RunError:
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(timeout=5)
-        code = self.process.returncode
+        code: int | None = None
+        with suppress(BrokenPipeError, ConnectionResetError, EOFError, AttributeError):
+            self._nursery.send(EndOf(self.pid))
+            code = self._nursery.recv()
         if code is not None and code < 0:
             how = f"killed by {signal.Signals(-code).name}"
             why = "Most often the machine ran out of memory: run again with fewer processes (--set num_workers=1)"
@@ -95,10 +90,26 @@ class _Worker:
 
 
 class Workers:
-    """Some worker processes, started at once: they load their modules while the parent still prepares the work."""
+    """Worker processes, and the nursery they are forked from, which loads its modules while the parent prepares."""
 
-    def __init__(self, number: int):
-        self._workers = {worker.connection: worker for worker in map(_Worker, range(number))}
+    def __init__(self, number: int = 1):
+        self.number = number
+        """Workers that `run` has at work."""
+        self._workers: dict[Connection, _Worker] = {}
+        ours, theirs = socket.socketpair()
+        with theirs:
+            descriptor = theirs.fileno()
+            self._nursery = subprocess.Popen(
+                [sys.executable, "-m", "zerokara.tokens.worker_process", str(descriptor)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[descriptor],
+                # numpy would start threads for matrix products, which no worker makes, and a fork would not have.
+                env={**os.environ, "PYTHONPATH": _python_path(), "OPENBLAS_NUM_THREADS": "1"},
+                # Ctrl-C reaches the whole group in front of a terminal: it is for the parent, who ends the others.
+                process_group=0,
+            )
+        self._connection = Connection(ours.detach())
+        self._send(list(sys.path))
 
     def __enter__(self) -> Workers:
         return self
@@ -106,16 +117,48 @@ class Workers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for worker in self._workers.values():
-            worker.process.kill()
-        for worker in self._workers.values():
-            worker.process.wait()
-            worker.connection.close()
+        if self._connection.closed:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(self._nursery.pid, signal.SIGKILL)  # the workers are in its group
+        self._nursery.wait()
+        for connection in self._workers:
+            with suppress(EOFError, OSError):
+                while True:  # its end is the end of the worker, which writes nothing from then on
+                    connection.recv_bytes()
+            connection.close()
+        self._connection.close()
+        self._workers = {}
 
     def open(self, encoder: Hashable) -> None:
         """Let them open an encoder that will most likely be needed; `encoder` opens it when it is called."""
-        for worker in self._workers.values():
-            worker.send(encoder)
+        self._send(encoder)
+
+    def ask(self, question: Question) -> None:
+        """Let the nursery find something out; `answer` waits for it. One question at a time."""
+        self._send(question)
+
+    def answer(self) -> object:
+        """The answer to what was asked.
+
+        Raises:
+            UserError: found by the question.
+            RunError: an error that was not foreseen.
+        """
+        try:
+            answer = self._connection.recv()
+        except (EOFError, ConnectionResetError):
+            what = "the tokenising process died while it opened the tokenizer; what it said stands above"
+            raise RunError(what) from None
+        if isinstance(answer, list):
+            raise UserError([Fault(where="", rule=text) for text in answer])
+        if isinstance(answer, str):
+            raise RunError(f"a tokenising process met an error that was not foreseen:\n{answer}")
+        return answer
+
+    def _send(self, content: object) -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):  # it is dead, which is told when it is read next
+            self._connection.send(content)
 
     def run(self, job: Job, queue: TaskQueue) -> Iterator[Tally | ShardResult]:
         """Do every task of the queue, giving progress and results as they come, in no fixed order; once only.
@@ -127,7 +170,11 @@ class Workers:
         """
         from zerokara.tokens.shards import ShardResult
 
-        for worker in self._workers.values():
+        if isinstance(job.open_encoder, Opener):  # once, for all of them
+            self.open(job.open_encoder)
+        made = [_Worker(number, self._connection) for number in range(self.number)]
+        self._workers = {worker.connection: worker for worker in made}
+        for worker in made:
             worker.send(job)
             worker.begin(queue.next(worker.number))
         while busy := [worker.connection for worker in self._workers.values() if worker.task is not None]:

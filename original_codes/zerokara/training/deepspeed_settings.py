@@ -21,6 +21,8 @@ _OWNED = {
     "gradient_accumulation_steps": "global_batch_size and micro_batch_size",
     "gradient_clipping": "gradient_clipping",
     "zero_optimization.stage": "zero_stage",
+    "zero_optimization.offload_optimizer.device": "offload",
+    "zero_optimization.offload_param.device": "offload",
     "bf16.enabled": "precision",
     "fp16": "precision",
     "fp16.enabled": "precision",
@@ -28,6 +30,7 @@ _OWNED = {
     "scheduler": "lr_schedule",
     "data_types.grad_accum_dtype": "precision",
     "zero_allow_untested_optimizer": "nothing (always true)",
+    "zero_force_ds_cpu_optimizer": "nothing (always false)",
     "steps_per_print": "log_interval",
     "tensorboard": "tensorboard",
     "wandb": "wandb",
@@ -43,9 +46,10 @@ def settings_for(config: PretrainConfig, num_processes: int, template: dict[str,
         "train_micro_batch_size_per_gpu": config.micro_batch,
         "gradient_accumulation_steps": config.global_batch_size // (config.micro_batch * num_processes),
         "gradient_clipping": config.gradient_clipping,
-        "zero_optimization": {"stage": effective_stage(config)},
+        "zero_optimization": {"stage": config.zero_stage, **_offload(config)},
         "bf16": {"enabled": bf16},
-        # Our optimizer is torch's fused AdamW, which DeepSpeed has on no list; it is tested in tests/numerics.
+        # Our optimizer is torch's fused AdamW, which DeepSpeed has on no list; it is tested in tests/numerics. So it is
+        # under offload, on the CPU: DeepSpeedCPUAdam would be compiled while the run waits.
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 2**31,
@@ -56,13 +60,13 @@ def settings_for(config: PretrainConfig, num_processes: int, template: dict[str,
     return _merged(template, owned)
 
 
-def effective_stage(config: PretrainConfig) -> int:
-    """The stage that DeepSpeed is asked for.
-
-    Stage 0 in bf16 is served by stage 1: DeepSpeed's own stage 0 adds gradients up in bf16 and updates with an
-    unfused optimizer at half the speed, while stage 1 gives the same mathematics in less memory.
-    """
-    return 1 if config.zero_stage == 0 and config.precision == "bf16" else config.zero_stage
+def _offload(config: PretrainConfig) -> dict[str, Any]:
+    parts: dict[str, tuple[str, ...]] = {
+        "none": (),
+        "optimizer": ("offload_optimizer",),
+        "all": ("offload_optimizer", "offload_param"),
+    }
+    return {part: {"device": "cpu"} for part in parts[config.offload]}
 
 
 def load_template(path: Path) -> dict[str, Any]:

@@ -1,9 +1,12 @@
-"""DeepSpeed's ZeRO (0.19.8) around a model, and the only file that names it.
+"""Training a model: gradients added up, clipped, turned into updates; and the whole state, in and out, by name.
 
-What comes in: a model with fp32 weights, parameter groups, and settings. What goes out: an engine that accumulates
-gradients, updates the weights with a given learning rate, and hands out and takes in the whole training state *by
-parameter name in fp32*, whatever the ZeRO stage and the number of processes. So a checkpoint knows nothing of ZeRO,
-and another stage or another number of processes goes on from it.
+What comes in: a model with fp32 weights, and settings. What goes out: an engine that accumulates gradients, updates the
+weights with a given learning rate, and hands out and takes in the training state *by parameter name, whole, in fp32*,
+whatever the optimizer, the ZeRO stage and the number of processes are. So a checkpoint knows nothing of these, and
+another stage or another number of processes goes on from it.
+
+The work is done by one of two updaters: `whole_tensors.WholeTensors` (ZeRO stage 0; Adafactor and Muon), or
+`Partitions` (stages 1 to 3 of AdamW): DeepSpeed's ZeRO (0.19.8). This file is the only one that names deepspeed.
 
 Source of the state access: deepspeed/utils/tensor_fragment.py (`safe_get_full_fp32_param` and its family).
 """
@@ -13,11 +16,13 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import math
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import deepspeed
+import deepspeed.runtime.compiler
 import torch
 from deepspeed.utils import (
     safe_get_full_fp32_param,
@@ -30,11 +35,9 @@ from torch import Tensor
 from zerokara.config import PretrainConfig
 from zerokara.model import parallel
 from zerokara.model.megatron import Decoder
-from zerokara.model.sharding import Cut
+from zerokara.training import optimizers
 from zerokara.training.deepspeed_settings import settings_for
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
-"""Names that torch.optim.AdamW gives to its running means."""
+from zerokara.training.whole_tensors import WholeTensors
 
 
 def init_distributed(device_type: str) -> None:
@@ -44,49 +47,72 @@ def init_distributed(device_type: str) -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     # deepspeed/comm/torch.py, build_shm_op: on a CPU with a compiler it would build a C++ operator while the run waits.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # deepspeed/runtime/zero/muon/original_muon.py, which every ZeRO optimizer imports, wraps its kernels in
+    # torch.compile: three seconds at each start for what is never called here.
+    deepspeed.runtime.compiler.compile = lambda: lambda function: function
     deepspeed.init_distributed(dist_backend="nccl" if device_type == "cuda" else "gloo", verbose=False)
 
 
+class Updater(Protocol):
+    """What holds the weights of this process (its part, where tensor parallelism cuts them) and updates them."""
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The model, to be called; every process must take part under ZeRO 3."""
+
+    @property
+    def num_updates(self) -> int:
+        """Updates made, those of earlier starts included; steps that were left out do not count."""
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of `loss`; what counts is its sum over micro batches and processes."""
+
+    def finish_micro_batch(self) -> None:
+        """A micro batch is over which is not the last of its step."""
+
+    def update(self, learning_rate: float) -> float:
+        """Clip, update, clear; gives the norm before clipping. A norm that is not finite changes nothing."""
+
+    def discard(self) -> None:
+        """Drop the gradients of this step; everything else stays as it is."""
+
+    def read(self, name: str, key: str | None) -> Tensor:
+        """A tensor of the optimizer's state of a parameter, or with no key its fp32 weights; every process must ask."""
+
+    def write(self, name: str, key: str | None, value: Tensor) -> None:
+        """The inverse of `read`, from what every process has; call `written` at the end."""
+
+    def written(self, num_updates: int) -> None:
+        """Take up what was written, after `num_updates` updates."""
+
+
 class Engine:
-    """A model under ZeRO."""
+    """A model in training."""
 
     def __init__(self, model: Decoder, config: PretrainConfig, num_processes: int, template: dict[str, Any]):
-        """Wrap `model`, whose weights must be fp32: they become the optimizer's master weights unrounded.
+        """Wrap `model`, whose weights must be fp32: they become the optimizer's weights unrounded.
 
         `num_processes` counts those that share out the data (`parallel.data_size`).
         """
-        self.num_processes = num_processes
-        self.accumulation = config.global_batch_size // (config.micro_batch * num_processes)
-        initial = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-        optimizer = torch.optim.AdamW(
-            _parameter_groups(model, config.weight_decay),
-            lr=config.lr,
-            betas=(config.adam_beta1, config.adam_beta2),
-            eps=config.adam_epsilon,
-            fused=True,
-        )
-        # runtime/bf16_optimizer.py narrates its memory on stdout whatever the log level is.
-        with contextlib.redirect_stdout(io.StringIO()):
-            self._deepspeed, self._wrapper, _, _ = deepspeed.initialize(
-                model=model,
-                optimizer=optimizer,
-                config=settings_for(config, num_processes, template),
-                dist_init_required=False,
-                mpu=parallel.ModelParallelUnit() if parallel.tensor_size() > 1 else None,
-            )
+        self._optimizer, self._sharding = config.optimizer, model.sharding
+        self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        self._updater: Updater
+        if optimizers.by_whole_tensors(config):
+            self._updater = WholeTensors(model, config)
+        else:
+            self._updater = Partitions(model, config, num_processes, template)
         dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
         assert all(parameter.dtype == dtype for parameter in model.parameters()), f"weights are not {dtype}"
-        self._adam = optimizer
-        self._named = list(model.named_parameters())
-        self._sharding = model.sharding
-        self._make_moments()
-        # DeepSpeed makes its fp32 weights from the rounded ones; give back what rounding took.
-        self._load_local(initial, {}, num_updates=0)
 
     @property
     def module(self) -> torch.nn.Module:
         """The wrapped model, to be called for evaluation (every process must take part under ZeRO 3)."""
-        return self._deepspeed
+        return self._updater.module
+
+    @property
+    def num_updates(self) -> int:
+        """Updates made, those of earlier starts included; steps that were left out do not count."""
+        return self._updater.num_updates
 
     def accumulate(
         self, tokens_BS: Tensor, labels_BS: Tensor, mask_BS: Tensor, global_tokens: float, *segments_BS: Tensor
@@ -96,114 +122,165 @@ class Engine:
         `global_tokens` is the count of predicted tokens in the global batch, over all processes and micro batches:
         the gradient becomes that of the mean over these tokens.
         """
-        nats = self._deepspeed(tokens_BS, labels_BS, mask_BS, *segments_BS)
-        # DeepSpeed divides by the number of micro batches and averages over the processes; undo both.
-        self._deepspeed.backward(nats * (self.num_processes * self.accumulation / global_tokens))
+        nats: Tensor = self._updater.module(tokens_BS, labels_BS, mask_BS, *segments_BS)
+        self._updater.backward(nats / global_tokens)
         return nats.detach()
+
+    def finish_micro_batch(self) -> None:
+        """Say that a micro batch is over which is not the last of its step."""
+        self._updater.finish_micro_batch()
+
+    def update(self, learning_rate: float) -> float:
+        """Clip, update the weights, clear the gradients; gives the gradient's norm before clipping.
+
+        Where the norm is not finite, nothing is changed, as by `discard`.
+        """
+        return self._updater.update(learning_rate)
+
+    def discard(self) -> None:
+        """Leave this step's update out: drop its gradients; weights, running means and counts stay as they are."""
+        self._updater.discard()
+
+    def load_state(self, weights: dict[str, Tensor], moments: dict[str, Tensor], num_updates: int) -> None:
+        """Take in fp32 weights by parameter name, and the optimizer's state by ``<parameter>.<key>`` or none of it.
+
+        All of them are whole, however the parameters are cut among the processes. Without its state the optimizer
+        starts anew; `num_updates` is then 0.
+        """
+        assert moments or not num_updates, "an optimizer without its state has made no updates"
+        for name in self._shapes:
+            self._updater.write(name, None, self._sharding.local(name, weights[name]))
+            for key in self._keys(name) if moments else ():
+                self._updater.write(name, key, self._sharding.local(name, moments[f"{name}.{key}"]))
+        self._updater.written(num_updates)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The fp32 weights by parameter name, whole, one after another; every process must read them all.
+
+        A tensor may be the training's own, on its device: whoever keeps it copies it before asking for the next.
+        """
+        for name in self._shapes:
+            yield name, self._sharding.gathered(name, self._updater.read(name, None))
+
+    def moments(self) -> Iterator[tuple[str, Tensor]]:
+        """The optimizer's state as ``<parameter>.<key>`` (`optimizers.state_shapes`), as `weights`."""
+        for name in self._shapes:
+            for key in self._keys(name):
+                yield f"{name}.{key}", self._sharding.gathered(name, self._updater.read(name, key))
+
+    def _keys(self, name: str) -> list[str]:
+        return list(optimizers.state_shapes(self._optimizer, name, tuple(self._shapes[name])))
+
+
+class Partitions:
+    """An `Updater`: AdamW under DeepSpeed's ZeRO, stages 1 to 3."""
+
+    def __init__(self, model: Decoder, config: PretrainConfig, num_processes: int, template: dict[str, Any]):
+        """Take over `model`, whose weights must be fp32."""
+        # DeepSpeed divides by the number of micro batches and averages over the processes; this undoes both.
+        self._times = num_processes * (config.global_batch_size // (config.micro_batch * num_processes))
+        initial = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        made = optimizers.build(config, dict(model.named_parameters()), model.shape)
+        self._adam = made["adamw"]
+        # runtime/bf16_optimizer.py narrates its memory on stdout whatever the log level is.
+        with contextlib.redirect_stdout(io.StringIO()):
+            self._deepspeed, self._wrapper, _, _ = deepspeed.initialize(
+                model=model,
+                optimizer=self._adam,
+                config=settings_for(config, num_processes, template),
+                dist_init_required=False,
+                mpu=parallel.ModelParallelUnit() if parallel.tensor_size() > 1 else None,
+            )
+        self.module = self._deepspeed
+        self._parameters = dict(model.named_parameters())
+        self._masters = {str(number): master for number, master in enumerate(self._find_masters())}
+        self._check_precision(config)
+        # AdamW would make its state in the first update, too late to load one.
+        optimizers.make_state(config.optimizer, made, self._masters)
+        if hasattr(self._wrapper, "_lazy_init_hp_params_optimizer_state"):
+            self._wrapper._lazy_init_hp_params_optimizer_state()
+        # DeepSpeed makes its fp32 weights from the rounded ones; give back what rounding took.
+        for name, weight in initial.items():
+            self.write(name, None, weight)
+        self.written(num_updates=0)
+
+    @property
+    def num_updates(self) -> int:
+        """Updates made, by AdamW's own count."""
+        return int(next(iter(self._adam.state.values()))["step"])
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of `loss`; what counts is its sum over micro batches and processes."""
+        self._deepspeed.backward(loss * self._times)
 
     def finish_micro_batch(self) -> None:
         """Tell DeepSpeed that a micro batch is over which is not the last of its step."""
         self._deepspeed.step()
 
     def update(self, learning_rate: float) -> float:
-        """Clip, update the weights, clear the gradients; gives the gradient's norm before clipping."""
+        """Clip, update, clear; gives the norm before clipping. DeepSpeed leaves out a step whose norm is not finite."""
         for group in self._deepspeed.optimizer.param_groups:
             group["lr"] = learning_rate
-        norm: Any = None
-        if not self._is_partitioned:
-            norm = self._gradient_norm()
         self._deepspeed.step()
-        if norm is None:
-            norm = self._deepspeed.get_global_grad_norm()
-        return float(norm)
+        return float(self._deepspeed.get_global_grad_norm())
 
-    def load_state(self, weights: dict[str, Tensor], moments: dict[str, Tensor], num_updates: int) -> None:
-        """Take in fp32 weights by parameter name and AdamW's running means by ``name.exp_avg``, ``name.exp_avg_sq``.
-
-        All of them are whole, however the parameters are cut among the processes.
-        """
-        local_moments = {
-            name: self._sharding.local(name.rpartition(".")[0], moment) for name, moment in moments.items()
+    def discard(self) -> None:
+        """Drop the gradients of this step; everything else stays as it is."""
+        # Each wrapper drops a step whose norm is invalid, in all processes alike; so it is told that this one's is.
+        invalid = torch.tensor(math.inf)
+        answers: dict[str, Any] = {
+            "_get_norm_groups": [invalid],  # stage 3: runtime/zero/stage3.py
+            "scaled_global_norm": invalid,  # stages 1 and 2: runtime/zero/stage_1_and_2.py
+            "get_grads_for_norm": ([invalid], {}),  # stage 1 in bf16 with fp32 gradients: runtime/bf16_optimizer.py
         }
-        local_weights = {name: self._sharding.local(name, weights[name]) for name, _ in self._named}
-        self._load_local(local_weights, local_moments, num_updates)
+        method = next(name for name in answers if hasattr(self._wrapper, name))
+        setattr(self._wrapper, method, lambda *_, **__: answers[method])
+        try:
+            self._deepspeed.step()
+        finally:
+            delattr(self._wrapper, method)
 
-    def _load_local(self, weights: dict[str, Tensor], moments: dict[str, Tensor], num_updates: int) -> None:
-        for name, parameter in self._named:
-            if self._is_partitioned:
-                safe_set_full_fp32_param(parameter, weights[name].to(self._deepspeed.device))
-            else:
-                parameter.data.copy_(weights[name])
-            for key in MOMENTS:
-                moment = moments.get(f"{name}.{key}")
-                if moment is None:
-                    continue
-                if self._is_partitioned:
-                    safe_set_full_optimizer_state(parameter, moment.to(self._deepspeed.device), key)
-                else:
-                    self._adam.state[parameter][key].copy_(moment)
-        for state in self._adam.state.values():
-            state["step"].fill_(num_updates)
+    def read(self, name: str, key: str | None) -> Tensor:
+        """A running mean of a parameter, or with no key its fp32 weights; every process must ask, all get it."""
+        parameter = self._parameters[name]
+        found = safe_get_full_optimizer_state(parameter, key) if key else safe_get_full_fp32_param(parameter)
+        assert found is not None, f"{name}: DeepSpeed gives no {key or 'weights'}"
+        # Under ZeRO 3 a parameter at rest is empty and remembers its shape.
+        return found.detach().view(getattr(parameter, "ds_shape", parameter.shape)).to(torch.float32)
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """The fp32 weights by parameter name, whole, one after another; every process must read them all."""
-        for name, parameter in self._named:
-            whole = safe_get_full_fp32_param(parameter) if self._is_partitioned else parameter.data
-            assert whole is not None, name
-            yield name, self._whole(name, parameter, whole)
+    def write(self, name: str, key: str | None, value: Tensor) -> None:
+        """The inverse of `read`, from what every process has; call `written` at the end."""
+        parameter, value = self._parameters[name], value.to(self._deepspeed.device)
+        if self._is_stage_3:
+            # stage3.py, set_full_hp_param, asks the last process for more than there is where the pieces are no equal
+            # ones: a norm of 256 among three processes.
+            piece, _ = self._wrapper._get_fp32_opt_state_partition(parameter, False, optim_state_key=key)
+            begin = piece.numel() * self._wrapper._get_param_partition_rank(parameter)
+            mine = value.flatten()[begin : begin + piece.numel()]
+            piece.data[: mine.numel()].copy_(mine)
+        elif key is None:
+            safe_set_full_fp32_param(parameter, value)
+        else:
+            safe_set_full_optimizer_state(parameter, value, key)
 
-    def moments(self) -> Iterator[tuple[str, Tensor]]:
-        """AdamW's running means as ``name.exp_avg`` and ``name.exp_avg_sq``, as `weights`."""
-        for name, parameter in self._named:
-            for key in MOMENTS:
-                if self._is_partitioned:
-                    whole = safe_get_full_optimizer_state(parameter, key)
-                else:
-                    whole = self._adam.state[parameter][key]
-                assert whole is not None, name
-                yield f"{name}.{key}", self._whole(name, parameter, whole)
-
-    def _whole(self, name: str, parameter: Tensor, local: Tensor) -> Tensor:
-        """What has a parameter's shape, from all processes that hold a part of it, in fp32 and main memory."""
-        whole = self._sharding.gathered(name, local.detach().view(self._shape(parameter)))
-        return whole.to("cpu", torch.float32, copy=True)
-
-    def _gradient_norm(self) -> Tensor:
-        """The norm over all parameters; what every process of a tensor group holds alike counts once."""
-        counted = [
-            parameter.grad
-            for name, parameter in self._named
-            if parameter.grad is not None
-            and (parallel.tensor_rank() == 0 or self._sharding.cut(name) is not Cut.REPLICATED)
-        ]
-        norm = torch.nn.utils.get_total_norm(counted)
-        if parallel.tensor_size() == 1:
-            return norm
-        square = norm.square()
-        torch.distributed.all_reduce(square, group=parallel.tensor_group())
-        return square.sqrt()
+    def written(self, num_updates: int) -> None:
+        """Take up what was written, after `num_updates` updates: DeepSpeed computes with a copy of the fp32 weights."""
+        optimizers.set_count({"adamw": self._adam}, num_updates)
+        if not self._is_stage_3:
+            self._wrapper.update_lp_params()
+            return
+        # What the end of `step` does in stage3.py, which has no name for it.
+        self._wrapper._partition_all_parameters()
+        for group in range(len(self._masters)):
+            self._wrapper._reassign_or_swap_out_partitioned_parameters(group)
+        if persistent := self._wrapper.persistent_parameters:
+            persistent[0].all_gather(persistent)
 
     @property
-    def _is_partitioned(self) -> bool:
-        """Whether DeepSpeed holds the state; at stage 0 in fp32 the optimizer is torch's own, on the parameters."""
-        return self._wrapper is not self._adam
+    def _is_stage_3(self) -> bool:
+        return hasattr(self._wrapper, "persistent_parameters")
 
-    @staticmethod
-    def _shape(parameter: Tensor) -> torch.Size:
-        # Under ZeRO 3 a parameter at rest is empty and remembers its shape.
-        return getattr(parameter, "ds_shape", parameter.shape)
-
-    def _make_moments(self) -> None:
-        """Make the optimizer's state now: AdamW would make it in the first update, too late for `load_state`."""
-        for master in self._masters():
-            self._adam.state[master] = {
-                "step": torch.zeros((), dtype=torch.float32, device=master.device),
-                **{key: torch.zeros_like(master, dtype=torch.float32) for key in MOMENTS},
-            }
-        if hasattr(self._wrapper, "_lazy_init_hp_params_optimizer_state"):
-            self._wrapper._lazy_init_hp_params_optimizer_state()
-
-    def _masters(self) -> list[Tensor]:
+    def _find_masters(self) -> list[Tensor]:
         """The fp32 tensors that AdamW updates in this process: each wrapper of DeepSpeed names them differently."""
         for attribute in (
             "fp32_partitioned_groups_flat",  # stage 3: runtime/zero/stage3.py
@@ -212,14 +289,15 @@ class Engine:
         ):
             if hasattr(self._wrapper, attribute):
                 return list(getattr(self._wrapper, attribute))
-        return [parameter for _, parameter in self._named]
+        raise AssertionError(f"{type(self._wrapper).__name__} is no wrapper of DeepSpeed 0.19.8")
 
-
-def _parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices decay; norms and biases, which have one dimension, do not."""
-    parameters = list(model.parameters())
-    groups = [
-        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
+    def _check_precision(self, config: PretrainConfig) -> None:
+        """See that DeepSpeed will do what config.yaml says, its own settings asked."""
+        engine, in_bf16 = self._deepspeed, config.precision == "bf16"
+        assert engine.bfloat16_enabled() == in_bf16 and not engine.fp16_enabled(), "DeepSpeed's precision differs"
+        computing, adding = engine.get_data_types()
+        assert computing == (torch.bfloat16 if in_bf16 else torch.float32), f"DeepSpeed computes in {computing}"
+        assert adding == torch.float32, f"DeepSpeed adds gradients up in {adding}"
+        assert engine.zero_optimization_stage() == config.zero_stage, "DeepSpeed runs another ZeRO stage"
+        assert engine.gradient_clipping() == config.gradient_clipping, "DeepSpeed clips otherwise"
+        assert all(master.dtype == torch.float32 for master in self._masters.values()), "the optimizer is not in fp32"

@@ -24,7 +24,9 @@ from typing import Any, Literal
 import psutil
 
 from zerokara.config import PretrainConfig
-from zerokara.errors import UserError
+from zerokara.errors import RunError, UserError
+from zerokara.training import limits
+from zerokara.training.memory_budget import control_groups
 from zerokara.training.preparation import cpu_threads
 
 _LAUNCHER = "deepspeed.launcher.launch"
@@ -66,15 +68,23 @@ def precision(config: PretrainConfig) -> Literal["bf16", "fp32"]:
     return "bf16" if "amx_bf16" in flags or "avx512_bf16" in flags else "fp32"
 
 
+def gpu_bytes() -> int | None:
+    """Memory of the smallest GPU, or None where torch sees none."""
+    import torch
+
+    properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return min((one.total_memory for one in properties), default=None)
+
+
 def launch(module: str, arguments: Sequence[str], processes: int) -> int:
     """Run ``python -m module arguments`` in `processes` processes on this node; gives the exit code.
 
-    Ctrl-C, SIGTERM and SIGHUP ask the training processes to stop at the edge of a step, and give the exit code 130; a
-    second Ctrl-C ends them at once. Should this process be killed, the launcher ends them, with time to save.
+    Ctrl-C, SIGTERM and SIGHUP ask the training processes to stop at the edge of a step, and give the exit code 130 (or 1
+    where they could not save); a second Ctrl-C ends them at once. Should this process be killed, the launcher ends them, with time to save.
     """
     import torch
 
-    environment = dict(os.environ)
+    environment = {**os.environ, limits.STARTED_NAME: str(psutil.Process().create_time())}
     devices: list[int | str] = list(range(processes))
     if torch.cuda.is_available():
         # The launcher sets CUDA_VISIBLE_DEVICES itself, from the ids that it is given.
@@ -89,11 +99,49 @@ def launch(module: str, arguments: Sequence[str], processes: int) -> int:
     # A session of its own: a Ctrl-C in the terminal would reach the launcher too, which gives its processes 30 seconds
     # (launch.py, terminate_process_tree), and saving a large model may take longer.
     child = subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=_end_with_parent)
+    killed_before = _killed_for_memory()
     with _Forwarding(child.pid) as forwarding:
         code = child.wait()
-    return INTERRUPTED if forwarding.asked else code
+    if forwarding.asked and code != RunError.exit_code:  # a run that was asked to stop, and could not save, failed
+        return INTERRUPTED
+    if is_kill(code):
+        print(f"failed: {_words_of_kill(killed_before)}", file=sys.stderr)
+    return code
 
 
+def is_kill(code: int) -> bool:
+    """Whether an exit code of the launcher says that a training process ended by SIGKILL, or the launcher did."""
+    # It passes the negative number on, of which the shell's eight bits remain; shells themselves say 128 + 9.
+    return code in (-signal.SIGKILL, 256 - signal.SIGKILL, 128 + signal.SIGKILL)
+
+
+def _killed_for_memory() -> int | None:
+    """How often the kernel has killed a process for want of memory: here (control group), else on the machine."""
+    for path in (*(folder / "memory.events" for folder in control_groups()), Path("/proc/vmstat")):
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            name, _, value = line.partition(" ")
+            if name == "oom_kill":
+                return int(value)
+    return None
+
+
+def _words_of_kill(killed_before: int | None) -> str:
+    killed = _killed_for_memory()
+    if killed is None or killed_before is None:
+        evidence = "most likely by the kernel, for want of memory (its counter cannot be read here; see dmesg)"
+    elif killed > killed_before:
+        evidence = f"by the kernel, for want of memory: it has killed {killed - killed_before} here since the start"
+    else:
+        evidence = "from outside: the kernel's count of processes killed for want of memory has not moved"
+    return f"a training process was killed (SIGKILL), {evidence}"
+
+
+OUT_OF_MEMORY = 12
+"""Exit code of a training process that ran out of memory and said so (ENOMEM)."""
 INTERRUPTED = 130
 """Exit code of a run that was asked to stop (128 + SIGINT, as shells have it)."""
 

@@ -1,4 +1,4 @@
-"""What is told and recorded of a run while it goes on: the log line, `metrics.jsonl` and its kin, the plots.
+"""What is told and recorded of a run while it goes on: the log line, `metrics.jsonl` and its kin, samples, the plots.
 
 Every process has a logbook, for its facts go into the checkpoint's state; only the first one writes and speaks.
 """
@@ -6,19 +6,26 @@ Every process has a logbook, for its facts go into the checkpoint's state; only 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from zerokara.checkpoint import TrainingState
-from zerokara.progress import bytes_text, count_text, seconds_text
+from zerokara.progress import bytes_text, count_text, say, seconds_text
 from zerokara.samples.mixed_order import MixedOrder
-from zerokara.training import devices, metrics, plots
+from zerokara.training import devices, metrics, sampling
 from zerokara.training.consumption import stages_told
+from zerokara.training.drawing import Drawing
 from zerokara.training.evaluation import ValidationResult
 from zerokara.training.loop import StepRecord
+from zerokara.training.pace import Pace
 from zerokara.training.position import Position
 from zerokara.training.preparation import Preparation
+from zerokara.training.sampling import Sample
+from zerokara.training.suspects import Suspect
+
+_UNLOGGED = "unlogged_losses"
 
 
 class Logbook:
@@ -31,9 +38,25 @@ class Logbook:
         self._order = preparation.reading.order()
         self._started, self._earlier_seconds = time.monotonic(), state.seconds
         self._window: list[StepRecord] = []
+        self.pace = Pace(
+            preparation.schedule.num_steps, {"validation": config.eval_interval, "save": config.save_interval}
+        )
+        """How fast the run goes; whoever validates or saves measures it here."""
         self.facts: dict[str, Any] = dict(state.facts)
         """Numbers for the checkpoint's state and the model card."""
-        self._recorder = metrics.Recorder(preparation.run_dir, config, state.step) if rank == 0 else None
+        self._recorder: metrics.Recorder | None = None
+        self._drawing: Drawing | None = None
+        if rank == 0:
+            self._open(state)
+
+    def _open(self, state: TrainingState) -> None:
+        run_dir, config = self._preparation.run_dir, self._preparation.config
+        self._recorder = metrics.Recorder(run_dir, config, state.step, self.say)
+        sampling.forget_after(run_dir, state.step if state.step else -1)
+        if config.plots:
+            self._drawing = Drawing(run_dir, self.say)
+        if state.step:
+            self._record({"step": state.step, "tokens": state.tokens, "resumed": True, "seconds": state.seconds})
 
     @property
     def seconds(self) -> float:
@@ -41,30 +64,33 @@ class Logbook:
         return self._earlier_seconds + time.monotonic() - self._started
 
     def add(self, record: StepRecord) -> None:
-        """Take in one step; it is told by the next `log`."""
-        self._window.append(record)
+        """Take in one step; it is told by the next `log`, or if it was skipped by `log_skipped`."""
+        self.pace.step(record.seconds)
+        if not record.fault:
+            self._window.append(record)
+            # A start that goes on from here tells the mean of all steps since the last line, as if there were no break.
+            self.facts[_UNLOGGED] = [*self.facts.get(_UNLOGGED, []), record.loss]
 
     def log(self) -> None:
-        """Record and tell the steps since the last call, as one line."""
+        """Record and tell the steps since the last call, as one line; none where all of them were skipped."""
+        if not self._window:
+            return
         steps, schedule, position = self._window, self._preparation.schedule, self._position
         self._window = []
-        record, seconds = steps[-1], sum(one.seconds for one in steps)
-        speed = len(steps) * schedule.batch_tokens / seconds
-        peak = devices.peak_flops(self._device)
-        mfu = None
-        if peak:
-            mfu = speed * self._preparation.shape.flops_per_token() / (peak * self._preparation.num_processes)
+        record, losses = steps[-1], self.facts.pop(_UNLOGGED)
+        speed = len(steps) * schedule.batch_tokens / sum(one.seconds for one in steps)
         line: dict[str, Any] = {
             "step": record.step,
             "tokens": position.tokens(record.step),
             "epoch": position.samples(record.step) / schedule.samples_per_epoch,
-            "loss": sum(one.loss for one in steps) / len(steps),
+            "loss": sum(losses) / len(losses),
             "learning_rate": record.learning_rate,
             "grad_norm": record.grad_norm,
             "tokens_per_second": speed,
-            "mfu": mfu,
+            "mfu": self._mfu(speed),
             "memory_bytes": devices.peak_memory(self._device),
             "seconds": self.seconds,
+            "seconds_left": self.pace.seconds_left(record.step),
         }
         if isinstance(self._order, MixedOrder):
             counts = self._order.counts(position.samples(record.step))
@@ -72,28 +98,62 @@ class Logbook:
         self.facts["loss"] = line["loss"]
         self.facts.setdefault("first_loss", line["loss"])
         self._record(line)
-        left = (schedule.num_steps - record.step) * seconds / len(steps)
+        mfu = "n/a" if line["mfu"] is None else f"{line['mfu']:.1%}"
         self.say(
             f"step {record.step}/{schedule.num_steps}  loss {line['loss']:.4f}  lr {record.learning_rate:.2e}  "
-            f"norm {record.grad_norm:.3f}  {count_text(speed)} tok/s  mfu {'n/a' if mfu is None else f'{mfu:.1%}'}  "
-            f"memory {bytes_text(line['memory_bytes'])}  epoch {line['epoch']:.3f}  {seconds_text(left)} left"
+            f"norm {record.grad_norm:.3f}  {count_text(speed)} tok/s  mfu {mfu}  "
+            f"memory {bytes_text(line['memory_bytes'])}  epoch {line['epoch']:.3f}  "
+            f"{seconds_text(line['seconds_left'])} left"
         )
 
-    def log_validation(self, step: int, result: ValidationResult) -> None:
-        """Record and tell what a validation found."""
+    def _mfu(self, tokens_per_second: float) -> float | None:
+        """The share of the devices' peak that the model's own arithmetic takes (`ModelShape.flops_per_token`)."""
+        preparation, peak = self._preparation, devices.peak_flops(self._device)
+        if not peak:
+            return None
+        return tokens_per_second * preparation.shape.flops_per_token() / (peak * preparation.num_processes)
+
+    def log_skipped(self, record: StepRecord, suspects: Sequence[Suspect]) -> None:
+        """Record and tell a step that was skipped, and the sequences that are to blame."""
+        step = record.step
         self._record(
             {
                 "step": step,
                 "tokens": self._position.tokens(step),
-                "valid_loss": result.loss,
-                "valid_bits_per_byte": result.bits_per_byte,
-                "valid_tokens": result.num_tokens,
+                "skipped": record.fault,
+                "suspects": [suspect.as_json() for suspect in suspects],
             }
         )
-        self.facts.setdefault("first_valid_bits_per_byte", result.bits_per_byte)
-        self.facts.setdefault("first_valid_loss", result.loss)
-        self.facts.update(valid_loss=result.loss, valid_bits_per_byte=result.bits_per_byte)
-        self.say(f"step {step}  validation loss {result.loss:.4f}  {result.bits_per_byte:.4f} bits per byte")
+        self.say(f"step {step}  SKIPPED, the weights are as before: {record.fault}")
+        for suspect in suspects:
+            self.say(f"step {step}    {suspect}")
+
+    def log_validation(self, step: int, result: ValidationResult) -> None:
+        """Record and tell what a validation found."""
+        self._record({"step": step, "tokens": self._position.tokens(step), **result.as_json()})
+        facts, bits = self.facts, result.bits_per_byte
+        facts.setdefault("first_valid_bits_per_byte", bits)
+        facts.setdefault("first_valid_loss", result.loss)
+        facts.update(valid_loss=result.loss, valid_bits_per_byte=bits, valid_step=step)
+        if bits < facts.get("best_valid_bits_per_byte", float("inf")):
+            facts.update(best_valid_bits_per_byte=bits, best_valid_step=step)
+        self.say(f"step {step}  validation loss {result.loss:.4f}  {bits:.4f} bits per byte")
+        for score in result.sources:
+            self.say(f"step {step}    {score.loss:.4f}  {score.bits_per_byte:.4f} bits per byte  {score.name}")
+        if self._drawing is not None and step:
+            self._drawing.refresh()
+
+    def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
+        """Record what the model wrote, and tell how it begins."""
+        if self._recorder is None:
+            return
+        try:
+            sampling.add(self._preparation.run_dir, step, samples)
+        except OSError as error:  # a full disk: the next validation writes again
+            self.say(f"{sampling.FILE_NAME}: {error.strerror or error}")
+        self._recorder.text(step, "samples", sampling.as_markdown(samples))
+        for sample in samples:
+            self.say(f"step {step}  {sampling.excerpt(sample.prompt, 40)}⟪{sampling.excerpt(sample.greedy)}⟫")
 
     def say_stages(self, step: int, resumed: bool = False) -> None:
         """Tell which stages begin in the step after `step`, or in which one a resumed run stands."""
@@ -101,21 +161,22 @@ class Logbook:
         for words in stages_told(self._preparation.reading, self._order, next_samples, resumed):
             self.say(f"step {step + 1}  {words}")
 
-    def draw(self) -> None:
-        """Refresh the plots in the run folder."""
-        if self._rank == 0:
-            plots.draw_loss(self._preparation.run_dir)
+    def flush(self) -> None:
+        """Bring to disk what was recorded: a checkpoint is about to say that it happened."""
+        if self._recorder is not None:
+            self._recorder.flush()
 
     def say(self, text: str) -> None:
         """Print a line, once for all processes."""
         if self._rank == 0:
-            print(text, flush=True)
+            say(text)
 
     def close(self) -> None:
         """Flush what was recorded to disk, and draw it."""
         if self._recorder is not None:
             self._recorder.close()
-        self.draw()
+        if self._drawing is not None:
+            self._drawing.finish()
 
     def _record(self, line: dict[str, Any]) -> None:
         if self._recorder is not None:

@@ -1,4 +1,4 @@
-"""The training loop: batch → loss → backward → clip → update → record. What happens at a step's edge is handed in."""
+"""The training loop: batch → loss → backward → judge → clip → update → record. A step's edge is handed in."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed
 
-from zerokara.errors import RunError
 from zerokara.model import parallel
 from zerokara.samples.batches import Batches
 from zerokara.samples.objective import Batch, Objective
+from zerokara.training.guards import StepGuard
 from zerokara.training.schedule import Schedule
 from zerokara.training.stopping import StopRequest
 
@@ -24,15 +24,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One update of the weights."""
+    """One step: an update of the weights, or one that was left out."""
 
     step: int
     loss: float
     """Nats a token, the mean over the global batch."""
     learning_rate: float
     grad_norm: float
-    """Before clipping."""
+    """Before clipping; nan where the step was skipped for its loss."""
     seconds: float
+    fault: str = ""
+    """Why the step was skipped; empty where it was not."""
 
 
 def train(
@@ -43,16 +45,14 @@ def train(
     first_step: int,
     position: Callable[[int], int],
     device: torch.device,
+    guard: StepGuard,
     stop: StopRequest,
-    at_edge: Callable[[StepRecord], None],
+    at_edge: Callable[[StepRecord, bool], bool],
 ) -> bool:
-    """Train steps `first_step` to the last; False when `stop` ended it before.
+    """Train steps `first_step` to the last; False when somebody asked to stop before it.
 
-    `position` gives the samples consumed after a step.
-
-    Raises:
-        RunError: a loss or a gradient is not finite. A loss is seen before it reaches the weights; a gradient before
-            they are saved: the newest checkpoint is good either way.
+    `position` gives the samples consumed after a step. `at_edge` takes a step and whether somebody asks to stop, and
+    says whether to leave.
     """
     for step in range(first_step, schedule.num_steps + 1):
         started = time.perf_counter()
@@ -67,14 +67,18 @@ def train(
                 engine.finish_micro_batch()
             ids, labels, mask, *segments = as_tensors(batch, device)
             nats += engine.accumulate(ids, labels, mask, global_tokens, *segments)
-        total_nats, asked_to_stop = _sum_over_processes([counts * nats.item(), float(bool(stop.reason))], device)
-        loss = total_nats / global_tokens
-        _require_finite("loss", loss, step)
-        learning_rate = schedule.learning_rate(step)
-        grad_norm = engine.update(learning_rate)
-        _require_finite("norm of the gradient", grad_norm, step)
-        at_edge(StepRecord(step, loss, learning_rate, grad_norm, time.perf_counter() - started))
-        if asked_to_stop:  # one process was asked: all leave together
+        # All processes meet here: so all learn of a request that reached one, and leave after the same step.
+        total_nats, requests = _sum_over_processes([counts * nats.item(), float(stop.look())], device)
+        loss, learning_rate, grad_norm = total_nats / global_tokens, schedule.learning_rate(step), math.nan
+        fault = guard.fault_of_loss(loss)
+        if fault:
+            engine.discard()
+        else:
+            grad_norm = engine.update(learning_rate)
+            fault = guard.fault_of_norm(grad_norm)
+        guard.note(loss, fault)
+        record = StepRecord(step, loss, learning_rate, grad_norm, time.perf_counter() - started, fault)
+        if at_edge(record, requests > 0):
             return step == schedule.num_steps
     return True
 
@@ -84,7 +88,10 @@ def as_tensors(batch: Batch, device: torch.device) -> list[torch.Tensor]:
     arrays = [batch.inputs, batch.labels, batch.loss_mask]
     if batch.segments is not None:
         arrays.append(batch.segments)
-    return [torch.from_numpy(array).to(device, non_blocking=True) for array in arrays]
+    if device.type != "cuda":
+        return [torch.from_numpy(array) for array in arrays]
+    # From memory that is not pinned, a copy would wait until the GPU has done all that it was given before.
+    return [torch.from_numpy(array).pin_memory().to(device, non_blocking=True) for array in arrays]
 
 
 def _sum_over_processes(values: list[float], device: torch.device) -> list[float]:
@@ -92,11 +99,3 @@ def _sum_over_processes(values: list[float], device: torch.device) -> list[float
     total = torch.tensor(values, dtype=torch.float64, device=device)
     torch.distributed.all_reduce(total)
     return [float(value) for value in total.tolist()]
-
-
-def _require_finite(what: str, value: float, step: int) -> None:
-    if not math.isfinite(value):
-        raise RunError(
-            f"step {step}: the {what} is {value}, so the weights would be spoilt. The newest checkpoint is good: "
-            "run the same command with a lower learning rate (--set lr=…) to go on from it"
-        )

@@ -6,9 +6,10 @@ training processes, which follow it.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -26,12 +27,11 @@ from zerokara.tokens.count import check_belongs
 from zerokara.tokens.entropy import unigram_entropy
 from zerokara.tokens.indexed import IndexedTokens
 from zerokara.tokens.layout import TokenPaths
+from zerokara.training import optimizers
 from zerokara.training.consumption import Consumption, consumption, schedule_of, stage_title
 from zerokara.training.deepspeed_settings import load_template
+from zerokara.training.memory_budget import Budget, Question
 from zerokara.training.schedule import Schedule
-
-CHECKPOINT_BYTES_PER_PARAMETER = 12
-"""fp32 weights and two fp32 running means."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Preparation:
     """A run, ready to start."""
 
     config: PretrainConfig
-    """The settings, every `auto` that depends on the machine replaced."""
+    """The settings, every `auto` that depends on the machine replaced (micro_batch_size by `machine.micro_batch`)."""
     given: PretrainConfig
     """The settings as the user gave them."""
     shape: ModelShape
@@ -81,11 +81,22 @@ class Preparation:
     @property
     def checkpoint_bytes(self) -> int:
         """Size of one checkpoint on disk."""
-        return CHECKPOINT_BYTES_PER_PARAMETER * self.shape.num_parameters()
+        return optimizers.checkpoint_bytes(self.config.optimizer, self.shape)
+
+    @property
+    def micro_batches(self) -> list[int]:
+        """The micro batches into which a process can cut its share of the global batch, the largest first."""
+        share = self.config.global_batch_size * self.config.tensor_parallel_size // self.num_processes
+        return [size for size in range(share, 0, -1) if share % size == 0]
+
+    def memory_question(self, there: Budget) -> Question:
+        """This run's memory, against what is there for one of its processes."""
+        return Question(self.config, self.shape, self.num_processes, self.template, there)
 
 
 def prepare(given: PretrainConfig, num_processes: int, precision: Literal["bf16", "fp32"] | None = None) -> Preparation:
-    """Look at the tokenizer, the token files and the run's size; `precision` replaces an `auto`.
+    """Look at the tokenizer, the token files and the run's size; `precision` replaces an `auto`, and `with_micro_batch`
+    that of micro_batch_size, which needs to know the model's size.
 
     Raises:
         UserError: the token files are missing or were made with another tokenizer; the corpus is shorter than one
@@ -123,6 +134,12 @@ def prepare(given: PretrainConfig, num_processes: int, precision: Literal["bf16"
     )
 
 
+def with_micro_batch(preparation: Preparation, micro_batch: int) -> Preparation:
+    """The same run with `micro_batch_size` resolved."""
+    config = preparation.config.model_copy(update={"micro_batch_size": micro_batch})
+    return replace(preparation, config=config)
+
+
 def template_path(config: PretrainConfig) -> Path:
     """The DeepSpeed template, the project's own unless another is named."""
     if config.deepspeed_template != "auto":
@@ -135,30 +152,68 @@ def has_validation(paths: TokenPaths) -> bool:
     return paths.valid.with_name(paths.valid.name + ".idx").exists()
 
 
+def num_standing(preparation: Preparation, save_interval: int) -> int:
+    """Checkpoints that lie on the disk at once, at most, where one is saved every `save_interval` steps."""
+    config, num_steps = preparation.config, preparation.schedule.num_steps
+    # One more than is kept: an old one is deleted only when the new one is whole.
+    standing = config.keep_last + 1 + (1 if config.keep_best and preparation.num_valid_tokens else 0)
+    if config.keep_every:
+        standing += num_steps // math.lcm(config.keep_every, save_interval)
+    return min(-(-num_steps // save_interval), standing)
+
+
+def disk_text(preparation: Preparation) -> str:
+    """How much room the checkpoints take and how much there is, for people."""
+    standing = num_standing(preparation, preparation.config.save_interval)
+    free = bytes_text(_free_bytes(preparation.run_dir))
+    each, needed = preparation.checkpoint_bytes, standing * preparation.checkpoint_bytes
+    return f"{bytes_text(each)}; {standing} at once at most, {bytes_text(needed)} in all; {free} are free"
+
+
 def check_disk(preparation: Preparation) -> None:
     """See that the checkpoints that will stand at once fit on the disk.
 
     Raises:
         UserError: they do not; with the numbers and the settings that would.
     """
-    config, schedule = preparation.config, preparation.schedule
-    num_saves = -(-schedule.num_steps // config.save_interval)
-    # One more than is kept: an old one is deleted only when the new one is whole.
-    standing = min(num_saves, config.keep_last + 1)
-    if config.keep_every:
-        standing += schedule.num_steps // config.keep_every
-    run_dir = preparation.run_dir
+    config, run_dir, each = preparation.config, preparation.run_dir, preparation.checkpoint_bytes
+    standing = num_standing(preparation, config.save_interval)
     existing = len(all_steps(run_dir)) if run_dir.exists() else 0
-    needed = max(0, standing - existing) * preparation.checkpoint_bytes
-    place = next(parent for parent in [run_dir.absolute(), *run_dir.absolute().parents] if parent.exists())
-    free = shutil.disk_usage(place).free
+    needed = max(0, standing - existing) * each
+    free = _free_bytes(run_dir)
     if needed > free:
         rule = (
-            f"leaves no room for its checkpoints: {standing} of {bytes_text(preparation.checkpoint_bytes)} will stand "
+            f"leaves no room for its checkpoints: {standing} of {bytes_text(each)} will stand "
             f"at once and need {bytes_text(needed)} more, {bytes_text(free)} are free"
         )
-        remedy = "make room, choose another disk, lower keep_last or raise keep_every"
+        remedy = f"make room, or choose another disk{_what_fits_on_disk(preparation, existing + free // each)}"
         raise UserError(config.fault("output_model_dir", rule, remedy))
+
+
+def _what_fits_on_disk(preparation: Preparation, room: int) -> str:
+    """The settings with which at most `room` checkpoints stand at once."""
+    config, num_steps = preparation.config, preparation.schedule.num_steps
+    found = []
+    if room >= 1:
+        # So few saves that all of them may stay; or, where every so many are kept, few enough of these.
+        unit = config.keep_every or 1
+        times = -(-num_steps // (unit * room))
+        besides = config.keep_last + 1 + (1 if config.keep_best and preparation.num_valid_tokens else 0)
+        if config.keep_every and room >= besides:
+            times = min(times, num_steps // (unit * (room - besides + 1)) + 1)
+        keeping = f" with keep_every: {unit * times}" if config.keep_every else ""
+        found.append(f"save_interval: {unit * times} is the smallest that fits{keeping}")
+    fixed = num_standing(preparation, config.save_interval) - config.keep_last
+    if config.keep_last > 1 and room - fixed >= 1:
+        found.append(f"keep_last: {room - fixed} fits")
+    if config.keep_every:
+        found.append("keep_every: 0 keeps the fewest")
+    return "".join(f"; {words}" for words in found) or "; not even one checkpoint fits"
+
+
+def _free_bytes(run_dir: Path) -> int:
+    place = next(parent for parent in [run_dir.absolute(), *run_dir.absolute().parents] if parent.exists())
+    return shutil.disk_usage(place).free
 
 
 def plan_rows(preparation: Preparation) -> list[tuple[str, str]]:
@@ -185,10 +240,11 @@ def plan_rows(preparation: Preparation) -> list[tuple[str, str]]:
             f"{config.micro_batch_size}",
         ),
         ("to beat", f"{preparation.unigram_entropy:.3f} nats a token, the loss of knowing only how frequent each is"),
-        ("a checkpoint", bytes_text(preparation.checkpoint_bytes)),
+        ("a checkpoint", disk_text(preparation)),
     ]
-    if config.zero_stage == 0 and config.precision == "bf16":
-        rows.append(("note", "ZeRO 0 in bf16 is served by stage 1: the same result, faster and in less memory"))
+    rows[4:4] = [("optimizer", line) for line in optimizers.plan_lines(config, shape)]
+    if optimizers.by_whole_tensors(config) and config.deepspeed_template != "auto":
+        rows.append(("note", f"deepspeed_template has no effect: {optimizers.WITHOUT_DEEPSPEED}"))
     return rows
 
 

@@ -1,13 +1,13 @@
 """How long a run is and how fast it learns: pure functions of the configuration and the number of samples.
 
-The user says how long (tokens, epochs, or the stages of a curriculum) and which share is warm-up; steps, warm-up and
-decay follow.
+The user says how long (tokens, epochs, or the stages of a curriculum; `max_steps` cuts that short) and which share is
+warm-up; steps, warm-up and decay follow.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from zerokara.config import PretrainConfig
@@ -26,6 +26,8 @@ class Schedule:
     lr: float
     min_lr: float
     shape: str
+    decay_steps: int = 0
+    """Of `wsd`: the steps at the end in which the learning rate falls."""
 
     @classmethod
     def from_config(
@@ -36,30 +38,21 @@ class Schedule:
         `stage_samples` are the sequences of each stage of a curriculum, None for one that takes the rest.
 
         Raises:
-            UserError: the stages together have fewer sequences than one step takes.
+            UserError: the stages together have fewer sequences than one step takes; the run would end before the
+                warm-up, or before it and the decay of `wsd`.
         """
-        declared = sum(samples or 0 for samples in stage_samples)
-        is_open = not stage_samples or stage_samples[-1] is None
-        if config.train_tokens == "auto":
-            samples = declared + (config.epochs * samples_per_epoch if is_open else 0)
-        else:
-            samples = config.train_tokens / config.seq_len
-        num_steps = max(1, round(samples / config.global_batch_size))
-        if not is_open and num_steps * config.global_batch_size > declared:
-            # There is nothing behind the last stage: what does not fill a step is left.
-            num_steps = declared // config.global_batch_size
-            if not num_steps:
-                rule = f"have {declared:,} sequences of {config.seq_len} together, fewer than global_batch_size = "
-                raise UserError(config.fault("stages", rule + f"{config.global_batch_size}", "give them more tokens"))
+        num_steps = _num_steps(config, samples_per_epoch, stage_samples)
+        warmup_steps = _warmup_steps(config, num_steps)
         return cls(
             num_steps=num_steps,
-            warmup_steps=round(config.warmup_fraction * num_steps),
+            warmup_steps=warmup_steps,
             global_batch_size=config.global_batch_size,
             seq_len=config.seq_len,
             samples_per_epoch=samples_per_epoch,
             lr=config.lr,
             min_lr=config.min_lr,
             shape=config.lr_schedule,
+            decay_steps=_decay_steps(config, num_steps, warmup_steps) if config.lr_schedule == "wsd" else 0,
         )
 
     @property
@@ -79,13 +72,102 @@ class Schedule:
     def learning_rate(self, step: int) -> float:
         """Learning rate of update `step`, counted from 1 to `num_steps`.
 
-        Rises in a line from lr/warmup_steps to lr at step warmup_steps, then falls to min_lr at the last step:
-        cosine as (1 + cos(π·t)) / 2 with t from 0 to 1 (Loshchilov and Hutter, 2017), or in a line, or stays.
+        Rises in a line from lr/warmup_steps to lr at step warmup_steps; then, but for `constant`, it goes from lr to
+        min_lr, which it has at the last step, along the shape's curve (`_SHAPES`).
         """
         if step <= self.warmup_steps:
             return self.lr * step / self.warmup_steps
-        if self.shape == "constant":
-            return self.lr
-        progress = (step - self.warmup_steps) / max(1, self.num_steps - self.warmup_steps)
-        share = (1 + math.cos(math.pi * progress)) / 2 if self.shape == "cosine" else 1 - progress
-        return self.min_lr + (self.lr - self.min_lr) * share
+        share = _SHAPES[self.shape](self, step)
+        return self.lr if share == 1 else self.min_lr + (self.lr - self.min_lr) * share  # unrounded where it stays
+
+
+def _progress(schedule: Schedule, step: int) -> float:
+    """From 0 at the end of the warm-up to 1 at the last step."""
+    return (step - schedule.warmup_steps) / (schedule.num_steps - schedule.warmup_steps)
+
+
+def _constant(schedule: Schedule, step: int) -> float:
+    """Stays."""
+    return 1.0
+
+
+def _linear(schedule: Schedule, step: int) -> float:
+    """Falls in a line."""
+    return 1 - _progress(schedule, step)
+
+
+def _cosine(schedule: Schedule, step: int) -> float:
+    """(1 + cos(π·t)) / 2 with t from 0 to 1 (Loshchilov and Hutter, 2017)."""
+    return (1 + math.cos(math.pi * _progress(schedule, step))) / 2
+
+
+def _inverse_sqrt(schedule: Schedule, step: int) -> float:
+    """√(warmup/step), T5's curve (Raffel et al., 2020), moved and stretched so that it ends at 0.
+
+    So with warm-up W and N steps, lr(n) = min_lr + (lr - min_lr) · (√(W/n) - √(W/N)) / (1 - √(W/N)). Where min_lr is
+    lr·√(W/N), the value that T5's own reaches, that is T5's own, lr·√(W/n); any other min_lr is met all the same.
+    Without a warm-up W is 1: the first step then has lr.
+    """
+    warmup = max(1, schedule.warmup_steps)
+    if schedule.num_steps == warmup:
+        return 1.0
+    last = math.sqrt(warmup / schedule.num_steps)
+    return (math.sqrt(warmup / step) - last) / (1 - last)
+
+
+def _wsd(schedule: Schedule, step: int) -> float:
+    """Warm-up, stable, decay: stays, then falls in a line over the last `decay_steps` (Hu et al., 2024)."""
+    return min(1.0, (schedule.num_steps - step) / schedule.decay_steps)
+
+
+_SHAPES: dict[str, Callable[[Schedule, int], float]] = {
+    "constant": _constant,
+    "linear": _linear,
+    "cosine": _cosine,
+    "inverse_sqrt": _inverse_sqrt,
+    "wsd": _wsd,
+}
+"""How much of the way from min_lr up to lr is left at a step behind the warm-up: from 1 to 0."""
+
+
+def _num_steps(config: PretrainConfig, samples_per_epoch: int, stage_samples: Sequence[int | None]) -> int:
+    declared = sum(samples or 0 for samples in stage_samples)
+    is_open = not stage_samples or stage_samples[-1] is None
+    if config.train_tokens == "auto":
+        samples = declared + (config.epochs * samples_per_epoch if is_open else 0)
+    else:
+        samples = config.train_tokens / config.seq_len
+    num_steps = max(1, round(samples / config.global_batch_size))
+    if not is_open and num_steps * config.global_batch_size > declared:
+        # There is nothing behind the last stage: what does not fill a step is left.
+        num_steps = declared // config.global_batch_size
+        if not num_steps:
+            rule = f"have {declared:,} sequences of {config.seq_len} together, fewer than global_batch_size = "
+            raise UserError(config.fault("stages", rule + f"{config.global_batch_size}", "give them more tokens"))
+    return num_steps if config.max_steps == "auto" else min(num_steps, config.max_steps)
+
+
+def _warmup_steps(config: PretrainConfig, num_steps: int) -> int:
+    """Fewer than there are steps: at least one comes after the warm-up."""
+    if config.warmup_steps == "auto":
+        return min(round(config.warmup_fraction * num_steps), num_steps - 1)
+    if config.warmup_steps >= num_steps:
+        rule = f"must be fewer than the steps of the run, {num_steps:,}, or the learning rate never reaches lr"
+        remedy = f"try {round(0.02 * num_steps)}, or auto for a share of the run (warmup_fraction)"
+        raise UserError(config.fault("warmup_steps", rule, remedy))
+    return config.warmup_steps
+
+
+def _decay_steps(config: PretrainConfig, num_steps: int, warmup_steps: int) -> int:
+    decay_steps = max(1, round(config.decay_fraction * num_steps))
+    room = num_steps - warmup_steps
+    # A share of the run and a number of steps: only here is it known whether both find room in it. (Of two shares the
+    # configuration sees it before; one step that rounding adds is taken off again.)
+    if config.warmup_steps != "auto" and decay_steps > room:
+        rule = (
+            f"means {decay_steps:,} of the run's {num_steps:,} steps, and the warm-up takes {warmup_steps:,} "
+            "(warmup_steps)"
+        )
+        remedy = f"try at most {math.floor(100 * room / num_steps) / 100:g}, or a shorter warm-up"
+        raise UserError(config.fault("decay_fraction", rule, remedy))
+    return min(decay_steps, room)

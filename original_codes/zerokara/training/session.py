@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import torch
@@ -15,87 +17,123 @@ import torch.distributed
 from zerokara import checkpoint
 from zerokara.checkpoint import TrainingState
 from zerokara.errors import RunError
-from zerokara.model import parallel
-from zerokara.model.megatron import build, num_parameters
-from zerokara.progress import count_text, seconds_text
+from zerokara.model import compilation, parallel
+from zerokara.model.megatron import Decoder, build, num_parameters
+from zerokara.progress import count_text, say, seconds_text
 from zerokara.samples.batches import Batches, BatchPlan
-from zerokara.samples.evaluation import EvaluationTokens
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.training import devices, run_folder
-from zerokara.training.engine import Engine, init_distributed
-from zerokara.training.evaluation import Validation
+from zerokara.training import devices, processes, run_folder, suspects
+from zerokara.training.agreement import Agreement, ComeApart
+from zerokara.training.engine import Engine
+from zerokara.training.evaluation import start_validation
+from zerokara.training.guards import GivenUp, StepGuard
+from zerokara.training.limits import TimeLimits
 from zerokara.training.logbook import Logbook
 from zerokara.training.loop import StepRecord, train
 from zerokara.training.position import Position
-from zerokara.training.preparation import Preparation, cpu_threads, has_validation
+from zerokara.training.preparation import Preparation
+from zerokara.training.sampling import Sampler
 from zerokara.training.saving import Saver
-from zerokara.training.stopping import StopRequest
+from zerokara.training.stopping import FILE_NAME as STOP_NAME
+from zerokara.training.stopping import StopFile, StopRequest
 
 
 class Session:
     """A training process at work. `run` does it all."""
 
-    def __init__(self, preparation: Preparation):
+    def __init__(self, preparation: Preparation, stop_after: int | None = None):
+        """Get ready; the run is left after step `stop_after`, for whoever wants only a part of it."""
+        self._stop_after = stop_after
         self.preparation, self.config = preparation, preparation.config
         self.schedule, self.run_dir = preparation.schedule, preparation.run_dir
-        self.stop = StopRequest()
-        self.stop.listen()
         self.device = devices.local_device(int(os.environ.get("LOCAL_RANK", "0")))
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
-        else:
-            torch.set_num_threads(cpu_threads(preparation.num_processes))
-        init_distributed(self.device.type)
-        parallel.start(self.config.seed, self.config.tensor_parallel_size)
+        self.stop = StopRequest(self.device)
+        self.stop.listen()
+        processes.join(preparation, self.device)
         self.rank = torch.distributed.get_rank()
         self._lock = run_folder.lock(self.run_dir) if self.rank == 0 else None
+        self._stop_file = StopFile(self.run_dir)
         if self.rank == 0:
             checkpoint.sweep(self.run_dir)
-        torch.distributed.barrier()
+            self._stop_file.forget()
+            self.stop.watch(self._stop_file.look)
         self.state = self._start_state()
         self.position = Position.going_on(self.state, self.config.global_batch_size, self.config.seq_len)
         self.engine = self._start_engine()
-        self.validation = self._start_validation()
+        self.validation, self.sampler = start_validation(preparation, self.device), self._start_sampler()
         self.logbook = Logbook(preparation, self.state, self.device, self.rank)
-        self.saver = Saver(preparation, self.engine, self.rank, self.logbook.say)
-        self._done_step = self.state.step
+        if self.rank == 0:
+            self.stop.watch(TimeLimits(self.config, preparation.checkpoint_bytes, lambda: self.logbook.seconds).look)
+        self.saver = Saver(preparation, self.engine, self.device, self.rank, self._say, self._resumed_from)
+        self.guard = StepGuard(self.config, self.state)
+        plan = BatchPlan(self.config.global_batch_size, self.config.micro_batch, parallel.data_size())
+        reading = preparation.reading
+        self.batches = Batches(reading.tokens(), reading.order(), plan, parallel.data_rank())
 
     def run(self) -> bool:
-        """Train to the end; False when somebody asked to stop before it."""
-        config, done = self.config, self.state.step
+        """Train to the end; False when somebody asked to stop before it.
+
+        Raises:
+            RunError: too many steps in a row had to be skipped, the processes no longer agree, or the disk would not
+                take the last checkpoint. Only the first process says so; the others leave with its exit code.
+        """
+        try:
+            finished = self._train()
+            self.saver.finish()
+        except (GivenUp, ComeApart) as error:
+            self.saver.finish()
+            if self.rank:
+                raise SystemExit(error.exit_code) from None
+            raise
+        except KeyboardInterrupt:  # the second one: it waits for nothing
+            raise
+        except BaseException:
+            self.saver.abandon()
+            raise
+        self.logbook.close()
+        if not finished:
+            reached = self.state.step == self._stop_after
+            reason = self.stop.reason or ("its caller" if reached else "another process")
+            self._say(f"stopped by {reason} after step {self.state.step}, saved; run the same command to go on")
+            if self.rank == 0:
+                self._stop_file.forget()
+        if self._lock is not None:
+            self._lock.close()
+        return finished
+
+    def _train(self) -> bool:
+        done = self.state.step
         waited = time.time() - psutil.Process().create_time()
-        self._say(f"ready after {seconds_text(waited)}; stop with Ctrl-C or SIGTERM at any time, nothing is lost")
-        if not done:
-            self._validate(0)
-        plan = BatchPlan(config.global_batch_size, config.micro_batch, parallel.data_size())
-        reading = self.preparation.reading
-        batches = Batches(reading.tokens(), reading.order(), plan, parallel.data_rank())
+        self._say(
+            f"ready after {seconds_text(waited)}; stop with Ctrl-C, SIGTERM, or: touch {self.run_dir / STOP_NAME}; "
+            "nothing is lost"
+        )
+        if self._lacks_validation(done):
+            self._validate(done)
         self.logbook.say_stages(done, resumed=done > 0)
-        finished = train(
+        self.stop.can_wait()
+        return train(
             engine=self.engine,
-            batches=batches,
+            batches=self.batches,
             objective=self.preparation.objective,
             schedule=self.schedule,
             first_step=done + 1,
             position=self.position.samples,
             device=self.device,
+            guard=self.guard,
             stop=self.stop,
             at_edge=self._at_edge,
         )
-        if not finished and self.state.step != self._done_step:
-            self._save(self._done_step)
-        self.saver.close()
-        self.logbook.close()
-        if self._lock is not None:
-            self._lock.close()
-        if not finished:
-            reason = self.stop.reason or "another process"
-            self._say(f"stopped by {reason} after step {self._done_step}, saved; run the same command to go on")
-        return finished
 
     def _start_state(self) -> TrainingState:
-        folder = checkpoint.newest_complete(self.run_dir, self._say)
-        self._resumed_from = folder
+        # The first process looks, for all: hashing is reading the whole checkpoint.
+        found: list[Path | None] = [checkpoint.newest_complete(self.run_dir, self._say) if self.rank == 0 else None]
+        torch.distributed.broadcast_object_list(found, device=self.device)
+        folder = self._resumed_from = found[0]
+        if self.rank == 0:
+            first_broken = checkpoint.read_state(folder).step + 1 if folder else 0
+            broken = [step for step in checkpoint.all_steps(self.run_dir) if step >= first_broken]
+            checkpoint.mark(self.run_dir, broken)
         return checkpoint.read_state(folder) if folder else self._state_at(0, samples=0, facts={}, seconds=0.0)
 
     def _start_engine(self) -> Engine:
@@ -109,48 +147,89 @@ class Session:
         if count != preparation.shape.num_parameters():
             raise RunError(f"the model has {count:,} parameters, {preparation.shape.num_parameters():,} were announced")
         engine = Engine(model, self.config, parallel.data_size(), preparation.template)
+        self.agreement = Agreement(model, self.config.seed)
         if folder:
-            engine.load_state(checkpoint.read_weights(folder), checkpoint.read_moments(folder), self.state.step)
+            state = self.state
+            if state.optimizer == self.config.optimizer:
+                engine.load_state(checkpoint.read_weights(folder), checkpoint.read_moments(folder), state.updates)
+            else:
+                engine.load_state(checkpoint.read_weights(folder), {}, num_updates=0)
+                self._say(f"optimizer was {state.optimizer}, is {self.config.optimizer}: its state starts anew")
             self._say(f"going on from {folder}: step {self.state.step}, {count_text(self.state.tokens)} tokens done")
+        self._compile(model)
         return engine
 
-    def _start_validation(self) -> Validation | None:
-        config, paths = self.config, self.preparation.token_paths
-        if not has_validation(paths):
+    def _compile(self, model: Decoder) -> None:
+        config = self.config
+        reason = compilation.reason_against(config.compile, self.device.type, config.zero_stage)
+        if reason is None:
+            compilation.start(model, config.micro_batch, config.isolate_documents, self._say)
+        elif config.compile == "on":
+            self._say(f"not compiled: {reason}")
+
+    def _start_sampler(self) -> Sampler | None:
+        config = self.config
+        if not config.sample_prompts:
             return None
         encoder = Encoder(config.input_tokenizer_file)
-        limit = None if config.eval_tokens == "all" else config.eval_tokens
-        return Validation(
-            EvaluationTokens(paths.valid, config.seq_len, encoder.eos_id, limit),
-            encoder.piece_bytes(),
-            self.preparation.objective,
-            config.micro_batch,
-            self.device,
-        )
+        return Sampler(encoder, config.sample_prompts, config.sample_tokens, config.seq_len, config.seed, self.device)
 
-    def _at_edge(self, record: StepRecord) -> None:
+    def _at_edge(self, record: StepRecord, asked_to_stop: bool) -> bool:
+        """All that happens between two steps; whether to leave."""
         config, step = self.config, record.step
-        self._done_step = step
         last = step == self.schedule.num_steps
+        self.agreement.check(step)
         self.logbook.add(record)
+        if record.fault:
+            self._name_suspects(record)
+            self.guard.require_patience(step, record.fault)
         if last or step % config.log_interval == 0 or step == 1:
             self.logbook.log()
-        if last or step % config.eval_interval == 0:
-            self._validate(step)
-        if last or step % config.save_interval == 0:
+        if last or (step % config.eval_interval == 0 and not asked_to_stop):
+            asked_to_stop |= not self._validate(step, to_the_end=last)
+        if last or asked_to_stop or step % config.save_interval == 0:
             self._save(step)
         if not last:
             self.logbook.say_stages(step)
+        return asked_to_stop
 
-    def _validate(self, step: int) -> None:
-        if self.validation is not None:
-            self.logbook.log_validation(step, self.validation(self.engine.module))
+    def _lacks_validation(self, done: int) -> bool:
+        """Whether the run begins, or was stopped in a validation or before one: the next start makes up for it."""
+        is_due = done % self.config.eval_interval == 0 and done < self.schedule.num_steps
+        return is_due and self.state.facts.get("valid_step") != done
+
+    def _validate(self, step: int, to_the_end: bool = False) -> bool:
+        """Validate; False when it was given up because somebody asked to stop."""
+        with self.logbook.pace.pause("validation"):
+            if self.validation is not None:
+                result = self.validation(self.engine.module, None if to_the_end else self.stop.agreed)
+                if result is None:
+                    return False
+                self.logbook.log_validation(step, result)
+            if self.sampler is not None:
+                self.logbook.log_samples(step, self.sampler(self.engine.module))
+        return True
+
+    def _name_suspects(self, record: StepRecord) -> None:
+        consumed = self.position.samples(record.step - 1)
+        found = suspects.find(
+            self.engine.module, self.batches, self.preparation.objective, self.preparation.reading, consumed
+        )
+        self.logbook.log_skipped(record, found)
 
     def _save(self, step: int) -> None:
-        book = self.logbook
-        self.state = self._state_at(step, self.position.samples(step), dict(book.facts), book.seconds)
-        self.saver.save(self.state)
-        book.draw()
+        book, guard = self.logbook, self.guard
+        self.state = replace(
+            self._state_at(step, self.position.samples(step), dict(book.facts), book.seconds),
+            skipped_steps=guard.skipped_steps,
+            skipped_in_row=guard.skipped_in_row,
+            recent_losses=guard.recent_losses,
+            optimizer=self.config.optimizer,
+            earlier_updates=step - guard.skipped_steps - self.engine.num_updates,
+        )
+        book.flush()
+        with book.pace.pause("save"):
+            self.saver.save(self.state)
 
     def _state_at(self, step: int, samples: int, facts: dict[str, object], seconds: float) -> TrainingState:
         preparation = self.preparation
@@ -168,4 +247,4 @@ class Session:
 
     def _say(self, text: str) -> None:
         if self.rank == 0:
-            print(text, flush=True)
+            say(text)

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import json
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from zerokara import checkpoint
-from zerokara.checkpoint import TrainingState
+from zerokara.checkpoint import Retention, TrainingState, tensor_file
 from zerokara.errors import UserError
 
 
-def saved(run_dir: Path, step: int) -> Path:
+def saved(run_dir: Path, step: int, valid_loss: float | None = None) -> Path:
+    facts = {"loss": 2.0} if valid_loss is None else {"valid_loss": valid_loss, "valid_step": step}
     state = TrainingState(
         step=step, samples=step * 8, tokens=step * 256, seconds=1.5, shape={"num_layers": 1}, tokenizer_sha256="t",
-        data_sha256="d", precision="bf16", facts={"loss": 2.0},
+        data_sha256="d", precision="bf16", facts=facts, skipped_steps=3, recent_losses=(2.5, 2.25),
     )  # fmt: skip
     weights = {"a.weight": torch.full((2, 3), float(step))}
     moments = {"a.weight.exp_avg": torch.zeros(2, 3), "a.weight.exp_avg_sq": torch.ones(2, 3)}
@@ -25,8 +32,8 @@ def saved(run_dir: Path, step: int) -> Path:
 def test_what_is_saved_is_read_back(tmp_path: Path) -> None:
     folder = saved(tmp_path, 10)
     assert folder.name == "global_step10"
-    assert (tmp_path / "latest").read_text(encoding="utf-8") == "global_step10\n"
-    assert checkpoint.read_state(folder).samples == 80
+    state = checkpoint.read_state(folder)
+    assert (state.samples, state.updates, state.recent_losses) == (80, 7, (2.5, 2.25))
     assert torch.equal(checkpoint.read_weights(folder)["a.weight"], torch.full((2, 3), 10.0))
     assert checkpoint.read_moments(folder).keys() == {"a.weight.exp_avg", "a.weight.exp_avg_sq"}
     assert checkpoint.newest_complete(tmp_path) == folder
@@ -51,6 +58,16 @@ def test_a_broken_newest_is_skipped_with_a_word(tmp_path: Path, harm, words: str
     assert len(told) == 1 and words in told[0] and "skipping" in told[0]
 
 
+@pytest.mark.parametrize("part", ["weights", "optimizer", "state"])
+def test_a_manifest_that_leaves_a_file_out_is_broken(tmp_path: Path, part: str) -> None:
+    manifest = saved(tmp_path, 10) / "manifest.json"
+    content = json.loads(manifest.read_text(encoding="utf-8"))
+    del content["outputs"][part]
+    manifest.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(UserError, match=f"manifest.json: does not speak of the {part}; take an older checkpoint"):
+        checkpoint.check(manifest.parent)
+
+
 def _flip_last_byte(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -63,17 +80,85 @@ def test_no_checkpoint(tmp_path: Path) -> None:
         checkpoint.check(tmp_path / "global_step5")
 
 
+def names(folders: list[Path]) -> list[str]:
+    return [folder.name for folder in folders]
+
+
 def test_pruning_keeps_the_newest_and_the_multiples(tmp_path: Path) -> None:
     for step in (10, 20, 30, 40, 50):
         saved(tmp_path, step)
-    deleted = checkpoint.prune(tmp_path, keep_last=2, keep_every=20)
-    assert [folder.name for folder in deleted] == ["global_step10", "global_step30"]
+    deleted = checkpoint.prune(tmp_path, Retention(keep_last=2, keep_every=20))
+    assert names(deleted) == ["global_step10", "global_step30"]
     assert checkpoint.all_steps(tmp_path) == [20, 40, 50]
+
+
+def test_pruning_keeps_the_best_by_validation(tmp_path: Path) -> None:
+    for step, loss in ((10, 3.0), (20, 2.0), (30, None), (40, 2.0), (50, 4.0), (60, float("nan"))):
+        saved(tmp_path, step, loss)
+    checkpoint.mark(tmp_path)
+    assert (tmp_path / "best").read_text(encoding="utf-8") == "global_step40\n"  # the newer of two as good
+    assert names(checkpoint.prune(tmp_path, Retention(1, keep_best=True))) == [
+        "global_step10", "global_step20", "global_step30", "global_step50",
+    ]  # fmt: skip
+    checkpoint.prune(tmp_path, Retention(1))
+    checkpoint.mark(tmp_path)
+    assert checkpoint.all_steps(tmp_path) == [60] and not (tmp_path / "best").exists()
+    assert (tmp_path / "latest").read_text(encoding="utf-8") == "global_step60\n"
+
+
+def test_a_loss_of_an_earlier_validation_is_not_these_weights_own(tmp_path: Path) -> None:
+    state = checkpoint.read_state(saved(tmp_path, 10, 3.0))
+    assert state.validation_loss == 3.0 and replace(state, step=20).validation_loss is None
+
+
+def test_what_is_broken_never_counts_as_kept(tmp_path: Path) -> None:
+    for step in (10, 20, 30):
+        saved(tmp_path, step)
+    (tmp_path / "global_step30" / "weights.safetensors").write_bytes(b"x")
+    assert names(checkpoint.prune(tmp_path, Retention(1))) == ["global_step10", "global_step30"]
+    checkpoint.mark(tmp_path)
+    assert (tmp_path / "latest").read_text(encoding="utf-8") == "global_step20\n"
+
+
+def test_a_content_known_to_be_broken_never_counts_as_kept(tmp_path: Path) -> None:
+    older, newer = saved(tmp_path, 10), saved(tmp_path, 30)
+    _flip_last_byte(newer / "weights.safetensors")
+    assert checkpoint.prune(tmp_path, Retention(1), broken=[30]) == [newer]
+    assert checkpoint.newest_complete(tmp_path) == older
+
+
+def test_nothing_is_deleted_where_nothing_whole_stands(tmp_path: Path) -> None:
+    for step in (10, 20):
+        (saved(tmp_path, step) / "state.json").unlink()
+    assert checkpoint.prune(tmp_path, Retention(1)) == []
+    assert checkpoint.all_steps(tmp_path) == [10, 20]
 
 
 def test_a_half_written_folder_of_a_killed_save_does_not_count(tmp_path: Path) -> None:
     saved(tmp_path, 10)
     (tmp_path / "global_step20.partial").mkdir()
+    (tmp_path / "latest.77.partial").touch()
     assert checkpoint.all_steps(tmp_path) == [10]
     checkpoint.sweep(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step10", "latest"]
+    assert [path.name for path in tmp_path.iterdir()] == ["global_step10"]
+
+
+def test_a_file_is_what_the_library_writes(tmp_path: Path) -> None:
+    tensors = {"b": torch.randn(3, 5), "a.weight": torch.randn(7), "scalar": torch.tensor(1.5)}
+    digest = tensor_file.write(tmp_path / "ours", tensors)
+    assert digest == hashlib.sha256((tmp_path / "ours").read_bytes()).hexdigest()
+    assert tensor_file.num_bytes(tensors) == (tmp_path / "ours").stat().st_size
+    read = load_file(tmp_path / "ours")
+    assert read.keys() == tensors.keys() and all(torch.equal(read[name], tensors[name]) for name in tensors)
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(tmp_path, 10)
+
+    def refuse(descriptor: int, piece: memoryview) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tensor_file.os, "write", refuse)
+    with pytest.raises(OSError, match=r"weights\.safetensors"):
+        saved(tmp_path, 20)
+    assert [path.name for path in tmp_path.iterdir()] == ["global_step10"]

@@ -37,6 +37,23 @@ def test_every_fault_is_told_at_once_in_the_order_of_the_file(tmp_path: Path) ->
     ]
 
 
+def test_what_cannot_be_shared_by_processes_is_told(tmp_path: Path) -> None:
+    layers = "hidden_size: 96\nnum_attn_heads: 8\nnum_kv_heads: 2\nffn_hidden_size: 100\n"
+    shared = "must divide num_attn_heads, num_kv_heads, ffn_hidden_size"
+    assert faults_of(tmp_path, layers + "tensor_parallel_size: 8\n") == [
+        f"config.yaml:5: tensor_parallel_size = 8: {shared}: num_kv_heads = 2 and ffn_hidden_size = 100 cannot be "
+        "shared by 8 processes; one of [1, 2]"
+    ]
+    text = layers + "tensor_parallel_size: 2\nnum_processes: 3\n"
+    assert faults_of(tmp_path, text) == [
+        "config.yaml:5: tensor_parallel_size = 2: must divide the number of processes, 3; "
+        "lower it, or change num_processes"
+    ]
+    text = layers + "tensor_parallel_size: 2\nnum_processes: 4\nglobal_batch_size: 8\nmicro_batch_size: 4\n"
+    (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
+    load(PretrainConfig, tmp_path / "config.yaml")  # two readers of four sequences, each of two processes
+
+
 def test_global_batch_is_explained_with_numbers(tmp_path: Path) -> None:
     text = "global_batch_size: 500\nmicro_batch_size: 8\nnum_processes: 4\n"
     (fault,) = faults_of(tmp_path, text)

@@ -79,18 +79,6 @@ def test_the_future_is_not_seen() -> None:
     assert not torch.equal(before[:, 10:], after[:, 10:])
 
 
-def test_the_same_seed_gives_the_same_weights() -> None:
-    torch.manual_seed(4)
-    one = build(shape_of())
-    torch.manual_seed(4)
-    two = build(shape_of())
-    torch.manual_seed(5)
-    three = build(shape_of())
-    name = "decoder.layers.1.mlp.linear_fc1.weight"
-    assert torch.equal(one.state_dict()[name], two.state_dict()[name])
-    assert not torch.equal(one.state_dict()[name], three.state_dict()[name])
-
-
 def test_isolation_by_hand() -> None:
     positions, may_attend = isolation(torch.tensor([[0, 0, 1, 1], [1, 2, 2, 2]]))
     assert positions.tolist() == [[0, 1, 0, 1], [0, 0, 1, 2]]

@@ -70,6 +70,9 @@ def test_many_documents_at_once_give_the_same_ids(encoder: Encoder) -> None:
     together = encoder.encode_many(TEXTS)
     assert [ids.tolist() for ids in together] == [encoder.encode(text).tolist() for text in TEXTS]
     assert encoder.encode_many([]) == []
+    ids, text_bytes = encoder.encode_joined(TEXTS)
+    assert ids.tolist() == [i for text in TEXTS for i in [*encoder.encode(text).tolist(), encoder.eos_id]]
+    assert text_bytes == [len(text.encode()) for text in TEXTS] and encoder.encode_joined([])[0].size == 0
 
 
 def test_text_that_spells_control_tokens_is_text(encoder: Encoder) -> None:

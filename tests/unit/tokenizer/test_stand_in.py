@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import sys
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gigatoken._load.sentencepiece import sentencepiece_to_tokenizer_json
 
-from zerokara.tokenizer import stand_in
+from zerokara.tokenizer import stand_in, stand_in_model
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.model_file import ModelFile
 from zerokara.tokenizer.proof import hard_texts
@@ -26,8 +28,20 @@ def test_bpe_is_done_by_gigatoken_with_the_same_ids(toy_bpe: Encoder) -> None:
     quick = pickle.loads(pickle.dumps(choice.open_encoder))()
     assert (quick.vocab_size, quick.eos_id) == (toy_bpe.vocab_size, toy_bpe.eos_id)
     texts = [*TEXTS, *hard_texts(toy_bpe), "x" * 5000 + "</s>" + "\n" * 300]
-    for ours, theirs in zip(toy_bpe.encode_many(texts), quick.encode_many(texts), strict=True):
-        assert theirs.dtype == np.int32 and np.array_equal(ours, theirs)
+    (ours, our_bytes), (theirs, their_bytes) = toy_bpe.encode_joined(texts), quick.encode_joined(texts)
+    assert theirs.dtype == np.int32 and np.array_equal(ours, theirs)
+    assert our_bytes == their_bytes == [len(text.encode()) for text in texts]
+
+
+def test_the_model_is_as_gigatoken_makes_it_itself(train_toy: TrainToy) -> None:
+    encoder = Encoder(train_toy(model_type="bpe", extra_ids=2, user_defined_symbols=["[CALL]"], vocab_size=560))
+    model = ModelFile(encoder.model_bytes)
+    special = {i: stand_in_model.marker(i) for i, piece in enumerate(model.pieces) if piece.kind in (2, 3)}
+    model.rename(special)
+    ours = json.loads(stand_in_model.tokenizer_json(encoder.model))
+    theirs = json.loads(sentencepiece_to_tokenizer_json(model.to_bytes()))
+    assert (ours["model"].pop("unk_token"), theirs["model"].pop("unk_token")) == (special[encoder.unk_id], "<unk>")
+    assert ours == theirs and len(ours["model"]["merges"]) > 100
 
 
 def test_control_names_and_user_symbols_are_part_of_the_proof(train_toy: TrainToy) -> None:
@@ -61,7 +75,7 @@ def test_it_is_opened_anew_before_it_remembers_too_much(toy_bpe: Encoder, monkey
     quick = stand_in.StandIn(toy_bpe.model_path)
     first = quick._tokenizer
     for text in TEXTS:
-        assert np.array_equal(quick.encode_many([text])[0], toy_bpe.encode(text))
+        assert np.array_equal(quick.encode_joined([text])[0], toy_bpe.encode_joined([text])[0])
     assert quick._tokenizer is not first and quick._tokens < 3000
 
 
@@ -91,7 +105,7 @@ def test_other_ids_are_found_while_it_works(toy_bpe: Encoder, tmp_path: Path) ->
     quick._truth = Encoder(_other_merges(toy_bpe, tmp_path))
     with pytest.raises(stand_in.StandInDiffersError) as raised:
         for text in TEXTS:
-            quick.encode_many([text])
+            quick.encode_joined([text])
     assert pickle.loads(pickle.dumps(raised.value)).excerpt == raised.value.excerpt != ""
 
 

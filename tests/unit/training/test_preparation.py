@@ -36,6 +36,15 @@ def test_checkpoints_that_will_not_fit_are_told_in_numbers(settings, monkeypatch
     preparation.check_disk(plan)
 
 
+def test_the_vocabulary_must_be_shared_in_whole_rows(settings) -> None:  # type: ignore[no-untyped-def]
+    heads = ("hidden_size=60", "num_attn_heads=6", "num_kv_heads=3", "ffn_hidden_size=96", "tensor_parallel_size=3")
+    rows = "512, the 500 pieces of the tokenizer and their padding"
+    with pytest.raises(UserError, match=rf"tensor_parallel_size = 3: must divide {rows}; try a power of two"):
+        preparation.prepare(settings(*heads), 3)
+    shared = preparation.prepare(settings("tensor_parallel_size=2"), 2)
+    assert shared.shape == preparation.prepare(settings(), 1).shape  # so that checkpoints fit either way
+
+
 def test_tokens_of_another_tokenizer_are_refused(settings, tiny_data: dict[str, str], tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     other = tmp_path / "other.model"
     # The same pieces, one more field at the end of the file: another content.

@@ -47,19 +47,84 @@ TABLES = {
     "linear": [0.5, 1.0, 0.8875, 0.775, 0.6625, 0.55, 0.4375, 0.325, 0.2125, 0.1],
     "constant": [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0],
     "cosine": [0.5, 1.0, 0.965746, 0.868198, 0.722208, 0.55, 0.377792, 0.231802, 0.134254, 0.1],
+    # From step 2 on 0.1 + 0.9·(√(2/n) - √0.2) / (1 - √0.2), by bc to nine digits.
+    "inverse_sqrt": [0.5, 1.0, 0.701235, 0.523136, 0.401595, 0.311878, 0.242149, 0.185942, 0.139386, 0.1],
+    "wsd": [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.7, 0.4, 0.1],  # the last 30 % are steps 8, 9, 10
 }
+TEN_STEPS = ("lr=1.0", "min_lr=0.1", "seq_len=1", "global_batch_size=1", "micro_batch_size=1", "train_tokens=10")
+
+
+def rates(*overrides: str) -> list[float]:
+    made = schedule(*TEN_STEPS, *overrides)
+    return [made.learning_rate(step) for step in range(1, made.num_steps + 1)]
 
 
 @pytest.mark.parametrize("kind", TABLES)
 def test_learning_rate_table(kind: str) -> None:
-    made = schedule(
-        "lr=1.0", "min_lr=0.1", "warmup_fraction=0.2", f"lr_schedule={kind}", "seq_len=1", "global_batch_size=1",
-        "micro_batch_size=1", "train_tokens=10",
-    )  # fmt: skip
-    assert [made.learning_rate(step) for step in range(1, 11)] == pytest.approx(TABLES[kind], abs=1e-6)
+    shape = (f"lr_schedule={kind}", "decay_fraction=0.3")
+    assert rates(*shape, "warmup_fraction=0.2") == pytest.approx(TABLES[kind], abs=1e-6)
+    assert rates(*shape, "warmup_fraction=0.7", "warmup_steps=2") == pytest.approx(TABLES[kind], abs=1e-6)
+    assert rates(*shape, "warmup_steps=2", "train_tokens=500", "max_steps=10") == pytest.approx(TABLES[kind], abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", TABLES)
+@pytest.mark.parametrize("steps", [1, 2, 3, 7, 1000])
+def test_the_last_step_has_min_lr(kind: str, steps: int) -> None:
+    for warmup in ("warmup_fraction=0", "warmup_fraction=0.5", "warmup_fraction=0.02"):
+        made = rates(f"lr_schedule={kind}", f"train_tokens={steps}", warmup, "min_lr=0.25")
+        assert len(made) == steps and max(made) <= 1.0 and min(made[:-1], default=1) > 0
+        expected = 1.0 if kind == "constant" or (kind == "inverse_sqrt" and steps == 1) else 0.25
+        assert made[-1] == pytest.approx(expected, rel=1e-12)
+        assert made == sorted(made[: made.index(max(made))]) + sorted(made[made.index(max(made)) :], reverse=True)
+
+
+def test_inverse_sqrt_is_t5s_where_min_lr_is_what_that_reaches() -> None:
+    made = rates("lr_schedule=inverse_sqrt", "train_tokens=400", "warmup_steps=4", "min_lr=0.1")  # √(4/400)
+    assert made[3:] == pytest.approx([(4 / step) ** 0.5 for step in range(4, 401)])
 
 
 def test_without_warmup_the_first_step_is_not_wasted() -> None:
     made = schedule("warmup_fraction=0", "lr=1.0", "min_lr=0.1", "lr_schedule=linear", "train_tokens=81920")
     assert made.num_steps == 10 and made.warmup_steps == 0
     assert made.learning_rate(1) == pytest.approx(0.91)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (
+            ("warmup_steps=10",),
+            "warmup_steps = 10: must be fewer than the steps of the run, 10, or the learning rate never reaches lr; "
+            "try 0, or auto for a share of the run (warmup_fraction)",
+        ),
+        (
+            ("warmup_steps=6", "lr_schedule=wsd", "decay_fraction=0.5"),
+            "decay_fraction = 0.5: means 5 of the run's 10 steps, and the warm-up takes 6 (warmup_steps); "
+            "try at most 0.4, or a shorter warm-up",
+        ),
+        (
+            ("warmup_fraction=0.6", "lr_schedule=wsd", "decay_fraction=0.5"),
+            "decay_fraction = 0.5: must leave room for warmup_fraction = 0.6: together they are at most 1; "
+            "try at most 0.4",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_told_in_numbers(overrides: tuple[str, ...], words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        schedule(*TEN_STEPS, *overrides)
+    assert str(caught.value) == f"--set: {words}"
+
+
+def test_shares_that_fill_the_run_are_no_fault() -> None:
+    assert rates("lr_schedule=wsd", "warmup_fraction=0.7", "decay_fraction=0.3") == pytest.approx(
+        [step / 7 for step in range(1, 8)] + [0.7, 0.4, 0.1]
+    )
+    assert rates("lr_schedule=wsd", "warmup_fraction=0.65", "decay_fraction=0.35")[-1] == pytest.approx(0.1)
+
+
+def test_the_earliest_limit_ends_the_run() -> None:
+    def steps(*overrides: str) -> int:
+        return schedule("seq_len=16", "global_batch_size=10", "micro_batch_size=10", *overrides).num_steps
+
+    assert steps("epochs=2") == 200 and steps("epochs=2", "max_steps=150") == 150
+    assert steps("train_tokens=16000", "max_steps=150") == 100

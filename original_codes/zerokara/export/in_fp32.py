@@ -1,0 +1,57 @@
+"""A model in whatever precision it was saved, computing in fp32 without an fp32 copy of itself.
+
+Inside `InFp32` every product of fp32 activations with narrower weights first widens the weights, piece by piece, in one
+small buffer. Widening bf16 to fp32 is exact, so the result is that of the same model loaded in fp32, but for the order
+in which terms are added. What is not widened cannot pass unseen: torch refuses a product of two precisions, and a
+product of two narrow tensors is far too coarse for the proof.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+_PIECE_ELEMENTS = 1 << 20
+"""Weights widened at a time, 4 MB in fp32: small enough for a processor's caches, large enough for its products."""
+
+
+class InFp32(TorchFunctionMode):
+    """A context manager in which a model computes in fp32, for inference only."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        if func is functional.linear:
+            return _linear(*args, **given)
+        if func is functional.embedding:
+            return func(*args, **given).float()
+        if func is torch.addmm:  # Hugging Face's Conv1D, whose weight is [in, out]
+            bias, rows, weight = args
+            return _linear(rows, weight.t(), bias)
+        every = _widened([*args, *given.values()])
+        return func(*every[: len(args)], **dict(zip(given, every[len(args) :], strict=True)))
+
+
+def _linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if rows.dtype != torch.float32 or weight.dtype == torch.float32:
+        return functional.linear(rows, weight, bias)
+    step = max(1, _PIECE_ELEMENTS // weight.shape[1])
+    buffer = rows.new_empty(min(step, weight.shape[0]), weight.shape[1])
+    parts = [functional.linear(rows, buffer[: len(piece)].copy_(piece)) for piece in weight.split(step)]
+    product = torch.cat(parts, dim=-1)
+    return product if bias is None else product + bias.float()
+
+
+def _widened(arguments: Sequence[Any]) -> Sequence[Any]:
+    """The arguments, the narrow tensors in fp32 where there is an fp32 one beside them."""
+    numbers = [each for each in arguments if isinstance(each, Tensor) and each.is_floating_point()]
+    dtypes = {each.dtype for each in numbers}
+    if len(dtypes) < 2 or torch.float32 not in dtypes:
+        return arguments
+    return [each.float() if isinstance(each, Tensor) and each.is_floating_point() else each for each in arguments]

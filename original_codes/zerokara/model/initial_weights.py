@@ -1,0 +1,57 @@
+"""Initial weights: each parameter drawn whole from the seed and its name, then cut for this process.
+
+So they do not depend on the order of the parameters, on how many processes there are or on how they share the model;
+and no more than one whole parameter is ever held beside the model.
+
+The distribution is megatron-core's (0.16.1, transformer/transformer_config.py): normal around 0 with `init_std`; for
+what is added to the residual stream, `init_std` / √(2·layers) (GPT-2, Radford et al., 2019); norms 1, biases 0.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import torch
+from torch import Tensor
+
+from zerokara.model import parallel
+from zerokara.model.shapes import ModelShape
+from zerokara.model.sharding import Sharding
+
+_PADDED = ("word_embeddings.weight", "output_layer.weight")
+_ADDED = ("linear_proj.weight", "linear_fc2.weight")
+"""Their products are added to the residual stream, two in each layer."""
+
+
+@torch.no_grad()
+def draw(model: torch.nn.Module, shape: ModelShape, seed: int) -> None:
+    """Fill the parameters of `model`, which are fp32 and this process's part of the whole."""
+    sharding = Sharding.of(shape)
+    for name, parameter in model.named_parameters():
+        whole_shape = sharding.whole_shape(name, parameter.shape)
+        if parameter.shape == whole_shape:
+            _fill(parameter, name, shape, seed)
+        else:
+            whole = torch.empty(whole_shape, dtype=parameter.dtype)
+            _fill(whole, name, shape, seed)
+            parameter.copy_(sharding.local(name, whole, parallel.tensor_rank(), parallel.tensor_size()))
+
+
+def _fill(whole: Tensor, name: str, shape: ModelShape, seed: int) -> None:
+    if name.endswith(".bias"):
+        whole.zero_()
+    elif name.endswith("layernorm.weight"):
+        whole.fill_(1)
+    else:
+        std = shape.init_std / math.sqrt(2 * shape.num_layers) if name.endswith(_ADDED) else shape.init_std
+        whole.normal_(0, std, generator=_generator(seed, name))
+    if name.endswith(_PADDED):
+        # Padding rows are no part of the model; zero, they add nothing to the gradient of anything either.
+        whole[shape.vocab_size :].zero_()
+
+
+def _generator(seed: int, name: str) -> torch.Generator:
+    """Numbers that belong to a seed and a name alone."""
+    digest = hashlib.sha256(f"{seed}\0{name}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))

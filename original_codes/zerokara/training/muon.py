@@ -1,0 +1,83 @@
+"""Muon: momentum whose matrices are made orthogonal (Jordan et al., 2024, kellerjordan.github.io/posts/muon), with the
+step scaled as in "Muon is Scalable for LLM Training" (Liu et al., 2025, arXiv 2502.16982, section 2.2):
+
+    M ← μ·M + G          O = orthogonal(G + μ·M)          W ← W − lr·(0.2·√max(R, C)·O + weight_decay·W)
+
+With this scale an update is as long as one of AdamW's, so that AdamW's learning rate and decay serve both.
+
+Why not one that is there: torch.optim.Muon (2.13) rounds to bf16 on the way whatever the weights are, so that runs in
+fp32 on one process and on two part after a few steps, and does not look into `linear_qkv`. DeepSpeed's (0.19.8,
+runtime/zero/muon) takes the gradient's norm, and clips, after the orthogonalisation, scales otherwise, and is compiled
+by torch.compile while the run waits.
+
+Shape suffixes: R rows, C columns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Of the quintic Newton-Schulz iteration (Jordan et al.): steepest at 0, so that five rounds bring every singular
+value to between 0.7 and 1.2."""
+ROUNDS = 5
+RMS_OF_ADAMW = 0.2
+"""What the root of the mean square of AdamW's updates usually is (Liu et al., 2025)."""
+
+
+class Muon(torch.optim.Optimizer):
+    """Updates matrices, each whole."""
+
+    def __init__(
+        self,
+        groups: Sequence[dict[str, Any]],
+        lr: float,
+        momentum: float,
+        weight_decay: float,
+        blocks: Mapping[Tensor, Sequence[Tensor]],
+        dtype: torch.dtype,
+    ):
+        """`blocks` are the rows of the matrices that a parameter holds, where it holds several; `dtype` is that of the
+        matrix products."""
+        super().__init__(groups, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        self._blocks, self._dtype = blocks, dtype
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update the parameters by their gradients."""
+        assert closure is None
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(parameter)
+                momentum_RC = state["momentum_buffer"]
+                momentum_RC.mul_(group["momentum"]).add_(parameter.grad)
+                direction_RC = parameter.grad.add(momentum_RC, alpha=group["momentum"])
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                blocks = self._blocks.get(parameter, ())
+                if not blocks:
+                    parameter.add_(self._scaled(direction_RC), alpha=-group["lr"])
+                for rows in blocks:
+                    parameter.index_add_(0, rows, self._scaled(direction_RC[rows]), alpha=-group["lr"])
+
+    def _scaled(self, matrix_RC: Tensor) -> Tensor:
+        scale = RMS_OF_ADAMW * math.sqrt(max(matrix_RC.shape))
+        return orthogonal(matrix_RC, self._dtype).to(matrix_RC.dtype).mul_(scale)
+
+
+def orthogonal(matrix_RC: Tensor, dtype: torch.dtype) -> Tensor:
+    """The nearest matrix with orthogonal rows or columns, roughly: singular values between 0.7 and 1.2, in `dtype`."""
+    a, b, c = COEFFICIENTS
+    wide = matrix_RC if matrix_RC.size(0) <= matrix_RC.size(1) else matrix_RC.T
+    # Divided by its Frobenius norm, its largest singular value is at most 1, where the iteration converges.
+    wide = (wide / wide.norm().clamp(min=1e-7)).to(dtype)
+    for _ in range(ROUNDS):
+        gram = wide @ wide.T
+        wide = torch.addmm(wide, torch.addmm(gram, gram, gram, beta=b, alpha=c), wide, beta=a)
+    return wide if matrix_RC.size(0) <= matrix_RC.size(1) else wide.T

@@ -1,0 +1,224 @@
+"""What is looked at before a run that costs days: the data, the memory, the processes, the kernels, the speed.
+
+`rows` is the cheap part, shown at every start: nothing is loaded for it. `trial` is the dear one, for ``--dry-run``
+(and for ``micro_batch_size: auto`` on a GPU): the real processes build the real model and train a few steps on the
+real data. What they learn is thrown away, and nothing is written.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from zerokara.errors import Fault, RunError, UserError
+from zerokara.progress import bytes_text, count_text, say, seconds_text
+from zerokara.samples.batches import Batches, BatchPlan
+from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokens.indexed import IndexedTokens
+from zerokara.training import memory_budget
+from zerokara.training.memory_budget import Budget
+from zerokara.training.preparation import Preparation, cpu_threads
+
+if TYPE_CHECKING:
+    import torch
+
+    from zerokara.training.engine import Engine
+
+ANSWER_SECONDS = 60
+"""How long a process may take to answer before it is named."""
+TRIAL_STEPS = 3
+"""The first is slow (memory is taken, kernels are chosen) and does not count."""
+_HEAD_TOKENS = 24
+_LOOKED_AT = 1 << 20
+"""Ids whose range is checked, at the beginning and at the end of the data."""
+
+
+def rows(preparation: Preparation, there: Budget) -> list[tuple[str, str]]:
+    """The head of the data, the tokenizer, and the memory by part against what is there.
+
+    Raises:
+        UserError: an id of the data is none of the tokenizer's.
+    """
+    question = preparation.memory_question(there)
+    needed = question.needed()
+    found = [
+        ("data begins", _data_head(preparation)),
+        ("tokenizer", f"sha256 {preparation.tokenizer_sha256[:12]}…, the one that the data was made with"),
+        *memory_budget.table(needed, there),
+    ]
+    if not there.holds(needed):
+        found.append(("note", f"this may not fit; {memory_budget.advice(question)}"))
+    return found
+
+
+def _data_head(preparation: Preparation) -> str:
+    encoder = Encoder(preparation.config.input_tokenizer_file)
+    path = preparation.token_paths.train
+    tokens = IndexedTokens(path).tokens
+    for part in (tokens[:_LOOKED_AT], tokens[-_LOOKED_AT:]):
+        largest = int(part.max(initial=0))
+        if largest >= encoder.vocab_size:
+            rule = f"holds the id {largest}; the tokenizer has {encoder.vocab_size} pieces"
+            raise UserError(Fault(where=f"{path}.bin", rule=rule, remedy="run bash 2_tokenize.sh --redo"))
+    head = np.asarray(tokens[:_HEAD_TOKENS], dtype=np.int64)
+    return f"{' '.join(str(one) for one in head[:8])} … = {encoder.decode(head.tolist())!r}"
+
+
+def require_answers() -> None:
+    """See that all processes are there and hear each other; every process must call it.
+
+    Raises:
+        RunError: some did not answer within `ANSWER_SECONDS`; the first process names them.
+    """
+    import torch.distributed
+
+    if torch.distributed.get_world_size() == 1:
+        return
+    deadline = datetime.timedelta(seconds=ANSWER_SECONDS)
+    # NCCL only waits; gloo's barrier knows who is missing.
+    group = torch.distributed.new_group(backend="gloo", timeout=deadline)
+    try:
+        torch.distributed.monitored_barrier(group, timeout=deadline, wait_all_ranks=True)
+    except RuntimeError as error:
+        said = str(error).strip().splitlines()[0]
+        raise RunError(
+            f"not all {torch.distributed.get_world_size()} processes answered within {ANSWER_SECONDS} s: {said}. See "
+            "what these processes printed, and whether they run at all"
+        ) from error
+    torch.distributed.destroy_process_group(group)
+
+
+def trial(preparation: Preparation) -> None:
+    """Train a few steps in this process and the others, tell speed and memory, write nothing.
+
+    Raises:
+        OutOfMemory: a process had too little; says what would fit.
+        RunError: a process did not answer, or a loss was not finite.
+    """
+    import torch
+
+    from zerokara.training import devices, out_of_memory
+    from zerokara.training.engine import init_distributed
+
+    device = devices.local_device(int(os.environ.get("LOCAL_RANK", "0")))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(cpu_threads(preparation.num_processes))
+    with out_of_memory.explained(preparation, device):
+        init_distributed(device.type)
+        require_answers()
+        seconds, loss = _trial_steps(preparation, device)
+        _tell(preparation, device, seconds, loss)
+
+
+def _trial_steps(preparation: Preparation, device: torch.device) -> tuple[float, float]:
+    """The time of one step, and the loss of the last."""
+    import torch
+
+    from zerokara.model import compilation, parallel
+    from zerokara.model.megatron import build
+    from zerokara.training.engine import Engine
+
+    config, reading = preparation.config, preparation.reading
+    parallel.start(config.seed, config.tensor_parallel_size)
+    model = build(preparation.shape, seed=config.seed, activation_checkpointing=config.activation_checkpointing)
+    engine = Engine(model, config, parallel.data_size(), preparation.template)
+    reason = compilation.reason_against(config.compile, device.type, config.zero_stage)
+    if reason is None:
+        compilation.start(model, config.micro_batch, config.isolate_documents, _say)
+    _say(f"kernels: {_kernels(preparation, device)}{f'; layers not compiled ({reason})' if reason else ''}")
+    plan = BatchPlan(config.global_batch_size, config.micro_batch, parallel.data_size())
+    batches = Batches(reading.tokens(), reading.order(), plan, parallel.data_rank())
+    times, loss = [], 0.0
+    for step in range(1, TRIAL_STEPS + 1):
+        torch.distributed.barrier()
+        started = time.perf_counter()
+        loss = _step(preparation, engine, batches, step, device)
+        times.append(time.perf_counter() - started)
+        if not np.isfinite(loss):
+            raise RunError(f"the loss of trial step {step} is {loss}: see lr, precision and the data")
+    return sum(times[1:]) / len(times[1:]), loss
+
+
+def _step(preparation: Preparation, engine: Engine, batches: Batches, step: int, device: torch.device) -> float:
+    import torch
+
+    from zerokara.model import parallel
+    from zerokara.training.loop import as_tensors
+
+    config = preparation.config
+    nats = torch.zeros((), device=device)
+    ready = [preparation.objective(ids, None) for ids in batches.at((step - 1) * config.global_batch_size)]
+    counted = torch.tensor(sum(float(batch.loss_mask.sum()) for batch in ready), dtype=torch.float64, device=device)
+    torch.distributed.all_reduce(counted, group=parallel.data_group())
+    num_tokens = counted.item()
+    for index, batch in enumerate(ready):
+        if index:
+            engine.finish_micro_batch()
+        ids, labels, mask, *segments = as_tensors(batch, device)
+        nats += engine.accumulate(ids, labels, mask, num_tokens, *segments)
+    torch.distributed.all_reduce(nats, group=parallel.data_group())
+    engine.update(preparation.schedule.learning_rate(step))
+    return nats.item() / num_tokens
+
+
+def _kernels(preparation: Preparation, device: torch.device) -> str:
+    config = preparation.config
+    names = {"adamw": "torch's fused AdamW", "adafactor": "Adafactor", "muon": "Muon, and torch's fused AdamW"}
+    return f"{_attention_kernel(preparation, device)}; {names[config.optimizer]}"
+
+
+def _attention_kernel(preparation: Preparation, device: torch.device) -> str:
+    """Which kernel `scaled_dot_product_attention` takes, as torch tells it."""
+    import torch
+
+    if device.type == "cpu":
+        return "attention by torch's flash kernel for CPUs"
+    shape, isolated = preparation.shape, preparation.config.isolate_documents
+    dtype = torch.bfloat16 if preparation.config.precision == "bf16" else torch.float32
+    size = (1, shape.num_attn_heads, shape.seq_len, shape.head_size)
+    query = torch.empty(size, dtype=dtype, device=device)
+    mask = torch.ones((1, 1, shape.seq_len, shape.seq_len), dtype=torch.bool, device=device) if isolated else None
+    asked = torch.backends.cuda.SDPAParams(query, query, query, mask, 0.0, not isolated, False)
+    for name, can in (
+        ("FlashAttention", torch.backends.cuda.can_use_flash_attention),
+        ("cuDNN", torch.backends.cuda.can_use_cudnn_attention),
+        ("the memory-efficient kernel", torch.backends.cuda.can_use_efficient_attention),
+    ):
+        if can(asked, False):
+            return f"attention by {name}"
+    return "attention by plain operations, slow and with a matrix of all pairs: no fused kernel takes this shape"
+
+
+def _tell(preparation: Preparation, device: torch.device, seconds: float, loss: float) -> None:
+    import torch
+
+    from zerokara.training import devices, out_of_memory
+
+    peak = torch.tensor([float(devices.peak_memory(device))], dtype=torch.float64, device=device)
+    torch.distributed.all_reduce(peak, torch.distributed.ReduceOp.MAX)
+    schedule = preparation.schedule
+    speed = schedule.batch_tokens / seconds
+    _say(
+        f"trial of {TRIAL_STEPS} steps: loss {loss:.3f}, {seconds_text(seconds)} a step, {count_text(speed)} tok/s; "
+        f"all {schedule.num_steps:,} steps would take {seconds_text(schedule.num_steps * seconds)}, validations and "
+        "saves not counted"
+    )
+    needed = preparation.memory_question(out_of_memory.room(device, preparation.num_processes)).needed()
+    expected = needed.without_saving()
+    if device.type == "cuda":  # torch counts what it has given out, and nothing else
+        expected -= needed.bytes_of("framework")
+    _say(
+        f"memory: the fullest process held {bytes_text(peak.item())} at most, the estimate (without the copy that is "
+        f"being saved) was {bytes_text(expected)} ({expected / peak.item() - 1:+.0%})"
+    )
+
+
+def _say(text: str) -> None:
+    if os.environ.get("RANK", "0") == "0":
+        say(text)

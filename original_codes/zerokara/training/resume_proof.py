@@ -1,0 +1,194 @@
+"""Proof that a run of this configuration, on this data and machine, goes on as if it had never been stopped.
+
+In a folder of its own, which is deleted afterwards, it trains 2·N steps unbroken; then N steps, which are saved, and in
+new processes from that checkpoint N more. Losses, weights and optimizer state must be those of the unbroken run: bit
+for bit where one process computes on a CPU. Elsewhere the order of additions is not fixed (a GPU adds up in whatever
+order its blocks end, several processes as their messages come in), so that even two unbroken runs part in the last
+digits: there `LOSS_TOLERANCE` and `STATE_TOLERANCE` decide.
+
+Called by the launcher as a module, it is one of the training processes: ``python -m … JOB.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zerokara import checkpoint, config
+from zerokara.config import PretrainConfig
+from zerokara.durable import write_text
+from zerokara.errors import RunError
+from zerokara.progress import bytes_text
+from zerokara.training import launcher, metrics, preparation, run_folder
+from zerokara.training.preparation import Preparation
+
+MODULE = "zerokara.training.resume_proof"
+LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 1e-2}
+"""Nats a token, where bits cannot be asked for: ten times the difference that sharing the work out otherwise makes."""
+STATE_TOLERANCE = 0.1
+"""Length of the difference, as a share of what the last N steps changed. Adam makes of the sign of a gradient that is
+all but zero a whole step, so that last digits grow; a state that was lost, or other data, gives about 1."""
+_QUIET = {
+    "tensorboard": False,
+    "wandb": "off",
+    "log_interval": 1,
+    "eval_interval": 10**9,
+    "save_interval": 10**9,
+    "keep_last": 10,
+    "keep_every": 0,
+    "keep_best": False,
+    "sample_prompts": (),
+    "max_hours": "auto",
+}
+"""The proof trains, saves, and does nothing else."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far the resumed run is from the unbroken one."""
+
+    losses: list[tuple[int, float, float]]
+    """Of each step after the first N: its number, unbroken, resumed."""
+    numbers: dict[str, int]
+    """How many there are, of `weights` and of the `optimizer`."""
+    unequal: dict[str, int]
+    """How many of them differ in any bit."""
+    shares: dict[str, float]
+    """Length of the difference, as a share of what the last N steps changed."""
+
+    @property
+    def loss(self) -> float:
+        """The largest difference between two losses."""
+        return max(abs(unbroken - resumed) for _, unbroken, resumed in self.losses)
+
+    @property
+    def is_none(self) -> bool:
+        """Whether every bit is equal."""
+        return self.loss == 0 and not any(self.unequal.values())
+
+    def is_tolerable(self, precision: str) -> bool:
+        """Whether it may come from the order of additions."""
+        return self.loss <= LOSS_TOLERANCE[precision] and max(self.shares.values()) <= STATE_TOLERANCE
+
+
+def prove(plan: Preparation, num_steps: int) -> None:
+    """Prove that a run of `plan` resumes; tells what was found. The run's own folder is not touched.
+
+    Raises:
+        RunError: the run is too short, the disk too full, a training ended early, or the proof failed.
+    """
+    import torch
+
+    if 2 * num_steps > plan.schedule.num_steps:
+        raise RunError(
+            f"a proof of 2 × {num_steps} steps needs a run of as many; this one has {plan.schedule.num_steps}"
+        )
+    bitwise = plan.num_processes == 1 and not torch.cuda.is_available()
+    folder = plan.run_dir.with_name(plan.run_dir.name + ".verify-resume")
+    print(f"proving resume in {folder}, which is deleted afterwards: 2 × {num_steps} steps unbroken, {num_steps} and")
+    print(f"{num_steps} in new processes; no validation, no plots; {plan.run_dir} is not touched", flush=True)
+    with _scratch(folder, 3 * plan.checkpoint_bytes):
+        for name, last in (("unbroken", 2 * num_steps), ("resumed", num_steps), ("resumed", 2 * num_steps)):
+            print(f"{name}, to step {last}:", flush=True)
+            _train(plan, folder / name, last)
+        difference = compare(folder / "unbroken", folder / "resumed", num_steps)
+    for line in table(difference):
+        print(f"  {line}")
+    if difference.is_none:
+        print("resume is proved: equal bit for bit")
+        return
+    if bitwise:
+        raise RunError("resume is NOT exact: one process on a CPU must give equal bits, and the table shows others")
+    rule = f"losses within {LOSS_TOLERANCE[plan.config.precision]:g}, state within {STATE_TOLERANCE:g}"
+    why = "several processes or a GPU add up in no fixed order"
+    if not difference.is_tolerable(plan.config.precision):
+        raise RunError(f"resume is NOT exact: more than the order of additions explains ({rule}; {why})")
+    print(f"resume is proved: equal but for the last digits ({rule}; {why})")
+
+
+def compare(unbroken: Path, resumed: Path, num_steps: int) -> Difference:
+    """The difference of two runs of 2·`num_steps` steps; the resumed one has its checkpoint of `num_steps` as well."""
+    losses = [
+        {line["step"]: line["loss"] for line in metrics.read(run) if "loss" in line} for run in (unbroken, resumed)
+    ]
+    steps = range(num_steps + 1, 2 * num_steps + 1)
+    if any(step not in of_run for of_run in losses for step in steps):
+        raise RunError("a step was skipped or not recorded in one of the two runs; its words above say why")
+    ends = [checkpoint.folder_of(run, 2 * num_steps) for run in (unbroken, resumed)]
+    numbers, unequal, shares = {}, {}, {}
+    for part, read in (("weights", checkpoint.read_weights), ("optimizer", checkpoint.read_moments)):
+        before, first, second = read(checkpoint.folder_of(resumed, num_steps)), read(ends[0]), read(ends[1])
+        if first.keys() != second.keys():
+            raise RunError(f"the two runs saved {part} of other names: {sorted(first.keys() ^ second.keys())[:5]}")
+        numbers[part] = sum(tensor.numel() for tensor in first.values())
+        unequal[part] = sum(int((first[name] != second[name]).sum()) for name in first)
+        apart = sum(float((first[name].double() - second[name].double()).square().sum()) for name in first)
+        moved = sum(float((first[name].double() - before[name].double()).square().sum()) for name in first)
+        shares[part] = (apart / moved) ** 0.5 if moved else float("nan" if apart else 0)
+        del before, first, second
+    states = [checkpoint.read_state(end) for end in ends]
+    if (states[0].samples, states[0].tokens) != (states[1].samples, states[1].tokens):
+        raise RunError(f"the two runs stand at other data: {states[0].samples} and {states[1].samples} sequences")
+    return Difference([(step, losses[0][step], losses[1][step]) for step in steps], numbers, unequal, shares)
+
+
+def table(difference: Difference) -> list[str]:
+    """What was found, for people."""
+    lines = [f"{'step':>9}  {'unbroken':>12}  {'resumed':>12}  difference"]
+    for step, unbroken, resumed in difference.losses:
+        lines.append(f"{step:>9}  {unbroken:>12.8f}  {resumed:>12.8f}  {abs(unbroken - resumed):.1e}")
+    for part, number in difference.numbers.items():
+        unequal, share = difference.unequal[part], difference.shares[part]
+        words = f"{unequal:,} differ, by {share:.1e} of what the steps changed" if unequal else "equal bit for bit"
+        lines.append(f"{part:>9}  {number:,} numbers, {words}")
+    return lines
+
+
+@contextmanager
+def _scratch(folder: Path, needed: int) -> Iterator[None]:
+    shutil.rmtree(folder, ignore_errors=True)  # of a proof that was killed
+    folder.mkdir(parents=True)
+    try:
+        if (free := shutil.disk_usage(folder).free) < needed:
+            raise RunError(
+                f"{folder}: a proof needs {bytes_text(needed)} for its checkpoints, {bytes_text(free)} are free"
+            )
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _train(plan: Preparation, run_dir: Path, last_step: int) -> None:
+    settings = plan.config.model_copy(update={**_QUIET, "output_model_dir": str(run_dir)})
+    job, config_path = run_dir.with_suffix(".json"), run_dir.with_suffix(".yaml")
+    write_text(config_path, config.as_yaml(settings))
+    write_text(job, json.dumps({"config": str(config_path), "last_step": last_step}))
+    code = launcher.launch(MODULE, [str(job)], plan.num_processes)
+    if code == launcher.INTERRUPTED:
+        raise KeyboardInterrupt
+    if code:
+        raise RunError(f"the training ended with exit code {code}, so nothing is proved; the words above say why")
+
+
+def _main(job_path: Path) -> None:
+    from zerokara.training.session import Session
+
+    job: dict[str, Any] = json.loads(job_path.read_text(encoding="utf-8"))
+    settings = config.load(PretrainConfig, Path(job["config"]))
+    plan = preparation.prepare(settings, int(os.environ["WORLD_SIZE"]), launcher.precision(settings))
+    if int(os.environ["RANK"]) == 0:
+        run_folder.claim(plan)
+    session = Session(plan, stop_after=job["last_step"])
+    session.validation = None
+    session.run()
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]))

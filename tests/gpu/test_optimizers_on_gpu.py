@@ -1,0 +1,75 @@
+"""On a GPU, in bf16: every optimizer learns where it can run; offload moves the state and changes no loss."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from zerokara import config
+from zerokara.model import parallel
+from zerokara.model.megatron import build
+from zerokara.model.shapes import ModelShape
+from zerokara.training.engine import Engine, init_distributed
+
+pytestmark = pytest.mark.gpu
+
+COMMON = [
+    "num_layers=2", "hidden_size=128", "num_attn_heads=4", "num_kv_heads=2", "seq_len=64", "precision=bf16",
+    "global_batch_size=8", "micro_batch_size=4",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    init_distributed("cuda")
+    parallel.start(0)
+
+
+def engine_for(*overrides: str) -> Engine:
+    settings = config.load(config.PretrainConfig, "/dev/null", [*COMMON, *overrides])
+    shape = ModelShape.from_config(settings, 1000)
+    return Engine(build(shape, seed=1), settings, num_processes=1, template={})
+
+
+def train(engine: Engine, num_steps: int, learning_rate: float) -> list[float]:
+    ids = torch.randint(0, 1000, (8, 65), generator=torch.Generator().manual_seed(2)).cuda()
+    losses = []
+    for _ in range(num_steps):
+        nats = 0.0
+        for index, part in enumerate(ids.split(4)):
+            if index:
+                engine.finish_micro_batch()
+            nats += engine.accumulate(part[:, :-1], part[:, 1:], torch.ones(4, 64).cuda(), 512.0).item()
+        losses.append(nats / 512)
+        engine.update(learning_rate)
+    return losses
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1])
+@pytest.mark.parametrize(("optimizer", "learning_rate"), [("adafactor", 0.05), ("muon", 1e-3)])
+def test_bf16_learns_by_whole_tensors(optimizer: str, learning_rate: float, zero_stage: int) -> None:
+    losses = train(engine_for(f"optimizer={optimizer}", f"zero_stage={zero_stage}"), 30, learning_rate)
+    assert losses[-1] < losses[0] - 0.3
+
+
+@pytest.mark.parametrize(("zero_stage", "offload"), [(1, "optimizer"), (2, "optimizer"), (3, "optimizer"), (3, "all")])
+def test_offload_moves_the_state_and_changes_no_loss(zero_stage: int, offload: str) -> None:
+    plain, away = engine_for(f"zero_stage={zero_stage}"), engine_for(f"zero_stage={zero_stage}", f"offload={offload}")
+    expected = train(plain, 10, 1e-3)
+    assert expected[-1] < expected[0] - 0.2
+    assert train(away, 10, 1e-3) == pytest.approx(expected, abs=2e-3)  # the norm is added up in another order
+    states = away._updater._adam.state.values()  # type: ignore[attr-defined]
+    assert {state["exp_avg"].device.type for state in states} == {"cpu"}
+
+
+@pytest.mark.parametrize("overrides", [("zero_stage=2", "offload=optimizer"), ("optimizer=muon", "zero_stage=0")])
+def test_the_state_goes_out_and_in(overrides: tuple[str, ...]) -> None:
+    first, second = engine_for(*overrides), engine_for(*overrides)
+    train(first, 3, 1e-3)
+    weights = {name: tensor.cpu().clone() for name, tensor in first.weights()}
+    moments = {name: tensor.cpu().clone() for name, tensor in first.moments()}
+    second.load_state(weights, moments, first.num_updates)
+    for name, tensor in [*second.weights(), *second.moments()]:
+        assert torch.equal(tensor.cpu(), (weights if name in weights else moments)[name]), name
+    assert train(second, 3, 1e-3) == pytest.approx(train(first, 3, 1e-3), abs=2e-3)

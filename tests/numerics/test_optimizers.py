@@ -1,0 +1,267 @@
+"""R4: each optimizer against its paper, written plainly here; and the gradient's norm and clipping against torch's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from zerokara import config
+from zerokara.export import families, rules
+from zerokara.model import parallel
+from zerokara.model.megatron import build
+from zerokara.model.shapes import ModelShape
+from zerokara.training.engine import Engine, init_distributed
+
+NUM_STEPS, BATCH, LENGTH, VOCAB = 20, 4, 24, 300
+OVERRIDES = [
+    "num_layers=2", "hidden_size=32", "num_attn_heads=4", "num_kv_heads=2", "ffn_hidden_size=64", f"seq_len={LENGTH}",
+    f"global_batch_size={BATCH}", "micro_batch_size=2", "lr=0.01", "tie_word_embeddings=false", "init_std=0.05",
+    "muon_momentum=0.9", "gradient_clipping=0.5",
+]  # fmt: skip
+LEARNING_RATES = [0.01 * min(1, step / 4) for step in range(1, NUM_STEPS + 1)]
+COUNT = float(BATCH * LENGTH)
+
+
+@pytest.fixture(scope="module")
+def batches() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    following = torch.randint(4, VOCAB, (VOCAB, 2), generator=generator)
+    made = []
+    for _ in range(NUM_STEPS):
+        ids = [torch.randint(4, VOCAB, (BATCH,), generator=generator)]
+        for _ in range(LENGTH):
+            ids.append(following[ids[-1], torch.randint(0, 2, (BATCH,), generator=generator)])
+        made.append(torch.stack(ids, dim=1))
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "0")  # DeepSpeed asks for it; the launcher sets it
+    parallel.start_alone()
+    init_distributed("cpu")
+
+
+def settings_and_shape(*overrides: str) -> tuple[config.PretrainConfig, ModelShape]:
+    settings = config.load(config.PretrainConfig, "/dev/null", [*OVERRIDES, *overrides])
+    return settings, ModelShape.from_config(settings, VOCAB)
+
+
+def accumulate(engine: Engine, ids: Tensor) -> float:
+    nats = 0.0
+    for index, part in enumerate(ids.split(2)):
+        if index:
+            engine.finish_micro_batch()
+        nats += engine.accumulate(part[:, :-1], part[:, 1:], torch.ones(part[:, 1:].shape), COUNT).item()
+    return nats / COUNT
+
+
+def losses_of_ours(batches: list[Tensor], *overrides: str) -> list[float]:
+    settings, shape = settings_and_shape(*overrides)
+    engine = Engine(build(shape, seed=1), settings, num_processes=1, template={})
+    losses = []
+    for ids, learning_rate in zip(batches, LEARNING_RATES, strict=True):
+        losses.append(accumulate(engine, ids))
+        engine.update(learning_rate)
+    return losses
+
+
+def losses_of_plain(
+    model: torch.nn.Module,
+    loss_of: Callable[[Tensor], Tensor],
+    update: Callable[[str, Tensor, int, float], None],
+    batches: list[Tensor],
+) -> list[float]:
+    """Train with `update(name, parameter, step, learning rate)` after torch's own clipping."""
+    losses = []
+    for step, (ids, learning_rate) in enumerate(zip(batches, LEARNING_RATES, strict=True), start=1):
+        model.zero_grad()
+        loss = loss_of(ids)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                update(name, parameter, step, learning_rate)
+        losses.append(loss.item())
+    return losses
+
+
+def plain_muon(momentum: float, decay: float, scale: float = 0.2) -> Callable[[str, Tensor, int, float], None]:
+    """Liu et al., 2025, algorithm 1 with Nesterov momentum; AdamW for all but the matrices of the layers."""
+    buffers: dict[str, list[Tensor]] = {}
+
+    def update(name: str, weight: Tensor, step: int, learning_rate: float) -> None:
+        gradient = weight.grad
+        assert gradient is not None
+        first, second = buffers.setdefault(name, [torch.zeros_like(weight), torch.zeros_like(weight)])
+        if weight.dim() == 2 and ".layers." in name:
+            first.copy_(momentum * first + gradient)
+            x = gradient + momentum * first
+            x = x / x.norm()
+            for _ in range(5):
+                gram = x @ x.T
+                x = 3.4445 * x - 4.7750 * gram @ x + 2.0315 * gram @ gram @ x
+            weight.copy_(weight - learning_rate * (scale * math.sqrt(max(weight.shape)) * x + decay * weight))
+            return
+        first.copy_(0.9 * first + 0.1 * gradient)
+        second.copy_(0.95 * second + 0.05 * gradient**2)
+        direction = (first / (1 - 0.9**step)) / ((second / (1 - 0.95**step)).sqrt() + 1e-8)
+        weight.copy_(weight - learning_rate * (direction + (decay if weight.dim() > 1 else 0) * weight))
+
+    return update
+
+
+def plain_adafactor(decay: float, exponent: float = 0.8) -> Callable[[str, Tensor, int, float], None]:
+    """Shazeer and Stern, 2018, algorithms 4 and 5, with a given learning rate in the place of the relative step."""
+    memory: dict[str, list[Tensor]] = {}
+
+    def update(name: str, weight: Tensor, step: int, learning_rate: float) -> None:
+        gradient = weight.grad
+        assert gradient is not None
+        beta = 1 - step**-exponent
+        squares = gradient**2 + 1e-30
+        if weight.dim() == 2:
+            rows, columns = memory.setdefault(name, [torch.zeros(weight.size(0)), torch.zeros(weight.size(1))])
+            rows.copy_(beta * rows + (1 - beta) * squares.sum(dim=1))
+            columns.copy_(beta * columns + (1 - beta) * squares.sum(dim=0))
+            second = torch.outer(rows, columns) / rows.sum()
+        else:
+            (second,) = memory.setdefault(name, [torch.zeros_like(weight)])
+            second.copy_(beta * second + (1 - beta) * squares)
+        direction = gradient / second.sqrt()
+        direction = direction / max(1.0, direction.square().mean().sqrt().item())
+        scaled = learning_rate * max(1e-3, weight.square().mean().sqrt().item())
+        weight.copy_(weight - scaled * (direction + (decay if weight.dim() > 1 else 0) * weight))
+
+    return update
+
+
+def losses_of_hugging_face(batches: list[Tensor], scale: float = 0.2) -> list[float]:
+    """Muon on a model whose queries, keys, values, gates and ups are matrices of their own."""
+    settings, shape = settings_and_shape("optimizer=muon", "precision=fp32")
+    ours = {name: parameter.detach() for name, parameter in build(shape, seed=1).named_parameters()}
+    model = LlamaForCausalLM(families.hf_config(shape, families.SpecialIds(bos=1, eos=2, pad=3), "fp32"))
+    model.load_state_dict(dict(rules.to_hf(families.rules_for(shape), ours, shape)), strict=True)
+
+    def loss_of(ids: Tensor) -> Tensor:
+        loss = model(input_ids=ids[:, :-1], labels=ids[:, 1:], shift_labels=ids[:, 1:].contiguous()).loss
+        assert isinstance(loss, Tensor)
+        return loss
+
+    update = plain_muon(settings.muon_momentum, settings.weight_decay, scale)
+    return losses_of_plain(model, loss_of, update, batches)
+
+
+def losses_of_plain_adafactor(batches: list[Tensor], exponent: float = 0.8) -> list[float]:
+    settings, shape = settings_and_shape("optimizer=adafactor", "precision=fp32")
+    model = build(shape, seed=1)
+    update = plain_adafactor(settings.weight_decay, exponent)
+    return losses_of_plain(model, lambda ids: model(ids[:, :-1], ids[:, 1:]) / COUNT, update, batches)
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1])
+def test_muon_is_that_of_its_paper(zero_stage: int, batches: list[Tensor]) -> None:
+    ours = losses_of_ours(batches, "optimizer=muon", "precision=fp32", f"zero_stage={zero_stage}")
+    assert ours[0] - ours[-1] > 0.1
+    assert ours == pytest.approx(losses_of_hugging_face(batches), abs=1e-5)
+
+
+def test_another_scale_of_muon_is_noticed(batches: list[Tensor]) -> None:
+    assert losses_of_hugging_face(batches) != pytest.approx(losses_of_hugging_face(batches, scale=0.201), abs=1e-5)
+
+
+def test_adafactor_is_that_of_its_paper(batches: list[Tensor]) -> None:
+    ours = losses_of_ours(batches, "optimizer=adafactor", "precision=fp32", "zero_stage=0")
+    assert ours[0] - ours[-1] > 0.005
+    assert ours == pytest.approx(losses_of_plain_adafactor(batches), abs=1e-5)
+
+
+def test_another_decay_of_adafactor_is_noticed(batches: list[Tensor]) -> None:
+    wrong = losses_of_plain_adafactor(batches, exponent=0.7)
+    assert losses_of_plain_adafactor(batches) != pytest.approx(wrong, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        *[("optimizer=adamw", f"zero_stage={stage}") for stage in range(4)],
+        ("optimizer=adamw", "zero_stage=2", "offload=optimizer"),
+        ("optimizer=adamw", "zero_stage=3", "offload=all"),
+        ("optimizer=adafactor", "zero_stage=0"),
+        ("optimizer=muon", "zero_stage=1"),
+    ],
+    ids=" ".join,
+)
+def test_the_norm_is_torchs_and_what_is_clipped_is_what_learns(
+    overrides: tuple[str, ...], batches: list[Tensor]
+) -> None:
+    """The norm; and a state after clipping that is the one of gradients made as small beforehand."""
+    ids = batches[0]
+    _, shape = settings_and_shape()
+    plain = build(shape, seed=1)
+    (plain(ids[:, :-1], ids[:, 1:]) / COUNT).backward()
+    norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5).item()
+    assert norm > 0.6, "nothing would be clipped"
+    settings, _ = settings_and_shape(*overrides, "precision=fp32")
+    engine = Engine(build(shape, seed=1), settings, num_processes=1, template={})
+    accumulate(engine, ids)
+    assert engine.update(0.01) == pytest.approx(norm, rel=1e-5)
+    clipped = {name: parameter.grad for name, parameter in plain.named_parameters()}
+    for key, moment in engine.moments():
+        name, _, kind = key.rpartition(".")
+        gradient = clipped[name]
+        assert gradient is not None
+        expected = {
+            "exp_avg": lambda g: 0.1 * g,
+            "exp_avg_sq": lambda g: (0.05 if settings.optimizer != "adafactor" else 1) * g**2,
+            "momentum_buffer": lambda g: g,
+            "exp_avg_sq_row": lambda g: (g**2).mean(dim=1),
+            "exp_avg_sq_col": lambda g: (g**2).mean(dim=0),
+        }[kind](gradient)
+        torch.testing.assert_close(moment, expected, rtol=1e-4, atol=1e-9)
+
+
+@pytest.mark.parametrize("overrides", [("optimizer=muon", "zero_stage=0"), ("optimizer=adamw", "zero_stage=2")])
+def test_a_gradient_that_is_not_finite_changes_nothing(overrides: tuple[str, ...], batches: list[Tensor]) -> None:
+    settings, shape = settings_and_shape(*overrides, "precision=fp32")
+    engine = Engine(build(shape, seed=1), settings, num_processes=1, template={})
+    accumulate(engine, batches[0])
+    engine.update(0.01)
+    before = {name: tensor.clone() for part in (engine.weights(), engine.moments()) for name, tensor in part}
+    ids = batches[1]
+    engine.accumulate(ids[:2, :-1], ids[:2, 1:], torch.ones(2, LENGTH), COUNT)
+    engine.finish_micro_batch()
+    engine.accumulate(ids[2:, :-1], ids[2:, 1:], torch.full((2, LENGTH), math.inf), COUNT)
+    assert not math.isfinite(engine.update(0.01))
+    after = dict(part for parts in (engine.weights(), engine.moments()) for part in parts)
+    assert engine.num_updates == 1 and all(torch.equal(before[name], after[name]) for name in before)
+    accumulate(engine, batches[1])
+    assert math.isfinite(engine.update(0.01)) and engine.num_updates == 2
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        *[("precision=bf16", f"zero_stage={stage}") for stage in range(4)],
+        *[("precision=fp32", f"zero_stage={stage}") for stage in (1, 3)],
+        ("precision=bf16", "zero_stage=2", "offload=optimizer"),
+        ("precision=bf16", "zero_stage=3", "offload=all"),
+    ],
+    ids=" ".join,
+)
+def test_a_state_that_was_taken_in_is_computed_with(overrides: tuple[str, ...], batches: list[Tensor]) -> None:
+    settings, shape = settings_and_shape(*overrides)
+    first = Engine(build(shape, seed=1), settings, num_processes=1, template={})
+    accumulate(first, batches[0])
+    first.update(0.01)
+    weights, moments = ({name: tensor.clone() for name, tensor in part} for part in (first.weights(), first.moments()))
+    second = Engine(build(shape, seed=2), settings, num_processes=1, template={})
+    second.load_state(weights, moments, first.num_updates)
+    for ids in batches[1:3]:
+        assert accumulate(second, ids) == accumulate(first, ids)
+        assert second.update(0.01) == first.update(0.01)

@@ -1,0 +1,63 @@
+"""X3: a model that is over-fitted to short documents, trained, exported and loaded as a user does, ends by itself."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerokara.steps import convert_to_hf, tokenize
+
+NUM_DOCUMENTS, PROMPT_WORDS, MAX_NEW_TOKENS = 40, 2, 30
+WORDS = [first + second for first in ("ba", "de", "fi", "go", "lu") for second in ("ma", "ne", "pi", "so", "ta")]
+
+
+@pytest.fixture(scope="module")
+def exported(
+    tiny_data: dict[str, str], train_runs: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[str]]:
+    """The exported folder, and the documents."""
+    place = tmp_path_factory.mktemp("short")
+    chance = random.Random(3)
+    # Two first words tell each document from the others.
+    beginnings = chance.sample([f"{one} {other}" for one in WORDS for other in WORDS], NUM_DOCUMENTS)
+    documents = [" ".join([each, *chance.choices(WORDS, k=chance.randint(1, 4))]) for each in beginnings]
+    corpus = place / "short.jsonl"
+    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents), encoding="utf-8")
+    settings = {"input_jsonl": str(corpus), "output_prefix": str(place / "tokens"), "valid_fraction": 0}
+    given = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    assert tokenize.main(["--config", tiny_data["config"], *given]) == 0
+    longer = {"train_tokens": 250 * 8 * 32, "max_epochs_per_source": 1000, "hidden_size": 64}
+    run = train_runs({"short": {**settings, **longer}})["short"]
+    print("loss", run.losses[::25])
+    config = place / "convert.yaml"
+    config.write_text(
+        f"input_model_dir: {run.folder}\noutput_tokenizer_and_model_dir: {place / 'hf'}\ntest_prompt_text: [ba]\n",
+        encoding="utf-8",
+    )
+    assert convert_to_hf.main(["--config", str(config)]) == 0
+    return place / "hf", documents
+
+
+def test_it_stops_by_itself_and_only_because_it_knows_the_end(exported: tuple[Path, list[str]]) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder, documents = exported
+    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    prompts = [" ".join(text.split(" ")[:PROMPT_WORDS]) for text in documents]
+    inputs = tokenizer(prompts, return_tensors="pt", padding=True)
+    output = model.generate(**inputs, max_new_tokens=MAX_NEW_TOKENS)
+    ended = [tokenizer.eos_token_id in row for row in output[:, inputs["input_ids"].shape[1] :].tolist()]
+    said = tokenizer.batch_decode(output, skip_special_tokens=True)
+    same = sum(one == other for one, other in zip(said, documents, strict=True))
+    print(sum(ended), same, said[:3], documents[:3])
+    assert sum(ended) >= 0.95 * len(prompts), f"{sum(ended)} of {len(prompts)} stopped"
+    # With another eos in the generation configuration nothing would: it is the trained one that stops it.
+    model.generation_config.eos_token_id = None
+    beyond = model.generate(**inputs, max_new_tokens=MAX_NEW_TOKENS)
+    assert beyond.shape[1] == inputs["input_ids"].shape[1] + MAX_NEW_TOKENS

@@ -1,0 +1,78 @@
+"""R1: two processes that share the matrices of each layer train what one process trains, in fp32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+LOSS_TOLERANCE = 1e-5
+"""Absolute, over 20 steps in fp32: only the order of additions differs."""
+WEIGHT_TOLERANCE = 2e-4
+"""Adam divides by the root of a tiny second moment: a difference in the last digit of a gradient grows."""
+
+COMMON = {"zero_stage": 0, "lr": 0.003}
+FAMILIES = {
+    "llama_tied": {**COMMON},
+    "llama_untied": {**COMMON, "tie_word_embeddings": "false"},
+    "gpt2_tied": {**COMMON, "architecture": "gpt2", "num_kv_heads": "auto"},
+    "gpt2_untied": {**COMMON, "architecture": "gpt2", "num_kv_heads": "auto", "tie_word_embeddings": "false"},
+}
+CASES = [*[("llama_tied", stage) for stage in range(4)], ("llama_untied", 3), ("gpt2_tied", 1), ("gpt2_untied", 2)]
+WATCHED = {"sample_prompts": "[ab, cde]", "sample_tokens": 5, "eval_interval": 10}
+SHARED = {"tensor_parallel_size": 2, "zero_stage": 1, "lr": 0.003, "micro_batch_size": 8}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tensor_parallel")
+
+
+@pytest.fixture(scope="module")
+def runs(train_runs: Callable, folder: Path) -> dict:
+    alone = {**{name: dict(settings) for name, settings in FAMILIES.items()}, "from_one": {**COMMON, "stop_at": 10}}
+    shared = {f"{family}_{stage}": {**FAMILIES[family], **SHARED, "zero_stage": stage} for family, stage in CASES}
+    for run in (alone["llama_tied"], shared["llama_tied_0"], shared["llama_tied_3"]):
+        run.update(WATCHED)
+    shared["from_one"] = SHARED
+    shared["from_two"] = {**SHARED, "stop_at": 10}
+    shared["spoilt"] = {**SHARED, "spoil_at": ["decoder.layers.1.pre_mlp_layernorm.weight", 4]}
+    found = {**train_runs(alone, folder=folder), **train_runs(shared, processes=2, folder=folder)}
+    return {**found, **train_runs({"from_two": COMMON}, folder=folder)}
+
+
+@pytest.mark.parametrize(("family", "stage"), CASES)
+def test_two_processes_that_share_the_matrices_equal_one(runs: dict, family: str, stage: int) -> None:
+    one, two = runs[family], runs[f"{family}_{stage}"]
+    assert len(one.losses) == 20
+    assert one.losses[-1] < one.losses[0] - 0.5, "nothing was learned: equality would mean nothing"
+    assert two.losses == pytest.approx(one.losses, abs=LOSS_TOLERANCE)
+    assert two.grad_norms == pytest.approx(one.grad_norms, rel=1e-4), "replicated parameters count once in the norm"
+    assert two.weights.keys() == one.weights.keys()
+    for key, weight in one.weights.items():
+        torch.testing.assert_close(two.weights[key], weight, atol=WEIGHT_TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_validation_and_samples_are_those_of_one_process(runs: dict, stage: int) -> None:
+    one, two = runs["llama_tied"], runs[f"llama_tied_{stage}"]
+    assert len(one.valid_losses) == 3
+    assert two.valid_losses == pytest.approx(one.valid_losses, abs=LOSS_TOLERANCE)
+    samples = [(run.folder / "samples.md").read_text(encoding="utf-8") for run in (one, two)]
+    assert samples[0].count("sampled:") == 2 * 3 and samples[1] == samples[0]
+
+
+@pytest.mark.parametrize("name", ["from_one", "from_two"])
+def test_a_run_goes_on_with_another_tensor_parallel_size(runs: dict, name: str) -> None:
+    assert runs[name].losses == pytest.approx(runs["llama_tied"].losses, abs=LOSS_TOLERANCE)
+    for key, weight in runs["llama_tied"].weights.items():
+        torch.testing.assert_close(runs[name].weights[key], weight, atol=WEIGHT_TOLERANCE, rtol=0)
+
+
+def test_a_replicated_weight_that_came_apart_stops_the_run(runs: dict) -> None:
+    message = (runs["spoilt"].folder / "spoilt.txt").read_text(encoding="utf-8")
+    place = "decoder.layers.1.pre_mlp_layernorm.weight from number 5 on"
+    assert message.startswith(f"step 4: process 0 and process 1 hold different weights, {place}: ")
+    assert not (runs["spoilt"].folder / "latest").exists()

@@ -1,0 +1,72 @@
+"""How parameters are cut among processes: both directions, and that the table knows every parameter there is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from zerokara import config
+from zerokara.model import parallel
+from zerokara.model.megatron import build
+from zerokara.model.shapes import ModelShape
+from zerokara.model.sharding import Cut, Sharding
+
+SMALL = ["num_layers=2", "hidden_size=48", "num_attn_heads=8", "seq_len=32", "tie_word_embeddings=false"]
+FAMILIES = [("num_kv_heads=4",), ("architecture=gpt2",)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _groups() -> None:
+    parallel.start_alone()
+
+
+def shape_of(*overrides: str) -> ModelShape:
+    return ModelShape.from_config(config.load(config.PretrainConfig, "/dev/null", [*SMALL, *overrides]), 300)
+
+
+def numbered(*shape: int) -> torch.Tensor:
+    return torch.arange(torch.Size(shape).numel()).view(shape)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("overrides", FAMILIES)
+def test_every_parameter_is_put_together_again(overrides: tuple[str, ...], size: int) -> None:
+    shape = shape_of(*overrides)
+    sharding = Sharding.of(shape)
+    for name, parameter in build(shape, seed=None).named_parameters():
+        whole = numbered(*parameter.shape)
+        shards = [sharding.local(name, whole, rank, size) for rank in range(size)]
+        assert torch.equal(sharding.whole(name, shards), whole)
+        assert sharding.whole_shape(name, shards[0].shape, size) == whole.shape
+        numbers = torch.cat([shard.flatten() for shard in shards]).sort().values
+        if sharding.cut(name) is Cut.REPLICATED:
+            assert all(torch.equal(shard, whole) for shard in shards)
+        else:
+            assert torch.equal(numbers, whole.flatten()), f"{name}: each number has one holder"
+
+
+def test_the_cuts_by_hand() -> None:
+    gated, plain = Sharding(gated=True), Sharding(gated=False)
+    rows = numbered(4, 2)  # of a gated one: two of the gate, two of up
+    assert gated.local("decoder.layers.0.mlp.linear_fc1.weight", rows, 1, 2).tolist() == [[2, 3], [6, 7]]
+    assert plain.local("decoder.layers.0.mlp.linear_fc1.weight", rows, 1, 2).tolist() == [[4, 5], [6, 7]]
+    assert plain.local("decoder.layers.0.mlp.linear_fc1.bias", rows[:, 0], 1, 2).tolist() == [4, 6]
+    assert gated.local("decoder.layers.0.mlp.linear_fc2.weight", rows, 1, 2).tolist() == [[1], [3], [5], [7]]
+    assert gated.local("embedding.word_embeddings.weight", rows, 1, 2).tolist() == [[4, 5], [6, 7]]
+    # Two kv heads of two queries each, width 1: q q k v, q q k v. Each process has one kv head, whole.
+    heads = numbered(8, 1)
+    second = gated.local("decoder.layers.0.self_attention.linear_qkv.weight", heads, 1, 2)
+    assert second.flatten().tolist() == [4, 5, 6, 7]
+    assert gated.cut("decoder.layers.0.self_attention.linear_proj.bias") is Cut.REPLICATED
+
+
+def test_an_unknown_parameter_is_refused() -> None:
+    with pytest.raises(KeyError, match=r"router\.weight"):
+        Sharding(gated=True).cut("decoder.layers.0.mlp.router.weight")
+
+
+@pytest.mark.parametrize("overrides", FAMILIES)
+def test_what_deepspeed_counts_once_is_what_is_replicated(overrides: tuple[str, ...]) -> None:
+    model = build(shape_of(*overrides), seed=None)
+    for name, parameter in model.named_parameters():
+        assert parameter.tensor_model_parallel is (model.sharding.cut(name) is not Cut.REPLICATED), name

@@ -1,0 +1,83 @@
+"""The cross-entropy of processes that share the vocabulary equals that of one; here the processes are threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed import ReduceOp
+
+from zerokara.model import loss as loss_module
+from zerokara.model.loss import summed_cross_entropy
+
+ROWS, REAL, WIDTH = 384, 130, 8
+"""Of four processes the second holds 34 real rows, the third and fourth only padding."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a process group says of a process."""
+
+    number: int
+
+    def rank(self) -> int:
+        """The place in the group."""
+        return self.number
+
+
+def all_reduce_among(size: int) -> Callable[..., None]:
+    """A collective over threads."""
+    barrier, values = threading.Barrier(size), [torch.empty(0)] * size
+
+    def all_reduce(tensor: Tensor, op: object = ReduceOp.SUM, group: Place | None = None) -> None:
+        assert group is not None
+        values[group.rank()] = tensor.clone()
+        barrier.wait(timeout=10)
+        stacked = torch.stack(values)
+        barrier.wait(timeout=10)
+        tensor.copy_(stacked.amax(dim=0) if op == ReduceOp.MAX else stacked.sum(dim=0))
+
+    return all_reduce
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 96 * 4 * 7, 2**30])
+def test_loss_and_gradients_are_those_of_one_process(monkeypatch: pytest.MonkeyPatch, chunk_bytes: int) -> None:
+    monkeypatch.setitem(loss_module.CHUNK_BYTES, "cpu", chunk_bytes)
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce_among(4))
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(20, WIDTH, generator=generator)
+    weight = torch.randn(ROWS, WIDTH, generator=generator)
+    labels = torch.randint(0, REAL, (20,), generator=generator)
+    mask = (torch.rand(20, generator=generator) < 0.7).float()
+
+    def run(rows: Tensor, group: Place | None) -> tuple[float, Tensor, Tensor]:
+        mine = hidden.clone().requires_grad_(), rows.clone().requires_grad_()
+        nats = summed_cross_entropy(*mine, labels, mask, REAL, group)  # type: ignore[arg-type]
+        (nats * 0.5).backward()
+        assert mine[0].grad is not None and mine[1].grad is not None
+        return nats.item(), mine[0].grad, mine[1].grad
+
+    nats, of_hidden, of_weight = run(weight, None)
+    with ThreadPoolExecutor(4) as pool:
+        shared = list(pool.map(run, weight.chunk(4), map(Place, range(4))))
+    for number, (each, of_each, _) in enumerate(shared):
+        assert each == pytest.approx(nats, rel=1e-6), f"process {number}"
+        torch.testing.assert_close(of_each, of_hidden, atol=1e-6, rtol=1e-5)
+    got = torch.cat([each[2] for each in shared])
+    torch.testing.assert_close(got, of_weight, atol=1e-6, rtol=1e-5)
+    assert got[:REAL].abs().max() > 0.1 and not got[REAL:].any()
+
+
+def test_without_a_gradient_none_is_worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A parameter requires a gradient in a validation too; two thirds of the work would be for nothing."""
+    weight = torch.randn(ROWS, WIDTH, requires_grad=True)
+    hidden, labels, mask = torch.randn(5, WIDTH), torch.arange(5), torch.ones(5)
+    expected = summed_cross_entropy(hidden, weight, labels, mask, REAL)
+    monkeypatch.setattr(torch, "zeros_like", lambda *_, **__: pytest.fail("the weight's gradient was made"))
+    with torch.no_grad():
+        assert torch.equal(summed_cross_entropy(hidden, weight, labels, mask, REAL), expected)

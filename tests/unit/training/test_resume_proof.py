@@ -1,0 +1,102 @@
+"""The proof of resume: what it compares, what it calls equal, and what it refuses. Real runs: tests/pipeline."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from zerokara import checkpoint, config
+from zerokara.checkpoint import TrainingState
+from zerokara.errors import RunError
+from zerokara.training import resume_proof
+from zerokara.training.preparation import Preparation, prepare
+
+
+def write_run(run_dir: Path, losses: dict[int, float], steps: list[int], change: float = 0.0) -> None:
+    run_dir.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps({"step": step, "loss": loss}) + "\n" for step, loss in losses.items()]
+    (run_dir / "metrics.jsonl").write_text("".join(lines), encoding="utf-8")
+    for step in steps:
+        weights = {"w": torch.full((10,), 1.0 + step) + change * (torch.arange(10) == 3)}
+        state = TrainingState(step, 8 * step, 256 * step, 1.0, {}, "t", "d", "fp32", {})
+        checkpoint.save(run_dir, state, weights, {"w.exp_avg": 2 * weights["w"]})
+
+
+LOSSES = {1: 4.0, 2: 3.0, 3: 2.0, 4: 1.5}
+
+
+@pytest.fixture
+def plan(tiny_data: dict[str, str], tmp_path: Path) -> Preparation:
+    options = [f"output_model_dir={tmp_path}/run", "num_processes=1", "micro_batch_size=4"]
+    return prepare(config.load(config.PretrainConfig, tiny_data["config"], options), 1, "fp32")
+
+
+def training(change: float, losses: dict[int, float] = LOSSES) -> Callable[[Preparation, Path, int], None]:
+    """What stands in for the processes: runs of 2 · 2 steps, of which the resumed one ends otherwise."""
+
+    def train(plan: Preparation, run_dir: Path, last_step: int) -> None:
+        if run_dir.name == "unbroken":
+            write_run(run_dir, LOSSES, [4])
+        else:
+            write_run(run_dir, losses, [last_step], change if last_step == 4 else 0)
+
+    return train
+
+
+def test_equal_runs_are_proved(
+    plan: Preparation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(resume_proof, "_train", training(change=0.0))
+    resume_proof.prove(plan, 2)
+    told = capsys.readouterr().out
+    assert "        3    2.00000000    2.00000000  0.0e+00\n" in told
+    assert "  weights  10 numbers, equal bit for bit\n" in told
+    assert "resume is proved: equal bit for bit" in told
+    assert not plan.run_dir.exists() and not plan.run_dir.with_name("run.verify-resume").exists()
+
+
+@pytest.mark.parametrize(("change", "loss"), [(1e-6, 1.5), (0.0, 1.5000001)], ids=["a weight", "a loss"])
+def test_one_process_on_a_cpu_must_give_equal_bits(
+    plan: Preparation, monkeypatch: pytest.MonkeyPatch, change: float, loss: float
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(resume_proof, "_train", training(change, {**LOSSES, 4: loss}))
+    with pytest.raises(RunError, match="must give equal bits"):
+        resume_proof.prove(plan, 2)
+    assert not plan.run_dir.with_name("run.verify-resume").exists()
+
+
+@pytest.mark.parametrize(("change", "loss", "proved"), [(1e-3, 1.50001, True), (1e-3, 1.51, False), (3.0, 1.5, False)])
+def test_several_processes_are_given_a_tolerance_that_is_told(
+    plan: Preparation,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    change: float,
+    loss: float,
+    proved: bool,
+) -> None:
+    monkeypatch.setattr(resume_proof, "_train", training(change, {**LOSSES, 4: loss}))
+    object.__setattr__(plan, "num_processes", 2)
+    if proved:
+        resume_proof.prove(plan, 2)
+        assert (
+            "equal but for the last digits (losses within 0.0001, state within 0.1; several" in capsys.readouterr().out
+        )
+    else:
+        with pytest.raises(RunError, match="more than the order of additions explains"):
+            resume_proof.prove(plan, 2)
+
+
+def test_a_run_that_is_too_short_is_told(plan: Preparation) -> None:
+    with pytest.raises(RunError, match="2 × 11 steps needs a run of as many; this one has 20"):
+        resume_proof.prove(plan, 11)
+
+
+def test_a_training_that_fails_proves_nothing(plan: Preparation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resume_proof.launcher, "launch", lambda *_: 1)
+    with pytest.raises(RunError, match="exit code 1, so nothing is proved"):
+        resume_proof.prove(plan, 2)

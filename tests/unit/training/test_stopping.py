@@ -1,0 +1,50 @@
+"""Who may ask a run to stop, and when it is obeyed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from zerokara.training.stopping import StopFile, StopRequest
+
+
+@pytest.fixture
+def listening() -> Iterator[StopRequest]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    stop = StopRequest()
+    stop.listen()
+    yield stop
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_before_there_is_anything_to_save_it_leaves_at_once(listening: StopRequest, number: signal.Signals) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), number)
+
+
+def test_later_it_waits_for_the_edge_and_a_second_ctrl_c_does_not(listening: StopRequest) -> None:
+    listening.can_wait()
+    assert not listening.look()
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGTERM)  # schedulers ask more than once
+    assert listening.look() and listening.reason == "SIGTERM"
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_file_and_other_reasons(tmp_path: Path) -> None:
+    stop, file = StopRequest(), StopFile(tmp_path)
+    stop.watch(file.look)
+    stop.watch(lambda: "max_hours")
+    (tmp_path / "STOP").touch()
+    assert stop.look() and stop.reason == f"the file {tmp_path}/STOP"
+    file.forget()
+    file.forget()
+    assert not (tmp_path / "STOP").exists() and not file.look()
+    assert stop.reason.endswith("STOP")  # the first reason stays
