@@ -9,7 +9,7 @@ In turn, in every round, on the same documents, with as many processes or thread
   and the joining of the shards, as the step itself reports it (the start of the workers is in it).
 * ``bare encoder``: the encoder that ours chose (SentencePiece, or its stand-in) and nothing else: each process has its
   half of the documents as Python strings in memory, loads the model, waits for the others, and encodes whole documents
-  in its quickest way (lists of them, ids as arrays). Nothing is read, checked or written.
+  in its quickest way (64 at once, ids as arrays). Nothing is read, checked or written.
 * ``bare sentencepiece``: the same with SentencePiece, where ours chose another.
 * ``tokenizers``: Hugging Face's `encode_batch` on the tokenizer.json of our export; strings in memory, ids only.
 * ``pool and one writer``: as Megatron-LM's preprocess_data.py does it: a pool of processes parses and encodes single

@@ -35,6 +35,7 @@ import argparse
 import importlib
 import json
 import os
+import socket
 import statistics
 import subprocess
 import tempfile
@@ -126,7 +127,6 @@ class Turns:
 
 def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]:
     """Our loop; gives the loss of a validation batch, like the others."""
-    os.environ.setdefault("LOCAL_RANK", "0")
     from zerokara.checkpoint import TrainingState
     from zerokara.model import compilation, parallel
     from zerokara.model.megatron import build
@@ -140,8 +140,10 @@ def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]
     settings = task.settings
     if task.device.type == "cpu":
         devices.keep_freed_memory()
-    parallel.start_alone()
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    os.environ.update(alone)  # as the launcher does
     init_distributed(task.device.type)
+    parallel.start(settings.seed)
     model = build(task.shape)
     model.load_state_dict(torch.load(task.weights), strict=False)
     engine = Timed(Engine(model, settings, 1, {}))
@@ -200,6 +202,13 @@ class Timed:
         """Seconds since the last call."""
         taken, self._seconds = self._seconds, 0.0
         return taken
+
+
+def free_port() -> str:
+    """A port of this machine that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
 
 
 def hugging_face(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]:
@@ -454,10 +463,10 @@ def report(task: Task, taking_part: dict[str, Measured], peaks: list[float]) -> 
     """The table, last."""
     settings, shape, peak = task.settings, task.shape, statistics.median(peaks)
     batch_tokens = settings.global_batch_size * settings.seq_len
+    words = f"{settings.seq_len} tokens × {settings.global_batch_size} sequences a step, {settings.precision}"
     print(
-        f"\n{count_text(shape.num_parameters())} parameters, vocabulary {shape.vocab_size:,}, "
-        f"{settings.seq_len} tokens × {settings.global_batch_size} sequences a step, {settings.precision}, torch {torch.__version__}, "
-        f"{torch.get_num_threads()} threads, matrix product {peak / 1e9:,.0f} GFLOP/s"
+        f"\n{count_text(shape.num_parameters())} parameters, vocabulary {shape.vocab_size:,}, {words}, "
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads, matrix product {peak / 1e9:,.0f} GFLOP/s"
     )
     print("| contender | tokens/s | of the peak | ours is | peak memory | first step | validation loss |")
     print("|---|---:|---:|---:|---:|---:|---:|")

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 from faults.running import Forge, make_forge, table, trained_unbroken
-from tiny import Trained, python_path, tiny_data
+from tiny import Trained, python_path, tiny_data, train_runs
 
-__all__ = ["python_path", "tiny_data"]
+__all__ = ["python_path", "tiny_data", "train_runs"]
 
 
 @pytest.fixture(scope="session")

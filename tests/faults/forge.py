@@ -1,8 +1,8 @@
 """Starts training processes by the dozen: everything is imported once, and each start is a fork that takes no time.
 
 Reads jobs as JSON lines on stdin and runs one at a time, as the training process of step 3 that the launcher would
-start: the same entry point, one rank. Writes {"pid": …} when a job was started and {"code": …} when it ended (minus the
-signal's number, where a signal ended it).
+start: the same entry point, one rank. Writes {"pid": …} when a job was started, {"ended": true} when it ended, and
+after a further line on stdin {"code": …} (minus the signal's number, where a signal ended it).
 
 A job: ``arguments`` of the step, ``log`` (where its output goes), and ``fault``, done to the process from within:
 
@@ -55,8 +55,11 @@ def main() -> None:
         if not pid:
             _work(job)
         print(json.dumps({"pid": pid}), flush=True)
-        _, status = os.waitpid(pid, 0)
-        print(json.dumps({"code": os.waitstatus_to_exitcode(status)}), flush=True)
+        # A process that has ended keeps its number until it is asked for: whoever kills it too late kills no other.
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        print(json.dumps({"ended": True}), flush=True)
+        sys.stdin.readline()
+        print(json.dumps({"code": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}), flush=True)
 
 
 def _work(job: dict[str, Any]) -> None:
@@ -66,7 +69,7 @@ def _work(job: dict[str, Any]) -> None:
         for descriptor in (1, 2):
             os.dup2(output, descriptor)
         os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(_port()))
-        _arm(job["fault"])
+        arm(job["fault"])
         loaded = config.load(config.PretrainConfig, job["arguments"][1], job["arguments"][3::2])
         run_folder.claim(preparation.prepare(loaded, 1, launcher.precision(loaded)))
         code = train.main(job["arguments"])
@@ -89,7 +92,8 @@ def _port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _arm(fault: dict[str, Any]) -> None:
+def arm(fault: dict[str, Any]) -> None:
+    """Make this process do to itself what a job's `fault` says."""
     if "at_line" in fault or "count_lines" in fault:
         _trace_saves(fault)
     if "nan_at" in fault:
@@ -157,20 +161,24 @@ def _spoil_losses(positions: set[int]) -> None:
 
 def _spoil_gradients(steps: set[int]) -> None:
     """Let a gradient overflow: the loss is divided by next to nothing before the backward pass."""
-    accumulate = engine.Engine.accumulate
-    note = loop.StepGuard.note
+    accumulate, note, start = engine.Engine.accumulate, loop.StepGuard.note, loop.StepGuard.__init__
     now = {"step": 0}
+
+    def starting(self: Any, settings: Any, state: Any) -> None:
+        now["step"] = state.step + 1
+        start(self, settings, state)
 
     def counting(self: Any, *arguments: Any) -> None:
         now["step"] += 1
         note(self, *arguments)
 
     def spoilt(self: Any, ids: Any, labels: Any, mask: Any, global_tokens: float, *rest: Any) -> Any:
-        tokens = 1e-300 if now["step"] + 1 in steps else global_tokens
+        tokens = 1e-300 if now["step"] in steps else global_tokens
         return accumulate(self, ids, labels, mask, tokens, *rest)
 
     engine.Engine.accumulate = spoilt  # type: ignore[method-assign]
     loop.StepGuard.note = counting  # type: ignore[method-assign]
+    loop.StepGuard.__init__ = starting  # type: ignore[method-assign]
 
 
 def _fill_in_save(number: int, filler: str) -> None:

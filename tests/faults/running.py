@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -34,9 +36,12 @@ class Forge:
     root: str = ""
     """Where the forge's own file systems are seen from here."""
     pid: int = field(default=0)
+    """Of the process that was started and not waited for; 0 where there is none."""
 
     def start(self, run_dir: Path, fault: dict[str, Any] | None = None, **settings: object) -> None:
         """Start training in `run_dir`; `settings` are those of config.yaml."""
+        if self.pid:  # of a test that failed
+            self.kill()
         arguments = ["--config", self.settings["config"]]
         for key, value in {**settings, "output_model_dir": run_dir}.items():
             arguments += ["--set", f"{key}={value}"]
@@ -46,7 +51,15 @@ class Forge:
 
     def wait(self) -> int:
         """The exit code; minus the number of the signal that ended it."""
+        self._receive()
+        self._send({})
+        self.pid = 0
         return int(self._receive()["code"])
+
+    def kill(self) -> int:
+        """kill -9 now, and wait."""
+        os.kill(self.pid, signal.SIGKILL)
+        return self.wait()
 
     def run(self, run_dir: Path, fault: dict[str, Any] | None = None, **settings: object) -> int:
         """Start and wait."""

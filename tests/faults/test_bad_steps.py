@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -59,17 +60,44 @@ def test_killed_and_resumed_around_bad_steps(forge: Forge, with_bad_steps: Train
         assert_equal(tmp_path / "run", with_bad_steps)
 
 
-def test_an_infinite_gradient_is_skipped_as_if_it_had_not_been(forge: Forge, tmp_path: Path) -> None:
-    settings = {**COMMON, "keep_last": 100}
-    with Fault("a gradient that is not finite"):
-        assert forge.run(tmp_path / "run", {"wild_at": [6]}, **settings) == 0, forge.words
-        before, after = (checkpoint.folder_of(tmp_path / "run", step) for step in (4, 6))
-        assert checkpoint.read_state(after).updates == 5
-        (line,) = [line for line in metrics.read(tmp_path / "run") if "skipped" in line]
-        assert line["skipped"] == "the gradient is not finite" and len(line["suspects"]) == 3
-        weights, moments = checkpoint.read_weights(after), checkpoint.read_moments(after)
-        assert all(tensor.isfinite().all() for tensor in [*weights.values(), *moments.values()])
-        assert not torch.equal(*(checkpoint.read_weights(folder)["output_layer.weight"] for folder in (before, after)))
+UNDER_ZERO = [("fp32", 0), ("bf16", 0), ("fp32", 1), ("bf16", 1), ("fp32", 2), ("bf16", 2), ("fp32", 3), ("bf16", 3)]
+LEFT_OUT = {"nan_at": [8 * 2 + 1], "wild_at": [5]}
+"""Step 3 for its loss, step 5 for its gradient."""
+SHORT: dict[str, object] = {**COMMON, "train_tokens": 6 * 8 * 32, "save_interval": 1, "keep_last": 6}
+
+
+def assert_left_out(run_dir: Path) -> None:
+    """See that steps 3 and 5 changed nothing, and the others did."""
+    lines = [line for line in metrics.read(run_dir) if "skipped" in line]
+    assert [(line["step"], line["skipped"]) for line in lines] == [
+        (3, "the loss is nan"),
+        (5, "the gradient is not finite"),
+    ]
+    assert [len(line["suspects"]) for line in lines] == [1, 3]
+    folders = {step: checkpoint.folder_of(run_dir, step) for step in range(1, 7)}
+    contents = {step: checkpoint.read_weights(f) | checkpoint.read_moments(f) for step, f in folders.items()}
+    same = [
+        [torch.equal(one, contents[step - 1][name]) for name, one in contents[step].items()] for step in range(2, 7)
+    ]
+    assert [all(each) for each in same] == [False, True, False, True, False]
+    assert [checkpoint.read_state(folder).updates for folder in folders.values()] == [1, 2, 2, 3, 3, 4]
+    assert all(tensor.isfinite().all() for tensor in contents[6].values())
+
+
+@pytest.mark.parametrize(("precision", "stage"), UNDER_ZERO)
+def test_what_is_skipped_changes_nothing(forge: Forge, tmp_path: Path, precision: str, stage: int) -> None:
+    with Fault("a loss and a gradient that are not finite, by precision and ZeRO stage", 2):
+        settings = {**SHORT, "precision": precision, "zero_stage": stage}
+        assert forge.run(tmp_path / "run", LEFT_OUT, **settings) == 0, forge.words
+        assert_left_out(tmp_path / "run")
+
+
+def test_two_processes_skip_alike(train_runs: Callable, tmp_path: Path) -> None:
+    common = {"precision": "bf16", **SHORT, "micro_batch_size": 2, "fault": LEFT_OUT}
+    with Fault("a loss and a gradient that are not finite, in two processes", 6):
+        runs = train_runs({f"stage{stage}": {**common, "zero_stage": stage} for stage in (1, 2, 3)}, 2, tmp_path)
+        for run in runs.values():
+            assert_left_out(run.folder)
 
 
 def test_too_many_in_a_row_stop_the_run_at_the_last_good_checkpoint(

@@ -47,8 +47,7 @@ def test_killed_at_random_moments(forge: Forge, unbroken: Trained, num_kills: in
             with Fault("kill -9 at a random moment"):
                 forge.start(run_dir, **COMMON)
                 time.sleep(chance.uniform(0.1, 2.5))
-                os.kill(forge.pid, signal.SIGKILL)  # where it has ended, it waits for the forge to see it
-                ended = forge.wait() == 0
+                ended = forge.kill() == 0
                 whole_checkpoints(run_dir)
             tried += 1
         assert forge.run(run_dir, **COMMON) == 0, forge.words
@@ -132,8 +131,7 @@ def test_two_never_train_in_one_folder(forge: Forge, unbroken: Trained, tmp_path
     with Fault("killed while it holds the lock"):
         forge.start(run_dir, {"slow_saves": 30}, **COMMON)
         wait_for(lambda: "step 2/" in forge.words)
-        os.kill(forge.pid, signal.SIGKILL)
-        assert forge.wait() == -signal.SIGKILL
+        assert forge.kill() == -signal.SIGKILL
         assert forge.run(run_dir, **COMMON) == 0  # the lock died with its owner
         assert_equal(run_dir, unbroken)
 

@@ -67,8 +67,9 @@ def test_the_next_save_waits_for_the_one_before_and_the_end_for_the_last(
 ) -> None:
     run_dir = tmp_path / "run"
     with Fault("a disk slower than the steps"):
-        fault = {"slow_saves": 1.2, "word_seconds": 0.5}
+        fault = {"slow_saves": 4, "word_seconds": 0.5}
         assert forge.run(run_dir, fault, **{**COMMON, "save_interval": 22}) == 0, forge.words
-        assert "step 44  waited 1." in forge.words or "step 44  waiting since" in forge.words
+        assert "step 44  waiting for the checkpoint of step 22 to be written, since" in forge.words
+        assert "for the checkpoint of step 22 to be written: save_interval is short for this disk" in forge.words
         assert "the checkpoint of step 44 is not yet saved, being written" in forge.words
     assert_equal(run_dir, unbroken)

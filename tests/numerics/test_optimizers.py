@@ -226,22 +226,38 @@ def test_the_norm_is_torchs_and_what_is_clipped_is_what_learns(
         torch.testing.assert_close(moment, expected, rtol=1e-4, atol=1e-9)
 
 
-@pytest.mark.parametrize("overrides", [("optimizer=muon", "zero_stage=0"), ("optimizer=adamw", "zero_stage=2")])
-def test_a_gradient_that_is_not_finite_changes_nothing(overrides: tuple[str, ...], batches: list[Tensor]) -> None:
-    settings, shape = settings_and_shape(*overrides, "precision=fp32")
-    engine = Engine(build(shape, seed=1), settings, num_processes=1, template={})
-    accumulate(engine, batches[0])
-    engine.update(0.01)
-    before = {name: tensor.clone() for part in (engine.weights(), engine.moments()) for name, tensor in part}
-    ids = batches[1]
+@pytest.mark.parametrize("how", ["not finite", "discarded"])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("optimizer=muon", "zero_stage=0", "precision=bf16"),
+        ("zero_stage=1", "precision=bf16"),
+        ("zero_stage=1", "precision=fp32", "offload=optimizer"),
+        ("zero_stage=3", "precision=bf16", "offload=all"),
+    ],
+    ids=" ".join,
+)
+def test_a_step_that_is_left_out_changes_nothing(overrides: tuple[str, ...], how: str, batches: list[Tensor]) -> None:
+    settings, shape = settings_and_shape(*overrides)
+    engine, other = (Engine(build(shape, seed=1), settings, num_processes=1, template={}) for _ in range(2))
+    for one in (engine, other):
+        accumulate(one, batches[0])
+        one.update(0.01)
+    ids, weight = batches[1], math.inf if how == "not finite" else 1.0
     engine.accumulate(ids[:2, :-1], ids[:2, 1:], torch.ones(2, LENGTH), COUNT)
     engine.finish_micro_batch()
-    engine.accumulate(ids[2:, :-1], ids[2:, 1:], torch.full((2, LENGTH), math.inf), COUNT)
-    assert not math.isfinite(engine.update(0.01))
-    after = dict(part for parts in (engine.weights(), engine.moments()) for part in parts)
-    assert engine.num_updates == 1 and all(torch.equal(before[name], after[name]) for name in before)
-    accumulate(engine, batches[1])
-    assert math.isfinite(engine.update(0.01)) and engine.num_updates == 2
+    engine.accumulate(ids[2:, :-1], ids[2:, 1:], torch.full((2, LENGTH), weight), COUNT)
+    if how == "not finite":
+        assert not math.isfinite(engine.update(0.01))
+    else:
+        engine.discard()
+    assert engine.num_updates == 1
+    for one in (engine, other):
+        accumulate(one, batches[2])
+    assert engine.update(0.01) == other.update(0.01) and engine.num_updates == 2
+    expected = {name: tensor.clone() for part in (other.weights(), other.moments()) for name, tensor in part}
+    for name, tensor in [*engine.weights(), *engine.moments()]:
+        assert torch.equal(tensor, expected[name]), name
 
 
 @pytest.mark.parametrize(

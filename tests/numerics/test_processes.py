@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tiny import nothing_small
 
 LOSS_TOLERANCE = 1e-5
 """Absolute, over 20 steps in fp32: only the order of additions differs."""
@@ -14,7 +15,7 @@ BF16_TOLERANCE = 1e-3
 
 
 @pytest.fixture(scope="module")
-def runs(train_runs: Callable) -> dict:
+def runs(train_runs: Callable, tmp_path_factory: pytest.TempPathFactory) -> dict:
     alone = {
         "one": {"zero_stage": 0, "micro_batch_size": 8},
         "accumulated": {"zero_stage": 0, "micro_batch_size": 2},
@@ -22,10 +23,12 @@ def runs(train_runs: Callable) -> dict:
         "accumulated_stage3": {"zero_stage": 3, "micro_batch_size": 2},
         "other_batch": {"zero_stage": 0, "micro_batch_size": 4, "global_batch_size": 4, "train_tokens": 20 * 4 * 32},
     }
-    in_bf16 = {"precision": "bf16", "lr": 0.001, "micro_batch_size": 4}
+    in_bf16 = {"precision": "bf16", "lr": 0.002, "micro_batch_size": 4}
     alone["one_bf16"] = {"zero_stage": 0, **in_bf16}
     together = {f"two_stage{stage}": {"zero_stage": stage, "micro_batch_size": 2} for stage in range(4)}
     together |= {f"two_bf16_stage{stage}": {"zero_stage": stage, **in_bf16} for stage in range(4)}
+    together["two_stage3"]["deepspeed_template"] = str(nothing_small(tmp_path_factory.mktemp("template")))
+    together["spoilt_stage3"] = {"zero_stage": 3, "spoil_at": ["decoder.final_layernorm.weight", 3]}
     together["spoilt"] = {"zero_stage": 2, "spoil_at": ["decoder.layers.0.mlp.linear_fc1.weight", 3]}
     return {**train_runs(alone), **train_runs(together, processes=2)}
 
@@ -58,7 +61,7 @@ def test_another_global_batch_is_another_training(runs: dict) -> None:
 @pytest.mark.parametrize("stage", range(4))
 def test_every_stage_gives_the_same_curve_in_bf16(runs: dict, stage: int) -> None:
     expected = runs["one_bf16"].losses
-    assert len(expected) == 20 and expected[-1] < expected[0] - 0.5
+    assert len(expected) == 20 and expected[-1] < expected[0] - 0.3
     assert runs[f"two_bf16_stage{stage}"].losses == pytest.approx(expected, abs=BF16_TOLERANCE)
 
 
@@ -73,10 +76,12 @@ def test_from_stage_1_on_a_process_holds_half_of_the_optimizers_state(runs: dict
         assert held == pytest.approx([whole / share] * 2, rel=0.01), f"stage {stage}"
 
 
-def test_weights_that_came_apart_stop_the_run(runs: dict) -> None:
+@pytest.mark.parametrize(
+    ("name", "weight"),
+    [("spoilt", "decoder.layers.0.mlp.linear_fc1.weight"), ("spoilt_stage3", "decoder.final_layernorm.weight")],
+)
+def test_weights_that_came_apart_stop_the_run(runs: dict, name: str, weight: str) -> None:
     """The broken twin of every run here: in each of them all weights were compared after every step."""
-    message = (runs["spoilt"].folder / "spoilt.txt").read_text(encoding="utf-8")
-    assert message.startswith(
-        "step 3: process 0 and process 1 hold different weights, decoder.layers.0.mlp.linear_fc1.weight from number 5"
-    )
-    assert not (runs["spoilt"].folder / "latest").exists()
+    message = (runs[name].folder / "spoilt.txt").read_text(encoding="utf-8")
+    assert message.startswith(f"step 3: process 0 and process 1 hold different weights, {weight} from number 5 on: ")
+    assert not (runs[name].folder / "latest").exists()

@@ -16,6 +16,8 @@ from zerokara.export import families, rules
 from zerokara.model import parallel
 from zerokara.model.megatron import build
 from zerokara.model.shapes import ModelShape
+from zerokara.training import engine as engine_module
+from zerokara.training.deepspeed_settings import settings_for
 from zerokara.training.engine import Engine, init_distributed
 from zerokara.training.schedule import Schedule
 
@@ -117,6 +119,30 @@ def test_another_weight_decay_is_noticed(batches: list[torch.Tensor]) -> None:
     right = losses_of_hugging_face(settings, shape, batches, settings.weight_decay)
     wrong = losses_of_hugging_face(settings, shape, batches, settings.weight_decay / 2)
     assert max(abs(a - b) for a, b in zip(right, wrong, strict=True)) > 1e-5
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_precision_is_as_configured_or_nothing_starts(
+    zero_stage: int, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    parallel.start_alone()
+    init_distributed("cpu")
+    stated = [*OVERRIDES, f"zero_stage={zero_stage}", f"precision={precision}"]
+    settings = config.load(config.PretrainConfig, "/dev/null", stated)
+    shape = ModelShape.from_config(settings, VOCAB)
+    model = build(shape)
+    engine = Engine(model, settings, num_processes=1, template={})
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+    assert {weight.dtype for _, weight in engine.weights()} == {torch.float32}
+    if zero_stage:  # the twin: DeepSpeed is told another precision than the configuration states
+        other = "fp32" if precision == "bf16" else "bf16"
+        told = settings_for(config.load(config.PretrainConfig, "/dev/null", [*stated, f"precision={other}"]), 1, {})
+        monkeypatch.setattr(engine_module, "settings_for", lambda *_: told)
+        with pytest.raises(AssertionError, match="DeepSpeed's precision differs"):
+            Engine(build(shape), settings, num_processes=1, template={})
 
 
 def test_padding_rows_never_win() -> None:

@@ -119,6 +119,10 @@ def test_what_a_curriculum_read_is_what_its_table_says(runs: dict) -> None:
     assert table.sources[0].epochs > 1  # so the run crosses the edge of an epoch of that source
 
 
+ODD = {"architecture": "gpt2", "num_kv_heads": "auto", "hidden_size": 15, "num_attn_heads": 1}
+"""No norm of width 15 is cut into two equal pieces."""
+
+
 @pytest.fixture(scope="module")
 def moved(train_runs: Callable, tmp_path_factory: pytest.TempPathFactory) -> dict:
     """Runs that were stopped in one process, and went on otherwise in two."""
@@ -127,12 +131,14 @@ def moved(train_runs: Callable, tmp_path_factory: pytest.TempPathFactory) -> dic
         "adamw": {"zero_stage": 2, "micro_batch_size": 4},
         "adafactor": {"optimizer": "adafactor", "zero_stage": 0, "micro_batch_size": 8},
         "muon": {"optimizer": "muon", "zero_stage": 0, "micro_batch_size": 4},
+        "odd": {"zero_stage": 3, **ODD},
         "changed": {"zero_stage": 1},
     }
     after = {
         "adamw": {"zero_stage": 3, "micro_batch_size": 4},
         "adafactor": {"optimizer": "adafactor", "zero_stage": 1, "micro_batch_size": 2},
         "muon": {"optimizer": "muon", "zero_stage": 1, "micro_batch_size": 2},
+        "odd": {"zero_stage": 3, **ODD},
         "changed": {"optimizer": "muon", "zero_stage": 1},
     }
     stopped = {name: {**settings, "stop_at": 10} for name, settings in before.items()}
@@ -142,7 +148,7 @@ def moved(train_runs: Callable, tmp_path_factory: pytest.TempPathFactory) -> dic
     return {**alone, **train_runs(after, processes=2, folder=folder)}
 
 
-@pytest.mark.parametrize("name", ["adamw", "adafactor", "muon"])
+@pytest.mark.parametrize("name", ["adamw", "odd", "adafactor", "muon"])
 def test_another_number_of_processes_stage_and_micro_batch_goes_on(moved: dict, name: str) -> None:
     expected = moved[f"{name}_unbroken"].losses
     assert len(expected) == 20 and expected[-1] < expected[0] - 0.1, "nothing was learned: equality would mean nothing"

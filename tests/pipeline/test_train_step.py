@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -186,8 +187,35 @@ def test_a_curriculum_is_told_before_and_while_it_runs(tiny_data: dict[str, str]
     assert not (tmp_path / "new").exists()
 
 
-def test_dry_run_starts_nothing(tiny_data: dict[str, str], tmp_path: Path) -> None:
-    done = step_3(tiny_data["config"], f"output_model_dir={tmp_path / 'run'}", options=("--dry-run",))
-    assert done.returncode == 0 and "20 steps × 8 sequences" in done.stdout
+def test_dry_run_tries_and_leaves_nothing(tiny_data: dict[str, str], tmp_path: Path) -> None:
+    settings = (f"output_model_dir={tmp_path / 'run'}", "micro_batch_size=auto", "num_processes=2")
+    done = step_3(tiny_data["config"], *settings, options=("--dry-run",))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "20 steps × 8 sequences" in done.stdout and "micro batch 4" in done.stdout  # 8 sequences for 2 processes
+    assert re.search(r"data begins +\d+ .* = '[a-p ]+", done.stdout)
+    assert re.search(r"memory +about [\d.]+ MB a process of [\d.]+ GB: framework", done.stdout)
+    assert "kernels: attention by torch's flash kernel for CPUs; torch's fused AdamW" in done.stdout
+    assert re.search(r"trial of 3 steps: loss [5-7]\.\d+, .* tok/s; all 20 steps would take", done.stdout)
+    assert re.search(r"the fullest process held [\d.]+ MB at most", done.stdout)
     assert "tokens there        tokens taken    epochs" in done.stdout and " 5,120 " in done.stdout
     assert not (tmp_path / "run").exists()
+
+
+def test_resume_is_proved_on_the_users_own_configuration(tiny_data: dict[str, str], tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    (run_dir / "keep").mkdir(parents=True)  # whatever stands there is not touched, and not even looked at
+    settings = (
+        f"output_model_dir={run_dir}",
+        "optimizer=muon",
+        "eval_interval=1",
+        "save_interval=1",
+        "tensorboard=true",
+    )
+    done = step_3(tiny_data["config"], *settings, options=("--verify-resume", "2"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "resume is proved: equal bit for bit" in done.stdout
+    assert "going on from" in done.stdout and "validation loss" not in done.stdout
+    for step in (3, 4):
+        assert f"\n  {step:>9}  " in done.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+    assert [path.name for path in run_dir.iterdir()] == ["keep"]

@@ -24,7 +24,8 @@ class PretrainConfig(TrainingSettings, ModelSettings, DataSettings):
     @rule("tensor_parallel_size", "architecture", "hidden_size", "num_attn_heads", "num_kv_heads", "ffn_hidden_size")
     def _tensor_parallel_divides_the_layers(self) -> Iterator[Fault]:
         size = self.tensor_parallel_size
-        shared = {"num_attn_heads": self.num_attn_heads, "num_kv_heads": self.kv_heads, "ffn_hidden_size": self.ffn_size}
+        heads = {"num_attn_heads": self.num_attn_heads, "num_kv_heads": self.kv_heads}
+        shared = {**heads, "ffn_hidden_size": self.ffn_size}
         wrong = [f"{key} = {number}" for key, number in shared.items() if number % size]
         if wrong:
             most = math.gcd(*shared.values())

@@ -123,7 +123,8 @@ class MachineSettings(Settings):
     tensor_parallel_size: PositiveWhole = 1
     """Processes that share the matrices of each layer, for models that are too large for one GPU; on one node."""
     micro_batch_size: PositiveWhole | Auto = 8
-    """Sequences that one process computes at a time; `auto` is the most that fits into memory and divides the batch."""
+    """Sequences that one process computes at a time. `auto` is the most that fits into a GPU's memory and divides the
+    batch, or on a CPU as many as make it fastest; a run keeps it as long as it goes on with the same settings."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """Number format of the computation: `bf16`, `fp32`, or `auto`, which is bf16 where the hardware computes in it. The
     optimizer keeps its weights in fp32 either way."""
@@ -133,10 +134,11 @@ class MachineSettings(Settings):
     """What rests in main memory rather than on the GPU: the `optimizer` (zero_stage 1 to 3), or `all`, the weights too
     (zero_stage 3). Slower, for models that do not fit otherwise."""
     activation_checkpointing: Literal["off", "selective", "full"] = "off"
-    """What is computed again in the backward pass rather than kept: nothing, the feed-forward layers (`selective`), or
-    everything but the input of each layer (`full`: a quarter slower, least memory)."""
+    """What is computed again in the backward pass rather than kept: nothing, the feed-forward half of each layer
+    (`selective`: keeps less than half), or all of it (`full`: keeps its input alone, and computes a third more)."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """Whether torch.compile fuses the work of each layer; `auto` is where it pays."""
+    """Whether torch.compile fuses the work of each layer: half a minute at the first start. `auto` is where it pays: on
+    a GPU, unless zero_stage is 3 or tensor_parallel_size more than 1, which it cannot serve."""
     deepspeed_template: Text = "auto"
     """JSON file with further DeepSpeed settings; `auto` is original_codes/ds_config_gpt_TEMPLATE.json."""
 
@@ -198,6 +200,12 @@ class TrainingSettings(WatchingSettings, MachineSettings, ReadingSettings, Learn
     def _micro_divides_global(self) -> Iterator[Fault]:
         processes = self.tensor_parallel_size if self.num_processes == "auto" else self.num_processes
         yield from self.batch_faults(processes)
+
+    @rule("compile", "zero_stage", "tensor_parallel_size")
+    def _compiled_layers_are_whole(self) -> Iterator[Fault]:
+        if self.compile == "on" and (self.zero_stage == 3 or self.tensor_parallel_size > 1):
+            rule_text = "cannot serve zero_stage 3 or tensor_parallel_size above 1, which work within the layers"
+            yield self.fault("compile", rule_text, "set compile: auto")
 
     @rule("offload", "zero_stage")
     def _offload_needs_zero(self) -> Iterator[Fault]:

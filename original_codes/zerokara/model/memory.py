@@ -26,7 +26,7 @@ FRAMEWORK_BYTES = {"cpu": 450_000_000, "cuda": 700_000_000}
 context of CUDA and NCCL's buffers, which torch does not count (NVIDIA's own order of magnitude)."""
 HOST_FRAMEWORK_BYTES = 2_500_000_000
 """Main memory of a process that trains on a GPU, its libraries loaded."""
-CHUNK_BYTES = {"cpu": 64 * 2**20, "cuda": 256 * 2**20}
+CHUNK_BYTES = {"cpu": 64 * 2**20, "cuda": 512 * 2**20}
 """`loss.CHUNK_BYTES`, which needs torch; a test holds the two equal."""
 _LIVE_PARAMETERS = 1_000_000_000
 """DeepSpeed's stage3_max_live_parameters (runtime/zero/config.py): weights that stage 3 keeps gathered."""
@@ -188,8 +188,10 @@ def _compute(layout: Layout) -> list[Part]:
     vocabulary = shape.padded_vocab_size // layout.tensor_parallel_size
     matrix = vocabulary * shape.hidden_size
     chunk = min(CHUNK_BYTES[layout.device], 4 * tokens * vocabulary)
-    # The gradient of the output matrix: summed in fp32, rounded, scaled; and that of the look-ups, beside it.
-    loss = 2 * hidden + matrix * (4 + 2 * wide if wide == 2 else 8) + chunk * (2 if wide == 2 else 1)
+    # The gradient of the output matrix: summed in fp32, in bf16 rounded, and scaled; where it is the matrix of the
+    # look-ups too, also their gradient, and the sum of both.
+    copies = 4 + (wide if wide == 2 else 0) + wide + (2 * wide if shape.tie_word_embeddings else 0)
+    loss = 2 * hidden + matrix * copies + chunk * (2 if wide == 2 else 1)
     return [
         Part(f"activations of {shape.num_layers} layers", kept, "compute"),
         Part("one layer computed again", again, "compute"),

@@ -207,12 +207,11 @@ def _likely_tokenizer(argv: Sequence[str]) -> Path | None:
     words = dict(word.partition("=")[::2] for word in argv if word.startswith(f"{key}="))
     if key in words:
         return Path(words[key])
-    options = dict(pairwise(argv)) | dict(word.partition("=")[::2] for word in argv)
+    options = dict(pairwise(argv)) | dict(word.split("=", 1) for word in argv if "=" in word)
     with suppress(OSError, UnicodeDecodeError):
-        found = re.search(
-            rf"^{key}:[ \t]*(\"?)([^\"'#\n]+)\1", Path(options.get("--config", "config.yaml")).read_text(), re.MULTILINE
-        )
-        return Path(found[2].strip()) if found else None
+        text = Path(options.get("--config", "config.yaml")).read_text(encoding="utf-8")
+        found = re.search(rf"^{key}:[ \t]*[\"']?([^\"'#\n]+)", text, re.MULTILINE)
+        return Path(found[1].strip()) if found else None
     return None
 
 

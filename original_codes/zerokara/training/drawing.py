@@ -1,7 +1,7 @@
 """Keeps the plots of a run fresh while it is trained, in a process of its own: drawing takes seconds of Python.
 
-The process has the lowest priority and one thread, there is never more than one, and after each it is as quiet for ten
-times as long as that took. What fails in there ends nothing but the drawing, and is told once.
+The process has one thread, and while training goes on the lowest priority. There is never more than one, and after each
+it is quiet for ten times as long as that took. What fails in there ends nothing but the drawing, and is told once.
 """
 
 from __future__ import annotations
@@ -32,22 +32,29 @@ class Drawing:
     def refresh(self) -> None:
         """Draw what is recorded by now, unless a drawing is at work or was a moment ago."""
         if self._is_idle() and time.monotonic() >= self._quiet_until:
-            self._start()
+            self._start(niceness=19)
 
     def finish(self) -> None:
         """Draw for the last time, and wait for it."""
-        deadline = time.monotonic() + _LAST_SECONDS
-        self._wait(deadline)
+        if self._process is not None:
+            self._process.kill()  # its pictures would be old; each appears whole or not at all
+            self._process.wait()
+            self._process = None
         self._start()
-        self._wait(deadline)
+        deadline = time.monotonic() + _LAST_SECONDS
+        while not self._is_idle():
+            if self._process is not None and time.monotonic() > deadline:
+                self._process.kill()
+                self._tell(f"not drawn within {_LAST_SECONDS:g} s")
+            time.sleep(0.02)
 
-    def _start(self) -> None:
+    def _start(self, niceness: int = 0) -> None:
         threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         # CUDA is not for it, nor is what the launcher tells the training processes.
         hidden = {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", _MODULE, str(self._run_dir)],
+                [sys.executable, "-m", _MODULE, str(self._run_dir), str(niceness)],
                 env={**os.environ, **threads, **hidden},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -75,15 +82,6 @@ class Drawing:
             if process.returncode:
                 self._tell((words.strip() or f"exit code {process.returncode}").splitlines()[-1])
         return True
-
-    def _wait(self, deadline: float) -> None:
-        while not self._is_idle():
-            if time.monotonic() > deadline:
-                if self._process is not None:
-                    self._process.kill()
-                self._tell(f"not drawn within {_LAST_SECONDS:g} s")
-                return
-            time.sleep(0.02)
 
     def _tell(self, words: str) -> None:
         if not self._told:

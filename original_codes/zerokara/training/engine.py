@@ -22,7 +22,6 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 import deepspeed
-import deepspeed.runtime.compiler
 import torch
 from deepspeed.utils import (
     safe_get_full_fp32_param,
@@ -47,9 +46,6 @@ def init_distributed(device_type: str) -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     # deepspeed/comm/torch.py, build_shm_op: on a CPU with a compiler it would build a C++ operator while the run waits.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    # deepspeed/runtime/zero/muon/original_muon.py, which every ZeRO optimizer imports, wraps its kernels in
-    # torch.compile: three seconds at each start for what is never called here.
-    deepspeed.runtime.compiler.compile = lambda: lambda function: function
     deepspeed.init_distributed(dist_backend="nccl" if device_type == "cuda" else "gloo", verbose=False)
 
 
@@ -222,7 +218,10 @@ class Partitions:
         for group in self._deepspeed.optimizer.param_groups:
             group["lr"] = learning_rate
         self._deepspeed.step()
-        return float(self._deepspeed.get_global_grad_norm())
+        norm = float(self._deepspeed.get_global_grad_norm())
+        if not math.isfinite(norm):
+            self._gather_persistent()
+        return norm
 
     def discard(self) -> None:
         """Drop the gradients of this step; everything else stays as it is."""
@@ -239,6 +238,7 @@ class Partitions:
             self._deepspeed.step()
         finally:
             delattr(self._wrapper, method)
+        self._gather_persistent()
 
     def read(self, name: str, key: str | None) -> Tensor:
         """A running mean of a parameter, or with no key its fp32 weights; every process must ask, all get it."""
@@ -273,7 +273,12 @@ class Partitions:
         self._wrapper._partition_all_parameters()
         for group in range(len(self._masters)):
             self._wrapper._reassign_or_swap_out_partitioned_parameters(group)
-        if persistent := self._wrapper.persistent_parameters:
+        self._gather_persistent()
+
+    def _gather_persistent(self) -> None:
+        """Bring back the small parameters that ZeRO 3 keeps everywhere: stage3.py does it in a step that it completes,
+        and not in one that it leaves out; then the next backward pass would miss them."""
+        if self._is_stage_3 and (persistent := self._wrapper.persistent_parameters):
             persistent[0].all_gather(persistent)
 
     @property

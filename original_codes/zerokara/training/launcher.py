@@ -79,8 +79,9 @@ def gpu_bytes() -> int | None:
 def launch(module: str, arguments: Sequence[str], processes: int) -> int:
     """Run ``python -m module arguments`` in `processes` processes on this node; gives the exit code.
 
-    Ctrl-C, SIGTERM and SIGHUP ask the training processes to stop at the edge of a step, and give the exit code 130 (or 1
-    where they could not save); a second Ctrl-C ends them at once. Should this process be killed, the launcher ends them, with time to save.
+    Ctrl-C, SIGTERM and SIGHUP ask the training processes to stop at the edge of a step, and give the exit code 130 (or
+    1 where they could not save); a second Ctrl-C ends them at once. Should this process be killed, the launcher ends
+    them, with time to save. A process that was killed is told with the likely reason.
     """
     import torch
 

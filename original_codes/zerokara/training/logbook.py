@@ -48,6 +48,8 @@ class Logbook:
         self._drawing: Drawing | None = None
         if rank == 0:
             self._open(state)
+        if device.type == "cuda" and devices.peak_flops(device) is None:
+            self.say(f"mfu is n/a: the peak of {torch.cuda.get_device_name(device)} is not in training/devices.py")
 
     def _open(self, state: TrainingState) -> None:
         run_dir, config = self._preparation.run_dir, self._preparation.config

@@ -17,13 +17,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
 
-from zerokara.config import PretrainConfig
 from zerokara.durable import write_bytes
 from zerokara.progress import say
+
+if TYPE_CHECKING:  # whoever only reads (the plots, in a process of their own) does not wait for it
+    from zerokara.config import PretrainConfig
 
 FILE_NAME = "metrics.jsonl"
 

@@ -22,7 +22,7 @@ matrix either. DeepSpeed's offload moves its pieces.
 
 Adafactor is as the T5 papers have it (Shazeer and Stern, 2018; Raffel et al., 2020): second moments by rows and columns
 whose decay is 1 − step^−0.8, an update of at most root mean square 1, scaled with that of the weights, no first moment,
-and the learning rate of our schedule. torch.optim.Adafactor (2.13) is another one: it lowers every learning rate to
+and the learning rate of our schedule. torch.optim.Adafactor (2.13) is another one: it takes no learning rate above
 1/√step, and puts epsilon elsewhere.
 
 No torch on import: what an optimizer costs is told before anything heavy is loaded.

@@ -1,8 +1,8 @@
 """Pictures of a run in its folder, for those who would rather look than read: ``plots/*.png``.
 
-``python -m zerokara.training.plots RUN_DIR`` draws them from ``metrics.jsonl``, ``overview.png`` with all of them
-together, and one for each: ``loss``, ``bits_per_byte``, ``learning_rate``, ``grad_norm``, ``throughput``, and where
-sources are mixed ``sources``. Each picture appears whole.
+``python -m zerokara.training.plots RUN_DIR [NICENESS]`` draws them from ``metrics.jsonl``: ``overview.png`` with all of
+them together, and one for each: ``loss``, ``bits_per_byte``, ``learning_rate``, ``grad_norm``, ``throughput``, and
+where sources are mixed ``sources``. Each picture appears whole.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FOLDER_NAME = "plots"
 BLUE, RED, GREEN, PURPLE, YELLOW, GREY = "#4477aa", "#cc3344", "#228833", "#aa3377", "#bb8800", "#777777"
 """Told apart by those who see no red or green, too. Source: Paul Tol's bright scheme, a little darker."""
-SOURCE_COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")
+SOURCE_COLORS = ("#4477aa", "#ee8866", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")
 _STYLE = {
     "font.size": 9,
     "axes.titlesize": 10,
@@ -97,12 +97,7 @@ def _loss(axes: Axes, lines: Lines) -> None:
     axes.plot(*_curve(lines, "valid_loss"), color=RED, marker="o", markersize=3, label="validation")
     axes.set_title("Loss")
     axes.set_ylabel("nats a token")
-    # What happens once the first, steep fall is over is what one wants to see.
-    shown = [*losses[len(losses) // 50 :], *_curve(lines, "valid_loss")[1]]
-    top, bottom = max(shown), min(shown)
-    if bottom > 0 and top > 4 * bottom:
-        axes.set_yscale("log")
-        _plain_ticks(axes)
+    _stretch(axes, [*losses, *_curve(lines, "valid_loss")[1]])
 
 
 def _bits_per_byte(axes: Axes, lines: Lines) -> None:
@@ -128,6 +123,7 @@ def _bits_per_byte(axes: Axes, lines: Lines) -> None:
     )
     axes.set_title("Validation")
     axes.set_ylabel("bits per byte")
+    _stretch(axes, bits)
 
 
 def _learning_rate(axes: Axes, lines: Lines) -> None:
@@ -147,9 +143,7 @@ def _grad_norm(axes: Axes, lines: Lines) -> None:
         axes.plot(skipped, [top] * len(skipped), "x", color=RED, markersize=6, label="step skipped")
     axes.set_title("Gradient")
     axes.set_ylabel("norm before clipping")
-    if norms and min(norms) > 0:
-        axes.set_yscale("log")
-        _plain_ticks(axes)
+    _stretch(axes, norms)
 
 
 def _throughput(axes: Axes, lines: Lines) -> None:
@@ -199,11 +193,12 @@ def _curve(lines: Lines, key: str) -> tuple[list[float], list[float]]:
 
 
 def _smoothed(values: Sequence[float]) -> list[float]:
-    """A running mean over about a thirtieth of the curve, in which the newest counts most."""
-    keep = 1 - min(1.0, 30 / max(1, len(values)))
+    """A running mean in which the newest counts most: over a thirtieth of the curve, and where it begins and is steep
+    over less, a tenth of what was so far."""
     total = weight = 0.0
     found = []
-    for value in values:
+    for number, value in enumerate(values):
+        keep = 1 - 1 / max(1.0, min(len(values) / 30, number / 10))
         total, weight = total * keep + value, weight * keep + 1
         found.append(total / weight)
     return found
@@ -216,10 +211,16 @@ def _thinned(tokens: Sequence[float], values: Sequence[float]) -> tuple[list[flo
     return [*tokens[::every], *tokens[last]], [*values[::every], *values[last]]
 
 
-def _plain_ticks(axes: Axes) -> None:
-    """2, 3, 5 on a logarithmic axis, not 2 × 10⁰."""
+def _stretch(axes: Axes, values: Sequence[float]) -> None:
+    """Take a logarithmic axis where values fall far: what comes after the first, steep fall is what one wants to see.
+
+    Its ticks are 2, 3, 5, and not 2 × 10⁰.
+    """
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
+    if not values or min(values) <= 0 or max(values) < 3 * min(values):
+        return
+    axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 3.0, 5.0), numticks=8))
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
@@ -240,5 +241,5 @@ def _save(figure: Any, path: Path) -> Path:
 
 
 if __name__ == "__main__":
-    os.nice(19)
+    os.nice(int(sys.argv[2]) if len(sys.argv) > 2 else 0)
     draw(Path(sys.argv[1]))

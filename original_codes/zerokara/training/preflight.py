@@ -7,7 +7,6 @@ real data. What they learn is thrown away, and nothing is written.
 
 from __future__ import annotations
 
-import datetime
 import os
 import time
 from typing import TYPE_CHECKING
@@ -21,15 +20,13 @@ from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.indexed import IndexedTokens
 from zerokara.training import memory_budget
 from zerokara.training.memory_budget import Budget
-from zerokara.training.preparation import Preparation, cpu_threads
+from zerokara.training.preparation import Preparation
 
 if TYPE_CHECKING:
     import torch
 
     from zerokara.training.engine import Engine
 
-ANSWER_SECONDS = 60
-"""How long a process may take to answer before it is named."""
 TRIAL_STEPS = 3
 """The first is slow (memory is taken, kernels are chosen) and does not count."""
 _HEAD_TOKENS = 24
@@ -68,30 +65,6 @@ def _data_head(preparation: Preparation) -> str:
     return f"{' '.join(str(one) for one in head[:8])} … = {encoder.decode(head.tolist())!r}"
 
 
-def require_answers() -> None:
-    """See that all processes are there and hear each other; every process must call it.
-
-    Raises:
-        RunError: some did not answer within `ANSWER_SECONDS`; the first process names them.
-    """
-    import torch.distributed
-
-    if torch.distributed.get_world_size() == 1:
-        return
-    deadline = datetime.timedelta(seconds=ANSWER_SECONDS)
-    # NCCL only waits; gloo's barrier knows who is missing.
-    group = torch.distributed.new_group(backend="gloo", timeout=deadline)
-    try:
-        torch.distributed.monitored_barrier(group, timeout=deadline, wait_all_ranks=True)
-    except RuntimeError as error:
-        said = str(error).strip().splitlines()[0]
-        raise RunError(
-            f"not all {torch.distributed.get_world_size()} processes answered within {ANSWER_SECONDS} s: {said}. See "
-            "what these processes printed, and whether they run at all"
-        ) from error
-    torch.distributed.destroy_process_group(group)
-
-
 def trial(preparation: Preparation) -> None:
     """Train a few steps in this process and the others, tell speed and memory, write nothing.
 
@@ -99,19 +72,11 @@ def trial(preparation: Preparation) -> None:
         OutOfMemory: a process had too little; says what would fit.
         RunError: a process did not answer, or a loss was not finite.
     """
-    import torch
-
-    from zerokara.training import devices, out_of_memory
-    from zerokara.training.engine import init_distributed
+    from zerokara.training import devices, out_of_memory, processes
 
     device = devices.local_device(int(os.environ.get("LOCAL_RANK", "0")))
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    else:
-        torch.set_num_threads(cpu_threads(preparation.num_processes))
     with out_of_memory.explained(preparation, device):
-        init_distributed(device.type)
-        require_answers()
+        processes.join(preparation, device)
         seconds, loss = _trial_steps(preparation, device)
         _tell(preparation, device, seconds, loss)
 
@@ -125,7 +90,6 @@ def _trial_steps(preparation: Preparation, device: torch.device) -> tuple[float,
     from zerokara.training.engine import Engine
 
     config, reading = preparation.config, preparation.reading
-    parallel.start(config.seed, config.tensor_parallel_size)
     model = build(preparation.shape, seed=config.seed, activation_checkpointing=config.activation_checkpointing)
     engine = Engine(model, config, parallel.data_size(), preparation.template)
     reason = compilation.reason_against(config.compile, device.type, config.zero_stage)

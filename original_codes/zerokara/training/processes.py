@@ -2,20 +2,57 @@
 
 from __future__ import annotations
 
-import torch
+import datetime
 
+import torch
+import torch.distributed
+
+from zerokara.errors import RunError
 from zerokara.model import parallel
 from zerokara.training import devices
 from zerokara.training.engine import init_distributed
 from zerokara.training.preparation import Preparation, cpu_threads
 
+ANSWER_SECONDS = 60
+"""How long a process may take to answer before it is named."""
+
 
 def join(preparation: Preparation, device: torch.device) -> None:
-    """Take `device`, meet the other processes, and form the groups."""
+    """Take `device`, meet the other processes, and form the groups.
+
+    Raises:
+        RunError: a process did not answer.
+    """
     if device.type == "cuda":
         torch.cuda.set_device(device)
     else:
         torch.set_num_threads(cpu_threads(preparation.num_processes))
-        devices.keep_freed_memory()
+        if preparation.config.activation_checkpointing == "off":
+            devices.keep_freed_memory()
+        else:
+            devices.give_back_freed_memory()
     init_distributed(device.type)
+    require_answers()
     parallel.start(preparation.config.seed, preparation.config.tensor_parallel_size)
+
+
+def require_answers() -> None:
+    """See that all processes are there and hear each other; every process must call it.
+
+    Raises:
+        RunError: some did not answer within `ANSWER_SECONDS`; the first process names them.
+    """
+    if torch.distributed.get_world_size() == 1:
+        return
+    deadline = datetime.timedelta(seconds=ANSWER_SECONDS)
+    # NCCL only waits; gloo's barrier knows who is missing.
+    group = torch.distributed.new_group(backend="gloo", timeout=deadline)
+    try:
+        torch.distributed.monitored_barrier(group, timeout=deadline, wait_all_ranks=True)
+    except RuntimeError as error:
+        said = str(error).strip().splitlines()[0]
+        raise RunError(
+            f"not all {torch.distributed.get_world_size()} processes answered within {ANSWER_SECONDS} s: {said}. See "
+            "what these processes printed, and whether they run at all"
+        ) from error
+    torch.distributed.destroy_process_group(group)

@@ -161,11 +161,8 @@ class Session:
 
     def _compile(self, model: Decoder) -> None:
         config = self.config
-        reason = compilation.reason_against(config.compile, self.device.type, config.zero_stage)
-        if reason is None:
+        if compilation.reason_against(config.compile, self.device.type, config.zero_stage) is None:
             compilation.start(model, config.micro_batch, config.isolate_documents, self._say)
-        elif config.compile == "on":
-            self._say(f"not compiled: {reason}")
 
     def _start_sampler(self) -> Sampler | None:
         config = self.config

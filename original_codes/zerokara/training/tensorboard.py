@@ -1,7 +1,8 @@
 """A run's numbers and sample texts for TensorBoard (2.21), in ``tensorboard/`` of the run folder.
 
 Each start writes a file of its own. It says from which step on its numbers replace those of the files before, so that
-TensorBoard shows each step once.
+TensorBoard shows each step once. (Its reader takes back numbers only: of a text that was written again it shows both;
+tensorboard/backend/event_processing/event_accumulator.py, `_Purge`.)
 """
 
 from __future__ import annotations

@@ -38,7 +38,6 @@ class WholeTensors:
         model.to(device)
         self.module = model
         self._config = config
-        self._names = [name for name, _ in model.named_parameters()]
         self._group, self._rank = parallel.data_group(), parallel.data_rank()
         self._owners = self._dealt(model, parallel.data_size() if config.zero_stage else 1)
         in_bf16 = config.precision == "bf16"

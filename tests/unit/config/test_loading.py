@@ -31,7 +31,8 @@ def test_every_fault_is_told_at_once_in_the_order_of_the_file(tmp_path: Path) ->
         "config.yaml:2: lr: stands twice, first at line 1; keep one",
         "config.yaml:3: hiden_size = 5: there is no such setting; did you mean hidden_size?",
         "config.yaml:4: hidden_size = 250: must be a multiple of num_attn_heads = 4; try 248 or 252",
-        "config.yaml:5: micro_batch_size = abc: must be a whole number or 'auto'; write a number without quotes or units",
+        "config.yaml:5: micro_batch_size = abc: must be a whole number or 'auto'; "
+        "write a number without quotes or units",
         "config.yaml:6: epochs = -1: must be greater than 0",
         "config.yaml:7: num_kv_heads = 3: must divide num_attn_heads = 4; one of [1, 2, 4]",
     ]

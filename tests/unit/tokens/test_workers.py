@@ -13,8 +13,12 @@ import pytest
 from failing_encoder import FailingEncoder
 
 from zerokara.corpus.inputs import find_files
-from zerokara.errors import RunError
+from zerokara.errors import RunError, UserError
+from zerokara.steps.tokenize import _likely_tokenizer
+from zerokara.tokenizer.choice import facts_of
 from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokens.estimate import Place
+from zerokara.tokens.preparation import Forecast, Preparation, Prepared
 from zerokara.tokens.shards import Job, ShardResult
 from zerokara.tokens.tasks import TaskQueue
 from zerokara.tokens.workers import Workers
@@ -90,3 +94,40 @@ def test_a_worker_whose_parent_is_killed_ends(tmp_path: Path, model_path: Path) 
     while any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children):
         assert time.monotonic() < deadline, "a worker outlives its parent"
         time.sleep(0.05)
+
+
+def test_what_is_no_tokenizer_is_told_as_the_user_s_fault(tmp_path: Path) -> None:
+    (tmp_path / "x.model").write_bytes(b"no model")
+    with Workers() as workers:
+        workers.ask(Preparation(tmp_path / "x.model", [], 0))
+        with pytest.raises(UserError, match=r"^\S*/x\.model: is not a SentencePiece model .*; make one with step 1$"):
+            workers.answer()
+
+
+def test_the_nursery_opens_and_estimates(model_path: Path) -> None:
+    encoder = Encoder(model_path)
+    with Workers() as workers:
+        workers.open(Forecast(Path("nothing there")))  # a wrong guess
+        workers.ask(Preparation(model_path, [Place(["a line\n" * 50], 400)], 4000))
+        prepared = workers.answer()
+    assert isinstance(prepared, Prepared) and prepared.tokenizer == facts_of(encoder)
+    assert prepared.choice.encoder is None and prepared.choice.name.startswith("sentencepiece")
+    assert prepared.expected.tokens == 10 * len(encoder.encode_joined(["a line\n" * 50])[0])
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["--config", "c.yaml"], "a/t.model"),
+        (["--config=c.yaml", "--redo"], "a/t.model"),
+        (["--config", "c.yaml", "--set", "input_tokenizer_file=b.model"], "b.model"),
+        (["--config", "nothing.yaml"], None),
+        ([], None),
+    ],
+)
+def test_the_tokenizer_is_guessed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: list[str], expected: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.yaml").write_text('lr: 1\ninput_tokenizer_file: "a/t.model"  # from step 1\n', encoding="utf-8")
+    assert _likely_tokenizer(argv) == (Path(expected) if expected else None)

@@ -78,9 +78,8 @@ def test_one_bit_is_found_in_time_and_named(monkeypatch: pytest.MonkeyPatch, dty
             found.append((step, str(error)))
     steps = [step for step, _ in found]
     assert len(steps) == 2 and steps[1] - steps[0] == 10, "once in every ten steps"
-    assert found[0][1].startswith(
-        f"step {steps[0]}: process 0 and process 1 hold different weights, {name} from number {place} on: they no longer"
-    )
+    told = f"process 0 and process 1 hold different weights, {name} from number {place} on"
+    assert found[0][1].startswith(f"step {steps[0]}: {told}: they no longer")
 
 
 def test_equal_processes_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

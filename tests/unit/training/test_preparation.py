@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections import namedtuple
 from pathlib import Path
@@ -26,14 +27,44 @@ def settings(tiny_data: dict[str, str], tmp_path: Path):  # type: ignore[no-unty
 def test_checkpoints_that_will_not_fit_are_told_in_numbers(settings, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10, 0, 1_000_000))
-    plan = preparation.prepare(settings("save_interval=5", "keep_last=2"), 1)
+    plan = preparation.prepare(settings("save_interval=2", "keep_last=2"), 1)
     with pytest.raises(UserError) as caught:
         preparation.check_disk(plan)
     each = 12 * plan.shape.num_parameters()
-    expected = f"3 of {bytes_text(each)} will stand at once and need {bytes_text(3 * each)} more, 1.0 MB are free"
-    assert expected in str(caught.value)
+    # The two newest, the one that is being written, and the best.
+    expected = f"4 of {bytes_text(each)} will stand at once and need {bytes_text(4 * each)} more, 1.0 MB are free"
+    assert expected in str(caught.value) and "save_interval: 20 is the smallest that fits" in str(caught.value)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10, 0, 10**12))
     preparation.check_disk(plan)
+
+
+@pytest.mark.parametrize("room", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("kept", [(), ("keep_every=2",), ("keep_best=false",), ("keep_every=4", "keep_best=false")])
+def test_the_save_interval_that_is_advised_is_the_smallest_that_fits(
+    settings,  # type: ignore[no-untyped-def]
+    monkeypatch: pytest.MonkeyPatch,
+    room: int,
+    kept: tuple[str, ...],
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    given = ("save_interval=2", "keep_last=4", *kept)
+    plan = preparation.prepare(settings(*given), 1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10, 0, room * plan.checkpoint_bytes))
+    if preparation.num_standing(plan, 2) <= room:
+        preparation.check_disk(plan)
+        return
+    with pytest.raises(UserError) as caught:
+        preparation.check_disk(plan)
+    found = re.search(r"save_interval: (\d+) is the smallest that fits(?: with keep_every: (\d+))?", str(caught.value))
+    assert found
+    interval, every = int(found[1]), found[2]
+    changes = [f"save_interval={interval}", *([f"keep_every={every}"] if every else [])]
+    preparation.check_disk(preparation.prepare(settings(*given, *changes), 1))
+    unit = plan.config.keep_every or 1
+    for shorter in range(unit, interval, unit):
+        changed = [f"save_interval={shorter}", *([f"keep_every={shorter}"] if every else [])]
+        with pytest.raises(UserError):
+            preparation.check_disk(preparation.prepare(settings(*given, *changed), 1))
 
 
 def test_the_vocabulary_must_be_shared_in_whole_rows(settings) -> None:  # type: ignore[no-untyped-def]
@@ -41,8 +72,6 @@ def test_the_vocabulary_must_be_shared_in_whole_rows(settings) -> None:  # type:
     rows = "512, the 500 pieces of the tokenizer and their padding"
     with pytest.raises(UserError, match=rf"tensor_parallel_size = 3: must divide {rows}; try a power of two"):
         preparation.prepare(settings(*heads), 3)
-    shared = preparation.prepare(settings("tensor_parallel_size=2"), 2)
-    assert shared.shape == preparation.prepare(settings(), 1).shape  # so that checkpoints fit either way
 
 
 def test_tokens_of_another_tokenizer_are_refused(settings, tiny_data: dict[str, str], tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

@@ -1,15 +1,13 @@
-"""DeepSpeed settings, metrics, and plots."""
+"""What DeepSpeed is told: ours, and the template's."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from zerokara import config
 from zerokara.errors import UserError
-from zerokara.training import metrics, plots
 from zerokara.training.deepspeed_settings import load_template, settings_for
 
 
@@ -56,27 +54,3 @@ def test_a_template_that_is_no_json_is_told(tmp_path: Path, content: str, words:
 def test_the_shipped_template_is_accepted() -> None:
     root = Path(__file__).resolve().parents[3]
     assert "zero_optimization" in load_template(root / "original_codes" / "ds_config_gpt_TEMPLATE.json")
-
-
-def test_metrics_forget_what_will_be_trained_again(tmp_path: Path) -> None:
-    first = metrics.Recorder(tmp_path, settings(), resumed_step=0)
-    for step in (1, 2, 3):
-        first.record({"step": step, "tokens": step, "loss": 3.0 - step})
-    first.close()
-    with open(tmp_path / "metrics.jsonl", "ab") as file:
-        file.write(b'{"step": 4, "lo')  # a process that was killed in the middle of a line
-    again = metrics.Recorder(tmp_path, settings(), resumed_step=2)
-    again.record({"step": 3, "tokens": 3, "loss": 0.5})
-    again.close()
-    assert [(line["step"], line["loss"]) for line in metrics.read(tmp_path)] == [(1, 2.0), (2, 1.0), (3, 0.5)]
-    assert all(json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
-
-
-def test_the_loss_is_drawn(tmp_path: Path) -> None:
-    recorder = metrics.Recorder(tmp_path, settings(), resumed_step=0)
-    for step in range(1, 20):
-        recorder.record({"step": step, "tokens": step * 10, "loss": 5 / step, "learning_rate": 0.1})
-    recorder.record({"step": 19, "tokens": 190, "valid_loss": 0.4, "valid_bits_per_byte": 0.2})
-    recorder.close()
-    picture = plots.draw_loss(tmp_path)
-    assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size > 10_000

@@ -1,0 +1,78 @@
+"""On a GPU: FlashAttention runs, compiled layers and loss compute the same, and a run goes on after a stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from zerokara import config
+from zerokara.model import compilation, loss, parallel
+from zerokara.model.megatron import Decoder, build
+from zerokara.model.shapes import ModelShape
+from zerokara.training import devices
+from zerokara.training.engine import init_distributed
+
+pytestmark = pytest.mark.gpu
+
+BATCH, VOCAB = 4, 1000
+
+
+@pytest.fixture(autouse=True)
+def _eager_afterwards() -> Iterator[None]:
+    yield
+    loss.fused_softmax = None
+
+
+def a_model(dtype: torch.dtype = torch.bfloat16) -> Decoder:
+    init_distributed("cuda")
+    parallel.start(0)
+    given = ["num_layers=2", "hidden_size=256", "num_attn_heads=4", "num_kv_heads=2", "seq_len=256", "init_std=0.1"]
+    shape = ModelShape.from_config(config.load(config.PretrainConfig, "/dev/null", given), VOCAB)
+    return build(shape, seed=1).to("cuda", dtype)
+
+
+def nats_and_gradients(model: Decoder) -> tuple[float, dict[str, torch.Tensor]]:
+    ids = torch.randint(4, VOCAB, (BATCH, 257), generator=torch.Generator().manual_seed(3)).cuda()
+    model.zero_grad()
+    nats = model(ids[:, :-1], ids[:, 1:], torch.ones(BATCH, 256, device="cuda"))
+    nats.backward()
+    return nats.item(), {name: weight.grad.float() for name, weight in model.named_parameters()}
+
+
+def test_attention_is_flash_attention_with_grouped_keys() -> None:
+    """Allowed nothing but the flash kernel, torch raises an error where it cannot run."""
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        nats, _ = nats_and_gradients(a_model())
+    assert nats / (BATCH * 256) < 12
+
+
+def test_compiled_equals_written() -> None:
+    model = a_model(torch.float32)
+    written, gradients = nats_and_gradients(model)
+    assert compilation.start(model, BATCH, isolated=False, say=print)
+    assert loss.fused_softmax is not None
+    compiled, compiled_gradients = nats_and_gradients(model)
+    assert compiled == pytest.approx(written, rel=1e-5)
+    for name, gradient in gradients.items():
+        error = (compiled_gradients[name] - gradient).norm() / gradient.norm()
+        assert error < 1e-3, name  # TF32 is off; sums in another order
+
+
+def test_this_device_is_known() -> None:
+    """Else MFU is n/a: add the device to `devices.PEAK_BF16_FLOPS`, with its source."""
+    assert devices.peak_flops(torch.device("cuda", 0)), torch.cuda.get_device_name(0)
+
+
+@pytest.mark.parametrize("compile_layers", ["off", "on"])
+def test_resume_goes_on_as_if_unbroken(train_runs: Callable, tmp_path: Path, compile_layers: str) -> None:
+    """The backward pass of FlashAttention adds up in no fixed order: not bit for bit, as it is on a CPU."""
+    common = {"precision": "bf16", "compile": compile_layers, "train_tokens": 40 * 8 * 32}
+    unbroken = train_runs({"unbroken": common, "broken": {**common, "stop_at": 15}}, folder=tmp_path)["unbroken"]
+    resumed = train_runs({"broken": common}, folder=tmp_path)["broken"]
+    assert len(resumed.losses) == 40
+    assert resumed.losses == pytest.approx(unbroken.losses, abs=0.02)
+    assert resumed.losses[-1] < resumed.losses[0] - 0.3

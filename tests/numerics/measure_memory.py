@@ -1,0 +1,102 @@
+"""Measures the most memory that training processes hold, as told by the kernel, each in a fresh process.
+
+Reads a JSON file: the path of a configuration, and jobs {"processes": …, settings …}; prints a JSON list of bytes, the
+first process's peak less what it held when its libraries were loaded. Forks instead of starting Python anew: that takes
+seconds, and the libraries' memory is subtracted anyway.
+"""
+
+import json
+import os
+import re
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed
+
+from zerokara import config as configuration
+from zerokara.model import parallel
+from zerokara.model.megatron import build
+from zerokara.model.shapes import ModelShape
+from zerokara.training import devices
+from zerokara.training.deepspeed_settings import load_template
+from zerokara.training.engine import Engine, init_distributed
+from zerokara.training.preparation import template_path
+
+VOCABULARY = 2000
+STEPS = 3
+
+
+def resident(key: str) -> int:
+    found = re.search(rf"{key}:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"))
+    assert found
+    return int(found[1]) * 1024
+
+
+def train(config: configuration.PretrainConfig) -> int:
+    """Train a few steps on random ids; gives the peak."""
+    torch.set_num_threads(1)
+    if config.activation_checkpointing == "off":
+        devices.keep_freed_memory()
+    else:
+        devices.give_back_freed_memory()
+    init_distributed("cpu")
+    parallel.start(config.seed, config.tensor_parallel_size)
+    shape = ModelShape.from_config(config, VOCABULARY)
+    torch.nn.Linear(8, 8)(torch.randn(2, 8)).sum().backward()  # starts what torch starts only when it is needed
+    base = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # VmHWM begins anew (proc(5))
+    model = build(shape, seed=1, activation_checkpointing=config.activation_checkpointing)
+    engine = Engine(model, config, parallel.data_size(), load_template(template_path(config)))
+    del model
+    generator = torch.Generator().manual_seed(parallel.data_rank())
+    for _ in range(STEPS):
+        for index in range(config.global_batch_size // config.micro_batch // parallel.data_size()):
+            if index:
+                engine.finish_micro_batch()
+            ids = torch.randint(4, VOCABULARY, (config.micro_batch, config.seq_len), generator=generator)
+            segments = [(ids < 50).cumsum(1)] if config.isolate_documents else []
+            engine.accumulate(ids, ids, torch.ones(ids.shape), float(ids.numel()), *segments)
+        engine.update(1e-3)
+    return resident("VmHWM") - base
+
+
+def fork(config: configuration.PretrainConfig, rank: int, processes: int, port: int, write_to: int) -> int:
+    child = os.fork()
+    if child:
+        return child
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({key: str(value) for key, value in place.items()}, DS_ACCELERATOR="cpu")
+    try:
+        peak = train(config)
+        if rank == 0:
+            os.write(write_to, str(peak).encode())
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def measure(config_path: str, processes: int, settings: dict[str, Any]) -> int:
+    config = configuration.load(
+        configuration.PretrainConfig, config_path, [f"{key}={value}" for key, value in settings.items()]
+    )
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    read_from, write_to = os.pipe()
+    children = [fork(config, rank, processes, port, write_to) for rank in range(processes)]
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    os.close(write_to)
+    with os.fdopen(read_from, "rb") as answer:
+        said = answer.read()
+    assert not any(codes), f"{settings} ended with {codes}"
+    return int(said)
+
+
+if __name__ == "__main__":
+    work = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    print(json.dumps([measure(work["config"], job.pop("processes"), job) for job in work["jobs"]]))

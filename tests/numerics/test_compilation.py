@@ -1,0 +1,30 @@
+"""Compiled layers: the same losses within rounding, and a resumed run equals an unbroken one bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="module")
+def runs(train_runs: Callable, tmp_path_factory: pytest.TempPathFactory) -> dict:
+    folder = tmp_path_factory.mktemp("compiled")
+    compiled = {"compile": "on", "zero_stage": 1}
+    first = {"written": {"zero_stage": 1}, "unbroken": compiled, "broken": {**compiled, "stop_at": 9}}
+    return {**train_runs(first, folder=folder), **train_runs({"broken": compiled}, folder=folder)}
+
+
+def test_losses_equal_those_of_layers_as_written(runs: dict) -> None:
+    written, compiled = runs["written"].losses, runs["unbroken"].losses
+    assert len(written) == 20 and written[0] - written[-1] > 0.5
+    assert compiled == pytest.approx(written, abs=2e-5)  # other sums in fp32
+    assert compiled != written  # or nothing was compiled
+
+
+def test_resumed_equals_unbroken_bit_for_bit(runs: dict) -> None:
+    broken, unbroken = runs["broken"], runs["unbroken"]
+    assert broken.losses == unbroken.losses
+    for name, weight in unbroken.weights.items():
+        assert torch.equal(broken.weights[name], weight), name

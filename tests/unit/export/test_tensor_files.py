@@ -1,0 +1,87 @@
+"""The safetensors format, one tensor at a time: written as the library reads it, read as the library writes it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from zerokara.durable import SyncAhead
+from zerokara.export.tensor_files import MappedTensors, TensorWriter, header
+
+TENSORS = {"b": torch.randn(3, 5), "a": torch.randn(7), "empty": torch.zeros(0, 2), "last": torch.randn(2, 2, 2)}
+SHAPES = {name: tuple(tensor.shape) for name, tensor in TENSORS.items()}
+
+
+def test_the_layout_of_a_small_file_byte_by_byte() -> None:
+    text = b'{"__metadata__":{"format":"pt"},"w":{"dtype":"BF16","shape":[2,3],"data_offsets":[0,12]}}'
+    assert header({"w": (2, 3)}, torch.bfloat16) == (96).to_bytes(8, "little") + text.ljust(96)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_library_reads_what_is_written(tmp_path: Path, dtype: torch.dtype) -> None:
+    path = tmp_path / "model.safetensors"
+    with SyncAhead() as disk, TensorWriter(path, SHAPES, dtype, disk) as writer:
+        for name, tensor in TENSORS.items():
+            writer.write(name, tensor.transpose(0, -1).contiguous().transpose(0, -1))
+    loaded = load_file(path)
+    assert loaded.keys() == TENSORS.keys()
+    assert all(torch.equal(loaded[name], tensor.to(dtype)) for name, tensor in TENSORS.items())
+
+
+def test_what_the_library_writes_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    large = torch.arange(40_000.0).view(200, 200)  # over several pages, and not from the beginning of one
+    save_file({**TENSORS, "large": large}, path, metadata={"format": "pt"})
+    tensors = MappedTensors(path)
+    assert tensors.shapes == {**SHAPES, "large": (200, 200)} and len(tensors) == 5
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in {**TENSORS, "large": large}.items())
+    tensors["large"][0, 0] = 7.0
+    assert tensors["large"][0, 0] == 0.0, "a change must not reach the file"
+
+
+def test_a_tensor_leaves_memory_with_its_last_user(tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    save_file({"w": torch.ones(100, 100)}, path)
+
+    def mapped() -> bool:
+        return str(path) in Path("/proc/self/maps").read_text(encoding="utf-8")
+
+    tensors = MappedTensors(path)
+    assert not mapped()
+    part = tensors["w"][5:]
+    assert mapped() and float(part.sum()) == 9500
+    del part
+    assert not mapped()
+
+
+def test_tensors_come_as_announced(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="a came, b is next"):
+        with TensorWriter(tmp_path / "x", SHAPES, torch.float32) as writer:
+            writer.write("a", TENSORS["a"])
+    with pytest.raises(AssertionError, match="no tensor came for"):
+        with TensorWriter(tmp_path / "x", SHAPES, torch.float32) as writer:
+            writer.write("b", TENSORS["b"])
+
+
+def test_a_full_disk_is_told_with_the_file() -> None:
+    """Every write to this device says that the disk is full."""
+    with pytest.raises(OSError, match="No space left") as caught:
+        with TensorWriter(Path("/dev/full"), SHAPES, torch.float32):
+            pass
+    assert caught.value.filename == "/dev/full"
+
+
+def test_what_the_disk_refuses_later_is_told_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusing(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", refusing)
+    path = tmp_path / "model.safetensors"
+    with pytest.raises(OSError, match="No space left") as caught:
+        with SyncAhead() as disk, TensorWriter(path, {}, torch.float32, disk):
+            pass
+    assert caught.value.filename == str(path)

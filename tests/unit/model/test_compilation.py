@@ -1,0 +1,117 @@
+"""When layers are compiled, when they run as written, and what happens when the compiler fails. Nothing is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from zerokara import config
+from zerokara.errors import UserError
+from zerokara.model import compilation, loss, parallel
+from zerokara.model.megatron import Decoder, build
+from zerokara.model.shapes import ModelShape
+
+
+@pytest.fixture(autouse=True)
+def _no_traces(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[None]:
+    monkeypatch.setenv(compilation.CACHE_VARIABLE, str(tmp_path))
+    yield
+    loss.fused_softmax = None
+
+
+@pytest.fixture
+def model() -> Decoder:
+    parallel.start_alone()
+    given = ["num_layers=2", "hidden_size=32", "num_attn_heads=4", "num_kv_heads=2", "seq_len=16"]
+    return build(ModelShape.from_config(config.load(config.PretrainConfig, "/dev/null", given), 50), seed=1)
+
+
+@pytest.mark.parametrize(
+    ("mode", "device", "zero_stage", "compiled"),
+    [
+        ("auto", "cuda", 1, True),
+        ("auto", "cpu", 1, False),
+        ("on", "cpu", 1, True),
+        ("auto", "cuda", 3, False),
+        ("off", "cuda", 1, False),
+    ],
+)
+def test_where_it_is_compiled(mode: str, device: str, zero_stage: int, compiled: bool) -> None:
+    parallel.start_alone()
+    assert (compilation.reason_against(mode, device, zero_stage) is None) == compiled
+
+
+@pytest.mark.parametrize("other", ["zero_stage=3", "tensor_parallel_size=2"])
+def test_what_cannot_be_compiled_is_refused(other: str) -> None:
+    with pytest.raises(UserError, match="compile = on: cannot serve"):
+        config.load(config.PretrainConfig, "/dev/null", ["compile=on", other])
+
+
+def test_a_failure_is_told_and_the_layers_run_as_written(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(forward: Callable, **_: Any) -> Callable:
+        def fail(*_: Any, **__: Any) -> None:
+            raise RuntimeError("no C++ compiler\nand a long story")
+
+        return fail
+
+    monkeypatch.setattr(torch, "compile", failing)
+    said: list[str] = []
+    assert not compilation.start(model, 2, isolated=False, say=said.append)
+    assert said[-1] == "not compiled, the layers run as written: RuntimeError: no C++ compiler"
+    ids = torch.zeros(2, 16, dtype=torch.int64)
+    model(ids, ids).backward()
+
+
+def test_only_training_at_the_first_shape_is_compiled(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[int, ...]] = []
+
+    def counting(forward: Callable, **_: Any) -> Callable:
+        def count(hidden_states: torch.Tensor, *arguments: Any, **named: Any) -> Any:
+            calls.append(tuple(hidden_states.shape))
+            return forward(hidden_states, *arguments, **named)
+
+        return count
+
+    monkeypatch.setattr(torch, "compile", counting)
+    assert compilation.start(model, 2, isolated=False, say=lambda _: None)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    ids = torch.zeros(3, 16, dtype=torch.int64)
+    model(ids, ids)
+    with torch.no_grad():
+        model(ids[:2], ids[:2])
+    assert calls == [(16, 2, 32)] * 2  # the rehearsal: two layers
+    model(ids[:2], ids[:2])
+    assert calls == [(16, 2, 32)] * 4
+
+
+def test_the_fused_softmax_gives_the_same_loss_and_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = torch.Generator().manual_seed(1)
+    hidden, weight = torch.randn(40, 24, generator=chance), torch.randn(64, 24, generator=chance)
+    labels, mask = torch.randint(0, 50, (40,), generator=chance), (torch.rand(40, generator=chance) > 0.2).float()
+    monkeypatch.setitem(loss.CHUNK_BYTES, "cpu", 4 * 64 * 12)  # four chunks
+
+    def run() -> tuple[float, torch.Tensor, torch.Tensor]:
+        parts = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        nats = loss.summed_cross_entropy(*parts, labels, mask, vocab_size=50)
+        (nats / 7).backward()
+        assert parts[0].grad is not None and parts[1].grad is not None
+        return nats.item(), parts[0].grad, parts[1].grad
+
+    plain = run()
+    loss.fused_softmax = loss.softmax_times_mask
+    fused = run()
+    assert fused[0] == pytest.approx(plain[0], rel=1e-6)
+    torch.testing.assert_close(fused[1:], plain[1:], rtol=1e-5, atol=1e-6)
+    loss.fused_softmax = lambda logits, mask, real: loss.softmax_times_mask(logits, mask, real + 1)
+    assert run()[0] != pytest.approx(plain[0], rel=1e-6)  # a padding row that takes part is noticed
+
+
+def test_a_second_backward_pass_is_refused() -> None:
+    hidden = torch.randn(4, 8, requires_grad=True)
+    nats = loss.summed_cross_entropy(hidden, torch.randn(16, 8), torch.arange(4), torch.ones(4), vocab_size=16)
+    nats.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        nats.backward()

@@ -1,0 +1,79 @@
+"""What is seen before a run starts: the head of the data, ids that are none, a process that does not answer."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from zerokara import config
+from zerokara.errors import UserError
+from zerokara.tokens.layout import bin_path
+from zerokara.training import preflight, preparation
+from zerokara.training.memory_budget import Budget
+
+ROOT = Path(__file__).resolve().parents[3]
+THERE = Budget("cpu", 8 * 10**9, 8 * 10**9)
+
+
+def prepared(tiny_data: dict[str, str], *overrides: str) -> preparation.Preparation:
+    return preparation.prepare(config.load(config.PretrainConfig, tiny_data["config"], [*overrides]), 1, "fp32")
+
+
+def test_the_head_of_the_data_is_shown_as_text(tiny_data: dict[str, str]) -> None:
+    plan = prepared(tiny_data)
+    rows = dict(preflight.rows(plan, THERE))
+    shown = rows["data begins"].partition(" = ")[2].strip("'")
+    assert len(shown) > 20 and shown in Path(tiny_data["input_jsonl"]).read_text(encoding="utf-8")
+    assert rows["tokenizer"].startswith(f"sha256 {plan.tokenizer_sha256[:12]}")
+    assert "of 8.0 GB" in rows["memory"] and "note" not in rows
+    tight = dict(preflight.rows(plan, Budget("cpu", 10**8, 10**8)))
+    assert "this may not fit; no setting makes it fit here" in tight["note"]
+
+
+@pytest.mark.parametrize("place", [3, -3])
+def test_an_id_that_the_tokenizer_lacks_is_found(tiny_data: dict[str, str], tmp_path: Path, place: int) -> None:
+    source = Path(tiny_data["output_prefix"])
+    for path in source.parent.glob(f"{source.name}*"):
+        shutil.copyfile(path, tmp_path / path.name)
+    plan = prepared(tiny_data, f"output_prefix={tmp_path / source.name}")
+    ids = np.memmap(bin_path(plan.token_paths.train), np.uint16, mode="r+")
+    ids[place] = 500  # the pieces are 0 to 499
+    ids.flush()
+    with pytest.raises(UserError, match=r"holds the id 500; the tokenizer has 500 pieces; run bash 2_tokenize\.sh"):
+        preflight.rows(plan, THERE)
+
+
+SILENT = """
+import os, sys, time
+import torch.distributed
+from zerokara.errors import RunError
+from zerokara.training import processes
+processes.ANSWER_SECONDS = 2
+rank = 0 if os.fork() else 1
+torch.distributed.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2)
+if rank == 1:
+    torch.distributed.new_group(backend="gloo")
+    time.sleep(60)
+try:
+    processes.require_answers()
+except RunError as error:
+    print(error, flush=True)
+    os._exit(3)
+"""
+
+
+def test_a_process_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    program = [sys.executable, "-c", SILENT, str(tmp_path / "rendezvous")]
+    process = subprocess.Popen(program, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout is not None
+    words = next(line for line in process.stdout if "processes answered" in line)
+    assert process.wait(timeout=30) == 3
+    os.killpg(process.pid, signal.SIGKILL)  # the one that sleeps
+    assert "not all 2 processes answered within 2 s" in words and "1" in words.partition("s: ")[2]

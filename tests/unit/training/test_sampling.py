@@ -1,0 +1,102 @@
+"""Sample texts: which tokens may come, and the file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from zerokara.model import parallel
+from zerokara.tokenizer.encoder import Encoder
+from zerokara.training import sampling
+from zerokara.training.sampling import Sample, Sampler
+
+
+class Table(torch.nn.Module):
+    """A model whose next token depends on the last one only: row i of `logits_VV` follows token i."""
+
+    def __init__(self, logits_VV: torch.Tensor):
+        super().__init__()
+        self.logits_VV, self.shapes = logits_VV, list[tuple[int, ...]]()
+
+    def forward(self, tokens_BS: torch.Tensor, at_B: torch.Tensor) -> torch.Tensor:
+        self.shapes.append(tuple(tokens_BS.shape))
+        last_B = tokens_BS[torch.arange(len(at_B)), at_B]
+        return self.logits_VV[last_B][:, None]
+
+
+@pytest.fixture
+def encoder(tiny_data: dict[str, str]) -> Encoder:
+    parallel.start_alone()
+    return Encoder(tiny_data["input_tokenizer_file"])
+
+
+def sampler(encoder: Encoder, *prompts: str, num_tokens: int = 6, seq_len: int = 32) -> Sampler:
+    return Sampler(encoder, prompts, num_tokens, seq_len, seed=1, device=torch.device("cpu"))
+
+
+def test_greedy_follows_the_likeliest_and_ends_with_the_document(encoder: Encoder) -> None:
+    size = encoder.vocab_size
+    pieces = [token for token in range(size) if encoder.prompt_ids(encoder.decode([token])) == [token]]
+    chain = pieces[:4]
+    logits_VV = torch.zeros(size, 512)
+    for one, after in zip(chain, [*chain[1:], encoder.eos_id], strict=True):
+        logits_VV[one, after] = 50
+    # What never may come is the likeliest everywhere.
+    logits_VV[:, [encoder.unk_id, encoder.bos_id, encoder.pad_id, size, 511]] = 90
+    model = Table(logits_VV)
+    prompt = encoder.decode(chain[:1])
+    made = sampler(encoder, prompt, num_tokens=20)
+    (found,) = made(model)
+    assert found == Sample(prompt, encoder.decode(chain[1:]), encoder.decode(chain[1:]))
+    assert len(model.shapes) == 4, "it went on beyond the end of the document"
+    assert model.training
+
+
+def test_texts_are_bounded_by_the_models_length_and_the_same_each_time(encoder: Encoder) -> None:
+    generator = torch.Generator().manual_seed(3)
+    model = Table(torch.randn(encoder.vocab_size, 512, generator=generator))
+    model.logits_VV[:, encoder.eos_id] = -100
+    words = " ".join(["abc def"] * 30)
+    made = sampler(encoder, "", words, num_tokens=10, seq_len=16)
+    before = torch.random.get_rng_state()
+    first, again = made(model), made(model)
+    assert torch.equal(torch.random.get_rng_state(), before), "training's own dice were used"
+    assert first == again and first[0].greedy != first[0].sampled
+    assert max(length for _, length in model.shapes) == 15  # and predicts the 16th
+    assert made._prompt_ids[0] == [encoder.eos_id] and made._prompt_ids[1] == encoder.prompt_ids(words)[-6:]
+
+
+def test_chance_draws_from_the_fewest_likeliest_that_make_up_top_p() -> None:
+    logits = np.log(np.array([0.5, 0.3, 0.15, 0.04, 0.01]) ** sampling.TEMPERATURE)
+    dice = np.random.default_rng(0)
+    drawn = np.bincount([sampling.by_chance(logits, dice) for _ in range(20_000)], minlength=5) / 20_000
+    assert drawn == pytest.approx([0.5 / 0.95, 0.3 / 0.95, 0.15 / 0.95, 0, 0], abs=0.02)
+    logits[3] = -np.inf
+    assert sampling.by_chance(np.array([-np.inf, 3.0, -np.inf]), dice) == 1
+
+
+def test_each_step_stands_once_in_the_file_whatever_the_model_writes(tmp_path: Path) -> None:
+    def steps() -> list[int]:
+        text = (tmp_path / "samples.md").read_text(encoding="utf-8")
+        return [int(number) for number in re.findall(r"(?m)^## step (\d+)$", text)]
+
+    nasty = Sample("a\n## step 7", "one\n## step 8\x85## step 9\u2028## step 1\r## step 2", "")
+    for step in (0, 10, 20, 30):
+        sampling.add(tmp_path, step, [nasty, Sample("", "two", "three")])
+    assert steps() == [0, 10, 20, 30]
+    sampling.forget_after(tmp_path, 15)
+    assert steps() == [0, 10]
+    sampling.add(tmp_path, 10, [Sample("x", "again", "")])
+    sampling.add(tmp_path, 20, [nasty])
+    assert steps() == [0, 10, 20]
+    text = (tmp_path / "samples.md").read_text(encoding="utf-8")
+    assert text.startswith("# What the model wrote\n\n## step 0\n\n**a ## step 7**\n\ngreedy:\n\n> one\n> ## step 8\n")
+    assert "**(the start of a document)**\n\ngreedy:\n\n> two\n\nsampled:\n\n> three\n" in text
+    assert text.count("again") == 1
+    sampling.forget_after(tmp_path, -1)
+    assert steps() == []
+    assert sampling.excerpt("a\n b" + "c" * 200, 10) == "a bcccccc…"
