@@ -6,8 +6,8 @@ DeepSpeed saves it (ZeRO 1, bf16: a real engine trains and saves a thin model, a
 one's tensors). Then it converts both in turn, each in a process of its own:
 
 - ours: the whole of step 4, with both proofs, and told beside it how long each part took;
-- theirs: ``get_fp32_state_dict_from_zero_checkpoint``, ``from_pretrained`` from it, ``save_pretrained``. That writes the
-  weights once; the way over the script ``zero_to_fp32.py`` writes them twice.
+- theirs: ``get_fp32_state_dict_from_zero_checkpoint``, ``from_pretrained`` from it, ``save_pretrained``. That writes
+  the weights once; the way over the script ``zero_to_fp32.py`` writes them twice.
 
 *Private* is memory that belongs to the processes alone (RssAnon), *resident* also counts the pages of files that they
 map (VmRSS); both are summed over the process tree, every 20 ms. What both will read is in the page cache before. The

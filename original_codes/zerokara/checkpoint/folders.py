@@ -73,9 +73,7 @@ def check(folder: Path, parts: Collection[str] = PARTS) -> manifest.Manifest:
     return record
 
 
-def newest_complete(
-    run_dir: Path, tell: Callable[[str], None] = print, parts: Collection[str] = PARTS
-) -> Path | None:
+def newest_complete(run_dir: Path, tell: Callable[[str], None] = print, parts: Collection[str] = PARTS) -> Path | None:
     """The newest checkpoint whose `parts` are whole, or None; each newer one is skipped with a word to `tell`."""
     for step in reversed(all_steps(run_dir)):
         folder = folder_of(run_dir, step)

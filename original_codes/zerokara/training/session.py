@@ -175,6 +175,7 @@ class Session:
         """All that happens between two steps; whether to leave."""
         config, step = self.config, record.step
         last = step == self.schedule.num_steps
+        asked_to_stop |= step == self._stop_after
         self.agreement.check(step)
         self.logbook.add(record)
         if record.fault:

@@ -56,7 +56,7 @@ def resident(path: Path) -> int:
 def test_pages_are_given_back_and_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "model.safetensors"
     weights = {str(number): torch.randn(512, 512) for number in range(4)}
-    with TensorWriter(path, {name: (512, 512) for name in weights}, torch.float32) as writer:
+    with TensorWriter(path, dict.fromkeys(weights, (512, 512)), torch.float32) as writer:
         for name, tensor in weights.items():
             writer.write(name, tensor)
     tensors = MappedTensors(path)

@@ -59,19 +59,25 @@ def test_a_tensor_leaves_memory_with_its_last_user(tmp_path: Path) -> None:
 
 
 def test_tensors_come_as_announced(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="a came, b is next"):
-        with TensorWriter(tmp_path / "x", SHAPES, torch.float32) as writer:
-            writer.write("a", TENSORS["a"])
-    with pytest.raises(AssertionError, match="no tensor came for"):
-        with TensorWriter(tmp_path / "x", SHAPES, torch.float32) as writer:
-            writer.write("b", TENSORS["b"])
+    with (
+        pytest.raises(AssertionError, match="a came, b is next"),
+        TensorWriter(tmp_path / "x", SHAPES, torch.float32) as writer,
+    ):
+        writer.write("a", TENSORS["a"])
+    with (
+        pytest.raises(AssertionError, match="no tensor came for"),
+        TensorWriter(tmp_path / "x", SHAPES, torch.float32) as writer,
+    ):
+        writer.write("b", TENSORS["b"])
 
 
 def test_a_full_disk_is_told_with_the_file() -> None:
     """Every write to this device says that the disk is full."""
-    with pytest.raises(OSError, match="No space left") as caught:
-        with TensorWriter(Path("/dev/full"), SHAPES, torch.float32):
-            pass
+    with (
+        pytest.raises(OSError, match="No space left") as caught,
+        TensorWriter(Path("/dev/full"), SHAPES, torch.float32),
+    ):
+        pass
     assert caught.value.filename == "/dev/full"
 
 
@@ -81,7 +87,10 @@ def test_what_the_disk_refuses_later_is_told_at_the_end(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(os, "fsync", refusing)
     path = tmp_path / "model.safetensors"
-    with pytest.raises(OSError, match="No space left") as caught:
-        with SyncAhead() as disk, TensorWriter(path, {}, torch.float32, disk):
-            pass
+    with (
+        pytest.raises(OSError, match="No space left") as caught,
+        SyncAhead() as disk,
+        TensorWriter(path, {}, torch.float32, disk),
+    ):
+        pass
     assert caught.value.filename == str(path)

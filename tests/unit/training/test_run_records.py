@@ -24,11 +24,6 @@ def test_settings_are_ours_and_the_rest_is_the_templates() -> None:
     assert made["bf16"] == {"enabled": False} and "data_types" not in made
 
 
-def test_stage_0_in_bf16_is_served_by_stage_1() -> None:
-    assert settings_for(settings("zero_stage=0", "precision=bf16"), 1, {})["zero_optimization"]["stage"] == 1
-    assert settings_for(settings("zero_stage=0", "precision=fp32"), 1, {})["zero_optimization"]["stage"] == 0
-
-
 def test_a_template_that_sets_what_the_config_owns_is_refused_with_every_key(tmp_path: Path) -> None:
     path = tmp_path / "template.json"
     path.write_text(

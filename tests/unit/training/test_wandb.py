@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,16 @@ from zerokara.training import metrics, weights_and_biases
 KEY = "0123456789abcdef0123456789abcdef01234567"
 
 
+@pytest.fixture(autouse=True)
+def fresh_library() -> Iterator[None]:
+    """wandb reads the environment once in a process; here each test has one of its own."""
+    import wandb
+
+    wandb.teardown()
+    yield
+    wandb.teardown()
+
+
 def settings(mode: str) -> config.PretrainConfig:
     return config.load(config.PretrainConfig, "/dev/null", ["tensorboard=false", f"wandb={mode}"])
 
@@ -20,15 +31,15 @@ def settings(mode: str) -> config.PretrainConfig:
 def record(run_dir: Path, mode: str, resumed_step: int, last: int, said: list[str]) -> None:
     recorder = metrics.Recorder(run_dir, settings(mode), resumed_step, said.append)
     for step in range(resumed_step + 1, last + 1):
-        recorder.record({"step": step, "tokens": 10 * step, "loss": 100.0 + step})
+        recorder.record({"step": step, "tokens": 10 * step, "loss": 100.5 + step})
     recorder.text(last, "samples", "**once** <upon>")
     recorder.close()
 
 
 def steps_recorded(part: Path) -> list[int]:
-    """The steps in a transaction log: each number of a step stands there as {"_step": …} or as its loss."""
+    """The steps in a transaction log: each stands there with its loss, which no other has."""
     content = b"".join(path.read_bytes() for path in part.glob("*.wandb"))
-    return [step for step in range(1, 40) if f"{100.0 + step}".encode() in content]
+    return [step for step in range(1, 40) if f"{100.5 + step}".encode() in content]
 
 
 @pytest.mark.slow
