@@ -24,8 +24,8 @@ def optimizer_bytes(session: Session) -> int:
     """Bytes of the optimizer's state in this process."""
     updater = session.engine._updater
     optimizers = updater._optimizers.values() if hasattr(updater, "_optimizers") else [updater._adam]
-    tensors = [tensor for optimizer in optimizers for state in optimizer.state.values() for tensor in state.values()]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    values = [value for optimizer in optimizers for state in optimizer.state.values() for value in state.values()]
+    return sum(value.numel() * value.element_size() for value in values if isinstance(value, torch.Tensor))
 
 
 def spoil(session: Session, name: str, at_step: int) -> None:

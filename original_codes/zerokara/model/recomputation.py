@@ -5,8 +5,12 @@ only its feed-forward half again, with the norm before it: in llama's layers abo
 (`memory.layer_activations`), for less than half of its arithmetic. The same operations run on the same numbers, so
 gradients are equal to the last bit (tests/numerics/test_recomputation.py).
 
-The methods of a layer are replaced, not its modules: parameters keep their names, and the hooks by which ZeRO 3 gathers
-the weights of each module fire in the second computation as in the first.
+The methods of a layer are replaced, not its modules: parameters keep their names.
+
+Under ZeRO 3 the second computation is a backward pass of its own (torch calls it reentrant). DeepSpeed's hooks (0.19.8,
+runtime/zero/parameter_offload.py) let go of a module's weights after each forward pass: with the other way, in which
+the second computation hands its tensors to the backward pass that is under way, the weights would be gone when their
+gradients come.
 """
 
 from __future__ import annotations
@@ -26,21 +30,26 @@ def apply(layers: torch.nn.ModuleList, mode: str) -> None:
     if mode == "off":
         return
     for layer in layers:
-        setattr(layer, _RECOMPUTED[mode], _recomputing(getattr(layer, _RECOMPUTED[mode])))
+        setattr(layer, _RECOMPUTED[mode], _recomputing(getattr(layer, _RECOMPUTED[mode]), layer))
 
 
-def _recomputing(forward: Callable[..., Any]) -> Callable[..., Any]:
+def _recomputing(forward: Callable[..., Any], layer: torch.nn.Module) -> Callable[..., Any]:
     def recomputing(*arguments: Any, **named: Any) -> Any:
         if not torch.is_grad_enabled():  # a validation has no backward pass
             return forward(*arguments, **named)
+        # What is reentrant finds the tensors that have gradients only where they stand in a row.
+        number, names = len(arguments), list(named)
+
+        def again(*values: Any) -> Any:
+            return forward(*values[:number], **dict(zip(names, values[number:], strict=True)))
+
+        under_zero_3 = hasattr(next(layer.parameters()), "ds_id")
         return checkpoint(
-            forward,
+            again,
             *arguments,
-            use_reentrant=False,
+            *named.values(),
+            use_reentrant=under_zero_3,
             preserve_rng_state=False,  # dropout is 0: nothing is drawn
-            # Stopping early leaves a module by an exception, before the hook by which ZeRO 3 lets go of its weights.
-            early_stop=False,
-            **named,
         )
 
     return recomputing
