@@ -22,11 +22,18 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.fixture(scope="session")
 def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Settings that name a corpus of some ten thousand tokens, and a small model."""
-    folder = tmp_path_factory.mktemp("tiny")
+    """Settings that name a corpus of some thirty thousand tokens, and a small model."""
+    return make_data(tmp_path_factory.mktemp("tiny"))
+
+
+def make_data(folder: Path, num_documents: int = 150, **further: str) -> dict[str, str]:
+    """Make a corpus, its tokenizer and its token files; give the settings that name them, and a small model."""
     chance = random.Random(5)
     words = ["".join(chance.choices("abcdefghijklmnop", k=chance.randint(2, 7))) for _ in range(300)]
-    texts = [" ".join(chance.choices(words, k=60)) + "\n" + " ".join(chance.choices(words, k=30)) for _ in range(150)]
+    texts = [
+        " ".join(chance.choices(words, k=60)) + "\n" + " ".join(chance.choices(words, k=30))
+        for _ in range(num_documents)
+    ]
     corpus = folder / "corpus.jsonl"
     corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     sentencepiece.SentencePieceTrainer.Train(
@@ -65,6 +72,7 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "save_interval": "1000",
         "tensorboard": "false",
         "plots": "false",
+        **further,
     }
     config = folder / "config.yaml"
     config.write_text("".join(f"{key}: {value}\n" for key, value in settings.items()), encoding="utf-8")
@@ -147,6 +155,7 @@ def train_runs(
 
 @pytest.fixture(scope="session", autouse=True)
 def python_path() -> None:
-    """Let the started processes find the package and `run_sessions`."""
-    paths = [str(ROOT / "original_codes"), str(ROOT / "tests" / "numerics"), os.environ.get("PYTHONPATH", "")]
+    """Let the started processes find the package, `run_sessions`, and `faults.forge`."""
+    places = [ROOT / "original_codes", ROOT / "tests" / "numerics", ROOT / "tests"]
+    paths = [*map(str, places), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)

@@ -9,13 +9,14 @@ A job: ``arguments`` of the step, ``log`` (where its output goes), and ``fault``
 ========================  ============================================================================================
 {}                        none
 {"count_lines": path}     writes the number of lines of our code that each save runs, as JSON
-{"at_line": k, "save": s} kill -9 before the k-th line of our code in the s-th save of this start
+{"at_line": k, "save": s} kill -9 before the k-th line of our code in the s-th save of this start, or in the next one
+                          that has so many
 {"nan_at": [c, …]}        the loss of the sequence at position c of the run is nan, whenever it is read
 {"wild_at": [step, …]}    the gradient of the step is infinite, its loss is not
 {"signal": {…}}           see `_signal_at`
-{"slow_saves": seconds}   each save takes so much longer
-{"slow_steps": seconds}   each step takes so much longer
+{"hold": [{…}, …]}        see `_hold`
 {"fill_in_save": [n, f]}  the n-th save of this start finds the disk full, by a file f, before it writes the optimizer
+{"nice": n}               the process starts with this niceness
 {"retry_seconds": …, …}   other values for the waiting times of `saving`
 ========================  ============================================================================================
 """
@@ -23,15 +24,20 @@ A job: ``arguments`` of the step, ``log`` (where its output goes), and ``fault``
 from __future__ import annotations
 
 import contextlib
+import gc
+import importlib
 import json
+import math
 import os
 import signal
 import socket
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -41,13 +47,29 @@ from zerokara.checkpoint import tensor_file
 from zerokara.errors import UserError
 from zerokara.samples.batches import Batches
 from zerokara.steps import train
-from zerokara.training import engine, evaluation, launcher, loop, preparation, run_folder, saving, session, suspects
+from zerokara.training import (
+    engine,
+    evaluation,
+    launcher,
+    loop,
+    preparation,
+    processes,
+    run_folder,
+    saving,
+    session,
+    suspects,
+)
 
 PACKAGE = str(Path(zerokara.__file__).parent)
+LOADED_LATE = ("numpy.ma", "sentencepiece.sentencepiece_model_pb2", "zerokara.training.out_of_memory")
+"""Modules that a training process loads in its start."""
+HOLD_SECONDS = 60
+"""Nothing is held for longer."""
 
 
 def main() -> None:
     """Serve jobs until stdin is closed."""
+    _prepare()
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         job = json.loads(line)
@@ -62,6 +84,17 @@ def main() -> None:
         print(json.dumps({"code": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}), flush=True)
 
 
+def _prepare() -> None:
+    """Do once what each process would do in its start: load what is loaded late, and probe for compilers."""
+    for name in LOADED_LATE:
+        importlib.import_module(name)
+    # Threads that share so little work wait for each other, and on a busy machine for long.
+    processes.cpu_threads = lambda num_processes: 1
+    engine.deepspeed.ops.__compatible_ops__.get("deepspeed_shm_comm")
+    gc.collect()
+    gc.freeze()  # or the first collection of each process would copy all of this one's memory
+
+
 def _work(job: dict[str, Any]) -> None:
     code = 99
     try:
@@ -69,10 +102,10 @@ def _work(job: dict[str, Any]) -> None:
         for descriptor in (1, 2):
             os.dup2(output, descriptor)
         os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(_port()))
-        arm(job["fault"])
-        loaded = config.load(config.PretrainConfig, job["arguments"][1], job["arguments"][3::2])
-        run_folder.claim(preparation.prepare(loaded, 1, launcher.precision(loaded)))
-        code = train.main(job["arguments"])
+        with armed(job["fault"]):
+            loaded = config.load(config.PretrainConfig, job["arguments"][1], job["arguments"][3::2])
+            run_folder.claim(preparation.prepare(loaded, 1, launcher.precision(loaded)))
+            code = train.main(job["arguments"])
     except UserError as error:
         print(error, flush=True)
         code = 2
@@ -92,30 +125,51 @@ def _port() -> int:
         return int(probe.getsockname()[1])
 
 
-def arm(fault: dict[str, Any]) -> None:
-    """Make this process do to itself what a job's `fault` says."""
-    if "at_line" in fault or "count_lines" in fault:
-        _trace_saves(fault)
-    if "nan_at" in fault:
-        _spoil_losses(set(fault["nan_at"]))
-    if "wild_at" in fault:
-        _spoil_gradients(set(fault["wild_at"]))
-    if "signal" in fault:
-        _signal_at(**fault["signal"])
-    if "slow_saves" in fault:
-        put = saving._Shelf.put
-        saving._Shelf.put = lambda *args: (time.sleep(fault["slow_saves"]), put(*args))[1]  # type: ignore[method-assign]
-    if "slow_steps" in fault:
-        update = engine.Engine.update
-        engine.Engine.update = lambda *args: (time.sleep(fault["slow_steps"]), update(*args))[1]  # type: ignore[method-assign]
-    if "fill_in_save" in fault:
-        _fill_in_save(*fault["fill_in_save"])
-    saving.RETRY_SECONDS = fault.get("retry_seconds", saving.RETRY_SECONDS)
-    saving.PATIENCE_SECONDS = fault.get("patience_seconds", saving.PATIENCE_SECONDS)
-    saving.WORD_SECONDS = fault.get("word_seconds", saving.WORD_SECONDS)
+@contextlib.contextmanager
+def armed(fault: dict[str, Any]) -> Iterator[None]:
+    """Let this process do to itself what a job's `fault` says, as long as the block lasts."""
+    with contextlib.ExitStack() as patches:
+        if "at_line" in fault or "count_lines" in fault:
+            _trace_saves(patches, fault)
+        if "nan_at" in fault:
+            _spoil_losses(patches, set(fault["nan_at"]))
+        if "wild_at" in fault:
+            _spoil_gradients(patches, set(fault["wild_at"]))
+        if "signal" in fault:
+            _signal_at(patches, **fault["signal"])
+        if "nice" in fault:
+            os.nice(fault["nice"])
+        for held in fault.get("hold", ()):
+            _hold(patches, **held)
+        if "fill_in_save" in fault:
+            _fill_in_save(patches, *fault["fill_in_save"])
+        for name in ("retry_seconds", "patience_seconds", "word_seconds"):
+            _patch(patches, saving, name.upper(), fault.get(name, getattr(saving, name.upper())))
+        yield
 
 
-def _trace_saves(fault: dict[str, Any]) -> None:
+def _patch(patches: contextlib.ExitStack, owner: object, name: str, value: object) -> None:
+    patches.enter_context(mock.patch.object(owner, name, value))
+
+
+def _clock(patches: contextlib.ExitStack) -> Callable[[], int]:
+    """Give a function that tells which step is being made."""
+    note, start, now = loop.StepGuard.note, loop.StepGuard.__init__, {"step": 0}
+
+    def starting(self: Any, settings: Any, state: Any) -> None:
+        now["step"] = state.step + 1
+        start(self, settings, state)
+
+    def counting(self: Any, *arguments: Any) -> None:
+        now["step"] += 1
+        note(self, *arguments)
+
+    _patch(patches, loop.StepGuard, "__init__", starting)
+    _patch(patches, loop.StepGuard, "note", counting)
+    return lambda: now["step"]
+
+
+def _trace_saves(patches: contextlib.ExitStack, fault: dict[str, Any]) -> None:
     counts: list[int] = []
 
     def trace(frame: Any, event: str, argument: Any) -> Any:
@@ -125,19 +179,20 @@ def _trace_saves(fault: dict[str, Any]) -> None:
             return None
         if event == "line":
             counts[-1] += 1
-            if (len(counts), counts[-1]) == (fault.get("save"), fault.get("at_line")):
+            if len(counts) >= fault.get("save", math.inf) and counts[-1] == fault["at_line"]:
                 os.kill(os.getpid(), signal.SIGKILL)
         if event == "return" and frame.f_code is saving._Writing._attempt.__code__ and "count_lines" in fault:
             Path(fault["count_lines"]).write_text(json.dumps(counts), encoding="utf-8")
         return trace
 
     threading.settrace(trace)
+    patches.callback(threading.settrace, None)
 
 
-def _spoil_losses(positions: set[int]) -> None:
+def _spoil_losses(patches: contextlib.ExitStack, positions: set[int]) -> None:
     """Let the prediction mask of some sequences be nan on its way into the model."""
     rows: set[bytes] = set()
-    at = Batches.at
+    at, as_tensors = Batches.at, loop.as_tensors
 
     def watched(self: Batches, consumed: int) -> Any:
         for at_step, micro_batch in zip(self.plan.positions(consumed, self.rank), at(self, consumed), strict=True):
@@ -148,40 +203,74 @@ def _spoil_losses(positions: set[int]) -> None:
             yield micro_batch
 
     def spoilt(batch: Any, device: Any) -> Any:
-        tensors = loop_as_tensors(batch, device)
+        tensors = as_tensors(batch, device)
         for index, row in enumerate(np.asarray(batch.inputs)):
             if row.tobytes() in rows:
                 tensors[2][index] = float("nan")
         return tensors
 
-    loop_as_tensors = loop.as_tensors
-    Batches.at = watched  # type: ignore[method-assign]
-    loop.as_tensors = suspects.as_tensors = spoilt
+    _patch(patches, Batches, "at", watched)
+    _patch(patches, loop, "as_tensors", spoilt)
+    _patch(patches, suspects, "as_tensors", spoilt)
 
 
-def _spoil_gradients(steps: set[int]) -> None:
+def _spoil_gradients(patches: contextlib.ExitStack, steps: set[int]) -> None:
     """Let a gradient overflow: the loss is divided by next to nothing before the backward pass."""
-    accumulate, note, start = engine.Engine.accumulate, loop.StepGuard.note, loop.StepGuard.__init__
-    now = {"step": 0}
-
-    def starting(self: Any, settings: Any, state: Any) -> None:
-        now["step"] = state.step + 1
-        start(self, settings, state)
-
-    def counting(self: Any, *arguments: Any) -> None:
-        now["step"] += 1
-        note(self, *arguments)
+    accumulate, step = engine.Engine.accumulate, _clock(patches)
 
     def spoilt(self: Any, ids: Any, labels: Any, mask: Any, global_tokens: float, *rest: Any) -> Any:
-        tokens = 1e-300 if now["step"] in steps else global_tokens
-        return accumulate(self, ids, labels, mask, tokens, *rest)
+        return accumulate(self, ids, labels, mask, 1e-300 if step() in steps else global_tokens, *rest)
 
-    engine.Engine.accumulate = spoilt  # type: ignore[method-assign]
-    loop.StepGuard.note = counting  # type: ignore[method-assign]
-    loop.StepGuard.__init__ = starting  # type: ignore[method-assign]
+    _patch(patches, engine.Engine, "accumulate", spoilt)
 
 
-def _fill_in_save(number: int, filler: str) -> None:
+def _hold(
+    patches: contextlib.ExitStack,
+    at_step: int,
+    what: str = "step",
+    words: str = "",
+    there: str = "",
+    gone: str = "",
+    seconds: float = 0,
+) -> None:
+    """Hold the ``step`` at_step before its update, or its ``save`` before it begins, until something holds.
+
+    Until this process has said `words`, until the path `there` is there or `gone` is gone; and then for `seconds` more.
+    So a test need not guess how fast the machine is.
+    """
+
+    def hold() -> None:
+        deadline = time.monotonic() + HOLD_SECONDS
+        while (
+            words not in Path("/proc/self/fd/1").read_text(encoding="utf-8")
+            or (there and not Path(there).exists())
+            or (gone and Path(gone).exists())
+        ):
+            assert time.monotonic() < deadline, f"held for {HOLD_SECONDS} s: {words}{there}{gone}"
+            time.sleep(0.01)
+        time.sleep(seconds)
+
+    if what == "save":
+        put = saving._Shelf.put
+
+        def putting(self: Any, state: Any, *tensors: Any) -> Any:
+            if state.step == at_step:
+                hold()
+            return put(self, state, *tensors)
+
+        _patch(patches, saving._Shelf, "put", putting)
+    else:
+        fault_of_loss, step = loop.StepGuard.fault_of_loss, _clock(patches)
+
+        def judging(self: Any, loss: float) -> str:
+            if step() == at_step:
+                hold()
+            return fault_of_loss(self, loss)
+
+        _patch(patches, loop.StepGuard, "fault_of_loss", judging)
+
+
+def _fill_in_save(patches: contextlib.ExitStack, number: int, filler: str) -> None:
     write, saves = tensor_file.write, []
 
     def filling(path: Path, tensors: Any) -> str:
@@ -193,15 +282,17 @@ def _fill_in_save(number: int, filler: str) -> None:
                     file.write(b"x" * 4096)
         return write(path, tensors)
 
-    tensor_file.write = filling
+    _patch(patches, tensor_file, "write", filling)
 
 
-def _signal_at(number: int, where: str, again: bool = False) -> None:
+def _signal_at(patches: contextlib.ExitStack, number: int, where: str, at_step: int = 6, again: bool = False) -> None:
     """Send this process a signal in the middle of a ``step``, ``validation``, ``sampling``, ``save``, or the ``start``.
 
-    With `again` a second one follows at once.
+    In the step `at_step`; or in the first validation, sampling or save after the first step. With `again` a second one
+    follows at once.
     """
-    sent, seen_here = [], []
+    step = _clock(patches)
+    sent: list[int] = []
 
     def send() -> None:
         if not sent:
@@ -211,43 +302,27 @@ def _signal_at(number: int, where: str, again: bool = False) -> None:
                 time.sleep(0.05)
                 os.kill(os.getpid(), number)
 
+    def sending(owner: Any, name: str, when: Callable[[], bool] = lambda: True) -> None:
+        original = getattr(owner, name)
+
+        def wrapped(*arguments: Any, **named: Any) -> Any:
+            if when():
+                send()
+            return original(*arguments, **named)
+
+        _patch(patches, owner, name, wrapped)
+
     if where == "start":
-        build = session.build
-        session.build = lambda *a, **k: (send(), build(*a, **k))[1]
+        sending(session, "build")
     elif where == "step":
-        accumulate = engine.Engine.accumulate
-
-        def in_step(self: Any, *arguments: Any) -> Any:
-            seen_here.append(1)
-            if len(seen_here) == 11:
-                send()
-            return accumulate(self, *arguments)
-
-        engine.Engine.accumulate = in_step  # type: ignore[method-assign]
+        sending(engine.Engine, "accumulate", lambda: step() == at_step)
     elif where == "validation":
-        tensors = evaluation.as_tensors
-
-        def in_validation(*arguments: Any) -> Any:
-            seen_here.append(1)
-            if len(seen_here) == 30:  # not in the validation before the first step
-                send()
-            return tensors(*arguments)
-
-        evaluation.as_tensors = in_validation
-        evaluation.BATCHES_BETWEEN_LOOKS = 2
+        _patch(patches, evaluation, "BATCHES_BETWEEN_LOOKS", 2)
+        sending(evaluation, "as_tensors", lambda: step() > 1)
     elif where == "sampling":
-        draw = session.Sampler.__call__
-
-        def in_sampling(self: Any, *arguments: Any) -> Any:
-            if seen_here:
-                send()
-            seen_here.append(1)  # not in the one before the first step
-            return draw(self, *arguments)
-
-        session.Sampler.__call__ = in_sampling  # type: ignore[method-assign]
+        sending(session.Sampler, "__call__", lambda: step() > 1)
     elif where == "save":
-        write = tensor_file.write
-        tensor_file.write = lambda *a: (send(), write(*a))[1]
+        sending(tensor_file, "write")
     else:
         raise AssertionError(where)
 

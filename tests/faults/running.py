@@ -10,7 +10,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,9 @@ from zerokara import checkpoint
 from zerokara.training import metrics
 
 STEPS = 44
-"""Of 8 sequences over a corpus of some 300: the run crosses the edge of an epoch."""
+"""Of 8 sequences over the corpus of `DATA`: the run crosses the edge of an epoch, as a test sees to."""
+DATA: dict[str, Any] = {"num_documents": 46, "valid_min_documents": "4"}
+"""For `tiny.make_data`: some 290 sequences to train on, and 7 micro batches to validate."""
 _survived: dict[str, list[int]] = defaultdict(lambda: [0, 0])
 """Kind of fault → how many were tried, and how many survived."""
 
@@ -33,12 +35,12 @@ class Forge:
     settings: dict[str, str]
     folder: Path
     process: subprocess.Popen[str]
-    root: str = ""
-    """Where the forge's own file systems are seen from here."""
+    disk: Path | None
+    """A small disk of its own (a tmpfs of `DISK_BYTES`), as the training sees it; None where there can be none."""
     pid: int = field(default=0)
     """Of the process that was started and not waited for; 0 where there is none."""
 
-    def start(self, run_dir: Path, fault: dict[str, Any] | None = None, **settings: object) -> None:
+    def start(self, run_dir: Path, fault: dict[str, Any] | None = None, **settings: Any) -> None:
         """Start training in `run_dir`; `settings` are those of config.yaml."""
         if self.pid:  # of a test that failed
             self.kill()
@@ -61,7 +63,7 @@ class Forge:
         os.kill(self.pid, signal.SIGKILL)
         return self.wait()
 
-    def run(self, run_dir: Path, fault: dict[str, Any] | None = None, **settings: object) -> int:
+    def run(self, run_dir: Path, fault: dict[str, Any] | None = None, **settings: Any) -> int:
         """Start and wait."""
         self.start(run_dir, fault, **settings)
         return self.wait()
@@ -89,14 +91,25 @@ class Forge:
         raise AssertionError("the forge died: " + (self.folder / "forge.txt").read_text(encoding="utf-8"))
 
 
-def make_forge(settings: dict[str, str], folder: Path, prefix: tuple[str, ...] = ()) -> Iterator[Forge]:
-    """Start a forge, `prefix` before its command, and end it."""
+DISK_BYTES = 12 * 2**20
+
+
+def make_forge(settings: dict[str, str], folder: Path) -> Iterator[Forge]:
+    """Start a forge, with a small disk of its own where this machine lets its users mount one; and end it."""
+    disk = folder / "disk"
+    disk.mkdir()
+    mount = f'mount -t tmpfs -o size={DISK_BYTES} none {disk} && exec "$@"'
+    prefix = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
+    try:
+        subprocess.run([*prefix, "true"], capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        prefix = []
     command = [*prefix, sys.executable, str(Path(__file__).with_name("forge.py"))]
     with open(folder / "forge.txt", "wb") as errors:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
         )
-    forge = Forge(settings, folder, process, root=f"/proc/{process.pid}/root")
+    forge = Forge(settings, folder, process, disk if prefix else None)
     try:
         assert forge._receive() == {"ready": True}
         yield forge
@@ -107,7 +120,7 @@ def make_forge(settings: dict[str, str], folder: Path, prefix: tuple[str, ...] =
         process.wait()
 
 
-COMMON: dict[str, object] = {
+COMMON: dict[str, Any] = {
     "train_tokens": STEPS * 8 * 32,
     "num_layers": 1,
     "save_interval": 2,
@@ -118,27 +131,42 @@ COMMON: dict[str, object] = {
     "zero_stage": 0,
 }
 """The run that all faults befall: many small steps, and a save every other one."""
+SHORT: dict[str, Any] = {**COMMON, "train_tokens": 6 * 8 * 32, "save_interval": 1, "keep_last": 6}
+"""A run whose every step is kept."""
+LEFT_OUT = {"nan_at": [8 * 2 + 1], "wild_at": [5]}
+"""What befalls it: step 3 is skipped for its loss, step 5 for its gradient."""
+BY_COMMAND: dict[str, Any] = {
+    **COMMON,
+    "train_tokens": 160 * 8 * 32,
+    "eval_interval": 20,
+    "micro_batch_size": 2,
+    "zero_stage": 2,
+}
+"""The run in two processes."""
 
 
-def trained_unbroken(forge: Forge, run_dir: Path, fault: dict[str, Any] | None = None, **settings: object) -> Trained:
+def trained_unbroken(forge: Forge, run_dir: Path, fault: dict[str, Any] | None = None) -> Trained:
     """Train `COMMON` from one end to the other."""
-    code = forge.run(run_dir, fault, **{**COMMON, **settings})
+    code = forge.run(run_dir, fault, **COMMON)
     assert code == 0, forge.words
     return Trained(run_dir)
 
 
 def assert_equal(run_dir: Path, expected: Trained) -> None:
-    """See that a run ended as another: each loss, each validation, each weight, bit for bit."""
+    """See that a run ended as another: each loss, each validation, each weight and running mean, bit for bit."""
     import torch
 
-    def series(folder: Path, key: str) -> list[tuple[int, float]]:
-        return [(line["step"], line[key]) for line in metrics.read(folder) if key in line]
+    got = Trained(run_dir)
 
-    for key in ("loss", "valid_loss", "skipped"):
-        assert series(run_dir, key) == series(expected.folder, key), key
-    weights, others = Trained(run_dir).weights, expected.weights
-    assert weights.keys() == others.keys()
-    assert all(torch.equal(weight, others[name]) for name, weight in weights.items())
+    def series(trained: Trained, key: str) -> list[tuple[int, float]]:
+        return [(line["step"], line[key]) for line in metrics.read(trained.folder) if key in line]
+
+    for key in ("loss", "grad_norm", "learning_rate", "epoch", "valid_loss", "skipped"):
+        assert series(got, key) == series(expected, key), key
+    for ours, others in ((got.weights, expected.weights), (got.moments, expected.moments)):
+        assert ours.keys() == others.keys()
+        assert all(torch.equal(tensor, others[name]) for name, tensor in ours.items())
+    assert replace(got.state, seconds=0.0) == replace(expected.state, seconds=0.0)
 
 
 def whole_checkpoints(run_dir: Path) -> list[int]:
@@ -158,16 +186,19 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
 
 
 class Fault:
-    """Counts one fault as tried, and as survived where its block ends without an error."""
+    """Counts a fault as tried, and as survived where its block ends without an error."""
 
     def __init__(self, kind: str, times: int = 1):
-        self._count, self._times = _survived[kind], times
+        self._count = _survived[kind]
+        self.times = times
+        """How often it befell the run; 0 where it turns out that it could not, and is not counted."""
 
-    def __enter__(self) -> None:
-        self._count[0] += self._times
+    def __enter__(self) -> Fault:
+        return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self._count[1] += self._times if kind is None else 0
+        self._count[0] += self.times
+        self._count[1] += self.times if kind is None else 0
 
 
 def table() -> list[str]:

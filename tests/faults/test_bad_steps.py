@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from faults.running import COMMON, Fault, Forge, assert_equal, trained_unbroken, whole_checkpoints
+from faults.running import COMMON, LEFT_OUT, SHORT, Fault, Forge, assert_equal, trained_unbroken, whole_checkpoints
 from tiny import Trained
 
 from zerokara import checkpoint
@@ -61,9 +60,6 @@ def test_killed_and_resumed_around_bad_steps(forge: Forge, with_bad_steps: Train
 
 
 UNDER_ZERO = [("fp32", 0), ("bf16", 0), ("fp32", 1), ("bf16", 1), ("fp32", 2), ("bf16", 2), ("fp32", 3), ("bf16", 3)]
-LEFT_OUT = {"nan_at": [8 * 2 + 1], "wild_at": [5]}
-"""Step 3 for its loss, step 5 for its gradient."""
-SHORT: dict[str, object] = {**COMMON, "train_tokens": 6 * 8 * 32, "save_interval": 1, "keep_last": 6}
 
 
 def assert_left_out(run_dir: Path) -> None:
@@ -92,12 +88,10 @@ def test_what_is_skipped_changes_nothing(forge: Forge, tmp_path: Path, precision
         assert_left_out(tmp_path / "run")
 
 
-def test_two_processes_skip_alike(train_runs: Callable, tmp_path: Path) -> None:
-    common = {"precision": "bf16", **SHORT, "micro_batch_size": 2, "fault": LEFT_OUT}
+def test_two_processes_skip_alike(in_two_processes: dict[str, Trained]) -> None:
     with Fault("a loss and a gradient that are not finite, in two processes", 6):
-        runs = train_runs({f"stage{stage}": {**common, "zero_stage": stage} for stage in (1, 2, 3)}, 2, tmp_path)
-        for run in runs.values():
-            assert_left_out(run.folder)
+        for stage in (1, 2, 3):
+            assert_left_out(in_two_processes[f"left_out_{stage}"].folder)
 
 
 def test_too_many_in_a_row_stop_the_run_at_the_last_good_checkpoint(

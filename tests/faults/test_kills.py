@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,44 +15,60 @@ from faults.running import COMMON, Fault, Forge, assert_equal, wait_for, whole_c
 from tiny import Trained
 
 from zerokara import checkpoint
+from zerokara.errors import RunError
+from zerokara.training import metrics, run_folder
 
 
-def test_killed_inside_saves(
-    forge: Forge, unbroken: Trained, lines_of_a_save: int, num_kills: int, tmp_path: Path
-) -> None:
+class Kills:
+    """Runs that are killed again and again until they end, and then must equal the unbroken one."""
+
+    def __init__(self, forge: Forge, unbroken: Trained, folder: Path):
+        self._forge, self._unbroken, self._folder = forge, unbroken, folder
+
+    def survive(self, kind: str, number: int, kill: Callable[[Path], int]) -> None:
+        """Go on until `number` kills have come; `kill` starts a run and gives its exit code, 0 where it escaped."""
+        while number:
+            run_dir = self._folder / f"run{len(os.listdir(self._folder))}"
+            stood, code = [0], -signal.SIGKILL
+            while number and code:
+                with Fault(kind) as one:
+                    code = kill(run_dir)
+                    assert code in (0, -signal.SIGKILL), self._forge.words
+                    stand = whole_checkpoints(run_dir)
+                    # Not only is the newest as new as before: two are kept, and so two stand from then on.
+                    assert max([0, *stand]) >= stood[-1] and len(stand) >= min(2, len(stood) - 1), (stood, stand)
+                    stood, one.times = [0, *stand], int(code != 0)
+                    number -= one.times
+            assert self._forge.run(run_dir, **COMMON) == 0, self._forge.words
+            assert_equal(run_dir, self._unbroken)
+
+
+@pytest.fixture
+def kills(forge: Forge, unbroken: Trained, tmp_path: Path) -> Kills:
+    return Kills(forge, unbroken, tmp_path)
+
+
+def test_killed_inside_saves(forge: Forge, kills: Kills, lines_of_a_save: int, num_kills: int) -> None:
     """The kill comes before a line of our code that is drawn among all that a save runs."""
-    chance, tried, runs = random.Random(1), 0, 0
-    total = round(num_kills * 0.7)
-    while tried < total:
-        run_dir, runs = tmp_path / f"run{runs}", runs + 1
-        while tried < total:
-            fault = {"save": chance.choice((1, 2, 2)), "at_line": chance.randint(1, lines_of_a_save)}
-            with Fault("kill -9 before a line inside a save"):
-                code = forge.run(run_dir, fault, **COMMON)
-                assert code in (0, -signal.SIGKILL), forge.words
-                whole_checkpoints(run_dir)
-            tried += 1
-            if not code:
-                break
-        assert forge.run(run_dir, **COMMON) == 0, forge.words
-        assert_equal(run_dir, unbroken)
+    chance = random.Random(1)
+
+    def kill(run_dir: Path) -> int:
+        fault = {"save": chance.choice((1, 2, 2)), "at_line": chance.randint(1, lines_of_a_save)}
+        return forge.run(run_dir, fault, **COMMON)
+
+    kills.survive("kill -9 before a line inside a save", round(num_kills * 0.7), kill)
 
 
-def test_killed_at_random_moments(forge: Forge, unbroken: Trained, num_kills: int, tmp_path: Path) -> None:
+def test_killed_at_random_moments(forge: Forge, kills: Kills, unbroken_seconds: float, num_kills: int) -> None:
     """The kill comes from outside, at a time that is drawn: in the start, in a step, in a validation, in a save."""
-    chance, total, tried, runs = random.Random(2), num_kills - round(num_kills * 0.7), 0, 0
-    while tried < total:
-        run_dir, runs = tmp_path / f"run{runs}", runs + 1
-        ended = False
-        while tried < total and not ended:
-            with Fault("kill -9 at a random moment"):
-                forge.start(run_dir, **COMMON)
-                time.sleep(chance.uniform(0.1, 2.5))
-                ended = forge.kill() == 0
-                whole_checkpoints(run_dir)
-            tried += 1
-        assert forge.run(run_dir, **COMMON) == 0, forge.words
-        assert_equal(run_dir, unbroken)
+    chance = random.Random(2)
+
+    def kill(run_dir: Path) -> int:
+        forge.start(run_dir, **COMMON)
+        time.sleep(chance.uniform(0, 0.8 * unbroken_seconds))
+        return forge.kill()
+
+    kills.survive("kill -9 at a random moment", num_kills - round(num_kills * 0.7), kill)
 
 
 PARTS = ("weights.safetensors", "optimizer.safetensors", "state.json", "manifest.json")
@@ -126,16 +143,32 @@ def test_leftovers(forge: Forge, unbroken: Trained, tmp_path: Path, leftover: st
     assert_equal(run_dir, unbroken)
 
 
-def test_two_never_train_in_one_folder(forge: Forge, unbroken: Trained, tmp_path: Path) -> None:
+def test_a_lock_dies_with_its_owner(
+    forge: Forge, unbroken: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_folder, "LOCK_SECONDS", 1)
     run_dir = tmp_path / "run"
     with Fault("killed while it holds the lock"):
-        forge.start(run_dir, {"slow_saves": 30}, **COMMON)
+        forge.start(run_dir, {"hold": [{"at_step": 3, "there": "/never"}]}, **COMMON)
         wait_for(lambda: "step 2/" in forge.words)
+        with pytest.raises(RunError, match="another process is training here"):
+            run_folder.lock(run_dir)
         assert forge.kill() == -signal.SIGKILL
-        assert forge.run(run_dir, **COMMON) == 0  # the lock died with its owner
+        assert forge.run(run_dir, **COMMON) == 0, forge.words
         assert_equal(run_dir, unbroken)
+
+
+def test_started_with_nice(forge: Forge, unbroken: Trained, tmp_path: Path) -> None:
+    """No user but root may make a process less nice: the thread that saves must not try to."""
+    with Fault("the command started with nice -n 19"):
+        assert forge.run(tmp_path / "run", {"nice": 19}, **COMMON) == 0, forge.words
+        assert_equal(tmp_path / "run", unbroken)
 
 
 def test_counted_lines_are_those_of_a_save(unbroken: Trained, lines_of_a_save: int) -> None:
     counts = json.loads((unbroken.folder.parent / "lines.json").read_text(encoding="utf-8"))
     assert len(counts) == 22 and lines_of_a_save > 300
+
+
+def test_the_run_crosses_the_edge_of_an_epoch(unbroken: Trained) -> None:
+    assert metrics.read(unbroken.folder)[-2]["epoch"] > 1.1

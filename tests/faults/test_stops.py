@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -39,11 +40,17 @@ def test_before_the_first_step_there_is_nothing_to_wait_for(
 
 
 def test_a_second_ctrl_c_leaves_at_once(forge: Forge, unbroken: Trained, tmp_path: Path) -> None:
+    """Even while a save is being written, which never ends here."""
     run_dir = tmp_path / "run"
     with Fault("Ctrl-C twice"):
-        fault = {"signal": {"number": signal.SIGINT, "where": "step", "again": True}, "slow_saves": 60}
+        fault = {
+            "signal": {"number": signal.SIGINT, "where": "step", "at_step": 3, "again": True},
+            "hold": [{"at_step": 2, "what": "save", "there": "/never"}],
+        }
+        started = time.monotonic()
         assert forge.run(run_dir, fault, **COMMON) == 130, forge.words
-        assert "saved; run" not in forge.words
+        assert time.monotonic() - started < 30  # it is held for a minute
+        assert "saved; run" not in forge.words and not whole_checkpoints(run_dir)
     assert forge.run(run_dir, **COMMON) == 0, forge.words
     assert_equal(run_dir, unbroken)
 
@@ -51,12 +58,13 @@ def test_a_second_ctrl_c_leaves_at_once(forge: Forge, unbroken: Trained, tmp_pat
 def test_a_file_called_stop(forge: Forge, unbroken: Trained, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     with Fault("the file STOP"):
-        forge.start(run_dir, {"slow_steps": 0.2}, **COMMON)
+        forge.start(run_dir, {"hold": [{"at_step": 4, "there": str(run_dir / "STOP")}]}, **COMMON)
         wait_for(lambda: "step 3/" in forge.words)
         (run_dir / "STOP").touch()
         assert forge.wait() == 0, forge.words
         assert f"stopped by the file {run_dir}/STOP after step" in forge.words
-        assert not (run_dir / "STOP").exists()
+        # The fourth step is held after the sum in which all look: the file came before it, or is seen in the fifth.
+        assert not (run_dir / "STOP").exists() and whole_checkpoints(run_dir)[-1] in (4, 5)
         (run_dir / "STOP").touch()  # while nobody trains: it speaks of an earlier start
     assert forge.run(run_dir, **COMMON) == 0, forge.words
     assert_equal(run_dir, unbroken)
@@ -65,11 +73,18 @@ def test_a_file_called_stop(forge: Forge, unbroken: Trained, tmp_path: Path) -> 
 def test_the_next_save_waits_for_the_one_before_and_the_end_for_the_last(
     forge: Forge, unbroken: Trained, tmp_path: Path
 ) -> None:
+    """Each save is held until somebody says that he waits for it."""
     run_dir = tmp_path / "run"
+    waiting = "step 44  waiting for the checkpoint of step 22 to be written, since"
+    last = "the checkpoint of step 44 is not yet saved, being written"
     with Fault("a disk slower than the steps"):
-        fault = {"slow_saves": 4, "word_seconds": 0.5}
+        fault = {
+            "word_seconds": 0.2,
+            "hold": [
+                {"at_step": 22, "what": "save", "words": waiting, "seconds": 1},
+                {"at_step": 44, "what": "save", "words": last},
+            ],
+        }
         assert forge.run(run_dir, fault, **{**COMMON, "save_interval": 22}) == 0, forge.words
-        assert "step 44  waiting for the checkpoint of step 22 to be written, since" in forge.words
         assert "for the checkpoint of step 22 to be written: save_interval is short for this disk" in forge.words
-        assert "the checkpoint of step 44 is not yet saved, being written" in forge.words
     assert_equal(run_dir, unbroken)

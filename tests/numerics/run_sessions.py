@@ -1,14 +1,17 @@
 """Trains the runs that a JSON file names, one after another in the same processes: starting Python takes seconds.
 
 Beside its settings a run may name ``stop_at``, a step to stop before, and ``spoil_at``, a step after whose update the
-last process's weights are changed in one place; the message that this must lead to is then written to spoilt.txt. Each
-process writes how many bytes of optimizer state it holds to optimizer_bytes_<rank>.txt.
+last process's weights are changed in one place; the message that this must lead to is then written to spoilt.txt. And
+``fault``, which befalls it in every process (tests/faults/forge.py). Each process writes how many bytes of optimizer
+state it holds to optimizer_bytes_<rank>.txt.
 """
 
+import contextlib
 import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch.distributed
 
@@ -40,11 +43,11 @@ def spoil(session: Session, name: str, at_step: int) -> None:
     session.agreement.check = spoiling  # type: ignore[method-assign]
 
 
-work = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-for job in work["jobs"]:
+def train(config_path: str, job: dict[str, Any]) -> None:
+    """Train one run, to its end or to where it is to stop."""
     stop_at, spoil_at = job.pop("stop_at", None), job.pop("spoil_at", None)
     overrides = [f"{key}={value}" for key, value in job.items()]
-    loaded = config.load(config.PretrainConfig, work["config"], overrides)
+    loaded = config.load(config.PretrainConfig, config_path, overrides)
     plan = preparation.prepare(loaded, int(os.environ["WORLD_SIZE"]), launcher.precision(loaded))
     if int(os.environ["RANK"]) == 0:
         run_folder.claim(plan)
@@ -52,7 +55,7 @@ for job in work["jobs"]:
     if stop_at is not None:
         at_edge = session._at_edge
 
-        def stopping(record, asked, at_edge=at_edge, session=session, stop_at=stop_at):  # type: ignore[no-untyped-def]
+        def stopping(record, asked):  # type: ignore[no-untyped-def]
             leave = at_edge(record, asked)
             if record.step == stop_at - 1:
                 session.stop.reason = "test"
@@ -72,3 +75,18 @@ for job in work["jobs"]:
         except SystemExit as leaving:
             assert leaving.code == RunError.exit_code
     torch.distributed.barrier()
+
+
+def fault_of(job: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
+    """What befalls a run while it trains."""
+    if "fault" not in job:
+        return contextlib.nullcontext()
+    from faults.forge import armed  # loads what the other runs do without
+
+    return armed(job.pop("fault"))
+
+
+work = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+for each in work["jobs"]:
+    with fault_of(each):
+        train(work["config"], each)

@@ -37,6 +37,9 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     "stage 1": (1, {**STATE, **STATE_BATCH, "zero_stage": 1}),
     "stage 2, two processes": (2, {**STATE, **STATE_BATCH, "zero_stage": 2}),
     "stage 3, two processes": (2, {**STATE, **STATE_BATCH, "zero_stage": 3}),
+    "bf16, stage 0": (1, {**STATE, **STATE_BATCH, "zero_stage": 0, "precision": "bf16"}),
+    "bf16, stage 2, two processes": (2, {**STATE, **STATE_BATCH, "zero_stage": 2, "precision": "bf16"}),
+    "tensor parallel": (2, {**STATE, **STATE_BATCH, "tensor_parallel_size": 2, "zero_stage": 1}),
     "adafactor": (1, {**STATE, **STATE_BATCH, "zero_stage": 0, "optimizer": "adafactor"}),
 }
 

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import signal
+import struct
 import subprocess
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from zerokara import checkpoint, manifest
 from zerokara.training import metrics
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def start_step_3(config: str, *settings: str, options: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    command = ["bash", str(ROOT / "3_train_node1.sh"), "--config", config, *options]
+    for setting in settings:
+        command += ["--set", setting]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
 
 
 def step_3(config: str, *settings: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
@@ -25,15 +36,6 @@ def step_3(config: str, *settings: str, options: tuple[str, ...] = ()) -> subpro
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
 
-def start_step_3(config: str, *settings: str) -> subprocess.Popen[str]:
-    command = ["bash", str(ROOT / "3_train_node1.sh"), "--config", config]
-    for setting in settings:
-        command += ["--set", setting]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
-
-
 def wait_for(condition, seconds: float = 120) -> None:  # type: ignore[no-untyped-def]
     deadline = time.monotonic() + seconds
     while not condition():
@@ -41,83 +43,189 @@ def wait_for(condition, seconds: float = 120) -> None:  # type: ignore[no-untype
         time.sleep(0.05)
 
 
-def kill_all(process: subprocess.Popen[str]) -> None:
-    """kill -9 the step, the launcher and every training process, as a power cut would."""
-    everyone = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    assert len(everyone) >= 3
-    for one in everyone:
-        one.kill()
-    psutil.wait_procs(everyone)
+def recorded_steps(run_dir: Path) -> list[int]:
+    return [line["step"] for line in metrics.read(run_dir) if "loss" in line]
 
 
-def losses(run_dir: Path) -> list[float]:
-    return [line["loss"] for line in metrics.read(run_dir) if "loss" in line]
+def everything(run_dir: Path) -> dict[str, bytes]:
+    """Each file of a run and what is in it."""
+    return {str(path.relative_to(run_dir)): path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+
+
+WATCHED = (
+    "num_processes=2",
+    "zero_stage=2",
+    "train_tokens=auto",
+    "eval_interval=10",
+    "plots=true",
+    "tensorboard=true",
+    "wandb=offline",
+    "sample_prompts=[abc, de fg]",
+    "sample_tokens=4",
+)
+LONGER = (*WATCHED, "max_steps=25", "lr=1", "min_lr=1")
+"""So fast that it unlearns: the best checkpoint is another than the newest."""
 
 
 @pytest.fixture(scope="module")
-def long_run(tiny_data: dict[str, str]) -> tuple[str, ...]:
-    return (f"train_tokens={150 * 8 * 32}", "save_interval=10", "tensorboard=true")
-
-
-def test_trains_on_two_processes_and_leaves_everything(tiny_data: dict[str, str], tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    arguments = (f"output_model_dir={run_dir}", "num_processes=2", "zero_stage=2", "tensorboard=true")
-    done = step_3(tiny_data["config"], *arguments)
+def finished(tiny_data: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two processes that is watched in every way and ended by `max_steps`; to be copied, not changed."""
+    run_dir = tmp_path_factory.mktemp("finished") / "run"
+    done = step_3(tiny_data["config"], f"output_model_dir={run_dir}", *WATCHED, "max_steps=20")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "next: bash 4_convert_to_HF.sh" in done.stdout
     assert "compiling" not in (done.stdout + done.stderr).lower()
-    assert len(losses(run_dir)) == 20
-    last = metrics.read(run_dir)[-1]
-    assert last["step"] == 20 and last["valid_bits_per_byte"] < metrics.read(run_dir)[0]["valid_bits_per_byte"]
-    assert (run_dir / "plots" / "loss.png").read_bytes().startswith(b"\x89PNG")
-    assert list((run_dir / "tensorboard").glob("events.out.tfevents*"))
-    made = manifest.read(run_dir / "manifest.json")
-    assert made.facts["steps"] == 20 and made.facts["parameters"] > 0
-    again = step_3(tiny_data["config"], *arguments)
-    assert again.returncode == 0 and "is complete already" in again.stdout
-    other = step_3(tiny_data["config"], *arguments, "lr=0.02")
-    assert other.returncode == 2 and "lr was 0.01, is now 0.02" in other.stderr
-    longer = step_3(tiny_data["config"], *arguments, f"train_tokens={25 * 8 * 32}")
-    assert longer.returncode == 0, longer.stdout + longer.stderr
-    assert f"going on from {run_dir}/global_step20" in longer.stdout
-    assert len(losses(run_dir)) == 25 and manifest.read(run_dir / "manifest.json").facts["steps"] == 25
+    assert "going on without" not in done.stdout + done.stderr  # a watcher that fails is left out with these words
+    return run_dir
 
 
-def test_killed_by_force_and_by_request_it_goes_on_and_ends_as_if_unbroken(
-    tiny_data: dict[str, str], long_run: tuple[str, ...], tmp_path: Path
+@pytest.fixture
+def copied(finished: Path, tmp_path: Path) -> Path:
+    """The finished run, to be changed."""
+    return Path(shutil.copytree(finished, tmp_path / "run", symlinks=True))
+
+
+@pytest.fixture(scope="module")
+def longer(tiny_data: dict[str, str], finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The finished run, made longer."""
+    run_dir = Path(shutil.copytree(finished, tmp_path_factory.mktemp("longer") / "run", symlinks=True))
+    done = step_3(tiny_data["config"], f"output_model_dir={run_dir}", *LONGER)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "changed since this run's last start: lr: 0.01 → 1.0" in done.stdout
+    assert f"going on from {run_dir}/global_step20" in done.stdout
+    return run_dir
+
+
+def test_a_finished_run_is_complete_until_it_is_made_longer(
+    tiny_data: dict[str, str], finished: Path, longer: Path
 ) -> None:
-    unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
-    assert step_3(tiny_data["config"], f"output_model_dir={unbroken}", *long_run).returncode == 0
+    lines, facts = metrics.read(finished), manifest.read(finished / "manifest.json").facts
+    assert recorded_steps(finished) == list(range(1, 21)) and facts["steps"] == 20 and facts["parameters"] > 0
+    assert lines[-1]["step"] == 20 and lines[-1]["valid_bits_per_byte"] < lines[0]["valid_bits_per_byte"]
+    same = (f"output_model_dir={finished}", *WATCHED, "max_steps=20")
+    again = step_3(tiny_data["config"], *same)
+    assert again.returncode == 0 and "is complete already" in again.stdout
+    other = step_3(tiny_data["config"], *same, "lr=0.02")
+    assert other.returncode == 2 and "lr was 0.01, is now 0.02" in other.stderr
+    assert manifest.read(longer / "manifest.json").facts["steps"] == 25
 
-    killed = start_step_3(tiny_data["config"], f"output_model_dir={broken}", *long_run)
-    wait_for(lambda: len(checkpoint.all_steps(broken)) > 0)
-    kill_all(killed)
-    assert not (broken / "manifest.json").exists()
 
-    asked = start_step_3(tiny_data["config"], f"output_model_dir={broken}", *long_run)
-    before = checkpoint.all_steps(broken)[-1]
-    wait_for(lambda: checkpoint.all_steps(broken)[-1] > before)
+def test_whoever_watches_sees_each_step_once_also_after_a_resume(longer: Path) -> None:
+    every_step = list(range(1, 26))
+    assert recorded_steps(longer) == every_step
+    assert steps_in_tensorboard(longer, "loss") == every_step
+    assert steps_in_tensorboard(longer, "samples/text_summary") == [0, 10, 20, 25]
+    assert sorted(steps_in_wandb(longer)) == [every_step[:20], every_step[20:]]
+    written = (longer / "samples.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## step (\d+)$", written, re.MULTILINE) == ["0", "10", "20", "25"]
+    assert written.count("**abc**") == written.count("**de fg**") == 4
+    names = ("overview", "loss", "bits_per_byte", "learning_rate", "grad_norm", "throughput")
+    assert {path.name for path in (longer / "plots").iterdir()} == {f"{name}.png" for name in names}
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in (longer / "plots").iterdir())
+
+
+def test_an_evaluated_checkpoint_gives_what_the_log_has(tiny_data: dict[str, str], longer: Path) -> None:
+    before = everything(longer)
+    settings = (f"output_model_dir={longer}", *LONGER)
+    found = {line["step"]: line["valid_loss"] for line in metrics.read(longer) if "valid_loss" in line}
+    assert found[20] < found[25] - 0.1
+    asked = {25: ((), "num_processes=2"), 20: (("best",), "num_processes=1")}
+    started = {
+        step: start_step_3(tiny_data["config"], *settings, processes, options=("--evaluate", *options))
+        for step, (options, processes) in asked.items()
+    }
+    for step, process in started.items():
+        output, _ = process.communicate(timeout=240)
+        assert process.returncode == 0, output
+        assert re.search(rf"in the log +{found[step]:.4f} nats a token, so it differs by ", output)
+        path = longer / f"evaluation_step{step}.json"
+        told = json.loads(path.read_text(encoding="utf-8"))
+        assert told["valid_loss"] == pytest.approx(found[step], abs=1e-4) and told["logged_valid_loss"] == found[step]
+        before[path.name] = path.read_bytes()
+    assert everything(longer) == before
+    none = step_3(tiny_data["config"], *settings, options=("--evaluate", "7"))
+    assert none.returncode == 2
+    assert f"neither by itself nor in {longer}; that has those of the steps 20, 25" in none.stderr
+
+
+def steps_in_tensorboard(run_dir: Path, name: str) -> list[int]:
+    """The steps of a curve or text, as TensorBoard's own reader shows them."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0, "tensors": 0})
+    events.Reload()
+    shown = events.Scalars(name) if name in events.Tags()["scalars"] else events.Tensors(name)
+    return [event.step for event in shown]
+
+
+def steps_in_wandb(run_dir: Path) -> list[list[int]]:
+    """The steps with a loss in each start's file of wandb, which must all be of one run."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    starts, ids = [], set()
+    for path in run_dir.glob("wandb/offline-run-*/*.wandb"):
+        ids.add(path.stem)
+        records = [Record.FromString(content) for content in wandb_records(path)]
+        steps = []
+        for record in (record for record in records if record.HasField("history")):
+            values = {item.key or item.nested_key[0]: item.value_json for item in record.history.item}
+            if "loss" in values:
+                steps.append(int(values["_step"]))
+        starts.append(steps)
+    assert len(ids) == 1
+    return starts
+
+
+def wandb_records(path: Path) -> list[bytes]:
+    """What is in a file of wandb: LevelDB's log format, behind a header of 7 bytes.
+
+    Blocks of 32 KiB hold pieces behind headers of 7 bytes: checksum (4), length (2), and kind (1 whole, 2 first, 3
+    middle, 4 last piece of a record); what is left at a block's end and too short for a header is zeros.
+    """
+    content, position, records, begun = path.read_bytes(), 7, [], b""
+    while position + 7 <= len(content):
+        if -position % 32768 and -position % 32768 < 7:
+            position += -position % 32768
+            continue
+        length, kind = struct.unpack_from("<HB", content, position + 4)
+        begun += content[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):
+            records.append(begun)
+            begun = b""
+    return records
+
+
+def test_however_a_run_is_stopped_it_goes_on_and_reads_its_epoch(tiny_data: dict[str, str], tmp_path: Path) -> None:
+    """By a limit of time, by Ctrl-C, and by a kill of the step alone. (Of all of it: tests/faults.)"""
+    run_dir = tmp_path / "run"
+    whole = (f"output_model_dir={run_dir}", "train_tokens=auto", "epochs=1", "global_batch_size=4", "save_interval=10")
+    limited = step_3(tiny_data["config"], *whole, "max_hours=1e-5")
+    assert limited.returncode == 130, limited.stdout + limited.stderr
+    assert "stopped by max_hours = 1e-05 (raise it to go on) after step 1, saved" in limited.stdout
+    assert recorded_steps(run_dir) == checkpoint.all_steps(run_dir) == [1] and not (run_dir / "manifest.json").exists()
+    again = step_3(tiny_data["config"], *whole, "max_hours=1e-5")
+    assert again.returncode == 2 and "max_hours = 1e-05: the run has been trained for" in again.stderr
+
+    asked = start_step_3(tiny_data["config"], *whole, "max_hours=1")
+    wait_for(lambda: checkpoint.all_steps(run_dir)[-1] > 1)
     os.killpg(asked.pid, signal.SIGINT)  # as a terminal does on Ctrl-C
     output, _ = asked.communicate()
     assert asked.returncode == 130
     assert "going on from" in output and "saved; run the same command to go on" in output
-    assert not (broken / "manifest.json").exists()
+    assert not (run_dir / "manifest.json").exists()
 
-    ended = step_3(tiny_data["config"], f"output_model_dir={broken}", *long_run)
+    orphaned = start_step_3(tiny_data["config"], *whole, "max_hours=1")
+    before = checkpoint.all_steps(run_dir)[-1]
+    wait_for(lambda: checkpoint.all_steps(run_dir)[-1] > before)
+    orphaned.kill()  # its processes save, and the next start waits for them
+    ended = step_3(tiny_data["config"], *whole, "max_hours=1")
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert losses(broken) == losses(unbroken)
-
-
-def test_when_only_the_step_is_killed_its_processes_save_and_the_next_start_waits(
-    tiny_data: dict[str, str], long_run: tuple[str, ...], tmp_path: Path
-) -> None:
-    arguments = (f"output_model_dir={tmp_path / 'run'}", *long_run)
-    orphaned = start_step_3(tiny_data["config"], *arguments)
-    wait_for(lambda: len(checkpoint.all_steps(tmp_path / "run")) > 0)
-    orphaned.kill()
-    again = step_3(tiny_data["config"], *arguments)
-    assert again.returncode == 0, again.stdout + again.stderr
-    assert [line["step"] for line in metrics.read(tmp_path / "run") if "loss" in line] == list(range(1, 151))
+    facts = manifest.read(run_dir / "manifest.json").facts
+    assert recorded_steps(run_dir) == list(range(1, facts["steps"] + 1)) and facts["steps"] > 200
+    last = next(line for line in reversed(metrics.read(run_dir)) if "loss" in line)
+    assert last["epoch"] == facts["epochs"] == pytest.approx(1, abs=1 / facts["steps"])
+    assert re.search(r"trained +2[78]\.?\d?k tokens, (0\.99|1\.00)\d epochs", ended.stdout)
 
 
 @pytest.mark.parametrize(
@@ -140,22 +248,20 @@ def test_wrong_input_is_one_clear_error(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_folder_of_another_run_or_of_other_files_is_left_alone(tiny_data: dict[str, str], tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    assert step_3(tiny_data["config"], f"output_model_dir={run_dir}").returncode == 0
-    weights = (run_dir / "global_step20" / "weights.safetensors").read_bytes()
-    (run_dir / "manifest.json").unlink()
-    other = step_3(tiny_data["config"], f"output_model_dir={run_dir}", "hidden_size=64")
+def test_a_folder_of_another_run_or_of_other_files_is_left_alone(
+    tiny_data: dict[str, str], copied: Path, tmp_path: Path
+) -> None:
+    settings = (f"output_model_dir={copied}", *WATCHED, "max_steps=20")
+    (copied / "manifest.json").unlink()
+    before = everything(copied)
+    other = step_3(tiny_data["config"], *settings, "hidden_size=64")
     assert other.returncode == 2
     assert "belongs to another run: hidden_size was 48, is now 64" in other.stderr
-    assert (run_dir / "global_step20" / "weights.safetensors").read_bytes() == weights
     # With --redo too, what is refused costs nothing: the run that it would replace is still there.
-    endless = ("train_tokens=1000000000000", "save_interval=1", "keep_last=1000000000")
-    refused = step_3(tiny_data["config"], f"output_model_dir={run_dir}", *endless, options=("--redo",))
+    endless = ("max_steps=auto", "train_tokens=1000000000000", "save_interval=1", "keep_last=1000000000")
+    refused = step_3(tiny_data["config"], *settings, *endless, options=("--redo",))
     assert refused.returncode == 2 and "leaves no room for its checkpoints" in refused.stderr
-    tried = step_3(tiny_data["config"], f"output_model_dir={run_dir}", options=("--redo", "--dry-run"))
-    assert tried.returncode == 0
-    assert (run_dir / "global_step20" / "weights.safetensors").read_bytes() == weights
+    assert everything(copied) == before
     stranger = tmp_path / "photos"
     stranger.mkdir()
     (stranger / "one.jpg").write_bytes(b"x")
@@ -187,35 +293,41 @@ def test_a_curriculum_is_told_before_and_while_it_runs(tiny_data: dict[str, str]
     assert not (tmp_path / "new").exists()
 
 
-def test_dry_run_tries_and_leaves_nothing(tiny_data: dict[str, str], tmp_path: Path) -> None:
-    settings = (f"output_model_dir={tmp_path / 'run'}", "micro_batch_size=auto", "num_processes=2")
-    done = step_3(tiny_data["config"], *settings, options=("--dry-run",))
+def test_dry_run_tries_and_leaves_everything_as_it_was(tiny_data: dict[str, str], copied: Path, tmp_path: Path) -> None:
+    """With --redo too: the run that it would replace is still there."""
+    before = everything(tmp_path)
+    settings = (f"output_model_dir={copied}", "micro_batch_size=auto", "num_processes=2")
+    done = step_3(tiny_data["config"], *settings, options=("--redo", "--dry-run"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "20 steps × 8 sequences" in done.stdout and "micro batch 4" in done.stdout  # 8 sequences for 2 processes
     assert re.search(r"data begins +\d+ .* = '[a-p ]+", done.stdout)
+    assert re.search(r"a checkpoint +[\d.]+ kB; 1 at once at most, [\d.]+ kB in all; .* are free", done.stdout)
     assert re.search(r"memory +about [\d.]+ MB a process of [\d.]+ GB: framework", done.stdout)
     assert "kernels: attention by torch's flash kernel for CPUs; torch's fused AdamW" in done.stdout
     assert re.search(r"trial of 3 steps: loss [5-7]\.\d+, .* tok/s; all 20 steps would take", done.stdout)
     assert re.search(r"the fullest process held [\d.]+ MB at most", done.stdout)
     assert "tokens there        tokens taken    epochs" in done.stdout and " 5,120 " in done.stdout
-    assert not (tmp_path / "run").exists()
+    assert "dry run: everything is in order; nothing was written" in done.stdout
+    assert everything(tmp_path) == before
 
 
-def test_resume_is_proved_on_the_users_own_configuration(tiny_data: dict[str, str], tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    (run_dir / "keep").mkdir(parents=True)  # whatever stands there is not touched, and not even looked at
-    settings = (
-        f"output_model_dir={run_dir}",
-        "optimizer=muon",
-        "eval_interval=1",
-        "save_interval=1",
-        "tensorboard=true",
-    )
-    done = step_3(tiny_data["config"], *settings, options=("--verify-resume", "2"))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "resume is proved: equal bit for bit" in done.stdout
-    assert "going on from" in done.stdout and "validation loss" not in done.stdout
-    for step in (3, 4):
-        assert f"\n  {step:>9}  " in done.stdout
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
-    assert [path.name for path in run_dir.iterdir()] == ["keep"]
+def test_resume_is_proved_on_the_users_own_configuration(
+    tiny_data: dict[str, str], finished: Path, tmp_path: Path
+) -> None:
+    """With one process, which must give equal bits, and with two; both at a time, for starting is what takes long."""
+    muon = ("num_processes=1", "zero_stage=1", "optimizer=muon", "eval_interval=1", "save_interval=1")
+    settings = {"one": (*WATCHED, *muon), "two": WATCHED}
+    started, before = {}, everything(finished)
+    for name in settings:
+        run_dir = shutil.copytree(finished, tmp_path / name, symlinks=True)
+        words = (f"output_model_dir={run_dir}", *settings[name])
+        started[name] = start_step_3(tiny_data["config"], *words, options=("--verify-resume", "3"))
+    for name, process in started.items():
+        output, _ = process.communicate(timeout=240)
+        assert process.returncode == 0, output
+        assert f"resume is proved: equal {'bit for bit' if name == 'one' else ''}" in output
+        assert "going on from" in output and "validation loss" not in output and "wandb" not in output
+        for step in (4, 5, 6):
+            assert f"\n  {step:>9}  " in output
+        assert everything(tmp_path / name) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]

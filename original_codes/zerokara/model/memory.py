@@ -179,25 +179,22 @@ def _feed_forward_half(layout: Layout) -> int:
 def _compute(layout: Layout) -> list[Part]:
     shape, tokens, wide = layout.shape, layout.tokens, layout.width_bytes
     hidden = tokens * shape.hidden_size * wide
-    kept = shape.num_layers * layer_activations(layout) + hidden + _norm(layout)
+    kept = shape.num_layers * layer_activations(layout)
     if layout.isolate_documents:
         kept += tokens * shape.seq_len  # one mask, by bytes, for all layers
     inner = tokens * shape.ffn_hidden_size * wide // layout.tensor_parallel_size
-    at_work = (4 if shape.gated else 2) * inner + 3 * hidden
-    again = layer_activations(layout, "off") - layer_activations(layout)
+    # What a layer kept goes as its gradients come: no more than these are there beside it.
+    backward = (2 if shape.gated else 1) * inner + 2 * hidden
+    backward += layer_activations(layout, "off") - layer_activations(layout)
     vocabulary = shape.padded_vocab_size // layout.tensor_parallel_size
     matrix = vocabulary * shape.hidden_size
     chunk = min(CHUNK_BYTES[layout.device], 4 * tokens * vocabulary)
-    # The gradient of the output matrix: summed in fp32, in bf16 rounded, and scaled; where it is the matrix of the
-    # look-ups too, also their gradient, and the sum of both.
-    copies = 4 + (wide if wide == 2 else 0) + wide + (2 * wide if shape.tie_word_embeddings else 0)
-    loss = 2 * hidden + matrix * copies + chunk * (2 if wide == 2 else 1)
-    return [
-        Part(f"activations of {shape.num_layers} layers", kept, "compute"),
-        Part("one layer computed again", again, "compute"),
-        Part("one layer's backward pass", at_work, "compute"),
-        Part("loss", loss, "compute"),
-    ]
+    # The gradient of the output matrix is summed in fp32, in bf16 rounded, and scaled; where it is the matrix of the
+    # look-ups too, their gradient comes beside it, and the sum of both, when the layers are done.
+    copies = 4 + (wide if wide == 2 else 0) + wide
+    loss = 3 * hidden + _norm(layout) + matrix * copies + chunk * (2 if wide == 2 else 1)
+    largest = max((loss, "loss"), (backward + matrix * wide, "one layer's backward pass"))
+    return [Part(f"activations of {shape.num_layers} layers", kept, "compute"), Part(largest[1], largest[0], "compute")]
 
 
 def _state(layout: Layout) -> list[Part]:
@@ -239,48 +236,36 @@ def _gradients_1(layout: Layout, count: int, share: int, aside: bool) -> list[Pa
     wide = layout.width_bytes
     if wide == 2 and layout.offload == "none":  # runtime/bf16_optimizer.py
         summed = min(_ALLREDUCE_BUCKET, count)
-        copies = Part("sums over the processes", 4 * summed + _left(layout, 2 * count))
+        copies = Part("sums over the processes", 4 * summed)
         return [Part("gradients", (2 + 4) * count), copies]
     bucket = wide * min(layout.bucket_elements, count)
     own = Part("own gradients", 4 * share, on_host=aside)
-    copies = Part("sums over the processes", bucket + _copy_of_gloo(layout, bucket))
+    copies = Part("sums over the processes", bucket, "update")
     return [Part("gradients", wide * count), own, copies]
 
 
 def _gradients_2(layout: Layout, count: int, share: int, aside: bool) -> list[Part]:
     wide = layout.width_bytes
     bucket = wide * min(layout.bucket_elements, count)
-    rounding = 4 * share if wide == 2 else 0  # from bf16 into the fp32 sum
     return [
         Part("own gradients", 4 * share, on_host=aside),
-        Part("gradients", wide * share + rounding),
-        Part("sums over the processes", bucket + _copy_of_gloo(layout, bucket)),
+        Part("gradients", bucket),
+        Part("sums over the processes", bucket),
     ]
 
 
 def _gradients_3(layout: Layout, count: int, share: int, aside: bool) -> list[Part]:
     wide = layout.width_bytes
     bucket = wide * min(layout.bucket_elements, count)
-    gathered = wide * min(_LIVE_PARAMETERS, count)
     return [
         Part("own gradients", 4 * share, on_host=aside),
         Part("gradients", bucket),
-        Part("gathered weights", gathered + _copy_of_gloo(layout, gathered) + _left(layout, 4 * count)),
-        Part("sums over the processes", bucket + _copy_of_gloo(layout, bucket)),
+        Part("gathered weights", wide * min(_LIVE_PARAMETERS, count)),
+        Part("sums over the processes", bucket + wide * share),
     ]
 
 
 _GRADIENTS = {1: _gradients_1, 2: _gradients_2, 3: _gradients_3}
-
-
-def _copy_of_gloo(layout: Layout, num_bytes: int) -> int:
-    """gloo, which connects processes on a CPU, copies what it sends."""
-    return num_bytes if layout.device == "cpu" and layout.num_readers > 1 else 0
-
-
-def _left(layout: Layout, num_bytes: int) -> int:
-    """What was freed after the start, and glibc does not give back."""
-    return num_bytes if layout.device == "cpu" else 0
 
 
 def _saving(layout: Layout) -> list[Part]:

@@ -9,7 +9,7 @@ import torch.distributed
 
 from zerokara.errors import RunError
 from zerokara.model import parallel
-from zerokara.training import devices
+from zerokara.training import devices, memory_budget
 from zerokara.training.engine import init_distributed
 from zerokara.training.preparation import Preparation, cpu_threads
 
@@ -27,10 +27,12 @@ def join(preparation: Preparation, device: torch.device) -> None:
         torch.cuda.set_device(device)
     else:
         torch.set_num_threads(cpu_threads(preparation.num_processes))
-        if preparation.config.activation_checkpointing == "off":
-            devices.keep_freed_memory()
-        else:
+        there = memory_budget.budget(preparation.num_processes, None)
+        spares = preparation.config.activation_checkpointing != "off"
+        if spares or not preparation.memory_question(there).is_roomy:
             devices.give_back_freed_memory()
+        else:
+            devices.keep_freed_memory()
     init_distributed(device.type)
     require_answers()
     parallel.start(preparation.config.seed, preparation.config.tensor_parallel_size)

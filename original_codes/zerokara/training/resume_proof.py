@@ -11,6 +11,7 @@ Called by the launcher as a module, it is one of the training processes: ``pytho
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -36,6 +37,7 @@ STATE_TOLERANCE = 0.1
 """Length of the difference, as a share of what the last N steps changed. Adam makes of the sign of a gradient that is
 all but zero a whole step, so that last digits grow; a state that was lost, or other data, gives about 1."""
 _QUIET = {
+    "plots": False,
     "tensorboard": False,
     "wandb": "off",
     "log_interval": 1,
@@ -192,3 +194,4 @@ def _main(job_path: Path) -> None:
 
 if __name__ == "__main__":
     _main(Path(sys.argv[1]))
+    gc.freeze()  # as at the end of steps/train.py

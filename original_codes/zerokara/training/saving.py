@@ -224,7 +224,9 @@ class _Writing(threading.Thread):
     def run(self) -> None:
         """Write, as often as it takes."""
         try:
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+            # Only upwards: where the whole run was started with `nice`, the other way is forbidden.
+            niceness = max(_NICENESS, os.getpriority(os.PRIO_PROCESS, 0))
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
             while not self._attempt():
                 if self._gives_way.wait(RETRY_SECONDS):
                     return
