@@ -9,6 +9,9 @@ Shape suffixes: S sequence, B batch, H heads, K kv heads, E head width, D width 
 
 from __future__ import annotations
 
+import zerokara.model.import_megatron  # noqa: F401  # before megatron-core
+
+# isort: split
 from typing import Any
 
 import torch

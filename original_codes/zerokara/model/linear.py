@@ -7,6 +7,9 @@ communicate. With tensor parallelism it stays as it is, with the group named.
 
 from __future__ import annotations
 
+import zerokara.model.import_megatron  # noqa: F401  # before megatron-core
+
+# isort: split
 from typing import Any
 
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear

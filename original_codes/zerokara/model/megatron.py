@@ -8,6 +8,9 @@ Shape suffixes: B batch, S sequence, N = B·S tokens, D width, V rows of the (pa
 
 from __future__ import annotations
 
+import zerokara.model.import_megatron  # noqa: F401  # before megatron-core
+
+# isort: split
 from collections.abc import Callable
 from functools import partial
 from typing import Any

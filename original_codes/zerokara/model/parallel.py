@@ -10,6 +10,9 @@ tests) calls `start_alone`, which makes a group of one. The groups themselves ar
 
 from __future__ import annotations
 
+import zerokara.model.import_megatron  # noqa: F401  # before megatron-core
+
+# isort: split
 import torch
 import torch.distributed
 from megatron.core import parallel_state

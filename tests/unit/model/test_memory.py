@@ -62,10 +62,8 @@ def test_a_layer_keeps_what_is_counted(
         isolate_documents=isolated,
         activation_checkpointing=mode,
     )
-    # What a whole layer begins with is held by its recomputation, out of sight of these hooks.
-    begins_with = 0 if mode != "full" else layout.tokens * layout.shape.hidden_size * layout.width_bytes
     # Where one layer ends and the next begins is blurred by what both share, the tensor between them.
-    assert kept_by_a_layer(layout) == pytest.approx(memory.layer_activations(layout) - begins_with, rel=0.03)
+    assert kept_by_a_layer(layout) == pytest.approx(memory.layer_activations(layout), rel=0.03)
 
 
 def test_constants_are_those_of_the_code_they_speak_of() -> None:
@@ -89,8 +87,12 @@ def test_each_setting_that_saves_memory_does() -> None:
     base = layout_of(large, device="cuda", precision="bf16", num_readers=4, micro_batch=64, zero_stage=1)
     assert bytes_of(replace(base, micro_batch=32)) < bytes_of(base)
     by_mode = [bytes_of(replace(base, activation_checkpointing=mode)) for mode in ("full", "selective", "off")]
-    by_stage = [bytes_of(replace(base, zero_stage=stage)) for stage in (3, 2, 1)]
-    assert by_mode == sorted(set(by_mode)) and by_stage == sorted(set(by_stage))
+    assert by_mode == sorted(set(by_mode)) and bytes_of(replace(base, zero_stage=2)) < bytes_of(base)
+    # DeepSpeed keeps up to a billion gathered weights at hand: below that, stage 3 saves nothing that stage 2 does not.
+    vast = replace(large, num_layers=32, hidden_size=4096, ffn_hidden_size=11008, num_attn_heads=32, num_kv_heads=32)
+    base_of_vast = replace(base, shape=vast, optimizer_bytes=8 * vast.num_parameters(), micro_batch=1)
+    by_stage = [bytes_of(replace(base_of_vast, zero_stage=stage)) for stage in (3, 2, 1)]
+    assert by_stage == sorted(set(by_stage))
     offloaded = estimate(replace(base, offload="optimizer"))
     assert offloaded.device_bytes < bytes_of(base) and offloaded.host_bytes > estimate(base).host_bytes
     assert bytes_of(replace(base, tensor_parallel_size=2, num_readers=2)) < bytes_of(replace(base, num_readers=2))
