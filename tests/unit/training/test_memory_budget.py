@@ -110,6 +110,12 @@ def test_control_groups_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert memory_budget.main_memory() == GB
 
 
+def test_freed_memory_is_kept_only_where_twice_the_estimate_is_there() -> None:
+    needed = question(device="cpu", gigabytes=1).needed().device_bytes / GB
+    assert question(device="cpu", gigabytes=2.4 * needed).is_roomy
+    assert not question(device="cpu", gigabytes=2.2 * needed).is_roomy
+
+
 def test_the_estimate_is_told_by_part() -> None:
     asked = question("offload=optimizer", "zero_stage=2", processes=4)
     rows = dict(memory_budget.table(asked.needed(), asked.there))
