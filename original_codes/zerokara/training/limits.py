@@ -17,6 +17,8 @@ from zerokara.progress import seconds_text
 STARTED_NAME = "ZEROKARA_STARTED"
 """Environment variable in which the launching process tells when it was started, in seconds since 1970."""
 HOUR = 3600.0
+RAISE = "(raise it to go on)"
+"""Part of the reason where the same command would be refused."""
 _SAVE_SECONDS = 30.0
 """To leave: the last step, gathering the state, ending the processes."""
 _SAVE_BYTES_A_SECOND = 100e6
@@ -42,7 +44,7 @@ class TimeLimits:
         """A reason to stop, once a limit is reached."""
         config = self._config
         if config.max_hours != "auto" and self._seconds() >= config.max_hours * HOUR:
-            return f"max_hours = {config.max_hours:g} (raise it to go on)"
+            return f"max_hours = {config.max_hours:g} {RAISE}"
         if config.max_hours_per_start != "auto":
             left = config.max_hours_per_start * HOUR - (self._clock() - self._started)
             if left <= self._leave_seconds:

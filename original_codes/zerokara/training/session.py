@@ -27,7 +27,7 @@ from zerokara.training.agreement import Agreement, ComeApart
 from zerokara.training.engine import Engine
 from zerokara.training.evaluation import start_validation
 from zerokara.training.guards import GivenUp, StepGuard
-from zerokara.training.limits import TimeLimits
+from zerokara.training.limits import RAISE, TimeLimits
 from zerokara.training.logbook import Logbook
 from zerokara.training.loop import StepRecord, train
 from zerokara.training.position import Position
@@ -94,7 +94,8 @@ class Session:
         if not finished:
             reached = self.state.step == self._stop_after
             reason = self.stop.reason or ("its caller" if reached else "another process")
-            self._say(f"stopped by {reason} after step {self.state.step}, saved; run the same command to go on")
+            how = "" if RAISE in reason else "; run the same command to go on"
+            self._say(f"stopped by {reason} after step {self.state.step}, saved{how}")
             if self.rank == 0:
                 self._stop_file.forget()
         if self._lock is not None:
