@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._inductor.compile_fx  # which torch.optim and DeepSpeed load when they are first used
 import torch.distributed
 
 from zerokara import config as configuration

@@ -2,7 +2,8 @@
 
 Its fusions are wrapped in torch.compile as they are defined (megatron/core/jit.py), which loads torch's compiler,
 though none of them is ever called here (`megatron._common`); its inference loads wandb. Together that was two fifths of
-the time in which a training process starts. megatron-core only tries for each.
+what all imports take. (DeepSpeed loads the compiler when ZeRO is set up; other updaters never do.) megatron-core only
+tries for each.
 """
 
 from __future__ import annotations
