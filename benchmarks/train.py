@@ -445,7 +445,9 @@ def compete(task: Task, given: argparse.Namespace, folder: Path) -> tuple[dict[s
             print(f"{name}: left out, {' and '.join(missing)} missing (see --help for how to install the peers)")
             continue
         path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), given.peers]))
-        compiled_in = given.warm or str(folder / f"compiled {name}")
+        compiled_in = given.warm or str(
+            folder / name.replace(", ", "-").replace(" ", "-")
+        )  # no spaces: it goes to a C++ compiler
         environment = {**os.environ, "PYTHONPATH": path, "TORCHINDUCTOR_CACHE_DIR": compiled_in}
         taking_part[name] = start(name, task_file, environment)
         print(f"{name}: first step after {taking_part[name].first_step:.1f} s", flush=True)
