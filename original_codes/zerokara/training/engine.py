@@ -5,8 +5,9 @@ weights with a given learning rate, and hands out and takes in the training stat
 whatever the optimizer, the ZeRO stage and the number of processes are. So a checkpoint knows nothing of these, and
 another stage or another number of processes goes on from it.
 
-The work is done by one of two updaters: `whole_tensors.WholeTensors` (ZeRO stage 0; Adafactor and Muon), or
-`Partitions` (stages 1 to 3 of AdamW): DeepSpeed's ZeRO (0.19.8). This file is the only one that names deepspeed.
+The work is done by one of two updaters (`optimizers.by_whole_tensors`): `whole_tensors.WholeTensors` for ZeRO stage 0,
+stage 1 of a lone process, Adafactor and Muon; or else `Partitions`, DeepSpeed's ZeRO (0.19.8). This file is the only
+one that names deepspeed.
 
 Source of the state access: deepspeed/utils/tensor_fragment.py (`safe_get_full_fp32_param` and its family).
 """
@@ -93,7 +94,7 @@ class Engine:
         self._optimizer, self._sharding = config.optimizer, model.sharding
         self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         self._updater: Updater
-        if optimizers.by_whole_tensors(config):
+        if optimizers.by_whole_tensors(config, num_processes):
             self._updater = WholeTensors(model, config)
         else:
             self._updater = Partitions(model, config, num_processes, template)

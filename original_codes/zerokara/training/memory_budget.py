@@ -94,6 +94,7 @@ def layout_of(
 ) -> Layout:
     """What the memory of a run depends on; `micro_batch_size` and `precision` must be resolved."""
     assert config.precision != "auto"
+    num_readers = num_processes // config.tensor_parallel_size
     return Layout(
         shape=shape,
         micro_batch=config.micro_batch,
@@ -101,8 +102,8 @@ def layout_of(
         device=device,
         optimizer_bytes=optimizers.state_bytes(config.optimizer, shape),
         zero_stage=config.zero_stage,
-        whole_tensors=optimizers.by_whole_tensors(config),
-        num_readers=num_processes // config.tensor_parallel_size,
+        whole_tensors=optimizers.by_whole_tensors(config, num_readers),
+        num_readers=num_readers,
         tensor_parallel_size=config.tensor_parallel_size,
         offload=config.offload,
         activation_checkpointing=config.activation_checkpointing,

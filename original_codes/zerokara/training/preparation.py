@@ -242,8 +242,9 @@ def plan_rows(preparation: Preparation) -> list[tuple[str, str]]:
         ("to beat", f"{preparation.unigram_entropy:.3f} nats a token, the loss of knowing only how frequent each is"),
         ("a checkpoint", disk_text(preparation)),
     ]
+    num_readers = preparation.num_processes // config.tensor_parallel_size
     rows[4:4] = [("optimizer", line) for line in optimizers.plan_lines(config, shape)]
-    if optimizers.by_whole_tensors(config) and config.deepspeed_template != "auto":
+    if optimizers.by_whole_tensors(config, num_readers) and config.deepspeed_template != "auto":
         rows.append(("note", f"deepspeed_template has no effect: {optimizers.WITHOUT_DEEPSPEED}"))
     return rows
 

@@ -1,4 +1,4 @@
-"""Data parallel training by whole tensors: ZeRO stage 0 for every optimizer, and stage 1 for those that need matrices.
+"""Data parallel training by whole tensors: ZeRO stage 0, and stage 1 where a tensor must stay whole or a process is alone.
 
 Gradients are added up in fp32 over micro batches and processes, in one flat buffer; clipped; and every process updates
 the tensors that it owns, whole. At stage 0 it owns all of them. At stage 1 each tensor has one owner, which alone keeps
