@@ -1,0 +1,206 @@
+"""What does a training process do besides the model's own work, and how long does a save keep it from training?
+
+    python benchmarks/loop.py [--steps 24] [--set key=value …]
+
+Trains a model of about 40M parameters as step 3 does, with all that stands between the steps: reading the token files,
+comparing the processes, the log, metrics, TensorBoard, checkpoints. Prints
+
+* the share of a step that is spent outside of the model's forward and backward pass and its update;
+* how long training waited at a save, beside what copying the state takes and what a save takes that training waits
+  for; and how much slower the steps were while a checkpoint was being written.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[0] = str(ROOT / "original_codes")  # not this folder: it holds a tokenize.py
+
+# ruff: noqa: E402
+import argparse
+import os
+import socket
+import statistics
+import subprocess
+import tempfile
+import time
+from dataclasses import replace
+from typing import Any
+
+from zerokara import checkpoint, config
+from zerokara.corpus import embedded
+from zerokara.progress import bytes_text, count_text
+from zerokara.training import preparation, run_folder
+from zerokara.training.host_memory import HostCopy
+from zerokara.training.loop import StepRecord
+from zerokara.training.session import Session
+
+SHAPE = [
+    "num_layers=12", "hidden_size=512", "num_attn_heads=8", "num_kv_heads=4", "ffn_hidden_size=1408", "seq_len=512",
+    "micro_batch_size=4", "global_batch_size=4", "precision=fp32", "num_processes=1",
+]  # fmt: skip
+"""With a vocabulary of 8,000 about 40 million parameters."""
+SAVE_INTERVAL = 6
+WARM_UP_STEPS = 2
+
+
+class Watched(Session):
+    """A session whose times are taken."""
+
+    def __init__(self, plan: preparation.Preparation):
+        super().__init__(plan)
+        self.engine = self.timed = Timed(self.engine)  # type: ignore[assignment]
+        self.whole: dict[int, float] = {}
+        """Step → seconds from the end of the one before to its own end, saving left out."""
+        self.outside: dict[int, float] = {}
+        """Of these, those that went neither into the model nor into its update."""
+        self.stalls: list[float] = []
+        self.disturbed: set[int] = set()
+        """Steps that began while a checkpoint was being written."""
+        self._since = 0.0
+
+    def _train(self) -> bool:
+        self._since = time.perf_counter()
+        return super()._train()
+
+    def _at_edge(self, record: StepRecord, asked_to_stop: bool) -> bool:
+        before = sum(self.stalls)
+        leaving = super()._at_edge(record, asked_to_stop)
+        now = time.perf_counter()
+        whole = now - self._since - (sum(self.stalls) - before)
+        self.whole[record.step], self.outside[record.step] = whole, whole - self.timed.take_seconds()
+        self._since = time.perf_counter()
+        return leaving
+
+    def _save(self, step: int) -> None:
+        started = time.perf_counter()
+        super()._save(step)
+        self.stalls.append(time.perf_counter() - started)
+        self.disturbed.add(step + 1)
+
+
+class Timed:
+    """An engine that knows how long its work took."""
+
+    def __init__(self, engine: Any):
+        self._engine, self._seconds = engine, 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._engine, name)
+        if name not in ("accumulate", "update", "finish_micro_batch"):
+            return value
+
+        def timed(*arguments: Any) -> Any:
+            started = time.perf_counter()
+            result = value(*arguments)
+            self._seconds += time.perf_counter() - started
+            return result
+
+        return timed
+
+    def take_seconds(self) -> float:
+        """Seconds since the last call."""
+        taken, self._seconds = self._seconds, 0.0
+        return taken
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any key of config.yaml")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        session = train(make_data(Path(name)), given, Path(name))
+        report(session)
+
+
+def make_data(folder: Path) -> list[str]:
+    """Steps 1 and 2 on the embedded corpus; gives the settings of step 3."""
+    corpus, tokenizer = folder / "corpus.jsonl", folder / "tokenizer"
+    embedded.write(corpus)
+    corpora = [f"input_jsonl=[{corpus}]", f"input_tokenizer_file={tokenizer}/tokenizer.model"]
+    placed = {
+        "train_tokenizer": [f"input=[{corpus}]", f"output_dir={tokenizer}", "vocab_size=8000"],
+        "tokenize": [*corpora, f"output_prefix={folder}/tokens"],
+    }
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "original_codes")}
+    for step, settings in placed.items():
+        arguments = [part for setting in settings for part in ("--set", setting)]
+        command = [sys.executable, "-m", f"zerokara.steps.{step}", *arguments]
+        subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
+    return placed["tokenize"]
+
+
+def train(data: list[str], given: argparse.Namespace, folder: Path) -> Watched:
+    """Train as a process that the launcher started does."""
+    settings = config.load(
+        config.PretrainConfig,
+        "/dev/null",
+        [*SHAPE, *data, f"output_model_dir={folder}/run", f"save_interval={SAVE_INTERVAL}", *given.set],
+    )
+    tokens = given.steps * settings.global_batch_size * settings.seq_len
+    plan = preparation.prepare(settings.model_copy(update={"train_tokens": tokens}), 1, "fp32")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    run_folder.claim(plan)
+    session = Watched(plan)
+    session.validation, session.sampler = None, None  # they are no part of a step
+    session.run()
+    return session
+
+
+def report(session: Watched) -> None:
+    """The numbers, last."""
+    measured = [step for step in session.whole if step > WARM_UP_STEPS]
+    quiet = [step for step in measured if step not in session.disturbed]
+    share = sum(session.outside[step] for step in quiet) / sum(session.whole[step] for step in quiet)
+    most = max(session.outside[step] / session.whole[step] for step in quiet)
+    plan = session.preparation
+    print(
+        f"\n{count_text(plan.shape.num_parameters())} parameters, a checkpoint of {bytes_text(plan.checkpoint_bytes)}"
+    )
+    print(f"outside of the model and its update: {share:.2%} of {len(quiet)} steps, at most {most:.2%} of one")
+    copied = [copy_seconds(session) for _ in range(3)]
+    written = [synchronous_seconds(session, number) for number in range(3)]
+    first, *later = session.stalls
+    print(f"training waited at a save: {statistics.median(later):.2f} s (the first, in fresh memory: {first:.2f} s)")
+    print(f"copying the state alone: {statistics.median(copied):.2f} s")
+    print(f"a save that training waits for: {statistics.median(written):.2f} s")
+    usual = statistics.median(session.whole[step] for step in quiet)
+    after = statistics.median(session.whole[step] for step in measured if step in session.disturbed)
+    print(f"the step after a save, while it is written: {after:.2f} s, other steps {usual:.2f} s")
+
+
+def copy_seconds(session: Watched) -> float:
+    """Time for copying the state into memory that is there already."""
+    copies = session.saver._copies
+    started = time.perf_counter()
+    _copy(session, copies)
+    return time.perf_counter() - started
+
+
+def synchronous_seconds(session: Watched, number: int) -> float:
+    """Time for a save as it would be without a thread: gathered, hashed, written, synced, renamed."""
+    started = time.perf_counter()
+    state = _copy(session, {part: HostCopy(session.device) for part in ("weights", "moments")})
+    checkpoint.save(
+        session.run_dir,
+        replace(session.state, step=session.state.step + 1 + number),
+        state["weights"],
+        state["moments"],
+    )
+    return time.perf_counter() - started
+
+
+def _copy(session: Watched, copies: dict[str, HostCopy]) -> dict[str, dict[str, Any]]:
+    parts = {"weights": session.engine.weights(), "moments": session.engine.moments()}
+    return {part: {name: copies[part].put(name, tensor) for name, tensor in parts[part]} for part in parts}
+
+
+if __name__ == "__main__":
+    main()
