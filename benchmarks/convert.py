@@ -280,7 +280,7 @@ def save_ours(run: Path, shape: Any, weights: dict[str, Any], tokenizer: Path) -
 
     from zerokara import checkpoint, manifest
     from zerokara.checkpoint import state as names
-    from zerokara.export import tensor_files
+    from zerokara.checkpoint import tensor_file
 
     folder = run / "global_step1000"
     folder.mkdir()
@@ -290,10 +290,10 @@ def save_ours(run: Path, shape: Any, weights: dict[str, Any], tokenizer: Path) -
     }
     import torch
 
-    header = tensor_files.header(moments, torch.float32)
+    header = tensor_file.header(moments, torch.float32)
     with open(folder / names.OPTIMIZER_NAME, "wb") as file:
         file.write(header)
-        file.truncate(len(header) + sum(tensor_files.nbytes(each, torch.float32) for each in moments.values()))
+        file.truncate(len(header) + sum(tensor_file.nbytes(each, torch.float32) for each in moments.values()))
     state = checkpoint.TrainingState(
         step=1000, samples=8000, tokens=8000 * SEQ_LEN, seconds=3600.0, shape=shape.as_json(),
         tokenizer_sha256=manifest.sha256_of(tokenizer), data_sha256="0" * 64, precision="bf16", facts={},

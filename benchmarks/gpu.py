@@ -39,12 +39,12 @@ from zerokara.model.memory import estimate
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import bytes_text, count_text
 from zerokara.samples.objective import objective
-from zerokara.training import devices
-from zerokara.training.deepspeed_settings import load_template
-from zerokara.training.engine import Engine, init_distributed
+from zerokara.training.compute import devices
+from zerokara.training.compute.deepspeed_settings import load_template
+from zerokara.training.compute.engine import Engine, init_distributed
 from zerokara.training.loop import as_tensors
-from zerokara.training.memory_budget import layout_of
-from zerokara.training.preparation import template_path
+from zerokara.training.planning.memory_budget import layout_of
+from zerokara.training.planning.preparation import template_path
 
 VOCAB_SIZE = 50_000
 SIZES = {

@@ -32,9 +32,9 @@ from typing import Any
 from zerokara import checkpoint, config
 from zerokara.corpus import embedded
 from zerokara.progress import bytes_text, count_text
-from zerokara.training import preparation, run_folder
 from zerokara.training.host_memory import HostCopy
 from zerokara.training.loop import StepRecord
+from zerokara.training.planning import preparation, run_folder
 from zerokara.training.session import Session
 
 SHAPE = [

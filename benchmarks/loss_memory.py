@@ -30,7 +30,7 @@ from torch.nn.functional import cross_entropy
 from zerokara.export.families import TORCH_DTYPES
 from zerokara.model.loss import summed_cross_entropy
 from zerokara.progress import bytes_text
-from zerokara.training import devices
+from zerokara.training.compute import devices
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 

@@ -53,7 +53,8 @@ from zerokara import config
 from zerokara.export import families, rules
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import bytes_text, count_text
-from zerokara.training import devices, launcher
+from zerokara.training.compute import devices
+from zerokara.training.processes import launcher
 
 SHAPE = [
     "num_layers=8", "hidden_size=512", "num_attn_heads=8", "num_kv_heads=4", "ffn_hidden_size=1408", "seq_len=512",
@@ -131,11 +132,11 @@ def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]
     from zerokara.model import compilation, parallel
     from zerokara.model.megatron import build
     from zerokara.samples.objective import objective
-    from zerokara.training.engine import Engine, init_distributed
+    from zerokara.training.compute.engine import Engine, init_distributed
     from zerokara.training.guards import StepGuard
     from zerokara.training.loop import StepRecord, train
-    from zerokara.training.schedule import Schedule
-    from zerokara.training.stopping import StopRequest
+    from zerokara.training.planning.schedule import Schedule
+    from zerokara.training.processes.stopping import StopRequest
 
     settings = task.settings
     if task.device.type == "cpu":

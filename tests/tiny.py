@@ -15,7 +15,8 @@ import sentencepiece
 
 from zerokara.checkpoint import TrainingState, read_moments, read_state, read_weights
 from zerokara.steps import tokenize
-from zerokara.training import launcher, metrics
+from zerokara.training.processes import launcher
+from zerokara.training.watching import metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -47,18 +47,10 @@ from zerokara.checkpoint import tensor_file
 from zerokara.errors import UserError
 from zerokara.samples.batches import Batches
 from zerokara.steps import train
-from zerokara.training import (
-    engine,
-    evaluation,
-    launcher,
-    loop,
-    preparation,
-    processes,
-    run_folder,
-    saving,
-    session,
-    suspects,
-)
+from zerokara.training import evaluation, loop, saving, session, suspects
+from zerokara.training.compute import engine
+from zerokara.training.planning import preparation, run_folder
+from zerokara.training.processes import joining, launcher
 
 PACKAGE = str(Path(zerokara.__file__).parent)
 LOADED_LATE = ("numpy.ma", "sentencepiece.sentencepiece_model_pb2", "zerokara.training.out_of_memory")
@@ -89,7 +81,7 @@ def _prepare() -> None:
     for name in LOADED_LATE:
         importlib.import_module(name)
     # Threads that share so little work wait for each other, and on a busy machine for long.
-    processes.cpu_threads = lambda num_processes: 1
+    joining.cpu_threads = lambda num_processes: 1
     engine.deepspeed.ops.__compatible_ops__.get("deepspeed_shm_comm")
     gc.collect()
     gc.freeze()  # or the first collection of each process would copy all of this one's memory

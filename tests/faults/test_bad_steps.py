@@ -15,7 +15,7 @@ from zerokara.samples.documents import SampleDocuments
 from zerokara.samples.packed import PackedTokens
 from zerokara.samples.sources import read_sources
 from zerokara.tokens.layout import TokenPaths
-from zerokara.training import metrics
+from zerokara.training.watching import metrics
 
 BAD = {"nan_at": [8 * 4 + 5, 8 * 9, 8 * 10 + 7]}
 """Sequences of steps 5, 10 and 11."""

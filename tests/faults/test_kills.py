@@ -16,7 +16,8 @@ from tiny import Trained
 
 from zerokara import checkpoint
 from zerokara.errors import RunError
-from zerokara.training import metrics, run_folder
+from zerokara.training.planning import run_folder
+from zerokara.training.watching import metrics
 
 
 class Kills:

@@ -9,7 +9,7 @@ from zerokara import config
 from zerokara.model import parallel
 from zerokara.model.megatron import build
 from zerokara.model.shapes import ModelShape
-from zerokara.training.engine import Engine, init_distributed
+from zerokara.training.compute.engine import Engine, init_distributed
 
 pytestmark = pytest.mark.gpu
 

@@ -13,8 +13,8 @@ from zerokara import config
 from zerokara.model import compilation, loss, parallel
 from zerokara.model.megatron import Decoder, build
 from zerokara.model.shapes import ModelShape
-from zerokara.training import devices
-from zerokara.training.engine import init_distributed
+from zerokara.training.compute import devices
+from zerokara.training.compute.engine import init_distributed
 
 pytestmark = pytest.mark.gpu
 

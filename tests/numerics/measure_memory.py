@@ -22,10 +22,10 @@ from zerokara import config as configuration
 from zerokara.model import parallel
 from zerokara.model.megatron import build
 from zerokara.model.shapes import ModelShape
-from zerokara.training import devices
-from zerokara.training.deepspeed_settings import load_template
-from zerokara.training.engine import Engine, init_distributed
-from zerokara.training.preparation import template_path
+from zerokara.training.compute import devices
+from zerokara.training.compute.deepspeed_settings import load_template
+from zerokara.training.compute.engine import Engine, init_distributed
+from zerokara.training.planning.preparation import template_path
 
 VOCABULARY = 2000
 STEPS = 2

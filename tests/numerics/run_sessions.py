@@ -17,7 +17,8 @@ import torch.distributed
 
 from zerokara import config
 from zerokara.errors import RunError
-from zerokara.training import agreement, launcher, preparation, run_folder
+from zerokara.training.planning import preparation, run_folder
+from zerokara.training.processes import agreement, launcher
 from zerokara.training.session import Session
 
 agreement.STEPS_TO_SEE_ALL = 1  # every weight is compared between the processes after every step

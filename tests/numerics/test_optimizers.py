@@ -15,7 +15,7 @@ from zerokara.export import families, rules
 from zerokara.model import parallel
 from zerokara.model.megatron import build
 from zerokara.model.shapes import ModelShape
-from zerokara.training.engine import Engine, init_distributed
+from zerokara.training.compute.engine import Engine, init_distributed
 
 NUM_STEPS, BATCH, LENGTH, VOCAB = 20, 4, 24, 300
 OVERRIDES = [

@@ -16,10 +16,10 @@ from zerokara.export import families, rules
 from zerokara.model import parallel
 from zerokara.model.megatron import build
 from zerokara.model.shapes import ModelShape
-from zerokara.training import engine as engine_module
-from zerokara.training.deepspeed_settings import settings_for
-from zerokara.training.engine import Engine, init_distributed
-from zerokara.training.schedule import Schedule
+from zerokara.training.compute import engine as engine_module
+from zerokara.training.compute.deepspeed_settings import settings_for
+from zerokara.training.compute.engine import Engine, init_distributed
+from zerokara.training.planning.schedule import Schedule
 
 NUM_STEPS, BATCH, VOCAB = 20, 4, 300
 OVERRIDES = [

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from zerokara import checkpoint, manifest
-from zerokara.training import metrics
+from zerokara.training.watching import metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -203,6 +203,7 @@ def test_however_a_run_is_stopped_it_goes_on_and_reads_its_epoch(tiny_data: dict
     limited = step_3(tiny_data["config"], *whole, "max_hours=1e-5")
     assert limited.returncode == 130, limited.stdout + limited.stderr
     assert "stopped by max_hours = 1e-05 (raise it to go on) after step 1, saved" in limited.stdout
+    assert "stopped; max_hours is reached: raise it to go on" in limited.stderr
     assert recorded_steps(run_dir) == checkpoint.all_steps(run_dir) == [1] and not (run_dir / "manifest.json").exists()
     again = step_3(tiny_data["config"], *whole, "max_hours=1e-5")
     assert again.returncode == 2 and "max_hours = 1e-05: the run has been trained for" in again.stderr

@@ -34,11 +34,14 @@ FLOORS = {
 }
 """Where each room stands; it may import its own floor and those below."""
 
+CHAMBERS = {"": 3, "processes": 2, "planning": 1, "watching": 1, "compute": 0}
+"""The rooms within training/, which is the largest; the empty name is what lies in training/ itself."""
+
 MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 80
 
 VENDOR_BORDERS = {
-    "deepspeed": re.compile(r"training/(engine|launcher)\.py|steps/train\.py"),
+    "deepspeed": re.compile(r"training/(compute/engine|processes/launcher)\.py|steps/train\.py"),
     "megatron": re.compile(r"model/.+"),
 }
 """The files that may name a vendor."""
@@ -73,6 +76,20 @@ def floor_faults(path: str, source: str) -> list[str]:
             continue
         if room == "__init__" or parts[1] == "steps" or FLOORS[parts[1]] > FLOORS[room]:
             faults.append(f"{path} imports {name}, which stands above it")
+    return faults
+
+
+def chamber_faults(path: str, source: str) -> list[str]:
+    """What breaks the floors within training/ in the module `path` of it."""
+    chamber = path.split("/")[1] if path.count("/") == 2 else ""
+    faults = []
+    for name in imported_names(ast.parse(source)):
+        parts = name.split(".")
+        if parts[:2] != ["zerokara", "training"]:
+            continue
+        other = parts[2] if parts[2] in CHAMBERS else ""
+        if other != chamber and CHAMBERS[other] >= CHAMBERS[chamber]:
+            faults.append(f"{path} imports {name}, which does not stand below it")
     return faults
 
 
@@ -170,6 +187,16 @@ def test_an_import_downwards_is_fine() -> None:
     assert not floor_faults("steps/train.py", "from zerokara.training.loop import train\nfrom zerokara import config")
 
 
+def test_imports_within_training_go_down() -> None:
+    inside = [path for path in MODULES if relative(path).startswith("training/")]
+    assert {path.parent.name for path in inside} - {"training"} == CHAMBERS.keys() - {""}
+    faults = [fault for path in inside for fault in chamber_faults(relative(path), path.read_text(encoding="utf-8"))]
+    assert not faults, "\n".join(faults)
+    assert chamber_faults("training/compute/engine.py", "from zerokara.training.planning import schedule")
+    assert chamber_faults("training/watching/metrics.py", "def f():\n    from zerokara.training import session")
+    assert not chamber_faults("training/loop.py", "from zerokara.training import compute, guards")
+
+
 def test_each_vendor_stays_behind_its_border() -> None:
     faults = [fault for path in MODULES for fault in vendor_faults(relative(path), path.read_text(encoding="utf-8"))]
     assert not faults, "\n".join(faults)
@@ -178,7 +205,7 @@ def test_each_vendor_stays_behind_its_border() -> None:
 def test_a_vendor_outside_its_border_is_found() -> None:
     assert vendor_faults("training/loop.py", "def f():\n    import deepspeed")
     assert vendor_faults("export/weights.py", "from megatron.core import parallel_state")
-    assert not vendor_faults("training/engine.py", "import deepspeed")
+    assert not vendor_faults("training/compute/engine.py", "import deepspeed")
     assert not vendor_faults("model/adapter.py", "from megatron.core.transformer import spec_utils")
 
 

@@ -2,8 +2,8 @@
 
 =====================  ==============================================================================================
 weights.safetensors    the optimizer's fp32 weights by megatron-core's parameter name, whole, vocabulary rows padded
-optimizer.safetensors  the optimizer's state in fp32 as ``<parameter>.<key>`` (`training.optimizers`): AdamW's as
-                       ``<parameter>.exp_avg`` and ``<parameter>.exp_avg_sq``
+optimizer.safetensors  the optimizer's state in fp32 as ``<parameter>.<key>`` (`training.compute.optimizers`): AdamW's
+                       as ``<parameter>.exp_avg`` and ``<parameter>.exp_avg_sq``
 state.json             `TrainingState`: all else that going on needs
 manifest.json          size and SHA-256 of each, written last
 =====================  ==============================================================================================

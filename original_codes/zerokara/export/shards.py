@@ -14,8 +14,8 @@ import torch
 from huggingface_hub import constants
 from torch import Tensor
 
+from zerokara.checkpoint.tensor_file import TensorWriter, nbytes
 from zerokara.durable import SyncAhead, write_json
-from zerokara.export.tensor_files import TensorWriter, nbytes
 from zerokara.progress import Progress
 
 Shapes = Mapping[str, tuple[int, ...]]

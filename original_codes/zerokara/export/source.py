@@ -58,7 +58,7 @@ class Source:
 
     def weights(self) -> Mapping[str, Tensor]:
         """The fp32 weights; each is mapped from disk when it is asked for, and leaves memory with its last user."""
-        from zerokara.export.tensor_files import MappedTensors
+        from zerokara.export.mapped_tensors import MappedTensors
 
         return MappedTensors(self.folder / WEIGHTS_NAME)
 

@@ -19,27 +19,24 @@ from torch.nn.functional import linear
 from zerokara.model import parallel
 
 
-class ColumnLinear(ColumnParallelLinear):
+class _PlainAlone:
+    """In front of a layer of megatron-core: its product, without a detour where nobody shares the matrix."""
+
+    def __init__(self, *arguments: Any, **named: Any):
+        super().__init__(*arguments, **named)
+        self._alone = parallel.tensor_size() == 1
+
+    def _forward_impl(self, input: Tensor, weight: Tensor, bias: Tensor | None = None, **rest: Any) -> Tensor:
+        if self._alone:
+            return linear(input, weight, bias)
+        rest["tp_group"] = self.tp_group  # type: ignore[attr-defined]
+        product: Tensor = super()._forward_impl(input=input, weight=weight, bias=bias, **rest)  # type: ignore[misc]
+        return product
+
+
+class ColumnLinear(_PlainAlone, ColumnParallelLinear):
     """Of T processes each computes a T-th of the outputs."""
 
-    def __init__(self, *arguments: Any, **named: Any):
-        super().__init__(*arguments, **named)
-        self._alone = parallel.tensor_size() == 1
 
-    def _forward_impl(self, input: Tensor, weight: Tensor, bias: Tensor | None = None, **rest: Any) -> Tensor:
-        if self._alone:
-            return linear(input, weight, bias)
-        return super()._forward_impl(input=input, weight=weight, bias=bias, **rest)
-
-
-class RowLinear(RowParallelLinear):
+class RowLinear(_PlainAlone, RowParallelLinear):
     """Of T processes each multiplies a T-th of the inputs; the products are added up."""
-
-    def __init__(self, *arguments: Any, **named: Any):
-        super().__init__(*arguments, **named)
-        self._alone = parallel.tensor_size() == 1
-
-    def _forward_impl(self, input: Tensor, weight: Tensor, bias: Tensor | None = None, **rest: Any) -> Tensor:
-        if self._alone:
-            return linear(input, weight, bias)
-        return super()._forward_impl(input=input, weight=weight, bias=bias, **{**rest, "tp_group": self.tp_group})

@@ -34,7 +34,7 @@ _ALLREDUCE_BUCKET = 500_000_000
 """Gradients that DeepSpeed's bf16 optimizer sums over the processes at a time (runtime/engine.py)."""
 COPY_NAME = "the copy that is being saved"
 GLOO_CHUNK_BYTES = 4 * 2**26
-"""What `training.whole_tensors` sums over the processes at a time, which gloo copies."""
+"""What `training.compute.whole_tensors` sums over the processes at a time, which gloo copies."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ class Layout:
     precision: Literal["bf16", "fp32"]
     device: Literal["cpu", "cuda"]
     optimizer_bytes: int
-    """All that the optimizer remembers of the whole model (`training.optimizers.state_bytes`)."""
+    """All that the optimizer remembers of the whole model (`training.compute.optimizers.state_bytes`)."""
     zero_stage: int = 1
     whole_tensors: bool = False
-    """Whether `training.whole_tensors` updates the weights, and not DeepSpeed's ZeRO."""
+    """Whether `training.compute.whole_tensors` updates the weights, and not DeepSpeed's ZeRO."""
     num_readers: int = 1
     """Processes that share out the data, and by ZeRO the state."""
     tensor_parallel_size: int = 1

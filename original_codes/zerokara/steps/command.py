@@ -134,7 +134,8 @@ def guarded(work: Callable[[], None]) -> int:
             raise
         print(f"failed: cannot read or write {error.filename}: {error.strerror or error}", file=sys.stderr)
         return RunError.exit_code
-    except KeyboardInterrupt:
-        print("stopped; run the same command to go on", file=sys.stderr)
+    except KeyboardInterrupt as stop:  # Ctrl-C, or a step that was told to stop and says how it goes on
+        how = stop.args[0] if stop.args else "run the same command to go on"
+        print(f"stopped; {how}", file=sys.stderr)
         return INTERRUPTED
     return 0

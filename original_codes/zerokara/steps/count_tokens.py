@@ -55,7 +55,7 @@ def _mixture(config: PretrainConfig) -> tuple[int, list[str]]:
     """The tokens of a run that mixes sources, and the table of what it takes of each."""
     # Half a second with numpy and the order itself: only where sources are mixed.
     from zerokara.samples.reading_plan import ReadingPlan
-    from zerokara.training import consumption
+    from zerokara.training.planning import consumption
 
     plan = ReadingPlan.from_config(config)
     schedule = consumption.schedule_of(config, plan)

@@ -19,18 +19,11 @@ from zerokara.config import PretrainConfig
 from zerokara.errors import RunError
 from zerokara.progress import count_text, opening, seconds_text, summary
 from zerokara.steps import command
-from zerokara.training import (
-    launcher,
-    limits,
-    machine,
-    memory_budget,
-    preflight,
-    preparation,
-    resume_proof,
-    run_folder,
-)
-from zerokara.training.consumption import check_epochs, table_lines
-from zerokara.training.memory_budget import Budget
+from zerokara.training import preflight, resume_proof
+from zerokara.training.planning import limits, machine, memory_budget, preparation, run_folder
+from zerokara.training.planning.consumption import check_epochs, table_lines
+from zerokara.training.planning.memory_budget import Budget
+from zerokara.training.processes import launcher
 
 DEFAULT_CONFIG = "config.yaml"
 MODULE = "zerokara.steps.train"
@@ -106,7 +99,10 @@ def _launch(config: PretrainConfig, options: command.Options, argv: Sequence[str
         )
     newest = checkpoint.newest_complete(run_dir)
     if newest is None or checkpoint.read_state(newest).step < plan.schedule.num_steps:
-        raise KeyboardInterrupt  # a limit or the file STOP asked; whatever comes after this step must not go on
+        # A limit or the file STOP asked; whatever comes after this step must not go on.
+        if limits.are_used_up(config, _trained_seconds(run_dir)):
+            raise KeyboardInterrupt(f"max_hours is reached: {limits.REMEDY}")
+        raise KeyboardInterrupt
     made = _finish(first_look, plan, newest, record_path)
     summary(f"trained {run_dir}", _rows(made, newest, run_dir), f"bash 4_convert_to_HF.sh{_next(options)}")
 
@@ -247,7 +243,8 @@ def _train(config: PretrainConfig, options: command.Options) -> None:
 
         checkpoint_evaluation.evaluate(plan, Path(options.evaluate))
         return
-    from zerokara.training import devices, out_of_memory
+    from zerokara.training import out_of_memory
+    from zerokara.training.compute import devices
     from zerokara.training.session import Session
 
     with out_of_memory.explained(plan, devices.local_device(int(os.environ["LOCAL_RANK"]))):

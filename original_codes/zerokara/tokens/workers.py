@@ -11,13 +11,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import send_handle
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.tokenizer.choice import Opener, StandInDiffersError
@@ -46,7 +46,7 @@ class _Worker:
         """Hand it its next task, if any."""
         self.task = task
         if task is not None:
-            self.send(task)
+            _send(self.connection, task)
 
     def receive(self) -> Tally | ShardResult:
         """Its next message.
@@ -56,20 +56,10 @@ class _Worker:
             OSError: as it met it.
             StandInDiffersError: its encoder gave other ids than SentencePiece.
         """
-        try:
-            message: Tally | ShardResult | OSError | StandInDiffersError | str = self.connection.recv()
-        except (EOFError, ConnectionResetError):
-            raise self._death() from None
+        message: Tally | ShardResult | OSError | StandInDiffersError = _receive(self.connection, self._death)
         if isinstance(message, OSError | StandInDiffersError):
             raise message
-        if isinstance(message, str):
-            raise RunError(f"a tokenising process met an error that was not foreseen:\n{message}")
         return message
-
-    def send(self, content: object) -> None:
-        """Send it something."""
-        with suppress(BrokenPipeError, ConnectionResetError):  # it is dead, which is told when it is read next
-            self.connection.send(content)
 
     def _death(self) -> RunError:
         code: int | None = None
@@ -109,7 +99,7 @@ class Workers:
                 process_group=0,
             )
         self._connection = Connection(ours.detach())
-        self._send(list(sys.path))
+        _send(self._connection, list(sys.path))
 
     def __enter__(self) -> Workers:
         return self
@@ -132,11 +122,11 @@ class Workers:
 
     def open(self, encoder: Hashable) -> None:
         """Let them open an encoder that will most likely be needed; `encoder` opens it when it is called."""
-        self._send(encoder)
+        _send(self._connection, encoder)
 
     def ask(self, question: Question) -> None:
         """Let the nursery find something out; `answer` waits for it. One question at a time."""
-        self._send(question)
+        _send(self._connection, question)
 
     def answer(self) -> object:
         """The answer to what was asked.
@@ -145,20 +135,11 @@ class Workers:
             UserError: found by the question.
             RunError: an error that was not foreseen.
         """
-        try:
-            answer = self._connection.recv()
-        except (EOFError, ConnectionResetError):
-            what = "the tokenising process died while it opened the tokenizer; what it said stands above"
-            raise RunError(what) from None
+        died = RunError("the tokenising process died while it opened the tokenizer; what it said stands above")
+        answer: object = _receive(self._connection, lambda: died)
         if isinstance(answer, list):
             raise UserError([Fault(where="", rule=text) for text in answer])
-        if isinstance(answer, str):
-            raise RunError(f"a tokenising process met an error that was not foreseen:\n{answer}")
         return answer
-
-    def _send(self, content: object) -> None:
-        with suppress(BrokenPipeError, ConnectionResetError):  # it is dead, which is told when it is read next
-            self._connection.send(content)
 
     def run(self, job: Job, queue: TaskQueue) -> Iterator[Tally | ShardResult]:
         """Do every task of the queue, giving progress and results as they come, in no fixed order; once only.
@@ -175,7 +156,7 @@ class Workers:
         made = [_Worker(number, self._connection) for number in range(self.number)]
         self._workers = {worker.connection: worker for worker in made}
         for worker in made:
-            worker.send(job)
+            _send(worker.connection, job)
             worker.begin(queue.next(worker.number))
         while busy := [worker.connection for worker in self._workers.values() if worker.task is not None]:
             for connection in wait(busy):
@@ -187,6 +168,22 @@ class Workers:
                     queue.finished(worker.task, message.at_end)
                     worker.begin(queue.next(worker.number))
                 yield message
+
+
+def _send(connection: Connection, content: object) -> None:
+    with suppress(BrokenPipeError, ConnectionResetError):  # it is dead, which is told when it is read next
+        connection.send(content)
+
+
+def _receive(connection: Connection, death: Callable[[], RunError]) -> Any:
+    """The next message of a process; text is the traceback of an error that it did not foresee."""
+    try:
+        message = connection.recv()
+    except (EOFError, ConnectionResetError):
+        raise death() from None
+    if isinstance(message, str):
+        raise RunError(f"a tokenising process met an error that was not foreseen:\n{message}")
+    return message
 
 
 def _python_path() -> str:

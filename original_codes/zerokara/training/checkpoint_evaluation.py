@@ -19,15 +19,17 @@ from zerokara.durable import write_json
 from zerokara.errors import Fault, UserError
 from zerokara.model.megatron import Decoder, build
 from zerokara.progress import summary
-from zerokara.training import devices, metrics, processes
+from zerokara.training.compute import devices
 from zerokara.training.evaluation import ValidationResult, start_validation
-from zerokara.training.preparation import Preparation
+from zerokara.training.planning.preparation import Preparation
+from zerokara.training.processes import joining
+from zerokara.training.watching import metrics
 
 
 def evaluate(preparation: Preparation, folder: Path) -> None:
     """Evaluate the checkpoint in `folder`; every training process calls it, the first one speaks and writes."""
     device = devices.local_device(int(os.environ.get("LOCAL_RANK", "0")))
-    processes.join(preparation, device)
+    joining.join(preparation, device)
     model = _loaded(preparation, folder).to(device)
     validation = start_validation(preparation, device)
     assert validation is not None, "the launching process has seen that there are validation documents"

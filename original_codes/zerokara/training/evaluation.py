@@ -20,7 +20,7 @@ from zerokara.samples.evaluation import EvaluationTokens
 from zerokara.samples.objective import Objective
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.training.loop import as_tensors
-from zerokara.training.preparation import Preparation, has_validation
+from zerokara.training.planning.preparation import Preparation, has_validation
 
 BATCHES_BETWEEN_LOOKS = 16
 """Micro batches between two looks for a request to stop: the looks cost nothing beside them, and it is soon seen."""

@@ -14,16 +14,18 @@ import torch
 from zerokara.checkpoint import TrainingState
 from zerokara.progress import bytes_text, count_text, say, seconds_text
 from zerokara.samples.mixed_order import MixedOrder
-from zerokara.training import devices, metrics, sampling
-from zerokara.training.consumption import stages_told
-from zerokara.training.drawing import Drawing
+from zerokara.training import sampling
+from zerokara.training.compute import devices
 from zerokara.training.evaluation import ValidationResult
 from zerokara.training.loop import StepRecord
-from zerokara.training.pace import Pace
-from zerokara.training.position import Position
-from zerokara.training.preparation import Preparation
+from zerokara.training.planning.consumption import stages_told
+from zerokara.training.planning.position import Position
+from zerokara.training.planning.preparation import Preparation
 from zerokara.training.sampling import Sample
 from zerokara.training.suspects import Suspect
+from zerokara.training.watching import metrics
+from zerokara.training.watching.drawing import Drawing
+from zerokara.training.watching.pace import Pace
 
 _UNLOGGED = "unlogged_losses"
 
@@ -49,7 +51,8 @@ class Logbook:
         if rank == 0:
             self._open(state)
         if device.type == "cuda" and devices.peak_flops(device) is None:
-            self.say(f"mfu is n/a: the peak of {torch.cuda.get_device_name(device)} is not in training/devices.py")
+            name = torch.cuda.get_device_name(device)
+            self.say(f"mfu is n/a: the peak of {name} is not in training/compute/devices.py")
 
     def _open(self, state: TrainingState) -> None:
         run_dir, config = self._preparation.run_dir, self._preparation.config

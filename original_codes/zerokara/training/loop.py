@@ -15,11 +15,11 @@ from zerokara.model import parallel
 from zerokara.samples.batches import Batches
 from zerokara.samples.objective import Batch, Objective
 from zerokara.training.guards import StepGuard
-from zerokara.training.schedule import Schedule
-from zerokara.training.stopping import StopRequest
+from zerokara.training.planning.schedule import Schedule
+from zerokara.training.processes.stopping import StopRequest
 
 if TYPE_CHECKING:
-    from zerokara.training.engine import Engine
+    from zerokara.training.compute.engine import Engine
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,10 @@ import torch
 import torch.distributed
 
 from zerokara.errors import RunError
-from zerokara.training import launcher, memory_budget
-from zerokara.training.memory_budget import Budget
-from zerokara.training.preparation import Preparation
+from zerokara.training.planning import memory_budget
+from zerokara.training.planning.memory_budget import Budget
+from zerokara.training.planning.preparation import Preparation
+from zerokara.training.processes import launcher
 
 _CPU_ALLOCATOR = "DefaultCPUAllocator: can't allocate memory"
 """Source: torch 2.13, c10/core/impl/alloc_cpu.cpp."""

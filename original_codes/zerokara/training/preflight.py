@@ -18,14 +18,14 @@ from zerokara.progress import bytes_text, count_text, say, seconds_text
 from zerokara.samples.batches import Batches, BatchPlan
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.indexed import IndexedTokens
-from zerokara.training import memory_budget
-from zerokara.training.memory_budget import Budget
-from zerokara.training.preparation import Preparation
+from zerokara.training.planning import memory_budget
+from zerokara.training.planning.memory_budget import Budget
+from zerokara.training.planning.preparation import Preparation
 
 if TYPE_CHECKING:
     import torch
 
-    from zerokara.training.engine import Engine
+    from zerokara.training.compute.engine import Engine
 
 TRIAL_STEPS = 3
 """The first is slow (memory is taken, kernels are chosen) and does not count."""
@@ -72,11 +72,13 @@ def trial(preparation: Preparation) -> None:
         OutOfMemory: a process had too little; says what would fit.
         RunError: a process did not answer, or a loss was not finite.
     """
-    from zerokara.training import devices, out_of_memory, processes
+    from zerokara.training import out_of_memory
+    from zerokara.training.compute import devices
+    from zerokara.training.processes import joining
 
     device = devices.local_device(int(os.environ.get("LOCAL_RANK", "0")))
     with out_of_memory.explained(preparation, device):
-        processes.join(preparation, device)
+        joining.join(preparation, device)
         seconds, loss = _trial_steps(preparation, device)
         _tell(preparation, device, seconds, loss)
 
@@ -87,7 +89,7 @@ def _trial_steps(preparation: Preparation, device: torch.device) -> tuple[float,
 
     from zerokara.model import compilation, parallel
     from zerokara.model.megatron import build
-    from zerokara.training.engine import Engine
+    from zerokara.training.compute.engine import Engine
 
     config, reading = preparation.config, preparation.reading
     model = build(preparation.shape, seed=config.seed, activation_checkpointing=config.activation_checkpointing)
@@ -162,7 +164,8 @@ def _attention_kernel(preparation: Preparation, device: torch.device) -> str:
 def _tell(preparation: Preparation, device: torch.device, seconds: float, loss: float) -> None:
     import torch
 
-    from zerokara.training import devices, out_of_memory
+    from zerokara.training import out_of_memory
+    from zerokara.training.compute import devices
 
     peak = torch.tensor([float(devices.peak_memory(device))], dtype=torch.float64, device=device)
     torch.distributed.all_reduce(peak, torch.distributed.ReduceOp.MAX)

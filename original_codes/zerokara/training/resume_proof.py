@@ -25,10 +25,12 @@ from typing import Any
 from zerokara import checkpoint, config
 from zerokara.config import PretrainConfig
 from zerokara.durable import write_text
-from zerokara.errors import RunError
+from zerokara.errors import Fault, RunError, UserError
 from zerokara.progress import bytes_text
-from zerokara.training import launcher, metrics, preparation, run_folder
-from zerokara.training.preparation import Preparation
+from zerokara.training.planning import preparation, run_folder
+from zerokara.training.planning.preparation import Preparation
+from zerokara.training.processes import launcher
+from zerokara.training.watching import metrics
 
 MODULE = "zerokara.training.resume_proof"
 LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 1e-2}
@@ -84,14 +86,15 @@ def prove(plan: Preparation, num_steps: int) -> None:
     """Prove that a run of `plan` resumes; tells what was found. The run's own folder is not touched.
 
     Raises:
-        RunError: the run is too short, the disk too full, a training ended early, or the proof failed.
+        UserError: the run is too short.
+        RunError: the disk is too full, a training ended early, or the proof failed.
     """
     import torch
 
     if 2 * num_steps > plan.schedule.num_steps:
-        raise RunError(
-            f"a proof of 2 × {num_steps} steps needs a run of as many; this one has {plan.schedule.num_steps}"
-        )
+        rule = f"a proof of 2 × {num_steps} steps needs a run of as many; this one has {plan.schedule.num_steps}"
+        remedy = f"at most --verify-resume {plan.schedule.num_steps // 2} fits"
+        raise UserError(Fault(where="--verify-resume", found=num_steps, rule=rule, remedy=remedy))
     bitwise = plan.num_processes == 1 and not torch.cuda.is_available()
     folder = plan.run_dir.with_name(plan.run_dir.name + ".verify-resume")
     print(f"proving resume in {folder}, which is deleted afterwards: 2 × {num_steps} steps unbroken, {num_steps} and")

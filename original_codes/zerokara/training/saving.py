@@ -28,9 +28,9 @@ from zerokara import checkpoint
 from zerokara.checkpoint import Retention, TrainingState
 from zerokara.errors import RunError
 from zerokara.progress import bytes_text, seconds_text
-from zerokara.training.engine import Engine
+from zerokara.training.compute.engine import Engine
 from zerokara.training.host_memory import HostCopy
-from zerokara.training.preparation import Preparation
+from zerokara.training.planning.preparation import Preparation
 
 RETRY_SECONDS = 5.0
 """Between two attempts of a save that the disk refused."""

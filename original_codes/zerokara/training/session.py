@@ -22,20 +22,23 @@ from zerokara.model.megatron import Decoder, build, num_parameters
 from zerokara.progress import count_text, say, seconds_text
 from zerokara.samples.batches import Batches, BatchPlan
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.training import devices, processes, run_folder, suspects
-from zerokara.training.agreement import Agreement, ComeApart
-from zerokara.training.engine import Engine
+from zerokara.training import suspects
+from zerokara.training.compute import devices
+from zerokara.training.compute.engine import Engine
 from zerokara.training.evaluation import start_validation
 from zerokara.training.guards import GivenUp, StepGuard
-from zerokara.training.limits import RAISE, TimeLimits
 from zerokara.training.logbook import Logbook
 from zerokara.training.loop import StepRecord, train
-from zerokara.training.position import Position
-from zerokara.training.preparation import Preparation
+from zerokara.training.planning import run_folder
+from zerokara.training.planning.limits import RAISE, TimeLimits
+from zerokara.training.planning.position import Position
+from zerokara.training.planning.preparation import Preparation
+from zerokara.training.processes import joining
+from zerokara.training.processes.agreement import Agreement, ComeApart
+from zerokara.training.processes.stopping import FILE_NAME as STOP_NAME
+from zerokara.training.processes.stopping import StopFile, StopRequest
 from zerokara.training.sampling import Sampler
 from zerokara.training.saving import Saver
-from zerokara.training.stopping import FILE_NAME as STOP_NAME
-from zerokara.training.stopping import StopFile, StopRequest
 
 
 class Session:
@@ -49,7 +52,7 @@ class Session:
         self.device = devices.local_device(int(os.environ.get("LOCAL_RANK", "0")))
         self.stop = StopRequest(self.device)
         self.stop.listen()
-        processes.join(preparation, self.device)
+        joining.join(preparation, self.device)
         self.rank = torch.distributed.get_rank()
         self._lock = run_folder.lock(self.run_dir) if self.rank == 0 else None
         self._stop_file = StopFile(self.run_dir)

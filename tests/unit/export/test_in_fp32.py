@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch.nn import functional
 
+from zerokara.checkpoint.tensor_file import TensorWriter
 from zerokara.export import in_fp32, mapped_pages
 from zerokara.export.in_fp32 import InFp32
 from zerokara.export.mapped_pages import MappedPages
-from zerokara.export.tensor_files import MappedTensors, TensorWriter
+from zerokara.export.mapped_tensors import MappedTensors
 
 
 def test_products_look_ups_and_norms_are_those_of_fp32(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ from zerokara import config
 from zerokara.model import parallel
 from zerokara.model.megatron import build
 from zerokara.model.shapes import ModelShape
-from zerokara.training import agreement
-from zerokara.training.agreement import Agreement, ComeApart
+from zerokara.training.processes import agreement
+from zerokara.training.processes.agreement import Agreement, ComeApart
 
 SMALL = ["num_layers=1", "hidden_size=16", "num_attn_heads=2", "seq_len=8"]
 

@@ -11,8 +11,8 @@ from token_sources import settings, some_lengths, write_sources
 from zerokara.config import PretrainConfig
 from zerokara.errors import UserError
 from zerokara.samples.reading_plan import ReadingPlan
-from zerokara.training import consumption
-from zerokara.training.consumption import check_epochs, consumption_of, stages_told, table_lines
+from zerokara.training.planning import consumption
+from zerokara.training.planning.consumption import check_epochs, consumption_of, stages_told, table_lines
 
 TOTALS = (803, 4005, 330)  # 100, 500 and 41 sequences of 8
 STAGES = "stages=[{tokens: 9600, source_weights: [3, 1, 0]}, {name: finish, tokens: rest, source_weights: [0, 1, 1]}]"

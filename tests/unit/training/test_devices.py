@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from zerokara.training import devices
+from zerokara.training.compute import devices
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_cpu_has_no_peak_in_the_table() -> None:
 
 HELD = """
 import psutil, torch
-from zerokara.training import devices
+from zerokara.training.compute import devices
 devices.{policy}()
 before = psutil.Process().memory_info().rss
 tensors = [torch.ones(2_000_000) for _ in range(50)]

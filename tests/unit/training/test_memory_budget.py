@@ -11,8 +11,9 @@ import pytest
 
 from zerokara import config
 from zerokara.model.shapes import ModelShape
-from zerokara.training import launcher, machine, memory_budget
-from zerokara.training.memory_budget import Budget, Question
+from zerokara.training.planning import machine, memory_budget
+from zerokara.training.planning.memory_budget import Budget, Question
+from zerokara.training.processes import launcher
 
 GB = 10**9
 LARGE = (

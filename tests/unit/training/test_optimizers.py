@@ -12,7 +12,7 @@ from zerokara.config import PretrainConfig
 from zerokara.errors import UserError
 from zerokara.model.parameters import parameter_shapes, row_blocks
 from zerokara.model.shapes import ModelShape
-from zerokara.training import optimizers
+from zerokara.training.compute import optimizers
 
 OVERRIDES = ["num_layers=2", "hidden_size=64", "num_attn_heads=4", "num_kv_heads=2", "ffn_hidden_size=96"]
 
@@ -128,7 +128,7 @@ def test_the_rules_allow_what_the_table_says(optimizer: str) -> None:
     ],
 )
 def test_what_deepspeed_is_told_of_offload(offload: str, expected: dict) -> None:
-    from zerokara.training.deepspeed_settings import settings_for
+    from zerokara.training.compute.deepspeed_settings import settings_for
 
     settings, _ = of("zero_stage=3", f"offload={offload}", "precision=bf16")
     told = settings_for(settings, 1, {})

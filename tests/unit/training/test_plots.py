@@ -10,8 +10,8 @@ from typing import Any
 import orjson
 import pytest
 
-from zerokara.training import drawing, plots
-from zerokara.training.drawing import Drawing
+from zerokara.training.watching import drawing, plots
+from zerokara.training.watching.drawing import Drawing
 
 
 def write_run(run_dir: Path, **more: Any) -> None:

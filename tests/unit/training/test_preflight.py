@@ -15,8 +15,9 @@ import pytest
 from zerokara import config
 from zerokara.errors import UserError
 from zerokara.tokens.layout import bin_path
-from zerokara.training import preflight, preparation
-from zerokara.training.memory_budget import Budget
+from zerokara.training import preflight
+from zerokara.training.planning import preparation
+from zerokara.training.planning.memory_budget import Budget
 
 ROOT = Path(__file__).resolve().parents[3]
 THERE = Budget("cpu", 8 * 10**9, 8 * 10**9)
@@ -54,15 +55,15 @@ SILENT = """
 import os, sys, time
 import torch.distributed
 from zerokara.errors import RunError
-from zerokara.training import processes
-processes.ANSWER_SECONDS = 2
+from zerokara.training.processes import joining
+joining.ANSWER_SECONDS = 2
 rank = 0 if os.fork() else 1
 torch.distributed.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2)
 if rank == 1:
     torch.distributed.new_group(backend="gloo")
     time.sleep(60)
 try:
-    processes.require_answers()
+    joining.require_answers()
 except RunError as error:
     print(error, flush=True)
     os._exit(3)

@@ -12,7 +12,8 @@ import pytest
 from zerokara import config
 from zerokara.errors import RunError, UserError
 from zerokara.progress import bytes_text
-from zerokara.training import launcher, preparation, run_folder
+from zerokara.training.planning import preparation, run_folder
+from zerokara.training.processes import launcher
 
 
 @pytest.fixture

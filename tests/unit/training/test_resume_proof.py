@@ -11,9 +11,9 @@ import torch
 
 from zerokara import checkpoint, config
 from zerokara.checkpoint import TrainingState
-from zerokara.errors import RunError
+from zerokara.errors import RunError, UserError
 from zerokara.training import resume_proof
-from zerokara.training.preparation import Preparation, prepare
+from zerokara.training.planning.preparation import Preparation, prepare
 
 
 def write_run(run_dir: Path, losses: dict[int, float], steps: list[int], change: float = 0.0) -> None:
@@ -92,8 +92,12 @@ def test_several_processes_are_given_a_tolerance_that_is_told(
 
 
 def test_a_run_that_is_too_short_is_told(plan: Preparation) -> None:
-    with pytest.raises(RunError, match="2 × 11 steps needs a run of as many; this one has 20"):
+    with pytest.raises(UserError) as caught:
         resume_proof.prove(plan, 11)
+    assert str(caught.value) == (
+        "--verify-resume: 11: a proof of 2 × 11 steps needs a run of as many; this one has 20; at most "
+        "--verify-resume 10 fits"
+    )
 
 
 def test_a_training_that_fails_proves_nothing(plan: Preparation, monkeypatch: pytest.MonkeyPatch) -> None:

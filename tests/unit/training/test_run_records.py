@@ -8,7 +8,7 @@ import pytest
 
 from zerokara import config
 from zerokara.errors import UserError
-from zerokara.training.deepspeed_settings import load_template, settings_for
+from zerokara.training.compute.deepspeed_settings import load_template, settings_for
 
 
 def settings(*overrides: str) -> config.PretrainConfig:

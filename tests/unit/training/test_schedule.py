@@ -6,7 +6,7 @@ import pytest
 
 from zerokara import config
 from zerokara.errors import UserError
-from zerokara.training.schedule import Schedule
+from zerokara.training.planning.schedule import Schedule
 
 
 def schedule(*overrides: str, samples: int = 1000) -> Schedule:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from zerokara.training.stopping import StopFile, StopRequest
+from zerokara.training.processes.stopping import StopFile, StopRequest
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from zerokara import config
-from zerokara.training import metrics, weights_and_biases
+from zerokara.training.watching import metrics, weights_and_biases
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 

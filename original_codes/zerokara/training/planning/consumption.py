@@ -20,7 +20,7 @@ from zerokara.errors import Fault, UserError
 from zerokara.samples.mixed_order import MixedOrder
 from zerokara.samples.order import SampleOrder
 from zerokara.samples.reading_plan import ReadingPlan
-from zerokara.training.schedule import Schedule
+from zerokara.training.planning.schedule import Schedule
 
 MAX_COUNTED_SAMPLES = 1 << 21
 """Samples of a shuffled pass that are looked at one by one, in about half a second."""

@@ -1,4 +1,4 @@
-"""Data parallel training by whole tensors: ZeRO stage 0, and stage 1 where a tensor must stay whole or a process is alone.
+"""Data parallel training by whole tensors: ZeRO stage 0, and stage 1 of a lone process or of rules that need matrices.
 
 Gradients are added up in fp32 over micro batches and processes, in one flat buffer; clipped; and every process updates
 the tensors that it owns, whole. At stage 0 it owns all of them. At stage 1 each tensor has one owner, which alone keeps
@@ -23,7 +23,7 @@ from zerokara.config import PretrainConfig
 from zerokara.model import parallel
 from zerokara.model.megatron import Decoder
 from zerokara.model.sharding import Cut
-from zerokara.training import devices, optimizers
+from zerokara.training.compute import devices, optimizers
 
 CHUNK = 2**26
 """Numbers that are summed over the processes at a time: gloo needs as much room again."""

@@ -35,9 +35,9 @@ from torch import Tensor
 from zerokara.config import PretrainConfig
 from zerokara.model import parallel
 from zerokara.model.megatron import Decoder
-from zerokara.training import optimizers
-from zerokara.training.deepspeed_settings import settings_for
-from zerokara.training.whole_tensors import WholeTensors
+from zerokara.training.compute import optimizers
+from zerokara.training.compute.deepspeed_settings import settings_for
+from zerokara.training.compute.whole_tensors import WholeTensors
 
 
 def init_distributed(device_type: str) -> None:

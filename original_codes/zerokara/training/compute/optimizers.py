@@ -7,7 +7,7 @@ adamw      all                      torch.optim.AdamW, fused         exp_avg, ex
 adafactor  all                      transformers' Adafactor          exp_avg_sq_row: R,           0 and 1, 1, none
                                                                      exp_avg_sq_col: C;
                                                                      of a vector exp_avg_sq: R
-muon       matrices of the layers   `training.muon.Muon`             momentum_buffer: R × C       0 and 1, 1, none
+muon       matrices of the layers   `compute.muon.Muon`              momentum_buffer: R × C       0 and 1, 1, none
            all others               torch.optim.AdamW, fused         exp_avg, exp_avg_sq: R × C
 =========  =======================  ===============================  ===========================  ===================
 
@@ -203,7 +203,7 @@ def _muon(
 ) -> torch.optim.Optimizer:
     import torch
 
-    from zerokara.training.muon import Muon
+    from zerokara.training.compute.muon import Muon
 
     blocks = {
         tensor: [torch.from_numpy(rows).to(tensor.device) for rows in row_blocks(name, shape)]

@@ -19,6 +19,7 @@ STARTED_NAME = "ZEROKARA_STARTED"
 HOUR = 3600.0
 RAISE = "(raise it to go on)"
 """Part of the reason where the same command would be refused."""
+REMEDY = "raise it to go on; or take what is there: bash 4_convert_to_HF.sh"
 _SAVE_SECONDS = 30.0
 """To leave: the last step, gathering the state, ending the processes."""
 _SAVE_BYTES_A_SECOND = 100e6
@@ -43,13 +44,18 @@ class TimeLimits:
     def look(self) -> str:
         """A reason to stop, once a limit is reached."""
         config = self._config
-        if config.max_hours != "auto" and self._seconds() >= config.max_hours * HOUR:
+        if are_used_up(config, self._seconds()):
             return f"max_hours = {config.max_hours:g} {RAISE}"
         if config.max_hours_per_start != "auto":
             left = config.max_hours_per_start * HOUR - (self._clock() - self._started)
             if left <= self._leave_seconds:
                 return f"max_hours_per_start = {config.max_hours_per_start:g}, {seconds_text(max(0, left))} before it"
         return ""
+
+
+def are_used_up(config: PretrainConfig, trained_seconds: float) -> bool:
+    """Whether a run that was trained so long has had its `max_hours`."""
+    return config.max_hours != "auto" and trained_seconds >= config.max_hours * HOUR
 
 
 def leave_seconds(checkpoint_bytes: int) -> float:
@@ -63,10 +69,9 @@ def check(config: PretrainConfig, checkpoint_bytes: int, trained_seconds: float)
     Raises:
         UserError: the run has had its hours, or a start has not enough of them to train and save.
     """
-    if config.max_hours != "auto" and trained_seconds >= config.max_hours * HOUR:
+    if are_used_up(config, trained_seconds):
         rule = f"the run has been trained for {trained_seconds / HOUR:.3g} hours already, as long as it may"
-        remedy = "raise it to go on; or take what is there: bash 4_convert_to_HF.sh"
-        raise UserError(config.fault("max_hours", rule, remedy))
+        raise UserError(config.fault("max_hours", rule, REMEDY))
     if config.max_hours_per_start != "auto":
         needed = leave_seconds(checkpoint_bytes)
         if config.max_hours_per_start * HOUR <= needed:

@@ -172,13 +172,13 @@ class _LineFile:
 
 
 def _tensorboard(run_dir: Path, first_step: int) -> Watcher:
-    from zerokara.training.tensorboard import TensorBoard
+    from zerokara.training.watching.tensorboard import TensorBoard
 
     return TensorBoard(run_dir, first_step)
 
 
 def _wandb(run_dir: Path, config: PretrainConfig, say: Callable[[str], None]) -> Watcher:
-    from zerokara.training.weights_and_biases import WeightsAndBiases
+    from zerokara.training.watching.weights_and_biases import WeightsAndBiases
 
     return WeightsAndBiases(run_dir, config, say)
 

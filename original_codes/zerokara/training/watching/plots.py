@@ -1,8 +1,8 @@
 """Pictures of a run in its folder, for those who would rather look than read: ``plots/*.png``.
 
-``python -m zerokara.training.plots RUN_DIR [NICENESS]`` draws them from ``metrics.jsonl``: ``overview.png`` with all of
-them together, and one for each: ``loss``, ``bits_per_byte``, ``learning_rate``, ``grad_norm``, ``throughput``, and
-where sources are mixed ``sources``. Each picture appears whole.
+``python -m zerokara.training.watching.plots RUN_DIR [NICENESS]`` draws them from ``metrics.jsonl``: ``overview.png``
+with all of them together, and one for each: ``loss``, ``bits_per_byte``, ``learning_rate``, ``grad_norm``,
+``throughput``, and where sources are mixed ``sources``. Each picture appears whole.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerokara.durable import PARTIAL_SUFFIX
-from zerokara.training import metrics
+from zerokara.training.watching import metrics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

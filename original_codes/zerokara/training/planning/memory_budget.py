@@ -18,7 +18,7 @@ from zerokara.config import PretrainConfig
 from zerokara.model.memory import Estimate, Layout, estimate
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import bytes_text
-from zerokara.training import optimizers
+from zerokara.training.compute import optimizers
 
 SAFE_SHARE = 0.87
 """Of what is there, the share that an estimate may take: it may be 15 % too low (tests/numerics/test_memory.py)."""

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from zerokara.durable import write_json
-from zerokara.training.memory_budget import Question
+from zerokara.training.planning.memory_budget import Question
 
 FILE_NAME = "machine.json"
 

@@ -13,7 +13,7 @@ import orjson
 from zerokara.config import PretrainConfig, as_yaml, load
 from zerokara.durable import write_json, write_text
 from zerokara.errors import RunError, UserError
-from zerokara.training.preparation import Preparation
+from zerokara.training.planning.preparation import Preparation
 
 IDENTITY_NAME = "run.json"
 CONFIG_NAME = "config_resolved.yaml"

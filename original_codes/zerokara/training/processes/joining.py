@@ -9,9 +9,10 @@ import torch.distributed
 
 from zerokara.errors import RunError
 from zerokara.model import parallel
-from zerokara.training import devices, memory_budget
-from zerokara.training.engine import init_distributed
-from zerokara.training.preparation import Preparation, cpu_threads
+from zerokara.training.compute import devices
+from zerokara.training.compute.engine import init_distributed
+from zerokara.training.planning import memory_budget
+from zerokara.training.planning.preparation import Preparation, cpu_threads
 
 ANSWER_SECONDS = 60
 """How long a process may take to answer before it is named."""

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-_MODULE = "zerokara.training.plots"
+_MODULE = "zerokara.training.watching.plots"
 _QUIET = 10.0
 """Times as long as a drawing took, until the next may begin."""
 _LAST_SECONDS = 60.0

@@ -27,11 +27,11 @@ from zerokara.tokens.count import check_belongs
 from zerokara.tokens.entropy import unigram_entropy
 from zerokara.tokens.indexed import IndexedTokens
 from zerokara.tokens.layout import TokenPaths
-from zerokara.training import optimizers
-from zerokara.training.consumption import Consumption, consumption, schedule_of, stage_title
-from zerokara.training.deepspeed_settings import load_template
-from zerokara.training.memory_budget import Budget, Question
-from zerokara.training.schedule import Schedule
+from zerokara.training.compute import optimizers
+from zerokara.training.compute.deepspeed_settings import load_template
+from zerokara.training.planning.consumption import Consumption, consumption, schedule_of, stage_title
+from zerokara.training.planning.memory_budget import Budget, Question
+from zerokara.training.planning.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def template_path(config: PretrainConfig) -> Path:
     """The DeepSpeed template, the project's own unless another is named."""
     if config.deepspeed_template != "auto":
         return Path(config.deepspeed_template)
-    return Path(__file__).resolve().parents[2] / "ds_config_gpt_TEMPLATE.json"
+    return Path(__file__).resolve().parents[3] / "ds_config_gpt_TEMPLATE.json"
 
 
 def has_validation(paths: TokenPaths) -> bool:

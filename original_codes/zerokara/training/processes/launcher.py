@@ -25,9 +25,9 @@ import psutil
 
 from zerokara.config import PretrainConfig
 from zerokara.errors import RunError, UserError
-from zerokara.training import limits
-from zerokara.training.memory_budget import control_groups
-from zerokara.training.preparation import cpu_threads
+from zerokara.training.planning import limits
+from zerokara.training.planning.memory_budget import control_groups
+from zerokara.training.planning.preparation import cpu_threads
 
 _LAUNCHER = "deepspeed.launcher.launch"
 _PR_SET_PDEATHSIG = 1
