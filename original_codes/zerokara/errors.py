@@ -1,8 +1,9 @@
-"""The two ways in which a step ends early, and how a fault is worded.
+"""The ways in which a step ends early, and how a fault is worded.
 
 A *user error* (exit code 2) means that the configuration or the input is wrong and that nothing was done; it holds
 every fault that was found, each with its place, the value found, the rule that it breaks, and a remedy. A *run error*
-(exit code 1) means that something failed while running.
+(exit code 1) means that something failed while running. A step that is *stopped* (exit code 130) goes on when it is run
+again, or says what it takes.
 """
 
 from __future__ import annotations
@@ -50,3 +51,7 @@ class RunError(Exception):
     """Something failed while running; the message says what, where, found, expected, and the remedy."""
 
     exit_code = 1
+
+
+class Stopped(KeyboardInterrupt):
+    """A step was stopped as by Ctrl-C, and the same command would not go on; the message says what would."""

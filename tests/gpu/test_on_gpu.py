@@ -20,7 +20,7 @@ def shape_and_settings(*overrides: str) -> tuple[ModelShape, config.PretrainConf
     return ModelShape.from_config(settings, 1000), settings
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt2"])
 def test_the_first_loss_is_that_of_guessing(architecture: str) -> None:
     heads = ("num_kv_heads=auto",) if architecture == "gpt2" else ()
     shape, _ = shape_and_settings(f"architecture={architecture}", *heads)

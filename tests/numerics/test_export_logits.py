@@ -26,7 +26,8 @@ SPECIAL = families.SpecialIds(bos=1, eos=2, pad=3)
 LLAMA = ModelShape("llama", 3, 48, 6, 3, 80, 48, 201, True, 5000.0, 1e-5, 0.02)
 """6 heads, 3 kv heads; 201 pieces padded to 256 rows."""
 GPT2 = ModelShape("gpt2", 3, 48, 6, 6, 96, 48, 201, True, 10000.0, 1e-5, 0.02)
-SHAPES = [shape for base in (LLAMA, GPT2) for shape in (base, replace(base, tie_word_embeddings=False))]
+QWEN3 = replace(LLAMA, architecture="qwen3")
+SHAPES = [shape for base in (LLAMA, QWEN3, GPT2) for shape in (base, replace(base, tie_word_embeddings=False))]
 IDS = [f"{shape.architecture}-{'tied' if shape.tie_word_embeddings else 'untied'}" for shape in SHAPES]
 
 

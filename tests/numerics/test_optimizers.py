@@ -197,6 +197,7 @@ def test_another_decay_of_adafactor_is_noticed(batches: list[Tensor]) -> None:
     ],
     ids=" ".join,
 )
+@pytest.mark.usefixtures("deepspeeds_stage_1")
 def test_the_norm_is_torchs_and_what_is_clipped_is_what_learns(
     overrides: tuple[str, ...], batches: list[Tensor]
 ) -> None:
@@ -237,6 +238,7 @@ def test_the_norm_is_torchs_and_what_is_clipped_is_what_learns(
     ],
     ids=" ".join,
 )
+@pytest.mark.usefixtures("deepspeeds_stage_1")
 def test_a_step_that_is_left_out_changes_nothing(overrides: tuple[str, ...], how: str, batches: list[Tensor]) -> None:
     settings, shape = settings_and_shape(*overrides)
     engine, other = (Engine(build(shape, seed=1), settings, num_processes=1, template={}) for _ in range(2))
@@ -270,6 +272,7 @@ def test_a_step_that_is_left_out_changes_nothing(overrides: tuple[str, ...], how
     ],
     ids=" ".join,
 )
+@pytest.mark.usefixtures("deepspeeds_stage_1")
 def test_a_state_that_was_taken_in_is_computed_with(overrides: tuple[str, ...], batches: list[Tensor]) -> None:
     settings, shape = settings_and_shape(*overrides)
     first = Engine(build(shape, seed=1), settings, num_processes=1, template={})

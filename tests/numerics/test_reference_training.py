@@ -1,4 +1,4 @@
-"""R2: twenty fp32 steps of our Llama and GPT-2 and of Hugging Face's under torch AdamW: equal weights, equal batches.
+"""R2: twenty fp32 steps of our models and of Hugging Face's under torch AdamW, from equal weights on equal batches.
 
 Two processes that share the matrices train as one does (test_tensor_parallel.py), and so as Hugging Face's.
 """
@@ -89,12 +89,13 @@ def losses_of_hugging_face(
 GPT2 = ("architecture=gpt2", "num_kv_heads=auto", "lr=0.003")
 """A lower rate than Llama's: its losses must fall, and not by a leap that would blow up a last digit."""
 TIED = "tie_word_embeddings=true"
+QWEN3 = "architecture=qwen3"
 
 
 @pytest.mark.parametrize(
     ("zero_stage", "overrides"),
-    [(0, ()), (1, ()), (3, ()), (0, (TIED,)), (0, GPT2), (2, GPT2), (1, (*GPT2, TIED))],
-    ids=["0", "1", "3", "0-tied", "gpt2-0", "gpt2-2", "gpt2-1-tied"],
+    [(0, ()), (1, ()), (3, ()), (0, (TIED,)), (0, GPT2), (2, GPT2), (1, (*GPT2, TIED)), (0, (QWEN3,))],
+    ids=["0", "1", "3", "0-tied", "gpt2-0", "gpt2-2", "gpt2-1-tied", "qwen3-0"],
 )
 def test_losses_equal_hugging_faces(
     zero_stage: int, overrides: tuple[str, ...], batches: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
@@ -123,6 +124,7 @@ def test_another_weight_decay_is_noticed(batches: list[torch.Tensor]) -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+@pytest.mark.usefixtures("deepspeeds_stage_1")
 def test_precision_is_as_configured_or_nothing_starts(
     zero_stage: int, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,10 +18,11 @@ COMMON = {"zero_stage": 0, "lr": 0.003, "micro_batch_size": 8}
 FAMILIES = {
     "llama_tied": {**COMMON},
     "llama_untied": {**COMMON, "tie_word_embeddings": "false"},
+    "qwen3": {**COMMON, "architecture": "qwen3"},
     "gpt2_tied": {**COMMON, "architecture": "gpt2", "num_kv_heads": "auto"},
     "gpt2_untied": {**COMMON, "architecture": "gpt2", "num_kv_heads": "auto", "tie_word_embeddings": "false"},
 }
-CASES = [("llama_tied", 0), ("llama_tied", 3), ("llama_untied", 2), ("gpt2_tied", 1), ("gpt2_untied", 3)]
+CASES = [("llama_tied", 0), ("llama_tied", 3), ("llama_untied", 2), ("qwen3", 1), ("gpt2_tied", 1), ("gpt2_untied", 3)]
 """And Llama at stage 1 below, where it goes on from one process."""
 WATCHED = {"sample_prompts": "[ab, cde]", "sample_tokens": 5, "eval_interval": 10}
 SHARED = {**COMMON, "tensor_parallel_size": 2, "zero_stage": 1}

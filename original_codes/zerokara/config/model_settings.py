@@ -14,8 +14,9 @@ class ModelSettings(Settings):
 
     title: ClassVar[str] = "The model"
 
-    architecture: Literal["llama", "gpt2"] = "llama"
-    """`llama` (RMSNorm, SwiGLU, rotary positions, grouped queries) or `gpt2` (LayerNorm, GELU, learned positions)."""
+    architecture: Literal["llama", "qwen3", "gpt2"] = "llama"
+    """`llama` (RMSNorm, SwiGLU, rotary positions, grouped queries), `qwen3` (the same, and each head's queries and keys
+    are normed: steadier at high learning rates) or `gpt2` (LayerNorm, GELU, learned positions)."""
     num_layers: PositiveWhole = 6
     """Transformer layers."""
     hidden_size: PositiveWhole = 256
@@ -23,15 +24,15 @@ class ModelSettings(Settings):
     num_attn_heads: PositiveWhole = 4
     """Attention heads."""
     num_kv_heads: PositiveWhole | Auto = "auto"
-    """Key and value heads shared among the attention heads (llama); `auto` is one for each."""
+    """Key and value heads shared among the attention heads (not gpt2); `auto` is one for each."""
     ffn_hidden_size: PositiveWhole | Auto = "auto"
-    """Inner width of the feed-forward layers; `auto` is 8/3 of hidden_size rounded up to 64 (llama), 4 times (gpt2)."""
+    """Inner width of the feed-forward layers; `auto` is 8/3 of hidden_size rounded up to 64, for gpt2 4 times."""
     seq_len: PositiveWhole = 256
     """Tokens in a training sequence, and the longest text the model can read."""
     tie_word_embeddings: bool = True
     """Use one matrix for reading and for predicting tokens: fewer parameters, good for small models."""
     rope_theta: PositiveNumber = 10000.0
-    """Base of the rotary positions (llama); larger for long sequences."""
+    """Base of the rotary positions (not gpt2); larger for long sequences."""
     norm_epsilon: PositiveNumber = 1e-5
     """Added to the variance in normalisations."""
     init_std: PositiveNumber = 0.02
@@ -60,7 +61,7 @@ class ModelSettings(Settings):
 
     @rule("architecture", "hidden_size", "num_attn_heads")
     def _rotary_needs_even_heads(self) -> Iterator[Fault]:
-        if self.architecture == "llama" and self.hidden_size % (2 * self.num_attn_heads) == self.num_attn_heads:
+        if self.architecture != "gpt2" and self.hidden_size % (2 * self.num_attn_heads) == self.num_attn_heads:
             width = self.hidden_size // self.num_attn_heads
             yield self.fault("hidden_size", f"must give heads of even width for rotary positions; they have {width}")
 

@@ -76,6 +76,13 @@ class LearningSettings(Settings):
     """Largest norm of the gradient; 0 for no clipping."""
     seed: NaturalWhole = 1234
     """Seed of the initial weights and of the order of the data."""
+    init_from: str = ""
+    """A Hugging Face folder whose weights the run starts from; empty for weights drawn from the seed. Architecture,
+    sizes and tokenizer must be those of that model (step 3 names each that is not). A run that has begun goes on from
+    its own checkpoints."""
+    resize_vocabulary: Literal["none", "mean"] = "none"
+    """What to do where the tokenizer has further pieces behind those of init_from's: refuse, or start each of them as
+    the `mean` of the model's own."""
 
     @rule("lr", "min_lr")
     def _min_lr_is_lower(self) -> Iterator[Fault]:

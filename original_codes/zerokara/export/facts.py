@@ -34,6 +34,7 @@ def gather(source: Source, encoder: Encoder, dtype: str) -> dict[str, Any]:
         },
         "training": {
             "step": state.step,
+            "init_from": Path(state.facts["init_from"]).name if "init_from" in state.facts else None,
             "sequences": state.samples,
             "tokens": state.tokens,
             "epochs": next((line["epoch"] for line in reversed(curve) if "epoch" in line), None),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zerokara.export import gpt2, llama, rules
+from zerokara.export import gpt2, llama, qwen3, rules
 from zerokara.export.rules import Rule
 from zerokara.export.transforms import VOCABULARY
 from zerokara.model.shapes import ModelShape
@@ -28,6 +28,8 @@ class Family:
     class_name: str
     rules: tuple[Rule, ...]
     config_values: Callable[[ModelShape], dict[str, Any]]
+    settings: dict[str, str]
+    """Keys of these values ↔ keys of config.yaml; what is in neither place is fixed for the family."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,9 @@ class SpecialIds:
 
 
 FAMILIES = {
-    "llama": Family("llama", llama.CLASS_NAME, llama.RULES, llama.config_values),
-    "gpt2": Family("gpt2", gpt2.CLASS_NAME, gpt2.RULES, gpt2.config_values),
+    "llama": Family("llama", llama.CLASS_NAME, llama.RULES, llama.config_values, llama.SETTINGS),
+    "qwen3": Family("qwen3", qwen3.CLASS_NAME, qwen3.RULES, qwen3.config_values, llama.SETTINGS),
+    "gpt2": Family("gpt2", gpt2.CLASS_NAME, gpt2.RULES, gpt2.config_values, gpt2.SETTINGS),
 }
 
 

@@ -35,6 +35,17 @@ RULES = (
 )
 
 
+SETTINGS = {
+    "n_positions": "seq_len",
+    "n_embd": "hidden_size",
+    "n_layer": "num_layers",
+    "n_head": "num_attn_heads",
+    "n_inner": "ffn_hidden_size",
+    "layer_norm_epsilon": "norm_epsilon",
+}
+"""Keys of ``GPT2Config`` and of config.yaml."""
+
+
 def config_values(shape: ModelShape) -> dict[str, Any]:
     """The arguments of ``GPT2Config``."""
     return {

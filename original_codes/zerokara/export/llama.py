@@ -31,6 +31,19 @@ RULES = (
 )
 
 
+SETTINGS = {
+    "hidden_size": "hidden_size",
+    "intermediate_size": "ffn_hidden_size",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_attn_heads",
+    "num_key_value_heads": "num_kv_heads",
+    "max_position_embeddings": "seq_len",
+    "rms_norm_eps": "norm_epsilon",
+    "rope_parameters.rope_theta": "rope_theta",
+}
+"""Keys of ``LlamaConfig`` and of config.yaml."""
+
+
 def config_values(shape: ModelShape) -> dict[str, Any]:
     """The arguments of ``LlamaConfig``."""
     return {

@@ -14,6 +14,7 @@ from zerokara.progress import bytes_text, count_text, seconds_text
 
 _FAMILY_WORDS = {
     "llama": "Llama-like: RMSNorm, SwiGLU, rotary positions, grouped queries",
+    "qwen3": "Qwen3-like: RMSNorm, also of each head's queries and keys, SwiGLU, rotary positions, grouped queries",
     "gpt2": "GPT-2-like: LayerNorm, GELU, learned positions",
 }
 
@@ -88,7 +89,7 @@ def _model_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("output matrix", "tied to the embedding" if model["tie_word_embeddings"] else "its own"),
         ("saved as", model["dtype"]),
     ]
-    if model["architecture"] == "llama":
+    if model["architecture"] != "gpt2":
         rows.append(("rope theta", f"{model['rope_theta']:g}"))
     return rows
 
@@ -114,6 +115,7 @@ def _split_cells(split: dict[str, Any]) -> list[str]:
 def _training_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     training = facts["training"]
     rows = [
+        *([("started from", f"`{training['init_from']}`")] if training.get("init_from") else []),
         ("steps", f"{training['step']:,}"),
         ("tokens", f"{training['tokens']:,}"),
         ("passes over the data", f"{training['epochs']:.2f}" if training["epochs"] is not None else "unknown"),

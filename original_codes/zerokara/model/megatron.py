@@ -36,6 +36,7 @@ from torch.nn.functional import gelu, linear, silu
 
 from zerokara.model import cpu, initial_weights, parallel, recomputation
 from zerokara.model.attention import FusedAttention, isolation
+from zerokara.model.head_norm import HeadNorm
 from zerokara.model.linear import ColumnLinear, RowLinear
 from zerokara.model.loss import summed_cross_entropy
 from zerokara.model.shapes import ModelShape
@@ -107,12 +108,12 @@ def build(
     megatron_config = _FAMILIES[shape.architecture](shape)
     model = Decoder(
         config=megatron_config,
-        transformer_layer_spec=_block_spec(shape.num_layers),
+        transformer_layer_spec=_block_spec(shape),
         vocab_size=shape.padded_vocab_size,
         max_sequence_length=shape.seq_len,
         parallel_output=True,
         share_embeddings_and_output_weights=shape.tie_word_embeddings,
-        position_embedding_type="learned_absolute" if shape.architecture == "gpt2" else "rope",
+        position_embedding_type="learned_absolute" if shape.learns_positions else "rope",
         rotary_base=shape.rope_theta,  # declared int, used as float
     )
     model.shape, model.sharding = shape, Sharding.of(shape)
@@ -163,16 +164,23 @@ def _llama(shape: ModelShape) -> TransformerConfig:
     return _common(shape, normalization="RMSNorm", add_bias_linear=False, gated_linear_unit=True, activation_func=silu)
 
 
+def _qwen3(shape: ModelShape) -> TransformerConfig:
+    config = _llama(shape)
+    config.qk_layernorm = True
+    return config
+
+
 def _gpt2(shape: ModelShape) -> TransformerConfig:
     tanh_gelu = partial(gelu, approximate="tanh")  # `gelu_new` in Hugging Face's GPT-2
     return _common(shape, normalization="LayerNorm", add_bias_linear=True, activation_func=tanh_gelu)
 
 
-_FAMILIES: dict[str, Callable[[ModelShape], TransformerConfig]] = {"llama": _llama, "gpt2": _gpt2}
+_FAMILIES: dict[str, Callable[[ModelShape], TransformerConfig]] = {"llama": _llama, "qwen3": _qwen3, "gpt2": _gpt2}
 """The model builder's table: what megatron-core is told of each family."""
 
 
-def _block_spec(num_layers: int) -> TransformerBlockSubmodules:
+def _block_spec(shape: ModelShape) -> TransformerBlockSubmodules:
+    head_norm = HeadNorm if shape.norms_heads else IdentityOp
     attention = ModuleSpec(
         module=SelfAttention,
         params={"attn_mask_type": AttnMaskType.causal},
@@ -180,8 +188,8 @@ def _block_spec(num_layers: int) -> TransformerBlockSubmodules:
             linear_qkv=ColumnLinear,
             core_attention=FusedAttention,
             linear_proj=RowLinear,
-            q_layernorm=IdentityOp,
-            k_layernorm=IdentityOp,
+            q_layernorm=head_norm,
+            k_layernorm=head_norm,
         ),
     )
     layer = ModuleSpec(
@@ -195,4 +203,4 @@ def _block_spec(num_layers: int) -> TransformerBlockSubmodules:
             mlp_bda=get_bias_dropout_add,
         ),
     )
-    return TransformerBlockSubmodules(layer_specs=[layer] * num_layers, layer_norm=WrappedTorchNorm)
+    return TransformerBlockSubmodules(layer_specs=[layer] * shape.num_layers, layer_norm=WrappedTorchNorm)

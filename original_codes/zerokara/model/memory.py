@@ -145,7 +145,7 @@ def _norm(layout: Layout) -> int:
     """What a norm and the matrix behind it keep: what went in, in between, and out."""
     shape, tokens = layout.shape, layout.tokens
     out = tokens * shape.hidden_size * layout.width_bytes
-    if shape.architecture == "gpt2":
+    if shape.has_biases:
         return 2 * out + 2 * tokens * layout.width_bytes
     if layout.device == "cuda":  # one kernel, which keeps its input
         return 2 * out + 4 * tokens
@@ -157,17 +157,33 @@ def _attention_half(layout: Layout) -> int:
     heads, share = shape.hidden_size, layout.tensor_parallel_size
     grouped = shape.num_kv_heads * shape.head_size
     fused_qkv = heads + 2 * grouped
-    if shape.architecture == "gpt2":
+    if shape.learns_positions:
         kept = fused_qkv + heads
     elif layout.isolate_documents and grouped != heads:  # keys and values are repeated for each query
         kept = 4 * heads
     else:  # rotated queries and keys, and the values, which lie in the matrix of all three
         kept = heads + grouped + fused_qkv + heads
-    rotations = 0 if shape.architecture == "gpt2" else 4 * shape.seq_len * shape.head_size * wide
+    rotations = 0 if shape.learns_positions else 4 * shape.seq_len * shape.head_size * wide
     # Each layer's kernel makes numbers of the mask that says where attention may go.
     mask = tokens * shape.seq_len * wide if layout.isolate_documents else 0
     largest_logits = 4 * tokens * shape.num_attn_heads // share
-    return _norm(layout) + tokens * kept * wide // share + largest_logits + rotations + mask
+    normed = _head_norms(layout) if shape.norms_heads else 0
+    return _norm(layout) + (tokens * kept * wide + normed) // share + largest_logits + rotations + mask
+
+
+def _head_norms(layout: Layout) -> int:
+    """What the norms of all heads' queries and keys keep beside what attention keeps anyway."""
+    shape, wide = layout.shape, layout.width_bytes
+    heads, grouped = shape.hidden_size, shape.num_kv_heads * shape.head_size
+    inverse_roots = 4 * (shape.num_attn_heads + shape.num_kv_heads)
+    if layout.device == "cpu" and wide == 2:  # what went in, and what came out before the weight, both in fp32
+        return layout.tokens * (2 * 4 * (heads + grouped) + inverse_roots)
+    # What went in: the matrix of queries, keys and values, where nobody else keeps it; and queries that no longer lie
+    # in it, as several of several groups do not.
+    went_in = heads + 2 * grouped if layout.isolate_documents and grouped != heads else 0
+    went_in += heads if 1 < shape.num_kv_heads < shape.num_attn_heads else 0
+    came_out = 4 * (heads + grouped) if layout.device == "cpu" else 0
+    return layout.tokens * (went_in * wide + came_out + inverse_roots)
 
 
 def _feed_forward_half(layout: Layout) -> int:

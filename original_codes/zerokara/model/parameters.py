@@ -22,8 +22,7 @@ def parameter_shapes(shape: ModelShape) -> dict[str, Shape]:
     """Name and whole shape of every parameter, the vocabulary padded."""
     width, vocabulary = shape.hidden_size, (shape.padded_vocab_size, shape.hidden_size)
     found: dict[str, Shape] = {"embedding.word_embeddings.weight": vocabulary}
-    biases = shape.architecture == "gpt2"
-    if shape.architecture == "gpt2":
+    if shape.learns_positions:
         found["embedding.position_embeddings.weight"] = (shape.seq_len, width)
     linears = {
         "self_attention.linear_proj": (width, width),
@@ -34,19 +33,23 @@ def parameter_shapes(shape: ModelShape) -> dict[str, Shape]:
     norms = [f"decoder.layers.{layer}.{name}" for layer in range(shape.num_layers) for name in _LAYER_NORMS]
     for norm in [*norms, "decoder.final_layernorm"]:
         found[f"{norm}.weight"] = (width,)
-        if biases:
+        if shape.has_biases:
             found[f"{norm}.bias"] = (width,)
     for layer in range(shape.num_layers):
         for name, (rows, columns) in linears.items():
             found[f"decoder.layers.{layer}.{name}.weight"] = (rows, columns)
-            if biases:
+            if shape.has_biases:
                 found[f"decoder.layers.{layer}.{name}.bias"] = (rows,)
+        if shape.norms_heads:
+            for norm in _HEAD_NORMS:
+                found[f"decoder.layers.{layer}.{norm}.weight"] = (shape.head_size,)
     if not shape.tie_word_embeddings:
         found["output_layer.weight"] = vocabulary
     return found
 
 
 _LAYER_NORMS = ("input_layernorm", "pre_mlp_layernorm")
+_HEAD_NORMS = ("self_attention.q_layernorm", "self_attention.k_layernorm")
 
 
 def is_layer_matrix(name: str, shape: Shape) -> bool:

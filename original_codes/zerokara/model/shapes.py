@@ -75,6 +75,21 @@ class ModelShape:
         return self.architecture != "gpt2"
 
     @property
+    def has_biases(self) -> bool:
+        """Whether matrices and norms have a bias."""
+        return self.architecture == "gpt2"
+
+    @property
+    def learns_positions(self) -> bool:
+        """Whether each position has a learned vector; otherwise queries and keys are turned by their position."""
+        return self.architecture == "gpt2"
+
+    @property
+    def norms_heads(self) -> bool:
+        """Whether each head's queries and keys are normed, with one weight for all heads of a layer."""
+        return self.architecture == "qwen3"
+
+    @property
     def head_size(self) -> int:
         """Width of one attention head."""
         return self.hidden_size // self.num_attn_heads
@@ -83,7 +98,7 @@ class ModelShape:
         """Trained numbers, the padding rows of the vocabulary included or (as exported) not."""
         rows = self.padded_vocab_size if padded else self.vocab_size
         embeddings = rows * self.hidden_size * (1 if self.tie_word_embeddings else 2)
-        if self.architecture == "gpt2":
+        if self.learns_positions:
             embeddings += self.seq_len * self.hidden_size
         return embeddings + self.num_layers * self._layer_parameters() + self._norm_parameters()
 
@@ -94,26 +109,23 @@ class ModelShape:
         not), and 12·L·D·S for the attention scores, halved because they are causal. Source: PaLM (Chowdhery et al.,
         2022), appendix B, with the causal half counted as FlashAttention's benchmarks do.
         """
-        norms_and_biases = self._norm_parameters() * (2 * self.num_layers + 1) + self._layer_biases() * self.num_layers
-        matrices = self.num_layers * self._layer_parameters() + self._norm_parameters() - norms_and_biases
-        matrices += self.padded_vocab_size * self.hidden_size
+        in_layers = self._layer_parameters() - self._layer_norms() - self._layer_biases()
+        matrices = self.num_layers * in_layers + self.padded_vocab_size * self.hidden_size
         return 6.0 * matrices + 6.0 * self.num_layers * self.hidden_size * self.seq_len
 
     def _norm_parameters(self) -> int:
-        return self.hidden_size * (2 if self.architecture == "gpt2" else 1)
+        return self.hidden_size * (2 if self.has_biases else 1)
+
+    def _layer_norms(self) -> int:
+        return 2 * self._norm_parameters() + (2 * self.head_size if self.norms_heads else 0)
 
     def _layer_biases(self) -> int:
-        if self.architecture != "gpt2":
+        if not self.has_biases:
             return 0
         return 3 * self.hidden_size + self.hidden_size + self.ffn_hidden_size + self.hidden_size
 
     def _layer_parameters(self) -> int:
         width, kv_width = self.hidden_size, self.num_kv_heads * self.head_size
         attention = width * (width + 2 * kv_width) + width * width
-        matrices_in_mlp = 2 if self.architecture == "gpt2" else 3
-        return (
-            attention
-            + matrices_in_mlp * width * self.ffn_hidden_size
-            + 2 * self._norm_parameters()
-            + self._layer_biases()
-        )
+        matrices_in_mlp = 3 if self.gated else 2
+        return attention + matrices_in_mlp * width * self.ffn_hidden_size + self._layer_norms() + self._layer_biases()

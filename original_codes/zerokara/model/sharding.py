@@ -42,6 +42,8 @@ _CUTS = {
     "input_layernorm.bias": Cut.REPLICATED,
     "linear_qkv.weight": Cut.ROWS,
     "linear_qkv.bias": Cut.ROWS,
+    "q_layernorm.weight": Cut.REPLICATED,
+    "k_layernorm.weight": Cut.REPLICATED,
     "linear_proj.weight": Cut.COLUMNS,
     "linear_proj.bias": Cut.REPLICATED,
     "pre_mlp_layernorm.weight": Cut.REPLICATED,

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from zerokara import config as configuration
 from zerokara.config.settings import Settings
-from zerokara.errors import RunError, UserError
+from zerokara.errors import RunError, Stopped, UserError
 
 _Config = TypeVar("_Config", bound=Settings)
 COMMAND_NAME = "ZEROKARA_COMMAND"
@@ -134,8 +134,10 @@ def guarded(work: Callable[[], None]) -> int:
             raise
         print(f"failed: cannot read or write {error.filename}: {error.strerror or error}", file=sys.stderr)
         return RunError.exit_code
-    except KeyboardInterrupt as stop:  # Ctrl-C, or a step that was told to stop and says how it goes on
-        how = stop.args[0] if stop.args else "run the same command to go on"
-        print(f"stopped; {how}", file=sys.stderr)
+    except Stopped as stop:
+        print(f"stopped; {stop}", file=sys.stderr)
+        return INTERRUPTED
+    except KeyboardInterrupt:
+        print("stopped; run the same command to go on", file=sys.stderr)
         return INTERRUPTED
     return 0

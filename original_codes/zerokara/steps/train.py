@@ -16,7 +16,7 @@ from typing import Any
 
 from zerokara import checkpoint, manifest
 from zerokara.config import PretrainConfig
-from zerokara.errors import RunError
+from zerokara.errors import RunError, Stopped
 from zerokara.progress import count_text, opening, seconds_text, summary
 from zerokara.steps import command
 from zerokara.training import preflight, resume_proof
@@ -67,6 +67,8 @@ def _launch(config: PretrainConfig, options: command.Options, argv: Sequence[str
         limits.check(config, first_look.checkpoint_bytes, _trained_seconds(run_dir))
     preparation.check_disk(first_look)
     check_epochs(config, first_look.consumption)
+    if config.init_from and (options.redo or not checkpoint.all_steps(run_dir)):
+        _check_start(first_look)
     plan, there, found = _on_this_machine(config, options)
     opening(f"step 3 train: {config.output_prefix}_text_document → {run_dir}")
     for name, value in [*preparation.plan_rows(plan), *preflight.rows(plan, there)]:
@@ -101,7 +103,7 @@ def _launch(config: PretrainConfig, options: command.Options, argv: Sequence[str
     if newest is None or checkpoint.read_state(newest).step < plan.schedule.num_steps:
         # A limit or the file STOP asked; whatever comes after this step must not go on.
         if limits.are_used_up(config, _trained_seconds(run_dir)):
-            raise KeyboardInterrupt(f"max_hours is reached: {limits.REMEDY}")
+            raise Stopped(f"max_hours is reached: {limits.REMEDY}")
         raise KeyboardInterrupt
     made = _finish(first_look, plan, newest, record_path)
     summary(f"trained {run_dir}", _rows(made, newest, run_dir), f"bash 4_convert_to_HF.sh{_next(options)}")
@@ -117,6 +119,13 @@ def _evaluate(first_look: preparation.Preparation, options: command.Options, arg
     opening(f"step 3 evaluate: {folder} on {tokens} tokens, {plan.num_processes} process(es)")
     if code := _start(plan, argv, "--evaluate", str(folder)):
         raise RunError(f"the evaluation ended with exit code {code}; the words above say why")
+
+
+def _check_start(first_look: preparation.Preparation) -> None:
+    from zerokara.export import from_hf  # brings torch in
+    from zerokara.tokenizer.encoder import Encoder
+
+    from_hf.check(first_look.config, first_look.shape, Encoder(first_look.config.input_tokenizer_file))
 
 
 def _on_this_machine(

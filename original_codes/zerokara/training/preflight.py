@@ -87,13 +87,17 @@ def _trial_steps(preparation: Preparation, device: torch.device) -> tuple[float,
     """The time of one step, and the loss of the last."""
     import torch
 
+    from zerokara.export import from_hf
     from zerokara.model import compilation, parallel
     from zerokara.model.megatron import build
     from zerokara.training.compute.engine import Engine
 
     config, reading = preparation.config, preparation.reading
-    model = build(preparation.shape, seed=config.seed, activation_checkpointing=config.activation_checkpointing)
+    seed = None if config.init_from else config.seed
+    model = build(preparation.shape, seed=seed, activation_checkpointing=config.activation_checkpointing)
     engine = Engine(model, config, parallel.data_size(), preparation.template)
+    if config.init_from:
+        engine.load_state(from_hf.weights(config, preparation.shape), {}, num_updates=0)
     reason = compilation.reason_against(config.compile, device.type, config.zero_stage)
     if reason is None:
         compilation.start(model, config.micro_batch, config.isolate_documents, _say)

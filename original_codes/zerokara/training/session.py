@@ -17,6 +17,7 @@ import torch.distributed
 from zerokara import checkpoint
 from zerokara.checkpoint import TrainingState
 from zerokara.errors import RunError
+from zerokara.export import from_hf
 from zerokara.model import compilation, parallel
 from zerokara.model.megatron import Decoder, build, num_parameters
 from zerokara.progress import count_text, say, seconds_text
@@ -138,13 +139,20 @@ class Session:
             first_broken = checkpoint.read_state(folder).step + 1 if folder else 0
             broken = [step for step in checkpoint.all_steps(self.run_dir) if step >= first_broken]
             checkpoint.mark(self.run_dir, broken)
-        return checkpoint.read_state(folder) if folder else self._state_at(0, samples=0, facts={}, seconds=0.0)
+        return (
+            checkpoint.read_state(folder)
+            if folder
+            else self._state_at(0, samples=0, facts=self._first_facts(), seconds=0.0)
+        )
+
+    def _first_facts(self) -> dict[str, object]:
+        return {"init_from": self.config.init_from} if self.config.init_from else {}
 
     def _start_engine(self) -> Engine:
         preparation, folder = self.preparation, self._resumed_from
         model = build(
             preparation.shape,
-            seed=None if folder else self.config.seed,
+            seed=None if folder or self.config.init_from else self.config.seed,
             activation_checkpointing=self.config.activation_checkpointing,
         )
         count = num_parameters(model)
@@ -160,6 +168,9 @@ class Session:
                 engine.load_state(checkpoint.read_weights(folder), {}, num_updates=0)
                 self._say(f"optimizer was {state.optimizer}, is {self.config.optimizer}: its state starts anew")
             self._say(f"going on from {folder}: step {self.state.step}, {count_text(self.state.tokens)} tokens done")
+        elif self.config.init_from:
+            engine.load_state(from_hf.weights(self.config, preparation.shape), {}, num_updates=0)
+            self._say(f"starting from the weights of {self.config.init_from}")
         self._compile(model)
         return engine
 

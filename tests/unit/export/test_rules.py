@@ -61,10 +61,10 @@ def test_layers_are_written_out_in_order() -> None:
     assert rules.expand(table, 1)[1].hf == ("L.0.x",)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt2"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_there_and_back_is_bit_equal_and_fills_exactly_what_hugging_face_keeps(architecture: str, tied: bool) -> None:
-    kv_heads = 3 if architecture == "llama" else 6
+    kv_heads = 6 if architecture == "gpt2" else 3
     shape = ModelShape(architecture, 2, 24, 6, kv_heads, 40, 16, 130, tied, 1e4, 1e-5, 0.02)
     expected = families.hf_shapes(families.hf_config(shape, families.SpecialIds(1, 2, 3), "fp32"))
     theirs = {name: torch.randn(size) for name, size in expected.items()}

@@ -51,7 +51,7 @@ def kept_by_a_layer(layout: Layout) -> int:
 @pytest.mark.parametrize("mode", ["off", "selective", "full"])
 @pytest.mark.parametrize("isolated", [False, True])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize(("architecture", "kv_heads"), [("llama", 4), ("llama", 2), ("gpt2", 4)])
+@pytest.mark.parametrize(("architecture", "kv_heads"), [("llama", 4), ("llama", 2), ("qwen3", 2), ("gpt2", 4)])
 def test_a_layer_keeps_what_is_counted(
     architecture: str, kv_heads: int, precision: str, isolated: bool, mode: str
 ) -> None:

@@ -1,0 +1,150 @@
+"""The way back: a Hugging Face folder as the beginning of a training (`init_from`).
+
+What the folder holds must be what the configuration says, setting by setting, and its tokenizer must give every id to
+the same piece as ours: only then do its weights mean anything here. Both are looked at before training starts. The
+weights come by the inverses of the rules that export them, so that a model goes there and back without losing a bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zerokara.config import PretrainConfig
+from zerokara.errors import Fault, RunError, UserError
+from zerokara.export import families, rules
+from zerokara.export.transforms import VOCABULARY
+from zerokara.model.shapes import ModelShape
+from zerokara.tokenizer.encoder import Encoder
+
+_OF_TRAINING = {"initializer_range", "resid_pdrop", "embd_pdrop", "attn_pdrop"}
+"""Values that change no weight and no result of a model: those of whoever trained it."""
+
+
+def check(config: PretrainConfig, shape: ModelShape, encoder: Encoder) -> None:
+    """See that `init_from` holds a model of this shape, which reads the pieces of this tokenizer.
+
+    Raises:
+        UserError: there is no such folder, or it holds another model; names everything that differs.
+    """
+    folder = Path(config.init_from)
+    if not (folder / "config.json").is_file():
+        remedy = "name a folder with config.json, *.safetensors and a tokenizer; download one with: hf download NAME"
+        raise UserError(config.fault("init_from", "holds no Hugging Face model", remedy))
+    found = _config(folder)
+    family = families.FAMILIES[shape.architecture]
+    if found.model_type != family.model_type:
+        known = [name for name, each in families.FAMILIES.items() if each.model_type == found.model_type]
+        remedy = f"set architecture: {known[0]}" if known else f"there are {', '.join(families.FAMILIES)}"
+        rule = f"{folder} holds a model of type {found.model_type}"
+        raise UserError(config.fault("architecture", rule, remedy))
+    faults = [*_differing(config, shape, found), *_strange_pieces(config, shape, found, encoder)]
+    if faults:
+        raise UserError(faults)
+
+
+def weights(config: PretrainConfig, shape: ModelShape) -> dict[str, Tensor]:
+    """The weights of `init_from` by our parameter names, whole, in fp32; `check` has seen the folder.
+
+    Raises:
+        RunError: a tensor is missing, left over, or of another shape.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    folder = Path(config.init_from)
+    logging.disable_progress_bar()
+    model, report = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False, output_loading_info=True
+    )
+    complaints = [f"{name}: {sorted(map(str, found))}" for name, found in report.items() if found]
+    if complaints:
+        raise RunError(f"{folder}: the weights are not those of config.json: {'; '.join(complaints)}")
+    table, theirs = families.rules_for(shape), model.state_dict()
+    for rule in table:
+        if rule.transform is VOCABULARY:
+            (name,) = rule.hf
+            theirs[name] = _extended(theirs[name], shape.vocab_size)
+    return dict(rules.from_hf(table, theirs, shape))
+
+
+def _extended(rows_VD: Tensor, vocab_size: int) -> Tensor:
+    """Further rows, each the mean of those there are."""
+    missing = vocab_size - len(rows_VD)
+    assert missing >= 0, "`check` has seen that no row would be lost"
+    return torch.cat((rows_VD, rows_VD.mean(dim=0, keepdim=True).expand(missing, -1))) if missing else rows_VD
+
+
+def _config(folder: Path) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        rule = f"transformers cannot read it: {str(error).strip().splitlines()[0]}"
+        raise UserError(Fault(where=str(folder / "config.json"), rule=rule)) from error
+
+
+def _differing(config: PretrainConfig, shape: ModelShape, found: Any) -> Iterator[Fault]:
+    """A fault for each value in which the folder's configuration is not the one that a model of `shape` would have."""
+    family = families.FAMILIES[shape.architecture]
+    where = str(Path(config.init_from) / "config.json")
+    ours = {**family.config_values(shape), "tie_word_embeddings": shape.tie_word_embeddings}
+    settings = {**family.settings, "tie_word_embeddings": "tie_word_embeddings"}
+    for key, must in _flat(ours):
+        if key in _OF_TRAINING:
+            continue
+        value: Any = found
+        for name in key.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+        if key == "n_inner" and value is None:
+            value = 4 * found.n_embd  # as GPT2Config documents
+        may_be_longer = key == "max_position_embeddings" and value >= must
+        if value == must or may_be_longer:
+            continue
+        if key in settings:
+            yield config.fault(settings[key], f"the model of init_from has {value}", f"set {settings[key]}: {value}")
+        else:
+            rule = f"must be {must}; models of architecture {shape.architecture} have no other"
+            yield Fault(where=where, key=key, found=value, rule=rule)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _strange_pieces(config: PretrainConfig, shape: ModelShape, found: Any, encoder: Encoder) -> Iterator[Fault]:
+    """Faults where an id of the folder's model stands for another piece than in our tokenizer, or for none."""
+    theirs, ours = found.vocab_size, shape.vocab_size
+    if theirs > ours or (theirs < ours and config.resize_vocabulary == "none"):
+        remedy = "take the tokenizer of that model (and run step 2 again)"
+        if theirs < ours:
+            remedy += ", or where ours only has further pieces, set resize_vocabulary: mean"
+        yield config.fault("input_tokenizer_file", f"has {ours:,} pieces, the model of init_from {theirs:,}", remedy)
+        return
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(config.init_from, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        rule = f"holds no tokenizer that transformers can read: {str(error).strip().splitlines()[0]}"
+        yield config.fault("init_from", rule, "without it nobody knows what its ids stand for")
+        return
+    named = tokenizer.convert_ids_to_tokens(list(range(theirs)))
+    pieces = [piece.text for piece in encoder.model.pieces[:theirs]]
+    wrong = [place for place, (name, piece) in enumerate(zip(named, pieces, strict=True)) if name != piece]
+    if wrong:
+        first = wrong[0]
+        rule = (
+            f"is another tokenizer than that of init_from: {len(wrong):,} of {theirs:,} ids stand for other pieces, "
+            f"the first is {first}, here {pieces[first]!r} and there {named[first]!r}"
+        )
+        yield config.fault("input_tokenizer_file", rule, "take the tokenizer of that model (and run step 2 again)")

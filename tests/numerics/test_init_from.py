@@ -1,0 +1,78 @@
+"""M3: a training that starts from a Hugging Face folder starts with that model's loss, and learns on from there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from zerokara import config
+from zerokara.export import families, to_hf
+from zerokara.model.shapes import ModelShape
+from zerokara.samples.batches import Batches, BatchPlan
+from zerokara.samples.reading_plan import ReadingPlan
+from zerokara.tokenizer import huggingface
+from zerokara.tokenizer.encoder import Encoder
+
+WATCHED = {"eval_interval": 10}
+FAMILY_SETTINGS = {
+    "llama": {"architecture": "llama"},
+    "qwen3": {"architecture": "qwen3"},
+    "gpt2": {"architecture": "gpt2", "num_kv_heads": "auto", "tie_word_embeddings": "false"},
+}
+
+
+@pytest.fixture(scope="module")
+def runs(train_runs: Callable, tiny_data: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict:
+    folder = tmp_path_factory.mktemp("init_from")
+    settings = {name: {**WATCHED, **family} for name, family in FAMILY_SETTINGS.items()}
+    first = train_runs(settings, folder=folder)
+    encoder = Encoder(tiny_data["input_tokenizer_file"])
+    for name, run in first.items():
+        place = folder / f"{name}_hf"
+        place.mkdir()
+        shape = ModelShape.from_json(run.state.shape)
+        special = families.SpecialIds(encoder.bos_id, encoder.eos_id, encoder.pad_id)
+        to_hf.write_model(place, run.weights, shape, special, "fp32", "4GB")
+        huggingface.write(encoder, place, model_max_length=shape.seq_len)
+    onward = {
+        f"{name}_on": {**each, "init_from": str(folder / f"{name}_hf"), "lr": 0.002} for name, each in settings.items()
+    }
+    onward["broken"] = {**onward["llama_on"], "stop_at": 7}
+    second = train_runs(onward, folder=folder)
+    train_runs({"broken": onward["llama_on"]}, folder=folder)
+    shared = {"shared": {**onward["llama_on"], "zero_stage": 3}}
+    return {**first, **second, **train_runs(shared, processes=2, folder=folder)}
+
+
+def loss_of_hugging_face(folder: Path, settings: config.PretrainConfig) -> float:
+    """Of the first batch that a training reads."""
+    reading = ReadingPlan.from_config(settings)
+    plan = BatchPlan(settings.global_batch_size, settings.global_batch_size, 1)
+    (ids,) = Batches(reading.tokens(), reading.order(), plan, 0).at(0)
+    batch = torch.from_numpy(ids.astype("int64"))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        return float(model(input_ids=batch[:, :-1], labels=batch[:, 1:], shift_labels=batch[:, 1:].contiguous()).loss)
+
+
+@pytest.mark.parametrize("name", FAMILY_SETTINGS)
+def test_it_starts_where_the_model_stands_and_learns_on(runs: dict, name: str) -> None:
+    first, second = runs[name], runs[f"{name}_on"]
+    assert first.valid_losses[0] - first.valid_losses[-1] > 0.3, "nothing was learned: equality would mean nothing"
+    assert second.valid_losses[0] == pytest.approx(first.valid_losses[-1], abs=1e-6)
+    settings = config.load(config.PretrainConfig, second.folder / "config_resolved.yaml")
+    theirs = loss_of_hugging_face(first.folder.with_name(f"{name}_hf"), settings)
+    assert second.losses[0] == pytest.approx(theirs, abs=1e-5)
+    assert second.losses[-1] < second.losses[0] and second.state.facts["init_from"] == settings.init_from
+
+
+def test_a_run_that_has_begun_goes_on_from_its_own_checkpoint(runs: dict) -> None:
+    assert runs["broken"].losses == runs["llama_on"].losses
+
+
+def test_processes_that_share_the_weights_start_alike(runs: dict) -> None:
+    assert runs["shared"].losses == pytest.approx(runs["llama_on"].losses, abs=1e-5)
