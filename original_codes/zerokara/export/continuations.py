@@ -25,8 +25,8 @@ from zerokara.model.shapes import ModelShape
 from zerokara.progress import Progress
 from zerokara.tokenizer.encoder import Encoder
 
-MIN_NEW_TOKENS, MAX_NEW_TOKENS = 24, 60
-"""The proof asks for at least 20 tokens; a large model says no more than it must."""
+MIN_NEW_TOKENS, MAX_NEW_TOKENS = 20, 60
+"""The proof asks for 20 tokens at least; a large model says no more than it must."""
 PASSES_BUDGET = 24e9
 """Weights that all passes together may read: 24 tokens of a model of a billion take ten seconds on two cores."""
 TEMPERATURE, TOP_P = 0.7, 0.9
