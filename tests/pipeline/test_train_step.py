@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from zerokara import checkpoint, manifest
+from zerokara.steps import convert_to_hf
 from zerokara.training.watching import metrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -237,6 +238,7 @@ def test_however_a_run_is_stopped_it_goes_on_and_reads_its_epoch(tiny_data: dict
         (("output_prefix=nowhere/tokens",), "nowhere/tokens_text_document.manifest.json"),
         (("num_processes=3",), "must be a multiple of micro_batch_size × processes = 4 × 3 = 12"),
         (("deepspeed_template=none.json",), "none.json: there is no such file"),
+        (("init_from=nowhere",), "init_from = nowhere: holds no Hugging Face model"),
     ],
 )
 def test_wrong_input_is_one_clear_error(
@@ -310,6 +312,24 @@ def test_dry_run_tries_and_leaves_everything_as_it_was(tiny_data: dict[str, str]
     assert "tokens there        tokens taken    epochs" in done.stdout and " 5,120 " in done.stdout
     assert "dry run: everything is in order; nothing was written" in done.stdout
     assert everything(tmp_path) == before
+
+
+def test_a_run_starts_from_an_exported_model(tiny_data: dict[str, str], finished: Path, tmp_path: Path) -> None:
+    settings, exported = tmp_path / "convert.yaml", tmp_path / "exported"
+    settings.write_text(
+        f"input_model_dir: {finished}\noutput_tokenizer_and_model_dir: {exported}\ndtype: fp32\ncheck_lines: 50\n",
+        encoding="utf-8",
+    )
+    assert convert_to_hf.main(["--config", str(settings)]) == 0
+    start = (f"output_model_dir={tmp_path / 'run'}", f"init_from={exported}", "max_steps=2", "num_processes=1")
+    tried = step_3(tiny_data["config"], *start, options=("--dry-run",))
+    assert tried.returncode == 0 and not (tmp_path / "run").exists(), tried.stdout + tried.stderr
+    done = step_3(tiny_data["config"], *start)
+    assert done.returncode == 0 and f"starting from the weights of {exported}" in done.stdout, done.stdout + done.stderr
+    trained, going_on = (manifest.read(run / "manifest.json").facts for run in (finished, tmp_path / "run"))
+    assert going_on["first_valid_loss"] == pytest.approx(trained["valid_loss"], abs=1e-5)
+    loss_of_trial = float(re.findall(r"trial of 3 steps: loss ([\d.]+)", tried.stdout)[0])
+    assert loss_of_trial < trained["first_loss"] - 0.3, "the trial began with other weights"
 
 
 def test_resume_is_proved_on_the_users_own_configuration(
