@@ -120,6 +120,7 @@ def _bits_per_byte(axes: Axes, lines: Lines) -> None:
         ha="right",
         color=RED,
         fontsize=8,
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},  # it often stands on the curve
     )
     axes.set_title("Validation")
     axes.set_ylabel("bits per byte")
