@@ -22,7 +22,6 @@ import argparse
 import importlib.metadata
 import json
 import os
-import socket
 import statistics
 import time
 from typing import Any
@@ -45,6 +44,7 @@ from zerokara.training.compute.engine import Engine, init_distributed
 from zerokara.training.loop import as_tensors
 from zerokara.training.planning.memory_budget import layout_of
 from zerokara.training.planning.preparation import template_path
+from zerokara.training.processes import launcher
 
 VOCAB_SIZE = 50_000
 SIZES = {
@@ -128,11 +128,7 @@ def start(
     settings: config.PretrainConfig, shape: ModelShape, template: dict[str, Any], device: torch.device
 ) -> tuple[Engine, bool]:
     """The engine as a training process has it, alone; and whether its layers are compiled."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    os.environ.update(alone)  # as the launcher does
+    os.environ.update(launcher.lone_environment())
     if device.type == "cuda":
         torch.cuda.set_device(device)
     init_distributed(device.type)

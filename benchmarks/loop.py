@@ -21,7 +21,6 @@ sys.path[0] = str(ROOT / "original_codes")  # not this folder: it holds a tokeni
 # ruff: noqa: E402
 import argparse
 import os
-import socket
 import statistics
 import subprocess
 import tempfile
@@ -35,6 +34,7 @@ from zerokara.progress import bytes_text, count_text
 from zerokara.training.host_memory import HostCopy
 from zerokara.training.loop import StepRecord
 from zerokara.training.planning import preparation, run_folder
+from zerokara.training.processes import launcher
 from zerokara.training.session import Session
 
 SHAPE = [
@@ -143,10 +143,7 @@ def train(data: list[str], given: argparse.Namespace, folder: Path) -> Watched:
     )
     tokens = given.steps * settings.global_batch_size * settings.seq_len
     plan = preparation.prepare(settings.model_copy(update={"train_tokens": tokens}), 1, "fp32")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    os.environ.update(launcher.lone_environment())
     run_folder.claim(plan)
     session = Watched(plan)
     session.validation, session.sampler = None, None  # they are no part of a step

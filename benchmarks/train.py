@@ -19,7 +19,7 @@ A contender that is not installed is left out with a word. What they need beside
 Prints for each: tokens a second (median), its share of the matrix product's peak that was measured before each round,
 the ratio to ours taken within each round (median), peak memory, seconds from the start of Python to the end of the
 first step (compiling included; with --warm from a folder of what was compiled before), and the loss on tokens that were
-not trained on, after the same steps. For ours also the share of a step spent outside of the model and its update.
+not trained on, after the same steps. What ours spends outside of the model and its update: `loop.py`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ import argparse
 import importlib
 import json
 import os
-import socket
 import statistics
 import subprocess
 import tempfile
@@ -115,11 +114,11 @@ class Turns:
         self._started = time.perf_counter()
         return going_on
 
-    def done(self, **more: float) -> None:
+    def done(self) -> None:
         """Say that the step of this turn is done, on the device too."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        self.answer(seconds=time.perf_counter() - self._started, **more)
+        self.answer(seconds=time.perf_counter() - self._started)
 
     def answer(self, **values: Any) -> None:
         """Send numbers."""
@@ -141,13 +140,12 @@ def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]
     settings = task.settings
     if task.device.type == "cpu":
         devices.keep_freed_memory()
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    os.environ.update(alone)  # as the launcher does
+    os.environ.update(launcher.lone_environment())
     init_distributed(task.device.type)
     parallel.start(settings.seed)
     model = build(task.shape)
     model.load_state_dict(torch.load(task.weights), strict=False)
-    engine = Timed(Engine(model, settings, 1, {}))
+    engine = Engine(model, settings, 1, {})
     if compiled and not compilation.start(model, settings.micro_batch, isolated=False, say=print):
         raise RuntimeError("the layers could not be compiled")
     state = dict.fromkeys(TrainingState.__dataclass_fields__, 0) | {"recent_losses": ()}
@@ -158,12 +156,12 @@ def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]
             return iter(np.split(whole, len(whole) // settings.micro_batch))
 
     def at_edge(record: StepRecord, _: bool) -> bool:
-        turns.done(outside=1 - engine.take_seconds() / record.seconds)
+        turns.done()
         return not turns.wait()
 
     if turns.wait():
         train(
-            engine=engine,  # type: ignore[arg-type]
+            engine=engine,
             batches=Batches(),  # type: ignore[arg-type]
             objective=objective(task.shape.objective),
             schedule=Schedule.from_config(settings, samples_per_epoch=len(task.ids)),
@@ -176,40 +174,6 @@ def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]
         )
     engine.module.eval()
     return lambda ids: engine.module(ids[:, :-1], ids[:, 1:]) / ids[:, 1:].numel()
-
-
-class Timed:
-    """An engine that knows how long its work took."""
-
-    def __init__(self, engine: Any):
-        self._engine, self._seconds = engine, 0.0
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._engine, name)
-        if name not in ("accumulate", "update", "finish_micro_batch"):
-            return value
-
-        def timed(*arguments: Any) -> Any:
-            started = time.perf_counter()
-            result = value(*arguments)
-            if torch.cuda.is_available() and name == "update":
-                torch.cuda.synchronize()
-            self._seconds += time.perf_counter() - started
-            return result
-
-        return timed
-
-    def take_seconds(self) -> float:
-        """Seconds since the last call."""
-        taken, self._seconds = self._seconds, 0.0
-        return taken
-
-
-def free_port() -> str:
-    """A port of this machine that nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
 
 
 def hugging_face(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]:
@@ -345,7 +309,6 @@ class Measured:
     process: Any
     first_step: float = 0.0
     seconds: list[float] = field(default_factory=list)
-    outside: list[float] = field(default_factory=list)
 
     def turn(self) -> dict[str, Any]:
         """Let it take a step."""
@@ -456,9 +419,7 @@ def compete(task: Task, given: argparse.Namespace, folder: Path) -> tuple[dict[s
     for _ in range(given.rounds):
         peaks.append(matrix_peak(task.device, task.dtype))
         for measured in taking_part.values():
-            answer = measured.turn()
-            measured.seconds.append(answer["seconds"])
-            measured.outside.append(answer.get("outside", 0.0))
+            measured.seconds.append(measured.turn()["seconds"])
     return taking_part, peaks
 
 
@@ -484,8 +445,6 @@ def report(task: Task, taking_part: dict[str, Measured], peaks: list[float]) -> 
             f"| {name} | {speed:,.0f} | {speed * shape.flops_per_token() / peak:.0%} | {ratio} | "
             f"{bytes_text(end['memory'])} | {measured.first_step:.0f} s | {end['validation']:.4f} |"
         )
-    if mine is not None:
-        print(f"outside of the model and its update, ours spends {statistics.median(mine.outside):.1%} of a step")
 
 
 def _ratio(theirs: float, mine: float) -> float:

@@ -30,7 +30,6 @@ import json
 import math
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -93,7 +92,7 @@ def _work(job: dict[str, Any]) -> None:
         output = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for descriptor in (1, 2):
             os.dup2(output, descriptor)
-        os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(_port()))
+        os.environ.update(launcher.lone_environment())
         with armed(job["fault"]):
             loaded = config.load(config.PretrainConfig, job["arguments"][1], job["arguments"][3::2])
             run_folder.claim(preparation.prepare(loaded, 1, launcher.precision(loaded)))
@@ -109,12 +108,6 @@ def _work(job: dict[str, Any]) -> None:
     finally:
         sys.stdout.flush()
         os._exit(code)
-
-
-def _port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager

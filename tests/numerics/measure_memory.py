@@ -8,7 +8,6 @@ starting Python anew: that takes seconds, and the libraries' memory is subtracte
 import json
 import os
 import re
-import socket
 import sys
 import traceback
 from pathlib import Path
@@ -26,6 +25,7 @@ from zerokara.training.compute import devices
 from zerokara.training.compute.deepspeed_settings import load_template
 from zerokara.training.compute.engine import Engine, init_distributed
 from zerokara.training.planning.preparation import template_path
+from zerokara.training.processes.launcher import free_port
 
 VOCABULARY = 2000
 STEPS = 2
@@ -85,9 +85,7 @@ def measure(config_path: str, processes: int, settings: dict[str, Any]) -> int:
     config = configuration.load(
         configuration.PretrainConfig, config_path, [f"{key}={value}" for key, value in settings.items()]
     )
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     read_from, write_to = os.pipe()
     children = [fork(config, rank, processes, port, write_to) for rank in range(processes)]
     codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]

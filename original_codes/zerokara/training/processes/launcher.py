@@ -96,7 +96,7 @@ def launch(module: str, arguments: Sequence[str], processes: int) -> int:
         environment["OMP_NUM_THREADS"] = str(cpu_threads(processes))
     nodes = base64.urlsafe_b64encode(json.dumps({"localhost": devices}).encode()).decode()
     command = [sys.executable, "-m", _LAUNCHER, f"--world_info={nodes}", "--master_addr=127.0.0.1"]
-    command += [f"--master_port={_free_port()}", "--no_local_rank", "--quiet", "--module", module, *arguments]
+    command += [f"--master_port={free_port()}", "--no_local_rank", "--quiet", "--module", module, *arguments]
     # A session of its own: a Ctrl-C in the terminal would reach the launcher too, which gives its processes 30 seconds
     # (launch.py, terminate_process_tree), and saving a large model may take longer.
     child = subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=_end_with_parent)
@@ -182,7 +182,14 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _free_port() -> int:
+def lone_environment() -> dict[str, str]:
+    """What DeepSpeed's launcher tells the only process of a run; without it, DeepSpeed would ask MPI."""
+    port = str(free_port())
+    return {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens at."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
