@@ -15,7 +15,10 @@ from pathlib import Path
 import pytest
 
 from zerokara import checkpoint, manifest
-from zerokara.steps import convert_to_hf
+from zerokara.export import families, to_hf
+from zerokara.model.shapes import ModelShape
+from zerokara.tokenizer import huggingface
+from zerokara.tokenizer.encoder import Encoder
 from zerokara.training.watching import metrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -315,12 +318,13 @@ def test_dry_run_tries_and_leaves_everything_as_it_was(tiny_data: dict[str, str]
 
 
 def test_a_run_starts_from_an_exported_model(tiny_data: dict[str, str], finished: Path, tmp_path: Path) -> None:
-    settings, exported = tmp_path / "convert.yaml", tmp_path / "exported"
-    settings.write_text(
-        f"input_model_dir: {finished}\noutput_tokenizer_and_model_dir: {exported}\ndtype: fp32\ncheck_lines: 50\n",
-        encoding="utf-8",
-    )
-    assert convert_to_hf.main(["--config", str(settings)]) == 0
+    exported, encoder = tmp_path / "exported", Encoder(tiny_data["input_tokenizer_file"])
+    exported.mkdir()
+    newest = finished / (finished / "latest").read_text(encoding="utf-8").strip()
+    shape = ModelShape.from_json(checkpoint.read_state(newest).shape)
+    special = families.SpecialIds(encoder.bos_id, encoder.eos_id, encoder.pad_id)
+    to_hf.write_model(exported, checkpoint.read_weights(newest), shape, special, "fp32", "4GB")
+    huggingface.write(encoder, exported, model_max_length=shape.seq_len)
     start = (f"output_model_dir={tmp_path / 'run'}", f"init_from={exported}", "max_steps=2", "num_processes=1")
     tried = step_3(tiny_data["config"], *start, options=("--dry-run",))
     assert tried.returncode == 0 and not (tmp_path / "run").exists(), tried.stdout + tried.stderr

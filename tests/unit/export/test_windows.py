@@ -22,8 +22,8 @@ BILLION = ModelShape("llama", 22, 2048, 32, 4, 5632, 2048, 32000, False, 1e4, 1e
     ("shape", "positions", "new_tokens"),
     [
         (SMALL, 2048, 60),
-        (BILLION, 136, 24),  # 0.3e12 FLOPs / (2 · 1.1e9 weights)
-        (replace(BILLION, num_layers=200), 128, 24),
+        (BILLION, 136, 21),  # 0.3e12 FLOPs / (2 · 1.1e9 weights)
+        (replace(BILLION, num_layers=200), 128, 20),
         (replace(SMALL, vocab_size=500_000), 63, 60),  # 32e6 logits / 500,096 rows
         (replace(SMALL, seq_len=20), 2048, 19),
     ],
