@@ -37,7 +37,7 @@ from zerokara.model.megatron import build
 from zerokara.model.memory import estimate
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import bytes_text, count_text
-from zerokara.samples.objective import objective
+from zerokara.samples.objective import Causal
 from zerokara.training.compute import devices
 from zerokara.training.compute.deepspeed_settings import load_template
 from zerokara.training.compute.engine import Engine, init_distributed
@@ -143,14 +143,13 @@ def start(
 def step(engine: Engine, settings: config.PretrainConfig, shape: ModelShape, device: torch.device, number: int) -> None:
     """One update, from arrays of ids to the norm of the gradient (which waits for the device)."""
     chance = np.random.default_rng(number)
-    make_batch = objective(shape.objective)
+    make_batch = Causal(settings.lengths)
     global_tokens = float(settings.global_batch_size * settings.seq_len)
     for index in range(settings.global_batch_size // settings.micro_batch):
         if index:
             engine.finish_micro_batch()
         ids = chance.integers(4, shape.vocab_size, (settings.micro_batch, settings.seq_len + 1))
-        tensors = as_tensors(make_batch(ids, None), device)
-        engine.accumulate(tensors[0], tensors[1], tensors[2], global_tokens)
+        engine.accumulate(as_tensors(make_batch(ids, np.arange(len(ids))), device), global_tokens)
     norm = engine.update(1e-4)
     assert np.isfinite(norm), norm
 

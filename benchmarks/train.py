@@ -130,7 +130,7 @@ def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]
     from zerokara.checkpoint import TrainingState
     from zerokara.model import compilation, parallel
     from zerokara.model.megatron import build
-    from zerokara.samples.objective import objective
+    from zerokara.samples.objective import Batch, Causal
     from zerokara.training.compute.engine import Engine, init_distributed
     from zerokara.training.guards import StepGuard
     from zerokara.training.loop import StepRecord, train
@@ -150,10 +150,13 @@ def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]
         raise RuntimeError("the layers could not be compiled")
     state = dict.fromkeys(TrainingState.__dataclass_fields__, 0) | {"recent_losses": ()}
 
+    made = Causal(settings.lengths)
+
     class Batches:
-        def at(self, consumed: int) -> Iterator[np.ndarray]:
+        def at(self, consumed: int) -> Iterator[Batch]:
             whole = task.batch(consumed // settings.global_batch_size).numpy()
-            return iter(np.split(whole, len(whole) // settings.micro_batch))
+            parts = np.split(whole, len(whole) // settings.micro_batch)
+            return (made(part, np.arange(len(part))) for part in parts)
 
     def at_edge(record: StepRecord, _: bool) -> bool:
         turns.done()
@@ -163,7 +166,6 @@ def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]
         train(
             engine=engine,
             batches=Batches(),  # type: ignore[arg-type]
-            objective=objective(task.shape.objective),
             schedule=Schedule.from_config(settings, samples_per_epoch=len(task.ids)),
             first_step=1,
             position=lambda step: step * settings.global_batch_size,

@@ -11,6 +11,7 @@ from faults.running import COMMON, LEFT_OUT, SHORT, Fault, Forge, assert_equal, 
 from tiny import Trained
 
 from zerokara import checkpoint
+from zerokara.config.sample_lengths import causal
 from zerokara.samples.documents import SampleDocuments
 from zerokara.samples.packed import PackedTokens
 from zerokara.samples.sources import read_sources
@@ -39,7 +40,7 @@ def test_a_bad_batch_is_skipped_and_its_documents_named(
         assert suspect["position"] == 37 and suspect["loss"] == "nan"
         paths = TokenPaths(forge.settings["output_prefix"])
         sources = read_sources(forge.settings["output_prefix"])
-        touched = SampleDocuments(PackedTokens(paths.train, 32), sources).touched_by(suspect["sample"])
+        touched = SampleDocuments(PackedTokens(paths.train, causal(32)), sources).touched_by(suspect["sample"])
         named = {"source": sources[0].name, "first": touched[0].document, "last": touched[-1].document}
         assert suspect["documents"] == [named]
         state = checkpoint.read_state(with_bad_steps.folder / "global_step44")

@@ -40,7 +40,7 @@ def train(engine: Engine, num_steps: int, learning_rate: float) -> list[float]:
         for index, part in enumerate(ids.split(4)):
             if index:
                 engine.finish_micro_batch()
-            nats += engine.accumulate(part[:, :-1], part[:, 1:], torch.ones(4, 64).cuda(), 512.0).item()
+            nats += engine.accumulate([part[:, :-1], part[:, 1:], torch.ones(4, 64).cuda()], 512.0).item()
         losses.append(nats / 512)
         engine.update(learning_rate)
     return losses

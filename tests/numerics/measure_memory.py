@@ -59,7 +59,7 @@ def train(config: configuration.PretrainConfig) -> int:
                 engine.finish_micro_batch()
             ids = torch.randint(4, VOCABULARY, (config.micro_batch, config.seq_len), generator=generator)
             segments = [(ids < 50).cumsum(1)] if config.isolate_documents else []
-            engine.accumulate(ids, ids, torch.ones(ids.shape), float(ids.numel()), *segments)
+            engine.accumulate([ids, ids, torch.ones(ids.shape), *segments], float(ids.numel()))
         engine.update(1e-3)
     # Pages of the libraries' code come in as they are first used; none of them goes again.
     return resident("VmHWM") - resident("RssFile") - resident("RssShmem") - base

@@ -13,6 +13,7 @@ from zerokara import config
 from zerokara.export import families, to_hf
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.batches import Batches, BatchPlan
+from zerokara.samples.objective import Causal
 from zerokara.samples.reading_plan import ReadingPlan
 from zerokara.tokenizer import huggingface
 from zerokara.tokenizer.encoder import Encoder
@@ -54,11 +55,11 @@ def loss_of_hugging_face(folder: Path, settings: config.PretrainConfig) -> float
     """Of the first batch that a training reads."""
     reading = ReadingPlan.from_config(settings)
     plan = BatchPlan(settings.global_batch_size, settings.global_batch_size, 1)
-    (ids,) = Batches(reading.tokens(), reading.order(), plan, 0).at(0)
-    batch = torch.from_numpy(ids.astype("int64"))
+    (read,) = Batches(reading.tokens(), reading.order(), plan, Causal(reading.lengths), 0).at(0)
+    inputs, labels = torch.from_numpy(read.inputs), torch.from_numpy(read.labels)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
-        return float(model(input_ids=batch[:, :-1], labels=batch[:, 1:], shift_labels=batch[:, 1:].contiguous()).loss)
+        return float(model(input_ids=inputs, labels=labels, shift_labels=labels).loss)
 
 
 @pytest.mark.parametrize("name", FAMILY_SETTINGS)

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from zerokara import config
+from zerokara.config.sample_lengths import causal
 from zerokara.model import parallel
 from zerokara.model.megatron import Decoder, build
 from zerokara.model.shapes import ModelShape
-from zerokara.samples.objective import objective
+from zerokara.samples.objective import Causal
 
 EOD, VOCABULARY = 0, 300
 SMALL = ["num_layers=3", "hidden_size=48", "num_attn_heads=4", "seq_len=40", "init_std=0.2"]
@@ -56,7 +57,7 @@ def packed() -> tuple[np.ndarray, list[slice]]:
 def gradient_of_second_document(family: str, isolate: bool) -> torch.Tensor:
     """Of the second document's loss with respect to each position's embedding in the first sequence, [S, D]."""
     model, (ids, documents) = model_of(family), packed()
-    batch = objective("causal", EOD if isolate else None)(ids, None)
+    batch = Causal(causal(ids.shape[1] - 1), EOD if isolate else None)(ids, np.arange(len(ids)))
     kept: list[torch.Tensor] = []
 
     def keep(_module: torch.nn.Module, _inputs: object, out: torch.Tensor) -> None:
@@ -85,7 +86,7 @@ def test_no_gradient_crosses_from_one_document_into_another(family: str) -> None
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_document_is_what_it_is_alone(family: str) -> None:
     model, (ids, documents) = model_of(family), packed()
-    batch = objective("causal", EOD)(ids, None)
+    batch = Causal(causal(ids.shape[1] - 1), EOD)(ids, np.arange(len(ids)))
     inputs, segments = torch.from_numpy(batch.inputs), torch.from_numpy(batch.segments)
     with torch.no_grad():
         isolated = model(inputs, segments_BS=segments)[0, :, :VOCABULARY]
@@ -107,7 +108,7 @@ def test_positions_of_gpt2_must_restart(monkeypatch: pytest.MonkeyPatch) -> None
         megatron, "isolation", lambda segments: (torch.arange(segments.size(1)).expand_as(segments), whole(segments)[1])
     )
     ids, documents = packed()
-    batch = objective("causal", EOD)(ids, None)
+    batch = Causal(causal(ids.shape[1] - 1), EOD)(ids, np.arange(len(ids)))
     for family, matters in (("gpt2", True), ("llama", False)):
         model = model_of(family)
         with torch.no_grad():
@@ -129,7 +130,7 @@ def test_without_isolation_nothing_is_masked(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(attention, "scaled_dot_product_attention", watched)
     model, (ids, _) = model_of("llama"), packed()
-    batch = objective("causal")(ids, None)
+    batch = Causal(causal(ids.shape[1] - 1))(ids, np.arange(len(ids)))
     assert batch.segments is None
     model(torch.from_numpy(batch.inputs))
     assert seen == [(True, True)] * 3

@@ -57,7 +57,7 @@ def accumulate(engine: Engine, ids: Tensor) -> float:
     for index, part in enumerate(ids.split(2)):
         if index:
             engine.finish_micro_batch()
-        nats += engine.accumulate(part[:, :-1], part[:, 1:], torch.ones(part[:, 1:].shape), COUNT).item()
+        nats += engine.accumulate([part[:, :-1], part[:, 1:], torch.ones(part[:, 1:].shape)], COUNT).item()
     return nats / COUNT
 
 
@@ -246,9 +246,9 @@ def test_a_step_that_is_left_out_changes_nothing(overrides: tuple[str, ...], how
         accumulate(one, batches[0])
         one.update(0.01)
     ids, weight = batches[1], math.inf if how == "not finite" else 1.0
-    engine.accumulate(ids[:2, :-1], ids[:2, 1:], torch.ones(2, LENGTH), COUNT)
+    engine.accumulate([ids[:2, :-1], ids[:2, 1:], torch.ones(2, LENGTH)], COUNT)
     engine.finish_micro_batch()
-    engine.accumulate(ids[2:, :-1], ids[2:, 1:], torch.full((2, LENGTH), weight), COUNT)
+    engine.accumulate([ids[2:, :-1], ids[2:, 1:], torch.full((2, LENGTH), weight)], COUNT)
     if how == "not finite":
         assert not math.isfinite(engine.update(0.01))
     else:

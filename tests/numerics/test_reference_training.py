@@ -50,7 +50,7 @@ def losses_of_ours(settings: config.PretrainConfig, shape: ModelShape, batches: 
     losses = []
     for step, ids in enumerate(batches, start=1):
         count = float(ids[:, 1:].numel())
-        nats = engine.accumulate(ids[:, :-1], ids[:, 1:], torch.ones(ids[:, 1:].shape), count)
+        nats = engine.accumulate([ids[:, :-1], ids[:, 1:], torch.ones(ids[:, 1:].shape)], count)
         engine.update(schedule.learning_rate(step))
         losses.append(nats.item() / count)
     return losses

@@ -188,6 +188,7 @@ _RULES = {
     "greater_than_equal": "at least {ge:g}",
     "less_than": "less than {lt:g}",
     "less_than_equal": "at most {le:g}",
+    "multiple_of": "a multiple of {multiple_of:g}",
     "literal_error": "{expected}",
     "too_short": "a list of at least {min_length}",
 }

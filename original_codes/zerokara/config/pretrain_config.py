@@ -33,7 +33,14 @@ class PretrainConfig(TrainingSettings, ModelSettings, DataSettings):
             rule_text = f"must divide {', '.join(shared)}: {' and '.join(wrong)} cannot be shared by {size} processes"
             yield self.fault("tensor_parallel_size", rule_text, f"one of {possible}")
 
+    @rule("architecture", "isolate_documents")
+    def _only_decoders_isolate(self) -> Iterator[Fault]:
+        if self.isolate_documents and self.traits.encodes:
+            rule_text = f"must be false for architecture {self.architecture}, whose gaps may reach over documents"
+            yield self.fault("isolate_documents", rule_text)
+
     def identity(self) -> dict[str, Any]:
         """The settings that fix the shape of the weights: a run cannot go on when one of them changes."""
         shape = {key: getattr(self, key) for key in ModelSettings.model_fields if key != "init_std"}
-        return {**shape, "num_kv_heads": self.kv_heads, "ffn_hidden_size": self.ffn_size}
+        resolved = {"head_size": self.head_width, "tie_word_embeddings": self.ties_embeddings}
+        return {**shape, **resolved, "num_kv_heads": self.kv_heads, "ffn_hidden_size": self.ffn_size}

@@ -23,6 +23,7 @@ from transformers import (
 
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import Progress
+from zerokara.samples.objective import Prompt
 from zerokara.tokenizer.encoder import Encoder
 
 MIN_NEW_TOKENS, MAX_NEW_TOKENS = 20, 60
@@ -50,7 +51,7 @@ class Continuation:
 class Continued:
     """Token ids that follow each prompt, beyond eos; sampled ones for the first prompts only."""
 
-    prompts: list[list[int]]
+    prompts: list[Prompt]
     greedy: list[list[int]]
     sampled: list[list[int]]
 
@@ -58,15 +59,10 @@ class Continued:
         """The continuations of the first prompts, whose texts are `prompts`, up to the end of the document."""
 
         def text(tokens: list[int]) -> str:
-            return encoder.decode(tokens[: tokens.index(encoder.eos_id)] if encoder.eos_id in tokens else tokens)
+            return encoder.spelt(tokens[: tokens.index(encoder.eos_id)] if encoder.eos_id in tokens else tokens)
 
         rows = zip(prompts, self.greedy, self.sampled, strict=False)
         return [Continuation(prompt, text(greedy), text(sampled)) for prompt, greedy, sampled in rows]
-
-
-def prompt_ids(encoder: Encoder, prompt: str) -> list[int]:
-    """Ids of a prompt; an empty one starts a document, as in training: after the end of the one before."""
-    return encoder.prompt_ids(prompt)
 
 
 def num_new_tokens(shape: ModelShape) -> int:
@@ -75,31 +71,33 @@ def num_new_tokens(shape: ModelShape) -> int:
     return min(max(MIN_NEW_TOKENS, min(MAX_NEW_TOKENS, affordable)), shape.seq_len - 1)
 
 
-def continue_all(model: Any, prompts: Sequence[list[int]], num_sampled: int, shape: ModelShape) -> Continued:
+def continue_all(model: Any, prompts: Sequence[Prompt], num_sampled: int, shape: ModelShape) -> Continued:
     """Continue each prompt greedily, and the first `num_sampled` by sampling as well.
 
-    A prompt that fills the model's reading length keeps its end. Generation goes on beyond eos, so that all prompts
-    give the same number of tokens to compare.
+    Generation goes on beyond eos, so that all prompts give the same number of tokens to compare.
     """
     new_tokens = num_new_tokens(shape)
-    cut = [list(prompt[-(shape.seq_len - new_tokens) :]) for prompt in prompts if prompt]
-    if not cut:
+    given = list(prompts)
+    if not given:
         return Continued([], [], [])
-    rows = [*cut, *cut[:num_sampled]]
+    rows = [prompt.read or prompt.begun for prompt in (*given, *given[:num_sampled])]
     longest = max(map(len, rows))
     tokens_BS = torch.tensor([[0] * (longest - len(row)) + row for row in rows], device=model.device)
     mask_BS = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=model.device)
     own = model.generation_config
     model.generation_config = GenerationConfig(
-        do_sample=False, max_new_tokens=new_tokens, pad_token_id=0 if own.pad_token_id is None else own.pad_token_id
+        do_sample=False,
+        max_new_tokens=new_tokens,
+        pad_token_id=0 if own.pad_token_id is None else own.pad_token_id,
+        decoder_start_token_id=own.decoder_start_token_id,
     )
     with Progress("continuing prompts", new_tokens, unit="token") as progress:
-        drawing = LogitsProcessorList([_Drawn(len(cut), progress)])
+        drawing = LogitsProcessorList([_Drawn(len(given), progress)])
         with torch.inference_mode():
             output_BS = model.generate(tokens_BS, attention_mask=mask_BS, logits_processor=drawing)
     model.generation_config = own
-    new = output_BS[:, longest:].tolist()
-    return Continued(cut, new[: len(cut)], new[len(cut) :])
+    new = output_BS[:, -new_tokens:].tolist()  # behind the prompt, or the decoder's start
+    return Continued(given, new[: len(given)], new[len(given) :])
 
 
 class _Drawn(LogitsProcessor):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zerokara.export import gpt2, llama, qwen3, rules
+from zerokara.export import gpt2, llama, qwen3, rules, t5
 from zerokara.export.rules import Rule
 from zerokara.export.transforms import VOCABULARY
 from zerokara.model.shapes import ModelShape
@@ -30,6 +30,26 @@ class Family:
     config_values: Callable[[ModelShape], dict[str, Any]]
     settings: dict[str, str]
     """Keys of these values ↔ keys of config.yaml; what is in neither place is fixed for the family."""
+    words: str
+    """What the family is, for the model card."""
+    encodes: bool = False
+    """Whether an encoder reads and a decoder writes."""
+    copies: tuple[str, ...] = ()
+    """Names under which the class keeps its embedding again; they stand in no file."""
+
+    @property
+    def auto_class(self) -> str:
+        """transformers' name of the class that loads it."""
+        return "AutoModelForSeq2SeqLM" if self.encodes else "AutoModelForCausalLM"
+
+    @property
+    def task(self) -> str:
+        """The Hub's name for what it does."""
+        return "text2text-generation" if self.encodes else "text-generation"
+
+    def says_tied(self, config: Any) -> bool:
+        """Whether a loaded configuration says that one matrix reads and predicts."""
+        return bool(config.scale_decoder_outputs if self.model_type == "t5" else config.tie_word_embeddings)
 
 
 @dataclass(frozen=True)
@@ -42,10 +62,46 @@ class SpecialIds:
 
 
 FAMILIES = {
-    "llama": Family("llama", llama.CLASS_NAME, llama.RULES, llama.config_values, llama.SETTINGS),
-    "qwen3": Family("qwen3", qwen3.CLASS_NAME, qwen3.RULES, qwen3.config_values, llama.SETTINGS),
-    "gpt2": Family("gpt2", gpt2.CLASS_NAME, gpt2.RULES, gpt2.config_values, gpt2.SETTINGS),
+    "llama": Family(
+        "llama",
+        llama.CLASS_NAME,
+        llama.RULES,
+        llama.config_values,
+        llama.SETTINGS,
+        words="Llama-like: RMSNorm, SwiGLU, rotary positions, grouped queries",
+    ),
+    "qwen3": Family(
+        "qwen3",
+        qwen3.CLASS_NAME,
+        qwen3.RULES,
+        qwen3.config_values,
+        llama.SETTINGS,
+        words="Qwen3-like: RMSNorm, also of each head's queries and keys, SwiGLU, rotary positions, grouped queries",
+    ),
+    "gpt2": Family(
+        "gpt2",
+        gpt2.CLASS_NAME,
+        gpt2.RULES,
+        gpt2.config_values,
+        gpt2.SETTINGS,
+        words="GPT-2-like: LayerNorm, GELU, learned positions",
+    ),
+    "t5": Family(
+        "t5",
+        t5.CLASS_NAME,
+        t5.RULES,
+        t5.config_values,
+        t5.SETTINGS,
+        words="T5 version 1.1: an encoder and a decoder, RMSNorm, gated GELU, relative positions",
+        encodes=True,
+        copies=t5.COPIES,
+    ),
 }
+
+
+def family_of(model_type: str) -> Family:
+    """The family of a transformers configuration."""
+    return next(family for family in FAMILIES.values() if family.model_type == model_type)
 
 
 def rules_for(shape: ModelShape) -> list[Rule]:
@@ -67,19 +123,23 @@ def hf_config(shape: ModelShape, special: SpecialIds, dtype: str) -> Any:
         eos_token_id=special.eos,
         pad_token_id=special.pad,
         dtype=str(TORCH_DTYPES[dtype]).removeprefix("torch."),
+        # The decoder begins with padding, as T5's does.
+        **({"decoder_start_token_id": special.pad} if family.encodes else {}),
         **family.config_values(shape),
     )
     config.architectures = [family.class_name]
+    config.tie_word_embeddings = shape.tie_word_embeddings  # T5Config makes it true, whatever it is told
     return config
 
 
 def hf_shapes(config: Any) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor that Hugging Face's own class keeps, asked of a model without content."""
-    from transformers import AutoModelForCausalLM
+    import transformers
 
+    family = family_of(config.model_type)
     with torch.device("meta"):
-        state = AutoModelForCausalLM.from_config(config).state_dict()
-    tied = set(UNTIED_OUTPUT.hf) if config.tie_word_embeddings else set()
+        state = getattr(transformers, family.auto_class).from_config(config).state_dict()
+    tied = {*family.copies, *(UNTIED_OUTPUT.hf if config.tie_word_embeddings else ())}
     return {name: tuple(tensor.shape) for name, tensor in state.items() if name not in tied}
 
 

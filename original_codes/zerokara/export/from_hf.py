@@ -21,7 +21,9 @@ from zerokara.export.transforms import VOCABULARY
 from zerokara.model.shapes import ModelShape
 from zerokara.tokenizer.encoder import Encoder
 
-_OF_TRAINING = {"initializer_range", "resid_pdrop", "embd_pdrop", "attn_pdrop"}
+_OF_TRAINING = {
+    "initializer_range", "initializer_factor", "resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout_rate",
+}  # fmt: skip
 """Values that change no weight and no result of a model: those of whoever trained it."""
 
 
@@ -53,12 +55,13 @@ def weights(config: PretrainConfig, shape: ModelShape) -> dict[str, Tensor]:
     Raises:
         RunError: a tensor is missing, left over, or of another shape.
     """
-    from transformers import AutoModelForCausalLM
+    import transformers
     from transformers.utils import logging
 
     folder = Path(config.init_from)
     logging.disable_progress_bar()
-    model, report = AutoModelForCausalLM.from_pretrained(
+    auto_class = getattr(transformers, families.FAMILIES[shape.architecture].auto_class)
+    model, report = auto_class.from_pretrained(
         folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False, output_loading_info=True
     )
     complaints = [f"{name}: {sorted(map(str, found))}" for name, found in report.items() if found]
@@ -94,6 +97,7 @@ def _differing(config: PretrainConfig, shape: ModelShape, found: Any) -> Iterato
     family = families.FAMILIES[shape.architecture]
     where = str(Path(config.init_from) / "config.json")
     ours = {**family.config_values(shape), "tie_word_embeddings": shape.tie_word_embeddings}
+    found.tie_word_embeddings = family.says_tied(found)
     settings = {**family.settings, "tie_word_embeddings": "tie_word_embeddings"}
     for key, must in _flat(ours):
         if key in _OF_TRAINING:

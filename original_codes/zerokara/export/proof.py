@@ -28,6 +28,7 @@ from zerokara.export.families import TORCH_DTYPES
 from zerokara.export.streamed import StreamedModel
 from zerokara.export.windows import BF16_SHARE, Windows
 from zerokara.model.shapes import ModelShape
+from zerokara.samples.objective import Prompt
 
 TOLERANCE = 1e-4
 """Largest difference of a logit. Rounding of fp32 alone gives about 1e-6 to 1e-5 at logits of some units (float32 has
@@ -75,7 +76,7 @@ def prove(
     shape: ModelShape,
     dtype: str,
     windows: Windows,
-    prompts: list[list[int]],
+    prompts: list[Prompt],
     num_sampled: int = 0,
 ) -> tuple[LogitProof, Continued]:
     """Compare the exported `folder`, saved in `dtype`, with the trained `weights`; also gives what it says.
@@ -94,8 +95,8 @@ def prove(
 
     ours = StreamedModel(weights, shape, stock.device(), rounded if dtype != "fp32" else lambda tensor: tensor)
     said = found.continued
-    spoken = [prompt + tokens[:-1] for prompt, tokens in zip(said.prompts, said.greedy, strict=True)]
-    logits = Windows([*windows.tokens, *spoken]).through(ours.logits, "proof, trained model")
+    spoken = windows.and_more(said.prompts, [tokens[:-1] for tokens in said.greedy])
+    logits = spoken.through(ours.logits, "proof, trained model")
     trained = [logits_SV[: len(window)] for logits_SV, window in zip(logits, in_bf16.tokens, strict=False)]
     if dtype != "fp32":
         unrounded = StreamedModel(weights, shape, stock.device())
@@ -202,7 +203,7 @@ def _compare_greedy(said: Continued, expected: list[Tensor], tie: float) -> tupl
     """Each token that transformers chose must be the likeliest that ours has in its place, or tie with it."""
     ties, faults = 0, []
     for prompt, tokens, logits_SV in zip(said.prompts, said.greedy, expected, strict=True):
-        after_SV = logits_SV[len(prompt) - 1 :]
+        after_SV = logits_SV[len(prompt.begun) - 1 :]
         for at, (token, row_V) in enumerate(zip(tokens, after_SV, strict=True)):
             best = int(row_V.argmax())
             if token == best:
@@ -210,6 +211,7 @@ def _compare_greedy(said: Continued, expected: list[Tensor], tie: float) -> tupl
             if token < len(row_V) and float(row_V[best] - row_V[token]) <= tie:
                 ties += 1
                 continue
-            faults.append(f"greedy continuation of {prompt} differs at token {at}: {token} exported, {best} trained")
+            what = prompt.read or prompt.begun
+            faults.append(f"greedy continuation of {what} differs at token {at}: {token} exported, {best} trained")
             break  # what follows a wrong token says nothing more
     return ties, faults

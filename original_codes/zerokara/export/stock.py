@@ -10,17 +10,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from zerokara.export import families
 from zerokara.export.continuations import Continued, continue_all
 from zerokara.export.in_fp32 import InFp32
 from zerokara.export.mapped_pages import MappedPages
 from zerokara.export.windows import Windows
 from zerokara.model.shapes import ModelShape
+from zerokara.samples.objective import Prompt
 
 
 @dataclass(frozen=True)
@@ -45,21 +48,21 @@ def compute(
     shape: ModelShape,
     windows: Windows,
     bf16_windows: Windows,
-    prompts: Sequence[list[int]],
+    prompts: Sequence[Prompt],
     num_sampled: int,
 ) -> Exported:
     """Load the folder, whose weights are in `dtype`, and compute; the model is gone from memory afterwards."""
-    model, complaints = load(folder, dtype)
+    model, complaints = load(folder, dtype, shape)
     MappedPages(model, folder)
     with InFp32():
-        logits = windows.through(lambda tokens_BS: _logits(model, tokens_BS), "proof, exported model")
+        logits = windows.through(partial(_logits, model), "proof, exported model")
         continued = continue_all(model, prompts, num_sampled, shape)
     model.to(torch.bfloat16)
-    bf16 = bf16_windows.through(lambda tokens_BS: _logits(model, tokens_BS), "proof, exported model in bf16")
+    bf16 = bf16_windows.through(partial(_logits, model), "proof, exported model in bf16")
     return Exported(
         complaints=complaints,
         tied=model.get_output_embeddings().weight is model.get_input_embeddings().weight,
-        config_tied=model.config.tie_word_embeddings,
+        config_tied=families.FAMILIES[shape.architecture].says_tied(model.config),
         vocab_size=model.config.vocab_size,
         logits=logits,
         continued=continued,
@@ -67,14 +70,15 @@ def compute(
     )
 
 
-def load(folder: Path, dtype: torch.dtype) -> tuple[Any, list[str]]:
+def load(folder: Path, dtype: torch.dtype, shape: ModelShape) -> tuple[Any, list[str]]:
     """Load an exported folder with stock transformers; also gives what loading complained about."""
-    from transformers import AutoModelForCausalLM
+    import transformers
     from transformers.utils import logging
 
     if not sys.stderr.isatty():
         logging.disable_progress_bar()
-    model, report = AutoModelForCausalLM.from_pretrained(
+    auto_class = getattr(transformers, families.FAMILIES[shape.architecture].auto_class)
+    model, report = auto_class.from_pretrained(
         folder, dtype=dtype, local_files_only=True, trust_remote_code=False, output_loading_info=True
     )
     complaints = [f"loading reports {name}: {sorted(map(str, found))}" for name, found in report.items() if found]
@@ -86,6 +90,10 @@ def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _logits(model: Any, tokens_BS: Tensor) -> Tensor:
+def _logits(model: Any, tokens_BS: Tensor, read_BR: Tensor | None = None, readable_BR: Tensor | None = None) -> Tensor:
+    tokens = tokens_BS.to(model.device)
     with torch.inference_mode():
-        return model(tokens_BS.to(model.device)).logits.float().cpu()
+        if read_BR is None or readable_BR is None:
+            return model(tokens).logits.float().cpu()
+        read, readable = read_BR.to(model.device), readable_BR.to(model.device)
+        return model(input_ids=read, attention_mask=readable, decoder_input_ids=tokens).logits.float().cpu()

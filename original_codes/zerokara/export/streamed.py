@@ -49,10 +49,19 @@ class StreamedModel:
         inside = {id(module) for layer in layers for module in layer.modules()}
         self._outside = _Filled(self, [module for module in self._model.modules() if id(module) not in inside])
 
-    def logits(self, tokens_BS: Tensor) -> Tensor:
-        """Logits [B, S, V] in fp32 on the CPU; the rows that pad the vocabulary, which never win (M4), are cut off."""
+    def logits(self, tokens_BS: Tensor, read_BR: Tensor | None = None, readable_BR: Tensor | None = None) -> Tensor:
+        """Logits [B, S, V] in fp32 on the CPU; the rows that pad the vocabulary, which never win (M4), are cut off.
+
+        `read_BR` is what an encoder reads, `readable_BR` False behind its texts.
+        """
         with torch.inference_mode(), self._outside:
-            return self._model(tokens_BS.to(self._device))[..., : self._shape.vocab_size].float().cpu()
+            tokens = tokens_BS.to(self._device)
+            if read_BR is None or readable_BR is None:
+                logits = self._model(tokens)
+            else:
+                readable = readable_BR.to(self._device)
+                logits = self._model(read_BR.to(self._device), written_BT=tokens, readable_BS=readable)
+            return logits[..., : self._shape.vocab_size].float().cpu()
 
     def read(self, parameter: Tensor) -> torch.nn.Parameter:
         """The content of an empty parameter."""

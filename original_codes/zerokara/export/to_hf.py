@@ -25,6 +25,7 @@ from zerokara.export import continuations, facts, families, model_card, place, p
 from zerokara.export.exported import MANIFEST_NAME, STEP
 from zerokara.export.source import METRICS_NAME, Source
 from zerokara.model.shapes import ModelShape
+from zerokara.samples.objective import Prompt, objective
 from zerokara.tokenizer import huggingface
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.proof import TokenizerProof, prove
@@ -116,14 +117,20 @@ def write_model(
     tensors = rules.to_hf(checked, weights, shape)
     files = shards.write(folder, tensors, in_order, families.TORCH_DTYPES[dtype], max_shard_size, disk)
     config.save_pretrained(folder)
-    generation = GenerationConfig(bos_token_id=special.bos, eos_token_id=special.eos, pad_token_id=special.pad)
+    generation = GenerationConfig(
+        bos_token_id=special.bos,
+        eos_token_id=special.eos,
+        pad_token_id=special.pad,
+        decoder_start_token_id=getattr(config, "decoder_start_token_id", None),
+    )
     generation.save_pretrained(folder)
     return {"weights": list(files), "config": [folder / "config.json", folder / "generation_config.json"]}
 
 
 def _write_tokenizer(folder: Path, source: Source, encoder: Encoder) -> list[Path]:
     before = set(folder.iterdir())
-    huggingface.write(encoder, folder, model_max_length=source.shape.seq_len)
+    shape = source.shape
+    huggingface.write(encoder, folder, model_max_length=shape.seq_len, appends_end=shape.traits.encodes)
     return sorted(set(folder.iterdir()) - before)
 
 
@@ -146,10 +153,15 @@ def _prove(
     shape = source.shape
     # Documents as training saw them: each begins after the end of another.
     encoded = [[encoder.eos_id, *encoder.encode(document).tolist()] for document in documents]
-    texts = windows.within_budget(encoded, shape)
-    prompts = [continuations.prompt_ids(encoder, prompt) for prompt in settings.test_prompt_text]
+    made = objective(source.config, encoder)
+    encodes = shape.traits.encodes
+    texts = windows.of_samples(encoded, shape, made) if encodes else windows.within_budget(encoded, shape)
+    new_tokens = continuations.num_new_tokens(shape)
+    prompts = [made.prompt(encoder, prompt, new_tokens) for prompt in settings.test_prompt_text]
     num_sampled = len(prompts)
-    prompts += [window[:_CORPUS_PROMPT_TOKENS] for window in texts.tokens[:_CORPUS_PROMPTS]]
+    read = texts.read or [[] for _ in texts.tokens]
+    head = 1 if encodes else _CORPUS_PROMPT_TOKENS
+    prompts += [Prompt(read[i], tokens[:head]) for i, tokens in enumerate(texts.tokens[:_CORPUS_PROMPTS])]
     logits, said = proof.prove(partial, weights, shape, settings.dtype, texts, prompts, num_sampled)
     continued = said.in_words(encoder, settings.test_prompt_text)
     clock.lap("proof of logits")

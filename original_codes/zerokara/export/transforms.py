@@ -71,6 +71,18 @@ def _grouped(parts: Parts, shape: ModelShape) -> Tensor:
     return torch.cat(by_group, dim=1).reshape(-1, *rest)
 
 
+def _keys_values(ours: Tensor, shape: ModelShape) -> Parts:
+    """Rows of megatron-core stand head by head: its key, then its value."""
+    by_head = ours.reshape(shape.num_attn_heads, 2, shape.head_size, *ours.shape[1:])
+    return tuple(part.reshape(-1, *ours.shape[1:]) for part in by_head.unbind(dim=1))
+
+
+def _keys_values_back(parts: Parts, shape: ModelShape) -> Tensor:
+    rest = parts[0].shape[1:]
+    by_head = [part.reshape(shape.num_attn_heads, shape.head_size, *rest) for part in parts]
+    return torch.stack(by_head, dim=1).reshape(-1, *rest)
+
+
 def _one_qkv(ours: Tensor, shape: ModelShape) -> Parts:
     """All queries, then all keys, then all values, in one tensor (GPT-2's ``c_attn``); a weight lies transposed."""
     joined = torch.cat(_queries_keys_values(ours, shape))
@@ -79,7 +91,7 @@ def _one_qkv(ours: Tensor, shape: ModelShape) -> Parts:
 
 def _one_qkv_back(parts: Parts, shape: ModelShape) -> Tensor:
     joined = parts[0].t() if parts[0].dim() == 2 else parts[0]
-    query_rows, key_rows = shape.num_attn_heads * shape.head_size, shape.num_kv_heads * shape.head_size
+    query_rows, key_rows = shape.heads_width, shape.kv_width
     return _grouped(joined.split((query_rows, key_rows, key_rows)), shape)
 
 
@@ -98,6 +110,8 @@ VOCABULARY = Transform(_real_rows, _padded_rows)
 """[P, D] ↔ [V, D]."""
 QUERY_KEY_VALUE = Transform(_queries_keys_values, _grouped)
 """[K·(G+2)·E, D] ↔ [H·E, D], [K·E, D], [K·E, D]; biases alike."""
+KEY_VALUE = Transform(_keys_values, _keys_values_back)
+"""[H·2·E, D] ↔ [H·E, D], [H·E, D]: of the attention that looks at an encoder."""
 JOINED_QUERY_KEY_VALUE = Transform(_one_qkv, _one_qkv_back)
 """[K·(G+2)·E, D] ↔ [D, (H+2K)·E]; a bias stays one-dimensional."""
 GATE_AND_UP = Transform(_halves, _halves_back)

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import Progress
+from zerokara.samples.objective import Objective, Prompt
 
 MIN_POSITIONS, MAX_POSITIONS = 128, 2048
 """Tokens compared: a wrong rule shows at each of them."""
@@ -24,12 +26,18 @@ BF16_SHARE = 4
 """Computing in bf16 is for the report, and slow on processors that have no instructions for it: one token in four."""
 _BATCH_POSITIONS = 1024
 
+Model = Callable[..., Tensor]
+"""Makes logits [B, S, V] of tokens [B, S], and where there is an encoder of what it reads and where that is, [B, R]."""
+
 
 @dataclass(frozen=True)
 class Windows:
     """Windows of token ids."""
 
     tokens: list[list[int]]
+    """What the model (its decoder, where it has an encoder) reads."""
+    read: list[list[int]] | None = None
+    """What the encoder reads for each."""
 
     @property
     def positions(self) -> int:
@@ -44,21 +52,37 @@ class Windows:
             if left <= 0:
                 break
             kept.append(window[:left])
-        return Windows(kept)
+        return Windows(kept, self.read[: len(kept)] if self.read else None)
 
-    def through(self, model: Callable[[Tensor], Tensor], label: str) -> list[Tensor]:
-        """The logits [S, V] of each window; `model` makes [B, S, V] of [B, S], and no position sees a later one."""
+    def and_more(self, prompts: Sequence[Prompt], written: Sequence[Sequence[int]]) -> Windows:
+        """These, and behind them prompts with what was written after each."""
+        texts = [[*prompt.begun, *tokens] for prompt, tokens in zip(prompts, written, strict=True)]
+        read = [*self.read, *(prompt.read for prompt in prompts)] if self.read else None
+        return Windows([*self.tokens, *texts], read)
+
+    def through(self, model: Model, label: str) -> list[Tensor]:
+        """The logits [S, V] of each window; no position sees a later one."""
         found: dict[int, Tensor] = {}
         with Progress(label, self.positions, unit="token") as progress:
             for members in self._batches():
                 longest = max(len(self.tokens[number]) for number in members)
                 # What fills a row up stands behind it, where nothing of the row looks.
                 rows = [self.tokens[number] + [0] * (longest - len(self.tokens[number])) for number in members]
-                logits_BSV = model(torch.tensor(rows))
+                logits_BSV = model(torch.tensor(rows), *self._read_by(members))
                 for number, logits_SV in zip(members, logits_BSV, strict=True):
                     found[number] = logits_SV[: len(self.tokens[number])].clone()
                     progress.advance(len(self.tokens[number]))
         return [found[number] for number in range(len(self.tokens))]
+
+    def _read_by(self, members: Sequence[int]) -> tuple[Tensor, Tensor] | tuple[()]:
+        """What encoders read of some windows, and where their texts are: nothing where there are none."""
+        if self.read is None:
+            return ()
+        texts = [self.read[number] for number in members]
+        longest = max(map(len, texts))
+        rows = [text + [0] * (longest - len(text)) for text in texts]
+        there = [[1] * len(text) + [0] * (longest - len(text)) for text in texts]
+        return torch.tensor(rows), torch.tensor(there)
 
     def _batches(self) -> list[list[int]]:
         """Numbers of windows that go through the model together, of similar lengths."""
@@ -72,10 +96,27 @@ class Windows:
         return batches
 
 
+def of_samples(documents: Sequence[Sequence[int]], shape: ModelShape, objective: Objective) -> Windows:
+    """Documents as an encoder and a decoder have them in training: texts with gaps, as many as the budgets allow."""
+    taken = objective.lengths.taken
+    stream = np.array([token for document in documents for token in document], dtype=np.int64)
+    if not len(stream):
+        return Windows([], [])
+    number = max(1, min(_budget(shape) // objective.lengths.written, -(-len(stream) // taken)))
+    places = np.arange(number)
+    batch = objective(stream[(places[:, None] * taken + np.arange(taken)) % len(stream)], places)
+    assert batch.written is not None, "there is an encoder"
+    return Windows(batch.written.tolist(), batch.inputs.tolist())
+
+
+def _budget(shape: ModelShape) -> int:
+    affordable = int(FLOPS_BUDGET / (2 * shape.num_parameters()))
+    return min(MAX_POSITIONS, max(2, LOGITS_BUDGET // shape.padded_vocab_size), max(MIN_POSITIONS, affordable))
+
+
 def within_budget(documents: Sequence[Sequence[int]], shape: ModelShape) -> Windows:
     """Cut documents into windows of at most `seq_len` tokens, as many as the budgets of time and memory allow."""
-    affordable = int(FLOPS_BUDGET / (2 * shape.num_parameters()))
-    left = min(MAX_POSITIONS, max(2, LOGITS_BUDGET // shape.padded_vocab_size), max(MIN_POSITIONS, affordable))
+    left = _budget(shape)
     windows = []
     for document in documents:
         for start in range(0, len(document), shape.seq_len):

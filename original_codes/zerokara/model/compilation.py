@@ -45,14 +45,15 @@ def reason_against(mode: str, device_type: str, zero_stage: int) -> str | None:
 
 
 def start(model: Any, micro_batch_size: int, isolated: bool, say: Callable[[str], None]) -> bool:
-    """Compile the layers of a `megatron.Decoder` on its device; False when it failed and they run as written.
+    """Compile the layers of a `megatron.Model` on its device; False when it failed and they run as written.
 
     `isolated` tells whether batches come with segments. No gradient and no weight is touched.
     """
     device = next(model.parameters()).device
     folder = _choose_cache_folder()
-    written = [layer.forward for layer in model.decoder.layers]
-    for layer in model.decoder.layers:
+    layers = model.all_layers()
+    written = [layer.forward for layer in layers]
+    for layer in layers:
         layer.forward = _CompiledForward(layer.forward)
     if device.type == "cuda":
         loss.fused_softmax = torch.compile(loss.softmax_times_mask)
@@ -61,7 +62,7 @@ def start(model: Any, micro_batch_size: int, isolated: bool, say: Callable[[str]
     try:
         _rehearse(model, micro_batch_size, isolated, device)
     except Exception as error:  # whatever the compiler dislikes, the training goes on without it
-        for layer, forward in zip(model.decoder.layers, written, strict=True):
+        for layer, forward in zip(layers, written, strict=True):
             layer.forward = forward
         loss.fused_softmax = None
         first_line = next(iter(str(error).strip().splitlines()), "")
@@ -91,10 +92,7 @@ class _CompiledForward:
 
 def _rehearse(model: Any, micro_batch_size: int, isolated: bool, device: torch.device) -> None:
     """One micro batch forward and backward. Its gradients are asked for, not accumulated: DeepSpeed does not notice."""
-    ids_BS = torch.zeros(micro_batch_size, model.shape.seq_len, dtype=torch.int64, device=device)
-    mask_BS = torch.ones(ids_BS.shape, device=device)
-    segments = [torch.zeros_like(ids_BS)] if isolated else []
-    nats = model(ids_BS, ids_BS, mask_BS, *segments)
+    nats = model(*model.blank_arguments(micro_batch_size, isolated, device))
     torch.autograd.grad(nats, [parameter for parameter in model.parameters() if parameter.requires_grad])
 
 

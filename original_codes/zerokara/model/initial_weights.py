@@ -5,6 +5,11 @@ and no more than one whole parameter is ever held beside the model.
 
 The distribution is megatron-core's (0.16.1, transformer/transformer_config.py): normal around 0 with `init_std`; for
 what is added to the residual stream, `init_std` / √(2·layers) (GPT-2, Radford et al., 2019); norms 1, biases 0.
+
+Where there is an encoder it is T5's (Raffel et al., 2020; transformers 5.23, `T5PreTrainedModel._init_weights`): each
+matrix by the width that it multiplies, queries smaller by the root of a head's width, which stands in for the division
+of the scores; embeddings 1. The output matrix, if there is one, goes by its width too (t5x): transformers' 1 would let
+training start with a loss of a hundred nats.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ import torch
 from torch import Tensor
 
 from zerokara.model import parallel
+from zerokara.model.parameters import row_blocks
 from zerokara.model.shapes import ModelShape
 from zerokara.model.sharding import Sharding
 
@@ -44,11 +50,28 @@ def _fill(whole: Tensor, name: str, shape: ModelShape, seed: int) -> None:
     elif name.endswith("layernorm.weight"):
         whole.fill_(1)
     else:
-        std = shape.init_std / math.sqrt(2 * shape.num_layers) if name.endswith(_ADDED) else shape.init_std
-        whole.normal_(0, std, generator=_generator(seed, name))
+        whole.normal_(0, _std(name, shape), generator=_generator(seed, name))
+        if shape.traits.encodes and name.endswith("linear_qkv.weight"):
+            queries, _, _ = row_blocks(name, shape)
+            whole[torch.from_numpy(queries)] /= math.sqrt(shape.head_size)
     if name.endswith(_PADDED):
         # Padding rows are no part of the model; zero, they add nothing to the gradient of anything either.
         whole[shape.vocab_size :].zero_()
+
+
+def _std(name: str, shape: ModelShape) -> float:
+    if not shape.traits.encodes:
+        return shape.init_std / math.sqrt(2 * shape.num_layers) if name.endswith(_ADDED) else shape.init_std
+    if name.endswith("word_embeddings.weight"):
+        return shape.init_std
+    width = shape.hidden_size
+    if name.endswith("linear_proj.weight"):
+        width = shape.heads_width
+    elif name.endswith("linear_fc2.weight"):
+        width = shape.ffn_hidden_size
+    elif name.endswith("linear_q.weight"):
+        width *= shape.head_size
+    return shape.init_std / math.sqrt(width)
 
 
 def _generator(seed: int, name: str) -> torch.Generator:

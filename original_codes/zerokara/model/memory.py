@@ -145,7 +145,7 @@ def _norm(layout: Layout) -> int:
     """What a norm and the matrix behind it keep: what went in, in between, and out."""
     shape, tokens = layout.shape, layout.tokens
     out = tokens * shape.hidden_size * layout.width_bytes
-    if shape.has_biases:
+    if shape.traits.has_biases:
         return 2 * out + 2 * tokens * layout.width_bytes
     if layout.device == "cuda":  # one kernel, which keeps its input
         return 2 * out + 4 * tokens
@@ -154,27 +154,27 @@ def _norm(layout: Layout) -> int:
 
 def _attention_half(layout: Layout) -> int:
     shape, tokens, wide = layout.shape, layout.tokens, layout.width_bytes
-    heads, share = shape.hidden_size, layout.tensor_parallel_size
-    grouped = shape.num_kv_heads * shape.head_size
+    heads, share = shape.heads_width, layout.tensor_parallel_size
+    grouped = shape.kv_width
     fused_qkv = heads + 2 * grouped
-    if shape.learns_positions:
+    if shape.traits.positions == "learned":
         kept = fused_qkv + heads
     elif layout.isolate_documents and grouped != heads:  # keys and values are repeated for each query
         kept = 4 * heads
     else:  # rotated queries and keys, and the values, which lie in the matrix of all three
         kept = heads + grouped + fused_qkv + heads
-    rotations = 0 if shape.learns_positions else 4 * shape.seq_len * shape.head_size * wide
+    rotations = 0 if shape.traits.positions == "learned" else 4 * shape.seq_len * shape.head_size * wide
     # Each layer's kernel makes numbers of the mask that says where attention may go.
     mask = tokens * shape.seq_len * wide if layout.isolate_documents else 0
     largest_logits = 4 * tokens * shape.num_attn_heads // share
-    normed = _head_norms(layout) if shape.norms_heads else 0
+    normed = _head_norms(layout) if shape.traits.norms_heads else 0
     return _norm(layout) + (tokens * kept * wide + normed) // share + largest_logits + rotations + mask
 
 
 def _head_norms(layout: Layout) -> int:
     """What the norms of all heads' queries and keys keep beside what attention keeps anyway."""
     shape, wide = layout.shape, layout.width_bytes
-    heads, grouped = shape.hidden_size, shape.num_kv_heads * shape.head_size
+    heads, grouped = shape.heads_width, shape.kv_width
     inverse_roots = 4 * (shape.num_attn_heads + shape.num_kv_heads)
     if layout.device == "cpu" and wide == 2:  # what went in, and what came out before the weight, both in fp32
         return layout.tokens * (2 * 4 * (heads + grouped) + inverse_roots)
@@ -189,7 +189,7 @@ def _head_norms(layout: Layout) -> int:
 def _feed_forward_half(layout: Layout) -> int:
     inner = layout.tokens * layout.shape.ffn_hidden_size * layout.width_bytes // layout.tensor_parallel_size
     # gated: [gate; up], silu(gate), up once more, and their product; else: before and after gelu
-    return _norm(layout) + inner * (5 if layout.shape.gated else 2)
+    return _norm(layout) + inner * (5 if layout.shape.traits.gated else 2)
 
 
 def _compute(layout: Layout) -> list[Part]:
@@ -200,7 +200,7 @@ def _compute(layout: Layout) -> list[Part]:
         kept += tokens * shape.seq_len  # one mask, by bytes, for all layers
     inner = tokens * shape.ffn_hidden_size * wide // layout.tensor_parallel_size
     # What a layer kept goes as its gradients come: no more than these are there beside it.
-    backward = (2 if shape.gated else 1) * inner + 2 * hidden
+    backward = (2 if shape.traits.gated else 1) * inner + 2 * hidden
     backward += layer_activations(layout, "off") - layer_activations(layout)
     vocabulary = shape.padded_vocab_size // layout.tensor_parallel_size
     matrix = vocabulary * shape.hidden_size

@@ -1,7 +1,8 @@
 """The parameters of a model by name: their whole shapes, which are matrices of the layers, and what matrices they hold.
 
 megatron-core stores matrices that are multiplied by the same input as one: `linear_qkv` holds for each kv head its
-queries, its key and its value, one under the other, and a gated `linear_fc1` is [gate; up]. An optimizer that treats a
+queries, its key and its value, one under the other, `linear_kv` for each head its key and its value, and a gated
+`linear_fc1` is [gate; up]. An optimizer that treats a
 matrix as a whole must see them apart.
 
 Pure Python: nothing here imports torch, so that what an optimizer costs can be told before anything heavy is loaded.
@@ -20,36 +21,57 @@ Shape = tuple[int, ...]
 
 def parameter_shapes(shape: ModelShape) -> dict[str, Shape]:
     """Name and whole shape of every parameter, the vocabulary padded."""
-    width, vocabulary = shape.hidden_size, (shape.padded_vocab_size, shape.hidden_size)
-    found: dict[str, Shape] = {"embedding.word_embeddings.weight": vocabulary}
-    if shape.learns_positions:
-        found["embedding.position_embeddings.weight"] = (shape.seq_len, width)
-    linears = {
-        "self_attention.linear_proj": (width, width),
-        "self_attention.linear_qkv": (width + 2 * shape.num_kv_heads * shape.head_size, width),
-        "mlp.linear_fc1": (shape.ffn_hidden_size * (2 if shape.gated else 1), width),
-        "mlp.linear_fc2": (width, shape.ffn_hidden_size),
-    }
-    norms = [f"decoder.layers.{layer}.{name}" for layer in range(shape.num_layers) for name in _LAYER_NORMS]
-    for norm in [*norms, "decoder.final_layernorm"]:
-        found[f"{norm}.weight"] = (width,)
-        if shape.has_biases:
-            found[f"{norm}.bias"] = (width,)
-    for layer in range(shape.num_layers):
-        for name, (rows, columns) in linears.items():
-            found[f"decoder.layers.{layer}.{name}.weight"] = (rows, columns)
-            if shape.has_biases:
-                found[f"decoder.layers.{layer}.{name}.bias"] = (rows,)
-        if shape.norms_heads:
-            for norm in _HEAD_NORMS:
-                found[f"decoder.layers.{layer}.{norm}.weight"] = (shape.head_size,)
+    vocabulary = (shape.padded_vocab_size, shape.hidden_size)
+    found: dict[str, Shape] = {"embedding.word_embeddings.weight": vocabulary, **_positions(shape)}
+    stacks = {"encoder": False, "decoder": True} if shape.traits.encodes else {"decoder": False}
+    for stack, looks in stacks.items():
+        for layer in range(shape.num_layers):
+            found |= {f"{stack}.layers.{layer}.{name}": of_one for name, of_one in _layer(shape, looks).items()}
+        found |= _norm(shape, f"{stack}.final_layernorm")
     if not shape.tie_word_embeddings:
         found["output_layer.weight"] = vocabulary
     return found
 
 
-_LAYER_NORMS = ("input_layernorm", "pre_mlp_layernorm")
-_HEAD_NORMS = ("self_attention.q_layernorm", "self_attention.k_layernorm")
+def _positions(shape: ModelShape) -> dict[str, Shape]:
+    if shape.traits.positions == "learned":
+        return {"embedding.position_embeddings.weight": (shape.seq_len, shape.hidden_size)}
+    if shape.traits.positions == "relative":
+        table = (shape.relative_buckets, shape.num_attn_heads)
+        return {f"{stack}_relative_pos_emb.relative_attention_bias.weight": table for stack in ("encoder", "decoder")}
+    return {}
+
+
+def _layer(shape: ModelShape, looks: bool) -> dict[str, Shape]:
+    """The parameters of one layer; `looks` tells whether it looks at an encoder."""
+    width, heads = shape.hidden_size, shape.heads_width
+    linears = {
+        "self_attention.linear_proj": (width, heads),
+        "self_attention.linear_qkv": (heads + 2 * shape.kv_width, width),
+        "mlp.linear_fc1": (shape.ffn_hidden_size * (2 if shape.traits.gated else 1), width),
+        "mlp.linear_fc2": (width, shape.ffn_hidden_size),
+    }
+    norms = ["input_layernorm", "pre_mlp_layernorm"]
+    if looks:
+        norms.append("pre_cross_attn_layernorm")
+        linears["cross_attention.linear_proj"] = (width, heads)
+        linears["cross_attention.linear_q"] = (heads, width)
+        linears["cross_attention.linear_kv"] = (2 * heads, width)
+    found: dict[str, Shape] = {}
+    for norm in norms:
+        found |= _norm(shape, norm)
+    for name, (rows, columns) in linears.items():
+        found[f"{name}.weight"] = (rows, columns)
+        if shape.traits.has_biases:
+            found[f"{name}.bias"] = (rows,)
+    if shape.traits.norms_heads:
+        found |= {f"self_attention.{one}_layernorm.weight": (shape.head_size,) for one in "qk"}
+    return found
+
+
+def _norm(shape: ModelShape, name: str) -> dict[str, Shape]:
+    kinds = ("weight", "bias") if shape.traits.has_biases else ("weight",)
+    return {f"{name}.{kind}": (shape.hidden_size,) for kind in kinds}
 
 
 def is_layer_matrix(name: str, shape: Shape) -> bool:
@@ -66,7 +88,10 @@ def row_blocks(name: str, shape: ModelShape) -> tuple[NDArray[np.int64], ...]:
         kv_heads, queries = shape.num_kv_heads, shape.num_attn_heads // shape.num_kv_heads
         rows = np.arange(kv_heads * (queries + 2) * shape.head_size).reshape(kv_heads, queries + 2, shape.head_size)
         return rows[:, :queries].reshape(-1), rows[:, queries].reshape(-1), rows[:, queries + 1].reshape(-1)
-    if "linear_fc1" in name and shape.gated:
+    if "linear_kv" in name:
+        rows = np.arange(2 * shape.heads_width).reshape(shape.num_attn_heads, 2, shape.head_size)
+        return rows[:, 0].reshape(-1), rows[:, 1].reshape(-1)
+    if "linear_fc1" in name and shape.traits.gated:
         gate, up = np.split(np.arange(2 * shape.ffn_hidden_size), 2)
         return gate, up
     return ()

@@ -15,7 +15,7 @@ gradients come.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ _RECOMPUTED = {"full": "forward", "selective": "_forward_mlp"}
 """The method of megatron-core's TransformerLayer (0.16.1) that is computed again."""
 
 
-def apply(layers: torch.nn.ModuleList, mode: str) -> None:
+def apply(layers: Iterable[torch.nn.Module], mode: str) -> None:
     """Let each of `layers` work as ``activation_checkpointing: <mode>`` says; once for a model."""
     if mode == "off":
         return

@@ -9,14 +9,22 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from zerokara.config import PretrainConfig
+from zerokara.config.architectures import ARCHITECTURES, Architecture
 
 VOCABULARY_MULTIPLE = 128
 """Rows of the embedding are padded to a multiple of this: matrix products run faster on whole tiles."""
 
 
+_INIT_STD = {False: 0.02, True: 1.0}
+"""`init_std: auto`, by whether there is an encoder."""
+
+
 @dataclass(frozen=True)
 class ModelShape:
-    """One decoder-only model. Letters: L layers, D width, H heads, K kv heads, E head width, F feed-forward, V rows."""
+    """One model. Letters: L layers, D width, H heads, K kv heads, E head width, F feed-forward, V rows, S sequence.
+
+    One that encodes (t5) has L layers in its encoder and L in its decoder.
+    """
 
     architecture: str
     num_layers: int
@@ -31,6 +39,24 @@ class ModelShape:
     rope_theta: float
     norm_epsilon: float
     init_std: float
+    """Of the initial weights; where there is an encoder, a factor on those that follow from the widths."""
+    head_size: int = 0
+    """E; 0 stands for D / H."""
+    relative_buckets: int = 32
+    relative_distance: int = 128
+    sample_tokens: int = 0
+    """Tokens of the corpus that one training sample takes; 0 stands for S."""
+    written_len: int = 0
+    """Tokens of it that are predicted; 0 stands for S."""
+
+    def __post_init__(self) -> None:
+        for name, value in (
+            ("head_size", self.hidden_size // self.num_attn_heads),
+            ("sample_tokens", self.seq_len),
+            ("written_len", self.seq_len),
+        ):
+            if not getattr(self, name):
+                object.__setattr__(self, name, value)
 
     @classmethod
     def from_config(cls, config: PretrainConfig, vocab_size: int) -> ModelShape:
@@ -44,10 +70,15 @@ class ModelShape:
             ffn_hidden_size=config.ffn_size,
             seq_len=config.seq_len,
             vocab_size=vocab_size,
-            tie_word_embeddings=config.tie_word_embeddings,
+            tie_word_embeddings=config.ties_embeddings,
             rope_theta=config.rope_theta,
             norm_epsilon=config.norm_epsilon,
-            init_std=config.init_std,
+            init_std=_INIT_STD[config.traits.encodes] if config.init_std == "auto" else config.init_std,
+            head_size=config.head_width,
+            relative_buckets=config.relative_attention_buckets,
+            relative_distance=config.relative_attention_distance,
+            sample_tokens=config.lengths.taken,
+            written_len=config.lengths.written,
         )
 
     @classmethod
@@ -65,67 +96,78 @@ class ModelShape:
         return -(-self.vocab_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
 
     @property
-    def objective(self) -> str:
-        """What the model learns to predict; a key of `samples.objective.OBJECTIVES`."""
-        return "causal"
+    def traits(self) -> Architecture:
+        """What the architecture is made of."""
+        return ARCHITECTURES[self.architecture]
 
     @property
-    def gated(self) -> bool:
-        """Whether the feed-forward layers have a gate beside their rising matrix."""
-        return self.architecture != "gpt2"
+    def heads_width(self) -> int:
+        """Width of all heads together, H·E."""
+        return self.num_attn_heads * self.head_size
 
     @property
-    def has_biases(self) -> bool:
-        """Whether matrices and norms have a bias."""
-        return self.architecture == "gpt2"
-
-    @property
-    def learns_positions(self) -> bool:
-        """Whether each position has a learned vector; otherwise queries and keys are turned by their position."""
-        return self.architecture == "gpt2"
-
-    @property
-    def norms_heads(self) -> bool:
-        """Whether each head's queries and keys are normed, with one weight for all heads of a layer."""
-        return self.architecture == "qwen3"
-
-    @property
-    def head_size(self) -> int:
-        """Width of one attention head."""
-        return self.hidden_size // self.num_attn_heads
+    def kv_width(self) -> int:
+        """Width of all kv heads together, K·E."""
+        return self.num_kv_heads * self.head_size
 
     def num_parameters(self, padded: bool = True) -> int:
         """Trained numbers, the padding rows of the vocabulary included or (as exported) not."""
         rows = self.padded_vocab_size if padded else self.vocab_size
         embeddings = rows * self.hidden_size * (1 if self.tie_word_embeddings else 2)
-        if self.learns_positions:
-            embeddings += self.seq_len * self.hidden_size
-        return embeddings + self.num_layers * self._layer_parameters() + self._norm_parameters()
+        return embeddings + self._positions() + self.num_layers * self._layer_parameters() + self._last_norms()
 
     def flops_per_token(self) -> float:
-        """Floating-point operations of training on one token, forward and backward.
+        """Floating-point operations of training on one token of the corpus, forward and backward.
 
         Six for each weight that takes part in a matrix product (the output projection included, embedding look-ups
-        not), and 12·L·D·S for the attention scores, halved because they are causal. Source: PaLM (Chowdhery et al.,
-        2022), appendix B, with the causal half counted as FlashAttention's benchmarks do.
+        not), and 12·H·E·S for the attention scores, halved where they are causal. Source: PaLM (Chowdhery et al.,
+        2022), appendix B, with the causal half counted as FlashAttention's benchmarks do. Where an encoder reads and a
+        decoder writes, each weight counts for the tokens that it multiplies.
         """
-        in_layers = self._layer_parameters() - self._layer_norms() - self._layer_biases()
-        matrices = self.num_layers * in_layers + self.padded_vocab_size * self.hidden_size
-        return 6.0 * matrices + 6.0 * self.num_layers * self.hidden_size * self.seq_len
+        read, written = self.seq_len, self.written_len
+        output = self.padded_vocab_size * self.hidden_size
+        if not self.traits.encodes:
+            matrices = self.num_layers * (self._attention_matrices() + self._mlp_matrices()) + output
+            return 6.0 * matrices + 6.0 * self.num_layers * self.heads_width * read
+        layer = self._attention_matrices() + self._mlp_matrices()
+        width, heads = self.hidden_size, self.heads_width
+        encoder = 6.0 * self.num_layers * read * layer + 12.0 * self.num_layers * heads * read * read
+        # Looking at the encoder: queries and the way out for each written token, keys and values for each read one.
+        looking = 6.0 * self.num_layers * (2 * width * heads * written + 2 * width * heads * read)
+        looking += 12.0 * self.num_layers * heads * read * written
+        decoder = 6.0 * self.num_layers * written * layer + 6.0 * self.num_layers * heads * written * written
+        return (encoder + looking + decoder + 6.0 * written * output) / self.sample_tokens
+
+    def _positions(self) -> int:
+        if self.traits.positions == "learned":
+            return self.seq_len * self.hidden_size
+        if self.traits.positions == "relative":  # one table in the encoder, one in the decoder
+            return 2 * self.relative_buckets * self.num_attn_heads
+        return 0
 
     def _norm_parameters(self) -> int:
-        return self.hidden_size * (2 if self.has_biases else 1)
+        return self.hidden_size * (2 if self.traits.has_biases else 1)
+
+    def _last_norms(self) -> int:
+        return self._norm_parameters() * (2 if self.traits.encodes else 1)
 
     def _layer_norms(self) -> int:
-        return 2 * self._norm_parameters() + (2 * self.head_size if self.norms_heads else 0)
+        return 2 * self._norm_parameters() + (2 * self.head_size if self.traits.norms_heads else 0)
 
     def _layer_biases(self) -> int:
-        if not self.has_biases:
+        if not self.traits.has_biases:
             return 0
-        return 3 * self.hidden_size + self.hidden_size + self.ffn_hidden_size + self.hidden_size
+        return self.heads_width + 2 * self.kv_width + self.hidden_size + self.ffn_hidden_size + self.hidden_size
+
+    def _attention_matrices(self) -> int:
+        return self.hidden_size * (2 * self.heads_width + 2 * self.kv_width)
+
+    def _mlp_matrices(self) -> int:
+        return (3 if self.traits.gated else 2) * self.hidden_size * self.ffn_hidden_size
 
     def _layer_parameters(self) -> int:
-        width, kv_width = self.hidden_size, self.num_kv_heads * self.head_size
-        attention = width * (width + 2 * kv_width) + width * width
-        matrices_in_mlp = 3 if self.gated else 2
-        return attention + matrices_in_mlp * width * self.ffn_hidden_size + self._layer_norms() + self._layer_biases()
+        """Of one layer; where there is an encoder, of one of its layers and one of the decoder's."""
+        each = self._attention_matrices() + self._mlp_matrices() + self._layer_norms() + self._layer_biases()
+        if not self.traits.encodes:
+            return each
+        return 2 * each + 4 * self.hidden_size * self.heads_width + self._norm_parameters()

@@ -5,7 +5,8 @@ Of T processes, process r holds of a whole parameter
   its key, its value), so that equal parts are whole groups; and the rows of the vocabulary;
 - *gated rows*: of `linear_fc1` = [gate; up] the r-th part of the gate's rows, then the r-th part of up's;
 - *columns*: the r-th of T equal parts of its columns: what multiplies the part of the width that the process computed;
-- all of it, where it is *replicated*: norms, learned positions, and biases that are added once to a sum.
+- all of it, where it is *replicated*: norms, learned positions, biases of distances, and biases that are added once to
+  a sum.
 
 A checkpoint holds whole parameters, and so knows nothing of T.
 Source of the layout: megatron/core/tensor_parallel/layers.py and transformer/mlp.py (0.16.1; the gated one's `stride`).
@@ -40,12 +41,16 @@ _CUTS = {
     "position_embeddings.weight": Cut.REPLICATED,
     "input_layernorm.weight": Cut.REPLICATED,
     "input_layernorm.bias": Cut.REPLICATED,
+    "relative_attention_bias.weight": Cut.REPLICATED,
     "linear_qkv.weight": Cut.ROWS,
+    "linear_q.weight": Cut.ROWS,
+    "linear_kv.weight": Cut.ROWS,
     "linear_qkv.bias": Cut.ROWS,
     "q_layernorm.weight": Cut.REPLICATED,
     "k_layernorm.weight": Cut.REPLICATED,
     "linear_proj.weight": Cut.COLUMNS,
     "linear_proj.bias": Cut.REPLICATED,
+    "pre_cross_attn_layernorm.weight": Cut.REPLICATED,
     "pre_mlp_layernorm.weight": Cut.REPLICATED,
     "pre_mlp_layernorm.bias": Cut.REPLICATED,
     "linear_fc1.weight": Cut.ROWS,
@@ -63,13 +68,13 @@ class Sharding:
     """The cuts of one model's parameters."""
 
     def __init__(self, gated: bool):
-        """`gated` is whether `linear_fc1` holds a gate (`ModelShape.gated`)."""
+        """`gated` is whether `linear_fc1` holds a gate (`Architecture.gated`)."""
         self._gated = gated
 
     @classmethod
     def of(cls, shape: ModelShape) -> Sharding:
         """The cuts of a model of this shape."""
-        return cls(shape.gated)
+        return cls(shape.traits.gated)
 
     def cut(self, name: str) -> Cut:
         """How the parameter `name` is cut; a KeyError where the table does not know it."""

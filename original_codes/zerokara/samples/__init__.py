@@ -3,12 +3,12 @@
 The way of a sample: a position of the run (one integer) → `order` or, where sources are mixed, `mixed_order` (epoch and
 index in the epoch) → `packed` (a slice of the token stream) → `batches` (which process reads which) → `objective` (what
 the model reads and must predict). `reading_plan` makes them from a configuration, `documents` tells which documents a
-sample holds. `evaluation` reads the validation tokens, each predicted exactly once. All in numpy; torch enters in
+sample holds. `spans` makes gaps in a text. `evaluation` reads the validation tokens. All in numpy; torch enters in
 `training/`.
 """
 
 from zerokara.samples.batches import Batches, BatchPlan
-from zerokara.samples.evaluation import EvaluationTokens
+from zerokara.samples.evaluation import evaluation_batches
 from zerokara.samples.mixed_order import MixedOrder
 from zerokara.samples.objective import OBJECTIVES, Batch
 from zerokara.samples.order import SampleOrder
@@ -20,9 +20,9 @@ __all__ = [
     "Batch",
     "BatchPlan",
     "Batches",
-    "EvaluationTokens",
     "MixedOrder",
     "PackedTokens",
     "ReadingPlan",
     "SampleOrder",
+    "evaluation_batches",
 ]

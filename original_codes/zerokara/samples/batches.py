@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from zerokara.samples.objective import Batch, Objective
 from zerokara.samples.order import Order
 from zerokara.samples.packed import PackedTokens
 
@@ -46,15 +47,23 @@ class BatchPlan:
 
 
 class Batches:
-    """The micro batches that one process reads."""
+    """The micro batches that one process reads, as an objective makes them."""
 
-    def __init__(self, tokens: PackedTokens, order: Order, plan: BatchPlan, rank: int = 0):
+    def __init__(self, tokens: PackedTokens, order: Order, plan: BatchPlan, objective: Objective, rank: int = 0):
         assert order.num_samples == len(tokens), f"an order of {order.num_samples} for {len(tokens)} samples"
-        self.tokens, self.order, self.plan, self.rank = tokens, order, plan, rank
+        self.tokens, self.order, self.plan, self.rank, self._objective = tokens, order, plan, rank, objective
 
-    def at(self, consumed: int) -> Iterator[NDArray[np.int64]]:
-        """The micro batches of the update at `consumed`, each int64 [micro batch, S + 1]."""
-        positions = self.plan.positions(consumed, self.rank)
+    def at(self, consumed: int) -> Iterator[Batch]:
+        """The micro batches of the update at `consumed`."""
+        return self._of(self.plan.positions(consumed, self.rank))
+
+    def one_by_one(self, consumed: int) -> Iterator[tuple[int, Batch]]:
+        """The same samples, each by itself, with its position."""
+        positions = self.plan.positions(consumed, self.rank).reshape(-1, 1)
+        yield from zip(positions.ravel().tolist(), self._of(positions), strict=True)
+
+    def _of(self, positions: NDArray[np.int64]) -> Iterator[Batch]:
         _, indices = self.order.at_many(positions.ravel())  # all at once: an order costs more to set up than to ask
-        for of_micro_batch in indices.reshape(positions.shape):
-            yield self.tokens.many(of_micro_batch)
+        for row, of_batch in zip(positions, indices.reshape(positions.shape), strict=True):
+            # A sample that comes again, in another epoch, stands at another position, which is its key.
+            yield self._objective(self.tokens.many(of_batch), row)

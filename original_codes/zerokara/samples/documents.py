@@ -1,7 +1,7 @@
 """Which documents a training sample touches: a sample's number → (source, number of the document in the source).
 
-Documents are numbered from 0 among the training documents of their source, in the order of the corpus. A sample of
-S + 1 tokens touches every document of which it holds a token, the end of the document included. Found by halving in the
+Documents are numbered from 0 among the training documents of their source, in the order of the corpus. A sample
+touches every document of which it holds a token, the end of the document included. Found by halving in the
 .idx, so that a sample of a terabyte costs a few dozen reads.
 """
 
@@ -37,7 +37,7 @@ class SampleDocuments:
     def touched_by(self, sample: int) -> list[DocumentPlace]:
         """The documents of which sample `sample` holds a token, in order."""
         first = self._samples.first_token(sample)
-        last = first + self._samples.seq_len
+        last = first + self._samples.lengths.taken + self._samples.lengths.overlap - 1
         return [self._place(document) for document in range(self._document_at(first), self._document_at(last) + 1)]
 
     def _document_at(self, token: int) -> int:

@@ -29,7 +29,8 @@ NUM_ROUNDS = 8
 MIN_HALF_BITS = 3
 """Halves below 3 bits have so few round functions that some permutations of 3 or 4 samples never come."""
 
-_GOLDEN = 0x9E3779B97F4A7C15
+GOLDEN = 0x9E3779B97F4A7C15
+"""2^64 over the golden ratio, an odd number whose multiples spread evenly over 64 bits."""
 _MASK = (1 << 64) - 1
 _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
@@ -42,7 +43,7 @@ def mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def _mix_many(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mix_many(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """`mix` of each (numpy's uint64 arrays wrap round by themselves)."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(_MULTIPLIERS[0])
     values = (values ^ (values >> np.uint64(27))) * np.uint64(_MULTIPLIERS[1])
@@ -56,8 +57,8 @@ class KeyedPermutation:
         assert n >= 1, f"a permutation of {n} things"
         self.n = n
         self._half_bits = max(MIN_HALF_BITS, -(-(n - 1).bit_length() // 2))
-        state = mix(mix(seed + _GOLDEN) + epoch)
-        self._keys = np.array([mix(state + (r + 1) * _GOLDEN) for r in range(NUM_ROUNDS)], dtype=np.uint64)
+        state = mix(mix(seed + GOLDEN) + epoch)
+        self._keys = np.array([mix(state + (r + 1) * GOLDEN) for r in range(NUM_ROUNDS)], dtype=np.uint64)
 
     def at(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Where each of `indices` (in [0, n), one dimension) goes."""
@@ -73,7 +74,7 @@ class KeyedPermutation:
         half, top = np.uint64(self._half_bits), np.uint64(64 - self._half_bits)
         left, right = values >> half, values & np.uint64((1 << self._half_bits) - 1)
         for key in self._keys:
-            left, right = right, left ^ (_mix_many(right ^ key) >> top)
+            left, right = right, left ^ (mix_many(right ^ key) >> top)
         return (left << half) | right
 
 

@@ -1,13 +1,13 @@
-"""Token files as packed sequences: sample k is ``tokens[k·S : k·S + S + 1]``.
+"""Token files as packed sequences: sample k is ``tokens[k·S : k·S + S + o]``, S taken and o looked at beyond.
 
 The documents of a .bin stand one after the other, each closed by the end-of-document token (EOD), and are cut into
-sequences of S tokens regardless of where documents end, so no token is padding. Each sample holds one token more than
-S: position j predicts token j + 1, and the last token of a sample is the first that the next one reads. Of T tokens,
-(T − 1) // S samples are made; at most S tokens at the end go unread.
+sequences of S tokens regardless of where documents end, so no token is padding. Where each token is predicted from
+those before it, o is 1: position j predicts token j + 1, and the last token of a sample is the first that the next one
+reads. Of T tokens, (T − o) // S samples are made; at most S tokens at the end go unread.
 
 Where sources are mixed by weight, each is cut by itself, so that every sample is of one source; the samples of the
-second source are numbered behind those of the first. Example, S = 4, parts of 10 and 5 tokens: samples 0 and 1 are
-``tokens[0:5]`` and ``tokens[4:9]``, sample 2 is ``tokens[10:15]``.
+second source are numbered behind those of the first. Example, S = 4, o = 1, parts of 10 and 5 tokens: samples 0 and 1
+are ``tokens[0:5]`` and ``tokens[4:9]``, sample 2 is ``tokens[10:15]``.
 """
 
 from __future__ import annotations
@@ -21,20 +21,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from zerokara.config.sample_lengths import SampleLengths
 from zerokara.errors import Fault, UserError
 from zerokara.tokens.indexed import IndexedTokens
 from zerokara.tokens.layout import bin_path
 
 
-def num_samples(num_tokens: int, seq_len: int) -> int:
-    """Samples that `num_tokens` make."""
-    return max(0, (num_tokens - 1) // seq_len)
-
-
 class PackedTokens:
     """The samples of one pair of token files; memory-mapped, so nothing is read before it is asked for."""
 
-    def __init__(self, prefix: Path | str, seq_len: int, where: str = "", parts: Sequence[int] | None = None):
+    def __init__(self, prefix: Path | str, lengths: SampleLengths, where: str = "", parts: Sequence[int] | None = None):
         """`where` names the place of `seq_len` (``config.yaml:31``) in the message of an error.
 
         `parts` are the numbers of tokens of the pieces of the stream that are cut each by itself; None is one piece.
@@ -42,12 +38,12 @@ class PackedTokens:
         Raises:
             UserError: the files are missing or damaged, or hold less than one sequence.
         """
-        self.prefix, self.seq_len = Path(prefix), seq_len
+        self.prefix, self.lengths = Path(prefix), lengths
         self._tokens: NDArray[Any] = IndexedTokens(self.prefix).tokens
         self.num_tokens = len(self._tokens)
         parts = [self.num_tokens] if parts is None else parts
         assert sum(parts) == self.num_tokens, f"parts of {sum(parts)} tokens of {self.num_tokens}"
-        self.samples_per_part = [num_samples(part, seq_len) for part in parts]
+        self.samples_per_part = [lengths.samples_in(part) for part in parts]
         self.num_samples = sum(self.samples_per_part)
         self._first_samples = [0, *accumulate(self.samples_per_part)][:-1]
         self._first_tokens = [0, *accumulate(parts)][:-1]
@@ -58,30 +54,31 @@ class PackedTokens:
         return self.num_samples
 
     def __getitem__(self, index: int) -> NDArray[np.int64]:
-        """Sample `index`: int64 [S + 1]."""
+        """Sample `index`: int64 [S + o]."""
         if not 0 <= index < self.num_samples:
             raise IndexError(f"sample {index} of {self.num_samples}")
         start = self.first_token(index)
-        return self._tokens[start : start + self.seq_len + 1].astype(np.int64)
+        return self._tokens[start : start + self.lengths.taken + self.lengths.overlap].astype(np.int64)
 
     def first_token(self, index: int) -> int:
         """Where in the .bin sample `index` begins."""
         part = bisect_right(self._first_samples, index) - 1
-        return self._first_tokens[part] + (index - self._first_samples[part]) * self.seq_len
+        return self._first_tokens[part] + (index - self._first_samples[part]) * self.lengths.taken
 
     def many(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The samples at `indices`: int64 [len(indices), S + 1]."""
+        """The samples at `indices`: int64 [len(indices), S + o]."""
         return np.stack([self[int(index)] for index in indices])
 
     def _too_short(self, where: str) -> Fault:
+        taken, overlap = self.lengths.taken, self.lengths.overlap
         remedy = "give more text (step 2)"
-        if self.num_tokens >= 2:
-            remedy += f", or set seq_len to at most {self.num_tokens - 1:,}"
+        if self.num_tokens > overlap:
+            remedy += f", or set seq_len to at most {self.lengths.read * (self.num_tokens - overlap) // taken:,}"
         return Fault(
             where=where or str(bin_path(self.prefix)),
             key="seq_len",
-            found=self.seq_len,
+            found=self.lengths.read,
             rule=f"{bin_path(self.prefix)} holds {self.num_tokens:,} tokens, and one sequence takes "
-            f"seq_len + 1 = {self.seq_len + 1:,}",
+            f"{self.lengths.in_words}",
             remedy=remedy,
         )

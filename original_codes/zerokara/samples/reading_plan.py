@@ -14,11 +14,12 @@ from typing import Any
 
 from zerokara.config import PretrainConfig
 from zerokara.config.curriculum import Stage
+from zerokara.config.sample_lengths import SampleLengths
 from zerokara.errors import Fault, UserError
 from zerokara.samples.apportionment import whole_weights
 from zerokara.samples.mixed_order import MixedOrder, MixedStage
 from zerokara.samples.order import Kind, SampleOrder
-from zerokara.samples.packed import PackedTokens, num_samples
+from zerokara.samples.packed import PackedTokens
 from zerokara.samples.sources import Source, read_sources
 from zerokara.tokens.layout import TokenPaths
 
@@ -30,7 +31,7 @@ class ReadingPlan:
     prefix: Path
     """Of the training tokens."""
     sources: tuple[Source, ...]
-    seq_len: int
+    lengths: SampleLengths
     seed: int
     kind: Kind
     stages: tuple[MixedStage, ...]
@@ -56,7 +57,7 @@ class ReadingPlan:
             if faults:
                 raise UserError(faults)
         prefix = TokenPaths(config.output_prefix).train
-        return cls(prefix, sources, config.seq_len, config.seed, config.order, stages)
+        return cls(prefix, sources, config.lengths, config.seed, config.order, stages)
 
     @property
     def parts(self) -> list[int]:
@@ -67,7 +68,7 @@ class ReadingPlan:
     @property
     def samples_per_part(self) -> list[int]:
         """Samples of each part."""
-        return [num_samples(part, self.seq_len) for part in self.parts]
+        return [self.lengths.samples_in(part) for part in self.parts]
 
     @property
     def samples_per_epoch(self) -> int:
@@ -82,7 +83,7 @@ class ReadingPlan:
 
     def tokens(self, where: str = "") -> PackedTokens:
         """The samples; `where` is the place of `seq_len`, for the message when there is not one."""
-        return PackedTokens(self.prefix, self.seq_len, where, self.parts)
+        return PackedTokens(self.prefix, self.lengths, where, self.parts)
 
     def identity(self) -> dict[str, Any] | None:
         """What a mixture is made of; None where there is none. A run that has begun goes on with the same one only."""
@@ -102,7 +103,7 @@ def _source_faults(config: PretrainConfig, sources: Sequence[Source]) -> Iterato
 
 
 def _mixed_stages(config: PretrainConfig, sources: Sequence[Source]) -> tuple[MixedStage, ...]:
-    there = [num_samples(source.num_tokens, config.seq_len) for source in sources]
+    there = [config.lengths.samples_in(source.num_tokens) for source in sources]
     stages = []
     for stage in config.stages or (Stage(tokens="rest"),):
         weights = stage.source_weights or config.source_weights
@@ -110,18 +111,18 @@ def _mixed_stages(config: PretrainConfig, sources: Sequence[Source]) -> tuple[Mi
         length: int | None = None
         if stage.source_tokens is not None:
             # So many samples of each are exactly the seats that weights of so many give.
-            whole = tuple(_samples_in(tokens, config.seq_len) for tokens in stage.source_tokens)
+            whole = tuple(_samples_in(tokens, config.lengths.taken) for tokens in stage.source_tokens)
             length = sum(whole)
         else:
             whole = tuple(there) if isinstance(weights, str) else whole_weights(weights)
             if num is not None:
-                length = _samples_in(num, config.seq_len)
+                length = _samples_in(num, config.lengths.taken)
         stages.append(MixedStage(whole, length, stage.order or config.order, stage.name or ""))
     return tuple(stages)
 
 
-def _samples_in(tokens: int, seq_len: int) -> int:
-    return max(1, round(tokens / seq_len)) if tokens else 0
+def _samples_in(tokens: int, taken: int) -> int:
+    return max(1, round(tokens / taken)) if tokens else 0
 
 
 def _key(config: PretrainConfig, index: int, key: str) -> str:
@@ -136,11 +137,11 @@ def _length_faults(config: PretrainConfig, sources: Sequence[Source], stages: Se
         exact = config.stages and config.stages[index].source_tokens is not None
         key = f"stages[{index}].source_tokens" if exact else _key(config, index, "source_weights")
         for source, weight in zip(sources, stage.weights, strict=True):
-            if weight and source.num_tokens <= config.seq_len and (key, source) not in seen:
+            if weight and not config.lengths.samples_in(source.num_tokens) and (key, source) not in seen:
                 seen.add((key, source))
                 rule = (
                     f"asks for {source.name}, which has {source.num_tokens:,} training tokens; one sequence takes "
-                    f"seq_len + 1 = {config.seq_len + 1:,}"
+                    f"{config.lengths.in_words}"
                 )
                 yield config.fault(key, rule, "give it 0, or more text (step 2)")
         if not sum(stage.weights):
@@ -149,7 +150,7 @@ def _length_faults(config: PretrainConfig, sources: Sequence[Source], stages: Se
 
 def _order_faults(config: PretrainConfig, sources: Sequence[Source], stages: Sequence[MixedStage]) -> Iterator[Fault]:
     """A pass over a source must end in the order in which it began, or something would be read twice, and other not."""
-    there = [num_samples(source.num_tokens, config.seq_len) for source in sources]
+    there = [config.lengths.samples_in(source.num_tokens) for source in sources]
     order = MixedOrder(stages, there, config.seed)
     last_kinds: list[str | None] = [None] * len(sources)
     for index, stage in enumerate(stages):

@@ -10,6 +10,7 @@ from pathlib import Path
 from zerokara import config as configuration
 from zerokara import manifest
 from zerokara.config import PretrainConfig
+from zerokara.config.sample_lengths import SampleLengths
 from zerokara.durable import write_text
 from zerokara.errors import RunError, UserError
 from zerokara.progress import bytes_text, summary
@@ -24,21 +25,22 @@ def count_tokens(config: PretrainConfig, options: command.Options) -> None:
     """Print the table, and set `train_tokens` in the configuration file when asked."""
     counts = count(config.output_prefix)
     paths = TokenPaths(config.output_prefix)
-    one_pass = counts.train.samples(config.seq_len) * config.seq_len
+    lengths = config.lengths
+    one_pass = lengths.samples_in(counts.train.tokens) * lengths.taken
     if one_pass == 0:
         rule = f"is longer than the whole training text, which has {counts.train.tokens:,} tokens"
         raise UserError(config.fault("seq_len", rule, f"set it below {counts.train.tokens:,}, or use more text"))
     is_mixed = bool(config.stages) or config.source_weights != "proportional"
     wanted, table = _mixture(config) if is_mixed else (round(config.epochs * one_pass), [])
-    rows = [("train", _split_text(counts.train, config.seq_len))]
-    rows.append(("valid", _split_text(counts.valid, config.seq_len) if counts.valid else "none (valid_fraction is 0)"))
+    rows = [("train", _split_text(counts.train, lengths))]
+    rows.append(("valid", _split_text(counts.valid, lengths) if counts.valid else "none (valid_fraction is 0)"))
     rows += _source_rows(paths)
     if config.train_tokens == "auto":
         passes = "as the table below says" if is_mixed else f"{config.epochs:g} passes of {one_pass:,}"
         rows.append(("train_tokens", f"auto: {wanted:,} tokens, {passes}"))
     else:
-        epochs = counts.train.epochs(config.train_tokens, config.seq_len)
-        rows.append(("train_tokens", f"{config.train_tokens:,} tokens: {epochs:.3f} passes of {one_pass:,}"))
+        passes = f"{config.train_tokens / one_pass:.3f} passes of {one_pass:,}"
+        rows.append(("train_tokens", f"{config.train_tokens:,} tokens: {passes}"))
     named = "" if str(options.config_path) == "config.yaml" else f" --config {options.config_path}"
     if options.write:
         if options.dry_run:
@@ -104,10 +106,10 @@ def write_train_tokens(config_path: Path, train_tokens: int) -> None:
     write_text(config_path, after)
 
 
-def _split_text(split: SplitCount, seq_len: int) -> str:
+def _split_text(split: SplitCount, lengths: SampleLengths) -> str:
     return (
         f"{split.documents:,} documents, {split.tokens:,} tokens ({split.mean_tokens:.1f} a document with its end, "
-        f"{bytes_text(split.bytes)}), {split.samples(seq_len):,} sequences of {seq_len}"
+        f"{bytes_text(split.bytes)}), {lengths.samples_in(split.tokens):,} sequences of {lengths.taken}"
     )
 
 

@@ -22,6 +22,7 @@ the encoding of a short line, so where the version is the known one its inner me
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,24 @@ class Encoder:
     def control_ids(self) -> frozenset[int]:
         """The ids that no text gives: <s>, </s>, <pad>, the extra ids."""
         return frozenset(i for i, piece in enumerate(self.model.pieces) if piece.kind is Kind.CONTROL)
+
+    @cached_property
+    def sentinel_ids(self) -> list[int]:
+        """The ids of <extra_id_0>, <extra_id_1>, …; empty without `extra_ids`."""
+        there = {self.piece(i): i for i in self.control_ids}
+        names = (f"<extra_id_{number}>" for number in range(len(there)))
+        return [there[name] for name in takewhile(there.__contains__, names)]
+
+    def spelt(self, ids: Sequence[int]) -> str:
+        """The text with its sentinels by name, which `decode` leaves out."""
+        sentinels, parts, rest = set(self.sentinel_ids), list[str](), list[int]()
+        for token in ids:
+            if token in sentinels:
+                parts += [self.decode(rest), self.piece(token)]
+                rest = []
+            else:
+                rest.append(token)
+        return "".join([*parts, self.decode(rest)])
 
     @cached_property
     def model(self) -> ModelFile:

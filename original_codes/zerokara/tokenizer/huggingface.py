@@ -30,7 +30,7 @@ from typing import Any
 from zerokara.durable import write_json
 from zerokara.errors import Fault, UserError
 from zerokara.tokenizer.encoder import SPACE_MARK, Encoder
-from zerokara.tokenizer.model_file import Kind, ModelFile
+from zerokara.tokenizer.model_file import Kind, ModelFile, Piece
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 TOKENIZER_CLASS = "PreTrainedTokenizerFast"
@@ -44,14 +44,18 @@ _FULLWIDTH_TILDE, _ASIDE = "\uff5e", "\U0010fffe"
 """The second is a code point that Unicode reserves for a program's own use and that is in no text."""
 
 
-def write(encoder: Encoder, folder: Path, model_max_length: int) -> list[Path]:
+def write(encoder: Encoder, folder: Path, model_max_length: int, appends_end: bool = False) -> list[Path]:
     """Write the tokenizer's files into `folder`; gives their paths.
+
+    `appends_end` puts </s> behind every text, as an encoder reads it; without it the ids are those of the text alone.
 
     Raises: UserError when the model is of a kind that cannot be written exactly.
     """
     model = ModelFile(encoder.model_bytes)
     _check(encoder, model)
-    contents = (tokenizer_json(model), _tokenizer_config(encoder, model, model_max_length))
+    end = encoder.piece(encoder.eos_id) if appends_end else None
+    config = {**_tokenizer_config(encoder, model, model_max_length), "add_eos_token": appends_end}
+    contents = (tokenizer_json(model, end), config)
     paths = [folder / name for name in TOKENIZER_FILES]
     for path, content in zip(paths, contents, strict=True):
         write_json(path, content)
@@ -78,8 +82,8 @@ def _check(encoder: Encoder, model: ModelFile) -> None:
         raise UserError([Fault(where, f"{rule}, {reason}", remedy=remedy) for rule in rules])
 
 
-def tokenizer_json(model: ModelFile) -> dict[str, Any]:
-    """The content of tokenizer.json."""
+def tokenizer_json(model: ModelFile, end: str | None = None) -> dict[str, Any]:
+    """The content of tokenizer.json; `end` is the piece that is put behind every text."""
     return {
         "version": "1.0",
         "truncation": None,
@@ -87,23 +91,35 @@ def tokenizer_json(model: ModelFile) -> dict[str, Any]:
         "added_tokens": _added_tokens(model),
         "normalizer": _normalizer(model),
         "pre_tokenizer": None,
-        # No <s> and no </s>: the ids are those that training saw.
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": [{"Sequence": {"id": "A", "type_id": 0}}],
-            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
-            "special_tokens": {},
-        },
+        "post_processor": _template(model, end),
         "decoder": _decoder(model),
         "model": _unigram(model) if model.is_unigram else _bpe(model),
     }
 
 
+def _template(model: ModelFile, end: str | None) -> dict[str, Any]:
+    """What stands around a text. Without an end nothing does: the ids are those that training saw."""
+    first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+    behind = [] if end is None else [{"SpecialToken": {"id": end, "type_id": 0}}]
+    named = {} if end is None else {end: {"id": end, "ids": [model.id_of["eos"]], "tokens": [end]}}
+    return {
+        "type": "TemplateProcessing",
+        "single": [first, *behind],
+        "pair": [first, *behind, second, *behind],
+        "special_tokens": named,
+    }
+
+
 def _added_tokens(model: ModelFile) -> list[dict[str, Any]]:
     kinds = (Kind.UNKNOWN, Kind.CONTROL, Kind.USER_DEFINED)
-    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+
+    def settings(piece: Piece) -> dict[str, Any]:
+        # A gap in a text took the space before it along: "The <extra_id_0> barks." has none that stands alone.
+        is_gap = piece.kind is Kind.CONTROL and piece.text.startswith("<extra_id_")
+        return {"single_word": False, "lstrip": is_gap, "rstrip": False, "normalized": False}
+
     return [
-        {"id": i, "content": piece.text, **plain, "special": piece.kind is not Kind.USER_DEFINED}
+        {"id": i, "content": piece.text, **settings(piece), "special": piece.kind is not Kind.USER_DEFINED}
         for i, piece in enumerate(model.pieces)
         if piece.kind in kinds
     ]
@@ -198,7 +214,6 @@ def _tokenizer_config(encoder: Encoder, model: ModelFile, model_max_length: int)
         "model_max_length": model_max_length,
         "clean_up_tokenization_spaces": False,
         "add_bos_token": False,
-        "add_eos_token": False,
         "padding_side": "right",
         **_special_tokens(encoder),
         # The sentinels: transformers 5 calls them extra, transformers 4 additional special tokens.

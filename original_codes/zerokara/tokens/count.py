@@ -29,14 +29,6 @@ class SplitCount:
         """Tokens in a document."""
         return self.tokens / self.documents if self.documents else 0.0
 
-    def samples(self, seq_len: int) -> int:
-        """Training sequences in one pass: seq_len inputs, each with the token after it as target."""
-        return max(0, (self.tokens - 1) // seq_len)
-
-    def epochs(self, train_tokens: int, seq_len: int) -> float:
-        """Passes over the split that so many tokens mean."""
-        return train_tokens / (self.samples(seq_len) * seq_len) if self.samples(seq_len) else float("inf")
-
 
 @dataclass(frozen=True)
 class Counts:

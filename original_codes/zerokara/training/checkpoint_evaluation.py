@@ -17,7 +17,7 @@ import torch.distributed
 from zerokara import checkpoint
 from zerokara.durable import write_json
 from zerokara.errors import Fault, UserError
-from zerokara.model.megatron import Decoder, build
+from zerokara.model.megatron import Model, build
 from zerokara.progress import summary
 from zerokara.training.compute import devices
 from zerokara.training.evaluation import ValidationResult, start_validation
@@ -39,7 +39,7 @@ def evaluate(preparation: Preparation, folder: Path) -> None:
         _report(preparation, folder, result)
 
 
-def _loaded(preparation: Preparation, folder: Path) -> Decoder:
+def _loaded(preparation: Preparation, folder: Path) -> Model:
     model = build(preparation.shape, seed=None)
     weights = checkpoint.read_weights(folder)
     with torch.no_grad():

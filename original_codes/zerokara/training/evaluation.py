@@ -1,7 +1,8 @@
 """Validation: nats a token and bits a byte over documents that are never trained on, together and source by source.
 
 Bits per byte is the sum of nats over the UTF-8 bytes of the text that was predicted, over ln 2. It does not depend on
-the tokenizer, so that runs with other vocabularies can be compared; the end of a document costs nats and has no bytes.
+the tokenizer, so that runs with other vocabularies can be compared; the end of a document costs nats and has no bytes,
+nor has the sentinel of a gap.
 """
 
 from __future__ import annotations
@@ -16,9 +17,7 @@ import torch
 import torch.distributed
 
 from zerokara.model import parallel
-from zerokara.samples.evaluation import EvaluationTokens
-from zerokara.samples.objective import Objective
-from zerokara.tokenizer.encoder import Encoder
+from zerokara.samples.evaluation import EvaluationBatches, evaluation_batches
 from zerokara.training.loop import as_tensors
 from zerokara.training.planning.preparation import Preparation, has_validation
 
@@ -78,20 +77,16 @@ class Validation:
 
     def __init__(
         self,
-        tokens: EvaluationTokens,
+        tokens: EvaluationBatches,
         piece_bytes: np.ndarray,
-        objective: Objective,
         micro_batch_size: int,
         device: torch.device,
         sources: Sequence[str] = (),
     ):
         """`sources` names the parts of `tokens`."""
-        self._tokens, self._objective = tokens, objective
+        self._tokens, self._piece_bytes = tokens, piece_bytes
         self._micro_batch_size, self._device = micro_batch_size, device
         self._names = list(sources) or [""]
-        ends = [end for _, end in tokens.parts]
-        sums = np.cumsum(piece_bytes[np.asarray(tokens.tokens, dtype=np.int64)], dtype=np.int64)
-        self._bytes = np.diff([0, *(int(sums[end - 1]) if end else 0 for end in ends)]).tolist()
 
     def __call__(self, module: torch.nn.Module, give_up: Callable[[], bool] | None = None) -> ValidationResult | None:
         """Evaluate; every process must call it.
@@ -100,22 +95,28 @@ class Validation:
         """
         rank, num_ranks = parallel.data_rank(), parallel.data_size()
         nats = torch.zeros(len(self._names), dtype=torch.float64, device=self._device)
+        counts = np.zeros((2, len(self._names)), dtype=np.int64)  # tokens that were predicted, and their bytes
         module.eval()
         with torch.no_grad():
-            batches = self._tokens.batches(self._micro_batch_size, rank, num_ranks, self._objective)
+            batches = self._tokens.batches(self._micro_batch_size, rank, num_ranks)
             for number, (part, batch) in enumerate(batches, 1):
                 if give_up is not None and number % BATCHES_BETWEEN_LOOKS == 0 and give_up():
                     module.train()
                     return None
                 nats[part] += module(*as_tensors(batch, self._device)).double()
+                predicted = batch.labels[batch.loss_mask > 0]
+                counts[:, part] += len(predicted), self._piece_bytes[predicted].sum(dtype=np.int64)
         module.train()
-        torch.distributed.all_reduce(nats, group=parallel.data_group())
-        return self._result(nats.tolist())
+        found = torch.cat([nats, torch.from_numpy(counts).flatten().to(nats)])
+        torch.distributed.all_reduce(found, group=parallel.data_group())
+        return self._result(*found.view(3, -1).tolist())
 
-    def _result(self, nats: Sequence[float]) -> ValidationResult:
-        tokens = [end - first for first, end in self._tokens.parts]
-        whole = Score.of("all", sum(nats), sum(tokens), sum(self._bytes))
-        each = tuple(Score.of(*one) for one in zip(self._names, nats, tokens, self._bytes, strict=True))
+    def _result(
+        self, nats: Sequence[float], num_tokens: Sequence[float], num_bytes: Sequence[float]
+    ) -> ValidationResult:
+        tokens, sizes = [round(number) for number in num_tokens], [round(number) for number in num_bytes]
+        whole = Score.of("all", sum(nats), sum(tokens), sum(sizes))
+        each = tuple(Score.of(*one) for one in zip(self._names, nats, tokens, sizes, strict=True))
         return ValidationResult(whole, each if len(each) > 1 else ())
 
 
@@ -124,19 +125,18 @@ def start_validation(preparation: Preparation, device: torch.device) -> Validati
     config, paths = preparation.config, preparation.token_paths
     if not has_validation(paths):
         return None
-    encoder = Encoder(config.input_tokenizer_file)
+    encoder = preparation.encoder
     # A source without validation documents has no part in it.
     sources = [source for source in preparation.reading.sources if source.num_valid_tokens]
     return Validation(
-        EvaluationTokens(
+        evaluation_batches(
             paths.valid,
-            config.seq_len,
+            preparation.objective,
             encoder.eos_id,
             max_tokens=None if config.eval_tokens == "all" else config.eval_tokens,
             part_tokens=[source.num_valid_tokens for source in sources],
         ),
         encoder.piece_bytes(),
-        preparation.objective,
         config.micro_batch,
         device,
         [source.name for source in sources],

@@ -36,7 +36,7 @@ class Logbook:
     def __init__(self, preparation: Preparation, state: TrainingState, device: torch.device, rank: int):
         self._preparation, self._device, self._rank = preparation, device, rank
         config = preparation.config
-        self._position = Position.going_on(state, config.global_batch_size, config.seq_len)
+        self._position = Position.going_on(state, config.global_batch_size, preparation.schedule.sample_tokens)
         self._order = preparation.reading.order()
         self._started, self._earlier_seconds = time.monotonic(), state.seconds
         self._window: list[StepRecord] = []
@@ -99,7 +99,7 @@ class Logbook:
         }
         if isinstance(self._order, MixedOrder):
             counts = self._order.counts(position.samples(record.step))
-            line["source_tokens"] = [count * schedule.seq_len for count in counts]
+            line["source_tokens"] = [count * schedule.sample_tokens for count in counts]
         self.facts["loss"] = line["loss"]
         self.facts.setdefault("first_loss", line["loss"])
         self._record(line)

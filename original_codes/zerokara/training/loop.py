@@ -13,7 +13,7 @@ import torch.distributed
 
 from zerokara.model import parallel
 from zerokara.samples.batches import Batches
-from zerokara.samples.objective import Batch, Objective
+from zerokara.samples.objective import Batch
 from zerokara.training.guards import StepGuard
 from zerokara.training.planning.schedule import Schedule
 from zerokara.training.processes.stopping import StopRequest
@@ -40,7 +40,6 @@ class StepRecord:
 def train(
     engine: Engine,
     batches: Batches,
-    objective: Objective,
     schedule: Schedule,
     first_step: int,
     position: Callable[[int], int],
@@ -56,7 +55,7 @@ def train(
     """
     for step in range(first_step, schedule.num_steps + 1):
         started = time.perf_counter()
-        micro_batches = [objective(ids, None) for ids in batches.at(position(step - 1))]
+        micro_batches = list(batches.at(position(step - 1)))
         # Processes that share a layer's matrices read the same sequences: one of them counts.
         counts = float(parallel.tensor_rank() == 0)
         num_tokens = sum(float(b.loss_mask.sum()) for b in micro_batches)
@@ -65,8 +64,7 @@ def train(
         for index, batch in enumerate(micro_batches):
             if index:
                 engine.finish_micro_batch()
-            ids, labels, mask, *segments = as_tensors(batch, device)
-            nats += engine.accumulate(ids, labels, mask, global_tokens, *segments)
+            nats += engine.accumulate(as_tensors(batch, device), global_tokens)
         # All processes meet here: so all learn of a request that reached one, and leave after the same step.
         total_nats, requests = _sum_over_processes([counts * nats.item(), float(stop.look())], device)
         loss, learning_rate, grad_norm = total_nats / global_tokens, schedule.learning_rate(step), math.nan
@@ -84,10 +82,8 @@ def train(
 
 
 def as_tensors(batch: Batch, device: torch.device) -> list[torch.Tensor]:
-    """Ids, labels, mask, and segments where documents are isolated, on the device, each [B, S]."""
-    arrays = [batch.inputs, batch.labels, batch.loss_mask]
-    if batch.segments is not None:
-        arrays.append(batch.segments)
+    """What the model takes of a batch, on the device."""
+    arrays = batch.arguments()
     if device.type != "cuda":
         return [torch.from_numpy(array) for array in arrays]
     # From memory that is not pinned, a copy would wait until the GPU has done all that it was given before.

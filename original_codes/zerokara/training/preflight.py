@@ -16,7 +16,6 @@ import numpy as np
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.progress import bytes_text, count_text, say, seconds_text
 from zerokara.samples.batches import Batches, BatchPlan
-from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.indexed import IndexedTokens
 from zerokara.training.planning import memory_budget
 from zerokara.training.planning.memory_budget import Budget
@@ -53,7 +52,7 @@ def rows(preparation: Preparation, there: Budget) -> list[tuple[str, str]]:
 
 
 def _data_head(preparation: Preparation) -> str:
-    encoder = Encoder(preparation.config.input_tokenizer_file)
+    encoder = preparation.encoder
     path = preparation.token_paths.train
     tokens = IndexedTokens(path).tokens
     for part in (tokens[:_LOOKED_AT], tokens[-_LOOKED_AT:]):
@@ -103,7 +102,7 @@ def _trial_steps(preparation: Preparation, device: torch.device) -> tuple[float,
         compilation.start(model, config.micro_batch, config.isolate_documents, _say)
     _say(f"kernels: {_kernels(preparation, device)}{f'; layers not compiled ({reason})' if reason else ''}")
     plan = BatchPlan(config.global_batch_size, config.micro_batch, parallel.data_size())
-    batches = Batches(reading.tokens(), reading.order(), plan, parallel.data_rank())
+    batches = Batches(reading.tokens(), reading.order(), plan, preparation.objective, parallel.data_rank())
     times, loss = [], 0.0
     for step in range(1, TRIAL_STEPS + 1):
         torch.distributed.barrier()
@@ -123,15 +122,14 @@ def _step(preparation: Preparation, engine: Engine, batches: Batches, step: int,
 
     config = preparation.config
     nats = torch.zeros((), device=device)
-    ready = [preparation.objective(ids, None) for ids in batches.at((step - 1) * config.global_batch_size)]
+    ready = list(batches.at((step - 1) * config.global_batch_size))
     counted = torch.tensor(sum(float(batch.loss_mask.sum()) for batch in ready), dtype=torch.float64, device=device)
     torch.distributed.all_reduce(counted, group=parallel.data_group())
     num_tokens = counted.item()
     for index, batch in enumerate(ready):
         if index:
             engine.finish_micro_batch()
-        ids, labels, mask, *segments = as_tensors(batch, device)
-        nats += engine.accumulate(ids, labels, mask, num_tokens, *segments)
+        nats += engine.accumulate(as_tensors(batch, device), num_tokens)
     torch.distributed.all_reduce(nats, group=parallel.data_group())
     engine.update(preparation.schedule.learning_rate(step))
     return nats.item() / num_tokens

@@ -1,8 +1,9 @@
 """What the model writes while it is trained: the prompts of `sample_prompts`, continued at each validation.
 
 Each prompt is continued twice: greedily, and by chance (temperature 0.8, of the likeliest tokens that make up 0.95 of
-the probability, the same dice at every step). Special tokens and the padding rows of the vocabulary never come; the end
-of a document ends a text. Training's own dice are not touched, and no weight is.
+the probability, the same dice at every step). Where training fills gaps, a prompt has some ("The <extra_id_0> barks."),
+or gets one at its end, and what the decoder writes is shown. Other special tokens and the padding rows of the
+vocabulary never come; the end of a document ends a text. Training's own dice are not touched, and no weight is.
 
 Every token is a forward pass over all texts so far, without a cache: simple, the same for every family, and as dear as
 training on ``2 × prompts × (prompt + sample_tokens) × sample_tokens / 6`` tokens (a forward pass is a third of a step,
@@ -38,6 +39,7 @@ import torch.distributed
 from torch import Tensor
 
 from zerokara.durable import write_text
+from zerokara.samples.objective import Objective, Prompt, side_by_side
 from zerokara.tokenizer.encoder import Encoder
 
 FILE_NAME = "samples.md"
@@ -59,40 +61,43 @@ class Sampler:
     """The prompts of a run."""
 
     def __init__(
-        self, encoder: Encoder, prompts: Sequence[str], num_tokens: int, seq_len: int, seed: int, device: torch.device
+        self,
+        encoder: Encoder,
+        objective: Objective,
+        prompts: Sequence[str],
+        num_tokens: int,
+        seed: int,
+        device: torch.device,
     ):
-        self._encoder, self._prompts, self._device, self._seed = encoder, prompts, device, seed
-        self._num_tokens = min(num_tokens, seq_len - 1)
-        # A prompt that would fill the model's reading length keeps its end.
-        keep = seq_len - self._num_tokens
-        self._prompt_ids = [encoder.prompt_ids(prompt)[-keep:] for prompt in prompts]
-        self._never = sorted({encoder.unk_id, *encoder.control_ids} - {encoder.eos_id})
+        self._encoder, self._texts, self._device, self._seed = encoder, prompts, device, seed
+        self._num_tokens = min(num_tokens, objective.lengths.read - 1)
+        self._prompts = [objective.prompt(encoder, prompt, self._num_tokens) for prompt in prompts]
+        self._never = sorted({encoder.unk_id, *encoder.control_ids} - {encoder.eos_id, *objective.marks})
 
     def __call__(self, module: torch.nn.Module) -> list[Sample]:
         """Continue every prompt; every process must call it."""
-        texts = [list(ids) for ids in self._prompt_ids for _ in range(2)]  # the greedy one, then the other
-        starts, ended = [len(text) for text in texts], [False] * len(texts)
+        prompts = [prompt for prompt in self._prompts for _ in range(2)]  # the greedy one, then the other
+        written: list[list[int]] = [[] for _ in prompts]
+        ended = [False] * len(prompts)
         dice = [np.random.default_rng([self._seed, number]) for number in range(len(self._prompts))]
         module.eval()
         with torch.no_grad():
             for _ in range(self._num_tokens):
-                for row, token in enumerate(self._drawn(self._last_logits(module, texts), dice)):
+                for row, token in enumerate(self._drawn(self._last_logits(module, prompts, written), dice)):
                     ended[row] |= token == self._encoder.eos_id
                     if not ended[row]:
-                        texts[row].append(token)
+                        written[row].append(token)
                 if all(ended):
                     break
         module.train()
-        found = [self._encoder.decode(text[start:]) for text, start in zip(texts, starts, strict=True)]
-        return [Sample(*each) for each in zip(self._prompts, found[0::2], found[1::2], strict=True)]
+        found = [self._encoder.spelt(tokens) for tokens in written]
+        return [Sample(*each) for each in zip(self._texts, found[0::2], found[1::2], strict=True)]
 
-    def _last_logits(self, module: torch.nn.Module, texts: Sequence[list[int]]) -> Tensor:
+    def _last_logits(self, module: torch.nn.Module, prompts: Sequence[Prompt], written: Sequence[list[int]]) -> Tensor:
         """What each text goes on with, [B, padded V]."""
-        longest = max(map(len, texts))
-        # What stands behind a text's end is read by nothing that counts: attention looks back only.
-        rows = [text + [self._encoder.eos_id] * (longest - len(text)) for text in texts]
-        last_B = torch.tensor([len(text) - 1 for text in texts], device=self._device)
-        logits_B1V: Tensor = module(torch.tensor(rows, device=self._device), at_B=last_B)
+        first, named = side_by_side(prompts, written, self._encoder.eos_id)
+        arrays = {name: torch.from_numpy(array).to(self._device) for name, array in named.items()}
+        logits_B1V: Tensor = module(torch.from_numpy(first).to(self._device), **arrays)
         return logits_B1V.squeeze(1)
 
     def _drawn(self, logits_BV: Tensor, dice: Sequence[np.random.Generator]) -> list[int]:

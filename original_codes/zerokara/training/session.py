@@ -19,10 +19,9 @@ from zerokara.checkpoint import TrainingState
 from zerokara.errors import RunError
 from zerokara.export import from_hf
 from zerokara.model import compilation, parallel
-from zerokara.model.megatron import Decoder, build, num_parameters
+from zerokara.model.megatron import Model, build, num_parameters
 from zerokara.progress import count_text, say, seconds_text
 from zerokara.samples.batches import Batches, BatchPlan
-from zerokara.tokenizer.encoder import Encoder
 from zerokara.training import suspects
 from zerokara.training.compute import devices
 from zerokara.training.compute.engine import Engine
@@ -62,7 +61,7 @@ class Session:
             self._stop_file.forget()
             self.stop.watch(self._stop_file.look)
         self.state = self._start_state()
-        self.position = Position.going_on(self.state, self.config.global_batch_size, self.config.seq_len)
+        self.position = Position.going_on(self.state, self.config.global_batch_size, self.schedule.sample_tokens)
         self.engine = self._start_engine()
         self.validation, self.sampler = start_validation(preparation, self.device), self._start_sampler()
         self.logbook = Logbook(preparation, self.state, self.device, self.rank)
@@ -72,7 +71,7 @@ class Session:
         self.guard = StepGuard(self.config, self.state)
         plan = BatchPlan(self.config.global_batch_size, self.config.micro_batch, parallel.data_size())
         reading = preparation.reading
-        self.batches = Batches(reading.tokens(), reading.order(), plan, parallel.data_rank())
+        self.batches = Batches(reading.tokens(), reading.order(), plan, preparation.objective, parallel.data_rank())
 
     def run(self) -> bool:
         """Train to the end; False when somebody asked to stop before it.
@@ -120,7 +119,6 @@ class Session:
         return train(
             engine=self.engine,
             batches=self.batches,
-            objective=self.preparation.objective,
             schedule=self.schedule,
             first_step=done + 1,
             position=self.position.samples,
@@ -174,7 +172,7 @@ class Session:
         self._compile(model)
         return engine
 
-    def _compile(self, model: Decoder) -> None:
+    def _compile(self, model: Model) -> None:
         config = self.config
         if compilation.reason_against(config.compile, self.device.type, config.zero_stage) is None:
             compilation.start(model, config.micro_batch, config.isolate_documents, self._say)
@@ -183,8 +181,8 @@ class Session:
         config = self.config
         if not config.sample_prompts:
             return None
-        encoder = Encoder(config.input_tokenizer_file)
-        return Sampler(encoder, config.sample_prompts, config.sample_tokens, config.seq_len, config.seed, self.device)
+        objective, encoder = self.preparation.objective, self.preparation.encoder
+        return Sampler(encoder, objective, config.sample_prompts, config.sample_tokens, config.seed, self.device)
 
     def _at_edge(self, record: StepRecord, asked_to_stop: bool) -> bool:
         """All that happens between two steps; whether to leave."""
@@ -225,9 +223,7 @@ class Session:
 
     def _name_suspects(self, record: StepRecord) -> None:
         consumed = self.position.samples(record.step - 1)
-        found = suspects.find(
-            self.engine.module, self.batches, self.preparation.objective, self.preparation.reading, consumed
-        )
+        found = suspects.find(self.engine.module, self.batches, self.preparation.reading, consumed)
         self.logbook.log_skipped(record, found)
 
     def _save(self, step: int) -> None:
@@ -249,7 +245,7 @@ class Session:
         return TrainingState(
             step=step,
             samples=samples,
-            tokens=samples * self.config.seq_len,
+            tokens=samples * self.schedule.sample_tokens,
             seconds=seconds,
             shape=preparation.shape.as_json(),
             tokenizer_sha256=preparation.tokenizer_sha256,

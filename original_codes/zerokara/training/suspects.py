@@ -13,7 +13,6 @@ import torch.distributed
 from zerokara.model import parallel
 from zerokara.samples.batches import Batches
 from zerokara.samples.documents import SampleDocuments
-from zerokara.samples.objective import Objective
 from zerokara.samples.reading_plan import ReadingPlan
 from zerokara.training.loop import as_tensors
 
@@ -51,14 +50,12 @@ class Suspect:
         return f"loss {self.loss:.4f}: {', '.join(places)}" + (f" and {more} more" if more > 0 else "")
 
 
-def find(
-    module: torch.nn.Module, batches: Batches, objective: Objective, reading: ReadingPlan, consumed: int
-) -> list[Suspect]:
+def find(module: torch.nn.Module, batches: Batches, reading: ReadingPlan, consumed: int) -> list[Suspect]:
     """The sequences of the batch at `consumed` that spoilt it: those whose loss is not finite, or else the highest.
 
     Every process must call it; it costs a forward pass of the batch, sequence by sequence.
     """
-    losses = _loss_of_each(module, batches, objective, consumed)
+    losses = _loss_of_each(module, batches, consumed)
     chosen = [index for index, loss in enumerate(losses) if not math.isfinite(loss)]
     chosen = chosen or sorted(range(len(losses)), key=lambda index: -losses[index])[:MOST_SEQUENCES]
     _, samples = batches.order.at_many(consumed + np.array(chosen, dtype=np.int64))
@@ -69,7 +66,7 @@ def find(
     ]
 
 
-def _loss_of_each(module: torch.nn.Module, batches: Batches, objective: Objective, consumed: int) -> list[float]:
+def _loss_of_each(module: torch.nn.Module, batches: Batches, consumed: int) -> list[float]:
     """Nats a token of each sequence of the global batch, in the order of the run."""
     device = next(module.parameters()).device
     losses = torch.zeros(batches.plan.global_batch_size, dtype=torch.float64, device=device)
@@ -77,13 +74,10 @@ def _loss_of_each(module: torch.nn.Module, batches: Batches, objective: Objectiv
     counts = parallel.tensor_rank() == 0
     module.eval()
     with torch.no_grad():
-        positions = batches.plan.positions(consumed, batches.rank)
-        for of_micro_batch, rows in zip(positions, batches.at(consumed), strict=True):
-            for position, row in zip(of_micro_batch, rows, strict=True):
-                batch = objective(row[np.newaxis], None)
-                nats = module(*as_tensors(batch, device)).double() / max(1.0, float(batch.loss_mask.sum()))
-                if counts:
-                    losses[int(position) - consumed] = nats
+        for position, batch in batches.one_by_one(consumed):
+            nats = module(*as_tensors(batch, device)).double() / max(1.0, float(batch.loss_mask.sum()))
+            if counts:
+                losses[position - consumed] = nats
     module.train()
     torch.distributed.all_reduce(losses)
     return [float(loss) for loss in losses.tolist()]

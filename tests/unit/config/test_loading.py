@@ -30,7 +30,7 @@ def test_every_fault_is_told_at_once_in_the_order_of_the_file(tmp_path: Path) ->
     assert faults_of(tmp_path, text) == [
         "config.yaml:2: lr: stands twice, first at line 1; keep one",
         "config.yaml:3: hiden_size = 5: there is no such setting; did you mean hidden_size?",
-        "config.yaml:4: hidden_size = 250: must be a multiple of num_attn_heads = 4; try 248 or 252",
+        "config.yaml:4: hidden_size = 250: must be a multiple of num_attn_heads = 4; try 248 or 252, or give head_size",
         "config.yaml:5: micro_batch_size = abc: must be a whole number or 'auto'; "
         "write a number without quotes or units",
         "config.yaml:6: epochs = -1: must be greater than 0",
@@ -67,7 +67,7 @@ def test_global_batch_is_explained_with_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("tie_word_embeddings: yes\n", "tie_word_embeddings = yes: must be true or false; write true"),
+        ("tie_word_embeddings: yes\n", "tie_word_embeddings = yes: must be true or false or 'auto'; write true"),
         ("wandb: maybe\n", "wandb = maybe: must be 'off', 'offline' or 'online'"),
         ("min_lr: 1\n", "min_lr = 1.0: must be at most lr = 0.001; try 0.0001"),
         ("train_tokens: 1.5\n", "train_tokens = 1.5: must be a whole number or 'auto'"),

@@ -31,7 +31,7 @@ def test_queries_keys_and_values_stand_kv_head_by_kv_head() -> None:
 
 
 def test_gpt2_joins_them_by_kind_and_transposes_weights_only() -> None:
-    shape = replace(TINY, architecture="gpt2", num_attn_heads=2, num_kv_heads=2)
+    shape = replace(TINY, architecture="gpt2", num_attn_heads=2, num_kv_heads=2, head_size=2)
     ours = torch.arange(12.0)  # heads of width 2: q0 k0 v0 q1 k1 v1
     (bias,) = JOINED_QUERY_KEY_VALUE.to_hf(ours, shape)
     assert bias.tolist() == [0, 1, 6, 7, 2, 3, 8, 9, 4, 5, 10, 11]

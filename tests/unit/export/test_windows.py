@@ -13,6 +13,7 @@ from zerokara.export import proof
 from zerokara.export.continuations import Continued, num_new_tokens
 from zerokara.export.windows import Windows, within_budget
 from zerokara.model.shapes import ModelShape
+from zerokara.samples.objective import Prompt
 
 SMALL = ModelShape("llama", 4, 256, 4, 4, 704, 256, 8000, True, 1e4, 1e-5, 0.02)
 BILLION = ModelShape("llama", 22, 2048, 32, 4, 5632, 2048, 32000, False, 1e4, 1e-5, 0.02)
@@ -57,7 +58,7 @@ def test_the_first_positions_are_cut_from_the_front() -> None:
 def test_each_greedy_token_is_held_against_ours_in_its_place() -> None:
     # After the prompt [8, 9] ours finds 1 likeliest, then 2, then 0 and 2 alike.
     logits = torch.tensor([[9.0, 0, 0], [0, 1, 0], [0, 0, 1], [1.0, 0, 1 - 1e-4]])
-    said = Continued(prompts=[[8, 9]], greedy=[[1, 2, 0]], sampled=[])
+    said = Continued(prompts=[Prompt([], [8, 9])], greedy=[[1, 2, 0]], sampled=[])
     assert proof._compare_greedy(said, [logits], 2e-4) == (0, [])
     assert proof._compare_greedy(replace(said, greedy=[[1, 2, 2]]), [logits], 2e-4) == (1, [])
     ties, faults = proof._compare_greedy(replace(said, greedy=[[1, 0, 1]]), [logits], 2e-4)

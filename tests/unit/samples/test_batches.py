@@ -5,12 +5,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from zerokara.config.sample_lengths import causal
 from zerokara.samples.batches import Batches, BatchPlan
+from zerokara.samples.objective import Batch, Causal
 from zerokara.samples.order import SampleOrder
 from zerokara.samples.packed import PackedTokens
 
 GLOBAL_BATCH = 24
 SHARES = [(1, 24), (1, 4), (1, 1), (2, 12), (2, 3), (3, 8), (3, 2), (8, 3), (8, 1)]
+
+
+def rows_of(batch: Batch) -> list[list[int]]:
+    """The tokens of which a causal batch was made."""
+    return np.concatenate([batch.inputs, batch.labels[:, -1:]], axis=1).tolist()
 
 
 def test_the_example_of_the_docstring() -> None:
@@ -32,12 +39,12 @@ def test_every_sample_once_however_the_batch_is_shared(num_ranks: int, micro: in
 
 @pytest.mark.parametrize(("num_ranks", "micro"), SHARES)
 def test_the_global_batch_is_the_same_set_of_sequences(prefix: Path, num_ranks: int, micro: int) -> None:
-    tokens = PackedTokens(prefix, seq_len=1)  # 16 samples, so a batch of 24 crosses the edge of an epoch
+    tokens = PackedTokens(prefix, causal(1))  # 16 samples, so a batch of 24 crosses the edge of an epoch
     order = SampleOrder(len(tokens), seed=3)
 
     def global_batch(plan: BatchPlan) -> list[list[int]]:
-        rows = [Batches(tokens, order, plan, rank).at(consumed=24) for rank in range(plan.num_ranks)]
-        return sorted(row for micro_batches in rows for batch in micro_batches for row in batch.tolist())
+        rows = [Batches(tokens, order, plan, Causal(causal(1)), rank).at(consumed=24) for rank in range(plan.num_ranks)]
+        return sorted(row for micro_batches in rows for batch in micro_batches for row in rows_of(batch))
 
     assert global_batch(BatchPlan(GLOBAL_BATCH, micro, num_ranks)) == global_batch(
         BatchPlan(GLOBAL_BATCH, GLOBAL_BATCH)
@@ -45,18 +52,18 @@ def test_the_global_batch_is_the_same_set_of_sequences(prefix: Path, num_ranks: 
 
 
 def test_two_epochs_read_every_token_twice(prefix: Path) -> None:
-    tokens = PackedTokens(prefix, seq_len=1)
-    batches = Batches(tokens, SampleOrder(len(tokens), seed=3), BatchPlan(8, 4))
-    read = [row for step in range(4) for batch in batches.at(8 * step) for row in batch[:, 0].tolist()]
+    tokens = PackedTokens(prefix, causal(1))
+    batches = Batches(tokens, SampleOrder(len(tokens), seed=3), BatchPlan(8, 4), Causal(causal(1)))
+    read = [row for step in range(4) for batch in batches.at(8 * step) for row in batch.inputs[:, 0].tolist()]
     assert sorted(read) == sorted(2 * [tokens[i][0] for i in range(16)])
 
 
 def test_micro_batches_follow_the_order(prefix: Path) -> None:
-    tokens = PackedTokens(prefix, seq_len=5)
-    batches = Batches(tokens, SampleOrder(3, seed=0, kind="sequential"), BatchPlan(4, 2))
+    tokens = PackedTokens(prefix, causal(5))
+    batches = Batches(tokens, SampleOrder(3, seed=0, kind="sequential"), BatchPlan(4, 2), Causal(causal(5)))
     first, second = batches.at(0)
-    assert first.tolist() == [tokens[0].tolist(), tokens[1].tolist()]
-    assert second.tolist() == [tokens[2].tolist(), tokens[0].tolist()]
+    assert rows_of(first) == [tokens[0].tolist(), tokens[1].tolist()]
+    assert rows_of(second) == [tokens[2].tolist(), tokens[0].tolist()]
 
 
 def test_a_share_that_does_not_divide_is_our_own_mistake() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from token_sources import some_lengths, write_sources
 
+from zerokara.config.sample_lengths import causal
 from zerokara.durable import appearing_file
 from zerokara.samples.documents import DocumentPlace, SampleDocuments
 from zerokara.samples.packed import PackedTokens
@@ -18,7 +19,7 @@ from zerokara.tokens.layout import TokenPaths, bin_path, idx_path
 @pytest.mark.parametrize("by_source", [False, True])
 def test_the_documents_of_every_sample(tmp_path: Path, totals: tuple[int, ...], by_source: bool) -> None:
     owner = write_sources(tmp_path, some_lengths(3, totals))
-    samples = PackedTokens(tmp_path / "tokens_text_document", 7, parts=totals if by_source else None)
+    samples = PackedTokens(tmp_path / "tokens_text_document", causal(7), parts=totals if by_source else None)
     documents = SampleDocuments(samples, read_sources(str(tmp_path / "tokens")))
     for index in range(len(samples)):
         expected = list(dict.fromkeys(owner[token] for token in samples[index].tolist()))
@@ -35,7 +36,7 @@ def test_a_document_of_several_sequences(tmp_path: Path) -> None:
         file.write(np.array([2, 3, 4], "<i4").data)
         file.write(np.array([0, 4, 10], "<i8").data)
         file.write(np.array([0, 2, 3], "<i8").data)
-    documents = SampleDocuments(PackedTokens(paths.train, 2), [Source("a", 0, 9)])
+    documents = SampleDocuments(PackedTokens(paths.train, causal(2)), [Source("a", 0, 9)])
     touched = [documents.touched_by(index) for index in range(4)]
     first, second = DocumentPlace(0, 0), DocumentPlace(0, 1)
     assert touched == [[first], [first], [first, second], [second]]

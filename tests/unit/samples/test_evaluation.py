@@ -5,15 +5,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from zerokara.samples.evaluation import EvaluationTokens
-from zerokara.samples.objective import objective
+from zerokara.config import sample_lengths
+from zerokara.samples.evaluation import PredictedOnce
+from zerokara.samples.objective import Causal
 from zerokara.samples.packed import PackedTokens
 from zerokara.tokens.indexed import write_documents
 
 
+def causal(seq_len: int, isolate_at: int | None = None) -> Causal:
+    return Causal(sample_lengths.causal(seq_len), isolate_at)
+
+
 def test_the_example_of_the_docstring(tmp_path: Path) -> None:
     write_documents(tmp_path / "t", [np.array([7, 8, 9, 4, 5])], np.dtype(np.uint16))
-    ((_, batch),) = EvaluationTokens(tmp_path / "t", seq_len=2, start_id=0).batches(micro_batch_size=3)
+    ((_, batch),) = PredictedOnce(tmp_path / "t", causal(2), start_id=0).batches(micro_batch_size=3)
     assert batch.inputs.tolist() == [[0, 7], [8, 9], [4, 5]]
     assert batch.labels.tolist()[:2] == [[7, 8], [9, 4]] and batch.labels[2, 0] == 5
     assert batch.loss_mask.tolist() == [[1, 1], [1, 1], [1, 0]]
@@ -24,7 +29,7 @@ def test_the_example_of_the_docstring(tmp_path: Path) -> None:
 def test_every_token_is_predicted_once_from_its_predecessor(
     prefix: Path, seq_len: int, num_ranks: int, micro: int
 ) -> None:
-    evaluation = EvaluationTokens(prefix, seq_len, start_id=2)
+    evaluation = PredictedOnce(prefix, causal(seq_len), start_id=2)
     per_rank = [[batch for _, batch in evaluation.batches(micro, rank, num_ranks)] for rank in range(num_ranks)]
     assert len({len(batches) for batches in per_rank}) == 1  # or ranks would wait for each other
     assert all(batch.inputs.shape == (micro, seq_len) for batches in per_rank for batch in batches)
@@ -33,30 +38,28 @@ def test_every_token_is_predicted_once_from_its_predecessor(
         for batch in batches:
             counted = batch.loss_mask == 1
             pairs += list(zip(batch.inputs[counted].tolist(), batch.labels[counted].tolist(), strict=True))
-    tokens = PackedTokens(prefix, 16)[0].tolist()
+    tokens = PackedTokens(prefix, sample_lengths.causal(16))[0].tolist()
     assert sorted(pairs) == sorted(zip([2, *tokens[:-1]], tokens, strict=True))
 
 
 def test_the_first_tokens_only(prefix: Path) -> None:
-    evaluation = EvaluationTokens(prefix, seq_len=4, start_id=2, max_tokens=6)
+    evaluation = PredictedOnce(prefix, causal(4), start_id=2, max_tokens=6)
     assert evaluation.num_tokens == 6 and evaluation.tokens.tolist() == [10, 11, 12, 2, 20, 21]
     assert sum(batch.loss_mask.sum() for _, batch in evaluation.batches(2)) == 6
 
 
 def test_documents_are_isolated_here_too(prefix: Path) -> None:
     """The documents [10 11 12 2] [20 21 2] [30 …]: each begins with the end of the one before."""
-    ((_, batch),) = EvaluationTokens(prefix, seq_len=9, start_id=2, max_tokens=9).batches(
-        1, objective=objective("causal", isolate_at=2)
-    )
+    ((_, batch),) = PredictedOnce(prefix, causal(9, isolate_at=2), start_id=2, max_tokens=9).batches(1)
     assert batch.inputs.tolist() == [[2, 10, 11, 12, 2, 20, 21, 2, 30]]
     assert batch.segments is not None and batch.segments.tolist() == [[1, 1, 1, 1, 2, 2, 2, 3, 3]]
 
 
 def test_parts_count_each_of_their_tokens_once(prefix: Path) -> None:
-    tokens = EvaluationTokens(prefix, 4, start_id=2).tokens.tolist()
+    tokens = PredictedOnce(prefix, causal(4), start_id=2).tokens.tolist()
     parts = [7, 0, 1, len(tokens) - 8]
     for seq_len, num_ranks, micro in ((4, 1, 1), (5, 2, 1), (3, 3, 2), (40, 1, 4)):
-        evaluation = EvaluationTokens(prefix, seq_len, start_id=2, part_tokens=parts)
+        evaluation = PredictedOnce(prefix, causal(seq_len), start_id=2, part_tokens=parts)
         assert [end - first for first, end in evaluation.parts] == parts
         per_rank = [list(evaluation.batches(micro, rank, num_ranks)) for rank in range(num_ranks)]
         assert len({tuple(part for part, _ in batches) for batches in per_rank}) == 1
@@ -76,9 +79,9 @@ def test_parts_count_each_of_their_tokens_once(prefix: Path) -> None:
 
 def test_a_limit_takes_from_every_part_whole_documents(prefix: Path) -> None:
     """The documents are [10 11 12 2] [20 21 2] [30 …]; of 7 and the rest half is taken."""
-    whole = EvaluationTokens(prefix, 4, start_id=2)
-    evaluation = EvaluationTokens(
-        prefix, 4, start_id=2, part_tokens=[7, whole.num_tokens - 7], max_tokens=int(whole.num_tokens * 0.9)
+    whole = PredictedOnce(prefix, causal(4), start_id=2)
+    evaluation = PredictedOnce(
+        prefix, causal(4), start_id=2, part_tokens=[7, whole.num_tokens - 7], max_tokens=int(whole.num_tokens * 0.9)
     )
     (first, second), (third, fourth) = evaluation.parts
     assert (first, second) == (0, 4) and evaluation.tokens[second - 1] == 2  # 6 of 7, up to the end of a document

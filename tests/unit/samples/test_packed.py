@@ -5,13 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from zerokara.config.sample_lengths import causal
 from zerokara.errors import UserError
-from zerokara.samples.packed import PackedTokens, num_samples
+from zerokara.samples.packed import PackedTokens
 from zerokara.tokens.indexed import write_documents
 
 
 def test_samples_are_slices_across_documents(prefix: Path) -> None:
-    tokens = PackedTokens(prefix, seq_len=5)
+    tokens = PackedTokens(prefix, causal(5))
     assert len(tokens) == tokens.num_samples == 3 and tokens.num_tokens == 17
     assert tokens[0].tolist() == [10, 11, 12, 2, 20, 21]
     assert tokens[1].tolist() == [21, 2, 30, 31, 32, 33]
@@ -22,34 +23,34 @@ def test_samples_are_slices_across_documents(prefix: Path) -> None:
 
 @pytest.mark.parametrize(("seq_len", "expected"), [(1, 16), (4, 4), (8, 2), (15, 1), (16, 1)])
 def test_number_of_samples(prefix: Path, seq_len: int, expected: int) -> None:
-    tokens = PackedTokens(prefix, seq_len)
-    assert len(tokens) == expected == num_samples(17, seq_len)
+    tokens = PackedTokens(prefix, causal(seq_len))
+    assert len(tokens) == expected == causal(seq_len).samples_in(17)
     assert len(tokens[expected - 1]) == seq_len + 1
     with pytest.raises(IndexError, match=f"sample {expected} of {expected}"):
         tokens[expected]
 
 
 def test_parts_are_cut_each_by_itself(prefix: Path) -> None:
-    tokens = PackedTokens(prefix, seq_len=3, parts=[5, 1, 0, 11])  # 1, 0, 0 and 3 samples
+    tokens = PackedTokens(prefix, causal(3), parts=[5, 1, 0, 11])  # 1, 0, 0 and 3 samples
     assert len(tokens) == 4 and tokens.samples_per_part == [1, 0, 0, 3]
     assert [tokens.first_token(index) for index in range(4)] == [0, 6, 9, 12]
     assert tokens[1].tolist() == [2, 30, 31, 32]
-    assert PackedTokens(prefix, seq_len=4, parts=[10, 7])[2].tolist() == [33, 34, 35, 36, 37]
+    assert PackedTokens(prefix, causal(4), parts=[10, 7])[2].tolist() == [33, 34, 35, 36, 37]
     with pytest.raises(AssertionError, match="parts of 16 tokens of 17"):
-        PackedTokens(prefix, seq_len=3, parts=[5, 11])
+        PackedTokens(prefix, causal(3), parts=[5, 11])
 
 
 def test_both_types_of_ids_read_the_same(tmp_path: Path) -> None:
     documents = [np.array([1, 65_499, 2]), np.array([0, 40_000, 2])]
     for name, dtype in (("short", np.uint16), ("long", np.int32)):
         write_documents(tmp_path / name, documents, np.dtype(dtype))
-    read = [PackedTokens(tmp_path / name, 5)[0].tolist() for name in ("short", "long")]
+    read = [PackedTokens(tmp_path / name, causal(5))[0].tolist() for name in ("short", "long")]
     assert read[0] == read[1] == [1, 65_499, 2, 0, 40_000, 2]
 
 
 def test_a_corpus_shorter_than_a_sequence_is_refused_with_numbers(prefix: Path) -> None:
     with pytest.raises(UserError) as raised:
-        PackedTokens(prefix, seq_len=17, where="config.yaml:31")
+        PackedTokens(prefix, causal(17), where="config.yaml:31")
     assert str(raised.value) == (
         f"config.yaml:31: seq_len = 17: {prefix}.bin holds 17 tokens, and one sequence takes seq_len + 1 = 18; "
         "give more text (step 2), or set seq_len to at most 16"
@@ -59,4 +60,4 @@ def test_a_corpus_shorter_than_a_sequence_is_refused_with_numbers(prefix: Path) 
 def test_an_empty_corpus_is_refused(tmp_path: Path) -> None:
     write_documents(tmp_path / "none", [], np.dtype(np.uint16))
     with pytest.raises(UserError, match=r"none\.bin holds 0 tokens.*; give more text \(step 2\)$"):
-        PackedTokens(tmp_path / "none", seq_len=4)
+        PackedTokens(tmp_path / "none", causal(4))

@@ -15,6 +15,7 @@ from zerokara.errors import UserError
 from zerokara.samples.batches import Batches, BatchPlan
 from zerokara.samples.documents import SampleDocuments
 from zerokara.samples.mixed_order import BLOCK_SAMPLES, derived_seed
+from zerokara.samples.objective import Causal
 from zerokara.samples.order import KeyedPermutation
 from zerokara.samples.reading_plan import ReadingPlan
 
@@ -38,10 +39,11 @@ def consumed(plan: ReadingPlan, num: int, ranks: int = 1) -> list[list[int]]:
     batch = BatchPlan(global_batch_size=48, micro_batch_size=2, num_ranks=ranks)
     rows: dict[int, list[int]] = {}
     for rank in range(ranks):
-        batches = Batches(plan.tokens(), plan.order(), batch, rank)
+        batches = Batches(plan.tokens(), plan.order(), batch, Causal(plan.lengths), rank)
         for first in range(0, num, 48):
             positions = batch.positions(first, rank).ravel().tolist()
-            read = np.concatenate(list(batches.at(first))).tolist()
+            made = list(batches.at(first))
+            read = np.concatenate([np.concatenate([one.inputs, one.labels[:, -1:]], axis=1) for one in made]).tolist()
             assert not rows.keys() & set(positions)
             rows.update(zip(positions, read, strict=True))
     assert sorted(rows) == list(range(-(-num // 48) * 48))

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from zerokara import manifest
+from zerokara.config.sample_lengths import causal
 from zerokara.errors import UserError
-from zerokara.tokens.count import SplitCount, check_belongs, count
+from zerokara.tokens.count import check_belongs, count
 from zerokara.tokens.indexed import IndexedTokens, write_documents
 from zerokara.tokens.layout import TokenPaths, bin_path
 
@@ -39,12 +40,7 @@ def test_counts_equal_brute_force(prefix: str) -> None:
     ("tokens", "seq_len", "samples"), [(1025, 256, 4), (1024, 256, 3), (257, 256, 1), (256, 256, 0), (0, 256, 0)]
 )
 def test_samples_need_one_token_after_them(tokens: int, seq_len: int, samples: int) -> None:
-    assert SplitCount(1, tokens, 0).samples(seq_len) == samples
-
-
-def test_epochs() -> None:
-    assert SplitCount(1, 1025, 0).epochs(2048, 256) == 2.0
-    assert SplitCount(1, 10, 0).epochs(2048, 256) == float("inf")
+    assert causal(seq_len).samples_in(tokens) == samples
 
 
 def test_without_validation(prefix: str) -> None:

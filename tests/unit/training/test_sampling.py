@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from zerokara.config.sample_lengths import causal
 from zerokara.model import parallel
+from zerokara.samples.objective import Causal
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.training import sampling
 from zerokara.training.sampling import Sample, Sampler
@@ -35,7 +37,7 @@ def encoder(tiny_data: dict[str, str]) -> Encoder:
 
 
 def sampler(encoder: Encoder, *prompts: str, num_tokens: int = 6, seq_len: int = 32) -> Sampler:
-    return Sampler(encoder, prompts, num_tokens, seq_len, seed=1, device=torch.device("cpu"))
+    return Sampler(encoder, Causal(causal(seq_len)), prompts, num_tokens, seed=1, device=torch.device("cpu"))
 
 
 def test_greedy_follows_the_likeliest_and_ends_with_the_document(encoder: Encoder) -> None:
@@ -67,7 +69,7 @@ def test_texts_are_bounded_by_the_models_length_and_the_same_each_time(encoder: 
     assert torch.equal(torch.random.get_rng_state(), before), "training's own dice were used"
     assert first == again and first[0].greedy != first[0].sampled
     assert max(length for _, length in model.shapes) == 15  # and predicts the 16th
-    assert made._prompt_ids[0] == [encoder.eos_id] and made._prompt_ids[1] == encoder.prompt_ids(words)[-6:]
+    assert [prompt.begun for prompt in made._prompts] == [[encoder.eos_id], encoder.prompt_ids(words)[-6:]]
 
 
 def test_chance_draws_from_the_fewest_likeliest_that_make_up_top_p() -> None:

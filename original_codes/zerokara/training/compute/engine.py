@@ -19,7 +19,7 @@ import io
 import logging
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import deepspeed
@@ -34,7 +34,7 @@ from torch import Tensor
 
 from zerokara.config import PretrainConfig
 from zerokara.model import parallel
-from zerokara.model.megatron import Decoder
+from zerokara.model.megatron import Model
 from zerokara.training.compute import optimizers
 from zerokara.training.compute.deepspeed_settings import settings_for
 from zerokara.training.compute.whole_tensors import WholeTensors
@@ -86,7 +86,7 @@ class Updater(Protocol):
 class Engine:
     """A model in training."""
 
-    def __init__(self, model: Decoder, config: PretrainConfig, num_processes: int, template: dict[str, Any]):
+    def __init__(self, model: Model, config: PretrainConfig, num_processes: int, template: dict[str, Any]):
         """Wrap `model`, whose weights must be fp32: they become the optimizer's weights unrounded.
 
         `num_processes` counts those that share out the data (`parallel.data_size`).
@@ -111,15 +111,13 @@ class Engine:
         """Updates made, those of earlier starts included; steps that were left out do not count."""
         return self._updater.num_updates
 
-    def accumulate(
-        self, tokens_BS: Tensor, labels_BS: Tensor, mask_BS: Tensor, global_tokens: float, *segments_BS: Tensor
-    ) -> Tensor:
-        """Forward and backward of one micro batch; gives its summed nats. Segments only where documents are isolated.
+    def accumulate(self, batch: Sequence[Tensor], global_tokens: float) -> Tensor:
+        """Forward and backward of one micro batch (the model's arguments, with labels); gives its summed nats.
 
         `global_tokens` is the count of predicted tokens in the global batch, over all processes and micro batches:
         the gradient becomes that of the mean over these tokens.
         """
-        nats: Tensor = self._updater.module(tokens_BS, labels_BS, mask_BS, *segments_BS)
+        nats: Tensor = self._updater.module(*batch)
         self._updater.backward(nats / global_tokens)
         return nats.detach()
 
@@ -172,7 +170,7 @@ class Engine:
 class Partitions:
     """An `Updater`: AdamW under DeepSpeed's ZeRO, stages 1 to 3."""
 
-    def __init__(self, model: Decoder, config: PretrainConfig, num_processes: int, template: dict[str, Any]):
+    def __init__(self, model: Model, config: PretrainConfig, num_processes: int, template: dict[str, Any]):
         """Take over `model`, whose weights must be fp32."""
         # DeepSpeed divides by the number of micro batches and averages over the processes; this undoes both.
         self._times = num_processes * (config.global_batch_size // (config.micro_batch * num_processes))

@@ -21,7 +21,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from zerokara.config import PretrainConfig
 from zerokara.model import parallel
-from zerokara.model.megatron import Decoder
+from zerokara.model.megatron import Model
 from zerokara.model.sharding import Cut
 from zerokara.training.compute import devices, optimizers
 
@@ -32,7 +32,7 @@ CHUNK = 2**26
 class WholeTensors:
     """An `engine.Updater`: a model whose tensors stay whole."""
 
-    def __init__(self, model: Decoder, config: PretrainConfig):
+    def __init__(self, model: Model, config: PretrainConfig):
         """Take over `model`, whose weights must be fp32: in bf16 they live on, unrounded, with their owners."""
         device = devices.local_device(int(os.environ.get("LOCAL_RANK", "0")))
         model.to(device)
@@ -120,7 +120,7 @@ class WholeTensors:
         return shape if key is None else optimizers.state_shapes(self._config.optimizer, name, shape)[key]
 
     @staticmethod
-    def _dealt(model: Decoder, num_owners: int) -> dict[str, int | None]:
+    def _dealt(model: Model, num_owners: int) -> dict[str, int | None]:
         """The owner of each tensor, the largest first to whoever has least; None where every process owns all."""
         sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
         owners: dict[str, int | None] = dict.fromkeys(sizes)

@@ -157,7 +157,7 @@ def _of_mixture(plan: ReadingPlan, order: MixedOrder, num_samples: int) -> Consu
 
 def _uses(plan: ReadingPlan, samples_taken: Sequence[int]) -> tuple[SourceUse, ...]:
     return tuple(
-        SourceUse(source.name, source.num_tokens, taken * plan.seq_len, taken / there if there else 0.0)
+        SourceUse(source.name, source.num_tokens, taken * plan.lengths.taken, taken / there if there else 0.0)
         for source, taken, there in zip(plan.sources, samples_taken, plan.samples_per_part, strict=True)
     )
 
@@ -185,8 +185,8 @@ def _of_stream(plan: ReadingPlan, order: SampleOrder, num_samples: int) -> Consu
 
 def _tokens_of_each(plan: ReadingPlan, indices: NDArray[np.int64], length: int) -> NDArray[np.int64]:
     """Tokens of each source in stretches of `length` samples that begin at the samples `indices` of the stream."""
-    starts = indices * plan.seq_len
-    ends = starts + length * plan.seq_len
+    starts = indices * plan.lengths.taken
+    ends = starts + length * plan.lengths.taken
     return np.array(
         [
             int(np.maximum(0, np.minimum(ends, source.end_token) - np.maximum(starts, source.first_token)).sum())

@@ -16,12 +16,12 @@ class Position:
     first_samples: int
     """Sequences that were read before it."""
     global_batch_size: int
-    seq_len: int
+    sample_tokens: int
 
     @classmethod
-    def going_on(cls, state: TrainingState, global_batch_size: int, seq_len: int) -> Position:
+    def going_on(cls, state: TrainingState, global_batch_size: int, sample_tokens: int) -> Position:
         """The position of a start that goes on from `state`."""
-        return cls(state.step, state.samples, global_batch_size, seq_len)
+        return cls(state.step, state.samples, global_batch_size, sample_tokens)
 
     def samples(self, step: int) -> int:
         """Sequences read after `step` steps."""
@@ -29,4 +29,4 @@ class Position:
 
     def tokens(self, step: int) -> int:
         """Tokens read after `step` steps."""
-        return self.samples(step) * self.seq_len
+        return self.samples(step) * self.sample_tokens

@@ -49,14 +49,16 @@ class Preparation:
     """The user's DeepSpeed settings."""
     tokenizer_sha256: str
     data_sha256: str
-    eod_id: int
-    """The token that ends a document."""
+    encoder: Encoder
+    """The tokenizer's."""
+    objective: Objective
+    """What the model reads and must predict."""
     reading: ReadingPlan
     """What is read, in which order."""
     num_train_tokens: int
     num_valid_tokens: int
     unigram_entropy: float
-    """Nats a token of a model that knows only how often each token occurs."""
+    """Nats a token of a model that knows only how often each token of the corpus occurs."""
 
     @property
     def run_dir(self) -> Path:
@@ -74,9 +76,10 @@ class Preparation:
         return consumption(self.reading, self.schedule)
 
     @property
-    def objective(self) -> Objective:
-        """What the model reads and must predict."""
-        return objective(self.shape.objective, self.eod_id if self.config.isolate_documents else None)
+    def loss_to_beat(self) -> float:
+        """Nats a predicted token of a model that knows only how often each token occurs, and where there is a gap."""
+        lengths = self.objective.lengths
+        return self.unigram_entropy * ((lengths.noise or lengths.written) / lengths.written)
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -99,9 +102,9 @@ def prepare(given: PretrainConfig, num_processes: int, precision: Literal["bf16"
     that of micro_batch_size, which needs to know the model's size.
 
     Raises:
-        UserError: the token files are missing or were made with another tokenizer; the corpus is shorter than one
-            sequence; the global batch cannot be shared among the processes; the DeepSpeed template is wrong; the
-            weights or the stages do not fit the sources.
+        UserError: the token files are missing or were made with another tokenizer; the tokenizer lacks what is needed;
+            the corpus is shorter than one sequence; the global batch cannot be shared among the processes; the
+            DeepSpeed template is wrong; the weights or the stages do not fit the sources.
     """
     config = given.model_copy(update={"precision": precision}) if precision else given
     faults = list(config.batch_faults(num_processes))
@@ -113,6 +116,7 @@ def prepare(given: PretrainConfig, num_processes: int, precision: Literal["bf16"
     tokens = check_belongs(config.output_prefix, encoder.sha256)
     reading = ReadingPlan.from_config(config)
     samples = reading.tokens(where=config.place("seq_len"))
+    made_objective = objective(config, encoder)
     shape = ModelShape.from_config(config, encoder.vocab_size)
     if shape.padded_vocab_size % config.tensor_parallel_size:
         rows = f"{shape.padded_vocab_size}, the {encoder.vocab_size} pieces of the tokenizer and their padding"
@@ -126,7 +130,8 @@ def prepare(given: PretrainConfig, num_processes: int, precision: Literal["bf16"
         template=template,
         tokenizer_sha256=encoder.sha256,
         data_sha256=_data_hash(tokens),
-        eod_id=encoder.eos_id,
+        encoder=encoder,
+        objective=made_objective,
         reading=reading,
         num_train_tokens=samples.num_tokens,
         unigram_entropy=unigram_entropy(IndexedTokens(paths.train)),
@@ -222,7 +227,7 @@ def plan_rows(preparation: Preparation) -> list[tuple[str, str]]:
     rows = [
         (
             "model",
-            f"{config.architecture}, {count_text(shape.num_parameters())} parameters, {shape.seq_len} tokens long",
+            f"{config.architecture}, {count_text(shape.num_parameters())} parameters, {_length_text(preparation)}",
         ),
         (
             "data",
@@ -239,7 +244,7 @@ def plan_rows(preparation: Preparation) -> list[tuple[str, str]]:
             f"{preparation.num_processes}, ZeRO stage {config.zero_stage}, {config.precision}, micro batch "
             f"{config.micro_batch_size}",
         ),
-        ("to beat", f"{preparation.unigram_entropy:.3f} nats a token, the loss of knowing only how frequent each is"),
+        ("to beat", f"{preparation.loss_to_beat:.3f} nats a token, the loss of knowing only how frequent each is"),
         ("a checkpoint", disk_text(preparation)),
     ]
     num_readers = preparation.num_processes // config.tensor_parallel_size
@@ -247,6 +252,14 @@ def plan_rows(preparation: Preparation) -> list[tuple[str, str]]:
     if optimizers.by_whole_tensors(config, num_readers) and config.deepspeed_template != "auto":
         rows.append(("note", f"deepspeed_template has no effect: {optimizers.WITHOUT_DEEPSPEED}"))
     return rows
+
+
+def _length_text(preparation: Preparation) -> str:
+    lengths = preparation.objective.lengths
+    if not lengths.noise:
+        return f"{lengths.read} tokens long"
+    gaps = f"{lengths.read} to read, with {lengths.spans} gaps, {lengths.written} to write"
+    return f"samples of {lengths.taken} tokens: {gaps}"
 
 
 def _order_text(preparation: Preparation) -> str:

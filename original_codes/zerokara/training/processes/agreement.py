@@ -22,7 +22,7 @@ from torch.distributed import ProcessGroup, ReduceOp
 
 from zerokara.errors import RunError
 from zerokara.model import parallel
-from zerokara.model.megatron import Decoder
+from zerokara.model.megatron import Model
 from zerokara.model.sharding import Cut
 
 STEPS_TO_SEE_ALL = 4096
@@ -38,7 +38,7 @@ class ComeApart(RunError):
 class Agreement:
     """What the processes of a run compare after each step."""
 
-    def __init__(self, model: Decoder, seed: int):
+    def __init__(self, model: Model, seed: int):
         """`model` is the one that the engine trains; `seed` fixes which stretch comes at which step."""
         self._parameters = dict(model.named_parameters())
         self._replicated = [name for name in self._parameters if model.sharding.cut(name) is Cut.REPLICATED]

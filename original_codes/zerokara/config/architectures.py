@@ -1,0 +1,40 @@
+"""What an architecture is made of: the choices that its name stands for, in one table.
+
+Whoever needs to know asks for a choice (`gated`, `encodes`), never for a name: a further architecture is then a line
+here, and an entry in each of the tables that build, train and export it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Name = Literal["llama", "qwen3", "gpt2", "t5"]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The choices of one architecture."""
+
+    gated: bool = True
+    """Whether the feed-forward layers have a gate beside their rising matrix."""
+    has_biases: bool = False
+    """Whether matrices and norms have a bias."""
+    norms_heads: bool = False
+    """Whether each head's queries and keys are normed, with one weight for all heads of a layer."""
+    positions: Literal["rotary", "learned", "relative"] = "rotary"
+    """Queries and keys are turned by their position; each position has a vector; each distance has a bias."""
+    shares_heads: bool = True
+    """Whether several query heads may share one key and value head."""
+    encodes: bool = False
+    """Whether an encoder reads, and a decoder that looks at it writes."""
+    objective: Literal["causal", "span_corruption"] = "causal"
+    """What is learned: a key of `samples.objective.OBJECTIVES`."""
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "llama": Architecture(),
+    "qwen3": Architecture(norms_heads=True),
+    "gpt2": Architecture(gated=False, has_biases=True, positions="learned", shares_heads=False),
+    "t5": Architecture(positions="relative", shares_heads=False, encodes=True, objective="span_corruption"),
+}
