@@ -15,10 +15,14 @@ import sentencepiece
 
 from zerokara.checkpoint import TrainingState, read_moments, read_state, read_weights
 from zerokara.steps import tokenize
+from zerokara.tokenizer.model_file import Kind, ModelFile, Piece
 from zerokara.training.processes import launcher
 from zerokara.training.watching import metrics
 
 ROOT = Path(__file__).resolve().parents[1]
+NUM_SENTINELS = 10
+T5 = {"architecture": "t5", "num_kv_heads": "auto", "head_size": "16"}
+"""Settings that make the small model an encoder and a decoder, whose heads are together wider than the model."""
 
 
 @pytest.fixture(scope="session")
@@ -52,6 +56,9 @@ def make_data(folder: Path, num_documents: int = 150, **further: str) -> dict[st
         normalization_rule_name="identity",
         minloglevel=2,
     )
+    model = ModelFile.read(folder / "tokenizer.model")
+    model.append([Piece(f"<extra_id_{number}>", 0.0, Kind.CONTROL) for number in reversed(range(NUM_SENTINELS))])
+    (folder / "tokenizer.model").write_bytes(model.to_bytes())
     settings = {
         "input_jsonl": str(corpus),
         "input_tokenizer_file": str(folder / "tokenizer.model"),

@@ -57,12 +57,23 @@ def train(config: configuration.PretrainConfig) -> int:
         for index in range(config.global_batch_size // config.micro_batch // parallel.data_size()):
             if index:
                 engine.finish_micro_batch()
-            ids = torch.randint(4, VOCABULARY, (config.micro_batch, config.seq_len), generator=generator)
-            segments = [(ids < 50).cumsum(1)] if config.isolate_documents else []
-            engine.accumulate([ids, ids, torch.ones(ids.shape), *segments], float(ids.numel()))
+            batch = random_batch(config, generator)
+            engine.accumulate(batch, float(batch[1].numel()))
         engine.update(1e-3)
     # Pages of the libraries' code come in as they are first used; none of them goes again.
     return resident("VmHWM") - resident("RssFile") - resident("RssShmem") - base
+
+
+def random_batch(config: configuration.PretrainConfig, generator: torch.Generator) -> list[torch.Tensor]:
+    """The model's arguments for a micro batch, as `blank_arguments` has them."""
+    read, labels = (
+        torch.randint(4, VOCABULARY, (config.micro_batch, length), generator=generator)
+        for length in (config.lengths.read, config.lengths.written)
+    )
+    further = [labels] if config.traits.encodes else []
+    if config.isolate_documents:
+        further.append((read < 50).cumsum(1))
+    return [read, labels, torch.ones(labels.shape), *further]
 
 
 def fork(config: configuration.PretrainConfig, rank: int, processes: int, port: int, write_to: int) -> int:

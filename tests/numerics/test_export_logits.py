@@ -21,13 +21,18 @@ from zerokara.export.transforms import QUERY_KEY_VALUE, Parts, Transform
 from zerokara.export.windows import Windows
 from zerokara.model import megatron, parallel
 from zerokara.model.shapes import ModelShape
+from zerokara.samples.objective import Prompt
 
 SPECIAL = families.SpecialIds(bos=1, eos=2, pad=3)
 LLAMA = ModelShape("llama", 3, 48, 6, 3, 80, 48, 201, True, 5000.0, 1e-5, 0.02)
 """6 heads, 3 kv heads; 201 pieces padded to 256 rows."""
 GPT2 = ModelShape("gpt2", 3, 48, 6, 6, 96, 48, 201, True, 10000.0, 1e-5, 0.02)
 QWEN3 = replace(LLAMA, architecture="qwen3")
-SHAPES = [shape for base in (LLAMA, QWEN3, GPT2) for shape in (base, replace(base, tie_word_embeddings=False))]
+T5 = ModelShape(
+    "t5", 3, 48, 6, 6, 80, 48, 201, True, 10000.0, 1e-6, 1.0, head_size=12, sample_tokens=54, written_len=12
+)
+"""Heads that are together wider than the model."""
+SHAPES = [shape for base in (LLAMA, QWEN3, GPT2, T5) for shape in (base, replace(base, tie_word_embeddings=False))]
 IDS = [f"{shape.architecture}-{'tied' if shape.tie_word_embeddings else 'untied'}" for shape in SHAPES]
 
 
@@ -39,13 +44,23 @@ def spread_weights(shape: ModelShape, seed: int = 1) -> dict[str, Tensor]:
     for name, parameter in megatron.build(shape).named_parameters():
         mean = 1.0 if name.endswith("layernorm.weight") else 0.0
         weights[name] = mean + 0.2 * torch.randn(parameter.shape, generator=generator)
+        if shape.traits.encodes and not mean:  # its own initial weights are as wide as they may be: nothing is scaled
+            weights[name] = parameter.detach().clone()
     return weights
 
 
-def windows_and_prompts(shape: ModelShape) -> tuple[list[list[int]], list[list[int]]]:
+def windows_and_prompts(shape: ModelShape) -> tuple[Windows, list[Prompt]]:
     generator = torch.Generator().manual_seed(2)
-    windows = [torch.randint(0, shape.vocab_size, (n,), generator=generator).tolist() for n in (48, 48, 31, 2)]
-    return windows, [windows[0][:7], windows[1][:1], windows[2]]
+
+    def texts(*lengths: int) -> list[list[int]]:
+        return [torch.randint(0, shape.vocab_size, (n,), generator=generator).tolist() for n in lengths]
+
+    windows = texts(48, 48, 31, 2)
+    if not shape.traits.encodes:
+        heads = (windows[0][:1], windows[1][:1], windows[2][-1:])
+        return Windows(windows), [Prompt([], list(head)) for head in heads]
+    read = texts(30, 48, 5, 17)
+    return Windows(windows, read), [Prompt(text, [SPECIAL.pad]) for text in (read[1], read[2], [7])]
 
 
 def export_and_prove(folder: Path, shape: ModelShape, dtype: str = "fp32") -> LogitProof:
@@ -57,7 +72,7 @@ def export_and_prove(folder: Path, shape: ModelShape, dtype: str = "fp32") -> Lo
 
 def prove(folder: Path, weights: dict[str, Tensor], shape: ModelShape, dtype: str = "fp32") -> LogitProof:
     windows, prompts = windows_and_prompts(shape)
-    found, _ = proof.prove(folder, weights, shape, dtype, Windows(windows), prompts, num_sampled=1)
+    found, _ = proof.prove(folder, weights, shape, dtype, windows, prompts, num_sampled=1)
     return found
 
 
@@ -129,6 +144,8 @@ TWINS = {
         "linear_qkv.weight",
         _with_to_hf(lambda ours, shape: (torch.cat([ours.chunk(3)[i] for i in (0, 2, 1)]).t(),)),
     ),
+    "t5 key and value swapped": (T5, "cross_attention.linear_kv.weight", _swapped_names),
+    "t5 distances dropped": (T5, "decoder_relative_pos_emb.relative_attention_bias.weight", _with_to_hf(_dropped)),
     "one bias dropped": (GPT2, "layers.1.mlp.linear_fc2.bias", _with_to_hf(_dropped)),
 }
 

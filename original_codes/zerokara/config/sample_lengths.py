@@ -3,9 +3,9 @@
 A causal sample of S tokens is read as it is; each token is predicted from those before it, the first of the next sample
 as well. A sample with corrupted spans (Raffel et al., 2020) is cut so that what the encoder reads is just as long as it
 may be: of n tokens, N = round(n · density) are noise, in M = round(N / mean length) spans; the encoder reads the other
-n − N, a sentinel for each span, and an end; the decoder writes the noise, a sentinel for each span, and an end. As n
-grows by one, so does at most what the encoder reads: so every length is met exactly. Source of the form and of the
-roundings: T5's preprocessors (text-to-text-transfer-transformer, `random_spans_helper`).
+n − N, a sentinel for each span, and an end; the decoder writes the noise, a sentinel for each span, and an end. What the
+encoder reads is met exactly, but where half of the text and more is noise, token by token: there it may be one less.
+Source of the form and of the roundings: T5's preprocessors (text-to-text-transfer-transformer, `random_spans_helper`).
 
 Example, density 0.15, mean length 3, 512 tokens to read: n = 568, N = 85, M = 28, and the decoder writes 114.
 """
@@ -50,14 +50,14 @@ def causal(seq_len: int) -> SampleLengths:
 
 
 def with_spans(seq_len: int, noise_density: float, mean_span_length: float) -> SampleLengths:
-    """The lengths where an encoder reads `seq_len` tokens of a text with corrupted spans."""
-    lengths = _of_text(1, noise_density, mean_span_length)
+    """The lengths where an encoder reads `seq_len` tokens, 3 or more, of a text with corrupted spans."""
+    lengths = _of_text(2, noise_density, mean_span_length)
     while (longer := _of_text(lengths.taken + 1, noise_density, mean_span_length)).read <= seq_len:
         lengths = longer
     return lengths
 
 
 def _of_text(taken: int, noise_density: float, mean_span_length: float) -> SampleLengths:
-    noise = min(max(round(taken * noise_density), 1), max(1, taken - 1))
-    spans = min(max(round(noise / mean_span_length), 1), noise, max(1, taken - noise))
+    noise = min(max(round(taken * noise_density), 1), taken - 1)
+    spans = min(max(round(noise / mean_span_length), 1), taken - noise)
     return SampleLengths(taken, taken - noise + spans + 1, noise + spans + 1, noise=noise, spans=spans)

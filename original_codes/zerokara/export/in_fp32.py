@@ -34,8 +34,16 @@ class InFp32(TorchFunctionMode):
         if func is torch.addmm:  # Hugging Face's Conv1D, whose weight is [in, out]
             bias, rows, weight = args
             return _linear(rows, weight.t(), bias)
+        if func is Tensor.to and _narrows(args, given):  # T5's norms go over to the precision of their weights
+            return args[0]
         every = _widened([*args, *given.values()])
         return func(*every[: len(args)], **dict(zip(given, every[len(args) :], strict=True)))
+
+
+def _narrows(args: Sequence[Any], given: Mapping[str, Any]) -> bool:
+    """Whether `Tensor.to` would take an fp32 tensor to a narrower precision."""
+    wanted = [*args[1:], *given.values()]
+    return args[0].dtype == torch.float32 and any(one in (torch.bfloat16, torch.float16) for one in wanted)
 
 
 def _linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

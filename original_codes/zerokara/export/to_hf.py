@@ -160,7 +160,7 @@ def _prove(
     prompts = [made.prompt(encoder, prompt, new_tokens) for prompt in settings.test_prompt_text]
     num_sampled = len(prompts)
     read = texts.read or [[] for _ in texts.tokens]
-    head = 1 if encodes else _CORPUS_PROMPT_TOKENS
+    head = 1 if encodes else min(_CORPUS_PROMPT_TOKENS, max(1, shape.seq_len - new_tokens))
     prompts += [Prompt(read[i], tokens[:head]) for i, tokens in enumerate(texts.tokens[:_CORPUS_PROMPTS])]
     logits, said = proof.prove(partial, weights, shape, settings.dtype, texts, prompts, num_sampled)
     continued = said.in_words(encoder, settings.test_prompt_text)

@@ -4,20 +4,19 @@ Two kinds of parts. *State* lies there all the time: weights, gradients, the opt
 and goes: activations, the loss, temporary copies. What one phase of a step leaves is used by the next, so the peak is
 all state and the largest phase.
 
-What each layer keeps for the backward pass was read off with `torch.autograd.graph.saved_tensors_hooks` from the layers
-of model/megatron.py (tests/unit/model/test_memory.py does it again), what the updaters hold from whole_tensors.py and
-from DeepSpeed 0.19.8 (runtime/zero/stage_1_and_2.py, stage3.py, bf16_optimizer.py), and all of it was calibrated
-against the measured peak of processes on a CPU (tests/numerics/test_memory.py).
+What the layers keep for the backward pass is counted in activations.py. What the updaters hold was read off from
+whole_tensors.py and from DeepSpeed 0.19.8 (runtime/zero/stage_1_and_2.py, stage3.py, bf16_optimizer.py), and all of it
+was calibrated against the measured peak of processes on a CPU (tests/numerics/test_memory.py).
 
-Letters: L layers, D width, H heads, K kv heads, E head width, F feed-forward, V rows of the vocabulary, S sequence,
-N tokens of a micro batch, T processes that share a layer's matrices. Pure Python: nothing here imports torch.
+Pure Python: nothing here imports torch.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from zerokara.model.activations import Stack, backward_work, norm_activations, stack_activations
 from zerokara.model.parameters import parameter_shapes
 from zerokara.model.shapes import ModelShape
 
@@ -61,9 +60,21 @@ class Layout:
     """DeepSpeed's reduce_bucket_size."""
 
     @property
-    def tokens(self) -> int:
-        """Tokens of a micro batch, N."""
-        return self.micro_batch * self.shape.seq_len
+    def stacks(self) -> tuple[Stack, ...]:
+        """The stacks of layers, in the order in which they work."""
+        first = Stack(
+            shape=self.shape,
+            micro_batch=self.micro_batch,
+            seq_len=self.shape.seq_len,
+            looked_at=0,
+            width_bytes=self.width_bytes,
+            device=self.device,
+            tensor_parallel_size=self.tensor_parallel_size,
+            isolate_documents=self.isolate_documents,
+        )
+        if not self.shape.traits.encodes:
+            return (first,)
+        return first, replace(first, seq_len=self.shape.written_len, looked_at=self.shape.seq_len)
 
     @property
     def width_bytes(self) -> int:
@@ -118,99 +129,39 @@ def estimate(layout: Layout) -> Estimate:
 
 
 def local_parameters(layout: Layout) -> int:
-    """Numbers that one process of a tensor group holds; norms and the biases of rows are not shared out."""
+    """Numbers that one process of a tensor group holds, by `sharding`'s table, which needs torch (a test compares)."""
     total = 0
     for name, dimensions in parameter_shapes(layout.shape).items():
         count = 1
         for size in dimensions:
             count *= size
         whole = len(dimensions) == 1 and not ("linear_qkv" in name or "linear_fc1" in name)
-        whole = whole or "position_embeddings" in name
+        whole = whole or "position_embeddings" in name or "relative_attention_bias" in name
         total += count if whole else count // layout.tensor_parallel_size
     return total
 
 
-def layer_activations(layout: Layout, checkpointing: str | None = None) -> int:
-    """Bytes that one layer keeps for the backward pass; `checkpointing` stands in for the layout's own."""
-    mode = layout.activation_checkpointing if checkpointing is None else checkpointing
-    input_bytes = layout.tokens * layout.shape.hidden_size * layout.width_bytes
-    if mode == "full":
-        return input_bytes
-    if mode == "selective":
-        return _attention_half(layout) + input_bytes
-    return _attention_half(layout) + _feed_forward_half(layout)
-
-
-def _norm(layout: Layout) -> int:
-    """What a norm and the matrix behind it keep: what went in, in between, and out."""
-    shape, tokens = layout.shape, layout.tokens
-    out = tokens * shape.hidden_size * layout.width_bytes
-    if shape.traits.has_biases:
-        return 2 * out + 2 * tokens * layout.width_bytes
-    if layout.device == "cuda":  # one kernel, which keeps its input
-        return 2 * out + 4 * tokens
-    return 2 * 4 * tokens * shape.hidden_size + 4 * tokens + out  # on a CPU several operations in fp32
-
-
-def _attention_half(layout: Layout) -> int:
-    shape, tokens, wide = layout.shape, layout.tokens, layout.width_bytes
-    heads, share = shape.heads_width, layout.tensor_parallel_size
-    grouped = shape.kv_width
-    fused_qkv = heads + 2 * grouped
-    if shape.traits.positions == "learned":
-        kept = fused_qkv + heads
-    elif layout.isolate_documents and grouped != heads:  # keys and values are repeated for each query
-        kept = 4 * heads
-    else:  # rotated queries and keys, and the values, which lie in the matrix of all three
-        kept = heads + grouped + fused_qkv + heads
-    rotations = 0 if shape.traits.positions == "learned" else 4 * shape.seq_len * shape.head_size * wide
-    # Each layer's kernel makes numbers of the mask that says where attention may go.
-    mask = tokens * shape.seq_len * wide if layout.isolate_documents else 0
-    largest_logits = 4 * tokens * shape.num_attn_heads // share
-    normed = _head_norms(layout) if shape.traits.norms_heads else 0
-    return _norm(layout) + (tokens * kept * wide + normed) // share + largest_logits + rotations + mask
-
-
-def _head_norms(layout: Layout) -> int:
-    """What the norms of all heads' queries and keys keep beside what attention keeps anyway."""
-    shape, wide = layout.shape, layout.width_bytes
-    heads, grouped = shape.heads_width, shape.kv_width
-    inverse_roots = 4 * (shape.num_attn_heads + shape.num_kv_heads)
-    if layout.device == "cpu" and wide == 2:  # what went in, and what came out before the weight, both in fp32
-        return layout.tokens * (2 * 4 * (heads + grouped) + inverse_roots)
-    # What went in: the matrix of queries, keys and values, where nobody else keeps it; and queries that no longer lie
-    # in it, as several of several groups do not.
-    went_in = heads + 2 * grouped if layout.isolate_documents and grouped != heads else 0
-    went_in += heads if 1 < shape.num_kv_heads < shape.num_attn_heads else 0
-    came_out = 4 * (heads + grouped) if layout.device == "cpu" else 0
-    return layout.tokens * (went_in * wide + came_out + inverse_roots)
-
-
-def _feed_forward_half(layout: Layout) -> int:
-    inner = layout.tokens * layout.shape.ffn_hidden_size * layout.width_bytes // layout.tensor_parallel_size
-    # gated: [gate; up], silu(gate), up once more, and their product; else: before and after gelu
-    return _norm(layout) + inner * (5 if layout.shape.traits.gated else 2)
-
-
 def _compute(layout: Layout) -> list[Part]:
-    shape, tokens, wide = layout.shape, layout.tokens, layout.width_bytes
-    hidden = tokens * shape.hidden_size * wide
-    kept = shape.num_layers * layer_activations(layout)
-    if layout.isolate_documents:
-        kept += tokens * shape.seq_len  # one mask, by bytes, for all layers
-    inner = tokens * shape.ffn_hidden_size * wide // layout.tensor_parallel_size
-    # What a layer kept goes as its gradients come: no more than these are there beside it.
-    backward = (2 if shape.traits.gated else 1) * inner + 2 * hidden
-    backward += layer_activations(layout, "off") - layer_activations(layout)
-    vocabulary = shape.padded_vocab_size // layout.tensor_parallel_size
-    matrix = vocabulary * shape.hidden_size
-    chunk = min(CHUNK_BYTES[layout.device], 4 * tokens * vocabulary)
+    """The moment of the forward and backward pass that needs most."""
+    wide, mode = layout.width_bytes, layout.activation_checkpointing
+    vocabulary = layout.shape.padded_vocab_size // layout.tensor_parallel_size
+    matrix = vocabulary * layout.shape.hidden_size
+    moments, num_layers, kept = [], 0, 0
+    # While the backward pass is in a stack, those before it wait with all that they keep.
+    for stack in layout.stacks:
+        num_layers += layout.shape.num_layers
+        kept += stack_activations(stack, mode)
+        activations = Part(f"activations of {num_layers} layers", kept, "compute")
+        work = backward_work(stack, mode) + matrix * wide
+        moments.append((activations, Part("one layer's backward pass", work, "compute")))
+    last = layout.stacks[-1]
+    chunk = min(CHUNK_BYTES[layout.device], 4 * last.tokens * vocabulary)
     # The gradient of the output matrix is summed in fp32, in bf16 rounded, and scaled; where it is the matrix of the
     # look-ups too, their gradient comes beside it, and the sum of both, when the layers are done.
     copies = 4 + (wide if wide == 2 else 0) + wide
-    loss = 3 * hidden + _norm(layout) + matrix * copies + chunk * (2 if wide == 2 else 1)
-    largest = max((loss, "loss"), (backward + matrix * wide, "one layer's backward pass"))
-    return [Part(f"activations of {shape.num_layers} layers", kept, "compute"), Part(largest[1], largest[0], "compute")]
+    loss = 3 * last.hidden_bytes + norm_activations(last) + matrix * copies + chunk * (2 if wide == 2 else 1)
+    moments.append((activations, Part("loss", loss, "compute")))
+    return list(max(moments, key=lambda parts: sum(part.num_bytes for part in parts)))
 
 
 def _state(layout: Layout) -> list[Part]:

@@ -6,8 +6,8 @@ tokens into M spans, and the others into M, is as likely as any other. The encod
 replaced by a sentinel of its own, and an end; the decoder writes each sentinel, the noise that it stands for, and an
 end. Put together again they are the text (`merged`).
 
-Example, N = 3, M = 2, sentinels X Y, end E: of a b c d e f g with noise at c d and f the encoder reads a b X e Y g E,
-the decoder writes X c d Y f E.
+Example, N = 3, M = 2, sentinels X Y, end E: of a b c d e f with noise at c d and f the encoder reads a b X e Y E, the
+decoder writes X c d Y f E.
 
 All is a function of the seed and a sample's key alone: for each place where a span could end a number is drawn by
 SplitMix64 (`order.mix`), and the M − 1 smallest say where spans end.

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from zerokara.config.architectures import ARCHITECTURES
 from zerokara.errors import RunError
 from zerokara.export import families, rules
 from zerokara.export.rules import Rule
-from zerokara.export.transforms import GATE_AND_UP, JOINED_QUERY_KEY_VALUE, QUERY_KEY_VALUE, VOCABULARY
+from zerokara.export.transforms import GATE_AND_UP, JOINED_QUERY_KEY_VALUE, KEY_VALUE, QUERY_KEY_VALUE, VOCABULARY
 from zerokara.model.shapes import ModelShape
 
 # 4 heads and 2 kv heads of width 1: every row of linear_qkv is one head.
@@ -42,6 +43,13 @@ def test_gpt2_joins_them_by_kind_and_transposes_weights_only() -> None:
     assert torch.equal(JOINED_QUERY_KEY_VALUE.from_hf((joined,), shape), weight)
 
 
+def test_keys_and_values_stand_head_by_head() -> None:
+    ours = rows(100, 200, 101, 201, 102, 202, 103, 203)
+    key, value = KEY_VALUE.to_hf(ours, TINY)
+    assert key.flatten().tolist() == [100, 101, 102, 103] and value.flatten().tolist() == [200, 201, 202, 203]
+    assert torch.equal(KEY_VALUE.from_hf((key, value), TINY), ours)
+
+
 def test_the_gate_is_the_first_half() -> None:
     gate, up = GATE_AND_UP.to_hf(rows(1, 2, 3, 4), TINY)
     assert gate.flatten().tolist() == [1, 2] and up.flatten().tolist() == [3, 4]
@@ -61,10 +69,10 @@ def test_layers_are_written_out_in_order() -> None:
     assert rules.expand(table, 1)[1].hf == ("L.0.x",)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt2"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt2", "t5"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_there_and_back_is_bit_equal_and_fills_exactly_what_hugging_face_keeps(architecture: str, tied: bool) -> None:
-    kv_heads = 6 if architecture == "gpt2" else 3
+    kv_heads = 3 if ARCHITECTURES[architecture].shares_heads else 6
     shape = ModelShape(architecture, 2, 24, 6, kv_heads, 40, 16, 130, tied, 1e4, 1e-5, 0.02)
     expected = families.hf_shapes(families.hf_config(shape, families.SpecialIds(1, 2, 3), "fp32"))
     theirs = {name: torch.randn(size) for name, size in expected.items()}

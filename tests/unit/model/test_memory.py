@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from zerokara.model import loss, memory, parallel
+from zerokara.model import activations, loss, memory, parallel
 from zerokara.model.megatron import build
 from zerokara.model.memory import Layout, estimate
+from zerokara.model.parameters import parameter_shapes
 from zerokara.model.shapes import ModelShape
+from zerokara.model.sharding import Cut, Sharding
 
 
 def shape_of(architecture: str = "llama", kv_heads: int = 4, tied: bool = True, layers: int = 2) -> ModelShape:
-    return ModelShape(architecture, layers, 64, 4, kv_heads, 192, 32, 500, tied, 1e4, 1e-5, 0.02)
+    shape = ModelShape(architecture, layers, 64, 4, kv_heads, 192, 32, 500, tied, 1e4, 1e-5, 0.02)
+    # Heads that are not as wide together as the model, and fewer tokens written than read.
+    return replace(shape, head_size=24, written_len=20) if shape.traits.encodes else shape
 
 
 def layout_of(shape: ModelShape | None = None, **settings: Any) -> Layout:
@@ -24,8 +29,8 @@ def layout_of(shape: ModelShape | None = None, **settings: Any) -> Layout:
     return Layout(shape, **{**given, **settings})  # type: ignore[arg-type]
 
 
-def kept_by_a_layer(layout: Layout) -> int:
-    """Bytes of all that the second layer keeps for the backward pass and the first did not, weights left out."""
+def kept_before_each_layer(layout: Layout) -> list[int]:
+    """Bytes of all that is kept for the backward pass when each layer begins, in their order, weights left out."""
     parallel.start_alone()
     dtype = torch.bfloat16 if layout.precision == "bf16" else torch.float32
     model = build(layout.shape, dtype, activation_checkpointing=layout.activation_checkpointing).train()
@@ -39,13 +44,17 @@ def kept_by_a_layer(layout: Layout) -> int:
             kept[storage.data_ptr()] = storage
         return tensor
 
-    for layer in model.decoder.layers:
+    for layer in model.all_layers():
         layer.register_forward_pre_hook(lambda *_: counted.append(sum(one.nbytes() for one in kept.values())))
-    ids = torch.randint(4, 500, (layout.micro_batch, layout.shape.seq_len), generator=torch.Generator().manual_seed(1))
-    segments = (ids < 50).cumsum(1) if layout.isolate_documents else None
+    generator = torch.Generator().manual_seed(1)
+    read, written = (
+        torch.randint(4, 500, (layout.micro_batch, length), generator=generator)
+        for length in (layout.shape.seq_len, layout.shape.written_len)
+    )
+    segments = (read < 50).cumsum(1) if layout.isolate_documents else None
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        model(ids, ids, None, segments)
-    return counted[2] - counted[1]
+        model(read, written, None, written if layout.shape.traits.encodes else segments)
+    return counted
 
 
 @pytest.mark.parametrize("mode", ["off", "selective", "full"])
@@ -55,27 +64,87 @@ def kept_by_a_layer(layout: Layout) -> int:
 def test_a_layer_keeps_what_is_counted(
     architecture: str, kv_heads: int, precision: str, isolated: bool, mode: str
 ) -> None:
-    # The third layer's beginning ends the count of the second.
     layout = layout_of(
         shape_of(architecture, kv_heads, layers=3),
         precision=precision,
         isolate_documents=isolated,
         activation_checkpointing=mode,
     )
-    # Where one layer ends and the next begins is blurred by what both share, the tensor between them.
-    assert kept_by_a_layer(layout) == pytest.approx(memory.layer_activations(layout), rel=0.03)
+    assert_each_second_layer_is_counted(layout)
+
+
+@pytest.mark.parametrize("mode", ["off", "selective", "full"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_layer_of_an_encoder_and_of_its_decoder_keeps_what_is_counted(precision: str, mode: str) -> None:
+    shape = shape_of("t5", tied=False, layers=3)
+    assert_each_second_layer_is_counted(layout_of(shape, precision=precision, activation_checkpointing=mode))
+
+
+def assert_each_second_layer_is_counted(layout: Layout) -> None:
+    counted = kept_before_each_layer(layout)
+    for number, stack in enumerate(layout.stacks):
+        # The third layer's beginning ends the count of the second.
+        begin, end = counted[3 * number + 1], counted[3 * number + 2]
+        # Where one layer ends and the next begins is blurred by what both share, the tensor between them.
+        expected = activations.layer_activations(stack, layout.activation_checkpointing)
+        assert end - begin == pytest.approx(expected, rel=0.03)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_what_the_layers_of_a_stack_share_is_counted_once(precision: str) -> None:
+    # With all else computed again, the biases are kept as well, and count for much.
+    layout = layout_of(shape_of("t5", layers=3), precision=precision, activation_checkpointing="full")
+    encoder, decoder = layout.stacks
+    expected = sum(activations.stack_activations(stack, "full") for stack in layout.stacks)
+    kept = kept_before_each_layer(layout)[-1] + activations.layer_activations(decoder, "full")
+    assert kept == pytest.approx(expected, rel=0.03)
+    assert expected > 1.5 * sum(3 * activations.layer_activations(stack, "full") for stack in (encoder, decoder))
 
 
 def test_constants_are_those_of_the_code_they_speak_of() -> None:
     assert memory.CHUNK_BYTES == loss.CHUNK_BYTES
-    assert memory.local_parameters(layout_of()) == shape_of().num_parameters()
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt2", "t5"])
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_process_holds_the_parameters_that_are_cut_for_it(architecture: str, size: int) -> None:
+    shape = shape_of(architecture)
+    cuts = Sharding.of(shape)
+    held = sum(
+        math.prod(of_one) // (1 if cuts.cut(name) is Cut.REPLICATED else size)
+        for name, of_one in parameter_shapes(shape).items()
+    )
+    assert memory.local_parameters(layout_of(shape, tensor_parallel_size=size)) == held
 
 
 def test_tensor_parallelism_shares_out_all_matrices() -> None:
     whole, half = layout_of(), layout_of(tensor_parallel_size=2)
     norms = 5 * 64
     assert memory.local_parameters(half) == (memory.local_parameters(whole) - norms) // 2 + norms
-    assert memory.layer_activations(half) < 0.75 * memory.layer_activations(whole)
+    assert of_a_layer(half) < 0.75 * of_a_layer(whole)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_more_tokens_need_more_wherever_they_are(device: str) -> None:
+    shape = shape_of("t5")
+    settings = {"device": device, "optimizer_bytes": 0}
+    both = bytes_of(layout_of(shape, **settings))
+    assert bytes_of(layout_of(replace(shape, seq_len=64), **settings)) > both
+    assert bytes_of(layout_of(replace(shape, written_len=40), **settings)) > both
+
+
+def test_a_bias_whose_gradient_is_needed_keeps_all_pairs_on_a_cpu_only() -> None:
+    # Quadratic there: four times as much of twice as many tokens. On a GPU each sequence adds only its tokens.
+    wide = replace(shape_of("t5"), seq_len=2048, written_len=2048)
+    on_cpu, on_gpu = (
+        [of_a_layer(layout_of(wide, device=device, micro_batch=size)) for size in (1, 2)] for device in ("cpu", "cuda")
+    )
+    pairs = 4 * 4 * 2048**2
+    assert on_cpu[1] - on_cpu[0] > pairs > on_gpu[1] - on_gpu[0]
+
+
+def of_a_layer(layout: Layout) -> int:
+    return activations.layer_activations(layout.stacks[0], layout.activation_checkpointing)
 
 
 def bytes_of(layout: Layout) -> int:

@@ -10,8 +10,10 @@ from zerokara import config
 from zerokara.model import loss as loss_module
 from zerokara.model import parallel
 from zerokara.model.attention import isolation
+from zerokara.model.encoder_decoder import EncoderDecoder
 from zerokara.model.loss import summed_cross_entropy
 from zerokara.model.megatron import build
+from zerokara.model.parameters import parameter_shapes
 from zerokara.model.shapes import ModelShape
 
 SMALL = ["num_layers=2", "hidden_size=48", "num_attn_heads=6", "seq_len=32"]
@@ -34,12 +36,16 @@ def _groups() -> None:
         ("tie_word_embeddings=false",),
         ("architecture=gpt2",),
         ("architecture=gpt2", "tie_word_embeddings=false", "ffn_hidden_size=100"),
+        ("num_kv_heads=2", "head_size=20"),
+        ("architecture=t5",),
+        ("architecture=t5", "tie_word_embeddings=true", "head_size=16"),
     ],
 )
 def test_counted_parameters_are_those_built(overrides: tuple[str, ...]) -> None:
     shape = shape_of(*overrides)
     model = build(shape)
     assert sum(parameter.numel() for parameter in model.parameters()) == shape.num_parameters()
+    assert {name: tuple(part.shape) for name, part in model.named_parameters()} == parameter_shapes(shape)
     padding = shape.padded_vocab_size - shape.vocab_size
     copies = 1 if shape.tie_word_embeddings else 2
     assert shape.num_parameters() - shape.num_parameters(padded=False) == padding * 48 * copies
@@ -77,6 +83,53 @@ def test_the_future_is_not_seen() -> None:
     before, after = model(ids), model(changed)
     assert torch.equal(before[:, :10], after[:, :10])
     assert not torch.equal(before[:, 10:], after[:, 10:])
+
+
+def written_by(model: EncoderDecoder, read: torch.Tensor, written: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return model(read, written_BT=written, **named)
+
+
+def test_an_encoder_sees_all_and_a_decoder_what_was_written() -> None:
+    model = build(shape_of("architecture=t5", "head_size=16"))
+    assert isinstance(model, EncoderDecoder)
+    generator = torch.Generator().manual_seed(0)
+    read, written = (torch.randint(0, 300, (1, length), generator=generator) for length in (20, 12))
+    before = written_by(model, read, written)
+    assert before.shape == (1, 12, 384)
+    changed = written.clone()
+    changed[0, 7] = (written[0, 7] + 1) % 300
+    after = written_by(model, read, changed)
+    assert torch.equal(before[:, :7], after[:, :7]) and not torch.equal(before[:, 7:], after[:, 7:])
+    last = read.clone()
+    last[0, -1] = (read[0, -1] + 1) % 300
+    assert not torch.isclose(before[:, 0], written_by(model, last, written)[:, 0]).all()
+    at = written_by(model, read, written, at_B=torch.tensor([4]))
+    torch.testing.assert_close(at, before[:, 4:5], atol=1e-5, rtol=0)
+
+
+def test_what_fills_up_an_encoders_text_is_not_seen() -> None:
+    model = build(shape_of("architecture=t5"))
+    assert isinstance(model, EncoderDecoder)
+    generator = torch.Generator().manual_seed(0)
+    read, written = (torch.randint(0, 300, (1, length), generator=generator) for length in (9, 5))
+    longer = torch.cat([read, torch.randint(0, 300, (1, 4), generator=generator)], dim=1)
+    readable = torch.tensor([[1] * 9 + [0] * 4])
+    filled = written_by(model, longer, written, readable_BS=readable)
+    torch.testing.assert_close(filled, written_by(model, read, written), atol=1e-5, rtol=0)
+    assert not torch.isclose(written_by(model, longer, written), filled, atol=1e-3).all()
+
+
+def test_flops_of_an_encoder_and_decoder_by_hand() -> None:
+    """Of one sample of 34 tokens, 32 to read and 8 to write: each weight by the tokens that it multiplies."""
+    shape = shape_of("architecture=t5", "head_size=16", "ffn_hidden_size=100")
+    assert (shape.sample_tokens, shape.seq_len, shape.written_len) == (34, 32, 8)
+    attention, mlp, heads = 4 * 48 * 96, 3 * 48 * 100, 96
+    encoder = 32 * (attention + mlp) + 2 * 32 * 32 * heads
+    decoder = 8 * (attention + mlp) + 8 * 8 * heads  # causal: half
+    looking = 8 * 2 * 48 * 96 + 32 * 2 * 48 * 96 + 2 * 32 * 8 * heads
+    expected = 6 * (2 * (encoder + decoder + looking) + 8 * 384 * 48) / 34
+    assert shape.flops_per_token() == pytest.approx(expected)
 
 
 def test_isolation_by_hand() -> None:

@@ -12,7 +12,7 @@ from zerokara.model.shapes import ModelShape
 from zerokara.model.sharding import Cut, Sharding
 
 SMALL = ["num_layers=2", "hidden_size=48", "num_attn_heads=8", "seq_len=32", "tie_word_embeddings=false"]
-FAMILIES = [("num_kv_heads=4",), ("architecture=gpt2",)]
+FAMILIES = [("num_kv_heads=4",), ("architecture=gpt2",), ("architecture=t5",)]
 
 
 @pytest.fixture(autouse=True, scope="module")

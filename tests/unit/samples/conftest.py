@@ -4,8 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny import tiny_data
 
 from zerokara.tokens.indexed import write_documents
+
+__all__ = ["tiny_data"]
 
 EOD = 2
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from zerokara.config import sample_lengths
-from zerokara.samples.evaluation import PredictedOnce
-from zerokara.samples.objective import Causal
+from zerokara.samples.evaluation import PredictedOnce, WholeSamples, evaluation_batches
+from zerokara.samples.objective import Causal, SpanCorruption
 from zerokara.samples.packed import PackedTokens
+from zerokara.samples.spans import merged
 from zerokara.tokens.indexed import write_documents
 
 
@@ -86,3 +87,39 @@ def test_a_limit_takes_from_every_part_whole_documents(prefix: Path) -> None:
     (first, second), (third, fourth) = evaluation.parts
     assert (first, second) == (0, 4) and evaluation.tokens[second - 1] == 2  # 6 of 7, up to the end of a document
     assert 0 < fourth - third <= 0.9 * (whole.num_tokens - 7) and evaluation.tokens[4] == whole.tokens[7]
+
+
+def with_gaps() -> SpanCorruption:
+    lengths = sample_lengths.with_spans(8, 0.3, 1.5)  # of 8 tokens 2 or 3 are noise
+    return SpanCorruption(lengths, seed=1, sentinels=np.arange(99, 89, -1), end_id=2, start_id=3)
+
+
+@pytest.mark.parametrize(("num_ranks", "micro"), [(1, 1), (1, 4), (2, 1), (3, 2)])
+def test_texts_with_gaps_cover_every_part_whole(prefix: Path, num_ranks: int, micro: int) -> None:
+    """17 tokens in parts of 12, 0 and 5: each is cut by itself, its last sample filled up from its beginning."""
+    made = with_gaps()
+    taken, tokens = made.lengths.taken, PredictedOnce(prefix, causal(4), start_id=2).tokens.tolist()
+    parts = [tokens[:12], [], tokens[12:]]
+    evaluation = evaluation_batches(prefix, made, start_id=2, part_tokens=[12, 0, 5])
+    assert isinstance(evaluation, WholeSamples) and evaluation.num_parts == 3
+    per_rank = [list(evaluation.batches(micro, rank, num_ranks)) for rank in range(num_ranks)]
+    assert len({tuple(part for part, _ in batches) for batches in per_rank}) == 1  # or ranks would wait for each other
+    for number, part in enumerate(parts):
+        texts = [
+            merged(read, written, made.sentinels, 2).tolist()
+            for batches in per_rank
+            for place, batch in batches
+            if place == number
+            for read, written, counts in zip(batch.inputs, batch.labels, batch.loss_mask[:, 0], strict=True)
+            if counts
+        ]
+        expected = [(part * taken)[start : start + taken] for start in range(0, len(part), taken)]
+        assert sorted(texts) == sorted(expected)
+
+
+def test_every_validation_asks_for_the_same_words(prefix: Path) -> None:
+    def labels(micro: int) -> list[list[int]]:
+        batches = evaluation_batches(prefix, with_gaps(), start_id=2).batches(micro)
+        return [row for _, batch in batches for row in batch.labels[batch.loss_mask[:, 0] > 0].tolist()]
+
+    assert labels(1) == labels(3) and len(labels(1)) == -(-17 // with_gaps().lengths.taken)

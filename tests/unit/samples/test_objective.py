@@ -1,9 +1,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from zerokara.config.sample_lengths import causal
-from zerokara.samples.objective import Causal
+from zerokara.config import PretrainConfig, load
+from zerokara.config.sample_lengths import causal, with_spans
+from zerokara.errors import UserError
+from zerokara.samples.objective import Causal, Prompt, SpanCorruption, objective, side_by_side
+from zerokara.samples.spans import merged
+from zerokara.tokenizer.encoder import Encoder
 
 KEYS = np.arange(2)
 
@@ -31,3 +36,52 @@ def test_segments_count_the_ends_that_are_read() -> None:
     assert batch.segments.tolist() == [[0, 0, 1, 1, 1, 2], [1, 1, 1, 2, 3, 3]]  # the last is a label only
     plain = Causal(causal(6))(tokens, KEYS)
     assert plain.segments is None and plain.inputs.tolist() == batch.inputs.tolist()
+
+
+def gaps(seq_len: int = 32) -> SpanCorruption:
+    return SpanCorruption(with_spans(seq_len, 0.15, 3), seed=1, sentinels=np.arange(99, 89, -1), end_id=2, start_id=3)
+
+
+def test_the_decoder_reads_what_it_wrote_one_later() -> None:
+    made = gaps()
+    tokens = np.random.default_rng(0).integers(4, 80, (3, made.lengths.taken))
+    batch = made(tokens, np.arange(3))
+    assert batch.inputs.shape == (3, 32) and batch.labels.shape == (3, made.lengths.written)
+    assert batch.written is not None
+    assert (batch.written[:, 0] == 3).all() and np.array_equal(batch.written[:, 1:], batch.labels[:, :-1])
+    assert (batch.inputs[:, -1] == 2).all() and (batch.labels[:, -1] == 2).all() and (batch.labels[:, 0] == 99).all()
+    assert batch.loss_mask.all() and len(batch.arguments()) == 4
+    for row in range(3):
+        assert np.array_equal(merged(batch.inputs[row], batch.labels[row], made.sentinels, 2), tokens[row])
+    real = np.repeat([[True], [False], [True]], made.lengths.taken, axis=1)
+    assert made(tokens, np.arange(3), real).loss_mask[:, 0].tolist() == [1, 0, 1]
+
+
+def test_a_prompt_has_gaps(tiny_data: dict[str, str]) -> None:
+    encoder, made = Encoder(tiny_data["input_tokenizer_file"]), gaps()
+    ids = {number: int(made.sentinels[number]) for number in range(10)}
+    first, last = encoder.encode("abc").tolist(), encoder.encode(" de").tolist()
+    assert made.prompt(encoder, "abc <extra_id_0> de<extra_id_1>", 5) == Prompt([*first, ids[0], *last, ids[1], 2], [3])
+    assert made.prompt(encoder, "abc", 5).read == [*first, ids[0], 2], "one without a gap gets one at its end"
+    assert len(made.prompt(encoder, "abc " * 100, 5).read) == made.lengths.read
+    spelt = made.prompt(encoder, "abc<extra_id_77>", 5).read
+    assert spelt[len(first) : -1] == encoder.encode("<extra_id_77>").tolist(), "no sentinel of that name: it is text"
+
+
+def test_texts_stand_side_by_side() -> None:
+    prompts = [Prompt([], [5, 6]), Prompt([], [7])]
+    rows, named = side_by_side(prompts, [[8], []], fill_id=0)
+    assert rows.tolist() == [[5, 6, 8], [7, 0, 0]] and {k: v.tolist() for k, v in named.items()} == {"at_B": [2, 0]}
+    prompts = [Prompt([5, 6, 2], [3]), Prompt([7, 2], [3])]
+    rows, named = side_by_side(prompts, [[8], [9]], fill_id=0)
+    assert rows.tolist() == [[5, 6, 2], [7, 2, 0]] and named["readable_BS"].tolist() == [[1, 1, 1], [1, 1, 0]]
+    assert named["written_BT"].tolist() == [[3, 8], [3, 9]] and named["at_B"].tolist() == [1, 1]
+
+
+def test_too_few_sentinels_are_an_error_with_numbers(tiny_data: dict[str, str]) -> None:
+    encoder = Encoder(tiny_data["input_tokenizer_file"])
+    settings = load(PretrainConfig, "/dev/null", ["architecture=t5", "seq_len=512"])
+    with pytest.raises(UserError, match=r"has 10 sentinels.*a text of 568 tokens has 28 gaps.*extra_ids: 100"):
+        objective(settings, encoder)
+    fitting = objective(load(PretrainConfig, "/dev/null", ["architecture=t5", "seq_len=64"]), encoder)
+    assert fitting.lengths.taken == with_spans(64, 0.15, 3).taken and len(fitting.marks) == 10

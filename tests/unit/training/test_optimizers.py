@@ -23,7 +23,7 @@ def of(*overrides: str) -> tuple[PretrainConfig, ModelShape]:
 
 
 @pytest.mark.parametrize("tied", ["true", "false"])
-@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt2"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt2", "t5"])
 def test_parameters_are_those_of_a_built_model(architecture: str, tied: str) -> None:
     from zerokara.model import parallel
     from zerokara.model.megatron import build

@@ -1,0 +1,46 @@
+"""The lengths of samples: T5's own numbers, and its definition written down a second time."""
+
+from __future__ import annotations
+
+import pytest
+
+from zerokara import config
+from zerokara.config.sample_lengths import SampleLengths, causal, with_spans
+
+
+@pytest.mark.parametrize(
+    ("read", "taken", "written", "noise", "spans"),
+    [(512, 568, 114, 85, 28), (128, 141, 29, 21, 7), (256, 284, 58, 43, 14), (1024, 1137, 229, 171, 57)],
+)
+def test_t5s_own_lengths(read: int, taken: int, written: int, noise: int, spans: int) -> None:
+    """`written` counts a sentinel for each span and an end; noise is what else there is."""
+    found = with_spans(read, 0.15, 3)
+    assert found == SampleLengths(taken, read, written, overlap=0, noise=noise, spans=spans)
+    assert noise + spans + 1 == written and taken - noise + spans + 1 == read
+
+
+@pytest.mark.parametrize("density", [0.05, 0.15, 0.4, 0.7])
+@pytest.mark.parametrize("mean", [1.0, 3.0, 8.5])
+def test_every_length_is_met_exactly_by_the_longest_text(density: float, mean: float) -> None:
+    for read in range(16, 300, 7):
+        found = with_spans(read, density, mean)
+        noise = round(found.taken * density)
+        exactly = density < 0.5 or mean > 1
+        assert found.read in ((read,) if exactly else (read, read - 1)) and found.noise == noise
+        assert 1 <= found.spans <= min(noise, found.taken - noise)
+        assert with_spans(read + 1, density, mean).taken >= found.taken
+
+
+def test_causal_samples_look_one_token_further() -> None:
+    lengths = causal(256)
+    assert [lengths.samples_in(tokens) for tokens in (0, 256, 257, 512, 513)] == [0, 0, 1, 1, 2]
+    assert with_spans(256, 0.15, 3).samples_in(568) == 2
+
+
+def test_a_configuration_has_them() -> None:
+    given = ["architecture=t5", "seq_len=512"]
+    settings = config.load(config.PretrainConfig, "/dev/null", given)
+    assert settings.lengths.taken == 568 and settings.ties_embeddings is False
+    sparse = config.load(config.PretrainConfig, "/dev/null", [*given, "noise_density=0.5", "mean_span_length=8"])
+    assert sparse.lengths.written > settings.lengths.written
+    assert settings.identity() != sparse.identity(), "a run cannot go on with other samples"
