@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Name = Literal["llama", "qwen3", "gpt2", "t5"]
+Name = Literal["llama", "qwen3", "gpt2", "mixtral", "qwen3_moe", "t5", "switch", "t5_moe"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,10 @@ class Architecture:
     """Whether several query heads may share one key and value head."""
     encodes: bool = False
     """Whether an encoder reads, and a decoder that looks at it writes."""
+    sparse_every: int = 0
+    """Every how manieth layer holds experts, unless sparse_layers says which; 0 where none may."""
+    experts_per_token: int = 0
+    """How many experts a token is given, unless it is said otherwise."""
     objective: Literal["causal", "span_corruption"] = "causal"
     """What is learned: a key of `samples.objective.OBJECTIVES`."""
 
@@ -36,5 +40,24 @@ ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(),
     "qwen3": Architecture(norms_heads=True),
     "gpt2": Architecture(gated=False, has_biases=True, positions="learned", shares_heads=False),
+    "mixtral": Architecture(sparse_every=1, experts_per_token=2),
+    "qwen3_moe": Architecture(norms_heads=True, sparse_every=1, experts_per_token=2),
     "t5": Architecture(positions="relative", shares_heads=False, encodes=True, objective="span_corruption"),
+    "switch": Architecture(
+        gated=False,
+        positions="relative",
+        shares_heads=False,
+        encodes=True,
+        sparse_every=2,
+        experts_per_token=1,
+        objective="span_corruption",
+    ),
+    "t5_moe": Architecture(
+        positions="relative",
+        shares_heads=False,
+        encodes=True,
+        sparse_every=4,
+        experts_per_token=2,
+        objective="span_corruption",
+    ),
 }

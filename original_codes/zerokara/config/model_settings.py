@@ -5,13 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from zerokara.config import sample_lengths
 from zerokara.config.architectures import ARCHITECTURES, Architecture, Name
+from zerokara.config.curriculum import as_tuple
 from zerokara.config.sample_lengths import SampleLengths
-from zerokara.config.settings import Auto, PositiveNumber, PositiveWhole, Settings, rule
+from zerokara.config.settings import Auto, NaturalWhole, PositiveNumber, PositiveWhole, Settings, rule
 from zerokara.errors import Fault
+
+Layers = Annotated[tuple[NaturalWhole, ...], BeforeValidator(as_tuple)]
+
+
+def switch_step(num_layers: int, sparse: tuple[int, ...]) -> int:
+    """The n by which transformers' Switch says that the layers 1, 1 + n, … are sparse (of n = 1 all); 0: it cannot."""
+    for step in range(1, num_layers + 1):
+        there = tuple(layer for layer in range(num_layers) if step == 1 or layer % step == 1)
+        if there == sparse and num_layers // len(sparse) == step:
+            return step
+    return 0
 
 
 class ModelSettings(Settings):
@@ -22,7 +34,9 @@ class ModelSettings(Settings):
     architecture: Name = "llama"
     """`llama` (RMSNorm, SwiGLU, rotary positions, grouped queries), `qwen3` (the same, and each head's queries and keys
     are normed: steadier at high learning rates), `gpt2` (LayerNorm, GELU, learned positions) or `t5` (version 1.1: an
-    encoder reads text with gaps, a decoder writes what is missing; RMSNorm, gated GELU, relative positions)."""
+    encoder reads text with gaps, a decoder writes what is missing; RMSNorm, gated GELU, relative positions). With
+    experts, of which each token takes some: `mixtral` (llama, all layers sparse), `qwen3_moe` (qwen3, any layers),
+    `switch` (t5 with plain GELU, one expert a token), `t5_moe` (t5, any layers; no Hugging Face class holds it)."""
     num_layers: PositiveWhole = 6
     """Transformer layers; of t5 so many in the encoder and as many in the decoder."""
     hidden_size: PositiveWhole = 256
@@ -51,6 +65,15 @@ class ModelSettings(Settings):
     """t5: share of the tokens that the encoder does not see and the decoder writes."""
     mean_span_length: Annotated[float, Field(ge=1)] = 3.0
     """t5: how many of them lie together, on average. Each such gap needs a sentinel of the tokenizer (extra_ids)."""
+    num_experts: Annotated[PositiveWhole, Field(ge=2)] = 8
+    """mixtral, qwen3_moe, switch, t5_moe: feed-forward networks in each sparse layer."""
+    experts_per_token: PositiveWhole | Auto = "auto"
+    """How many of them each token takes; `auto` is 2, of switch 1."""
+    expert_ffn_hidden_size: PositiveWhole | Auto = "auto"
+    """Inner width of each; `auto` is ffn_hidden_size."""
+    sparse_layers: Layers | Auto = "auto"
+    """Which layers hold experts, counted from 0, e.g. [3, 7, 11]; `auto` is every one, of switch every second, of
+    t5_moe every fourth. The others are dense. Encoder and decoder are alike."""
     norm_epsilon: PositiveNumber = 1e-5
     """Added to the variance in normalisations."""
     init_std: PositiveNumber | Auto = "auto"
@@ -75,6 +98,28 @@ class ModelSettings(Settings):
         if not self.traits.gated:
             return 4 * self.hidden_size
         return -(-8 * self.hidden_size // (3 * 64)) * 64
+
+    @property
+    def expert_size(self) -> int:
+        """Inner width of an expert with `auto` resolved."""
+        return self.ffn_size if self.expert_ffn_hidden_size == "auto" else self.expert_ffn_hidden_size
+
+    @property
+    def top_k(self) -> int:
+        """Experts that a token takes with `auto` resolved; 0 where there are none."""
+        if not self.traits.sparse_every:
+            return 0
+        return self.traits.experts_per_token if self.experts_per_token == "auto" else self.experts_per_token
+
+    @property
+    def sparse(self) -> tuple[int, ...]:
+        """The layers with experts, `auto` resolved."""
+        every = self.traits.sparse_every
+        if not every:
+            return ()
+        if self.sparse_layers == "auto":
+            return tuple(range(every - 1, self.num_layers, every))
+        return tuple(sorted(set(self.sparse_layers)))
 
     @property
     def head_width(self) -> int:
@@ -116,6 +161,37 @@ class ModelSettings(Settings):
         elif not self.traits.shares_heads and self.kv_heads != self.num_attn_heads:
             rule_text = f"must be auto for architecture {self.architecture}, which does not share heads"
             yield self.fault("num_kv_heads", rule_text)
+
+    @rule("architecture", "num_layers", "sparse_layers")
+    def _sparse_layers_are_there(self) -> Iterator[Fault]:
+        if not self.traits.sparse_every:
+            return
+        if not self.sparse or self.sparse[-1] >= self.num_layers:
+            rule_text = f"must name some of the {self.num_layers} layers, counted from 0"
+            yield self.fault("sparse_layers", rule_text, "auto")
+        elif self.architecture == "mixtral" and len(self.sparse) < self.num_layers:
+            rule_text = "must be auto for architecture mixtral, whose layers are all sparse"
+            yield self.fault("sparse_layers", rule_text, "take architecture: qwen3_moe")
+        elif self.architecture == "switch" and not switch_step(self.num_layers, self.sparse):
+            rule_text = (
+                "must be 1, 1 + n, 1 + 2n, … for architecture switch (transformers' class has no other), and as many "
+                "as num_layers // n"
+            )
+            yield self.fault("sparse_layers", rule_text, "auto, or take architecture: t5_moe")
+
+    @rule("architecture", "num_experts", "experts_per_token")
+    def _tokens_find_their_experts(self) -> Iterator[Fault]:
+        if self.top_k > self.num_experts:
+            yield self.fault("experts_per_token", f"must be at most num_experts = {self.num_experts}")
+        elif self.architecture == "switch" and self.top_k != 1:
+            rule_text = "must be 1 for architecture switch"
+            yield self.fault("experts_per_token", rule_text, "auto, or take architecture: t5_moe")
+
+    @rule("architecture", "ffn_hidden_size", "expert_ffn_hidden_size")
+    def _experts_are_as_wide_as_dense_layers(self) -> Iterator[Fault]:
+        if self.architecture == "switch" and self.expert_size != self.ffn_size:
+            rule_text = f"must be that of the dense layers, {self.ffn_size}, for architecture switch"
+            yield self.fault("expert_ffn_hidden_size", rule_text, "auto")
 
     @rule("architecture", "init_std")
     def _encoders_draw_by_width(self) -> Iterator[Fault]:

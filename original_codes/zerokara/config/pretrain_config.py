@@ -33,6 +33,12 @@ class PretrainConfig(TrainingSettings, ModelSettings, DataSettings):
             rule_text = f"must divide {', '.join(shared)}: {' and '.join(wrong)} cannot be shared by {size} processes"
             yield self.fault("tensor_parallel_size", rule_text, f"one of {possible}")
 
+    @rule("architecture", "tensor_parallel_size")
+    def _experts_are_whole(self) -> Iterator[Fault]:
+        if self.tensor_parallel_size > 1 and self.traits.sparse_every:
+            rule_text = f"must be 1 for architecture {self.architecture}: its experts are whole on each process"
+            yield self.fault("tensor_parallel_size", rule_text, "spread their state with zero_stage 1, 2 or 3")
+
     @rule("architecture", "isolate_documents")
     def _only_decoders_isolate(self) -> Iterator[Fault]:
         if self.isolate_documents and self.traits.encodes:
@@ -42,5 +48,7 @@ class PretrainConfig(TrainingSettings, ModelSettings, DataSettings):
     def identity(self) -> dict[str, Any]:
         """The settings that fix the shape of the weights: a run cannot go on when one of them changes."""
         shape = {key: getattr(self, key) for key in ModelSettings.model_fields if key != "init_std"}
-        resolved = {"head_size": self.head_width, "tie_word_embeddings": self.ties_embeddings}
+        resolved: dict[str, Any] = {"head_size": self.head_width, "tie_word_embeddings": self.ties_embeddings}
+        resolved |= {"experts_per_token": self.top_k, "sparse_layers": list(self.sparse)}
+        resolved["expert_ffn_hidden_size"] = self.expert_size
         return {**shape, **resolved, "num_kv_heads": self.kv_heads, "ffn_hidden_size": self.ffn_size}

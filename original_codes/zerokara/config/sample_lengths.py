@@ -3,9 +3,9 @@
 A causal sample of S tokens is read as it is; each token is predicted from those before it, the first of the next sample
 as well. A sample with corrupted spans (Raffel et al., 2020) is cut so that what the encoder reads is just as long as it
 may be: of n tokens, N = round(n · density) are noise, in M = round(N / mean length) spans; the encoder reads the other
-n − N, a sentinel for each span, and an end; the decoder writes the noise, a sentinel for each span, and an end. What the
-encoder reads is met exactly, but where half of the text and more is noise, token by token: there it may be one less.
-Source of the form and of the roundings: T5's preprocessors (text-to-text-transfer-transformer, `random_spans_helper`).
+n − N, a sentinel for each span, and an end; the decoder writes the noise, a sentinel for each span, and an end. That
+length is met exactly, but where half of the text and more is noise, token by token: there it may be one less. Source of
+the form and of the roundings: T5's preprocessors (text-to-text-transfer-transformer, `random_spans_helper`).
 
 Example, density 0.15, mean length 3, 512 tokens to read: n = 568, N = 85, M = 28, and the decoder writes 114.
 """

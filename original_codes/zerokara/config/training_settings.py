@@ -72,6 +72,13 @@ class LearningSettings(Settings):
     weight_decay: NaturalNumber = 0.1
     """Decay of the weights in each step, as a share of the learning rate (Adafactor: of the scaled one; T5 has 0); not
     on norms and biases."""
+    router_balance_loss: NaturalNumber = 0.01
+    """Experts: weight of the loss that keeps them equally busy (Switch Transformer), sequence by sequence."""
+    router_z_loss: NaturalNumber = 0.001
+    """Experts: weight of the loss that keeps the router's logits small (ST-MoE)."""
+    expert_capacity: NaturalNumber = 0.0
+    """Experts: most tokens of a sequence that one takes in training, in even shares, e.g. 1.25; what is beyond is left
+    out. 0 is no limit. Validation and the exported model have none."""
     gradient_clipping: NaturalNumber = 1.0
     """Largest norm of the gradient; 0 for no clipping."""
     seed: NaturalWhole = 1234
@@ -129,6 +136,9 @@ class MachineSettings(Settings):
     """Training processes; `auto` is one a GPU (CUDA_VISIBLE_DEVICES is honoured), or one on a CPU."""
     tensor_parallel_size: PositiveWhole = 1
     """Processes that share the matrices of each layer, for models that are too large for one GPU; on one node."""
+    expert_parallel_size: PositiveWhole = 1
+    """Processes that share out the experts of a layer. Only 1: DeepSpeed's ZeRO (0.19) averages every gradient over all
+    processes, unless it belongs to DeepSpeed's own MoE layer; experts of another's model would be mixed up."""
     micro_batch_size: PositiveWhole | Auto = 8
     """Sequences that one process computes at a time. `auto` is the most that fits into a GPU's memory and divides the
     batch, or on a CPU as many as make it fastest; a run keeps it as long as it goes on with the same settings."""
@@ -213,6 +223,15 @@ class TrainingSettings(WatchingSettings, MachineSettings, ReadingSettings, Learn
         if self.compile == "on" and (self.zero_stage == 3 or self.tensor_parallel_size > 1):
             rule_text = "cannot serve zero_stage 3 or tensor_parallel_size above 1, which work within the layers"
             yield self.fault("compile", rule_text, "set compile: auto")
+
+    @rule("expert_parallel_size")
+    def _experts_are_not_shared_out(self) -> Iterator[Fault]:
+        if self.expert_parallel_size > 1:
+            rule_text = (
+                "must be 1: DeepSpeed's ZeRO (0.19) averages each gradient over all processes and knows other groups "
+                "for its own MoE layer only, so experts that live on some processes would be mixed up"
+            )
+            yield self.fault("expert_parallel_size", rule_text, "spread the experts' state with zero_stage 1, 2 or 3")
 
     @rule("offload", "zero_stage")
     def _offload_needs_zero(self) -> Iterator[Fault]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from zerokara.export import gpt2, llama, qwen3, rules, t5
+from zerokara.export import gpt2, llama, mixtral, qwen3, qwen3_moe, rules, switch, t5
 from zerokara.export.rules import Rule
-from zerokara.export.transforms import VOCABULARY
+from zerokara.export.transforms import COPIED_VOCABULARY, VOCABULARY
 from zerokara.model.shapes import ModelShape
 
 UNTIED_OUTPUT = Rule("output_layer.weight", ("lm_head.weight",), VOCABULARY)
@@ -35,7 +35,9 @@ class Family:
     encodes: bool = False
     """Whether an encoder reads and a decoder writes."""
     copies: tuple[str, ...] = ()
-    """Names under which the class keeps its embedding again; they stand in no file."""
+    """Names under which the class keeps its embedding again; they stand in no file, but for `stores_copies`."""
+    stores_copies: bool = False
+    """Whether the file of an untied model must hold them: transformers would draw them anew."""
 
     @property
     def auto_class(self) -> str:
@@ -86,6 +88,33 @@ FAMILIES = {
         gpt2.SETTINGS,
         words="GPT-2-like: LayerNorm, GELU, learned positions",
     ),
+    "mixtral": Family(
+        "mixtral",
+        mixtral.CLASS_NAME,
+        mixtral.RULES,
+        mixtral.config_values,
+        mixtral.SETTINGS,
+        words="Mixtral-like: Llama with experts in each layer, of which each token takes some",
+    ),
+    "qwen3_moe": Family(
+        "qwen3_moe",
+        qwen3_moe.CLASS_NAME,
+        qwen3_moe.RULES,
+        qwen3_moe.config_values,
+        qwen3_moe.SETTINGS,
+        words="Qwen3-MoE-like: Qwen3 with experts in its sparse layers, of which each token takes some",
+    ),
+    "switch": Family(
+        "switch_transformers",
+        switch.CLASS_NAME,
+        switch.RULES,
+        switch.config_values,
+        switch.SETTINGS,
+        words="Switch Transformer: T5 with experts in its sparse layers, of which each token takes one",
+        encodes=True,
+        copies=t5.COPIES,
+        stores_copies=True,
+    ),
     "t5": Family(
         "t5",
         t5.CLASS_NAME,
@@ -106,8 +135,13 @@ def family_of(model_type: str) -> Family:
 
 def rules_for(shape: ModelShape) -> list[Rule]:
     """Every rule of a model, layers written out."""
-    table = FAMILIES[shape.architecture].rules
-    return rules.expand(table if shape.tie_word_embeddings else (*table, UNTIED_OUTPUT), shape.num_layers)
+    family = FAMILIES[shape.architecture]
+    table = family.rules
+    if family.stores_copies and not shape.tie_word_embeddings:
+        first, *others = table
+        table = (replace(first, hf=(*first.hf, *family.copies), transform=COPIED_VOCABULARY), *others)
+    table = table if shape.tie_word_embeddings else (*table, UNTIED_OUTPUT)
+    return rules.expand(table, shape.num_layers, shape.sparse_layers, shape.num_experts)
 
 
 def hf_config(shape: ModelShape, special: SpecialIds, dtype: str) -> Any:
@@ -138,9 +172,21 @@ def hf_shapes(config: Any) -> dict[str, tuple[int, ...]]:
 
     family = family_of(config.model_type)
     with torch.device("meta"):
-        state = getattr(transformers, family.auto_class).from_config(config).state_dict()
-    tied = {*family.copies, *(UNTIED_OUTPUT.hf if config.tie_word_embeddings else ())}
+        model = getattr(transformers, family.auto_class).from_config(config)
+        state = stored(model)
+    stored_copies = family.stores_copies and not config.tie_word_embeddings
+    tied = {*(() if stored_copies else family.copies), *(UNTIED_OUTPUT.hf if config.tie_word_embeddings else ())}
     return {name: tuple(tensor.shape) for name, tensor in state.items() if name not in tied}
+
+
+def stored(model: Any) -> dict[str, Tensor]:
+    """The tensors of a model of transformers by the names under which files hold them.
+
+    transformers keeps the matrices of all experts together, files hold them one by one (core_model_loading.py).
+    """
+    from transformers.core_model_loading import revert_weight_conversion
+
+    return dict(revert_weight_conversion(model, model.state_dict()))
 
 
 def checked_rules(

@@ -17,7 +17,7 @@ from torch import Tensor
 from zerokara.config import PretrainConfig
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.export import families, rules
-from zerokara.export.transforms import VOCABULARY
+from zerokara.export.transforms import COPIED_VOCABULARY, VOCABULARY
 from zerokara.model.shapes import ModelShape
 from zerokara.tokenizer.encoder import Encoder
 
@@ -67,10 +67,10 @@ def weights(config: PretrainConfig, shape: ModelShape) -> dict[str, Tensor]:
     complaints = [f"{name}: {sorted(map(str, found))}" for name, found in report.items() if found]
     if complaints:
         raise RunError(f"{folder}: the weights are not those of config.json: {'; '.join(complaints)}")
-    table, theirs = families.rules_for(shape), model.state_dict()
+    table, theirs = families.rules_for(shape), families.stored(model)
     for rule in table:
-        if rule.transform is VOCABULARY:
-            (name,) = rule.hf
+        if rule.transform in (VOCABULARY, COPIED_VOCABULARY):
+            name, *_ = rule.hf
             theirs[name] = _extended(theirs[name], shape.vocab_size)
     return dict(rules.from_hf(table, theirs, shape))
 

@@ -1,15 +1,17 @@
 """The weight rules: one table per family, from which both directions and the check of completeness derive.
 
 A rule names one of our tensors (megatron-core's parameter names, as checkpoints hold them), the Hugging Face tensors
-that are made of it, and the inverse pair between them. ``{i}`` stands for each layer. Nothing is converted before
-`check` has found that every source tensor is used once, every target tensor filled once, and every shape as expected.
+that are made of it, and the inverse pair between them. ``{i}`` stands for each layer, ``{e}`` for each expert. Nothing
+is converted before `check` has found that every source tensor is used once, every target tensor filled once, and every
+shape as expected.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -28,16 +30,22 @@ class Rule:
     ours: str
     hf: tuple[str, ...]
     transform: Transform = SAME
+    layers: Literal["all", "dense", "sparse"] = "all"
+    """To which layers a template applies: those with experts, those without, or all."""
 
-    def at_layer(self, layer: int) -> Rule:
-        """The rule with its layer written in."""
+    def at_layer(self, layer: int, num_experts: int = 0) -> Rule:
+        """The rule with its layer written in, and a name with ``{e}`` once for each expert."""
         number = str(layer)
-        return replace(
-            self, ours=self.ours.replace("{i}", number), hf=tuple(name.replace("{i}", number) for name in self.hf)
-        )
+        names = [name.replace("{i}", number) for name in self.hf]
+        each = [
+            name.replace("{e}", str(expert)) for name in names for expert in range(num_experts if "{e}" in name else 1)
+        ]
+        return replace(self, ours=self.ours.replace("{i}", number), hf=tuple(each))
 
 
-def expand(table: Iterable[Rule], num_layers: int) -> list[Rule]:
+def expand(
+    table: Iterable[Rule], num_layers: int, sparse_layers: Collection[int] = (), num_experts: int = 0
+) -> list[Rule]:
     """Every rule of a table once, layer templates written out layer by layer in the place of the first template."""
     table = list(table)
     templates = [rule for rule in table if "{i}" in rule.ours]
@@ -46,7 +54,9 @@ def expand(table: Iterable[Rule], num_layers: int) -> list[Rule]:
         if rule not in templates:
             expanded.append(rule)
         elif rule is templates[0]:
-            expanded.extend(template.at_layer(layer) for layer in range(num_layers) for template in templates)
+            for layer in range(num_layers):
+                kinds = ("all", "sparse" if layer in sparse_layers else "dense")
+                expanded.extend(rule.at_layer(layer, num_experts) for rule in templates if rule.layers in kinds)
     return expanded
 
 

@@ -49,9 +49,13 @@ def _real_rows(ours_PD: Tensor, shape: ModelShape) -> Parts:
     return (ours_PD[: shape.vocab_size],)
 
 
+def _real_rows_thrice(ours_PD: Tensor, shape: ModelShape) -> Parts:
+    return _real_rows(ours_PD, shape) * 3
+
+
 def _padded_rows(parts: Parts, shape: ModelShape) -> Tensor:
     # Zeros, as a new model has them: a zero row adds nothing to any gradient, and M4 masks its logit.
-    (rows_VD,) = parts
+    rows_VD, *_ = parts
     padding = rows_VD.new_zeros((shape.padded_vocab_size - shape.vocab_size, *rows_VD.shape[1:]))
     return torch.cat((rows_VD, padding))
 
@@ -103,16 +107,41 @@ def _halves_back(parts: Parts, shape: ModelShape) -> Tensor:
     return torch.cat(parts)
 
 
+def _each_expert(ours: Tensor, shape: ModelShape) -> Parts:
+    return tuple(ours.unbind())
+
+
+def _each_expert_back(parts: Parts, shape: ModelShape) -> Tensor:
+    return torch.stack(parts)
+
+
+def _halves_of_each_expert(ours: Tensor, shape: ModelShape) -> Parts:
+    """The gates of all experts, then what they are multiplied with."""
+    gates, ups = ours.chunk(2, dim=1)
+    return (*gates.unbind(), *ups.unbind())
+
+
+def _halves_of_each_expert_back(parts: Parts, shape: ModelShape) -> Tensor:
+    half = len(parts) // 2
+    return torch.cat((torch.stack(parts[:half]), torch.stack(parts[half:])), dim=1)
+
+
 SAME = Transform(_same, _same_back)
 TRANSPOSED = Transform(_transposed, _transposed_back)
 """GPT-2's ``Conv1D`` keeps [in, out] where a linear layer keeps [out, in]."""
 VOCABULARY = Transform(_real_rows, _padded_rows)
 """[P, D] ↔ [V, D]."""
+COPIED_VOCABULARY = Transform(_real_rows_thrice, _padded_rows)
+"""[P, D] ↔ [V, D] three times: of the copies one counts."""
 QUERY_KEY_VALUE = Transform(_queries_keys_values, _grouped)
 """[K·(G+2)·E, D] ↔ [H·E, D], [K·E, D], [K·E, D]; biases alike."""
 KEY_VALUE = Transform(_keys_values, _keys_values_back)
 """[H·2·E, D] ↔ [H·E, D], [H·E, D]: of the attention that looks at an encoder."""
 JOINED_QUERY_KEY_VALUE = Transform(_one_qkv, _one_qkv_back)
 """[K·(G+2)·E, D] ↔ [D, (H+2K)·E]; a bias stays one-dimensional."""
+EXPERTS = Transform(_each_expert, _each_expert_back)
+"""[X, R, C] ↔ X times [R, C]."""
+EXPERTS_GATE_AND_UP = Transform(_halves_of_each_expert, _halves_of_each_expert_back)
+"""[X, 2F, D] ↔ X times [F, D], the gates, and X times [F, D]."""
 GATE_AND_UP = Transform(_halves, _halves_back)
 """[2F, D] ↔ [F, D], [F, D]: megatron-core applies the activation to the first half."""

@@ -15,6 +15,7 @@ from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
 from zerokara.model.attention import isolation
+from zerokara.model.auxiliary import Auxiliary
 from zerokara.model.prediction import logits, summed_nats
 from zerokara.model.shapes import ModelShape
 from zerokara.model.sharding import Sharding
@@ -25,6 +26,8 @@ class Decoder(GPTModel):
 
     shape: ModelShape
     sharding: Sharding
+    auxiliary: Auxiliary | None = None
+    """What layers add to the loss, where some do."""
 
     def forward(
         self,
@@ -50,7 +53,8 @@ class Decoder(GPTModel):
         )
         if labels_BS is None:
             return logits(hidden_SBD, weight_VD, at_B)
-        return summed_nats(hidden_SBD, weight_VD, labels_BS, mask_BS, self.shape.vocab_size)
+        nats = summed_nats(hidden_SBD, weight_VD, labels_BS, mask_BS, self.shape.vocab_size)
+        return nats if self.auxiliary is None else self.auxiliary.entered(nats, labels_BS.size(1))
 
     def all_layers(self) -> list[torch.nn.Module]:
         """The layers, in the order in which they work."""

@@ -19,6 +19,7 @@ from megatron.core.tensor_parallel.mappings import scatter_to_tensor_model_paral
 from torch import Tensor
 
 from zerokara.model import parallel
+from zerokara.model.auxiliary import Auxiliary
 from zerokara.model.prediction import logits, summed_nats
 from zerokara.model.shapes import ModelShape
 from zerokara.model.sharding import Sharding
@@ -29,6 +30,8 @@ class EncoderDecoder(T5Model):
 
     shape: ModelShape
     sharding: Sharding
+    auxiliary: Auxiliary | None = None
+    """What layers add to the loss, where some do."""
 
     def drop_unused_heads(self) -> None:
         """Let go of the output layers that are not used; megatron-core's tied one would have a bias of its own."""
@@ -70,7 +73,8 @@ class EncoderDecoder(T5Model):
             hidden_TBD = hidden_TBD * self.shape.hidden_size**-0.5
         if labels_BT is None:
             return logits(hidden_TBD, weight_VD, at_B)
-        return summed_nats(hidden_TBD, weight_VD, labels_BT, mask_BT, self.shape.vocab_size)
+        nats = summed_nats(hidden_TBD, weight_VD, labels_BT, mask_BT, self.shape.vocab_size)
+        return nats if self.auxiliary is None else self.auxiliary.entered(nats, labels_BT.size(1))
 
     def all_layers(self) -> list[torch.nn.Module]:
         """The layers, in the order in which they work."""

@@ -26,7 +26,7 @@ from zerokara.model.shapes import ModelShape
 from zerokara.model.sharding import Sharding
 
 _PADDED = ("word_embeddings.weight", "output_layer.weight")
-_ADDED = ("linear_proj.weight", "linear_fc2.weight")
+_ADDED = ("linear_proj.weight", "linear_fc2.weight", "experts_fc2.weight")
 """Their products are added to the residual stream, two in each layer."""
 
 
@@ -69,6 +69,8 @@ def _std(name: str, shape: ModelShape) -> float:
         width = shape.heads_width
     elif name.endswith("linear_fc2.weight"):
         width = shape.ffn_hidden_size
+    elif name.endswith("experts_fc2.weight"):
+        width = shape.expert_size
     elif name.endswith("linear_q.weight"):
         width *= shape.head_size
     return shape.init_std / math.sqrt(width)

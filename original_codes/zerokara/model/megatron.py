@@ -32,8 +32,10 @@ from torch.nn.functional import gelu, silu
 
 from zerokara.model import cpu, initial_weights, parallel, recomputation
 from zerokara.model.attention import FusedAttention
+from zerokara.model.auxiliary import Auxiliary
 from zerokara.model.decoder import Decoder
 from zerokara.model.encoder_decoder import EncoderDecoder
+from zerokara.model.experts import Experts, Routing, experts_of
 from zerokara.model.head_norm import HeadNorm
 from zerokara.model.linear import ColumnLinear, RowLinear
 from zerokara.model.shapes import ModelShape
@@ -47,15 +49,24 @@ def build(
     dtype: torch.dtype = torch.float32,
     seed: int | None = 0,
     activation_checkpointing: str = "off",
+    routing: Routing = Routing(),  # noqa: B008  # it cannot change
 ) -> Model:
     """Build this process's part of a model on the CPU, with the initial weights of `seed`; None leaves them undefined.
 
     The weights are drawn in fp32 and rounded to `dtype` afterwards, so the same seed gives the same model everywhere.
-    What the backward pass computes again (`recomputation`) changes no result. `parallel.start` must have been called.
+    What the backward pass computes again (`recomputation`) changes no result. `routing` tells how the routers of sparse
+    layers are trained. `parallel.start` must have been called.
     """
     cpu.prepare()
-    model = _encoder_decoder(shape) if shape.traits.encodes else _decoder(shape)
+    config = _FAMILIES[shape.architecture](shape)
+    if shape.sparse_layers:
+        _add_experts(config, shape, routing)
+    model = _encoder_decoder(shape, config) if shape.traits.encodes else _decoder(shape, config)
     model.shape, model.sharding = shape, Sharding.of(shape)
+    if shape.sparse_layers:
+        model.auxiliary = Auxiliary()
+        for experts in experts_of(model.all_layers()):
+            experts.shared = model.auxiliary
     for name, parameter in model.named_parameters():
         # What DeepSpeed goes by to count a replicated parameter once in the norm of the gradient (runtime/utils.py,
         # is_model_parallel_parameter); megatron-core marks only what it draws itself.
@@ -71,9 +82,9 @@ def num_parameters(model: Model) -> int:
     return sum(model.sharding.whole_shape(name, part.shape).numel() for name, part in model.named_parameters())
 
 
-def _decoder(shape: ModelShape) -> Decoder:
+def _decoder(shape: ModelShape, config: TransformerConfig) -> Decoder:
     return Decoder(
-        config=_FAMILIES[shape.architecture](shape),
+        config=config,
         transformer_layer_spec=_block_spec(shape, causal=True),
         vocab_size=shape.padded_vocab_size,
         max_sequence_length=shape.seq_len,
@@ -84,8 +95,7 @@ def _decoder(shape: ModelShape) -> Decoder:
     )
 
 
-def _encoder_decoder(shape: ModelShape) -> EncoderDecoder:
-    config = _FAMILIES[shape.architecture](shape)
+def _encoder_decoder(shape: ModelShape, config: TransformerConfig) -> EncoderDecoder:
     model = EncoderDecoder(
         config=config,
         encoder_config=config,
@@ -157,11 +167,29 @@ def _t5(shape: ModelShape) -> TransformerConfig:
     return config
 
 
+def _switch(shape: ModelShape) -> TransformerConfig:
+    config = _t5(shape)
+    config.gated_linear_unit = False
+    return config
+
+
+def _add_experts(config: TransformerConfig, shape: ModelShape, routing: Routing) -> None:
+    """Tell `Experts` by megatron-core's own names; set afterwards, they change nothing else."""
+    config.num_moe_experts, config.moe_router_topk = shape.num_experts, shape.experts_per_token
+    config.moe_ffn_hidden_size = shape.expert_size
+    config.moe_aux_loss_coeff, config.moe_z_loss_coeff = routing.balance, routing.z
+    config.moe_expert_capacity_factor = routing.capacity
+
+
 _FAMILIES: dict[str, Callable[[ModelShape], TransformerConfig]] = {
     "llama": _llama,
     "qwen3": _qwen3,
     "gpt2": _gpt2,
+    "mixtral": _llama,
+    "qwen3_moe": _qwen3,
     "t5": _t5,
+    "switch": _switch,
+    "t5_moe": _t5,
 }
 """The model builder's table: what megatron-core is told of each family."""
 
@@ -180,19 +208,23 @@ def _block_spec(shape: ModelShape, causal: bool, looks: bool = False) -> Transfo
             k_layernorm=head_norm,
         ),
     )
-    layer = ModuleSpec(
-        module=TransformerLayer,
-        submodules=TransformerLayerSubmodules(
-            input_layernorm=WrappedTorchNorm,
-            self_attention=attention,
-            self_attn_bda=get_bias_dropout_add,
-            **(_cross_attention() if looks else {}),
-            pre_mlp_layernorm=WrappedTorchNorm,
-            mlp=ModuleSpec(module=MLP, submodules=MLPSubmodules(linear_fc1=ColumnLinear, linear_fc2=RowLinear)),
-            mlp_bda=get_bias_dropout_add,
-        ),
-    )
-    return TransformerBlockSubmodules(layer_specs=[layer] * shape.num_layers, layer_norm=WrappedTorchNorm)
+    dense = ModuleSpec(module=MLP, submodules=MLPSubmodules(linear_fc1=ColumnLinear, linear_fc2=RowLinear))
+    layers = [
+        ModuleSpec(
+            module=TransformerLayer,
+            submodules=TransformerLayerSubmodules(
+                input_layernorm=WrappedTorchNorm,
+                self_attention=attention,
+                self_attn_bda=get_bias_dropout_add,
+                **(_cross_attention() if looks else {}),
+                pre_mlp_layernorm=WrappedTorchNorm,
+                mlp=Experts if layer in shape.sparse_layers else dense,
+                mlp_bda=get_bias_dropout_add,
+            ),
+        )
+        for layer in range(shape.num_layers)
+    ]
+    return TransformerBlockSubmodules(layer_specs=layers, layer_norm=WrappedTorchNorm)
 
 
 def _cross_attention() -> dict[str, Any]:

@@ -26,7 +26,8 @@ def parameter_shapes(shape: ModelShape) -> dict[str, Shape]:
     stacks = {"encoder": False, "decoder": True} if shape.traits.encodes else {"decoder": False}
     for stack, looks in stacks.items():
         for layer in range(shape.num_layers):
-            found |= {f"{stack}.layers.{layer}.{name}": of_one for name, of_one in _layer(shape, looks).items()}
+            parts = _layer(shape, looks, sparse=layer in shape.sparse_layers)
+            found |= {f"{stack}.layers.{layer}.{name}": of_one for name, of_one in parts.items()}
         found |= _norm(shape, f"{stack}.final_layernorm")
     if not shape.tie_word_embeddings:
         found["output_layer.weight"] = vocabulary
@@ -42,15 +43,16 @@ def _positions(shape: ModelShape) -> dict[str, Shape]:
     return {}
 
 
-def _layer(shape: ModelShape, looks: bool) -> dict[str, Shape]:
-    """The parameters of one layer; `looks` tells whether it looks at an encoder."""
+def _layer(shape: ModelShape, looks: bool, sparse: bool) -> dict[str, Shape]:
+    """The parameters of one layer; `looks` tells whether it looks at an encoder, `sparse` whether it holds experts."""
     width, heads = shape.hidden_size, shape.heads_width
     linears = {
         "self_attention.linear_proj": (width, heads),
         "self_attention.linear_qkv": (heads + 2 * shape.kv_width, width),
-        "mlp.linear_fc1": (shape.ffn_hidden_size * (2 if shape.traits.gated else 1), width),
-        "mlp.linear_fc2": (width, shape.ffn_hidden_size),
     }
+    if not sparse:
+        linears["mlp.linear_fc1"] = (shape.ffn_hidden_size * (2 if shape.traits.gated else 1), width)
+        linears["mlp.linear_fc2"] = (width, shape.ffn_hidden_size)
     norms = ["input_layernorm", "pre_mlp_layernorm"]
     if looks:
         norms.append("pre_cross_attn_layernorm")
@@ -64,6 +66,11 @@ def _layer(shape: ModelShape, looks: bool) -> dict[str, Shape]:
         found[f"{name}.weight"] = (rows, columns)
         if shape.traits.has_biases:
             found[f"{name}.bias"] = (rows,)
+    if sparse:
+        rising = shape.expert_size * (2 if shape.traits.gated else 1)
+        found["mlp.router.weight"] = (shape.num_experts, width)
+        found["mlp.experts_fc1.weight"] = (shape.num_experts, rising, width)
+        found["mlp.experts_fc2.weight"] = (shape.num_experts, width, shape.expert_size)
     if shape.traits.norms_heads:
         found |= {f"self_attention.{one}_layernorm.weight": (shape.head_size,) for one in "qk"}
     return found
@@ -75,12 +82,12 @@ def _norm(shape: ModelShape, name: str) -> dict[str, Shape]:
 
 
 def is_layer_matrix(name: str, shape: Shape) -> bool:
-    """Whether a parameter is a matrix inside a layer: no embedding, output head, norm or bias."""
-    return ".layers." in name and len(shape) == 2
+    """Whether a parameter is a matrix inside a layer, or one for each expert: no embedding, head, norm or bias."""
+    return ".layers." in name and len(shape) > 1
 
 
 def row_blocks(name: str, shape: ModelShape) -> tuple[NDArray[np.int64], ...]:
-    """The rows of each matrix that the parameter `name` holds; none where it is one matrix.
+    """The rows of each matrix that the parameter `name` (or each of its experts) holds; none where it is one matrix.
 
     Example, K = 1, two heads of width 1: `linear_qkv` has the rows q q k v, and so the blocks (0 1), (2), (3).
     """
@@ -91,7 +98,8 @@ def row_blocks(name: str, shape: ModelShape) -> tuple[NDArray[np.int64], ...]:
     if "linear_kv" in name:
         rows = np.arange(2 * shape.heads_width).reshape(shape.num_attn_heads, 2, shape.head_size)
         return rows[:, 0].reshape(-1), rows[:, 1].reshape(-1)
-    if "linear_fc1" in name and shape.traits.gated:
-        gate, up = np.split(np.arange(2 * shape.ffn_hidden_size), 2)
+    if "_fc1" in name and shape.traits.gated:
+        inner = shape.expert_size if "experts" in name else shape.ffn_hidden_size
+        gate, up = np.split(np.arange(2 * inner), 2)
         return gate, up
     return ()

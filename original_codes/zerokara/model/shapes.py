@@ -48,6 +48,13 @@ class ModelShape:
     """Tokens of the corpus that one training sample takes; 0 stands for S."""
     written_len: int = 0
     """Tokens of it that are predicted; 0 stands for S."""
+    num_experts: int = 0
+    """Of each sparse layer."""
+    experts_per_token: int = 0
+    expert_size: int = 0
+    """Inner width of an expert."""
+    sparse_layers: tuple[int, ...] = ()
+    """The layers that hold experts, counted from 0; of each stack."""
 
     def __post_init__(self) -> None:
         for name, value in (
@@ -79,16 +86,20 @@ class ModelShape:
             relative_distance=config.relative_attention_distance,
             sample_tokens=config.lengths.taken,
             written_len=config.lengths.written,
+            num_experts=config.num_experts if config.sparse else 0,
+            experts_per_token=config.top_k,
+            expert_size=config.expert_size if config.sparse else 0,
+            sparse_layers=config.sparse,
         )
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> ModelShape:
         """The inverse of `as_json`."""
-        return cls(**values)
+        return cls(**{**values, "sparse_layers": tuple(values.get("sparse_layers", ()))})
 
     def as_json(self) -> dict[str, Any]:
         """The shape as JSON values."""
-        return asdict(self)
+        return {**asdict(self), "sparse_layers": list(self.sparse_layers)}
 
     @property
     def padded_vocab_size(self) -> int:
@@ -114,7 +125,17 @@ class ModelShape:
         """Trained numbers, the padding rows of the vocabulary included or (as exported) not."""
         rows = self.padded_vocab_size if padded else self.vocab_size
         embeddings = rows * self.hidden_size * (1 if self.tie_word_embeddings else 2)
-        return embeddings + self._positions() + self.num_layers * self._layer_parameters() + self._last_norms()
+        layers = self.num_layers * self._layer_parameters() + self._num_sparse * self._experts_over_dense(
+            self.num_experts
+        )
+        return embeddings + self._positions() + layers + self._last_norms()
+
+    def num_active_parameters(self) -> int:
+        """Of those, padding left out, the ones that one token meets: all, but of the experts the ones it takes."""
+        if not self.sparse_layers:
+            return self.num_parameters(padded=False)
+        idle = (self.num_experts - self.experts_per_token) * self._expert_matrices()
+        return self.num_parameters(padded=False) - self._num_sparse * idle
 
     def flops_per_token(self) -> float:
         """Floating-point operations of training on one token of the corpus, forward and backward.
@@ -126,16 +147,16 @@ class ModelShape:
         """
         read, written = self.seq_len, self.written_len
         output = self.padded_vocab_size * self.hidden_size
+        layers = self.num_layers * (self._attention_matrices() + self._mlp_matrices())
+        layers += len(self.sparse_layers) * self._experts_over_dense(self.experts_per_token)
         if not self.traits.encodes:
-            matrices = self.num_layers * (self._attention_matrices() + self._mlp_matrices()) + output
-            return 6.0 * matrices + 6.0 * self.num_layers * self.heads_width * read
-        layer = self._attention_matrices() + self._mlp_matrices()
+            return 6.0 * (layers + output) + 6.0 * self.num_layers * self.heads_width * read
         width, heads = self.hidden_size, self.heads_width
-        encoder = 6.0 * self.num_layers * read * layer + 12.0 * self.num_layers * heads * read * read
+        encoder = 6.0 * read * layers + 12.0 * self.num_layers * heads * read * read
         # Looking at the encoder: queries and the way out for each written token, keys and values for each read one.
         looking = 6.0 * self.num_layers * (2 * width * heads * written + 2 * width * heads * read)
         looking += 12.0 * self.num_layers * heads * read * written
-        decoder = 6.0 * self.num_layers * written * layer + 6.0 * self.num_layers * heads * written * written
+        decoder = 6.0 * written * layers + 6.0 * self.num_layers * heads * written * written
         return (encoder + looking + decoder + 6.0 * written * output) / self.sample_tokens
 
     def _positions(self) -> int:
@@ -165,8 +186,20 @@ class ModelShape:
     def _mlp_matrices(self) -> int:
         return (3 if self.traits.gated else 2) * self.hidden_size * self.ffn_hidden_size
 
+    @property
+    def _num_sparse(self) -> int:
+        """Sparse layers of all stacks."""
+        return len(self.sparse_layers) * (2 if self.traits.encodes else 1)
+
+    def _expert_matrices(self) -> int:
+        return (3 if self.traits.gated else 2) * self.hidden_size * self.expert_size
+
+    def _experts_over_dense(self, num_experts: int) -> int:
+        """Matrices of so many experts and their router, less those of the dense layer whose place they take."""
+        return num_experts * self._expert_matrices() + self.num_experts * self.hidden_size - self._mlp_matrices()
+
     def _layer_parameters(self) -> int:
-        """Of one layer; where there is an encoder, of one of its layers and one of the decoder's."""
+        """Of one dense layer; where there is an encoder, of one of its layers and one of the decoder's."""
         each = self._attention_matrices() + self._mlp_matrices() + self._layer_norms() + self._layer_biases()
         if not self.traits.encodes:
             return each

@@ -6,7 +6,7 @@ Every process has a logbook, for its facts go into the checkpoint's state; only 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -76,8 +76,11 @@ class Logbook:
             # A start that goes on from here tells the mean of all steps since the last line, as if there were no break.
             self.facts[_UNLOGGED] = [*self.facts.get(_UNLOGGED, []), record.loss]
 
-    def log(self) -> None:
-        """Record and tell the steps since the last call, as one line; none where all of them were skipped."""
+    def log(self, statistics: Mapping[str, Sequence[float]] | None = None) -> None:
+        """Record and tell the steps since the last call, as one line; none where all of them were skipped.
+
+        `statistics` are further numbers, each by layer, that the model has of itself.
+        """
         if not self._window:
             return
         steps, schedule, position = self._window, self._preparation.schedule, self._position
@@ -96,6 +99,7 @@ class Logbook:
             "memory_bytes": devices.peak_memory(self._device),
             "seconds": self.seconds,
             "seconds_left": self.pace.seconds_left(record.step),
+            **{name: list(values) for name, values in (statistics or {}).items()},
         }
         if isinstance(self._order, MixedOrder):
             counts = self._order.counts(position.samples(record.step))

@@ -88,12 +88,16 @@ def _trial_steps(preparation: Preparation, device: torch.device) -> tuple[float,
 
     from zerokara.export import from_hf
     from zerokara.model import compilation, parallel
+    from zerokara.model.experts import Routing
     from zerokara.model.megatron import build
     from zerokara.training.compute.engine import Engine
 
     config, reading = preparation.config, preparation.reading
     seed = None if config.init_from else config.seed
-    model = build(preparation.shape, seed=seed, activation_checkpointing=config.activation_checkpointing)
+    routing = Routing.from_config(config)
+    model = build(
+        preparation.shape, seed=seed, activation_checkpointing=config.activation_checkpointing, routing=routing
+    )
     engine = Engine(model, config, parallel.data_size(), preparation.template)
     if config.init_from:
         engine.load_state(from_hf.weights(config, preparation.shape), {}, num_updates=0)

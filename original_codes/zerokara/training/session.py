@@ -19,6 +19,7 @@ from zerokara.checkpoint import TrainingState
 from zerokara.errors import RunError
 from zerokara.export import from_hf
 from zerokara.model import compilation, parallel
+from zerokara.model.experts import Routing, statistics
 from zerokara.model.megatron import Model, build, num_parameters
 from zerokara.progress import count_text, say, seconds_text
 from zerokara.samples.batches import Batches, BatchPlan
@@ -152,7 +153,9 @@ class Session:
             preparation.shape,
             seed=None if folder or self.config.init_from else self.config.seed,
             activation_checkpointing=self.config.activation_checkpointing,
+            routing=Routing.from_config(self.config),
         )
+        self._layers = model.all_layers()
         count = num_parameters(model)
         if count != preparation.shape.num_parameters():
             raise RunError(f"the model has {count:,} parameters, {preparation.shape.num_parameters():,} were announced")
@@ -195,7 +198,7 @@ class Session:
             self._name_suspects(record)
             self.guard.require_patience(step, record.fault)
         if last or step % config.log_interval == 0 or step == 1:
-            self.logbook.log()
+            self.logbook.log(statistics(self._layers))
         if last or (step % config.eval_interval == 0 and not asked_to_stop):
             asked_to_stop |= not self._validate(step, to_the_end=last)
         if last or asked_to_stop or step % config.save_interval == 0:

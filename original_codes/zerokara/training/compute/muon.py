@@ -31,7 +31,7 @@ RMS_OF_ADAMW = 0.2
 
 
 class Muon(torch.optim.Optimizer):
-    """Updates matrices, each whole."""
+    """Updates matrices, each whole; a parameter of three dimensions is one matrix for each expert."""
 
     def __init__(
         self,
@@ -61,10 +61,16 @@ class Muon(torch.optim.Optimizer):
                 direction_RC = parameter.grad.add(momentum_RC, alpha=group["momentum"])
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
                 blocks = self._blocks.get(parameter, ())
-                if not blocks:
-                    parameter.add_(self._scaled(direction_RC), alpha=-group["lr"])
-                for rows in blocks:
-                    parameter.index_add_(0, rows, self._scaled(direction_RC[rows]), alpha=-group["lr"])
+                directions = direction_RC.unbind() if parameter.dim() == 3 else (direction_RC,)
+                matrices = parameter.unbind() if parameter.dim() == 3 else (parameter,)
+                for matrix_RC, towards_RC in zip(matrices, directions, strict=True):
+                    self._move(matrix_RC, towards_RC, blocks, group["lr"])
+
+    def _move(self, matrix_RC: Tensor, direction_RC: Tensor, blocks: Sequence[Tensor], lr: float) -> None:
+        if not blocks:
+            matrix_RC.add_(self._scaled(direction_RC), alpha=-lr)
+        for rows in blocks:
+            matrix_RC.index_add_(0, rows, self._scaled(direction_RC[rows]), alpha=-lr)
 
     def _scaled(self, matrix_RC: Tensor) -> Tensor:
         scale = RMS_OF_ADAMW * math.sqrt(max(matrix_RC.shape))
