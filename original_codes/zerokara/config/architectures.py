@@ -32,6 +32,8 @@ class Architecture:
     """Every how manieth layer holds experts, unless sparse_layers says which; 0 where none may."""
     experts_per_token: int = 0
     """How many experts a token is given, unless it is said otherwise."""
+    no_class: str = ""
+    """Why no Hugging Face class holds such a model; empty where one does."""
     objective: Literal["causal", "span_corruption"] = "causal"
     """What is learned: a key of `samples.objective.OBJECTIVES`."""
 
@@ -58,6 +60,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         encodes=True,
         sparse_every=4,
         experts_per_token=2,
+        no_class="SwitchTransformersForConditionalGeneration, the nearest, gives a token one expert, has no gates, and "
+        "takes sparse layers at 1, 1 + n, 1 + 2n, … only",
         objective="span_corruption",
     ),
 }

@@ -24,12 +24,17 @@ _TRAINING_SETTINGS = (
 def gather(source: Source, encoder: Encoder, dtype: str) -> dict[str, Any]:
     """Model, training, data and tokenizer in numbers."""
     shape, state = source.shape, source.state
+    family = FAMILIES[shape.architecture]
     curve = source.metrics()
     return {
         "model": {
             **shape.as_json(),
-            "class": FAMILIES[shape.architecture].class_name,
+            "class": family.class_name,
+            "auto_class": family.auto_class,
+            "task": family.task,
+            "words": family.words,
             "parameters": shape.num_parameters(padded=False),
+            "active_parameters": shape.num_active_parameters(),
             "dtype": dtype,
         },
         "training": {

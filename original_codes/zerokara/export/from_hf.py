@@ -33,6 +33,8 @@ def check(config: PretrainConfig, shape: ModelShape, encoder: Encoder) -> None:
     Raises:
         UserError: there is no such folder, or it holds another model; names everything that differs.
     """
+    if reason := shape.traits.no_class:
+        raise UserError(config.fault("init_from", f"has no class for architecture {shape.architecture}: {reason}"))
     folder = Path(config.init_from)
     if not (folder / "config.json").is_file():
         remedy = "name a folder with config.json, *.safetensors and a tokenizer; download one with: hf download NAME"

@@ -10,20 +10,15 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from zerokara.config.architectures import ARCHITECTURES
 from zerokara.progress import bytes_text, count_text, seconds_text
-
-_FAMILY_WORDS = {
-    "llama": "Llama-like: RMSNorm, SwiGLU, rotary positions, grouped queries",
-    "qwen3": "Qwen3-like: RMSNorm, also of each head's queries and keys, SwiGLU, rotary positions, grouped queries",
-    "gpt2": "GPT-2-like: LayerNorm, GELU, learned positions",
-}
 
 
 def render(facts: dict[str, Any], *, name: str, language: Sequence[str], license: str) -> str:
     """Write the card; `name` is the repository (``user/name``) or the folder to load the model from."""
     title = name.rpartition("/")[2]
     sections = [
-        _front_matter(language, license),
+        _front_matter(language, license, facts["model"]["task"]),
         f"# {title}\n\n{_introduction(facts, language)}",
         "## Use\n\n" + _snippet(facts, name),
         "## Model\n\n" + _table(_model_rows(facts)),
@@ -38,14 +33,14 @@ def render(facts: dict[str, Any], *, name: str, language: Sequence[str], license
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def _front_matter(language: Sequence[str], license: str) -> str:
+def _front_matter(language: Sequence[str], license: str, task: str) -> str:
     # JSON strings and lists are YAML too, and quote what must be quoted (`no` is a language code and a YAML false).
     lines = [
         "---",
         f"language: {json.dumps(list(language), ensure_ascii=False)}",
         f"license: {json.dumps(license)}",
         "library_name: transformers",
-        "pipeline_tag: text-generation",
+        f"pipeline_tag: {task}",
         'tags: ["zerokara", "pretrained-from-scratch"]',
         "---",
     ]
@@ -56,22 +51,31 @@ def _introduction(facts: dict[str, Any], language: Sequence[str]) -> str:
     model, training = facts["model"], facts["training"]
     return (
         f"A language model of {count_text(model['parameters'])} parameters ({', '.join(language)}), pretrained from "
-        f"scratch on {count_text(training['tokens'])} tokens. It continues text; it was not trained to follow "
-        "instructions or to converse."
+        f"scratch on {count_text(training['tokens'])} tokens. It {_ABILITIES[model['task']]}; it was not trained to "
+        "follow instructions or to converse."
     )
+
+
+_ABILITIES = {
+    "text-generation": "continues text",
+    "text2text-generation": "fills gaps in text (<extra_id_0>, <extra_id_1>, …), and is there to be trained further",
+}
 
 
 def _snippet(facts: dict[str, Any], name: str) -> str:
     samples = facts.get("samples") or [{"prompt": "…"}]
+    auto_class = facts["model"]["auto_class"]
+    fills = facts["model"]["task"] != "text-generation"
     return (
         "```python\n"
-        "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        f"from transformers import {auto_class}, AutoTokenizer\n\n"
         f"name = {json.dumps(name)}\n"
         "tokenizer = AutoTokenizer.from_pretrained(name)\n"
-        "model = AutoModelForCausalLM.from_pretrained(name)\n"
+        f"model = {auto_class}.from_pretrained(name)\n"
         f'inputs = tokenizer({json.dumps(samples[0]["prompt"], ensure_ascii=False)}, return_tensors="pt")\n'
         "output = model.generate(**inputs, max_new_tokens=50, do_sample=True, top_p=0.95)\n"
-        "print(tokenizer.decode(output[0], skip_special_tokens=True))\n"
+        # The marks of the gaps are special tokens, and say what belongs where.
+        f"print(tokenizer.decode(output[0], skip_special_tokens={not fills}))\n"
         "```"
     )
 
@@ -79,8 +83,9 @@ def _snippet(facts: dict[str, Any], name: str) -> str:
 def _model_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     model = facts["model"]
     rows = [
-        ("architecture", f"`{model['class']}` ({_FAMILY_WORDS[model['architecture']]})"),
+        ("architecture", f"`{model['class']}` ({model['words']})"),
         ("parameters", f"{model['parameters']:,}"),
+        *_expert_rows(model),
         ("layers", str(model["num_layers"])),
         ("width", f"{model['hidden_size']} (feed-forward {model['ffn_hidden_size']})"),
         ("attention heads", f"{model['num_attn_heads']} ({model['num_kv_heads']} key and value heads)"),
@@ -89,9 +94,20 @@ def _model_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("output matrix", "tied to the embedding" if model["tie_word_embeddings"] else "its own"),
         ("saved as", model["dtype"]),
     ]
-    if model["architecture"] != "gpt2":
+    if ARCHITECTURES[model["architecture"]].positions == "rotary":
         rows.append(("rope theta", f"{model['rope_theta']:g}"))
     return rows
+
+
+def _expert_rows(model: dict[str, Any]) -> list[tuple[str, str]]:
+    if not model.get("sparse_layers"):
+        return []
+    layers = ", ".join(map(str, model["sparse_layers"]))
+    of_each = f"{model['num_experts']} in layers {layers}, of width {model['expert_size']}"
+    return [
+        ("active parameters", f"{model['active_parameters']:,}"),
+        ("experts", f"{of_each}; {model['experts_per_token']} a token"),
+    ]
 
 
 def _data(facts: dict[str, Any]) -> str:
@@ -160,10 +176,11 @@ def _proof_lines(facts: dict[str, Any]) -> list[str]:
 
 
 def _samples(facts: dict[str, Any]) -> str:
-    parts = []
+    parts, fills = [], facts["model"]["task"] != "text-generation"
     for sample in facts.get("samples", []):
         for kind in ("greedy", "sampled"):
-            parts.append(f"{kind}:\n\n{_fenced(sample['prompt'] + sample[kind])}")
+            text = f"{sample['prompt']}\n→ {sample[kind]}" if fills else sample["prompt"] + sample[kind]
+            parts.append(f"{kind}:\n\n{_fenced(text)}")
     return "## Samples, unselected\n\n" + "\n\n".join(parts) if parts else ""
 
 

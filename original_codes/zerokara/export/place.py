@@ -14,7 +14,7 @@ from pathlib import Path
 from zerokara import manifest
 from zerokara.config import ConvertConfig
 from zerokara.durable import PARTIAL_SUFFIX
-from zerokara.errors import RunError, UserError
+from zerokara.errors import Fault, RunError, UserError
 from zerokara.export.exported import MANIFEST_NAME, STEP
 from zerokara.export.source import Source
 from zerokara.progress import bytes_text
@@ -22,6 +22,19 @@ from zerokara.progress import bytes_text
 BYTES_PER_WEIGHT = {"fp32": 4, "bf16": 2}
 OTHER_BYTES = 64 * 2**20
 """For all that is not weights: tokenizer, curve, card."""
+
+
+def check_class(source: Source) -> None:
+    """Check that a class of Hugging Face's holds such a model.
+
+    Raises:
+        UserError: none does; says why, and what does.
+    """
+    architecture, reason = source.shape.architecture, source.shape.traits.no_class
+    if reason:
+        rule = f"is of architecture {architecture}, which no Hugging Face class holds: {reason}"
+        remedy = "it trains and is evaluated here; a model to export is trained with architecture: switch or t5"
+        raise UserError(Fault(str(source.folder), rule, remedy=remedy))
 
 
 def check_place(settings: ConvertConfig, source: Source) -> None:

@@ -2,8 +2,9 @@
 
 A decoder is one stack; where an encoder reads, the encoder is the first and the decoder, which looks at it, the second,
 each with its own number of tokens. What the layers keep was read off with `torch.autograd.graph.saved_tensors_hooks`
-from those of model/megatron.py on a CPU (tests/unit/model/test_memory.py does it again). For a GPU the attention with a
-learned bias is known from torch's sources alone (2.13).
+from those of model/megatron.py on a CPU (tests/unit/model/test_memory.py does it again). What a GPU keeps of attention
+with a learned bias is known from torch's sources (2.13) and was not measured; that compiled layers keep the same is
+assumed.
 
 Letters: D width, H heads, K kv heads, E head width, F feed-forward, S tokens of a sequence, N tokens of a micro batch,
 T processes that share a layer's matrices. Pure Python: nothing here imports torch.
@@ -11,7 +12,7 @@ T processes that share a layer's matrices. Pure Python: nothing here imports tor
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from zerokara.model.shapes import ModelShape
@@ -42,11 +43,6 @@ class Stack:
     def tokens(self) -> int:
         """Tokens of a micro batch, N."""
         return self.micro_batch * self.seq_len
-
-    @property
-    def encodes(self) -> bool:
-        """Whether another stack looks at this one."""
-        return self.shape.traits.encodes and not self.looked_at
 
     @property
     def hidden_bytes(self) -> int:
@@ -92,8 +88,8 @@ def backward_work(stack: Stack, checkpointing: str) -> int:
     """
     feed_forward = (2 if stack.shape.traits.gated else 1) * stack.inner_bytes + 2 * stack.hidden_bytes
     attention = _attention_work(stack) - _feed_forward_half(stack)
-    # Every layer adds to the gradients of the bias and of what it looks at: the sum so far, and its own.
-    summed = 2 * (stack.bias_bytes + stack.encoded_bytes)
+    # Every layer adds to the gradients of the bias and of what it looks at: here is the sum so far.
+    summed = stack.bias_bytes + stack.encoded_bytes
     computed_again = layer_activations(stack, "off") - layer_activations(stack, checkpointing)
     return max(feed_forward, attention) + summed + computed_again
 
@@ -116,9 +112,9 @@ def _shared(stack: Stack) -> int:
     if stack.shape.traits.positions == "relative":
         # The kind of each distance as an integer of 8 bytes; the bias, which at least the forward pass holds; and
         # where a later token may not be seen, a mask by bytes.
-        kept += (8 if stack.encodes else 9) * stack.seq_len**2 + stack.bias_bytes
-    if stack.encodes:
-        kept += norm_activations(stack)  # whose output all layers of the decoder look at; a decoder's is the loss's
+        kept += (9 if stack.looked_at else 8) * stack.seq_len**2 + stack.bias_bytes
+    if stack.looked_at:  # the encoder's last norm, whose output all layers look at
+        kept += norm_activations(replace(stack, seq_len=stack.looked_at))
     return kept
 
 
@@ -166,7 +162,7 @@ def _head_norms(stack: Stack) -> int:
 
 
 def _biased_attention(stack: Stack) -> int:
-    """Self-attention with a bias that is learned, for which flash kernels have no gradient."""
+    """Of self-attention with a bias that is learned, for which flash kernels have no gradient."""
     wide, heads = stack.width_bytes, stack.shape.heads_width
     if stack.device == "cpu":
         # torch's plain operations, in fp32: scaled queries and keys, the values (which in fp32 lie in the matrix of
@@ -183,9 +179,9 @@ def _biased_attention(stack: Stack) -> int:
 
 
 def _copied_bias(stack: Stack) -> int:
-    """Of a GPU's kernel, which wants rows of a bias in one piece that begin at multiples of 8, and else makes a copy.
+    """A GPU's kernel wants rows of a bias in one piece that begin at multiples of 8; else each layer makes its copy.
 
-    The decoder's bias comes in one piece, since its mask was filled in; the encoder's is a view of [S, S, H].
+    The decoder's bias is in one piece, since its mask was filled in; the encoder's is a view of [S, S, H].
     """
     if stack.looked_at and stack.seq_len % _BIAS_ALIGNMENT == 0:
         return 0
@@ -194,7 +190,7 @@ def _copied_bias(stack: Stack) -> int:
 
 
 def _cross_attention(stack: Stack) -> int:
-    """Queries, the encoder's keys and values, and the sum, for a flash kernel; and the norm before."""
+    """Of attention to an encoder, by a flash kernel: queries, keys and values, the sum; and the norm before."""
     queried = stack.micro_batch * stack.shape.heads_width * stack.width_bytes
     kept = queried * 2 * (stack.seq_len + stack.looked_at) // stack.tensor_parallel_size
     return norm_activations(stack) + kept + _largest_logits(stack)
@@ -202,11 +198,12 @@ def _cross_attention(stack: Stack) -> int:
 
 def _attention_work(stack: Stack) -> int:
     """What the gradients of attention take that are as large as all its pairs, or as what it looks at."""
-    if not stack.shape.traits.encodes:
+    if stack.shape.traits.positions != "relative":
         return 0  # flash kernels make no pairs
-    # On a CPU the gradients of the weights and of the scores. On a GPU the kernel writes the gradient of the bias for
-    # each sequence, as wide as the bias (attention_backward.cu); that it is summed only then is assumed.
-    pairs = _scores(stack, 2 * 4 if stack.device == "cpu" else stack.width_bytes)
+    if stack.device == "cpu":  # the gradients of the weights and of the scores, in fp32
+        pairs = _scores(stack, 2 * 4)
+    else:  # the kernel writes the gradient of the bias for each sequence (attention_backward.cu); then they are summed
+        pairs = _scores(stack, stack.width_bytes) + stack.bias_bytes
     # Keys and values apart, and in the matrix of both.
     looking = 4 * stack.micro_batch * stack.looked_at * stack.shape.heads_width * stack.width_bytes
     return max(pairs, looking // stack.tensor_parallel_size)

@@ -10,6 +10,7 @@ from typing import Any
 
 from zerokara.config import PretrainConfig
 from zerokara.config.architectures import ARCHITECTURES, Architecture
+from zerokara.progress import count_text
 
 VOCABULARY_MULTIPLE = 128
 """Rows of the embedding are padded to a multiple of this: matrix products run faster on whole tiles."""
@@ -136,6 +137,12 @@ class ModelShape:
             return self.num_parameters(padded=False)
         idle = (self.num_experts - self.experts_per_token) * self._expert_matrices()
         return self.num_parameters(padded=False) - self._num_sparse * idle
+
+    @property
+    def size_text(self) -> str:
+        """The parameters, for people; where a token meets only some of them, those too."""
+        text = f"{count_text(self.num_parameters(padded=False))} parameters"
+        return f"{text}, {count_text(self.num_active_parameters())} active" if self.sparse_layers else text
 
     def flops_per_token(self) -> float:
         """Floating-point operations of training on one token of the corpus, forward and backward.

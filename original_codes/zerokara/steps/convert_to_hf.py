@@ -15,7 +15,7 @@ from zerokara import manifest
 from zerokara.config import ConvertConfig
 from zerokara.export import check_text, place, source
 from zerokara.export.exported import MANIFEST_NAME
-from zerokara.progress import bytes_text, count_text, opening, seconds_text, summary
+from zerokara.progress import bytes_text, opening, seconds_text, summary
 from zerokara.steps import command
 
 
@@ -27,6 +27,7 @@ def main(argv: Sequence[str]) -> int:
 def convert(config: ConvertConfig, options: command.Options) -> None:
     """Do step 4, or say that it is done, or what it would do."""
     found = source.find(config, meanwhile=_import_libraries)
+    place.check_class(found)
     folder = Path(config.output_tokenizer_and_model_dir)
     from zerokara.export import to_hf
 
@@ -34,18 +35,18 @@ def convert(config: ConvertConfig, options: command.Options) -> None:
     done = manifest.already_done(folder / MANIFEST_NAME, to_hf.work(found, config), redo=options.redo)
     if done is not None:
         opening(f"step 4 convert: done already, {folder} was made from {found.folder} (--redo: again)")
-        _tell_samples(done.facts["samples"])
+        _tell_samples(done.facts["samples"], found.shape.traits.encodes)
         print(_next(folder, options))
         return
     place.check_space(config, found)
     files = check_text.files_for(config, found.config)
-    parameters = count_text(found.shape.num_parameters(padded=False))
-    opening(f"step 4 convert: {found.folder} ({parameters} parameters) → {folder} ({config.dtype}), then the proofs")
+    parameters = found.shape.size_text
+    opening(f"step 4 convert: {found.folder} ({parameters}) → {folder} ({config.dtype}), then the proofs")
     if options.dry_run:
         print("dry run: nothing was written")
         return
     made = to_hf.export(found, config, check_text.documents(files, found.config, config.check_lines))
-    _tell_samples(made.facts["samples"])
+    _tell_samples(made.facts["samples"], found.shape.traits.encodes)
     summary("step 4 convert: done", _rows(made))
     print(_next(folder, options))
 
@@ -86,11 +87,12 @@ def _rows(made: manifest.Manifest) -> list[tuple[str, str]]:
     return rows + [("note", note) for note in logits["notes"]]
 
 
-def _tell_samples(samples: list[dict[str, Any]]) -> None:
+def _tell_samples(samples: list[dict[str, Any]], encodes: bool) -> None:
     for sample in samples:
         print(f"\nprompt   {sample['prompt']}")
-        print(f"greedy   {sample['prompt']}{sample['greedy']}")
-        print(f"sampled  {sample['prompt']}{sample['sampled']}")
+        for kind in ("greedy", "sampled"):
+            # What fills gaps does not go on from the prompt.
+            print(f"{kind:<8} {'' if encodes else sample['prompt']}{sample[kind]}")
 
 
 def _next(folder: Path, options: command.Options) -> str:

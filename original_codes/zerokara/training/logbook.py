@@ -108,10 +108,11 @@ class Logbook:
         self.facts.setdefault("first_loss", line["loss"])
         self._record(line)
         mfu = "n/a" if line["mfu"] is None else f"{line['mfu']:.1%}"
+        busiest = f"busiest expert {max(line['expert_load']):.2f}  " if "expert_load" in line else ""
         self.say(
             f"step {record.step}/{schedule.num_steps}  loss {line['loss']:.4f}  lr {record.learning_rate:.2e}  "
             f"norm {record.grad_norm:.3f}  {count_text(speed)} tok/s  mfu {mfu}  "
-            f"memory {bytes_text(line['memory_bytes'])}  epoch {line['epoch']:.3f}  "
+            f"memory {bytes_text(line['memory_bytes'])}  {busiest}epoch {line['epoch']:.3f}  "
             f"{seconds_text(line['seconds_left'])} left"
         )
 

@@ -227,7 +227,7 @@ def plan_rows(preparation: Preparation) -> list[tuple[str, str]]:
     rows = [
         (
             "model",
-            f"{config.architecture}, {count_text(shape.num_parameters())} parameters, {_length_text(preparation)}",
+            f"{config.architecture}, {shape.size_text}, {_length_text(preparation)}",
         ),
         (
             "data",

@@ -1,0 +1,140 @@
+"""Encoders and experts in real training processes: one, two, shared out, cut short; the same losses each time.
+
+Decoders have tests of their own for each of these; here every further family goes through all of them at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import T5, nothing_small
+
+from zerokara.export import families, rules
+from zerokara.model import parallel
+from zerokara.model.megatron import build
+from zerokara.model.shapes import ModelShape
+from zerokara.training.watching import metrics
+
+SPARSE = {"num_experts": 4, "sparse_layers": "[1]", "router_balance_loss": 0.02, "router_z_loss": 0.001}
+FAMILIES = {
+    "t5": {**T5, "optimizer": "adafactor", "zero_stage": 0, "lr_schedule": "inverse_sqrt", "weight_decay": 0},
+    "switch": {**T5, **SPARSE, "architecture": "switch", "optimizer": "muon", "lr": 0.003},
+    "t5_moe": {**T5, **SPARSE, "architecture": "t5_moe", "expert_capacity": 1.0},
+    "mixtral": {**SPARSE, "architecture": "mixtral", "sparse_layers": "auto"},
+    "qwen3_moe": {**SPARSE, "architecture": "qwen3_moe", "expert_ffn_hidden_size": 32, "expert_capacity": 1.25},
+}
+EXPORTED = ["t5", "switch", "mixtral", "qwen3_moe"]
+WATCHED = {"sample_prompts": "[ab, cde <extra_id_0> f]", "sample_tokens": 5, "eval_interval": 10}
+TOLERANCE = 2e-5
+"""Absolute, over 20 steps in fp32: only the order of additions differs."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("families")
+
+
+@pytest.fixture(scope="module")
+def runs(train_runs: Callable, folder: Path) -> dict:
+    """Each family: alone; cut short and gone on; with another micro batch; with two processes."""
+    plain = {name: {"zero_stage": 1, **WATCHED, **settings} for name, settings in FAMILIES.items()}
+    plain["t5_tied"] = {**plain["t5"], "optimizer": "adamw", "tie_word_embeddings": "true", "lr": 0.003}
+    first = {
+        **plain,
+        **{f"{name}_broken": {**settings, "stop_at": 7} for name, settings in plain.items()},
+        **{f"{name}_micro": {**settings, "micro_batch_size": 8} for name, settings in plain.items()},
+        "t5_full": {**plain["t5"], "activation_checkpointing": "full"},
+        "mixtral_full": {**plain["mixtral"], "activation_checkpointing": "full"},
+    }
+    found = train_runs(first, folder=folder)
+    train_runs({f"{name}_broken": settings for name, settings in plain.items()}, folder=folder)
+    template = {"deepspeed_template": str(nothing_small(folder))}
+    shared = {
+        "t5_two": {**plain["t5"], "micro_batch_size": 2},
+        "t5_tied_2": {**plain["t5_tied"], "zero_stage": 2},
+        "t5_tied_tp": {**plain["t5_tied"], "tensor_parallel_size": 2},
+        "switch_two": plain["switch"],
+        "t5_moe_2": {**plain["t5_moe"], "zero_stage": 2},
+        "mixtral_1": {**plain["mixtral"], "micro_batch_size": 2},
+        "mixtral_3": {**plain["mixtral"], "zero_stage": 3, **template},
+        "qwen3_moe_3_full": {
+            **plain["qwen3_moe"], "zero_stage": 3, "activation_checkpointing": "full", **template
+        },
+    }  # fmt: skip
+    return {**found, **train_runs(shared, processes=2, folder=folder)}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_it_learns_and_goes_on_bit_for_bit(runs: dict, name: str) -> None:
+    unbroken, broken = runs[name], runs[f"{name}_broken"]
+    assert len(unbroken.losses) == 20 and unbroken.losses[-1] < unbroken.losses[0] - 0.3
+    assert broken.losses == unbroken.losses and broken.valid_losses == unbroken.valid_losses
+    for key, weight in unbroken.weights.items():
+        assert torch.equal(broken.weights[key], weight), key
+    for key, moment in unbroken.moments.items():
+        assert torch.equal(broken.moments[key], moment), key
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "t5_tied"])
+def test_the_micro_batch_changes_nothing(runs: dict, name: str) -> None:
+    assert runs[f"{name}_micro"].losses == pytest.approx(runs[name].losses, abs=TOLERANCE)
+    assert runs[f"{name}_micro"].valid_losses == pytest.approx(runs[name].valid_losses, abs=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("name", "one"),
+    [
+        ("t5_two", "t5"), ("t5_tied_2", "t5_tied"), ("t5_tied_tp", "t5_tied"), ("switch_two", "switch"),
+        ("t5_moe_2", "t5_moe"), ("mixtral_1", "mixtral"), ("mixtral_3", "mixtral"), ("qwen3_moe_3_full", "qwen3_moe"),
+        ("t5_full", "t5"), ("mixtral_full", "mixtral"),
+    ],
+)  # fmt: skip
+def test_two_processes_and_a_second_computation_equal_one(runs: dict, name: str, one: str) -> None:
+    assert runs[name].losses == pytest.approx(runs[one].losses, abs=TOLERANCE)
+    assert runs[name].grad_norms == pytest.approx(runs[one].grad_norms, rel=2e-4)
+    assert runs[name].valid_losses == pytest.approx(runs[one].valid_losses, abs=TOLERANCE)
+    for key, weight in runs[one].weights.items():
+        torch.testing.assert_close(runs[name].weights[key], weight, atol=1e-3, rtol=0)
+
+
+def test_texts_with_gaps_are_filled_while_it_trains(runs: dict) -> None:
+    samples = (runs["t5"].folder / "samples.md").read_text(encoding="utf-8")
+    assert "cde <extra_id_0> f" in samples and samples.count("sampled:") == 2 * 3
+
+
+@pytest.mark.parametrize("name", ["switch", "t5_moe", "mixtral", "qwen3_moe"])
+def test_routers_are_told_by_layer(runs: dict, name: str) -> None:
+    lines = [line for line in metrics.read(runs[name].folder) if "loss" in line]
+    shape = ModelShape.from_json(runs[name].state.shape)
+    number = len(shape.sparse_layers) * (2 if shape.traits.encodes else 1)
+    for line in lines:
+        assert {len(line[key]) for key in ("expert_load", "expert_dropped", "router_entropy")} == {number}
+        assert all(1 <= load <= 4 for load in line["expert_load"])
+    dropped = [share for line in lines for share in line["expert_dropped"]]
+    assert (max(dropped) > 0) is ("expert_capacity" in FAMILIES[name]) and min(dropped) >= 0
+    assert not any("expert_load" in line for line in metrics.read(runs["t5"].folder))
+
+
+@pytest.mark.parametrize("name", ["switch_two", "mixtral_1"])
+def test_two_processes_tell_of_both(runs: dict, name: str) -> None:
+    one = next(line for line in metrics.read(runs[name.split("_")[0]].folder) if "expert_load" in line)
+    two = next(line for line in metrics.read(runs[name].folder) if "expert_load" in line)
+    assert two["expert_load"] == pytest.approx(one["expert_load"], rel=1e-6)
+    assert two["router_entropy"] == pytest.approx(one["router_entropy"], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_no_exported_tensor_is_as_it_was_drawn(runs: dict, name: str) -> None:
+    """Converters have left experts at their initial values unseen: here every tensor, expert by expert, has moved."""
+    parallel.start_alone()
+    state = runs[name].state
+    shape = ModelShape.from_json(state.shape)
+    drawn = {key: part.detach() for key, part in build(shape, seed=1234).named_parameters()}
+    table = families.rules_for(shape)
+    before = dict(rules.to_hf(table, drawn, shape))
+    after = dict(rules.to_hf(table, runs[name].weights, shape))
+    assert before.keys() == after.keys() and len(before) > 20
+    assert [key for key, tensor in after.items() if torch.equal(tensor, before[key])] == []
