@@ -32,7 +32,16 @@ T5 = ModelShape(
     "t5", 3, 48, 6, 6, 80, 48, 201, True, 10000.0, 1e-6, 1.0, head_size=12, sample_tokens=54, written_len=12
 )
 """Heads that are together wider than the model."""
-SHAPES = [shape for base in (LLAMA, QWEN3, GPT2, T5) for shape in (base, replace(base, tie_word_embeddings=False))]
+MIXTRAL = replace(
+    LLAMA, architecture="mixtral", num_experts=4, experts_per_token=2, expert_size=40, sparse_layers=(0, 1, 2)
+)
+QWEN3_MOE = replace(MIXTRAL, architecture="qwen3_moe", num_experts=5, experts_per_token=3, sparse_layers=(1,))
+SWITCH = replace(T5, architecture="switch", num_experts=4, experts_per_token=1, expert_size=80, sparse_layers=(1,))
+SHAPES = [
+    shape
+    for base in (LLAMA, QWEN3, GPT2, MIXTRAL, QWEN3_MOE, T5, SWITCH)
+    for shape in (base, replace(base, tie_word_embeddings=False))
+]
 IDS = [f"{shape.architecture}-{'tied' if shape.tie_word_embeddings else 'untied'}" for shape in SHAPES]
 
 
@@ -130,6 +139,11 @@ def _dropped(ours: Tensor, shape: ModelShape) -> Parts:
     return (torch.zeros_like(ours),)
 
 
+def _one_expert_drawn(ours: Tensor, shape: ModelShape) -> Parts:
+    generator = torch.Generator().manual_seed(9)
+    return (*ours[:-1].unbind(), ours.std() * torch.randn(ours[-1].shape, generator=generator))
+
+
 def _with_to_hf(to_hf: Callable[[Tensor, ModelShape], Parts]) -> Callable[[Rule], Rule]:
     return lambda rule: replace(rule, transform=Transform(to_hf, rule.transform.from_hf))
 
@@ -146,6 +160,8 @@ TWINS = {
     ),
     "t5 key and value swapped": (T5, "cross_attention.linear_kv.weight", _swapped_names),
     "t5 distances dropped": (T5, "decoder_relative_pos_emb.relative_attention_bias.weight", _with_to_hf(_dropped)),
+    "experts in another order": (MIXTRAL, "layers.1.mlp.experts_fc2.weight", _swapped_names),
+    "one expert as it was drawn": (SWITCH, "layers.1.mlp.experts_fc1.weight", _with_to_hf(_one_expert_drawn)),
     "one bias dropped": (GPT2, "layers.1.mlp.linear_fc2.bias", _with_to_hf(_dropped)),
 }
 

@@ -70,7 +70,8 @@ def runs(train_runs: Callable, folder: Path) -> dict:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_it_learns_and_goes_on_bit_for_bit(runs: dict, name: str) -> None:
     unbroken, broken = runs[name], runs[f"{name}_broken"]
-    assert len(unbroken.losses) == 20 and unbroken.losses[-1] < unbroken.losses[0] - 0.3
+    # 20 steps of texts with gaps would take somewhat more tokens.
+    assert len(unbroken.losses) in (19, 20) and unbroken.losses[-1] < unbroken.losses[0] - 0.3
     assert broken.losses == unbroken.losses and broken.valid_losses == unbroken.valid_losses
     for key, weight in unbroken.weights.items():
         assert torch.equal(broken.weights[key], weight), key

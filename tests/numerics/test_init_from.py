@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+import transformers
+from tiny import T5
 
 from zerokara import config
 from zerokara.export import families, to_hf
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.batches import Batches, BatchPlan
-from zerokara.samples.objective import Causal
+from zerokara.samples.objective import objective
 from zerokara.samples.reading_plan import ReadingPlan
 from zerokara.tokenizer import huggingface
 from zerokara.tokenizer.encoder import Encoder
@@ -25,6 +26,9 @@ FAMILY_SETTINGS = {
     "llama": {"architecture": "llama"},
     "qwen3": {"architecture": "qwen3"},
     "gpt2": {"architecture": "gpt2", "num_kv_heads": "auto", "tie_word_embeddings": "false"},
+    "t5": T5,
+    "switch": {**T5, "architecture": "switch", "num_experts": "3"},
+    "mixtral": {"architecture": "mixtral", "num_experts": "3"},
 }
 
 
@@ -55,11 +59,14 @@ def loss_of_hugging_face(folder: Path, settings: config.PretrainConfig) -> float
     """Of the first batch that a training reads."""
     reading = ReadingPlan.from_config(settings)
     plan = BatchPlan(settings.global_batch_size, settings.global_batch_size, 1)
-    (read,) = Batches(reading.tokens(), reading.order(), plan, Causal(reading.lengths), 0).at(0)
+    made = objective(settings, Encoder(settings.input_tokenizer_file))
+    (read,) = Batches(reading.tokens(), reading.order(), plan, made, 0).at(0)
     inputs, labels = torch.from_numpy(read.inputs), torch.from_numpy(read.labels)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    family = families.FAMILIES[settings.architecture]
+    model = getattr(transformers, family.auto_class).from_pretrained(folder, dtype=torch.float32)
+    shifted = {} if family.encodes else {"shift_labels": labels}
     with torch.no_grad():
-        return float(model(input_ids=inputs, labels=labels, shift_labels=labels).loss)
+        return float(model(input_ids=inputs, labels=labels, **shifted).loss)
 
 
 @pytest.mark.parametrize("name", FAMILY_SETTINGS)

@@ -168,7 +168,7 @@ class ModelSettings(Settings):
             return
         if not self.sparse or self.sparse[-1] >= self.num_layers:
             rule_text = f"must name some of the {self.num_layers} layers, counted from 0"
-            yield self.fault("sparse_layers", rule_text, "auto")
+            yield self.fault("sparse_layers", rule_text, f"e.g. [{self.num_layers - 1}]")
         elif self.architecture == "mixtral" and len(self.sparse) < self.num_layers:
             rule_text = "must be auto for architecture mixtral, whose layers are all sparse"
             yield self.fault("sparse_layers", rule_text, "take architecture: qwen3_moe")

@@ -55,7 +55,7 @@ def weights(config: PretrainConfig, shape: ModelShape) -> dict[str, Tensor]:
     """The weights of `init_from` by our parameter names, whole, in fp32; `check` has seen the folder.
 
     Raises:
-        RunError: a tensor is missing, left over, or of another shape.
+        RunError: a tensor is missing, left over, or of another shape, or two stand for one of ours and differ.
     """
     import transformers
     from transformers.utils import logging
@@ -71,6 +71,8 @@ def weights(config: PretrainConfig, shape: ModelShape) -> dict[str, Tensor]:
         raise RunError(f"{folder}: the weights are not those of config.json: {'; '.join(complaints)}")
     table, theirs = families.rules_for(shape), families.stored(model)
     for rule in table:
+        if rule.transform is COPIED_VOCABULARY and any(not theirs[name].equal(theirs[rule.hf[0]]) for name in rule.hf):
+            raise RunError(f"{folder}: encoder and decoder read with embeddings of their own; ours have one for both")
         if rule.transform in (VOCABULARY, COPIED_VOCABULARY):
             name, *_ = rule.hf
             theirs[name] = _extended(theirs[name], shape.vocab_size)

@@ -3,8 +3,8 @@
 A decoder is one stack; where an encoder reads, the encoder is the first and the decoder, which looks at it, the second,
 each with its own number of tokens. What the layers keep was read off with `torch.autograd.graph.saved_tensors_hooks`
 from those of model/megatron.py on a CPU (tests/unit/model/test_memory.py does it again). What a GPU keeps of attention
-with a learned bias is known from torch's sources (2.13) and was not measured; that compiled layers keep the same is
-assumed.
+with a learned bias is known from torch's sources (about 2.13) and was not measured; that compiled layers keep the same
+is assumed.
 
 Letters: D width, H heads, K kv heads, E head width, F feed-forward, S tokens of a sequence, N tokens of a micro batch,
 T processes that share a layer's matrices. Pure Python: nothing here imports torch.
@@ -168,9 +168,8 @@ def _biased_attention(stack: Stack) -> int:
         # torch's plain operations, in fp32: scaled queries and keys, the values (which in fp32 lie in the matrix of
         # all three), the weights of all pairs; and the sum, as wide as the computation.
         values = 3 * heads if wide == 4 else heads
-        return stack.tokens * (4 * (2 * heads + values) + wide * heads) // stack.tensor_parallel_size + _scores(
-            stack, 4
-        )
+        each = 4 * (2 * heads + values) + wide * heads
+        return stack.tokens * each // stack.tensor_parallel_size + _scores(stack, 4)
     # The memory-efficient kernel (cuDNN's refuses a bias that needs a gradient: sdp_utils_cpp.h, check_attn_mask_shape)
     # keeps the matrix of all three, the sum, log Σ exp and the bias as it was given
     # (ScaledDotProductEfficientAttentionBackward0).
@@ -200,10 +199,10 @@ def _attention_work(stack: Stack) -> int:
     """What the gradients of attention take that are as large as all its pairs, or as what it looks at."""
     if stack.shape.traits.positions != "relative":
         return 0  # flash kernels make no pairs
-    if stack.device == "cpu":  # the gradients of the weights and of the scores, in fp32
-        pairs = _scores(stack, 2 * 4)
-    else:  # the kernel writes the gradient of the bias for each sequence (attention_backward.cu); then they are summed
-        pairs = _scores(stack, stack.width_bytes) + stack.bias_bytes
+    # On a CPU the gradients of the weights and of the scores, in fp32. A GPU's kernel writes the gradient of the bias
+    # for each sequence (torch/_meta_registrations.py), and then they are summed.
+    on_cpu = stack.device == "cpu"
+    pairs = _scores(stack, 2 * 4) if on_cpu else _scores(stack, stack.width_bytes) + stack.bias_bytes
     # Keys and values apart, and in the matrix of both.
     looking = 4 * stack.micro_batch * stack.looked_at * stack.shape.heads_width * stack.width_bytes
     return max(pairs, looking // stack.tensor_parallel_size)

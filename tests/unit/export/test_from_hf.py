@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from zerokara import config
 from zerokara.config.architectures import ARCHITECTURES
-from zerokara.errors import UserError
+from zerokara.errors import RunError, UserError
 from zerokara.export import families, from_hf, to_hf
 from zerokara.model import megatron, parallel
 from zerokara.model.shapes import ModelShape
@@ -34,7 +34,9 @@ def settings_of(folder: Path, *overrides: str) -> config.PretrainConfig:
     return config.load(config.PretrainConfig, "/dev/null", [*SIZES, f"init_from={folder}", *overrides])
 
 
-def exported(folder: Path, encoder: Encoder, *overrides: str, **hf_values: Any) -> config.PretrainConfig:
+def exported(
+    folder: Path, encoder: Encoder, *overrides: str, shared: bool = True, **hf_values: Any
+) -> config.PretrainConfig:
     """Make a Hugging Face folder of random weights; gives the settings that start from it."""
     settings = settings_of(folder, *overrides)
     shape = ModelShape.from_config(settings, encoder.vocab_size)
@@ -43,7 +45,10 @@ def exported(folder: Path, encoder: Encoder, *overrides: str, **hf_values: Any) 
         setattr(made, key, value)
     torch.manual_seed(3)
     auto_class = getattr(transformers, families.FAMILIES[shape.architecture].auto_class)
-    auto_class.from_config(made).save_pretrained(folder)
+    model = auto_class.from_config(made)
+    for name in families.FAMILIES[shape.architecture].copies if shared else ():
+        model.get_parameter(name).data.copy_(model.get_input_embeddings().weight)
+    model.save_pretrained(folder)
     huggingface.write(encoder, folder, model_max_length=16)
     return settings
 
@@ -59,7 +64,7 @@ def faults_of(settings: config.PretrainConfig, encoder: Encoder) -> str:
 
 
 @pytest.mark.parametrize("tied", ["true", "false"])
-@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt2", "t5"])
+@pytest.mark.parametrize("architecture", families.FAMILIES)
 def test_a_model_comes_here_and_goes_back_without_losing_a_bit(
     tmp_path: Path, encoder: Encoder, architecture: str, tied: str
 ) -> None:
@@ -73,8 +78,34 @@ def test_a_model_comes_here_and_goes_back_without_losing_a_bit(
     (tmp_path / "back").mkdir()
     to_hf.write_model(tmp_path / "back", weights, shape, SPECIAL, "fp32", "4GB")
     theirs, back = (load_file(tmp_path / name / "model.safetensors") for name in ("hf", "back"))
-    copies = families.FAMILIES[architecture].copies  # which a file of transformers may hold as well
-    assert back.keys() == theirs.keys() - set(copies) and all(torch.equal(back[name], theirs[name]) for name in back)
+    copies = set(families.FAMILIES[architecture].copies)  # which a file of transformers may hold as well
+    assert back.keys() - copies == theirs.keys() - copies and all(
+        torch.equal(back[name], theirs[name]) for name in back
+    )
+
+
+def test_what_no_class_holds_cannot_be_started_from(tmp_path: Path, encoder: Encoder) -> None:
+    words = faults_of(settings_of(tmp_path, "architecture=t5_moe", "sparse_layers=[1]"), encoder)
+    assert (
+        "has no class for architecture t5_moe: SwitchTransformersForConditionalGeneration, the nearest, gives" in words
+    )
+
+
+def test_embeddings_that_are_not_shared_are_refused(tmp_path: Path, encoder: Encoder) -> None:
+    given = ("architecture=switch", "num_experts=2")
+    settings = exported(tmp_path, encoder, *given, shared=False)
+    with pytest.raises(RunError, match="encoder and decoder read with embeddings of their own"):
+        from_hf.weights(settings, ModelShape.from_config(settings, encoder.vocab_size))
+
+
+def test_experts_must_be_those_of_the_model(tmp_path: Path, encoder: Encoder) -> None:
+    given = ("architecture=qwen3_moe", "num_experts=4", "sparse_layers=[1]")
+    exported(tmp_path, encoder, *given)
+    check(settings_of(tmp_path, *given), encoder)
+    words = faults_of(settings_of(tmp_path, given[0], "num_experts=3", "experts_per_token=1", given[2]), encoder)
+    assert "num_experts = 3: the model of init_from has 4; set num_experts: 4" in words
+    assert "experts_per_token = 1: the model of init_from has 2; set experts_per_token: 2" in words
+    assert "mlp_only_layers = [0]: must be []" in faults_of(settings_of(tmp_path, *given[:2]), encoder)
 
 
 def test_all_that_differs_is_told_at_once(tmp_path: Path, encoder: Encoder) -> None:
@@ -111,7 +142,9 @@ def test_what_holds_no_model_of_ours_is_told(tmp_path: Path, encoder: Encoder) -
     assert "architecture = llama" in words and "of type qwen3; set architecture: qwen3" in words
     (tmp_path / "bert").mkdir()
     (tmp_path / "bert/config.json").write_text('{"model_type": "bert"}', encoding="utf-8")
-    assert "of type bert; there are llama, qwen3, gpt2, t5" in faults_of(settings_of(tmp_path / "bert"), encoder)
+    assert "of type bert; there are llama, qwen3, gpt2, mixtral, qwen3_moe, switch, t5" in faults_of(
+        settings_of(tmp_path / "bert"), encoder
+    )
     (tmp_path / "bert/config.json").write_text('{"model_type": ', encoding="utf-8")
     assert "transformers cannot read it" in faults_of(settings_of(tmp_path / "bert"), encoder)
 

@@ -11,7 +11,15 @@ from zerokara.config.architectures import ARCHITECTURES
 from zerokara.errors import RunError
 from zerokara.export import families, rules
 from zerokara.export.rules import Rule
-from zerokara.export.transforms import GATE_AND_UP, JOINED_QUERY_KEY_VALUE, KEY_VALUE, QUERY_KEY_VALUE, VOCABULARY
+from zerokara.export.transforms import (
+    EXPERTS,
+    EXPERTS_GATE_AND_UP,
+    GATE_AND_UP,
+    JOINED_QUERY_KEY_VALUE,
+    KEY_VALUE,
+    QUERY_KEY_VALUE,
+    VOCABULARY,
+)
 from zerokara.model.shapes import ModelShape
 
 # 4 heads and 2 kv heads of width 1: every row of linear_qkv is one head.
@@ -69,19 +77,41 @@ def test_layers_are_written_out_in_order() -> None:
     assert rules.expand(table, 1)[1].hf == ("L.0.x",)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt2", "t5"])
+@pytest.mark.parametrize("architecture", families.FAMILIES)
 @pytest.mark.parametrize("tied", [True, False])
 def test_there_and_back_is_bit_equal_and_fills_exactly_what_hugging_face_keeps(architecture: str, tied: bool) -> None:
     kv_heads = 3 if ARCHITECTURES[architecture].shares_heads else 6
     shape = ModelShape(architecture, 2, 24, 6, kv_heads, 40, 16, 130, tied, 1e4, 1e-5, 0.02)
+    if ARCHITECTURES[architecture].sparse_every:
+        layers = {"mixtral": (0, 1), "qwen3_moe": (1,), "switch": (1,)}[architecture]
+        shape = replace(shape, num_experts=3, experts_per_token=1, expert_size=40, sparse_layers=layers)
     expected = families.hf_shapes(families.hf_config(shape, families.SpecialIds(1, 2, 3), "fp32"))
     theirs = {name: torch.randn(size) for name, size in expected.items()}
+    for copy in families.FAMILIES[architecture].copies:
+        if copy in theirs:
+            theirs[copy] = theirs["shared.weight"]
     table = families.rules_for(shape)
     ours = dict(rules.from_hf(table, theirs, shape))
     rules.check(table, {name: tuple(tensor.shape) for name, tensor in ours.items()}, expected, shape)
     again = dict(rules.to_hf(table, ours, shape))
     assert again.keys() == expected.keys() and ("lm_head.weight" in again) is not tied
     assert all(torch.equal(again[name], theirs[name]) for name in theirs)
+
+
+def test_experts_are_written_out_one_by_one() -> None:
+    table = (
+        Rule("l.{i}.d", ("L.{i}.d",), layers="dense"),
+        Rule("l.{i}.x", ("L.{i}.{e}.g", "L.{i}.{e}.u"), layers="sparse"),
+        Rule("l.{i}.n", ("L.{i}.n",)),
+    )
+    found = rules.expand(table, 2, sparse_layers=[1], num_experts=2)
+    assert [rule.ours for rule in found] == ["l.0.d", "l.0.n", "l.1.x", "l.1.n"]
+    assert found[2].hf == ("L.1.0.g", "L.1.1.g", "L.1.0.u", "L.1.1.u")
+    ours = torch.arange(2 * 4 * 3.0).view(2, 4, 3)
+    parts = EXPERTS_GATE_AND_UP.to_hf(ours, TINY)
+    assert torch.equal(parts[1], ours[1, :2]) and torch.equal(parts[2], ours[0, 2:])
+    assert torch.equal(EXPERTS_GATE_AND_UP.from_hf(parts, TINY), ours)
+    assert torch.equal(EXPERTS.from_hf(EXPERTS.to_hf(ours, TINY), TINY), ours)
 
 
 def test_all_offenders_are_listed_at_once() -> None:

@@ -26,7 +26,7 @@ def shape_of(architecture: str = "llama", kv_heads: int = 4, tied: bool = True, 
 def layout_of(shape: ModelShape | None = None, **settings: Any) -> Layout:
     shape = shape or shape_of()
     given = {"micro_batch": 2, "precision": "fp32", "device": "cpu", "optimizer_bytes": 8 * shape.num_parameters()}
-    return Layout(shape, **{**given, **settings})  # type: ignore[arg-type]
+    return Layout(shape, **{**given, **settings})
 
 
 def kept_before_each_layer(layout: Layout) -> list[int]:
