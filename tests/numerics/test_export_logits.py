@@ -43,6 +43,13 @@ SHAPES = [
     for shape in (base, replace(base, tie_word_embeddings=False))
 ]
 IDS = [f"{shape.architecture}-{'tied' if shape.tie_word_embeddings else 'untied'}" for shape in SHAPES]
+CASES = [
+    (shape, dtype)
+    for shape in SHAPES
+    for dtype in ("fp32", "bf16")
+    if shape.architecture == "llama" or (dtype == "fp32") is shape.tie_word_embeddings
+]
+"""Llama both ways; what is saved in bf16 goes the same way for all."""
 
 
 def spread_weights(shape: ModelShape, seed: int = 1) -> dict[str, Tensor]:
@@ -85,8 +92,7 @@ def prove(folder: Path, weights: dict[str, Tensor], shape: ModelShape, dtype: st
     return found
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("shape", SHAPES, ids=IDS)
+@pytest.mark.parametrize(("shape", "dtype"), CASES, ids=lambda one: one if isinstance(one, str) else one.architecture)
 def test_logits_arg_max_and_greedy_are_equal(tmp_path: Path, shape: ModelShape, dtype: str) -> None:
     found = export_and_prove(tmp_path / "hf", shape, dtype)
     assert found.faults == [] and found.holds

@@ -35,6 +35,11 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     ),
     # Sequences enough for the decoder too: what is smaller than 1 MiB is not given back when it is freed.
     "t5": (1, {**ACTIVATIONS, "architecture": "t5", "global_batch_size": 20, "micro_batch_size": 20}),
+    "mixtral": (
+        1,
+        {**ACTIVATIONS, "architecture": "mixtral", "num_experts": 4, "expert_ffn_hidden_size": 256}
+        | {"global_batch_size": 12, "micro_batch_size": 12},
+    ),
     "stage 0": (1, {**STATE, **STATE_BATCH, "zero_stage": 0}),
     "stage 1": (1, {**STATE, **STATE_BATCH, "zero_stage": 1}),
     "stage 2, two processes": (2, {**STATE, **STATE_BATCH, "zero_stage": 2}),

@@ -105,6 +105,9 @@ def losses_of_hugging_face(
         loss = loss_of(model, ids, shape)
         optimizer.zero_grad()
         loss.backward()
+        for parameter in model.parameters():  # an expert that no token came to: AdamW would pass it by
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.gradient_clipping)
         for group in optimizer.param_groups:
             group["lr"] = schedule.learning_rate(step)

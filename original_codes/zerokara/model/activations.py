@@ -3,11 +3,12 @@
 A decoder is one stack; where an encoder reads, the encoder is the first and the decoder, which looks at it, the second,
 each with its own number of tokens. What the layers keep was read off with `torch.autograd.graph.saved_tensors_hooks`
 from those of model/megatron.py on a CPU (tests/unit/model/test_memory.py does it again). What a GPU keeps of attention
-with a learned bias is known from torch's sources (about 2.13) and was not measured; that compiled layers keep the same
-is assumed.
+with a learned bias is known from torch's sources (about 2.13) and was not measured, nor what it keeps of experts; that
+compiled layers keep the same is assumed.
 
-Letters: D width, H heads, K kv heads, E head width, F feed-forward, S tokens of a sequence, N tokens of a micro batch,
-T processes that share a layer's matrices. Pure Python: nothing here imports torch.
+Letters: D width, H heads, K kv heads, E head width, F feed-forward (of one expert, in a sparse layer), S tokens of a
+sequence, N tokens of a micro batch, T processes that share a layer's matrices, X experts, k of them for a token,
+M = N·k. Pure Python: nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -60,6 +61,26 @@ class Stack:
         return self.tokens * self.shape.ffn_hidden_size * self.width_bytes // self.tensor_parallel_size
 
     @property
+    def choices(self) -> int:
+        """Of experts by all tokens of a micro batch, M."""
+        return self.tokens * self.shape.experts_per_token
+
+    @property
+    def chosen_bytes(self) -> int:
+        """Of the hidden states of all choices, [M, D]."""
+        return self.choices * self.shape.hidden_size * self.width_bytes
+
+    @property
+    def expert_bytes(self) -> int:
+        """Of the hidden states of all choices inside the experts, [M, F]."""
+        return self.choices * self.shape.expert_size * self.width_bytes
+
+    @property
+    def are_sparse(self) -> list[bool]:
+        """Of each layer, whether it holds experts."""
+        return [layer in self.shape.sparse_layers for layer in range(self.shape.num_layers)]
+
+    @property
     def bias_bytes(self) -> int:
         """Of the biases of all distances, [1, H/T, S, S]; 0 where positions are told otherwise."""
         if self.shape.traits.positions != "relative":
@@ -69,29 +90,30 @@ class Stack:
 
 def stack_activations(stack: Stack, checkpointing: str) -> int:
     """Bytes that all layers keep, and that is kept once for all of them."""
-    return stack.shape.num_layers * layer_activations(stack, checkpointing) + _shared(stack)
+    return sum(layer_activations(stack, checkpointing, sparse) for sparse in stack.are_sparse) + _shared(stack)
 
 
-def layer_activations(stack: Stack, checkpointing: str) -> int:
-    """Bytes that one layer keeps under ``activation_checkpointing: <checkpointing>``."""
+def layer_activations(stack: Stack, checkpointing: str, sparse: bool = False) -> int:
+    """Bytes that one layer keeps under ``activation_checkpointing: <checkpointing>``; `sparse`: it holds experts."""
     if checkpointing == "full":
         return stack.hidden_bytes
     if checkpointing == "selective":
         return _attention_half(stack) + stack.hidden_bytes
-    return _attention_half(stack) + _feed_forward_half(stack)
+    return _attention_half(stack) + _feed_forward_half(stack, sparse)
 
 
 def backward_work(stack: Stack, checkpointing: str) -> int:
-    """Bytes that the backward pass of the last layer needs while all the others wait.
+    """Bytes that the backward pass of a layer needs, at most, beside what all layers keep.
 
-    What a layer kept goes as its gradients come: the attention's come when the feed-forward half has gone.
+    That of the last layer, while all the others wait; or that of one before, sparse where the last is dense or dense
+    where it is sparse, when what those behind it kept has gone.
     """
-    feed_forward = (2 if stack.shape.traits.gated else 1) * stack.inner_bytes + 2 * stack.hidden_bytes
-    attention = _attention_work(stack) - _feed_forward_half(stack)
+    most, gone = [], 0
+    for sparse in reversed(stack.are_sparse):
+        most.append(_layer_work(stack, checkpointing, sparse) - gone)
+        gone += layer_activations(stack, checkpointing, sparse)
     # Every layer adds to the gradients of the bias and of what it looks at: here is the sum so far.
-    summed = stack.bias_bytes + stack.encoded_bytes
-    computed_again = layer_activations(stack, "off") - layer_activations(stack, checkpointing)
-    return max(feed_forward, attention) + summed + computed_again
+    return max(most) + stack.bias_bytes + stack.encoded_bytes
 
 
 def norm_activations(stack: Stack) -> int:
@@ -178,11 +200,8 @@ def _biased_attention(stack: Stack) -> int:
 
 
 def _copied_bias(stack: Stack) -> int:
-    """A GPU's kernel wants rows of a bias in one piece that begin at multiples of 8; else each layer makes its copy.
-
-    The decoder's bias is in one piece, since its mask was filled in; the encoder's is a view of [S, S, H].
-    """
-    if stack.looked_at and stack.seq_len % _BIAS_ALIGNMENT == 0:
+    """A GPU's kernel wants rows of a bias that begin at multiples of 8; else each layer makes its copy."""
+    if stack.seq_len % _BIAS_ALIGNMENT == 0:
         return 0
     padded = (stack.seq_len // _BIAS_ALIGNMENT + 1) * _BIAS_ALIGNMENT
     return stack.bias_bytes // stack.seq_len * padded
@@ -213,6 +232,60 @@ def _scores(stack: Stack, num_bytes: int) -> int:
     return stack.tokens * stack.seq_len * stack.shape.num_attn_heads * num_bytes // stack.tensor_parallel_size
 
 
-def _feed_forward_half(stack: Stack) -> int:
+def _layer_work(stack: Stack, checkpointing: str, sparse: bool) -> int:
+    """What a layer kept goes as its gradients come: the attention's come when the feed-forward half has gone."""
+    dense = (2 if stack.shape.traits.gated else 1) * stack.inner_bytes + 2 * stack.hidden_bytes
+    feed_forward = _experts_work(stack) if sparse else dense
+    attention = _attention_work(stack) - _feed_forward_half(stack, sparse)
+    computed_again = layer_activations(stack, "off", sparse) - layer_activations(stack, checkpointing, sparse)
+    return max(feed_forward, attention) + computed_again
+
+
+def _feed_forward_half(stack: Stack, sparse: bool) -> int:
+    if sparse:
+        return norm_activations(stack) + _router(stack) + _experts(stack)
     # gated: [gate; up], the activated gate, up once more, and their product; else: before and after gelu
     return norm_activations(stack) + stack.inner_bytes * (5 if stack.shape.traits.gated else 2)
+
+
+def _router(stack: Stack) -> int:
+    """What a router keeps (`experts.Experts.forward`), however much its losses weigh, beside what the norm keeps."""
+    shape, tokens, choices = stack.shape, stack.tokens, stack.choices
+    # It computes in fp32. In bf16 it keeps copies of its input and of its matrix; the norm's output itself, which
+    # `norm_activations` counts, is kept by nobody.
+    in_fp32 = 4 * (tokens + shape.num_experts) * shape.hidden_size
+    copies = in_fp32 - stack.hidden_bytes if stack.width_bytes == 2 else 0
+    scores = 4 * tokens * (2 * shape.num_experts + 1)  # logits, probabilities, log Σ exp
+    # Which experts, which tokens in their order, the way back, and where there was room, as integers of 8 bytes.
+    indices = 4 * 8 * choices
+    weights = choices * stack.width_bytes
+    if shape.experts_per_token > 1:  # the probabilities and their sum, in fp32
+        weights += 4 * (choices + tokens)
+    return copies + scores + indices + weights
+
+
+def _experts(stack: Stack) -> int:
+    """What experts keep, however the choices fall: what comes in, in between (gated: [gate; up], the activated gate and
+    the product; else before and after gelu), and what comes out, to be weighted.
+
+    On a GPU in bf16 one kernel computes all experts (`experts.Experts._grouped`). It is assumed to keep the same, and
+    to need no room of its own that counts.
+    """
+    return 2 * stack.chosen_bytes + (4 if stack.shape.traits.gated else 2) * stack.expert_bytes
+
+
+def _experts_work(stack: Stack) -> int:
+    """What the gradients of a sparse layer's feed-forward half take (measured with torch's profiler on a CPU)."""
+    shape = stack.shape
+    first = 2 * stack.chosen_bytes  # of what came out, weighted, and by experts
+    if stack.device == "cuda" and stack.width_bytes == 2:
+        # Inside, when what came out has gone. It is assumed that the kernel makes the gradient of all experts' matrices
+        # in one piece, which is on its way then.
+        later = (2 if shape.traits.gated else 1) * stack.expert_bytes - stack.chosen_bytes
+    else:
+        # Expert by expert: the gradients of their matrices wait for each other, to be put together then. Beside the one
+        # that is on its way those are at most two of [X, F, D]: both of fc1 where it has a gate, else one of each. By
+        # then all that the experts kept has gone, and the gradient of what came in is there.
+        waiting = 2 * shape.num_experts * shape.expert_size * shape.hidden_size * stack.width_bytes
+        later = waiting + stack.chosen_bytes - _experts(stack)
+    return stack.hidden_bytes + max(first, later)

@@ -97,9 +97,12 @@ class EncoderDecoder(T5Model):
 
 
 def _bias(table: torch.nn.Module, length: int) -> Tensor:
-    """The biases of this process's heads among `length` positions, [1, H, length, length]."""
+    """The biases of this process's heads among `length` positions, [1, H, length, length].
+
+    In one piece: of a view of [length, length, H], as the table gives it, each layer would make a copy on a GPU.
+    """
     bias_1HSS: Tensor = table(length, length)
     if parallel.tensor_size() == 1:
-        return bias_1HSS
+        return bias_1HSS.contiguous()
     last = scatter_to_tensor_model_parallel_region(bias_1HSS.permute(0, 2, 3, 1), parallel.tensor_group())
-    return last.permute(0, 3, 1, 2)
+    return last.permute(0, 3, 1, 2).contiguous()

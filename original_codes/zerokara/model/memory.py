@@ -31,6 +31,8 @@ _LIVE_PARAMETERS = 1_000_000_000
 """DeepSpeed's stage3_max_live_parameters (runtime/zero/config.py): weights that stage 3 keeps gathered."""
 _ALLREDUCE_BUCKET = 500_000_000
 """Gradients that DeepSpeed's bf16 optimizer sums over the processes at a time (runtime/engine.py)."""
+_WHOLE = ("position_embeddings", "relative_attention_bias", "mlp.router", "mlp.experts")
+"""Parts of the names of matrices that every process of a tensor group holds whole."""
 COPY_NAME = "the copy that is being saved"
 GLOO_CHUNK_BYTES = 4 * 2**26
 """What `training.compute.whole_tensors` sums over the processes at a time, which gloo copies."""
@@ -136,7 +138,7 @@ def local_parameters(layout: Layout) -> int:
         for size in dimensions:
             count *= size
         whole = len(dimensions) == 1 and not ("linear_qkv" in name or "linear_fc1" in name)
-        whole = whole or "position_embeddings" in name or "relative_attention_bias" in name
+        whole = whole or any(part in name for part in _WHOLE)
         total += count if whole else count // layout.tensor_parallel_size
     return total
 
@@ -180,9 +182,15 @@ def _of_whole_tensors(layout: Layout) -> list[Part]:
         Part("fp32 weights", 4 * count // owners if wide == 2 else 0),
         Part("gradients", 4 * count),
         Part("optimizer", layout.optimizer_bytes // layout.tensor_parallel_size // owners),
-        Part("a gradient on its way", wide * largest, "compute"),
+        Part("a gradient on its way", wide * max(largest, _largest_of_experts(layout)), "compute"),
         Part("sums over the processes", summed, "update"),
     ]
+
+
+def _largest_of_experts(layout: Layout) -> int:
+    """Numbers of the rising matrices of all experts of a layer, which are one tensor; 0 where there are no experts."""
+    shape = layout.shape
+    return shape.num_experts * shape.expert_size * shape.hidden_size * (2 if shape.traits.gated else 1)
 
 
 def _of_deepspeed(layout: Layout) -> list[Part]:
@@ -195,6 +203,7 @@ def _of_deepspeed(layout: Layout) -> list[Part]:
         Part("weights", weights, on_host=layout.offload == "all" and layout.device == "cuda"),
         Part("fp32 weights", 4 * share, on_host=aside),
         Part("optimizer", optimizer, on_host=aside),
+        Part("a gradient on its way", wide * _largest_of_experts(layout), "compute"),
         *_GRADIENTS[layout.zero_stage](layout, count, share, aside),
     ]
 

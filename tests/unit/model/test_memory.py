@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from zerokara.model import activations, loss, memory, parallel
+from zerokara.model.experts import Routing
 from zerokara.model.megatron import build
 from zerokara.model.memory import Layout, estimate
 from zerokara.model.parameters import parameter_shapes
@@ -19,8 +20,14 @@ from zerokara.model.sharding import Cut, Sharding
 
 def shape_of(architecture: str = "llama", kv_heads: int = 4, tied: bool = True, layers: int = 2) -> ModelShape:
     shape = ModelShape(architecture, layers, 64, 4, kv_heads, 192, 32, 500, tied, 1e4, 1e-5, 0.02)
-    # Heads that are not as wide together as the model, and fewer tokens written than read.
-    return replace(shape, head_size=24, written_len=20) if shape.traits.encodes else shape
+    if shape.traits.encodes:  # heads that are not as wide together as the model, and fewer tokens written than read
+        shape = replace(shape, head_size=24, written_len=20)
+    if not shape.traits.sparse_every:
+        return shape
+    per_token = shape.traits.experts_per_token
+    # The second layer, which the tests count, and in switch no other.
+    sparse = (1,) if architecture == "switch" else tuple(range(layers))
+    return replace(shape, num_experts=6, experts_per_token=per_token, expert_size=96, sparse_layers=sparse)
 
 
 def layout_of(shape: ModelShape | None = None, **settings: Any) -> Layout:
@@ -33,7 +40,8 @@ def kept_before_each_layer(layout: Layout) -> list[int]:
     """Bytes of all that is kept for the backward pass when each layer begins, in their order, weights left out."""
     parallel.start_alone()
     dtype = torch.bfloat16 if layout.precision == "bf16" else torch.float32
-    model = build(layout.shape, dtype, activation_checkpointing=layout.activation_checkpointing).train()
+    mode, routing = layout.activation_checkpointing, Routing(balance=0.01, z=0.001)
+    model = build(layout.shape, dtype, activation_checkpointing=mode, routing=routing).train()
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}
     counted: list[int] = []
@@ -60,7 +68,9 @@ def kept_before_each_layer(layout: Layout) -> list[int]:
 @pytest.mark.parametrize("mode", ["off", "selective", "full"])
 @pytest.mark.parametrize("isolated", [False, True])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize(("architecture", "kv_heads"), [("llama", 4), ("llama", 2), ("qwen3", 2), ("gpt2", 4)])
+@pytest.mark.parametrize(
+    ("architecture", "kv_heads"), [("llama", 4), ("llama", 2), ("qwen3", 2), ("gpt2", 4), ("mixtral", 2)]
+)
 def test_a_layer_keeps_what_is_counted(
     architecture: str, kv_heads: int, precision: str, isolated: bool, mode: str
 ) -> None:
@@ -75,8 +85,11 @@ def test_a_layer_keeps_what_is_counted(
 
 @pytest.mark.parametrize("mode", ["off", "selective", "full"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_layer_of_an_encoder_and_of_its_decoder_keeps_what_is_counted(precision: str, mode: str) -> None:
-    shape = shape_of("t5", tied=False, layers=3)
+@pytest.mark.parametrize("architecture", ["t5", "switch"])
+def test_a_layer_of_an_encoder_and_of_its_decoder_keeps_what_is_counted(
+    architecture: str, precision: str, mode: str
+) -> None:
+    shape = shape_of(architecture, tied=False, layers=3)
     assert_each_second_layer_is_counted(layout_of(shape, precision=precision, activation_checkpointing=mode))
 
 
@@ -86,7 +99,7 @@ def assert_each_second_layer_is_counted(layout: Layout) -> None:
         # The third layer's beginning ends the count of the second.
         begin, end = counted[3 * number + 1], counted[3 * number + 2]
         # Where one layer ends and the next begins is blurred by what both share, the tensor between them.
-        expected = activations.layer_activations(stack, layout.activation_checkpointing)
+        expected = activations.layer_activations(stack, layout.activation_checkpointing, stack.are_sparse[1])
         assert end - begin == pytest.approx(expected, rel=0.03)
 
 
@@ -105,7 +118,7 @@ def test_constants_are_those_of_the_code_they_speak_of() -> None:
     assert memory.CHUNK_BYTES == loss.CHUNK_BYTES
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt2", "t5"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt2", "t5", "mixtral", "switch"])
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_process_holds_the_parameters_that_are_cut_for_it(architecture: str, size: int) -> None:
     shape = shape_of(architecture)

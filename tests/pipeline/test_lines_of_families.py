@@ -1,0 +1,135 @@
+"""The whole line, steps 1 to 6, for an encoder with a decoder and for experts, from the files in model_configs/."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+import torch
+from nbclient import NotebookClient
+
+from zerokara.training.watching import metrics
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = (
+    "num_layers=2", "hidden_size=32", "num_attn_heads=2", "seq_len=48", "ffn_hidden_size=64", "num_workers=1",
+    "global_batch_size=16", "micro_batch_size=8", "log_interval=5", "eval_interval=40", "save_interval=40",
+    "max_steps=40", "epochs=16", "valid_min_documents=4", "warmup_fraction=0.1", "eval_tokens=2000", "sample_tokens=8",
+)  # fmt: skip
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """Sentences of a language of some sixty words, in which one says which follows."""
+    chance = random.Random(3)
+    words = ["".join(chance.choices("aeioumnrst", k=chance.randint(2, 6))) for _ in range(60)]
+    texts = []
+    for _ in range(300):
+        start = chance.randrange(60)
+        texts.append(" ".join(words[(start + 7 * number) % 60] for number in range(chance.randint(30, 60))) + ".")
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    return path
+
+
+def run(*command: str) -> str:
+    """A step as a person types it; gives what it printed."""
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def through_all_steps(place: Path, corpus: Path, names: tuple[str, str, str], *small: str) -> str:
+    """Steps 1 to 4 and 6 from three files of model_configs/, made small; gives what they printed."""
+    tokenizer, training, converting = (f"model_configs/{name}_config.yaml" for name in names)
+    data = (f"input_jsonl=[{corpus}]", f"input_tokenizer_file={place}/tokenizer/tokenizer.model")
+    data += (f"output_prefix={place}/tokens", f"output_model_dir={place}/run")
+    train = [word for setting in (*data, *SMALL, *small) for word in ("--set", setting)]
+    first = (f"input=[{corpus}]", f"output_dir={place}/tokenizer", "vocab_size=400", "num_threads=1")
+    made = (f"input_model_dir={place}/run", f"output_tokenizer_and_model_dir={place}/hf", "check_lines=200")
+    said = run(
+        sys.executable, "1_train_sentencepiece_tokenizer.py", "--config", tokenizer,
+        *(word for setting in first for word in ("--set", setting)),
+    )  # fmt: skip
+    said += run("bash", "2_tokenize.sh", "--config", training, *train)
+    said += run(sys.executable, "count_tokens.py", "--config", training, *train)
+    said += run("bash", "3_train_node1.sh", "--config", training, *train)
+    convert = [word for setting in made for word in ("--set", setting)]
+    said += run("bash", "4_convert_to_HF.sh", "--config", converting, *convert)
+    upload = [*convert, "--set", "huggingface_name=somebody/tiny"]
+    return said + run(sys.executable, "6_upload.py", "--dry-run", "--config", converting, *upload)
+
+
+def test_t5_reads_gaps_and_fills_them(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    names = ("ro_t5_sentence_piece", "ro_t5_mini", "ro_t5_convert")
+    said = through_all_steps(tmp_path, corpus, names, "head_size=16", "lr=0.02", "min_lr=0.005")
+    lines = [line for line in metrics.read(tmp_path / "run") if "valid_bits_per_byte" in line]
+    assert lines[-1]["valid_bits_per_byte"] < lines[0]["valid_bits_per_byte"] - 1
+    assert (
+        "samples of 52 tokens: 48 to read, with 3 gaps, 12 to write" in said and "5_fill_gaps_with_model.ipynb" in said
+    )
+    assert "T5ForConditionalGeneration" in said
+
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    words = json.loads(corpus.read_text(encoding="utf-8").splitlines()[0])["text"].split()
+    read = " ".join([*words[:9], "<extra_id_0>", *words[10:14], "<extra_id_1>", *words[16:20]])
+    ids = tokenizer(read)["input_ids"]
+    ours = [tokenizer.convert_tokens_to_ids(f"<extra_id_{number}>") for number in range(100)]
+    assert ours == list(range(399, 299, -1)), "the first sentinel is the last piece"
+    assert ids[-1] == tokenizer.eos_token_id and ids.count(ours[0]) == ids.count(ours[1]) == 1
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "hf")
+    with torch.inference_mode():
+        written = model.generate(torch.tensor([ids]), max_new_tokens=20)[0].tolist()
+    assert written[:2] == [tokenizer.pad_token_id, ours[0]] and ours[1] in written, tokenizer.decode(written)
+
+    notebook = nbformat.read(ROOT / "5_fill_gaps_with_model.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    assert all(not cell.outputs for cell in notebook.cells if cell.cell_type == "code"), "it is kept without outputs"
+    settings = tmp_path / "convert_config.yaml"
+    settings.write_text(f"test_prompt_text: {json.dumps([read, words[0]])}\n", encoding="utf-8")
+    monkeypatch.setenv("ZEROKARA_CONVERT_CONFIG", str(settings))
+    monkeypatch.setenv("ZEROKARA_MODEL_DIR", str(tmp_path / "hf"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "original_codes"))
+    done = NotebookClient(
+        notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": ROOT}}
+    ).execute()
+    shown = "".join(
+        output.text for cell in done.cells for output in cell.get("outputs", []) if output.output_type == "stream"
+    )
+    assert "T5ForConditionalGeneration" in shown and "100 marks of gaps" in shown and "right at once" in shown
+    assert f"▶ {read}\n  {' '.join(words[:9])}⟪" in shown and f"▶ {words[0]} <extra_id_0>" in shown
+    assert sum("image/png" in output.get("data", {}) for cell in done.cells for output in cell.get("outputs", [])) == 1
+
+
+def test_experts_are_trained_and_exported(corpus: Path, tmp_path: Path) -> None:
+    names = ("ko_moe_sentence_piece", "ko_moe", "ko_moe_convert")
+    said = through_all_steps(
+        tmp_path, corpus, names, "num_kv_heads=1", "num_experts=4", "expert_ffn_hidden_size=32", "sparse_layers=[1]"
+    )
+    lines = [line for line in metrics.read(tmp_path / "run") if "valid_bits_per_byte" in line]
+    assert lines[-1]["valid_bits_per_byte"] < lines[0]["valid_bits_per_byte"] - 0.4
+    total, active = 400 * 32 + 2 * (32 * 32 * 2 + 32 * 16 * 2 + 64 + 32) + 32 + 3 * 32 * 64, 0
+    total += 4 * 32 + 4 * 3 * 32 * 32
+    active = total - 2 * 3 * 32 * 32
+    assert f"{total / 1000:.1f}k parameters, {active / 1000:.1f}k active" in said
+    assert "busiest expert" in said and "Qwen3MoeForCausalLM" in said and "5_play_with_model.ipynb" in said
+
+
+def test_what_no_class_holds_is_refused_plainly(tmp_path: Path, tiny_data: dict[str, str]) -> None:
+    settings = ["architecture=t5_moe", "num_kv_heads=auto", "sparse_layers=[1]", f"output_model_dir={tmp_path}/run"]
+    options = [word for setting in (*settings, "max_steps=2") for word in ("--set", setting)]
+    run("bash", "3_train_node1.sh", "--config", tiny_data["config"], *options)
+    made = (f"input_model_dir={tmp_path}/run", f"output_tokenizer_and_model_dir={tmp_path}/hf")
+    command = ["bash", "4_convert_to_HF.sh", *(word for setting in made for word in ("--set", setting))]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 2 and not (tmp_path / "hf").exists()
+    assert "is of architecture t5_moe, which no Hugging Face class holds: SwitchTransformersFor" in done.stderr
+    assert "a model to export is trained with architecture: switch or t5" in done.stderr
