@@ -74,7 +74,10 @@ def test_settings_and_files_named_in_the_text_exist() -> None:
         for key in each.model_fields
     }
     named = set(re.findall(r"`([a-z]+(?:_[a-z]+)+)(?:: [^`]*)?`", README))
+    named -= {"expert_load", "expert_dropped", "router_entropy"}  # of metrics.jsonl
     assert named <= fields, named - fields
+    ready = re.findall(r"^\| `(\w+_config\.yaml)` \|", README, re.MULTILINE)
+    assert len(ready) >= 7 and all((ROOT / "model_configs" / name).is_file() for name in ready)
     for path in re.findall(r"`((?:original_codes|tests|model_configs)/[\w./]*)`", README):
         assert (ROOT / path).exists(), path
 
@@ -95,6 +98,18 @@ def test_the_table_of_sizes_is_right() -> None:
     shipped = config.load(config.PretrainConfig, ROOT / "config.yaml")
     told = re.search(r"\| as shipped .* (\d+) M \(8,000 pieces\)", README)
     assert told and round(ModelShape.from_config(shipped, vocab_size=8000).num_parameters() / 1e6) == int(told[1])
+
+
+def test_the_ready_sets_have_the_parameters_that_are_told() -> None:
+    pieces = {"t5": 32_100, "ko_t5_moe": 50_358, "ro_t5_mini": 16_000, "ko_moe": 16_000}
+    rows = re.findall(r"^\| `(\w+)_config\.yaml` \|.*\| (\d+) M \| (?:(\d+) M )?\|$", README, re.MULTILINE)
+    assert len(rows) == 7
+    for name, total, active in rows:
+        settings = config.load(config.PretrainConfig, ROOT / "model_configs" / f"{name}_config.yaml")
+        (known,) = (number for start, number in pieces.items() if re.match(rf"{start}(?![^_])(?!_moe|_mini)", name))
+        shape = ModelShape.from_config(settings, known)
+        assert round(shape.num_parameters(padded=False) / 1e6) == int(total), name
+        assert round(shape.num_active_parameters() / 1e6) == int(active or total), name
 
 
 def test_the_table_of_memory_is_right() -> None:

@@ -6,10 +6,12 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from zerokara import config
+from zerokara.config.architectures import ARCHITECTURES, Name
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "original_codes"
@@ -272,3 +274,22 @@ def test_every_text_file_is_opened_as_utf8() -> None:
                 if not (isinstance(mode, ast.Constant) and "b" in str(mode.value)):
                     faults.append(f"{relative(path)}:{node.lineno}")
     assert not faults, "\n".join(faults)
+
+
+def test_training_names_no_family() -> None:
+    """What it must know of a model it asks of `config.architectures.Architecture`."""
+    for path in sorted((PACKAGE / "training").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            said = {getattr(node, "value", None), getattr(node, "id", None), getattr(node, "attr", None)}
+            names = {one for one in said if isinstance(one, str)} & {*ARCHITECTURES, "Decoder", "EncoderDecoder"}
+            assert not names, f"{relative(path)}:{getattr(node, 'lineno', 0)} names {names}"
+
+
+def test_every_family_has_its_entries() -> None:
+    from zerokara.export.families import FAMILIES
+    from zerokara.model.megatron import _FAMILIES
+    from zerokara.samples.objective import OBJECTIVES
+
+    assert get_args(Name) == tuple(ARCHITECTURES) and _FAMILIES.keys() == ARCHITECTURES.keys()
+    assert FAMILIES.keys() == {name for name, each in ARCHITECTURES.items() if not each.no_class}
+    assert {each.objective for each in ARCHITECTURES.values()} == OBJECTIVES.keys()

@@ -138,7 +138,7 @@ class MachineSettings(Settings):
     """Processes that share the matrices of each layer, for models that are too large for one GPU; on one node."""
     expert_parallel_size: PositiveWhole = 1
     """Processes that share out the experts of a layer. Only 1: DeepSpeed's ZeRO (0.19) averages every gradient over all
-    processes, unless it belongs to DeepSpeed's own MoE layer; experts of another's model would be mixed up."""
+    processes, unless it belongs to DeepSpeed's own MoE layers; experts of another's model would be mixed up."""
     micro_batch_size: PositiveWhole | Auto = 8
     """Sequences that one process computes at a time. `auto` is the most that fits into a GPU's memory and divides the
     batch, or on a CPU as many as make it fastest; a run keeps it as long as it goes on with the same settings."""
@@ -229,7 +229,7 @@ class TrainingSettings(WatchingSettings, MachineSettings, ReadingSettings, Learn
         if self.expert_parallel_size > 1:
             rule_text = (
                 "must be 1: DeepSpeed's ZeRO (0.19) averages each gradient over all processes and knows other groups "
-                "for its own MoE layer only, so experts that live on some processes would be mixed up"
+                "for its own MoE layers only, so experts that live on some processes would be mixed up"
             )
             yield self.fault("expert_parallel_size", rule_text, "spread the experts' state with zero_stage 1, 2 or 3")
 

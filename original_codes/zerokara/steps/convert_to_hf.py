@@ -99,8 +99,7 @@ def _next(folder: Path, options: command.Options, encodes: bool) -> str:
     named = options.for_next("convert_config.yaml", "convert_config.yaml")
     notebook = "5_fill_gaps_with_model.ipynb" if encodes else "5_play_with_model.ipynb"
     return (
-        f"next: play with {folder} in {notebook}, or see what an upload would send: "
-        f"python 6_upload.py --dry-run{named}"
+        f"next: play with {folder} in {notebook}, or see what an upload would send: python 6_upload.py --dry-run{named}"
     )
 
 

@@ -149,14 +149,19 @@ def _attention_kernel(preparation: Preparation, device: torch.device) -> str:
     """Which kernel `scaled_dot_product_attention` takes, as torch tells it."""
     import torch
 
-    if device.type == "cpu":
-        return "attention by torch's flash kernel for CPUs"
     shape, isolated = preparation.shape, preparation.config.isolate_documents
+    biased = shape.traits.positions == "relative"
+    if device.type == "cpu":
+        plain = "plain operations, since each distance has a learned bias, and "
+        return f"attention by {plain if biased else ''}torch's flash kernel for CPUs"
     dtype = torch.bfloat16 if preparation.config.precision == "bf16" else torch.float32
     size = (1, shape.num_attn_heads, shape.seq_len, shape.head_size)
     query = torch.empty(size, dtype=dtype, device=device)
-    mask = torch.ones((1, 1, shape.seq_len, shape.seq_len), dtype=torch.bool, device=device) if isolated else None
-    asked = torch.backends.cuda.SDPAParams(query, query, query, mask, 0.0, not isolated, False)
+    pairs = (1, 1, shape.seq_len, shape.seq_len)
+    mask = torch.ones(pairs, dtype=torch.bool, device=device) if isolated else None
+    if biased:
+        mask = torch.zeros(pairs, dtype=dtype, device=device, requires_grad=True).expand(-1, size[1], -1, -1)
+    asked = torch.backends.cuda.SDPAParams(query, query, query, mask, 0.0, mask is None, False)
     for name, can in (
         ("FlashAttention", torch.backends.cuda.can_use_flash_attention),
         ("cuDNN", torch.backends.cuda.can_use_cudnn_attention),
