@@ -128,6 +128,25 @@ def _break(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
     path.write_text(json.dumps(content), encoding="utf-8")
 
 
+def test_sentinels_are_proved_as_their_users_write_them(train: Train, tmp_path: Path) -> None:
+    """T5's: one id, without a lonely space before it; and an end behind every text where an encoder reads."""
+    encoder = train(extra_ids=5, add_dummy_prefix=False)
+    huggingface.write(encoder, tmp_path, 64, appends_end=True)
+    assert proof.prove(encoder, tmp_path, ["the fox"]).ok
+    theirs = proof.load(tmp_path)
+    expected = [*encoder.encode("the").tolist(), encoder.vocab_size - 1, *encoder.encode(" fox").tolist(), 2]
+    assert theirs("the <extra_id_0> fox")["input_ids"] == expected
+    assert theirs(["a", "the fox"], padding=True)["attention_mask"][0][:2] == [1, 1]
+
+    def keep_spaces(content: dict[str, Any]) -> None:
+        for token in content["added_tokens"]:
+            token["lstrip"] = False
+
+    _break(tmp_path, keep_spaces)
+    broken = proof.prove(encoder, tmp_path, ["the fox"])
+    assert broken.num_failures == 5 and "a <extra_id_" in str(broken)
+
+
 def _swap_pieces(content: dict[str, Any]) -> None:
     vocabulary = content["model"]["vocab"]
     if isinstance(vocabulary, dict):

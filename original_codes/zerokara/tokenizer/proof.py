@@ -3,7 +3,7 @@
 In: the encoder of the training, a folder with `tokenizer.json`, texts. Out: a `TokenizerProof`, which the export shows
 and which ends it when it is not ok. The folder is loaded by stock `AutoTokenizer`, and called with
 `split_special_tokens=True`, so that text is text; transformers 5.23 hands that to tokenizers' `encode_special_tokens`.
-By default it reads "</s>" in a text as the control token, as its users expect.
+By default it reads "</s>" in a text as the control token, as its users expect; T5's sentinels are compared so.
 
 Equal means the same ids. For unigram models a line may be a *tie*: the same text in other pieces with the same total
 score (in float64, within 1e-6 relative), which two right implementations may break differently. Models of step 1 have
@@ -136,6 +136,7 @@ def prove(encoder: Encoder, hf_folder: Path, lines: Iterable[str], max_lines: in
     comparison = _Comparison(encoder, load(hf_folder))
     hard = hard_texts(encoder)
     comparison.compare(hard)
+    comparison.compare_marks()
     whole_texts = num_lines = 0
     with Progress("comparing token ids", total=max_lines, unit="line") as progress:
         texts = iter(lines)
@@ -223,8 +224,20 @@ class _Comparison:
                 self.ties += counted
                 self.tie_examples += [difference] if len(self.tie_examples) < MAX_SHOWN else []
             else:
-                self.num_failures += 1
-                self.failures += [difference] if len(self.failures) < MAX_SHOWN else []
+                self._fail(difference)
+
+    def compare_marks(self) -> None:
+        """See that each sentinel, written in a text as its users do, is its one id, without a space before it."""
+        for mark in self._encoder.sentinel_ids:
+            before, after = self._encoder.encode("a").tolist(), self._encoder.encode(" b").tolist()
+            text, ours = f"a {self._encoder.piece(mark)} b", [*before, mark, *after]
+            theirs = list(self._theirs(text, add_special_tokens=False)["input_ids"])
+            if theirs != ours:
+                self._fail(Difference(text, ours, theirs, "ids"))
+
+    def _fail(self, difference: Difference) -> None:
+        self.num_failures += 1
+        self.failures += [difference] if len(self.failures) < MAX_SHOWN else []
 
     def _difference(self, text: str, ours: list[int], theirs: list[int]) -> Difference | None:
         if ours != theirs:
