@@ -27,9 +27,9 @@ def write_run(run_dir: Path, **more: Any) -> None:
 
 
 def test_every_curve_has_its_picture_and_all_have_one(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", source_tokens=[10, 20], mfu=0.4)
+    write_run(tmp_path / "run", source_tokens=[10, 20], mfu=0.4, expert_load=[1.5, 2.0])
     drawn = plots.draw(tmp_path / "run")
-    names = ["overview", "loss", "bits_per_byte", "learning_rate", "grad_norm", "throughput", "sources"]
+    names = ["overview", "loss", "bits_per_byte", "learning_rate", "grad_norm", "throughput", "sources", "experts"]
     assert [path.name for path in drawn] == [f"{name}.png" for name in names]
     for path in drawn:
         head = path.read_bytes()[:24]

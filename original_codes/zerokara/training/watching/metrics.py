@@ -5,7 +5,9 @@ Lines of ``metrics.jsonl``, each with ``step`` and ``tokens`` (read so far):
 * a logged step: ``epoch``, ``loss`` (nats a token, mean over the steps since the line before), ``learning_rate``,
   ``grad_norm``, ``tokens_per_second`` (of the steps alone, without validations and saves), ``mfu`` (or null),
   ``memory_bytes``, ``seconds`` (trained so far, over all starts, all included), ``seconds_left``, and where sources are
-  mixed ``source_tokens`` (a list: read so far of each source);
+  mixed ``source_tokens`` (a list: read so far of each source); where layers hold experts, a list of each sparse layer:
+  ``expert_load`` (the busiest expert's over the mean), ``expert_dropped`` (share of choices that found no room) and
+  ``router_entropy`` (nats), since the line before;
 * a validation: ``valid_loss``, ``valid_bits_per_byte``, ``valid_tokens``, and where there are several sources
   ``valid_loss_by_source``, ``valid_bits_per_byte_by_source``;
 * a step that was skipped: ``skipped`` (why), ``suspects``;

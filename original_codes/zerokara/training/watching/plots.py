@@ -177,6 +177,17 @@ def _sources(axes: Axes, lines: Lines) -> None:
     axes.legend(loc="upper left")
 
 
+def _experts(axes: Axes, lines: Lines) -> None:
+    routed = [line for line in lines if line.get("expert_load")]
+    tokens = [line["tokens"] for line in routed]
+    for number, loads in enumerate(zip(*(line["expert_load"] for line in routed), strict=True)):
+        color = SOURCE_COLORS[number % len(SOURCE_COLORS)]
+        axes.plot(*_thinned(tokens, loads), color=color, linewidth=1, label=f"sparse layer {number + 1}")
+    axes.axhline(1.0, color=GREY, linewidth=0.8, linestyle=":", label="an even share")
+    axes.set_title("Busiest expert")
+    axes.set_ylabel("load over the mean")
+
+
 _PANELS: dict[str, tuple[Callable[[Any, Lines], None], str]] = {
     "loss": (_loss, "loss"),
     "bits_per_byte": (_bits_per_byte, "valid_bits_per_byte"),
@@ -184,6 +195,7 @@ _PANELS: dict[str, tuple[Callable[[Any, Lines], None], str]] = {
     "grad_norm": (_grad_norm, "grad_norm"),
     "throughput": (_throughput, "tokens_per_second"),
     "sources": (_sources, "source_tokens"),
+    "experts": (_experts, "expert_load"),
 }
 """Each picture's name, what draws it, and the number without which there is nothing to draw."""
 
