@@ -35,7 +35,7 @@ printf '── %s\n' "tests"
 if [ $# -gt 0 ]; then exec $python -m pytest "$@"; fi
 
 # Two halves that take about as long, side by side, each on cores of its own: most tests keep one core busy.
-numerics=(tests/numerics/test_{init_from,export_logits,isolation,hf_tokenizer_equals_sentencepiece}.py)
+numerics=(tests/numerics/test_{init_from,export_logits,hf_tokenizer_equals_sentencepiece}.py)
 cores=$($python -c 'import os
 cores = sorted(os.sched_getaffinity(0))
 print(*(",".join(map(str, part)) for part in (cores[::2], cores[1::2])))')

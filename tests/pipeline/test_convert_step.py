@@ -160,8 +160,8 @@ def test_a_tokenizer_that_gives_other_ids_fails(
 
     right = huggingface.tokenizer_json
 
-    def broken(model: object) -> object:
-        content = right(model)  # type: ignore[arg-type]
+    def broken(model: object, end: str | None = None) -> object:
+        content = right(model, end)  # type: ignore[arg-type]
         return content | {"model": content["model"] | {"merges": content["model"]["merges"][1:]}}
 
     monkeypatch.setattr(huggingface, "tokenizer_json", broken)

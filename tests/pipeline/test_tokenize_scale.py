@@ -91,7 +91,11 @@ def test_killed_at_any_moment_and_run_again(config: Path, tmp_path: Path) -> Non
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        time.sleep(chance.uniform(0.3, 1.0) * seconds)
+        shards = TokenPaths(str(prefix)).work_folder
+        deadline = time.monotonic() + (chance.uniform(0.3, 1.0) * seconds if number else 60)
+        # The first one when there is something to go on from, the others at any moment.
+        while time.monotonic() < deadline and (number or not any(shards.glob("*-*.json"))):
+            time.sleep(0.002)
         # Half of the times the parent alone, whose workers are then orphans; else everything at once.
         (os.killpg if number % 2 else os.kill)(process.pid, signal.SIGKILL)
         process.wait()

@@ -61,6 +61,10 @@ def _tokenize(
         check_bad_fraction(config, documents, skipped, paths)
         opening(f"step 2 tokenise: done already, {bin_path(paths.train)} was made from the same text (--redo: again)")
         print(f"next: {_next(options)}")
+        if paths.work_folder.is_dir() and not options.dry_run:  # of a step that was killed when it had ended
+            from zerokara.tokens.encode import discard_work
+
+            discard_work(config)
         return None
     check_heads(files, config.text_field, config.txt_document, config.place("text_field"))
     workers.ask(Preparation(model_path, sample(config, files), total_plain_bytes(files)))
