@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -38,6 +39,8 @@ class Family:
     """Names under which the class keeps its embedding again; they stand in no file, but for `stores_copies`."""
     stores_copies: bool = False
     """Whether the file of an untied model must hold them: transformers would draw them anew."""
+    says_tied: Callable[[Any], bool] = lambda config: bool(config.tie_word_embeddings)
+    """Whether a loaded configuration says that one matrix reads and predicts."""
 
     @property
     def auto_class(self) -> str:
@@ -49,10 +52,6 @@ class Family:
         """The Hub's name for what it does."""
         return "text2text-generation" if self.encodes else "text-generation"
 
-    def says_tied(self, config: Any) -> bool:
-        """Whether a loaded configuration says that one matrix reads and predicts."""
-        return bool(config.scale_decoder_outputs if self.model_type == "t5" else config.tie_word_embeddings)
-
 
 @dataclass(frozen=True)
 class SpecialIds:
@@ -63,67 +62,44 @@ class SpecialIds:
     pad: int
 
 
+def _family(module: ModuleType, model_type: str, words: str, **more: Any) -> Family:
+    """What a module of this room says of its family."""
+    return Family(
+        model_type, module.CLASS_NAME, module.RULES, module.config_values, module.SETTINGS, words=words, **more
+    )
+
+
 FAMILIES = {
-    "llama": Family(
-        "llama",
-        llama.CLASS_NAME,
-        llama.RULES,
-        llama.config_values,
-        llama.SETTINGS,
-        words="Llama-like: RMSNorm, SwiGLU, rotary positions, grouped queries",
-    ),
-    "qwen3": Family(
+    "llama": _family(llama, "llama", "Llama-like: RMSNorm, SwiGLU, rotary positions, grouped queries"),
+    "qwen3": _family(
+        qwen3,
         "qwen3",
-        qwen3.CLASS_NAME,
-        qwen3.RULES,
-        qwen3.config_values,
-        llama.SETTINGS,
-        words="Qwen3-like: RMSNorm, also of each head's queries and keys, SwiGLU, rotary positions, grouped queries",
+        "Qwen3-like: RMSNorm, also of each head's queries and keys, SwiGLU, rotary positions, grouped queries",
     ),
-    "gpt2": Family(
-        "gpt2",
-        gpt2.CLASS_NAME,
-        gpt2.RULES,
-        gpt2.config_values,
-        gpt2.SETTINGS,
-        words="GPT-2-like: LayerNorm, GELU, learned positions",
+    "gpt2": _family(gpt2, "gpt2", "GPT-2-like: LayerNorm, GELU, learned positions"),
+    "mixtral": _family(
+        mixtral, "mixtral", "Mixtral-like: Llama with experts in each layer, of which each token takes some"
     ),
-    "mixtral": Family(
-        "mixtral",
-        mixtral.CLASS_NAME,
-        mixtral.RULES,
-        mixtral.config_values,
-        mixtral.SETTINGS,
-        words="Mixtral-like: Llama with experts in each layer, of which each token takes some",
-    ),
-    "qwen3_moe": Family(
+    "qwen3_moe": _family(
+        qwen3_moe,
         "qwen3_moe",
-        qwen3_moe.CLASS_NAME,
-        qwen3_moe.RULES,
-        qwen3_moe.config_values,
-        qwen3_moe.SETTINGS,
-        words="Qwen3-MoE-like: Qwen3 with experts in its sparse layers, of which each token takes some",
+        "Qwen3-MoE-like: Qwen3 with experts in its sparse layers, of which each token takes some",
     ),
-    "switch": Family(
+    "switch": _family(
+        switch,
         "switch_transformers",
-        switch.CLASS_NAME,
-        switch.RULES,
-        switch.config_values,
-        switch.SETTINGS,
-        words="Switch Transformer: T5 with experts in its sparse layers, of which each token takes one",
+        "Switch Transformer: T5 with experts in its sparse layers, of which each token takes one",
         encodes=True,
         copies=t5.COPIES,
         stores_copies=True,
     ),
-    "t5": Family(
+    "t5": _family(
+        t5,
         "t5",
-        t5.CLASS_NAME,
-        t5.RULES,
-        t5.config_values,
-        t5.SETTINGS,
-        words="T5 version 1.1: an encoder and a decoder, RMSNorm, gated GELU, relative positions",
+        "T5 version 1.1: an encoder and a decoder, RMSNorm, gated GELU, relative positions",
         encodes=True,
         copies=t5.COPIES,
+        says_tied=t5.says_tied,
     ),
 }
 

@@ -24,6 +24,8 @@ RULES = (
     ),
 )
 
+SETTINGS = llama.SETTINGS
+
 
 def config_values(shape: ModelShape) -> dict[str, Any]:
     """The arguments of ``Qwen3Config``."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from zerokara.export import llama, qwen3
+from zerokara.export import qwen3
 from zerokara.export.rules import Rule
 from zerokara.export.transforms import EXPERTS, EXPERTS_GATE_AND_UP
 from zerokara.model.shapes import ModelShape
@@ -30,7 +30,7 @@ RULES = (
 )
 
 SETTINGS = {
-    **llama.SETTINGS,
+    **qwen3.SETTINGS,
     "moe_intermediate_size": "expert_ffn_hidden_size",
     "num_experts": "num_experts",
     "num_experts_per_tok": "experts_per_token",

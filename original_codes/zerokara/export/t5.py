@@ -96,3 +96,8 @@ def config_values(shape: ModelShape) -> dict[str, Any]:
         "initializer_factor": shape.init_std,
         "feed_forward_proj": "gated-gelu",
     }
+
+
+def says_tied(config: Any) -> bool:
+    """Whether a loaded configuration says that one matrix reads and predicts."""
+    return bool(config.scale_decoder_outputs)

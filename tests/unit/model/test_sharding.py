@@ -61,8 +61,8 @@ def test_the_cuts_by_hand() -> None:
 
 
 def test_an_unknown_parameter_is_refused() -> None:
-    with pytest.raises(KeyError, match=r"router\.weight"):
-        Sharding(gated=True).cut("decoder.layers.0.mlp.router.weight")
+    with pytest.raises(KeyError, match=r"gate\.weight"):
+        Sharding(gated=True).cut("decoder.layers.0.mlp.gate.weight")
 
 
 @pytest.mark.parametrize("overrides", FAMILIES)

@@ -22,10 +22,9 @@ def chosen_for(question: Question) -> dict[str, Any]:
     """All that the choice of a micro batch depends on, except how busy the machine is at the moment."""
     config = question.config.model_copy(update={"micro_batch_size": 1})
     layout = asdict(replace(question, config=config).layout)
-    shape = layout.pop("shape")
-    del layout["micro_batch"]
+    del layout["shape"], layout["micro_batch"]
     gpu = {"gpu_bytes": question.there.device_bytes} if question.there.device == "cuda" else {}
-    return {**shape, **layout, **gpu, "global_batch_size": config.global_batch_size}
+    return {**question.shape.as_json(), **layout, **gpu, "global_batch_size": config.global_batch_size}
 
 
 def micro_batch(question: Question, run_dir: Path) -> tuple[int, list[str]]:
