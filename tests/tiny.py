@@ -31,7 +31,13 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return make_data(tmp_path_factory.mktemp("tiny"))
 
 
-def make_data(folder: Path, num_documents: int = 150, **further: str) -> dict[str, str]:
+@pytest.fixture(scope="session")
+def gap_data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The same with a tokenizer that has marks for gaps."""
+    return make_data(tmp_path_factory.mktemp("gaps"), num_sentinels=NUM_SENTINELS)
+
+
+def make_data(folder: Path, num_documents: int = 150, num_sentinels: int = 0, **further: str) -> dict[str, str]:
     """Make a corpus, its tokenizer and its token files; give the settings that name them, and a small model."""
     chance = random.Random(5)
     words = ["".join(chance.choices("abcdefghijklmnop", k=chance.randint(2, 7))) for _ in range(300)]
@@ -57,7 +63,7 @@ def make_data(folder: Path, num_documents: int = 150, **further: str) -> dict[st
         minloglevel=2,
     )
     model = ModelFile.read(folder / "tokenizer.model")
-    model.append([Piece(f"<extra_id_{number}>", 0.0, Kind.CONTROL) for number in reversed(range(NUM_SENTINELS))])
+    model.append([Piece(f"<extra_id_{number}>", 0.0, Kind.CONTROL) for number in reversed(range(num_sentinels))])
     (folder / "tokenizer.model").write_bytes(model.to_bytes())
     settings = {
         "input_jsonl": str(corpus),

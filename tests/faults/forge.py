@@ -180,12 +180,12 @@ def _spoil_losses(patches: contextlib.ExitStack, positions: set[int]) -> None:
     at, as_tensors = Batches.at, loop.as_tensors
 
     def watched(self: Batches, consumed: int) -> Any:
-        for at_step, micro_batch in zip(self.plan.positions(consumed, self.rank), at(self, consumed), strict=True):
-            for position, row in zip(at_step, micro_batch, strict=True):
-                rows.discard(row[:-1].tobytes())
+        for at_step, batch in zip(self.plan.positions(consumed, self.rank), at(self, consumed), strict=True):
+            for position, row in zip(at_step, batch.inputs, strict=True):
+                rows.discard(row.tobytes())
                 if int(position) in positions:
-                    rows.add(row[:-1].tobytes())
-            yield micro_batch
+                    rows.add(row.tobytes())
+            yield batch
 
     def spoilt(batch: Any, device: Any) -> Any:
         tensors = as_tensors(batch, device)

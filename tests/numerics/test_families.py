@@ -44,9 +44,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def runs(train_runs: Callable, folder: Path) -> dict:
+def runs(train_runs: Callable, gap_data: dict[str, str], folder: Path) -> dict:
     """Each family: alone; cut short and gone on; with another micro batch; with two processes."""
-    plain = {name: {"zero_stage": 1, **WATCHED, **settings} for name, settings in FAMILIES.items()}
+    data = {key: gap_data[key] for key in ("input_tokenizer_file", "output_prefix")}
+    plain = {name: {"zero_stage": 1, **data, **WATCHED, **settings} for name, settings in FAMILIES.items()}
     plain["t5_tied"] = {**plain["t5"], "optimizer": "adamw", "tie_word_embeddings": "true", "lr": 0.003}
     first = {
         **plain,

@@ -33,11 +33,12 @@ FAMILY_SETTINGS = {
 
 
 @pytest.fixture(scope="module")
-def runs(train_runs: Callable, tiny_data: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict:
+def runs(train_runs: Callable, gap_data: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict:
     folder = tmp_path_factory.mktemp("init_from")
-    settings = {name: {**WATCHED, **family} for name, family in FAMILY_SETTINGS.items()}
+    data = {key: gap_data[key] for key in ("input_tokenizer_file", "output_prefix")}
+    settings = {name: {**data, **WATCHED, **family} for name, family in FAMILY_SETTINGS.items()}
     first = train_runs(settings, folder=folder)
-    encoder = Encoder(tiny_data["input_tokenizer_file"])
+    encoder = Encoder(gap_data["input_tokenizer_file"])
     for name, run in first.items():
         place = folder / f"{name}_hf"
         place.mkdir()

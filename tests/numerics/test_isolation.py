@@ -11,7 +11,8 @@ import torch
 from zerokara import config
 from zerokara.config.sample_lengths import causal
 from zerokara.model import parallel
-from zerokara.model.megatron import Decoder, build
+from zerokara.model.decoder import Decoder
+from zerokara.model.megatron import build
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.objective import Causal
 
@@ -101,11 +102,11 @@ def test_each_document_is_what_it_is_alone(family: str) -> None:
 
 def test_positions_of_gpt2_must_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     """A twin that breaks one thing: masked, but with positions that go on, a document is not what it is alone."""
-    from zerokara.model import megatron
+    from zerokara.model import decoder
 
-    whole = megatron.isolation
+    whole = decoder.isolation
     monkeypatch.setattr(
-        megatron, "isolation", lambda segments: (torch.arange(segments.size(1)).expand_as(segments), whole(segments)[1])
+        decoder, "isolation", lambda segments: (torch.arange(segments.size(1)).expand_as(segments), whole(segments)[1])
     )
     ids, documents = packed()
     batch = Causal(causal(ids.shape[1] - 1), EOD)(ids, np.arange(len(ids)))

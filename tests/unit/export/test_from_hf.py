@@ -155,7 +155,7 @@ def test_another_tokenizer_is_refused(tmp_path: Path, encoder: Encoder) -> None:
     vocabulary = tokenizer["model"]["vocab"]
     vocabulary[400], vocabulary[401] = vocabulary[401], vocabulary[400]
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
-    assert "2 of 510 ids stand for other pieces, the first is 400, here" in faults_of(settings, encoder)
+    assert "2 of 500 ids stand for other pieces, the first is 400, here" in faults_of(settings, encoder)
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model"):
         (tmp_path / name).unlink(missing_ok=True)
     assert "holds no tokenizer that transformers can read" in faults_of(settings, encoder)
@@ -165,15 +165,15 @@ def test_further_pieces_begin_as_the_mean(tmp_path: Path, encoder: Encoder) -> N
     smaller = exported(tmp_path, encoder, "tie_word_embeddings=false")
     shape = ModelShape.from_config(smaller, encoder.vocab_size)
     extended = replace(shape, vocab_size=encoder.vocab_size + 7)
-    with pytest.raises(UserError, match=r"has 517 pieces, the model of init_from 510; .*resize_vocabulary: mean"):
+    with pytest.raises(UserError, match=r"has 507 pieces, the model of init_from 500; .*resize_vocabulary: mean"):
         from_hf.check(smaller, extended, encoder)
     settings = settings_of(tmp_path, "tie_word_embeddings=false", "resize_vocabulary=mean")
     from_hf.check(settings, extended, encoder)
     plain, weights = from_hf.weights(smaller, shape), from_hf.weights(settings, extended)
     for name in ("embedding.word_embeddings.weight", "output_layer.weight"):
-        old = plain[name][:510]
-        assert torch.equal(weights[name][:510], old) and old.std() > 0
-        assert weights[name].shape == (extended.padded_vocab_size, 24) and weights[name][517:].eq(0).all()
-        torch.testing.assert_close(weights[name][510:517], old.mean(dim=0).expand(7, -1))
-    with pytest.raises(UserError, match="has 509 pieces, the model of init_from 510; take the tokenizer of that model"):
-        from_hf.check(settings, replace(shape, vocab_size=509), encoder)
+        old = plain[name][:500]
+        assert torch.equal(weights[name][:500], old) and old.std() > 0
+        assert weights[name].shape == (extended.padded_vocab_size, 24) and weights[name][507:].eq(0).all()
+        torch.testing.assert_close(weights[name][500:507], old.mean(dim=0).expand(7, -1))
+    with pytest.raises(UserError, match="has 499 pieces, the model of init_from 500; take the tokenizer of that model"):
+        from_hf.check(settings, replace(shape, vocab_size=499), encoder)

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny import tiny_data
+from tiny import gap_data
 
 from zerokara.tokens.indexed import write_documents
 
-__all__ = ["tiny_data"]
+__all__ = ["gap_data"]
 
 EOD = 2
 

@@ -57,8 +57,8 @@ def test_the_decoder_reads_what_it_wrote_one_later() -> None:
     assert made(tokens, np.arange(3), real).loss_mask[:, 0].tolist() == [1, 0, 1]
 
 
-def test_a_prompt_has_gaps(tiny_data: dict[str, str]) -> None:
-    encoder, made = Encoder(tiny_data["input_tokenizer_file"]), gaps()
+def test_a_prompt_has_gaps(gap_data: dict[str, str]) -> None:
+    encoder, made = Encoder(gap_data["input_tokenizer_file"]), gaps()
     ids = {number: int(made.sentinels[number]) for number in range(10)}
     first, last = encoder.encode("abc").tolist(), encoder.encode(" de").tolist()
     assert made.prompt(encoder, "abc <extra_id_0> de<extra_id_1>", 5) == Prompt([*first, ids[0], *last, ids[1], 2], [3])
@@ -78,8 +78,8 @@ def test_texts_stand_side_by_side() -> None:
     assert named["written_BT"].tolist() == [[3, 8], [3, 9]] and named["at_B"].tolist() == [1, 1]
 
 
-def test_too_few_sentinels_are_an_error_with_numbers(tiny_data: dict[str, str]) -> None:
-    encoder = Encoder(tiny_data["input_tokenizer_file"])
+def test_too_few_sentinels_are_an_error_with_numbers(gap_data: dict[str, str]) -> None:
+    encoder = Encoder(gap_data["input_tokenizer_file"])
     settings = load(PretrainConfig, "/dev/null", ["architecture=t5", "seq_len=512"])
     with pytest.raises(UserError, match=r"has 10 sentinels.*a text of 568 tokens has 28 gaps.*extra_ids: 100"):
         objective(settings, encoder)

@@ -45,9 +45,9 @@ def test_an_id_that_the_tokenizer_lacks_is_found(tiny_data: dict[str, str], tmp_
         shutil.copyfile(path, tmp_path / path.name)
     plan = prepared(tiny_data, f"output_prefix={tmp_path / source.name}")
     ids = np.memmap(bin_path(plan.token_paths.train), np.uint16, mode="r+")
-    ids[place] = 510  # the pieces are 0 to 509
+    ids[place] = 500  # the pieces are 0 to 499
     ids.flush()
-    with pytest.raises(UserError, match=r"holds the id 510; the tokenizer has 510 pieces; run bash 2_tokenize\.sh"):
+    with pytest.raises(UserError, match=r"holds the id 500; the tokenizer has 500 pieces; run bash 2_tokenize\.sh"):
         preflight.rows(plan, THERE)
 
 

@@ -70,7 +70,7 @@ def test_the_save_interval_that_is_advised_is_the_smallest_that_fits(
 
 def test_the_vocabulary_must_be_shared_in_whole_rows(settings) -> None:  # type: ignore[no-untyped-def]
     heads = ("hidden_size=60", "num_attn_heads=6", "num_kv_heads=3", "ffn_hidden_size=96", "tensor_parallel_size=3")
-    rows = "512, the 510 pieces of the tokenizer and their padding"
+    rows = "512, the 500 pieces of the tokenizer and their padding"
     with pytest.raises(UserError, match=rf"tensor_parallel_size = 3: must divide {rows}; try a power of two"):
         preparation.prepare(settings(*heads), 3)
 
