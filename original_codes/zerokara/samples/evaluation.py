@@ -53,26 +53,19 @@ def evaluation_batches(
     `part_tokens` are the tokens of each part, all of them together; empty where there is one part. Of several parts
     `max_tokens` takes the beginning of each, in proportion, up to the end of a document.
     """
-    how = PredictedOnce if objective.lengths.overlap else WholeSamples
-    return how(prefix, objective, start_id, max_tokens, part_tokens)
+    there = IndexedTokens(prefix).tokens
+    lengths = list(part_tokens) or [len(there)]
+    assert sum(lengths) == len(there), f"parts of {sum(lengths)} tokens for {len(there)}"
+    taken = _taken(there, lengths, start_id, max_tokens)
+    return PredictedOnce(taken, objective, start_id) if objective.lengths.overlap else WholeSamples(taken, objective)
 
 
 class WholeSamples:
     """The tokens of each part as whole samples."""
 
-    def __init__(
-        self,
-        prefix: Path | str,
-        objective: Objective,
-        start_id: int,
-        max_tokens: int | None = None,
-        part_tokens: Sequence[int] = (),
-    ):
-        """As `evaluation_batches`."""
-        self._objective = objective
-        there = IndexedTokens(prefix).tokens
-        self._parts = _taken(there, list(part_tokens) or [len(there)], start_id, max_tokens)
-        self.num_parts = len(self._parts)
+    def __init__(self, parts: Sequence[NDArray[Any]], objective: Objective):
+        self._parts, self._objective = parts, objective
+        self.num_parts = len(parts)
 
     def batches(self, micro_batch_size: int, rank: int = 0, num_ranks: int = 1) -> Iterator[tuple[int, Batch]]:
         """The micro batches that `rank` evaluates, each with the part of which it counts; as many on every rank."""
@@ -90,20 +83,9 @@ class WholeSamples:
 class PredictedOnce:
     """The tokens as windows, in which each token is predicted once."""
 
-    def __init__(
-        self,
-        prefix: Path | str,
-        objective: Objective,
-        start_id: int,
-        max_tokens: int | None = None,
-        part_tokens: Sequence[int] = (),
-    ):
-        """As `evaluation_batches`."""
+    def __init__(self, taken: Sequence[NDArray[Any]], objective: Objective, start_id: int):
+        """`taken` are the tokens of each part; `start_id` stands before the first."""
         self._objective, self.seq_len, self.start_id = objective, objective.lengths.taken, start_id
-        there = IndexedTokens(prefix).tokens
-        lengths = list(part_tokens) or [len(there)]
-        assert sum(lengths) == len(there), f"parts of {sum(lengths)} tokens for {len(there)}"
-        taken = _taken(there, lengths, start_id, max_tokens)
         self.tokens: NDArray[Any] = taken[0] if len(taken) == 1 else np.concatenate(taken)
         """The ids that are predicted, in order; their pieces' bytes are the denominator of bits per byte."""
         self.num_tokens = len(self.tokens)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from zerokara.config import sample_lengths
-from zerokara.samples.evaluation import PredictedOnce, WholeSamples, evaluation_batches
+from zerokara.samples.evaluation import WholeSamples, evaluation_batches
 from zerokara.samples.objective import Causal, SpanCorruption
 from zerokara.samples.packed import PackedTokens
 from zerokara.samples.spans import merged
@@ -19,7 +19,7 @@ def causal(seq_len: int, isolate_at: int | None = None) -> Causal:
 
 def test_the_example_of_the_docstring(tmp_path: Path) -> None:
     write_documents(tmp_path / "t", [np.array([7, 8, 9, 4, 5])], np.dtype(np.uint16))
-    ((_, batch),) = PredictedOnce(tmp_path / "t", causal(2), start_id=0).batches(micro_batch_size=3)
+    ((_, batch),) = evaluation_batches(tmp_path / "t", causal(2), start_id=0).batches(micro_batch_size=3)
     assert batch.inputs.tolist() == [[0, 7], [8, 9], [4, 5]]
     assert batch.labels.tolist()[:2] == [[7, 8], [9, 4]] and batch.labels[2, 0] == 5
     assert batch.loss_mask.tolist() == [[1, 1], [1, 1], [1, 0]]
@@ -30,7 +30,7 @@ def test_the_example_of_the_docstring(tmp_path: Path) -> None:
 def test_every_token_is_predicted_once_from_its_predecessor(
     prefix: Path, seq_len: int, num_ranks: int, micro: int
 ) -> None:
-    evaluation = PredictedOnce(prefix, causal(seq_len), start_id=2)
+    evaluation = evaluation_batches(prefix, causal(seq_len), start_id=2)
     per_rank = [[batch for _, batch in evaluation.batches(micro, rank, num_ranks)] for rank in range(num_ranks)]
     assert len({len(batches) for batches in per_rank}) == 1  # or ranks would wait for each other
     assert all(batch.inputs.shape == (micro, seq_len) for batches in per_rank for batch in batches)
@@ -44,23 +44,23 @@ def test_every_token_is_predicted_once_from_its_predecessor(
 
 
 def test_the_first_tokens_only(prefix: Path) -> None:
-    evaluation = PredictedOnce(prefix, causal(4), start_id=2, max_tokens=6)
+    evaluation = evaluation_batches(prefix, causal(4), start_id=2, max_tokens=6)
     assert evaluation.num_tokens == 6 and evaluation.tokens.tolist() == [10, 11, 12, 2, 20, 21]
     assert sum(batch.loss_mask.sum() for _, batch in evaluation.batches(2)) == 6
 
 
 def test_documents_are_isolated_here_too(prefix: Path) -> None:
     """The documents [10 11 12 2] [20 21 2] [30 …]: each begins with the end of the one before."""
-    ((_, batch),) = PredictedOnce(prefix, causal(9, isolate_at=2), start_id=2, max_tokens=9).batches(1)
+    ((_, batch),) = evaluation_batches(prefix, causal(9, isolate_at=2), start_id=2, max_tokens=9).batches(1)
     assert batch.inputs.tolist() == [[2, 10, 11, 12, 2, 20, 21, 2, 30]]
     assert batch.segments is not None and batch.segments.tolist() == [[1, 1, 1, 1, 2, 2, 2, 3, 3]]
 
 
 def test_parts_count_each_of_their_tokens_once(prefix: Path) -> None:
-    tokens = PredictedOnce(prefix, causal(4), start_id=2).tokens.tolist()
+    tokens = evaluation_batches(prefix, causal(4), start_id=2).tokens.tolist()
     parts = [7, 0, 1, len(tokens) - 8]
     for seq_len, num_ranks, micro in ((4, 1, 1), (5, 2, 1), (3, 3, 2), (40, 1, 4)):
-        evaluation = PredictedOnce(prefix, causal(seq_len), start_id=2, part_tokens=parts)
+        evaluation = evaluation_batches(prefix, causal(seq_len), start_id=2, part_tokens=parts)
         assert [end - first for first, end in evaluation.parts] == parts
         per_rank = [list(evaluation.batches(micro, rank, num_ranks)) for rank in range(num_ranks)]
         assert len({tuple(part for part, _ in batches) for batches in per_rank}) == 1
@@ -80,8 +80,8 @@ def test_parts_count_each_of_their_tokens_once(prefix: Path) -> None:
 
 def test_a_limit_takes_from_every_part_whole_documents(prefix: Path) -> None:
     """The documents are [10 11 12 2] [20 21 2] [30 …]; of 7 and the rest half is taken."""
-    whole = PredictedOnce(prefix, causal(4), start_id=2)
-    evaluation = PredictedOnce(
+    whole = evaluation_batches(prefix, causal(4), start_id=2)
+    evaluation = evaluation_batches(
         prefix, causal(4), start_id=2, part_tokens=[7, whole.num_tokens - 7], max_tokens=int(whole.num_tokens * 0.9)
     )
     (first, second), (third, fourth) = evaluation.parts
@@ -98,7 +98,7 @@ def with_gaps() -> SpanCorruption:
 def test_texts_with_gaps_cover_every_part_whole(prefix: Path, num_ranks: int, micro: int) -> None:
     """17 tokens in parts of 12, 0 and 5: each is cut by itself, its last sample filled up from its beginning."""
     made = with_gaps()
-    taken, tokens = made.lengths.taken, PredictedOnce(prefix, causal(4), start_id=2).tokens.tolist()
+    taken, tokens = made.lengths.taken, evaluation_batches(prefix, causal(4), start_id=2).tokens.tolist()
     parts = [tokens[:12], [], tokens[12:]]
     evaluation = evaluation_batches(prefix, made, start_id=2, part_tokens=[12, 0, 5])
     assert isinstance(evaluation, WholeSamples) and evaluation.num_parts == 3
