@@ -29,7 +29,7 @@ class Architecture:
     encodes: bool = False
     """Whether an encoder reads, and a decoder that looks at it writes."""
     sparse_every: int = 0
-    """Every how manieth layer holds experts, unless sparse_layers says which; 0 where none may."""
+    """One layer in so many holds experts, unless sparse_layers says which; 0 where none may."""
     experts_per_token: int = 0
     """How many experts a token is given, unless it is said otherwise."""
     no_class: str = ""

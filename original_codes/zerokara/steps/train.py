@@ -123,9 +123,8 @@ def _evaluate(first_look: preparation.Preparation, options: command.Options, arg
 
 def _check_start(first_look: preparation.Preparation) -> None:
     from zerokara.export import from_hf  # brings torch in
-    from zerokara.tokenizer.encoder import Encoder
 
-    from_hf.check(first_look.config, first_look.shape, Encoder(first_look.config.input_tokenizer_file))
+    from_hf.check(first_look.config, first_look.shape, first_look.encoder)
 
 
 def _on_this_machine(

@@ -50,7 +50,7 @@ class Preparation:
     tokenizer_sha256: str
     data_sha256: str
     encoder: Encoder
-    """The tokenizer's."""
+    """The tokenizer."""
     objective: Objective
     """What the model reads and must predict."""
     reading: ReadingPlan
