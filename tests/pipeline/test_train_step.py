@@ -326,6 +326,8 @@ def test_a_run_starts_from_an_exported_model(tiny_data: dict[str, str], finished
     to_hf.write_model(exported, checkpoint.read_weights(newest), shape, special, "fp32", "4GB")
     huggingface.write(encoder, exported, model_max_length=shape.seq_len)
     start = (f"output_model_dir={tmp_path / 'run'}", f"init_from={exported}", "max_steps=2", "num_processes=1")
+    wider = step_3(tiny_data["config"], *start, "hidden_size=64", options=("--verify-resume",))
+    assert wider.returncode == 2 and "hidden_size" in wider.stderr and not list(tmp_path.glob("run*")), wider.stderr
     tried = step_3(tiny_data["config"], *start, options=("--dry-run",))
     assert tried.returncode == 0 and not (tmp_path / "run").exists(), tried.stdout + tried.stderr
     done = step_3(tiny_data["config"], *start)

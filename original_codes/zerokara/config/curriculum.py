@@ -11,16 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-from zerokara.config.settings import NaturalNumber, NaturalWhole, PositiveWhole, Text
+from zerokara.config.settings import NaturalNumber, NaturalWhole, PositiveWhole, Text, as_tuple
 from zerokara.errors import Fault
 
 if TYPE_CHECKING:
     from zerokara.config.pretrain_config import PretrainConfig
-
-
-def as_tuple(value: Any) -> Any:
-    """YAML's lists are tuples here, for they cannot change."""
-    return tuple(value) if isinstance(value, list) else value
 
 
 Proportional = Literal["proportional"]

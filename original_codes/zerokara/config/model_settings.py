@@ -9,9 +9,8 @@ from pydantic import BeforeValidator, Field
 
 from zerokara.config import sample_lengths
 from zerokara.config.architectures import ARCHITECTURES, Architecture, Name
-from zerokara.config.curriculum import as_tuple
 from zerokara.config.sample_lengths import SampleLengths
-from zerokara.config.settings import Auto, NaturalWhole, PositiveNumber, PositiveWhole, Settings, rule
+from zerokara.config.settings import Auto, NaturalWhole, PositiveNumber, PositiveWhole, Settings, as_tuple, rule
 from zerokara.errors import Fault
 
 Layers = Annotated[tuple[NaturalWhole, ...], BeforeValidator(as_tuple)]

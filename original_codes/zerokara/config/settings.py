@@ -27,9 +27,14 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def as_tuple(value: Any) -> Any:
+    """YAML's lists are tuples here, for they cannot change."""
+    return tuple(value) if isinstance(value, list) else value
+
+
 def _listed(value: Any) -> Any:
     """One entry may be written without the list around it."""
-    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+    return (value,) if isinstance(value, str) else as_tuple(value)
 
 
 Whole = Annotated[int, BeforeValidator(_whole)]

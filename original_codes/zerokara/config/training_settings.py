@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from zerokara.config.curriculum import Order, Stage, Weights, as_tuple
+from zerokara.config.curriculum import Order, Stage, Weights
 from zerokara.config.settings import (
     Auto,
     NaturalNumber,
@@ -17,6 +17,7 @@ from zerokara.config.settings import (
     Settings,
     Text,
     Words,
+    as_tuple,
     rule,
 )
 from zerokara.errors import Fault

@@ -51,6 +51,8 @@ def _launch(config: PretrainConfig, options: command.Options, argv: Sequence[str
     # The data is looked at before torch is: the number of processes matters only to how a batch is shared.
     first_look = preparation.prepare(config, 1 if config.num_processes == "auto" else config.num_processes)
     if options.verify_resume:
+        if config.init_from:
+            _check_start(first_look)
         resume_proof.prove(_on_this_machine(config, options)[0], options.verify_resume)
         return
     if options.evaluate is not None:

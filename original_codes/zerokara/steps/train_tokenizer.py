@@ -143,13 +143,14 @@ def _work(config: TokenizerConfig, files: Sequence[InputFile]) -> manifest.Work:
 
 
 def _write_outputs(folder: Path, model: bytes, measured: Report) -> None:
+    from zerokara.tokenizer import report_page
     from zerokara.tokenizer.model_file import ModelFile
 
     write_bytes(folder / "tokenizer.model", model)
     write_text(folder / "tokenizer.vocab", ModelFile(model).vocabulary_text())
     write_json(folder / "report.json", measured.as_json())
     write_text(folder / "report.txt", measured.as_text())
-    write_text(folder / "report.html", measured.as_html())
+    write_text(folder / "report.html", report_page.page(measured))
 
 
 def _used(sample: SampleReport) -> str:

@@ -1,7 +1,8 @@
 """How good a tokenizer is, in numbers, a source at a time and beside other tokenizers.
 
 In: the tokenizer's `.model` file, texts of each source (held out from the training where a source can spare any), the
-sample that it was trained on, and the names of other tokenizers. Out: a `Report`, as JSON, as text, and as a page.
+sample that it was trained on, and the names of other tokenizers. Out: a `Report`, as JSON and as text; `report_page`
+makes a page of it.
 """
 
 from __future__ import annotations
@@ -183,12 +184,6 @@ class Report:
             "",
         ]
         return "\n".join(lines)
-
-    def as_html(self) -> str:
-        """The report as one page that needs nothing else."""
-        from zerokara.tokenizer.report_page import page
-
-        return page(self)
 
 
 def make(

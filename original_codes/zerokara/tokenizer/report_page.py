@@ -8,17 +8,14 @@ pieces, what the tokens are, the drawings, the pieces, how all this was measured
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from zerokara.progress import bytes_text
 from zerokara.tokenizer import report_charts as charts
 from zerokara.tokenizer.encoder import SPACE_MARK
+from zerokara.tokenizer.report import Report
 from zerokara.tokenizer.report_markup import Markup, element, join
 from zerokara.tokenizer.report_measures import Cell, Measures
 from zerokara.tokenizer.report_style import PIECE_COLOURS, STYLE
-
-if TYPE_CHECKING:
-    from zerokara.tokenizer.report import Report
 
 _NUM_UNUSED_SHOWN = 50
 _LOSSLESS = 0.01
@@ -39,7 +36,7 @@ _JOINED = "\u2060"
 
 
 def page(report: Report) -> str:
-    """The whole page."""
+    """The report as one page that needs nothing else."""
     names, sources = report.tokenizer_labels, report.source_labels
     sections = [
         _head(report),

@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from zerokara.progress import Progress, bytes_text
-from zerokara.tokenizer import report
+from zerokara.tokenizer import report, report_page
 from zerokara.tokenizer import report_measures as measuring
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.model_file import ModelFile
@@ -197,7 +197,7 @@ def test_nothing_to_measure_is_no_fault(toy: Encoder, tmp_path: Path) -> None:
         assert len(made.unused_pieces) == made.num_learnt_pieces > 0 and made.most_frequent == []
         assert all(each.tokens == 0 for each in made.piece_lengths)
         assert "never used" in made.as_text() and orjson.dumps(made.as_json())
-        assert "not used" in made.as_html()
+        assert "not used" in report_page.page(made)
         assert len(made.rows()) == len(sources)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from zerokara.tokenizer import report, report_charts
+from zerokara.tokenizer import report, report_charts, report_page
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.report_markup import Markup, element, join
 from zerokara.tokenizer.report_measures import Coverage
@@ -80,7 +80,7 @@ def nasty(train_toy: Callable[..., Path], tmp_path_factory: pytest.TempPathFacto
 
 
 def test_the_page_is_whole_and_markup_in_pieces_is_text(nasty: report.Report) -> None:
-    page = nasty.as_html()
+    page = report_page.page(nasty)
     parsed = outline(page)
     assert parsed.tags <= TAGS, parsed.tags - TAGS
     assert not {name for name in parsed.attributes if name.startswith("on")} | (parsed.attributes & {"src", "href"})
@@ -100,13 +100,13 @@ def test_the_parser_finds_what_is_broken() -> None:
 
 
 def test_the_page_needs_nothing_else(nasty: report.Report) -> None:
-    page = nasty.as_html()
+    page = report_page.page(nasty)
     assert not re.search(r"https?:|url\(|@import|<script|<link|<img|<iframe", page)
     assert "prefers-color-scheme: dark" in page and "@media print" in page and "width=device-width" in page
 
 
 def test_the_page_says_what_the_report_says(nasty: report.Report) -> None:
-    text = "".join(outline(nasty.as_html()).text)
+    text = "".join(outline(report_page.page(nasty)).text)
     for source in nasty.sources:
         for m in source.measures.values():
             rates = m.rates()
@@ -117,7 +117,7 @@ def test_the_page_says_what_the_report_says(nasty: report.Report) -> None:
 
 
 def test_lines_show_their_pieces_spaces_and_bytes(nasty: report.Report) -> None:
-    page = nasty.as_html()
+    page = report_page.page(nasty)
     assert '<i class="space" data-mark="·"> </i>' in page
     assert '<i class="space" data-mark="□">\u3000</i>' in page and '<i class="space" data-mark="→">\t</i>' in page
     assert re.search(
@@ -134,7 +134,7 @@ def test_a_tokenizer_alone_needs_no_comparison(toy: Encoder, tmp_path: Path) -> 
     sentences = tmp_path / "sentences.txt"
     sentences.write_text("the fox\n", encoding="utf-8")
     made = report.make(toy.model_path, ["a/one.jsonl"], [SourceTexts(["the fox"], True)], sentences, {})
-    page = made.as_html()
+    page = report_page.page(made)
     outline(page)
     assert "all sources" not in page and 'class="best"' not in page and "Green" not in page
 
