@@ -69,11 +69,11 @@ def test_t5_reads_gaps_and_fills_them(corpus: Path, tmp_path: Path, monkeypatch:
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
     names = ("ro_t5_sentence_piece", "ro_t5_mini", "ro_t5_convert")
-    said = through_all_steps(tmp_path, corpus, names, "head_size=16", "lr=0.02", "min_lr=0.005")
+    said = through_all_steps(tmp_path, corpus, names, "head_size=16")
     lines = [line for line in metrics.read(tmp_path / "run") if "valid_bits_per_byte" in line]
     assert lines[-1]["valid_bits_per_byte"] < lines[0]["valid_bits_per_byte"] - 1
     assert (
-        "samples of 52 tokens: 48 to read, with 3 gaps, 12 to write" in said and "5_fill_gaps_with_model.ipynb" in said
+        "samples of 59 tokens: 48 to read, with 6 gaps, 25 to write" in said and "5_fill_gaps_with_model.ipynb" in said
     )
     assert "T5ForConditionalGeneration" in said
 
