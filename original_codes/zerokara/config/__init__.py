@@ -19,7 +19,11 @@ if TYPE_CHECKING:
     from zerokara.config.tokenizer_config import TokenizerConfig
     from zerokara.config.training_settings import TrainingSettings
 
+RESOLVED_NAME = "config_resolved.yaml"
+"""In a run folder: all settings of its newest start."""
+
 __all__ = [
+    "RESOLVED_NAME",
     "ConvertConfig",
     "DataSettings",
     "ModelSettings",

@@ -27,7 +27,6 @@ if TYPE_CHECKING:  # torch is imported only when weights are read
 EXPORTED_PARTS = ("weights", "state")
 """What of a checkpoint is read; the optimizer's state, two thirds of its bytes, is not."""
 TOKENIZER_NAME = "tokenizer.model"
-CONFIG_NAME = "config_resolved.yaml"
 METRICS_NAME = "metrics.jsonl"
 _CHECKPOINT_NAME = re.compile(r"global_step\d+")
 
@@ -117,7 +116,7 @@ def _newest(settings: ConvertConfig, run_dir: Path) -> Path:
 
 def _opened(folder: Path, settings: ConvertConfig) -> Source:
     run_dir = folder.parent
-    missing = [name for name in (TOKENIZER_NAME, CONFIG_NAME) if not (run_dir / name).is_file()]
+    missing = [name for name in (TOKENIZER_NAME, config.RESOLVED_NAME) if not (run_dir / name).is_file()]
     if missing:
         remedy = "keep the checkpoint in the run folder where step 3 wrote it"
         rule = "is missing beside the checkpoint"
@@ -127,4 +126,4 @@ def _opened(folder: Path, settings: ConvertConfig) -> Source:
     if found != state.tokenizer_sha256:
         rule = f"is not the tokenizer of {folder.name}: sha256 {found[:12]}, trained with {state.tokenizer_sha256[:12]}"
         raise UserError(Fault(where=str(run_dir / TOKENIZER_NAME), rule=rule, remedy="put the right file back"))
-    return Source(run_dir, folder, state, config.load(PretrainConfig, run_dir / CONFIG_NAME))
+    return Source(run_dir, folder, state, config.load(PretrainConfig, run_dir / config.RESOLVED_NAME))

@@ -10,13 +10,12 @@ from typing import IO, Any
 
 import orjson
 
-from zerokara.config import PretrainConfig, as_yaml, load
+from zerokara.config import RESOLVED_NAME, PretrainConfig, as_yaml, load
 from zerokara.durable import write_json, write_text
 from zerokara.errors import RunError, UserError
 from zerokara.training.planning.preparation import Preparation
 
 IDENTITY_NAME = "run.json"
-CONFIG_NAME = "config_resolved.yaml"
 TOKENIZER_NAME = "tokenizer.model"
 LOCK_NAME = "lock"
 LOCK_SECONDS = 60
@@ -52,7 +51,7 @@ def claim(preparation: Preparation) -> list[str]:
     changes = check(preparation)
     run_dir.mkdir(parents=True, exist_ok=True)
     write_json(run_dir / IDENTITY_NAME, identity_of(preparation))
-    write_text(run_dir / CONFIG_NAME, as_yaml(config))
+    write_text(run_dir / RESOLVED_NAME, as_yaml(config))
     if not (run_dir / TOKENIZER_NAME).exists():
         shutil.copyfile(config.input_tokenizer_file, run_dir / TOKENIZER_NAME)
     return changes
@@ -79,7 +78,7 @@ def check(preparation: Preparation) -> list[str]:
         raise UserError(
             config.fault("output_model_dir", rule, "choose another output_model_dir, or --redo to start over")
         )
-    return _changed_settings(run_dir / CONFIG_NAME, config)
+    return _changed_settings(run_dir / RESOLVED_NAME, config)
 
 
 def lock(run_dir: Path) -> IO[bytes]:

@@ -2,7 +2,8 @@
 
 ``python -m zerokara.training.watching.plots RUN_DIR [NICENESS]`` draws them from ``metrics.jsonl``: ``overview.png``
 with all of them together, and one for each: ``loss``, ``bits_per_byte``, ``learning_rate``, ``grad_norm``,
-``throughput``, and where sources are mixed ``sources``. Each picture appears whole.
+``throughput``, where sources are mixed ``sources``, and where layers hold experts ``experts``. Each picture appears
+whole.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerokara.durable import PARTIAL_SUFFIX
-from zerokara.training.watching import metrics
+from zerokara.training.watching import curve_names, metrics
+from zerokara.training.watching.curve_names import CurveNames
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,6 +45,8 @@ _MOST_POINTS = 4000
 """Of a curve: more than there are dots in a row of the picture."""
 
 Lines = Sequence[dict[str, Any]]
+Panel = Callable[[Any, Lines, CurveNames], None]
+"""Draws its curves into axes."""
 
 
 def draw(run_dir: Path) -> list[Path]:
@@ -50,7 +54,7 @@ def draw(run_dir: Path) -> list[Path]:
     import matplotlib
     from matplotlib.figure import Figure  # a Figure of its own needs no display and no global state
 
-    lines = metrics.read(run_dir)
+    lines, names = metrics.read(run_dir), curve_names.of_run(run_dir)
     panels = {name: panel for name, (panel, key) in _PANELS.items() if any(line.get(key) for line in lines)}
     if "loss" not in panels:
         return []
@@ -63,22 +67,22 @@ def draw(run_dir: Path) -> list[Path]:
         figure.suptitle(run_dir.name, fontsize=13, fontweight="bold")
         axes = figure.subplots(rows, 2, squeeze=False).ravel()
         for place, panel in zip(axes, panels.values(), strict=False):
-            _fill(place, panel, lines)
+            _fill(place, panel, lines, names)
         for place in axes[len(panels) :]:
             place.set_axis_off()
         drawn.append(_save(figure, folder / "overview.png"))
         for name, panel in panels.items():
             figure = Figure(figsize=(8, 4.5), layout="constrained")
             figure.suptitle(run_dir.name, fontsize=9, color=GREY)
-            _fill(figure.subplots(), panel, lines)
+            _fill(figure.subplots(), panel, lines, names)
             drawn.append(_save(figure, folder / f"{name}.png"))
     return drawn
 
 
-def _fill(axes: Axes, panel: Callable[[Axes, Lines], None], lines: Lines) -> None:
+def _fill(axes: Axes, panel: Panel, lines: Lines, names: CurveNames) -> None:
     from matplotlib.ticker import EngFormatter
 
-    panel(axes, lines)
+    panel(axes, lines, names)
     for number, token in enumerate(sorted({line["tokens"] for line in lines if "resumed" in line})):
         label = "went on" if number == 0 else None
         axes.axvline(token, color=GREY, linewidth=0.8, linestyle=(0, (2, 3)), zorder=0.5, label=label)
@@ -89,7 +93,7 @@ def _fill(axes: Axes, panel: Callable[[Axes, Lines], None], lines: Lines) -> Non
         axes.legend()
 
 
-def _loss(axes: Axes, lines: Lines) -> None:
+def _loss(axes: Axes, lines: Lines, names: CurveNames) -> None:
     tokens, losses = _curve(lines, "loss")
     smooth = _smoothed(losses)
     axes.plot(*_thinned(tokens, losses), color=BLUE, alpha=0.35, linewidth=0.9, label="training")
@@ -100,14 +104,14 @@ def _loss(axes: Axes, lines: Lines) -> None:
     _stretch(axes, [*losses, *_curve(lines, "valid_loss")[1]])
 
 
-def _bits_per_byte(axes: Axes, lines: Lines) -> None:
+def _bits_per_byte(axes: Axes, lines: Lines, names: CurveNames) -> None:
     by_source = [line for line in lines if "valid_bits_per_byte_by_source" in line]
     if by_source:
         for number in range(len(by_source[0]["valid_bits_per_byte_by_source"])):
             values = [line["valid_bits_per_byte_by_source"][number] for line in by_source]
             color = SOURCE_COLORS[number % len(SOURCE_COLORS)]
             tokens = [line["tokens"] for line in by_source]
-            axes.plot(tokens, values, color=color, linewidth=1, label=f"source {number + 1}")
+            axes.plot(tokens, values, color=color, linewidth=1, label=names.source(number))
     tokens, bits = _curve(lines, "valid_bits_per_byte")
     axes.plot(tokens, bits, color=RED, marker="o", markersize=3, label="all")
     best = min(range(len(bits)), key=bits.__getitem__)
@@ -127,7 +131,7 @@ def _bits_per_byte(axes: Axes, lines: Lines) -> None:
     _stretch(axes, bits)
 
 
-def _learning_rate(axes: Axes, lines: Lines) -> None:
+def _learning_rate(axes: Axes, lines: Lines, names: CurveNames) -> None:
     axes.plot(*_thinned(*_curve(lines, "learning_rate")), color=GREEN)
     axes.set_title("Learning rate")
     axes.set_ylabel("learning rate")
@@ -135,7 +139,7 @@ def _learning_rate(axes: Axes, lines: Lines) -> None:
     axes.set_ylim(bottom=0)
 
 
-def _grad_norm(axes: Axes, lines: Lines) -> None:
+def _grad_norm(axes: Axes, lines: Lines, names: CurveNames) -> None:
     tokens, norms = _curve(lines, "grad_norm")
     axes.plot(*_thinned(tokens, norms), color=PURPLE, linewidth=0.9, label="norm")
     skipped = [line["tokens"] for line in lines if "skipped" in line]
@@ -147,7 +151,7 @@ def _grad_norm(axes: Axes, lines: Lines) -> None:
     _stretch(axes, norms)
 
 
-def _throughput(axes: Axes, lines: Lines) -> None:
+def _throughput(axes: Axes, lines: Lines, names: CurveNames) -> None:
     from matplotlib.ticker import EngFormatter
 
     tokens, speeds = _curve(lines, "tokens_per_second")
@@ -162,33 +166,33 @@ def _throughput(axes: Axes, lines: Lines) -> None:
         other.set_ylabel("MFU, %")
 
 
-def _sources(axes: Axes, lines: Lines) -> None:
+def _sources(axes: Axes, lines: Lines, names: CurveNames) -> None:
     from matplotlib.ticker import EngFormatter
 
     mixed = [line for line in lines if line.get("source_tokens")]
     tokens = [line["tokens"] for line in mixed]
     columns = list(zip(*(line["source_tokens"] for line in mixed), strict=True))
     colors = [SOURCE_COLORS[number % len(SOURCE_COLORS)] for number in range(len(columns))]
-    names = [f"source {number + 1}" for number in range(len(columns))]
-    axes.stackplot(tokens, *columns, colors=colors, labels=names, alpha=0.85, linewidth=0)
+    labels = [names.source(number) for number in range(len(columns))]
+    axes.stackplot(tokens, *columns, colors=colors, labels=labels, alpha=0.85, linewidth=0)
     axes.set_title("Tokens by source")
     axes.set_ylabel("tokens read")
     axes.yaxis.set_major_formatter(EngFormatter(sep=""))
     axes.legend(loc="upper left")
 
 
-def _experts(axes: Axes, lines: Lines) -> None:
+def _experts(axes: Axes, lines: Lines, names: CurveNames) -> None:
     routed = [line for line in lines if line.get("expert_load")]
     tokens = [line["tokens"] for line in routed]
     for number, loads in enumerate(zip(*(line["expert_load"] for line in routed), strict=True)):
         color = SOURCE_COLORS[number % len(SOURCE_COLORS)]
-        axes.plot(*_thinned(tokens, loads), color=color, linewidth=1, label=f"sparse layer {number + 1}")
+        axes.plot(*_thinned(tokens, loads), color=color, linewidth=1, label=names.sparse_layer(number))
     axes.axhline(1.0, color=GREY, linewidth=0.8, linestyle=":", label="an even share")
     axes.set_title("Busiest expert")
     axes.set_ylabel("load over the mean")
 
 
-_PANELS: dict[str, tuple[Callable[[Any, Lines], None], str]] = {
+_PANELS: dict[str, tuple[Panel, str]] = {
     "loss": (_loss, "loss"),
     "bits_per_byte": (_bits_per_byte, "valid_bits_per_byte"),
     "learning_rate": (_learning_rate, "learning_rate"),

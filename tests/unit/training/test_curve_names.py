@@ -1,0 +1,49 @@
+"""What the curves of a run are called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from zerokara import config
+from zerokara.training.watching import curve_names
+
+
+def names_of(run_dir: Path, **settings: object) -> curve_names.CurveNames:
+    (run_dir / config.RESOLVED_NAME).write_text(config.as_yaml(config.PretrainConfig(**settings)), encoding="utf-8")
+    return curve_names.of_run(run_dir)
+
+
+def test_a_source_is_called_by_its_file_or_folder(tmp_path: Path) -> None:
+    entries = ("data/ko/reviews.jsonl.gz", "/laws.txt", "hf://datasets/owner/books@v1", "@all.txt", "data/*.parquet")
+    names = names_of(tmp_path, input_jsonl=entries)
+    assert names.of_sources == ("reviews", "laws", "books@v1", "all", "*")
+    long = names_of(tmp_path, input_jsonl=("x" * 40 + ".jsonl",))
+    assert long.source(0) == "x" * 27 + "…" and long.source(1) == "source 2"
+
+
+def test_sources_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    names = names_of(tmp_path, input_jsonl=("a/text.jsonl", "b/text.jsonl.zst", "c/other.txt"))
+    assert names.of_sources == ("source 1 text", "source 2 text", "other")
+
+
+@pytest.mark.parametrize(
+    ("settings", "layers"),
+    [
+        ({"architecture": "qwen3_moe", "sparse_layers": (1, 3, 5)}, ("layer 1", "layer 3", "layer 5")),
+        ({"architecture": "switch", "num_layers": 2}, ("encoder layer 1", "decoder layer 1")),
+        ({"architecture": "llama"}, ()),
+    ],
+)
+def test_a_layer_with_experts_has_its_number(
+    tmp_path: Path, settings: dict[str, object], layers: tuple[str, ...]
+) -> None:
+    names = names_of(tmp_path, **settings)
+    assert names.of_sparse_layers == layers and names.sparse_layer(7) == "sparse layer 8"
+
+
+def test_a_configuration_that_cannot_be_read_stops_no_picture(tmp_path: Path) -> None:
+    assert curve_names.of_run(tmp_path) == curve_names.CurveNames()
+    (tmp_path / config.RESOLVED_NAME).write_text("num_layers: [", encoding="utf-8")
+    assert curve_names.of_run(tmp_path) == curve_names.CurveNames()
