@@ -27,25 +27,35 @@ try:
 except PackageNotFoundError:
     sys.exit(1)' $pins || $python -m pip install --disable-pip-version-check --quiet $pins
 }
+checks() {
+    part "lint" $python -m ruff check
+    part "format" $python -m ruff format --check
+    part "types" $python -m mypy original_codes/zerokara
+    printf '── %s\n' "tests"
+}
 part "analysers" analysers
-part "lint" $python -m ruff check
-part "format" $python -m ruff format --check
-part "types" $python -m mypy original_codes/zerokara
-printf '── %s\n' "tests"
-if [ $# -gt 0 ]; then exec $python -m pytest "$@"; fi
+if [ $# -gt 0 ]; then
+    checks
+    exec $python -m pytest "$@"
+fi
 
-# Two halves that take about as long, side by side, each on cores of its own: most tests keep one core busy.
+# Two halves that take about as long, side by side, each on cores of its own: most tests keep one core busy. The checks
+# of the source come before the first.
 numerics=(tests/numerics/test_{init_from,export_logits,hf_tokenizer_equals_sentencepiece}.py)
 cores=$($python -c 'import os
 cores = sorted(os.sched_getaffinity(0))
 print(*(",".join(map(str, part)) for part in (cores[::2], cores[1::2])))')
 read -r some others <<<"$cores"
-if [ -z "$others" ] || ! command -v taskset >/dev/null; then exec $python -m pytest; fi
+if [ -z "$others" ] || ! command -v taskset >/dev/null; then
+    checks
+    exec $python -m pytest
+fi
 aside=$(mktemp)
 taskset -c "$others" $python -m pytest -p no:cacheprovider "${numerics[@]/#/--ignore=}" \
     tests/numerics tests/faults >"$aside" 2>&1 &
 half=$!
 trap 'kill $half 2>/dev/null || true; rm -f "$aside"' EXIT
+checks
 failed=0
 taskset -c "$some" $python -m pytest tests/unit tests/pipeline tests/gpu "${numerics[@]}" || failed=$?
 wait $half || failed=$?

@@ -339,16 +339,17 @@ def test_a_run_starts_from_an_exported_model(tiny_data: dict[str, str], finished
 
 
 def test_resume_is_proved_on_the_users_own_configuration(
-    tiny_data: dict[str, str], finished: Path, tmp_path: Path
+    tiny_data: dict[str, str], gap_data: dict[str, str], finished: Path, tmp_path: Path
 ) -> None:
-    """With one process, which must give equal bits, and with two; both at a time, for starting is what takes long."""
-    muon = ("num_processes=1", "zero_stage=1", "optimizer=muon", "eval_interval=1", "save_interval=1")
-    settings = {"one": (*WATCHED, *muon), "two": WATCHED}
+    """With one process, gaps and experts, which must give equal bits, and with two processes; both at a time, for
+    starting is what takes long."""
+    one = ("num_processes=1", "zero_stage=1", "optimizer=muon", "eval_interval=1", "save_interval=1")
+    one += ("architecture=t5_moe", "num_kv_heads=auto", "sparse_layers=[1]", "sample_prompts=[abc <extra_id_0>]")
+    settings = {"one": (gap_data["config"], *WATCHED, *one), "two": (tiny_data["config"], *WATCHED)}
     started, before = {}, everything(finished)
-    for name in settings:
+    for name, (config, *words) in settings.items():
         run_dir = shutil.copytree(finished, tmp_path / name, symlinks=True)
-        words = (f"output_model_dir={run_dir}", *settings[name])
-        started[name] = start_step_3(tiny_data["config"], *words, options=("--verify-resume", "3"))
+        started[name] = start_step_3(config, f"output_model_dir={run_dir}", *words, options=("--verify-resume", "3"))
     for name, process in started.items():
         output, _ = process.communicate(timeout=240)
         assert process.returncode == 0, output
