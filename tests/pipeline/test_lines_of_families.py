@@ -73,7 +73,7 @@ def test_t5_reads_gaps_and_fills_them(corpus: Path, tmp_path: Path, monkeypatch:
     lines = [line for line in metrics.read(tmp_path / "run") if "valid_bits_per_byte" in line]
     assert lines[-1]["valid_bits_per_byte"] < lines[0]["valid_bits_per_byte"] - 1
     assert (
-        "samples of 59 tokens: 48 to read, with 6 gaps, 25 to write" in said and "5_fill_gaps_with_model.ipynb" in said
+        "samples of 52 tokens: 48 to read, with 3 gaps, 12 to write" in said and "5_fill_gaps_with_model.ipynb" in said
     )
     assert "T5ForConditionalGeneration" in said
 
