@@ -16,9 +16,16 @@ def names_of(run_dir: Path, **settings: object) -> curve_names.CurveNames:
 
 
 def test_a_source_is_called_by_its_file_or_folder(tmp_path: Path) -> None:
-    entries = ("data/ko/reviews.jsonl.gz", "/laws.txt", "hf://datasets/owner/books@v1", "@all.txt", "data/*.parquet")
+    entries = (
+        "data/ko/reviews.jsonl.gz",
+        "/laws.txt",
+        "hf://datasets/owner/books@v1",
+        "@all.txt",
+        "data/*.parquet",
+        "a.ndjson.zst",
+    )
     names = names_of(tmp_path, input_jsonl=entries)
-    assert names.of_sources == ("reviews", "laws", "books@v1", "all", "*")
+    assert names.of_sources == ("reviews", "laws", "books@v1", "all", "*", "a")
     long = names_of(tmp_path, input_jsonl=("x" * 40 + ".jsonl",))
     assert long.source(0) == "x" * 27 + "…" and long.source(1) == "source 2"
 

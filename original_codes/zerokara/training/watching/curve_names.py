@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from zerokara import config
+from zerokara.corpus.inputs import KIND_OF_SUFFIX, LIST_MARK, PACKING_OF_SUFFIX
 from zerokara.errors import UserError
 
 _MOST_CHARACTERS = 28
 """Of a name: a legend should not hide the curves."""
-_ENDINGS = (".gz", ".zst", ".jsonl", ".txt", ".parquet")
+_ENDINGS = (*PACKING_OF_SUFFIX, *KIND_OF_SUFFIX, ".parquet")
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def _names_of(entries: Sequence[str]) -> tuple[str, ...]:
 
 def _short(entry: str) -> str:
     """`data/ko/ko_reviews.jsonl.gz` is ko_reviews, `hf://datasets/owner/name@v1` is name@v1."""
-    name = PurePosixPath(entry.lstrip("@")).name
+    name = PurePosixPath(entry.removeprefix(LIST_MARK)).name
     for ending in _ENDINGS:
         name = name.removesuffix(ending)
     return name if len(name) <= _MOST_CHARACTERS else f"{name[: _MOST_CHARACTERS - 1]}…"
