@@ -25,7 +25,7 @@ from zerokara.training.compute import devices
 from zerokara.training.compute.deepspeed_settings import load_template
 from zerokara.training.compute.engine import Engine, init_distributed
 from zerokara.training.planning.preparation import template_path
-from zerokara.training.processes.launcher import free_port
+from zerokara.training.processes.launcher import MeetingPlace
 
 VOCABULARY = 2000
 STEPS = 2
@@ -76,12 +76,12 @@ def random_batch(config: configuration.PretrainConfig, generator: torch.Generato
     return [read, labels, torch.ones(labels.shape), *further]
 
 
-def fork(config: configuration.PretrainConfig, rank: int, processes: int, port: int, write_to: int) -> int:
+def fork(config: configuration.PretrainConfig, rank: int, processes: int, meeting: MeetingPlace, write_to: int) -> int:
     child = os.fork()
     if child:
         return child
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    os.environ.update({key: str(value) for key, value in place.items()}, DS_ACCELERATOR="cpu")
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes}
+    os.environ.update({key: str(value) for key, value in place.items()}, DS_ACCELERATOR="cpu", **meeting.environment)
     try:
         peak = train(config)
         if rank == 0:
@@ -96,10 +96,11 @@ def measure(config_path: str, processes: int, settings: dict[str, Any]) -> int:
     config = configuration.load(
         configuration.PretrainConfig, config_path, [f"{key}={value}" for key, value in settings.items()]
     )
-    port = free_port()
+    meeting = MeetingPlace()
     read_from, write_to = os.pipe()
-    children = [fork(config, rank, processes, port, write_to) for rank in range(processes)]
-    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    children = [fork(config, rank, processes, meeting, write_to) for rank in range(processes)]
+    with meeting.opened():
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     os.close(write_to)
     with os.fdopen(read_from, "rb") as answer:
         said = answer.read()

@@ -29,7 +29,7 @@ LLAMA = ModelShape("llama", 3, 48, 6, 3, 80, 48, 201, True, 5000.0, 1e-5, 0.02)
 GPT2 = ModelShape("gpt2", 3, 48, 6, 6, 96, 48, 201, True, 10000.0, 1e-5, 0.02)
 QWEN3 = replace(LLAMA, architecture="qwen3")
 T5 = ModelShape(
-    "t5", 3, 48, 6, 6, 80, 48, 201, True, 10000.0, 1e-6, 1.0, head_size=12, sample_tokens=54, written_len=12
+    "t5", 3, 48, 6, 6, 80, 48, 201, True, 10000.0, 1e-6, 0.0, head_size=12, sample_tokens=54, written_len=12
 )
 """Heads that are together wider than the model."""
 MIXTRAL = replace(

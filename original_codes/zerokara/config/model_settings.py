@@ -76,8 +76,8 @@ class ModelSettings(Settings):
     norm_epsilon: PositiveNumber = 1e-5
     """Added to the variance in normalisations."""
     init_std: PositiveNumber | Auto = "auto"
-    """Standard deviation of the initial weights; `auto` is 0.02. t5 has a rule of its own, by the width that a matrix
-    multiplies, and leaves this at auto."""
+    """Standard deviation of the initial weights; `auto` is 0.02. With adafactor that of t5 is as T5 has it: embeddings
+    1, each matrix by the width that it multiplies."""
 
     @property
     def traits(self) -> Architecture:
@@ -191,12 +191,6 @@ class ModelSettings(Settings):
         if self.architecture == "switch" and self.expert_size != self.ffn_size:
             rule_text = f"must be that of the dense layers, {self.ffn_size}, for architecture switch"
             yield self.fault("expert_ffn_hidden_size", rule_text, "auto")
-
-    @rule("architecture", "init_std")
-    def _encoders_draw_by_width(self) -> Iterator[Fault]:
-        if self.traits.encodes and self.init_std != "auto":
-            rule_text = f"must be auto for architecture {self.architecture}, which draws each matrix by its width"
-            yield self.fault("init_std", rule_text)
 
     @rule("architecture", "relative_attention_buckets", "relative_attention_distance")
     def _distances_fill_the_buckets(self) -> Iterator[Fault]:

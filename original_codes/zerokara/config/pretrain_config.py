@@ -17,6 +17,13 @@ from zerokara.errors import Fault
 class PretrainConfig(TrainingSettings, ModelSettings, DataSettings):
     """Data, model and training."""
 
+    @property
+    def initial_std(self) -> float:
+        """`init_std` with `auto` resolved; 0 stands for T5's rule, which belongs to Adafactor."""
+        if self.init_std != "auto":
+            return self.init_std
+        return 0.0 if self.traits.encodes and self.optimizer == "adafactor" else 0.02
+
     @rule("input_jsonl", "source_weights", "stages", "train_tokens")
     def _curriculum_holds_together(self) -> Iterator[Fault]:
         yield from curriculum.faults(self)

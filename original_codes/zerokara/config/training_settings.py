@@ -73,6 +73,9 @@ class LearningSettings(Settings):
     weight_decay: NaturalNumber = 0.1
     """Decay of the weights in each step, as a share of the learning rate (Adafactor: of the scaled one; T5 has 0); not
     on norms and biases."""
+    relative_attention_lr_factor: PositiveNumber | Auto = "auto"
+    """t5: how many times as fast as the rest the biases of distances learn: they start at hundredths, and a token knows
+    its neighbours when they are several whole ones. `auto` is 30, with adafactor 1, as T5."""
     router_balance_loss: NaturalNumber = 0.01
     """Experts: weight of the loss that keeps them equally busy (Switch Transformer), sequence by sequence."""
     router_z_loss: NaturalNumber = 0.001
@@ -91,6 +94,13 @@ class LearningSettings(Settings):
     resize_vocabulary: Literal["none", "mean"] = "none"
     """What to do where the tokenizer has further pieces behind those of init_from's: refuse, or start each of them as
     the `mean` of the model's own."""
+
+    @property
+    def distances_lr_factor(self) -> float:
+        """`relative_attention_lr_factor` with `auto` resolved."""
+        if self.relative_attention_lr_factor != "auto":
+            return self.relative_attention_lr_factor
+        return 1.0 if self.optimizer == "adafactor" else 30.0
 
     @rule("lr", "min_lr")
     def _min_lr_is_lower(self) -> Iterator[Fault]:

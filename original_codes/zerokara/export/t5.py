@@ -93,7 +93,7 @@ def config_values(shape: ModelShape) -> dict[str, Any]:
         # Ours are trained without dropout; 0 here, so that whoever goes on training starts from the same arithmetic.
         "dropout_rate": 0.0,
         "layer_norm_epsilon": shape.norm_epsilon,
-        "initializer_factor": shape.init_std,
+        "initializer_factor": 1.0,
         "feed_forward_proj": "gated-gelu",
     }
 

@@ -6,10 +6,13 @@ and no more than one whole parameter is ever held beside the model.
 The distribution is megatron-core's (0.16.1, transformer/transformer_config.py): normal around 0 with `init_std`; for
 what is added to the residual stream, `init_std` / √(2·layers) (GPT-2, Radford et al., 2019); norms 1, biases 0.
 
-Where there is an encoder it is T5's (Raffel et al., 2020; transformers 5.23, `T5PreTrainedModel._init_weights`): each
-matrix by the width that it multiplies, queries smaller by the root of a head's width, which stands in for the division
-of the scores; embeddings 1. The output matrix, if there is one, goes by its width too (t5x): transformers' 1 would let
-training start with a loss of a hundred nats.
+T5's rule is another (Raffel et al., 2020; transformers 5.23, `T5PreTrainedModel._init_weights`): each matrix by the
+width that it multiplies; embeddings 1. The output matrix, if there is one, goes by its width too (t5x): transformers' 1
+would let training start with a loss of a hundred nats. It belongs to Adafactor, whose steps go by the size of what they
+change; those of AdamW and Muon do not, and hardly move an embedding of 1.
+
+Where there is an encoder, queries are smaller by the root of a head's width: that stands in for the division of the
+scores, which T5 has not.
 """
 
 from __future__ import annotations
@@ -51,7 +54,9 @@ def _fill(whole: Tensor, name: str, shape: ModelShape, seed: int) -> None:
         whole.fill_(1)
     else:
         whole.normal_(0, _std(name, shape), generator=_generator(seed, name))
-        if shape.traits.encodes and name.endswith("linear_qkv.weight"):
+        if shape.traits.encodes and name.endswith("linear_q.weight"):
+            whole /= math.sqrt(shape.head_size)
+        elif shape.traits.encodes and name.endswith("linear_qkv.weight"):
             queries, _, _ = row_blocks(name, shape)
             whole[torch.from_numpy(queries)] /= math.sqrt(shape.head_size)
     if name.endswith(_PADDED):
@@ -60,10 +65,14 @@ def _fill(whole: Tensor, name: str, shape: ModelShape, seed: int) -> None:
 
 
 def _std(name: str, shape: ModelShape) -> float:
-    if not shape.traits.encodes:
-        return shape.init_std / math.sqrt(2 * shape.num_layers) if name.endswith(_ADDED) else shape.init_std
+    if not shape.init_std:
+        return _std_by_width(name, shape)
+    return shape.init_std / math.sqrt(2 * shape.num_layers) if name.endswith(_ADDED) else shape.init_std
+
+
+def _std_by_width(name: str, shape: ModelShape) -> float:
     if name.endswith("word_embeddings.weight"):
-        return shape.init_std
+        return 1.0
     width = shape.hidden_size
     if name.endswith("linear_proj.weight"):
         width = shape.heads_width
@@ -71,9 +80,7 @@ def _std(name: str, shape: ModelShape) -> float:
         width = shape.ffn_hidden_size
     elif name.endswith("experts_fc2.weight"):
         width = shape.expert_size
-    elif name.endswith("linear_q.weight"):
-        width *= shape.head_size
-    return shape.init_std / math.sqrt(width)
+    return 1 / math.sqrt(width)
 
 
 def _generator(seed: int, name: str) -> torch.Generator:

@@ -86,6 +86,11 @@ def is_layer_matrix(name: str, shape: Shape) -> bool:
     return ".layers." in name and len(shape) > 1
 
 
+def is_distance_bias(name: str) -> bool:
+    """Whether a parameter is a table of what attention scores gain by the distance of two tokens."""
+    return name.endswith("relative_attention_bias.weight")
+
+
 def row_blocks(name: str, shape: ModelShape) -> tuple[NDArray[np.int64], ...]:
     """The rows of each matrix that the parameter `name` (or each of its experts) holds; none where it is one matrix.
 

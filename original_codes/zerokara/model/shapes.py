@@ -16,10 +16,6 @@ VOCABULARY_MULTIPLE = 128
 """Rows of the embedding are padded to a multiple of this: matrix products run faster on whole tiles."""
 
 
-_INIT_STD = {False: 0.02, True: 1.0}
-"""`init_std: auto`, by whether there is an encoder."""
-
-
 @dataclass(frozen=True)
 class ModelShape:
     """One model. Letters: L layers, D width, H heads, K kv heads, E head width, F feed-forward, V rows, S sequence.
@@ -40,7 +36,7 @@ class ModelShape:
     rope_theta: float
     norm_epsilon: float
     init_std: float
-    """Of the initial weights; where there is an encoder, a factor on those that follow from the widths."""
+    """Of the initial weights; 0 stands for T5's rule, by the widths."""
     head_size: int = 0
     """E; 0 stands for D / H."""
     relative_buckets: int = 32
@@ -81,7 +77,7 @@ class ModelShape:
             tie_word_embeddings=config.ties_embeddings,
             rope_theta=config.rope_theta,
             norm_epsilon=config.norm_epsilon,
-            init_std=_INIT_STD[config.traits.encodes] if config.init_std == "auto" else config.init_std,
+            init_std=config.initial_std,
             head_size=config.head_width,
             relative_buckets=config.relative_attention_buckets,
             relative_distance=config.relative_attention_distance,

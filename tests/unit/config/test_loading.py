@@ -73,7 +73,6 @@ def test_global_batch_is_explained_with_numbers(tmp_path: Path) -> None:
         ("train_tokens: 1.5\n", "train_tokens = 1.5: must be a whole number or 'auto'"),
         ("hidden_size: 12\n", "hidden_size = 12: must give heads of even width for rotary positions; they have 3"),
         ("architecture: gpt2\nnum_kv_heads: 2\n", "must be auto for architecture gpt2"),
-        ("architecture: t5\ninit_std: 0.02\n", "init_std = 0.02: must be auto for architecture t5"),
         ("architecture: t5\nisolate_documents: true\n", "must be false for architecture t5, whose gaps may reach"),
         ("relative_attention_buckets: 30\n", "must be a multiple of 4"),
         ("architecture: t5\nrelative_attention_distance: 16\n", "must be more than 16: half of"),

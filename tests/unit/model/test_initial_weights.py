@@ -76,3 +76,29 @@ def test_they_are_distributed_as_megatron_cores(overrides: tuple[str, ...], monk
         assert weight[:real].std().item() == pytest.approx(theirs[name][:real].std().item(), rel=0.05, abs=1e-9), name
         assert weight[:real].mean().item() == pytest.approx(theirs[name][:real].mean().item(), abs=0.002), name
         assert not torch.equal(weight, theirs[name]) or weight.dim() == 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "embedding", "queries", "added"),
+    [
+        ((), 0.02, 0.02 / math.sqrt(16), 0.02 / math.sqrt(6)),
+        (("init_std=0.1",), 0.1, 0.1 / math.sqrt(16), 0.1 / math.sqrt(6)),
+        (("optimizer=adafactor",), 1.0, 96**-0.5 / math.sqrt(16), 256**-0.5),
+    ],
+    ids=["auto", "a number", "as T5"],
+)
+def test_with_an_encoder(overrides: tuple[str, ...], embedding: float, queries: float, added: float) -> None:
+    """With Adafactor by the widths, as transformers' T5; queries in place of the scores' division by √head_size."""
+    shape = shape_of("architecture=t5", "num_kv_heads=auto", "init_std=auto", "ffn_hidden_size=256", *overrides)
+    drawn = weights(shape)
+    rows, keys, _ = initial_weights.row_blocks("encoder.layers.0.self_attention.linear_qkv.weight", shape)
+    together = drawn["encoder.layers.0.self_attention.linear_qkv.weight"]
+    spreads = {
+        "embedding": (drawn["embedding.word_embeddings.weight"][:300], embedding),
+        "queries": (together[rows], queries),
+        "keys": (together[keys], queries * math.sqrt(16)),
+        "of the cross attention": (drawn["decoder.layers.1.cross_attention.linear_q.weight"], queries),
+        "added": (drawn["decoder.layers.1.mlp.linear_fc2.weight"], added),
+    }
+    for name, (weight, std) in spreads.items():
+        assert weight.std().item() == pytest.approx(std, rel=0.05), name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,12 +55,13 @@ def test_every_parameter_is_in_one_group_and_vectors_do_not_decay() -> None:
         assert sorted(name for group in groups for name in group.names) == sorted(parameters)
         for group in groups:
             assert {len(parameters[name]) > 1 for name in group.names} == {group.weight_decay > 0}
+            assert group.lr_scale == 1
 
 
 def test_muon_has_the_matrices_of_the_layers_alone() -> None:
     settings, shape = of("optimizer=muon", "tie_word_embeddings=false")
     groups = {
-        group.rule: group for group in optimizers.groups_of(settings, parameter_shapes(shape)) if group.are_matrices
+        group.rule: group for group in optimizers.groups_of(settings, parameter_shapes(shape)) if group.kind == "matrix"
     }
     assert set(groups["adamw"].names) == {"embedding.word_embeddings.weight", "output_layer.weight"}
     assert len(groups["muon"].names) == 2 * 4
@@ -73,6 +75,29 @@ def test_the_plan_says_what_decays() -> None:
         "AdamW: 1 matrix (32.8k) weight decay 0, 5 norms and biases (320) no decay",
         "Muon: 8 matrices (61.4k) weight decay 0",
     ]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "times"), [((), 30), (("optimizer=adafactor",), 1), (("relative_attention_lr_factor=7",), 7)]
+)
+def test_tables_of_distances_learn_faster_and_do_not_decay(overrides: tuple[str, ...], times: float) -> None:
+    settings, shape = of("architecture=t5", "num_kv_heads=auto", "weight_decay=0.1", *overrides)
+    groups = optimizers.groups_of(settings, parameter_shapes(shape))
+    tables, others = (
+        [g for g in groups if "relative" in g.names[0]],
+        [g for g in groups if "relative" not in g.names[0]],
+    )
+    assert [(len(group.names), group.weight_decay, group.lr_scale) for group in tables] == [(2, 0, times)]
+    assert {group.lr_scale for group in others} == {1}
+    assert not any("relative" in name for group in others for name in group.names)
+    lines = "\n".join(optimizers.plan_lines(settings, shape))
+    assert f"2 tables of distances (256) no decay{f', {times} times the learning rate' if times > 1 else ''}" in lines
+
+
+def test_the_learning_rate_of_a_group() -> None:
+    groups: list[dict[str, Any]] = [{"lr_scale": 1.0}, {"lr_scale": 30.0}]
+    optimizers.set_learning_rate(groups, 0.001)
+    assert [group["lr"] for group in groups] == [0.001, 0.03]
 
 
 def test_what_a_checkpoint_takes() -> None:

@@ -18,6 +18,7 @@ import contextlib
 import io
 import logging
 import math
+import os
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
@@ -41,13 +42,19 @@ from zerokara.training.compute.whole_tensors import WholeTensors
 
 
 def init_distributed(device_type: str) -> None:
-    """Join the processes that the launcher started (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT)."""
+    """Join the processes that the launcher started (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT).
+
+    The only process of a run meets nobody: it opens no port, and needs no address.
+    """
     deepspeed.logger.setLevel(logging.ERROR)
     # torch 2.13 renames collectives that DeepSpeed 0.19.8 still calls by their old names; nobody here can act on it.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     # deepspeed/comm/torch.py, build_shm_op: on a CPU with a compiler it would build a C++ operator while the run waits.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(dist_backend="nccl" if device_type == "cuda" else "gloo", verbose=False)
+    backend = "nccl" if device_type == "cuda" else "gloo"
+    if not torch.distributed.is_initialized() and os.environ.get("WORLD_SIZE") == "1":
+        torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
+    deepspeed.init_distributed(dist_backend=backend, verbose=False)
 
 
 class Updater(Protocol):
@@ -214,8 +221,7 @@ class Partitions:
 
     def update(self, learning_rate: float) -> float:
         """Clip, update, clear; gives the norm before clipping. DeepSpeed leaves out a step whose norm is not finite."""
-        for group in self._deepspeed.optimizer.param_groups:
-            group["lr"] = learning_rate
+        optimizers.set_learning_rate(self._deepspeed.optimizer.param_groups, learning_rate)
         self._deepspeed.step()
         norm = float(self._deepspeed.get_global_grad_norm())
         if not math.isfinite(norm):

@@ -20,6 +20,9 @@ equal pieces, at any place, so that no matrix keeps its rows and columns; Adafac
 `whole_tensors`, where at stage 1 every tensor belongs, whole, to one process. What tensor parallelism cuts is no whole
 matrix either. DeepSpeed's offload moves its pieces.
 
+What is added to the attention scores by distance learns `relative_attention_lr_factor` times as fast as the rest, and
+does not decay: a weight of a matrix is some hundredths, one of these becomes several whole ones.
+
 Adafactor is as the T5 papers have it (Shazeer and Stern, 2018; Raffel et al., 2020): second moments by rows and columns
 whose decay is 1 − step^−0.8, an update of at most root mean square 1, scaled with that of the weights, no first moment,
 and the learning rate of our schedule. torch.optim.Adafactor (2.13) is another one: it takes no learning rate above
@@ -31,12 +34,12 @@ No torch on import: what an optimizer costs is told before anything heavy is loa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from zerokara.config import PretrainConfig
-from zerokara.model.parameters import Shape, is_layer_matrix, parameter_shapes, row_blocks
+from zerokara.model.parameters import Shape, is_distance_bias, is_layer_matrix, parameter_shapes, row_blocks
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import count_text
 
@@ -98,25 +101,47 @@ def checkpoint_bytes(optimizer: str, shape: ModelShape) -> int:
     return 4 * shape.num_parameters() + state_bytes(optimizer, shape)
 
 
+Kind = Literal["matrix", "vector", "distances"]
+_TITLES_OF_KINDS: dict[Kind, tuple[str, str]] = {
+    "matrix": ("matrix", "matrices"),
+    "vector": ("norms and biases", "norms and biases"),
+    "distances": ("table of distances", "tables of distances"),
+}
+
+
+def kind_of(name: str, shape: Shape) -> Kind:
+    """What decides about a parameter's decay and learning rate: matrices alone decay."""
+    if is_distance_bias(name):
+        return "distances"
+    return "matrix" if len(shape) > 1 else "vector"
+
+
 @dataclass(frozen=True)
 class Group:
     """Parameters that are updated alike."""
 
     rule: Rule
-    are_matrices: bool
-    """Whether weight decay applies: to matrices; not to norms and biases, which have one dimension."""
+    kind: Kind
     weight_decay: float
+    lr_scale: float
+    """The group's learning rate over that of the schedule."""
     names: tuple[str, ...]
 
 
 def groups_of(config: PretrainConfig, parameters: Mapping[str, Shape]) -> list[Group]:
     """The groups that are not empty; each parameter is in one."""
-    found: dict[tuple[Rule, bool], list[str]] = {}
+    found: dict[tuple[Rule, Kind], list[str]] = {}
     for name, shape in parameters.items():
-        found.setdefault((rule_of(config.optimizer, name, shape), len(shape) > 1), []).append(name)
+        found.setdefault((rule_of(config.optimizer, name, shape), kind_of(name, shape)), []).append(name)
     return [
-        Group(rule, are_matrices, config.weight_decay if are_matrices else 0.0, tuple(names))
-        for (rule, are_matrices), names in found.items()
+        Group(
+            rule,
+            kind,
+            weight_decay=config.weight_decay if kind == "matrix" else 0.0,
+            lr_scale=config.distances_lr_factor if kind == "distances" else 1.0,
+            names=tuple(names),
+        )
+        for (rule, kind), names in found.items()
     ]
 
 
@@ -126,9 +151,10 @@ def plan_lines(config: PretrainConfig, shape: ModelShape) -> list[str]:
     told: dict[Rule, list[str]] = {}
     for group in groups_of(config, parameters):
         numbers = count_text(sum(math.prod(parameters[name]) for name in group.names))
-        kind = ("matrix" if len(group.names) == 1 else "matrices") if group.are_matrices else "norms and biases"
-        decay = f"weight decay {group.weight_decay:g}" if group.are_matrices else "no decay"
-        told.setdefault(group.rule, []).append(f"{len(group.names)} {kind} ({numbers}) {decay}")
+        kind = _TITLES_OF_KINDS[group.kind][len(group.names) != 1]
+        decay = f"weight decay {group.weight_decay:g}" if group.kind == "matrix" else "no decay"
+        faster = f", {group.lr_scale:g} times the learning rate" if group.lr_scale != 1 else ""
+        told.setdefault(group.rule, []).append(f"{len(group.names)} {kind} ({numbers}) {decay}{faster}")
     return [f"{TITLES[rule]}: {', '.join(parts)}" for rule, parts in told.items()]
 
 
@@ -140,7 +166,7 @@ def build(
     groups: dict[Rule, list[dict[str, Any]]] = {}
     for group in groups_of(config, parameters):
         entry = {"params": [tensors[name] for name in group.names], "weight_decay": group.weight_decay}
-        groups.setdefault(group.rule, []).append(entry)
+        groups.setdefault(group.rule, []).append({**entry, "lr_scale": group.lr_scale})
     return {rule: _BUILDERS[rule](config, entries, tensors, shape) for rule, entries in groups.items()}
 
 
@@ -160,6 +186,12 @@ def make_state(optimizer: str, made: Mapping[Rule, torch.optim.Optimizer], tenso
         elif rule == "adafactor":
             state |= {"step": 0, "RMS": 0}
         made[rule].state[tensor] = state
+
+
+def set_learning_rate(groups: Iterable[dict[str, Any]], learning_rate: float) -> None:
+    """Give each of torch's groups its learning rate, where the schedule stands at `learning_rate`."""
+    for group in groups:
+        group["lr"] = learning_rate * group["lr_scale"]
 
 
 def set_count(made: Mapping[Rule, torch.optim.Optimizer], num_updates: int) -> None:

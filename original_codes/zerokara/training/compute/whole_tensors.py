@@ -70,8 +70,7 @@ class WholeTensors:
             if self._config.gradient_clipping:
                 clip_grads_with_norm_(list(self._masters.values()), self._config.gradient_clipping, norm)
             for optimizer in self._optimizers.values():
-                for group in optimizer.param_groups:
-                    group["lr"] = learning_rate
+                optimizers.set_learning_rate(optimizer.param_groups, learning_rate)
                 optimizer.step()
             self.num_updates += 1
             self._hand_out()

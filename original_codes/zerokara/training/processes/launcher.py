@@ -16,7 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -96,12 +96,14 @@ def launch(module: str, arguments: Sequence[str], processes: int) -> int:
         environment["OMP_NUM_THREADS"] = str(cpu_threads(processes))
     nodes = base64.urlsafe_b64encode(json.dumps({"localhost": devices}).encode()).decode()
     command = [sys.executable, "-m", _LAUNCHER, f"--world_info={nodes}", "--master_addr=127.0.0.1"]
-    command += [f"--master_port={free_port()}", "--no_local_rank", "--quiet", "--module", module, *arguments]
+    meeting = MeetingPlace()
+    environment.update(meeting.environment)
+    command += [f"--master_port={meeting.port}", "--no_local_rank", "--quiet", "--module", module, *arguments]
     # A session of its own: a Ctrl-C in the terminal would reach the launcher too, which gives its processes 30 seconds
     # (launch.py, terminate_process_tree), and saving a large model may take longer.
     child = subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=_end_with_parent)
     killed_before = _killed_for_memory()
-    with _Forwarding(child.pid) as forwarding:
+    with _Forwarding(child.pid) as forwarding, meeting.opened():
         code = child.wait()
     if forwarding.asked and code != RunError.exit_code:  # a run that was asked to stop, and could not save, failed
         return INTERRUPTED
@@ -182,15 +184,36 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
+class MeetingPlace:
+    """Where the training processes of this node find each other: a store that this process keeps for them.
+
+    Left to itself, torch has the first process open a port seconds after it was chosen, when another program may have
+    taken it. This one is held from the beginning, and only this machine can reach it. Whoever comes before it is opened
+    waits: it is opened after the processes were started, because its server is a thread, and a process with threads
+    must run no Python between fork and exec.
+    """
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        # torch/distributed/rendezvous.py (2.13): every process is a client, the first one too.
+        self.environment = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        """Let the processes in, as long as the block lasts."""
+        from torch.distributed import TCPStore
+
+        descriptor = self._listener.detach()
+        server = TCPStore("127.0.0.1", self.port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor)
+        yield
+        del server
+
+
 def lone_environment() -> dict[str, str]:
-    """What DeepSpeed's launcher tells the only process of a run; without it, DeepSpeed would ask MPI."""
-    port = str(free_port())
-    return {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-
-
-def free_port() -> int:
-    """A port of this machine that nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """What DeepSpeed's launcher tells the only process of a run."""
+    return {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
