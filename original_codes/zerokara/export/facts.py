@@ -16,9 +16,10 @@ from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.layout import TokenPaths
 
 _TRAINING_SETTINGS = (
-    "seq_len", "global_batch_size", "lr", "min_lr", "lr_schedule", "warmup_fraction", "adam_beta1", "adam_beta2",
-    "weight_decay", "gradient_clipping", "order", "seed", "zero_stage", "init_std",
+    "seq_len", "global_batch_size", "optimizer", "lr", "min_lr", "lr_schedule", "warmup_fraction", "adam_beta1",
+    "adam_beta2", "weight_decay", "gradient_clipping", "order", "seed", "zero_stage", "init_std",
 )  # fmt: skip
+_SETTINGS_OF_GAPS = "noise_density", "mean_span_length", "relative_attention_lr_factor"
 
 
 def gather(source: Source, encoder: Encoder, dtype: str) -> dict[str, Any]:
@@ -45,7 +46,10 @@ def gather(source: Source, encoder: Encoder, dtype: str) -> dict[str, Any]:
             "epochs": next((line["epoch"] for line in reversed(curve) if "epoch" in line), None),
             "seconds": round(state.seconds, 1),
             "precision": state.precision,
-            "settings": {name: getattr(source.config, name) for name in _TRAINING_SETTINGS},
+            "settings": {
+                name: getattr(source.config, name)
+                for name in (*_TRAINING_SETTINGS, *(_SETTINGS_OF_GAPS if shape.traits.encodes else ()))
+            },
             "curve": {
                 "loss": _first_and_last(curve, "loss"),
                 "valid_loss": _first_and_last(curve, "valid_loss"),
