@@ -14,7 +14,6 @@ from zerokara import checkpoint, manifest
 from zerokara.config import PretrainConfig, as_yaml
 from zerokara.model import megatron, parallel
 from zerokara.model.shapes import ModelShape
-from zerokara.tokenizer.model_file import Kind, ModelFile, Piece
 
 WORDS = (
     "the", "model", "reads", "a", "corpus", "and", "writes", "text", "one", "token", "after", "another", "until", "the",
@@ -27,22 +26,15 @@ def corpus_lines(count: int) -> list[str]:
     return [" ".join(WORDS[(i * k) % len(WORDS)] for k in range(1, 4 + i % 9)) for i in range(count)]
 
 
-def make_tokenizer(folder: Path, model_type: str = "bpe", num_sentinels: int = 0) -> Path:
-    """A small tokenizer as step 1 makes them; gives the path of its model file."""
+def make_tokenizer(folder: Path) -> Path:
+    """A small BPE tokenizer of `corpus_lines`; gives its model file."""
     prefix = folder / "tokenizer"
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(corpus_lines(500)), model_prefix=str(prefix), model_type=model_type,
-        vocab_size=330 if model_type == "bpe" else 310, byte_fallback=True, normalization_rule_name="identity",
-        add_dummy_prefix=False, split_by_whitespace=True, remove_extra_whitespaces=False, user_defined_symbols=["\n"],
-        pad_id=3, minloglevel=2,
+        sentence_iterator=iter(corpus_lines(500)), model_prefix=str(prefix), vocab_size=330, model_type="bpe",
+        byte_fallback=True, normalization_rule_name="identity", add_dummy_prefix=False, split_by_whitespace=True,
+        remove_extra_whitespaces=False, user_defined_symbols=["\n"], pad_id=3, minloglevel=2,
     )  # fmt: skip
-    path = prefix.with_suffix(".model")
-    model = ModelFile.read(path)
-    if model.is_unigram:
-        model.round_scores()
-    model.append([Piece(f"<extra_id_{number}>", 0.0, Kind.CONTROL) for number in reversed(range(num_sentinels))])
-    path.write_bytes(model.to_bytes())
-    return path
+    return prefix.with_suffix(".model")
 
 
 def make_run(place: Path, tokenizer: Path, architecture: str, **settings: Any) -> Path:

@@ -47,7 +47,11 @@ def test_a_run_becomes_a_proved_folder(run_dir: Path, capsys: pytest.CaptureFixt
     made = exported.proved(folder)
     exported.check_unchanged(folder, made)
     assert made.facts["seconds"].keys() == {"writing", "proof of token ids", "proof of logits"}
+    text = (folder / "manifest.json").read_text(encoding="utf-8")
+    assert str(run_dir.parent) not in text and '"/' not in text, "it says nothing of this machine"
+    assert made.inputs["checkpoint"][0].path == "global_step10/manifest.json"
     on_disk = {path.name for path in folder.iterdir()} - {"manifest.json"}
+    assert "tokenizer.model" in on_disk, "the tokenizer is BPE: llama.cpp gives the same ids"
     assert on_disk == {record.path for record in exported.files(made)}
     proof = made.facts["proof"]
     assert proof["logits"]["max_difference"] < 1e-4 and proof["logits"]["logit_std"] > 0.5

@@ -15,7 +15,7 @@ from functools import reduce
 from typing import Any
 
 OLDER_NAMES_OF_ALL = {"dtype": "torch_dtype"}
-"""transformers 4 loads in fp32 where it does not find it."""
+"""transformers before 4.56 loads in fp32 where it does not find it, and so do those who read the file themselves."""
 
 
 def with_older_names(values: Mapping[str, Any], older_names: Mapping[str, str]) -> dict[str, Any]:
