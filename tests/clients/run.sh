@@ -4,6 +4,7 @@
 #
 #   bash tests/clients/run.sh                       all clients
 #   bash tests/clients/run.sh transformers4         one or several: transformers4 ctranslate2 llama_cpp trl
+#                                                   transformers_js (this one needs Node.js, and is left out without)
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 cd "$here/../.."
@@ -33,14 +34,25 @@ converter() { # converter FOLDER LOCK: llama.cpp's converter, out of the source 
     mark "$@"
 }
 
+javascript() { # javascript FOLDER LOCK
+    installed "$@" && return
+    rm -rf ".clients/$1"
+    npm install --silent --no-audit --no-fund --ignore-scripts --prefix ".clients/$1" "$(grep -v '^#' "$2")"
+    mark "$@"
+}
+
 clients=("$@")
-(($#)) || clients=(transformers4 ctranslate2 llama_cpp trl)
+if ((!$#)); then
+    clients=(transformers4 ctranslate2 llama_cpp trl)
+    if command -v npm >/dev/null; then clients+=(transformers_js); else echo "transformers_js is left out: no npm here"; fi
+fi
 tests=()
 for client in "${clients[@]}"; do
     tests+=("tests/clients/test_$client.py")
     [[ -f ${tests[-1]} ]] || { echo "run.sh: there is no client $client; see $0" >&2 && exit 2; }
-    packages transformers4 tests/clients/requirements-transformers4.lock
-    [[ $client == transformers4 ]] || packages others tests/clients/requirements.lock
+    [[ $client == transformers_js ]] || packages transformers4 tests/clients/requirements-transformers4.lock
+    [[ $client == transformers* ]] || packages others tests/clients/requirements.lock
+    [[ $client != transformers_js ]] || javascript transformers.js tests/clients/requirements-javascript.lock
     [[ $client != llama_cpp ]] || converter llama.cpp tests/clients/requirements-sources.lock
 done
 exec $python -m pytest "${tests[@]}"
