@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import foreign_models
-import numpy as np
 import pytest
 import sentencepiece
 import torch
@@ -121,16 +120,16 @@ class Continued:
 
 
 FAMILY = {
-    "llama": ({"architecture": "llama"}, "LlamaTokenizer", "tokenizer.model", 1),
-    "t5": ({**T5_SETTINGS, "tie_word_embeddings": "false"}, "T5Tokenizer", "spiece.model", 128),
+    "llama": ({"architecture": "llama"}, "LlamaTokenizer", "tokenizer.model", 1, 4.0),
+    "t5": ({**T5_SETTINGS, "tie_word_embeddings": "false"}, "T5Tokenizer", "spiece.model", 128, 0.4),
 }
 """Settings, transformers' class of the tokenizer, the name of its file, what the rows of the embedding are a multiple
-of: T5's has 32,128 for 32,100 ids."""
+of (T5's has 32,128 for 32,100 ids), and what makes the logits neither flat nor wild."""
 
 
 def make_start(folder: Path, name: str, texts: list[str], given: dict[str, str]) -> None:
     """A Hugging Face folder of random weights, with SentencePiece's file and no tokenizer.json, as the originals."""
-    _, tokenizer_class, file_name, multiple = FAMILY[name]
+    _, tokenizer_class, file_name, multiple, scale = FAMILY[name]
     folder.mkdir()
     tokenizer = foreign_models.train(folder / file_name, KINDS[name], texts)
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": tokenizer_class}), encoding="utf-8")
@@ -142,7 +141,9 @@ def make_start(folder: Path, name: str, texts: list[str], given: dict[str, str])
     torch.manual_seed(3)
     model = getattr(transformers, families.FAMILIES[name].auto_class).from_config(made)
     for parameter in model.parameters():
-        parameter.data.mul_(2 if parameter.ndim > 1 else 1)
+        parameter.data.mul_(scale if parameter.ndim > 1 else 1)
+    for copy in families.FAMILIES[name].copies:
+        model.get_parameter(copy).data.copy_(model.get_input_embeddings().weight)
     model.save_pretrained(folder)
 
 
@@ -155,7 +156,7 @@ def continued(
     corpus = place / "corpus.jsonl"
     corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     given: dict[str, dict[str, str]] = {}
-    for name, (family, _, file_name, _) in FAMILY.items():
+    for name, (family, _, file_name, *_) in FAMILY.items():
         start, small = place / name, {key: value for key, value in tiny_data.items() if key != "config"}
         own = {"input_jsonl": str(corpus), "output_prefix": str(place / f"{name}_tokens")}
         own |= {
@@ -166,7 +167,8 @@ def continued(
         given[name] = {**small, **own, **family}
         make_start(start, name, texts, given[name])
         assert tokenize.main([word for key, value in given[name].items() for word in ("--set", f"{key}={value}")]) == 0
-    runs = train_runs(given, folder=place / "runs") if (place / "runs").mkdir() is None else {}
+    (place / "runs").mkdir()
+    runs = train_runs(given, folder=place / "runs")
     found = {}
     for name, run in runs.items():
         hf = place / f"{name}_hf"
@@ -183,7 +185,7 @@ def tokens_of(paths: TokenPaths) -> list[list[int]]:
     found = []
     for path in (paths.train, paths.valid):
         read = IndexedTokens(path)
-        found += [read.document(i).tolist() for i in range(read.num_documents)]
+        found += [document.tolist() for document in read]
     return found
 
 
@@ -210,7 +212,7 @@ def test_training_begins_with_the_loss_of_the_model(continued: dict[str, Continu
         logits = model(input_ids=torch.from_numpy(read.inputs), **beside).logits[..., : encoder.vocab_size]
     theirs = float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()))
     assert made.run.losses[0] == pytest.approx(theirs, abs=1e-5)
-    assert abs(theirs - np.log(encoder.vocab_size)) > 0.05, "the model says nothing: equality would mean nothing"
+    assert logits.std() > 0.5, "the model says nothing: equality would mean nothing"
 
 
 @pytest.mark.parametrize("name", FAMILY)
