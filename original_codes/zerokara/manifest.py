@@ -12,7 +12,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -52,7 +52,7 @@ class FileRecord:
 
     path: str
     """Absolute for an input, or where it lies on the Hub; relative to the manifest's folder for an output, so that a
-    folder can be moved whole."""
+    folder can be moved whole. In a folder that is published an input is its folder's name and its own, no more."""
     bytes: int
     sha256: str
     """For a file on the Hub that has none there: ``git:`` and its blob id."""
@@ -121,18 +121,24 @@ def finish(
     known: Manifest | None = None,
     ahead: HashesAhead | None = None,
     written: Mapping[Path, str] | None = None,
+    published: bool = False,
 ) -> Manifest:
     """Write the manifest, the last thing a step does.
 
     `known` and `ahead` save hashing inputs again; `written` are outputs that were hashed while they were written.
+    A `published` manifest says nothing of where the inputs lie on this machine.
     """
     folder = manifest_path.parent
     hashes = _known_records(known) | (ahead.result() if ahead else {})
     made = Manifest(
         step=work.step,
         settings=_as_json(work.settings),
-        inputs=_records(work.inputs, None, hashes),
-        outputs=_records(outputs, folder, {_Place(path).key: sha256 for path, sha256 in (written or {}).items()}),
+        inputs=_records(work.inputs, _last_names if published else str, hashes),
+        outputs=_records(
+            outputs,
+            lambda path: os.path.relpath(path, folder.resolve()),
+            {_Place(path).key: sha256 for path, sha256 in (written or {}).items()},
+        ),
         facts=_as_json(facts),
         seconds=round(seconds, 3),
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -176,7 +182,7 @@ def _differences(done: Manifest, work: Work) -> list[str]:
         was, now = done.settings.get(name, "(none)"), now_settings.get(name, "(none)")
         if was != now:
             found.append(f"{name} was {was}, is now {now}")
-    now_inputs = _records(work.inputs, None, _known_records(done))
+    now_inputs = _records(work.inputs, str, _known_records(done))
     for name in sorted(done.inputs.keys() | now_inputs.keys()):
         was_files, now_files = done.inputs.get(name, []), now_inputs.get(name, [])
         if [record.sha256 for record in was_files] != [record.sha256 for record in now_files]:
@@ -192,9 +198,10 @@ def _brief(records: list[FileRecord]) -> str:
 
 
 def _records(
-    paths: Paths, relative_to: Path | None, known: dict[tuple[str, int, int], str]
+    paths: Paths, name: Callable[[Path], str], known: dict[tuple[str, int, int], str]
 ) -> dict[str, list[FileRecord]]:
-    members = {name: [value] if isinstance(value, Path) else list(value) for name, value in paths.items()}
+    """The records of files; `name` gives a record's `path` for an absolute one."""
+    members = {key: [value] if isinstance(value, Path) else list(value) for key, value in paths.items()}
     places = {file: _Place(file) for files in members.values() for file in files if isinstance(file, Path)}
     to_hash = {place.key: place for place in places.values() if place.key not in known}
     known = known | _hashes(list(to_hash.values()))
@@ -203,10 +210,15 @@ def _records(
         if isinstance(file, RemoteFile):
             return FileRecord(path=file.name, bytes=file.bytes, sha256=file.content, modified_ns=0)
         absolute, size, modified_ns = places[file].key
-        name = absolute if relative_to is None else os.path.relpath(absolute, relative_to.resolve())
-        return FileRecord(path=name, bytes=size, sha256=known[absolute, size, modified_ns], modified_ns=modified_ns)
+        return FileRecord(
+            path=name(Path(absolute)), bytes=size, sha256=known[absolute, size, modified_ns], modified_ns=modified_ns
+        )
 
-    return {name: [record(file) for file in files] for name, files in members.items()}
+    return {key: [record(file) for file in files] for key, files in members.items()}
+
+
+def _last_names(path: Path) -> str:
+    return "/".join(path.parts[-2:])
 
 
 class _Place:

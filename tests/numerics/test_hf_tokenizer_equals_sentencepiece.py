@@ -118,7 +118,7 @@ def test_the_folder_loads_beside_a_model_of_any_family(train: Train, tmp_path: P
     assert theirs("a<extra_id_0>")["input_ids"][-1] == encoder.vocab_size - 1
     assert theirs.decode([*encoder.encode("the fox"), 2], skip_special_tokens=True) == "the fox"
     padded = theirs(["the fox", "the"], padding=True)["input_ids"]
-    assert padded[1][-1] == encoder.pad_id
+    assert padded[1][0] == encoder.pad_id, "what a decoder goes on from stands last"
 
 
 def _break(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
@@ -131,7 +131,7 @@ def _break(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
 def test_sentinels_are_proved_as_their_users_write_them(train: Train, tmp_path: Path) -> None:
     """T5's: one id, without a lonely space before it; and an end behind every text where an encoder reads."""
     encoder = train(extra_ids=5, add_dummy_prefix=False)
-    huggingface.write(encoder, tmp_path, 64, appends_end=True)
+    huggingface.write(encoder, tmp_path, 64, is_encoder_decoder=True)
     assert proof.prove(encoder, tmp_path, ["the fox"]).ok
     theirs = proof.load(tmp_path)
     expected = [*encoder.encode("the").tolist(), encoder.vocab_size - 1, *encoder.encode(" fox").tolist(), 2]

@@ -10,76 +10,22 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import sentencepiece
 import torch
+from made_runs import make_run, make_tokenizer
 
-from zerokara import checkpoint, manifest
-from zerokara.config import PretrainConfig, as_yaml
 from zerokara.export import exported, families
 from zerokara.export.transforms import Transform
-from zerokara.model import megatron, parallel
-from zerokara.model.shapes import ModelShape
 from zerokara.steps import convert_to_hf
-
-WORDS = (
-    "the", "model", "reads", "a", "corpus", "and", "writes", "text", "one", "token", "after", "another", "until", "the",
-    "end", "of", "a", "document",
-)  # fmt: skip
-
-
-def corpus_lines(count: int) -> list[str]:
-    return [" ".join(WORDS[(i * k) % len(WORDS)] for k in range(1, 4 + i % 9)) for i in range(count)]
 
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    prefix = tmp_path_factory.mktemp("tokenizer") / "tokenizer"
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(corpus_lines(500)), model_prefix=str(prefix), vocab_size=330, model_type="bpe",
-        byte_fallback=True, normalization_rule_name="identity", add_dummy_prefix=False, split_by_whitespace=True,
-        remove_extra_whitespaces=False, user_defined_symbols=["\n"], pad_id=3, minloglevel=2,
-    )  # fmt: skip
-    return prefix.with_suffix(".model")
+    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture
 def run_dir(tmp_path: Path, tokenizer: Path) -> Path:
-    return make_run(tmp_path, tokenizer, "llama")
-
-
-def make_run(place: Path, tokenizer: Path, architecture: str) -> Path:
-    """A run folder as step 3 leaves it, with one checkpoint of wide random weights."""
-    corpus = place / "corpus.jsonl"
-    texts = ["\n".join(corpus_lines(40)[i : i + 4]) for i in range(30)]
-    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
-    config = PretrainConfig(
-        input_jsonl=(str(corpus),), output_prefix=str(place / "tokens"), architecture=architecture, num_layers=2,
-        hidden_size=48, num_attn_heads=6, num_kv_heads=2 if architecture == "llama" else "auto", seq_len=64,
-    )  # fmt: skip
-    run_dir = place / "run"
-    run_dir.mkdir()
-    shutil.copyfile(tokenizer, run_dir / "tokenizer.model")
-    (run_dir / "config_resolved.yaml").write_text(as_yaml(config), encoding="utf-8")
-    vocab_size = sentencepiece.SentencePieceProcessor(model_file=str(tokenizer)).GetPieceSize()
-    shape = ModelShape.from_config(config, vocab_size)
-    lines = [
-        {"step": 1, "loss": 6.0}, {"step": 5, "valid_loss": 5.5, "valid_bits_per_byte": 2.25},
-        {"step": 10, "loss": 3.0}, {"step": 20, "loss": 1.0},
-    ]  # fmt: skip
-    metrics = "".join(json.dumps(line) + "\n" for line in lines) + '{"step": 2'
-    (run_dir / "metrics.jsonl").write_text(metrics, encoding="utf-8")
-    state = checkpoint.TrainingState(
-        step=10, samples=80, tokens=5120, seconds=12.0, shape=shape.as_json(),
-        tokenizer_sha256=manifest.sha256_of(tokenizer), data_sha256="0" * 64, precision="fp32", facts={},
-    )  # fmt: skip
-    parallel.start_alone()
-    generator = torch.Generator().manual_seed(5)
-    weights = {
-        name: float(name.endswith("layernorm.weight")) + 0.2 * torch.randn(parameter.shape, generator=generator)
-        for name, parameter in megatron.build(shape).named_parameters()
-    }
-    checkpoint.save(run_dir, state, weights, {"x": torch.zeros(1)})
-    return run_dir
+    return make_run(tmp_path, tokenizer, "llama", num_kv_heads=2)
 
 
 def convert(run_dir: Path, *arguments: str, source: Path | None = None) -> int:
@@ -101,7 +47,11 @@ def test_a_run_becomes_a_proved_folder(run_dir: Path, capsys: pytest.CaptureFixt
     made = exported.proved(folder)
     exported.check_unchanged(folder, made)
     assert made.facts["seconds"].keys() == {"writing", "proof of token ids", "proof of logits"}
+    text = (folder / "manifest.json").read_text(encoding="utf-8")
+    assert str(run_dir.parent) not in text and '"/' not in text, "it says nothing of this machine"
+    assert made.inputs["checkpoint"][0].path == "global_step10/manifest.json"
     on_disk = {path.name for path in folder.iterdir()} - {"manifest.json"}
+    assert "tokenizer.model" in on_disk, "the tokenizer is BPE: llama.cpp gives the same ids"
     assert on_disk == {record.path for record in exported.files(made)}
     proof = made.facts["proof"]
     assert proof["logits"]["max_difference"] < 1e-4 and proof["logits"]["logit_std"] > 0.5

@@ -46,7 +46,12 @@ def export_folder(folder: Path, *, holds: bool = True) -> Path:
     (folder / "model-00001-of-00002.safetensors").write_bytes(b"one" * 3000)
     (folder / "model-00002-of-00002.safetensors").write_bytes(b"two" * 4000)
     outputs = {"all": sorted(folder.iterdir())}
-    manifest.finish(folder / MANIFEST_NAME, manifest.Work(STEP, {}), outputs, {"proof": {"holds": holds}}, 1.0)
+    facts = {
+        "proof": {"holds": holds},
+        "model": {"auto_class": "AutoModelForCausalLM", "task": "text-generation"},
+        "samples": [{"prompt": "Ana are"}],
+    }
+    manifest.finish(folder / MANIFEST_NAME, manifest.Work(STEP, {}), outputs, facts, 1.0)
     (folder / "stray.txt").write_text("private notes", encoding="utf-8")
     return folder
 

@@ -73,8 +73,9 @@ class ModelSettings(Settings):
     sparse_layers: Layers | Auto = "auto"
     """Which layers hold experts, counted from 0, e.g. [3, 7, 11]; `auto` is every one, of switch every second, of
     t5_moe every fourth. The others are dense. Encoder and decoder are alike."""
-    norm_epsilon: PositiveNumber = 1e-5
-    """Added to the variance in normalisations."""
+    norm_epsilon: PositiveNumber | Auto = "auto"
+    """Added to the variance in normalisations; `auto` is 1e-5, of t5 1e-6, which other programs that
+    run a T5 have built in."""
     init_std: PositiveNumber | Auto = "auto"
     """Standard deviation of the initial weights; `auto` is 0.02. With adafactor that of t5 is as T5 has it: embeddings
     1, each matrix by the width that it multiplies."""
@@ -97,6 +98,13 @@ class ModelSettings(Settings):
         if not self.traits.gated:
             return 4 * self.hidden_size
         return -(-8 * self.hidden_size // (3 * 64)) * 64
+
+    @property
+    def epsilon(self) -> float:
+        """What normalisations add to the variance, with `auto` resolved."""
+        if self.norm_epsilon != "auto":
+            return self.norm_epsilon
+        return 1e-6 if self.traits.encodes else 1e-5
 
     @property
     def expert_size(self) -> int:

@@ -33,7 +33,8 @@ class TokenizerConfig(Settings):
     vocab_size: Annotated[PositiveWhole, Field(ge=300, le=1_000_000)] = 8000
     """Number of pieces, all included. Below 65,500 the tokenised data takes 2 bytes a token, else 4."""
     model_type: Literal["unigram", "bpe"] = "unigram"
-    """`unigram` (the best choice for most languages) or `bpe`."""
+    """`unigram` (the best choice for most languages; models with it run in transformers, transformers.js, vLLM and
+    CTranslate2) or `bpe` (these run in llama.cpp as well, and whatever else reads GGUF)."""
     character_coverage: Annotated[float, Field(ge=0.98, le=1)] = 0.9995
     """Share of the characters that get a piece of their own, 0.98 or more (SentencePiece takes no less): 0.9995 for
     Japanese, Korean, Chinese, else 1.0."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
@@ -35,6 +35,8 @@ class Family:
     """What the family is, for the model card."""
     encodes: bool = False
     """Whether an encoder reads and a decoder writes."""
+    older_names: Mapping[str, str] = field(default_factory=dict)
+    """Keys of config.json, dotted where nested ↔ the names at its top under which other clients look for the values."""
     copies: tuple[str, ...] = ()
     """Names under which the class keeps its embedding again; they stand in no file, but for `stores_copies`."""
     stores_copies: bool = False
@@ -65,8 +67,16 @@ class SpecialIds:
 
 def _family(module: ModuleType, model_type: str, words: str, **more: Any) -> Family:
     """What a module of this room says of its family."""
+    names = getattr(module, "OLDER_NAMES", {})
     return Family(
-        model_type, module.CLASS_NAME, module.RULES, module.config_values, module.SETTINGS, words=words, **more
+        model_type,
+        module.CLASS_NAME,
+        module.RULES,
+        module.config_values,
+        module.SETTINGS,
+        words=words,
+        older_names=names,
+        **more,
     )
 
 

@@ -44,6 +44,8 @@ SETTINGS = {
     "layer_norm_epsilon": "norm_epsilon",
 }
 """Keys of ``GPT2Config`` and of config.yaml."""
+OLDER_NAMES = {"n_positions": "n_ctx"}
+"""The context length as llama.cpp and the first transformers call it."""
 
 
 def config_values(shape: ModelShape) -> dict[str, Any]:

@@ -42,6 +42,8 @@ SETTINGS = {
     "rope_parameters.rope_theta": "rope_theta",
 }
 """Keys of ``LlamaConfig`` and of config.yaml."""
+OLDER_NAMES = {"rope_parameters.rope_theta": "rope_theta"}
+"""transformers 4 and llama.cpp look here, and else take a base of their own (1e4; of Mixtral 1e6) without a word."""
 
 
 def config_values(shape: ModelShape) -> dict[str, Any]:

@@ -34,6 +34,7 @@ SETTINGS = {
     "num_experts_per_tok": "experts_per_token",
 }
 """Keys of ``MixtralConfig`` and of config.yaml."""
+OLDER_NAMES = llama.OLDER_NAMES
 
 
 def config_values(shape: ModelShape) -> dict[str, Any]:

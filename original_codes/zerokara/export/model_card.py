@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from zerokara.config.architectures import ARCHITECTURES
+from zerokara.export import usage
 from zerokara.progress import bytes_text, count_text, seconds_text
 
 
@@ -34,14 +35,17 @@ def render(facts: dict[str, Any], *, name: str, language: Sequence[str], license
 
 
 def _front_matter(language: Sequence[str], license: str, task: str) -> str:
+    # A task that has a pipeline; text2text-generation has none since transformers 5, and the Hub would show one.
+    is_task = task == "text-generation"
+    tags = ["zerokara", "pretrained-from-scratch", *([] if is_task else [task])]
     # JSON strings and lists are YAML too, and quote what must be quoted (`no` is a language code and a YAML false).
     lines = [
         "---",
         f"language: {json.dumps(list(language), ensure_ascii=False)}",
         f"license: {json.dumps(license)}",
         "library_name: transformers",
-        f"pipeline_tag: {task}",
-        'tags: ["zerokara", "pretrained-from-scratch"]',
+        *([f"pipeline_tag: {task}"] if is_task else []),
+        f"tags: {json.dumps(tags)}",
         "---",
     ]
     return "\n".join(lines)
@@ -64,20 +68,8 @@ _ABILITIES = {
 
 def _snippet(facts: dict[str, Any], name: str) -> str:
     samples = facts.get("samples") or [{"prompt": "…"}]
-    auto_class = facts["model"]["auto_class"]
-    fills = facts["model"]["task"] != "text-generation"
-    return (
-        "```python\n"
-        f"from transformers import {auto_class}, AutoTokenizer\n\n"
-        f"name = {json.dumps(name)}\n"
-        "tokenizer = AutoTokenizer.from_pretrained(name)\n"
-        f"model = {auto_class}.from_pretrained(name)\n"
-        f'inputs = tokenizer({json.dumps(samples[0]["prompt"], ensure_ascii=False)}, return_tensors="pt")\n'
-        "output = model.generate(**inputs, max_new_tokens=50, do_sample=True, top_p=0.95)\n"
-        # The marks of the gaps are special tokens, and say what belongs where.
-        f"print(tokenizer.decode(output[0], skip_special_tokens={not fills}))\n"
-        "```"
-    )
+    imports, *others = usage.snippet(facts["model"], name, samples[0]["prompt"])
+    return "\n".join(["```python", imports, "", *others, "```"])
 
 
 def _model_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:

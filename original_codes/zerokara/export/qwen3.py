@@ -24,7 +24,7 @@ RULES = (
     ),
 )
 
-SETTINGS = llama.SETTINGS
+SETTINGS, OLDER_NAMES = llama.SETTINGS, llama.OLDER_NAMES
 
 
 def config_values(shape: ModelShape) -> dict[str, Any]:

@@ -36,6 +36,8 @@ SETTINGS = {
     "num_experts_per_tok": "experts_per_token",
 }
 """Keys of ``Qwen3MoeConfig`` and of config.yaml."""
+OLDER_NAMES = {**qwen3.OLDER_NAMES, "num_local_experts": "num_experts"}
+"""transformers 4 knows the second name only, and else builds 128 experts."""
 
 
 def config_values(shape: ModelShape) -> dict[str, Any]:

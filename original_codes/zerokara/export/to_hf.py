@@ -21,7 +21,7 @@ from zerokara import manifest
 from zerokara.config import ConvertConfig
 from zerokara.durable import SyncAhead, appearing_folder, write_bytes, write_json, write_text
 from zerokara.errors import RunError
-from zerokara.export import continuations, facts, families, model_card, place, proof, rules, shards, windows
+from zerokara.export import continuations, dialects, facts, families, model_card, place, proof, rules, shards, windows
 from zerokara.export.exported import MANIFEST_NAME, STEP
 from zerokara.export.source import METRICS_NAME, Source
 from zerokara.model.shapes import ModelShape
@@ -78,7 +78,7 @@ def export(source: Source, settings: ConvertConfig, documents: Sequence[str]) ->
         known["seconds"] = clock.laps
         seconds = time.monotonic() - started
         return manifest.finish(
-            partial / MANIFEST_NAME, work(source, settings), outputs, known, seconds, written=written
+            partial / MANIFEST_NAME, work(source, settings), outputs, known, seconds, written=written, published=True
         )
 
 
@@ -118,6 +118,9 @@ def write_model(
     tensors = rules.to_hf(checked, weights, shape)
     files = shards.write(folder, tensors, in_order, families.TORCH_DTYPES[dtype], max_shard_size, disk)
     config.save_pretrained(folder)
+    written = orjson.loads((folder / "config.json").read_bytes())
+    older_names = families.FAMILIES[shape.architecture].older_names
+    write_json(folder / "config.json", dialects.with_older_names(written, older_names))
     generation = GenerationConfig(
         bos_token_id=special.bos,
         eos_token_id=special.eos,
@@ -131,7 +134,7 @@ def write_model(
 def _write_tokenizer(folder: Path, source: Source, encoder: Encoder) -> list[Path]:
     before = set(folder.iterdir())
     shape = source.shape
-    huggingface.write(encoder, folder, model_max_length=shape.seq_len, appends_end=shape.traits.encodes)
+    huggingface.write(encoder, folder, shape.seq_len, is_encoder_decoder=shape.traits.encodes)
     return sorted(set(folder.iterdir()) - before)
 
 

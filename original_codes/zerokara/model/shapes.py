@@ -76,7 +76,7 @@ class ModelShape:
             vocab_size=vocab_size,
             tie_word_embeddings=config.ties_embeddings,
             rope_theta=config.rope_theta,
-            norm_epsilon=config.norm_epsilon,
+            norm_epsilon=config.epsilon,
             init_std=config.initial_std,
             head_size=config.head_width,
             relative_buckets=config.relative_attention_buckets,

@@ -14,7 +14,7 @@ from pathlib import Path
 from zerokara import manifest
 from zerokara.config import ConvertConfig
 from zerokara.errors import UserError
-from zerokara.export import exported, hub
+from zerokara.export import exported, hub, usage
 from zerokara.progress import bytes_text, opening, seconds_text, summary
 from zerokara.steps import command
 
@@ -61,7 +61,8 @@ def upload(config: ConvertConfig, options: command.Options) -> None:
     ]
     if done.private and not config.private:
         rows.append(("note", f"it was private before and still is; open it to all at {done.url}/settings"))
-    summary("step 6 upload: done", rows, f'python -c "from transformers import pipeline; pipeline(model={name!r})"')
+    prompt = next((sample["prompt"] for sample in made.facts["samples"]), "…")
+    summary("step 6 upload: done", rows, usage.command(made.facts["model"], name, prompt))
 
 
 if __name__ == "__main__":

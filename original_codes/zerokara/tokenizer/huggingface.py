@@ -1,7 +1,8 @@
 """A SentencePiece model → the files from which stock `AutoTokenizer` gives the same ids: no remote code, no conversion.
 
-In: an encoder. Out: `tokenizer.json` (tokenizers 0.23's format, written by us field by field) and
-`tokenizer_config.json`. Nothing is imported from the vendor here; `proof` loads the files with it and compares.
+In: an encoder. Out: `tokenizer.json` (tokenizers 0.23's format, written by us field by field),
+`tokenizer_config.json` (keys that transformers 4 and 5 read alike), and for llama.cpp, where it gives the same ids, the
+SentencePiece model itself. Nothing is imported from the vendor here; `proof` loads the files with it and compares.
 
 How each part of SentencePiece (0.2.3) is said in tokenizers' terms, and the traps:
 
@@ -33,13 +34,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from zerokara.durable import write_json
+from zerokara.durable import write_bytes, write_json
 from zerokara.errors import Fault, UserError
 from zerokara.tokenizer.encoder import SPACE_MARK, Encoder
 from zerokara.tokenizer.model_file import Kind, ModelFile, Piece
 from zerokara.tokenizer.units import NEWLINE
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+MODEL_FILE = "tokenizer.model"
 TOKENIZER_CLASS = "PreTrainedTokenizerFast"
 """The generic class, which transformers 4 knows by this name and transformers 5 takes for its `TokenizersBackend`: it
 reads tokenizer.json as it is, where `LlamaTokenizer` and its like would build another one from the vocabulary."""
@@ -51,22 +53,39 @@ _FULLWIDTH_TILDE, _ASIDE = "\uff5e", "\U0010fffe"
 """The second is a code point that Unicode reserves for a program's own use and that is in no text."""
 
 
-def write(encoder: Encoder, folder: Path, model_max_length: int, appends_end: bool = False) -> list[Path]:
+def write(encoder: Encoder, folder: Path, model_max_length: int, is_encoder_decoder: bool = False) -> list[Path]:
     """Write the tokenizer's files into `folder`; gives their paths.
 
-    `appends_end` puts </s> behind every text, as an encoder reads it; without it the ids are those of the text alone.
+    The encoder of an encoder-decoder reads </s> behind every text; the ids for a decoder are those of the text alone.
 
     Raises: UserError when the model is of a kind that cannot be written exactly.
     """
     check(encoder)
     model = encoder.model
-    end = encoder.piece(encoder.eos_id) if appends_end else None
-    config = {**_tokenizer_config(encoder, model, model_max_length), "add_eos_token": appends_end}
+    end = encoder.piece(encoder.eos_id) if is_encoder_decoder else None
+    config = _tokenizer_config(encoder, model, model_max_length, is_encoder_decoder)
     contents = (tokenizer_json(model, end, encoder.by_line), config)
     paths = [folder / name for name in TOKENIZER_FILES]
     for path, content in zip(paths, contents, strict=True):
         write_json(path, content)
+    if is_for_llama_cpp(encoder):
+        paths.append(folder / MODEL_FILE)
+        write_bytes(paths[-1], encoder.model_bytes)
     return paths
+
+
+def is_for_llama_cpp(encoder: Encoder) -> bool:
+    """Whether llama.cpp gives the ids of this model, so that `MODEL_FILE`, from which it makes a GGUF, is exported.
+
+    Its SentencePiece tokenizer merges pairs by the score of what they make, which is BPE; it does so whatever the
+    model, normalises nothing, and puts a space before a text but not before its further lines. A unigram model would be
+    cut otherwise than in training without a word (3.72 bits per byte where it has 1.89), so it gets no file: without
+    one llama.cpp's converter ends with an error.
+    """
+    model = encoder.model
+    keeps_text = model.normalization == "identity" and not model.remove_extra_whitespaces
+    prefixes_lines = model.add_dummy_prefix and encoder.by_line
+    return model.is_bpe and model.byte_fallback and keeps_text and not prefixes_lines
 
 
 def check(encoder: Encoder) -> None:
@@ -259,7 +278,9 @@ def _special_tokens(encoder: Encoder) -> dict[str, Any]:
     return {f"{name}_token": encoder.piece(i) for name, i in ids.items() if i >= 0}
 
 
-def _tokenizer_config(encoder: Encoder, model: ModelFile, model_max_length: int) -> dict[str, Any]:
+def _tokenizer_config(
+    encoder: Encoder, model: ModelFile, model_max_length: int, is_encoder_decoder: bool
+) -> dict[str, Any]:
     named = {encoder.bos_id, encoder.eos_id, encoder.unk_id, encoder.pad_id}
     extra = [piece.text for i, piece in enumerate(model.pieces) if piece.kind is Kind.CONTROL and i not in named]
     return {
@@ -267,8 +288,15 @@ def _tokenizer_config(encoder: Encoder, model: ModelFile, model_max_length: int)
         "model_max_length": model_max_length,
         "clean_up_tokenization_spaces": False,
         "add_bos_token": False,
-        "padding_side": "right",
+        "add_eos_token": is_encoder_decoder,
+        # A decoder goes on behind the last token of its prompt, so padding stands before it.
+        "padding_side": "right" if is_encoder_decoder else "left",
+        # Else transformers 4 returns token_type_ids too, which GPT-2 adds to its embeddings and Llama refuses.
+        "model_input_names": ["input_ids", "attention_mask"],
         **_special_tokens(encoder),
-        # The sentinels: transformers 5 calls them extra, transformers 4 additional special tokens.
-        **({"extra_special_tokens": extra} if extra else {}),
+        # llama.cpp would put a space before every text.
+        **({"add_prefix_space": False} if is_for_llama_cpp(encoder) and not model.add_dummy_prefix else {}),
+        # The sentinels, by the name of transformers 4, which transformers 5 takes too. Of transformers 5's own name,
+        # extra_special_tokens, transformers 4 takes no list.
+        **({"additional_special_tokens": extra} if extra else {}),
     }

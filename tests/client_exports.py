@@ -1,0 +1,167 @@
+"""Exports of every family as step 4 writes them, and programs that run with another client's packages."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import corpus_lines, make_run
+
+from zerokara.config import TokenizerConfig
+from zerokara.steps import convert_to_hf
+from zerokara.tokenizer import training
+from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokenizer.proof import HARD_TEXTS
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ROOT / ".clients"
+"""What run.sh installed, a folder for each lock."""
+PROGRAMS = ROOT / "tests" / "clients" / "programs"
+NUM_SENTINELS = 4
+WIDE_T5 = {"optimizer": "adafactor", "head_size": 12, "seq_len": 64}
+TOKENIZERS: dict[str, dict[str, Any]] = {
+    "unigram": {},
+    "bpe": {"model_type": "bpe"},
+    "sentinels": {"extra_ids": NUM_SENTINELS},
+}
+EXPORTS: dict[str, tuple[str, dict[str, Any]]] = {
+    # A base that is no class's default; Mixtral's is the default of all others.
+    "llama": ("unigram", {"architecture": "llama", "num_kv_heads": 2, "rope_theta": 5000.0}),
+    "llama-bpe": ("bpe", {"architecture": "llama", "num_kv_heads": 3, "rope_theta": 70000.0}),
+    "qwen3": ("unigram", {"architecture": "qwen3", "num_kv_heads": 2, "rope_theta": 5000.0}),
+    "gpt2": ("unigram", {"architecture": "gpt2", "tie_word_embeddings": True}),
+    "mixtral": ("bpe", {"architecture": "mixtral", "num_kv_heads": 2, "rope_theta": 1e4, "num_experts": 4}),
+    "qwen3_moe": (
+        "unigram",
+        {"architecture": "qwen3_moe", "num_kv_heads": 2, "rope_theta": 5000.0, "num_experts": 5, "sparse_layers": (1,)},
+    ),
+    "t5": ("sentinels", {"architecture": "t5", **WIDE_T5}),
+    "t5-tied": ("sentinels", {"architecture": "t5", "tie_word_embeddings": True, **WIDE_T5}),
+    "switch": ("sentinels", {"architecture": "switch", "num_experts": 4, **WIDE_T5}),
+}
+DECODERS = [name for name, (tokenizer, _) in EXPORTS.items() if tokenizer != "sentinels"]
+
+
+@dataclass(frozen=True)
+class Exports:
+    """Folders that step 4 wrote and proved, and what is asked about each."""
+
+    folder: Path
+    """Holds a folder for each name in `EXPORTS`, and nothing else."""
+    questions: dict[str, Any]
+    tokenizers: dict[str, Path]
+    """The SentencePiece models, by kind."""
+
+    def __getitem__(self, name: str) -> Path:
+        return self.folder / name
+
+    def encoder(self, name: str) -> Encoder:
+        """The tokenizer of an export as training uses it."""
+        return Encoder(self.tokenizers[EXPORTS[name][0]])
+
+
+@pytest.fixture(scope="session")
+def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
+    """All exports, made by step 4 from runs with wide random weights."""
+    place = tmp_path_factory.mktemp("clients")
+    text = place / "sentences.txt"
+    text.write_text("\n".join(sentences(random.Random(1))) + "\n", encoding="utf-8")
+    tokenizers = {}
+    for kind, settings in TOKENIZERS.items():
+        (place / kind).mkdir()
+        tokenizers[kind] = place / kind / "tokenizer.model"
+        config = TokenizerConfig(vocab_size=700, num_threads=1, character_coverage=1.0, **settings)
+        tokenizers[kind].write_bytes(training.train(config, text, place / kind, place / kind / "log").model)
+    folder = place / "exports"
+    folder.mkdir()
+    for name, (kind, settings) in EXPORTS.items():
+        run = place / name
+        run.mkdir()
+        prompt = "the <extra_id_0> reads a corpus" if kind == "sentinels" else "the model reads"
+        made = make_run(run, tokenizers[kind], **settings)
+        config = run / "convert.yaml"
+        config.write_text(
+            f"input_model_dir: {made}\noutput_tokenizer_and_model_dir: {folder / name}\n"
+            f"dtype: bf16\ntest_prompt_text: ['{prompt}']\n",
+            encoding="utf-8",
+        )
+        assert convert_to_hf.main(["--config", str(config)]) == 0, name
+    chance = random.Random(7)
+    questions = {
+        "lines": hard_lines(chance),
+        "ids": [[chance.randrange(4, 300) for _ in range(40)] for _ in range(2)],
+        "prompts": ["the model", "a corpus and the end of a document", "one"],
+        "sentinels": [f"<extra_id_{number}>" for number in range(NUM_SENTINELS)],
+    }
+    return Exports(folder, questions, tokenizers)
+
+
+def sentences(chance: random.Random) -> list[str]:
+    """Text to train a tokenizer on: words of three scripts, so that pieces of several characters come about."""
+    alphabets = ("etaoinshrdlu", "のはがをにとで今日天気", "오늘날씨가좋아서")
+    words = ["".join(chance.choices(chance.choice(alphabets), k=chance.randint(2, 6))) for _ in range(400)]
+    return [" ".join(chance.choices([*words, *corpus_lines(20)], k=12)) for _ in range(400)]
+
+
+def hard_lines(chance: random.Random) -> list[str]:
+    """Two hundred and more texts on which two tokenizers are likeliest to differ."""
+    words = " ".join(sentences(chance)[:20]).split()
+    parts = [" ", "  ", "\t", "へ", "-", "é", "日本", "🏳️‍🌈", "42", "\n", "</s>", "<0x41>", "▁", "\u3000"]
+    pieces = [*words, *(len(words) // len(parts) + 1) * parts]  # a part is about as likely as a word
+    return [*HARD_TEXTS, *("".join(chance.choices(pieces, k=chance.randint(1, 12))) for _ in range(190))]
+
+
+def client(program: Path | str, packages: str, *arguments: Path | str, fails: bool = False) -> str:
+    """Run a program, one of `PROGRAMS` by its name, with packages of clients before our own; gives what it said.
+
+    `packages` are names of folders in `PACKAGES`, with "+" between; none for our own alone. It must end well, or badly
+    where it `fails`.
+    """
+    folders = [PACKAGES / name for name in packages.split("+") if name]
+    missing = [str(folder) for folder in folders if not folder.is_dir()]
+    if missing:
+        pytest.fail(f"{' and '.join(missing)}: not there; run: bash tests/clients/run.sh")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, folders)),
+        "HF_HUB_OFFLINE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    command = [sys.executable, str(PROGRAMS / program), *map(str, arguments)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
+    assert (done.returncode != 0) is fails, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def ask(program: str, packages: str, exports: Path, questions: dict[str, Any], place: Path) -> dict[str, Any]:
+    """What a program says of an export, or of a folder of exports; it reads the questions and writes a file."""
+    asked, answered = place / "questions.json", place / "answers.json"
+    asked.write_text(json.dumps(questions), encoding="utf-8")
+    client(program, packages, exports, asked, answered)
+    return json.loads(answered.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="session")
+def new(exports: Exports, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What our own transformers says, which step 4 has proved."""
+    place = tmp_path_factory.mktemp("new")
+    answers = ask("with_transformers.py", "", exports.folder, exports.questions, place)
+    assert answers["version"].startswith("5.")
+    return answers
+
+
+def changed_copy(export: Path, copy: Path, file: str, change: Callable[[dict[str, Any]], None]) -> None:
+    """A broken twin: an export in which a JSON file was changed."""
+    shutil.copytree(export, copy)
+    values = json.loads((copy / file).read_text(encoding="utf-8"))
+    change(values)
+    (copy / file).write_text(json.dumps(values), encoding="utf-8")

@@ -1,0 +1,3 @@
+from client_exports import exports, new
+
+__all__ = ["exports", "new"]

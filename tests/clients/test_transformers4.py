@@ -1,0 +1,106 @@
+"""transformers 4.57 reads an export as transformers 5 does: ids, logits, greedy tokens, the model card's snippet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from client_exports import DECODERS, EXPORTS, NUM_SENTINELS, Exports, ask, changed_copy
+
+TOLERANCE = 2e-5
+"""Absolute, on logits of some units: both compute in fp32, the experts in another order of additions."""
+SPREAD = 0.5
+"""Least standard deviation of logits at which such a tolerance means anything."""
+
+
+@pytest.fixture(scope="module")
+def old(exports: Exports, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    place = tmp_path_factory.mktemp("old")
+    answers = ask("with_transformers.py", "transformers4", exports.folder, exports.questions, place)
+    assert answers["version"] == "4.57.6"
+    return answers
+
+
+@pytest.mark.parametrize("name", EXPORTS)
+def test_ids_are_those_of_training(old: dict[str, Any], exports: Exports, name: str) -> None:
+    assert "failed" not in old[name], old[name]
+    encoder, lines = exports.encoder(name), exports.questions["lines"]
+    assert len(lines) >= 200
+    ours = [ids.tolist() for ids in encoder.encode_many(lines)]
+    assert old[name]["ids"] == ours
+    assert old[name]["decoded"] == [encoder.decode(ids) for ids in ours]
+    assert old[name]["keys"] == ["attention_mask", "input_ids"], "token_type_ids are added to GPT-2's embeddings"
+    if name not in DECODERS:
+        a, b = encoder.encode("a").tolist(), encoder.encode(" b").tolist()
+        assert old[name]["marks"] == [[*a, mark, *b] for mark in encoder.sentinel_ids]
+        assert len(encoder.sentinel_ids) == NUM_SENTINELS
+
+
+@pytest.mark.parametrize("name", EXPORTS)
+def test_logits_and_greedy_tokens_are_equal(old: dict[str, Any], new: dict[str, Any], name: str) -> None:
+    was, now = old[name], new[name]
+    assert (was["class"], was["saved_as"]) == (now["class"], now["saved_as"])
+    assert was["saved_as"] == "torch.bfloat16"
+    logits, expected = np.array(was["logits"]), np.array(now["logits"])
+    assert expected.std() > SPREAD
+    assert np.abs(logits - expected).max() < TOLERANCE
+    assert was["greedy"] == now["greedy"]
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_padded_batch_goes_on_as_each_prompt_alone(old: dict[str, Any], new: dict[str, Any], name: str) -> None:
+    for answers in (old[name], new[name]):
+        assert answers["greedy_in_a_batch"] == [tokens[-12:] for tokens in answers["greedy"]]
+
+
+@pytest.mark.parametrize("name", EXPORTS)
+def test_the_cards_snippet_runs(old: dict[str, Any], new: dict[str, Any], name: str) -> None:
+    for answers in (old[name], new[name]):
+        said = answers["snippet"]
+        assert "Error" not in said.split(":")[0], said
+        # A decoder's text begins with the prompt; what fills spans names them.
+        assert said.startswith("the model reads") if name in DECODERS else said.strip(), said
+
+
+def without(key: str) -> Callable[[dict[str, Any]], None]:
+    return lambda values: values.pop(key)
+
+
+def by_the_new_name(values: dict[str, Any]) -> None:
+    values["extra_special_tokens"] = values.pop("additional_special_tokens")
+
+
+BROKEN = {
+    "no base of the rotary positions": ("llama", "config.json", without("rope_theta")),
+    "no base that is the others' default": ("mixtral", "config.json", without("rope_theta")),
+    "no number of experts": ("qwen3_moe", "config.json", without("num_experts")),
+    "no names of the inputs": ("gpt2", "tokenizer_config.json", without("model_input_names")),
+    "no side of the padding": ("llama-bpe", "tokenizer_config.json", without("padding_side")),
+    "sentinels by their new name": ("t5", "tokenizer_config.json", by_the_new_name),
+}
+
+
+@pytest.fixture(scope="module")
+def broken(exports: Exports, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """transformers 4 on exports each of which lacks one older name, by what is missing."""
+    place = tmp_path_factory.mktemp("broken")
+    folder = place / "exports"
+    for what, (name, file, change) in BROKEN.items():
+        changed_copy(exports[name], folder / what, file, change)
+    return ask("with_transformers.py", "transformers4", folder, exports.questions, place)
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_twin_is_seen(broken: dict[str, dict[str, Any]], new: dict[str, Any], what: str) -> None:
+    """Without the older name the client goes wrong; so the comparisons above can fail."""
+    found, expected = broken[what], new[BROKEN[what][0]]
+    if "failed" in found:  # loudly
+        return
+    off = np.abs(np.array(found["logits"]) - np.array(expected["logits"])).max()
+    assert (
+        off > 1000 * TOLERANCE
+        or found["keys"] != expected["keys"]
+        or found["greedy_in_a_batch"] != expected["greedy_in_a_batch"]
+    ), off

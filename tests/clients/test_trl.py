@@ -1,0 +1,21 @@
+"""TRL and PEFT take over from an export: LoRA steps, merge, reload."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from client_exports import Exports, client
+
+
+@pytest.mark.parametrize(("name", "packages"), [("llama", "others"), ("gpt2", "transformers4+others")])
+def test_lora_steps_merge_and_reload(exports: Exports, tmp_path: Path, name: str, packages: str) -> None:
+    said = client("with_trl.py", packages, exports[name], tmp_path)
+    found = json.loads(next(line for line in said.splitlines() if line.startswith('{"versions"')))
+    assert found["versions"]["transformers"].startswith("4." if "transformers4" in packages else "5.")
+    assert len(found["losses"]) == 5
+    assert found["losses"][-1] < found["losses"][0], "it learns"
+    assert found["saved_from_memory"] < 1e-5
+    assert found["saved_from_export"] > 1e-3, "the merged model is another one"
+    assert found["ids"] == exports.encoder(name).encode("the model reads a corpus and writes text").tolist()

@@ -1,0 +1,79 @@
+"""Run folders as step 3 leaves them, made without training: wide random weights, so that everything in them matters."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import sentencepiece
+import torch
+
+from zerokara import checkpoint, manifest
+from zerokara.config import PretrainConfig, as_yaml
+from zerokara.model import megatron, parallel
+from zerokara.model.shapes import ModelShape
+
+WORDS = (
+    "the", "model", "reads", "a", "corpus", "and", "writes", "text", "one", "token", "after", "another", "until", "the",
+    "end", "of", "a", "document",
+)  # fmt: skip
+
+
+def corpus_lines(count: int) -> list[str]:
+    """Lines of a few words each."""
+    return [" ".join(WORDS[(i * k) % len(WORDS)] for k in range(1, 4 + i % 9)) for i in range(count)]
+
+
+def make_tokenizer(folder: Path) -> Path:
+    """A small BPE tokenizer of `corpus_lines`; gives its model file."""
+    prefix = folder / "tokenizer"
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(corpus_lines(500)), model_prefix=str(prefix), vocab_size=330, model_type="bpe",
+        byte_fallback=True, normalization_rule_name="identity", add_dummy_prefix=False, split_by_whitespace=True,
+        remove_extra_whitespaces=False, user_defined_symbols=["\n"], pad_id=3, minloglevel=2,
+    )  # fmt: skip
+    return prefix.with_suffix(".model")
+
+
+def make_run(place: Path, tokenizer: Path, architecture: str, **settings: Any) -> Path:
+    """A run folder in `place`, with its corpus beside it and one checkpoint of wide random weights."""
+    corpus = place / "corpus.jsonl"
+    texts = ["\n".join(corpus_lines(40)[i : i + 4]) for i in range(30)]
+    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    sizes = {"num_layers": 2, "hidden_size": 48, "num_attn_heads": 6, "seq_len": 64}
+    config = PretrainConfig(
+        input_jsonl=(str(corpus),), output_prefix=str(place / "tokens"), architecture=architecture, **(sizes | settings)
+    )
+    run_dir = place / "run"
+    run_dir.mkdir()
+    shutil.copyfile(tokenizer, run_dir / "tokenizer.model")
+    (run_dir / "config_resolved.yaml").write_text(as_yaml(config), encoding="utf-8")
+    vocab_size = sentencepiece.SentencePieceProcessor(model_file=str(tokenizer)).GetPieceSize()
+    shape = ModelShape.from_config(config, vocab_size)
+    lines = [
+        {"step": 1, "loss": 6.0}, {"step": 5, "valid_loss": 5.5, "valid_bits_per_byte": 2.25},
+        {"step": 10, "loss": 3.0}, {"step": 20, "loss": 1.0},
+    ]  # fmt: skip
+    metrics = "".join(json.dumps(line) + "\n" for line in lines) + '{"step": 2'
+    (run_dir / "metrics.jsonl").write_text(metrics, encoding="utf-8")
+    state = checkpoint.TrainingState(
+        step=10, samples=80, tokens=5120, seconds=12.0, shape=shape.as_json(),
+        tokenizer_sha256=manifest.sha256_of(tokenizer), data_sha256="0" * 64, precision="fp32", facts={},
+    )  # fmt: skip
+    checkpoint.save(run_dir, state, wide_weights(shape), {"x": torch.zeros(1)})
+    return run_dir
+
+
+def wide_weights(shape: ModelShape) -> dict[str, torch.Tensor]:
+    """Random weights with which logits spread; a T5's own initial ones are as wide as they may be."""
+    parallel.start_alone()
+    generator = torch.Generator().manual_seed(5)
+    weights = {}
+    for name, parameter in megatron.build(shape, seed=5).named_parameters():
+        is_norm = name.endswith("layernorm.weight")
+        drawn = float(is_norm) + 0.2 * torch.randn(parameter.shape, generator=generator)
+        keeps = shape.traits.encodes and not is_norm
+        weights[name] = parameter.detach().clone() if keeps else drawn
+    return weights
