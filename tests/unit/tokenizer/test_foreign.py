@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,8 @@ from zerokara.errors import UserError
 from zerokara.tokenizer import foreign, huggingface, stand_in, units
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.model_file import Kind, ModelFile
+
+from .conftest import TrainToy
 
 KINDS = {"llama": LLAMA, "t5": T5, "gemma": GEMMA}
 HARD = ["", "\n", "\n\n\n", " ", "  a", "\n a\n\n\nb \n", "a\r\nb", "\t\n", "▁a ▁\n▁", "</s>\n<0x0A>", "\u3000\na"]
@@ -150,3 +153,14 @@ def test_the_faster_encoder_serves_them_too_where_it_is_proved(made: Made, kind:
     assert np.array_equal(ours, theirs) and our_bytes == their_bytes == [len(text.encode()) for text in texts]
     trimming = stand_in.choose(Encoder(made("llama", remove_extra_whitespaces=True)), texts)
     assert trimming.name.startswith("sentencepiece")
+
+
+def test_llama_cpp_is_given_what_it_reads_alike(made: Made, tmp_path: Path, train_toy: TrainToy) -> None:
+    """It puts a space before a text, as these do, and none before a line, as a prefix of step 1 does."""
+    assert huggingface.is_for_llama_cpp(Encoder(made("llama"))) and huggingface.is_for_llama_cpp(Encoder(made("gemma")))
+    for other in (made("t5"), made("llama", remove_extra_whitespaces=True)):
+        assert not huggingface.is_for_llama_cpp(Encoder(other))
+    assert not huggingface.is_for_llama_cpp(Encoder(train_toy(model_type="bpe", add_dummy_prefix=True)))
+    huggingface.write(Encoder(made("llama")), tmp_path, 64)
+    assert (tmp_path / "tokenizer.model").read_bytes() == made("llama").read_bytes()
+    assert "add_prefix_space" not in json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))
