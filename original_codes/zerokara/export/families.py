@@ -59,7 +59,8 @@ class Family:
 class SpecialIds:
     """Ids of the control pieces; the same in tokenizer, trainer, and generation."""
 
-    bos: int
+    bos: int | None
+    """None where the tokenizer has none, as T5's."""
     eos: int
     pad: int
 

@@ -75,15 +75,24 @@ def weights(config: PretrainConfig, shape: ModelShape) -> dict[str, Tensor]:
             raise RunError(f"{folder}: encoder and decoder read with embeddings of their own; ours have one for both")
         if rule.transform in (VOCABULARY, COPIED_VOCABULARY):
             name, *_ = rule.hf
-            theirs[name] = _extended(theirs[name], shape.vocab_size)
+            theirs[name] = _fitted(theirs[name], shape.vocab_size)
     return dict(rules.from_hf(table, theirs, shape))
 
 
-def _extended(rows_VD: Tensor, vocab_size: int) -> Tensor:
-    """Further rows, each the mean of those there are."""
+def num_surplus_rows(config: PretrainConfig, shape: ModelShape) -> int:
+    """Rows of the folder's embedding behind our last id: no token has them (`check`), and `weights` leaves them out.
+
+    T5's has 32,128 for 32,100 ids, so that the number can be cut among processes.
+    """
+    return max(0, int(_config(Path(config.init_from)).vocab_size) - shape.vocab_size)
+
+
+def _fitted(rows_VD: Tensor, vocab_size: int) -> Tensor:
+    """A row for each id: without the surplus ones, or with further ones, each the mean of those there are."""
     missing = vocab_size - len(rows_VD)
-    assert missing >= 0, "`check` has seen that no row would be lost"
-    return torch.cat((rows_VD, rows_VD.mean(dim=0, keepdim=True).expand(missing, -1))) if missing else rows_VD
+    if missing <= 0:
+        return rows_VD[:vocab_size]
+    return torch.cat((rows_VD, rows_VD.mean(dim=0, keepdim=True).expand(missing, -1)))
 
 
 def _config(folder: Path) -> Any:
@@ -130,12 +139,11 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _strange_pieces(config: PretrainConfig, shape: ModelShape, found: Any, encoder: Encoder) -> Iterator[Fault]:
-    """Faults where an id of the folder's model stands for another piece than in our tokenizer, or for none."""
+    """Faults where an id of the folder's model stands for another piece than in our tokenizer, or for none of ours."""
     theirs, ours = found.vocab_size, shape.vocab_size
-    if theirs > ours or (theirs < ours and config.resize_vocabulary == "none"):
-        remedy = "take the tokenizer of that model (and run step 2 again)"
-        if theirs < ours:
-            remedy += ", or where ours only has further pieces, set resize_vocabulary: mean"
+    same = "take the tokenizer of that model (and run step 2 again)"
+    if theirs < ours and config.resize_vocabulary == "none":
+        remedy = f"{same}, or where ours only has further pieces, set resize_vocabulary: mean"
         yield config.fault("input_tokenizer_file", f"has {ours:,} pieces, the model of init_from {theirs:,}", remedy)
         return
     from transformers import AutoTokenizer
@@ -148,11 +156,15 @@ def _strange_pieces(config: PretrainConfig, shape: ModelShape, found: Any, encod
         return
     named = tokenizer.convert_ids_to_tokens(list(range(theirs)))
     pieces = [piece.text for piece in encoder.model.pieces[:theirs]]
-    wrong = [place for place, (name, piece) in enumerate(zip(named, pieces, strict=True)) if name != piece]
+    if further := [place for place in range(ours, theirs) if named[place] is not None]:
+        first = further[0]
+        rule = f"has {ours:,} pieces, the model of init_from {theirs:,}; its id {first} is {named[first]!r}"
+        yield config.fault("input_tokenizer_file", rule, same)
+    wrong = [place for place, (name, piece) in enumerate(zip(named, pieces, strict=False)) if name != piece]
     if wrong:
         first = wrong[0]
         rule = (
             f"is another tokenizer than that of init_from: {len(wrong):,} of {theirs:,} ids stand for other pieces, "
             f"the first is {first}, here {pieces[first]!r} and there {named[first]!r}"
         )
-        yield config.fault("input_tokenizer_file", rule, "take the tokenizer of that model (and run step 2 again)")
+        yield config.fault("input_tokenizer_file", rule, same)

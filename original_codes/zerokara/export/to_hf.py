@@ -58,7 +58,8 @@ def export(source: Source, settings: ConvertConfig, documents: Sequence[str]) ->
     encoder = Encoder(source.tokenizer_path)
     clock = _Clock()
     with place.full_disk_told(folder), appearing_folder(folder) as partial, SyncAhead() as disk:
-        special = families.SpecialIds(bos=encoder.bos_id, eos=encoder.eos_id, pad=encoder.pad_id)
+        bos = encoder.bos_id if encoder.bos_id >= 0 else None
+        special = families.SpecialIds(bos=bos, eos=encoder.eos_id, pad=encoder.pad_id)
         weights = source.weights()
         outputs = write_model(partial, weights, source.shape, special, settings.dtype, settings.max_shard_size, disk)
         outputs["tokenizer"] = _write_tokenizer(partial, source, encoder)

@@ -80,6 +80,8 @@ def _tokenize(
         f"step 2 tokenise: {from_what} → {bin_path(paths.train)} ({to_what}), {workers.number} workers\n"
         f"  encoder: {choice.name}, {choice.word}"
     )
+    for note in prepared.notes:
+        print(f"  tokenizer: {note}")
     if options.dry_run:
         print("dry run: nothing was written")
         return None

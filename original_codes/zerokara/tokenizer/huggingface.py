@@ -10,7 +10,11 @@ How each part of SentencePiece (0.2.3) is said in tokenizers' terms, and the tra
   anything else, so every line is normalised and encoded by itself, which is how `Encoder` defines ids. With the
   dummy prefix, `Prepend` then puts one space before each line and none before an empty one, as the encoder does. (The
   known trap, words after "\\n" that gain or lose their "▁", comes from ids defined over whole documents.)
-- No pre-tokeniser: SentencePiece segments a line as a whole, pieces may hold spaces in their middle.
+- No pre-tokeniser: SentencePiece segments a line as a whole, pieces may hold spaces in their middle. (One exception:
+  `_names_apart`.)
+- Models that step 1 did not make have ids of whole documents (`units`): "\\n" is in no way special, and the prefix
+  stands at the start of a text alone, where `Prepend` puts it. Where repeated spaces are dropped, so they are here, by
+  the same rules: before the prefix is put, all but one, and at the end the space marks too.
 - Control pieces, <unk> and byte pieces stand in the vocabulary by name. SentencePiece never matches those names in
   text. For Unigram they get a score that never wins (any other would make text that spells "<0x41>" a byte);
   for BPE no merge makes them.
@@ -25,6 +29,8 @@ How each part of SentencePiece (0.2.3) is said in tokenizers' terms, and the tra
 from __future__ import annotations
 
 import base64
+import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +38,7 @@ from zerokara.durable import write_bytes, write_json
 from zerokara.errors import Fault, UserError
 from zerokara.tokenizer.encoder import SPACE_MARK, Encoder
 from zerokara.tokenizer.model_file import Kind, ModelFile, Piece
+from zerokara.tokenizer.units import NEWLINE
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 MODEL_FILE = "tokenizer.model"
@@ -53,20 +60,21 @@ def write(encoder: Encoder, folder: Path, model_max_length: int, is_encoder_deco
 
     Raises: UserError when the model is of a kind that cannot be written exactly.
     """
-    model = ModelFile(encoder.model_bytes)
-    _check(encoder, model)
+    check(encoder)
+    model = encoder.model
     end = encoder.piece(encoder.eos_id) if is_encoder_decoder else None
-    contents = (tokenizer_json(model, end), _tokenizer_config(encoder, model, model_max_length, is_encoder_decoder))
+    config = _tokenizer_config(encoder, model, model_max_length, is_encoder_decoder)
+    contents = (tokenizer_json(model, end, encoder.by_line), config)
     paths = [folder / name for name in TOKENIZER_FILES]
     for path, content in zip(paths, contents, strict=True):
         write_json(path, content)
-    if is_for_llama_cpp(model):
+    if is_for_llama_cpp(encoder):
         paths.append(folder / MODEL_FILE)
         write_bytes(paths[-1], encoder.model_bytes)
     return paths
 
 
-def is_for_llama_cpp(model: ModelFile) -> bool:
+def is_for_llama_cpp(encoder: Encoder) -> bool:
     """Whether llama.cpp gives the ids of this model, so that `MODEL_FILE`, from which it makes a GGUF, is exported.
 
     Its SentencePiece tokenizer merges pairs by the score of what they make, which is BPE; it does so whatever the
@@ -74,30 +82,45 @@ def is_for_llama_cpp(model: ModelFile) -> bool:
     cut otherwise than in training without a word (3.72 bits per byte where it has 1.89), so it gets no file: without
     one llama.cpp's converter ends with an error.
     """
-    return model.is_bpe and model.byte_fallback and model.normalization == "identity" and not model.add_dummy_prefix
+    model = encoder.model
+    keeps_text = model.normalization == "identity" and not model.remove_extra_whitespaces
+    prefixes_lines = model.add_dummy_prefix and encoder.by_line
+    return model.is_bpe and model.byte_fallback and keeps_text and not prefixes_lines
 
 
-def _check(encoder: Encoder, model: ModelFile) -> None:
+def check(encoder: Encoder) -> None:
+    """See that the model can be written exactly, best before anything is trained with it.
+
+    Raises:
+        UserError: it cannot; names every rule that Hugging Face's tokenizers have no way to follow.
+    """
+    model = encoder.model
+    line_end = {NEWLINE} if encoder.by_line else set()
+    symbols = [piece.text for piece in model.pieces if piece.kind is Kind.USER_DEFINED and piece.text not in line_end]
+    unused = [piece.text for piece in model.pieces if piece.kind is Kind.UNUSED]
     rules = []
     if not (model.is_unigram or model.is_bpe):
         rules.append("is neither a unigram nor a BPE model")
-    if model.remove_extra_whitespaces:
-        rules.append("removes repeated spaces (remove_extra_whitespaces)")
     if model.whitespace_as_suffix:
         rules.append("puts spaces at the end of pieces (treat_whitespace_as_suffix)")
-    symbols = [i for i, piece in enumerate(model.pieces) if piece.kind is Kind.USER_DEFINED and i != encoder.newline_id]
     if model.add_dummy_prefix and symbols:
-        rules.append("has both a dummy prefix and user-defined symbols")
-    if any(piece.kind is Kind.UNUSED for piece in model.pieces):
-        rules.append("has pieces marked as unused")
+        rules.append(f"has both a dummy prefix and user-defined symbols ({_some(symbols)})")
+    if model.remove_extra_whitespaces and symbols:
+        rules.append(f"drops repeated spaces and has user-defined symbols ({_some(symbols)})")
+    if unused:
+        rules.append(f"has pieces marked as unused ({_some(unused)})")
     if rules:
-        where = str(encoder.model_path)
-        remedy = "train the tokenizer with step 1"
-        reason = "which Hugging Face cannot do exactly"
-        raise UserError([Fault(where, f"{rule}, {reason}", remedy=remedy) for rule in rules])
+        remedy = "take another tokenizer, or train one with step 1"
+        reason = "which a tokenizer of Hugging Face cannot do exactly, so that no export could be proved"
+        raise UserError([Fault(str(encoder.model_path), f"{rule}, {reason}", remedy=remedy) for rule in rules])
 
 
-def tokenizer_json(model: ModelFile, end: str | None = None) -> dict[str, Any]:
+def _some(texts: list[str]) -> str:
+    """The first of many, as they are written in Python."""
+    return ", ".join(map(repr, texts[:3])) + (f", … {len(texts):,} in all" if texts[3:] else "")
+
+
+def tokenizer_json(model: ModelFile, end: str | None = None, by_line: bool = True) -> dict[str, Any]:
     """The content of tokenizer.json; `end` is the piece that is put behind every text."""
     return {
         "version": "1.0",
@@ -105,9 +128,9 @@ def tokenizer_json(model: ModelFile, end: str | None = None) -> dict[str, Any]:
         "padding": None,
         "added_tokens": _added_tokens(model),
         "normalizer": _normalizer(model),
-        "pre_tokenizer": None,
+        "pre_tokenizer": _names_apart(model) if model.is_unigram else None,
         "post_processor": _template(model, end),
-        "decoder": _decoder(model),
+        "decoder": _decoder(model, by_line),
         "model": _unigram(model) if model.is_unigram else _bpe(model),
     }
 
@@ -131,7 +154,8 @@ def _added_tokens(model: ModelFile) -> list[dict[str, Any]]:
     def settings(piece: Piece) -> dict[str, Any]:
         # A gap in a text took the space before it along: "The <extra_id_0> barks." has none that stands alone.
         is_gap = piece.kind is Kind.CONTROL and piece.text.startswith("<extra_id_")
-        return {"single_word": False, "lstrip": is_gap, "rstrip": False, "normalized": False}
+        # A symbol of spaces (Gemma's) is found among the marks that stand for them, which normalisation makes.
+        return {"single_word": False, "lstrip": is_gap, "rstrip": False, "normalized": SPACE_MARK in piece.text}
 
     return [
         {"id": i, "content": piece.text, **settings(piece), "special": piece.kind is not Kind.USER_DEFINED}
@@ -149,9 +173,13 @@ def _normalizer(model: ModelFile) -> dict[str, Any]:
         fold = [{"type": "Lowercase"}] if model.normalization.endswith("_cf") else []
         table = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(model.charsmap).decode("ascii")}
         steps += [*tilde, {"type": "NFKC"}, *fold, *back, table]
+    if model.remove_extra_whitespaces:
+        steps += [_replace_all(" {2,}", " "), _replace_all(r"\A ", "")]
     if model.add_dummy_prefix:
         steps.append({"type": "Prepend", "prepend": SPACE_MARK})
     steps.append(_replace(" ", SPACE_MARK))
+    if model.remove_extra_whitespaces:
+        steps.append(_replace_all(rf"{SPACE_MARK}+\z", ""))
     return {"type": "Sequence", "normalizers": steps}
 
 
@@ -159,15 +187,44 @@ def _replace(text: str, by: str) -> dict[str, Any]:
     return {"type": "Replace", "pattern": {"String": text}, "content": by}
 
 
-def _decoder(model: ModelFile) -> dict[str, Any]:
+def _replace_all(regex: str, by: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"Regex": regex}, "content": by}
+
+
+def _names_apart(model: ModelFile) -> dict[str, Any] | None:
+    """A cut inside the names of control and byte pieces, where a text that spells one would else be that piece.
+
+    tokenizers' Unigram takes a name for its piece where the other way has an unknown character, however low the score
+    of the piece is (that of unknown characters is lower). The models of step 1 have every character of a name as a
+    piece. Where another model lacks one ("<" in T5's), no piece reaches from it to the next character, so that the
+    text can be cut there and nothing else changes.
+    """
+    learnt = [piece.text for piece in model.pieces if piece.kind in (Kind.NORMAL, Kind.USER_DEFINED)]
+    alone, known = {text for text in learnt if len(text) == 1}, set("".join(learnt))
+    names = [piece.text for piece in model.pieces if piece.kind in (Kind.UNKNOWN, Kind.CONTROL, Kind.BYTE)]
+    cuts = set()
+    for name in names:
+        if not alone.issuperset(name):
+            # Between a known and an unknown character only: unknown ones that follow each other are one <unk>.
+            cuts.update([pair for pair in pairwise(name) if (pair[0] in known) != (pair[1] in known)][:1])
+    if not cuts:
+        return None
+    regex = "|".join(f"{re.escape(left)}(?={re.escape(right)})" for left, right in sorted(cuts))
+    return {"type": "Split", "pattern": {"Regex": regex}, "behavior": "MergedWithPrevious", "invert": False}
+
+
+def _decoder(model: ModelFile, by_line: bool) -> dict[str, Any]:
     steps: list[dict[str, Any]] = [
         _replace(SPACE_MARK, " "),
         {"type": "ByteFallback"},
         {"type": "Fuse"},
     ]
-    if model.add_dummy_prefix:
-        # After Fuse there is one string; "^" is the start of every line in tokenizers' regular expressions (Oniguruma).
-        steps.append({"type": "Replace", "pattern": {"Regex": "^ "}, "content": ""})
+    # After Fuse there is one string.
+    if not by_line and (model.add_dummy_prefix or model.remove_extra_whitespaces):
+        steps.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    elif model.add_dummy_prefix:
+        # "^" is the start of every line in tokenizers' regular expressions (Oniguruma).
+        steps.append(_replace_all("^ ", ""))
     return {"type": "Sequence", "decoders": steps}
 
 
@@ -238,7 +295,7 @@ def _tokenizer_config(
         "model_input_names": ["input_ids", "attention_mask"],
         **_special_tokens(encoder),
         # llama.cpp would put a space before every text.
-        **({"add_prefix_space": False} if is_for_llama_cpp(model) else {}),
+        **({"add_prefix_space": False} if is_for_llama_cpp(encoder) and not model.add_dummy_prefix else {}),
         # The sentinels, by the name of transformers 4, which transformers 5 takes too. Of transformers 5's own name,
         # extra_special_tokens, transformers 4 takes no list.
         **({"additional_special_tokens": extra} if extra else {}),

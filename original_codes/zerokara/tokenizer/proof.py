@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 
 from zerokara.progress import Progress
-from zerokara.tokenizer.encoder import NEWLINE, Encoder
+from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.model_file import Kind
+from zerokara.tokenizer.units import NEWLINE
 
 TIE_TOLERANCE = 1e-6
 MAX_TIE_SHARE = 0.001

@@ -47,7 +47,7 @@ def opened(encoder: Encoder) -> StandIn | str:
     model = encoder.model
     if model.is_unigram:
         return "the quickest for unigram"
-    reason = _reason_against(model)
+    reason = _reason_against(model, encoder.by_line)
     if reason:
         return f"gigatoken, which is quicker for BPE, is not used: {reason}"
     try:
@@ -84,6 +84,7 @@ class StandIn:
         self._truth = truth or Encoder(model_path)
         self._model = tokenizer_json(self._truth.model)
         self.vocab_size, self.eos_id = self._truth.vocab_size, self._truth.eos_id
+        self._prefix = b" " if self._truth.model.add_dummy_prefix else b""
         self._end = marker(self.eos_id).encode()
         self._open()
 
@@ -107,7 +108,8 @@ class StandIn:
         if self._tokens > MAX_REMEMBERED_TOKENS:
             self._open()
         as_bytes = [text.encode() for text in texts]
-        ids: Ids = self._tokenizer.encode(self._end.join([*as_bytes, b""])).view(np.int32)
+        prefixed = [text and self._prefix + text for text in as_bytes] if self._prefix else as_bytes
+        ids: Ids = self._tokenizer.encode(self._end.join([*prefixed, b""])).view(np.int32)
         self._tokens += len(ids)
         return ids, [len(text) for text in as_bytes]
 
@@ -131,14 +133,14 @@ def _equal(encoder: Encoder, stand_in: StandIn, texts: Sequence[str]) -> bool:
     return np.array_equal(ours[0], theirs[0]) and ours[1] == theirs[1]
 
 
-def _reason_against(model: ModelFile) -> str:
+def _reason_against(model: ModelFile, by_line: bool) -> str:
     """Why a model is outside what has been tried, if it is."""
     if not model.is_bpe:
         return "the model is neither unigram nor BPE"
     if not model.byte_fallback:
         return "the model has no byte fallback"
-    if model.add_dummy_prefix:
-        return "the model puts a space before every line"
+    if model.add_dummy_prefix and (by_line or model.remove_extra_whitespaces):
+        return f"the model puts a space before every {'line' if by_line else 'text that it has trimmed'}"
     return ""
 
 

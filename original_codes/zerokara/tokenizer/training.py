@@ -25,11 +25,12 @@ from zerokara.config import TokenizerConfig
 from zerokara.config.tokenizer_config import NUM_BYTE_PIECES, NUM_CONTROL_PIECES
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.progress import bytes_text
-from zerokara.tokenizer.encoder import NEWLINE, SPACE_MARK
+from zerokara.tokenizer.encoder import SPACE_MARK
 from zerokara.tokenizer.following import NUM_SUB_ITERATIONS, SHRINKING, follow
 from zerokara.tokenizer.model_file import Kind, ModelFile, Piece
 from zerokara.tokenizer.rescoring import rescore
 from zerokara.tokenizer.sampling import SENTENCE_BYTES
+from zerokara.tokenizer.units import NEWLINE
 
 MAX_THREADS = 32
 _BOUNDARY = "\x1f"

@@ -23,13 +23,15 @@ class Prepared:
     choice: Choice
     """Without the encoder itself, which the nursery has open."""
     expected: Estimate
+    notes: Sequence[str] = ()
+    """What the user should know of a tokenizer that step 1 did not make."""
 
 
 @dataclass(frozen=True)
 class Preparation:
     """A question for the nursery: opens the tokenizer, chooses the encoder, proves it and estimates the tokens.
 
-    Raises: UserError when the file is no tokenizer to train with.
+    Raises: UserError when the file is no tokenizer to train with, or one that no export could be proved with.
     """
 
     model_path: Path
@@ -39,15 +41,16 @@ class Preparation:
     is_question = True
 
     def __call__(self, opened: dict[object, Any]) -> Prepared:
-        from zerokara.tokenizer import stand_in
+        from zerokara.tokenizer import foreign, huggingface, stand_in
 
         encoder, stand = _opened(self.model_path, opened)
+        huggingface.check(encoder)
         turns = zip_longest(*(place.texts for place in self.places))
         texts = (text for turn in turns for text in turn if text is not None)
         choice = stand_in.choose(encoder, texts, self.corpus_bytes, stand)
         opened[choice.open_encoder] = choice.encoder
         expected = estimate(self.corpus_bytes, self.places, choice.encoder)
-        return Prepared(facts_of(encoder), replace(choice, encoder=None), expected)
+        return Prepared(facts_of(encoder), replace(choice, encoder=None), expected, foreign.notes(encoder))
 
 
 @dataclass(frozen=True)

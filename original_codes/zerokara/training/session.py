@@ -171,7 +171,9 @@ class Session:
             self._say(f"going on from {folder}: step {self.state.step}, {count_text(self.state.tokens)} tokens done")
         elif self.config.init_from:
             engine.load_state(from_hf.weights(self.config, preparation.shape), {}, num_updates=0)
-            self._say(f"starting from the weights of {self.config.init_from}")
+            surplus = from_hf.num_surplus_rows(self.config, preparation.shape)
+            without = f", without {surplus:,} rows of its embedding that no token has" if surplus else ""
+            self._say(f"starting from the weights of {self.config.init_from}{without}")
         self._compile(model)
         return engine
 

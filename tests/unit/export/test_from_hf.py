@@ -175,5 +175,5 @@ def test_further_pieces_begin_as_the_mean(tmp_path: Path, encoder: Encoder) -> N
         assert torch.equal(weights[name][:500], old) and old.std() > 0
         assert weights[name].shape == (extended.padded_vocab_size, 24) and weights[name][507:].eq(0).all()
         torch.testing.assert_close(weights[name][500:507], old.mean(dim=0).expand(7, -1))
-    with pytest.raises(UserError, match="has 499 pieces, the model of init_from 500; take the tokenizer of that model"):
+    with pytest.raises(UserError, match=r"has 499 pieces, the model of init_from 500; its id 499 is '.*'; take the"):
         from_hf.check(settings, replace(shape, vocab_size=499), encoder)

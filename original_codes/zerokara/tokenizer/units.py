@@ -1,0 +1,173 @@
+"""The unit of text whose ids SentencePiece defines: a line for the tokenizers of step 1, else a whole document.
+
+Both cut a text into *runs*, which are encoded at once with the ids that the units have, and join the ids of the runs.
+In: text. Out: texts to encode, then the buffers of int32 ids that SentencePiece gave for them as those of the whole.
+
+- `Lines`: a document's ids are those of its lines, each by itself, joined by the id of the piece "\\n" (`encoder` says
+  why). A run holds several lines where that is the same; without the line ends between runs.
+- `Documents`: a document's ids are SentencePiece's own for the whole text, as those who trained a model with that
+  tokenizer had them. It begins with the dummy prefix, if there is one, and its lines do not. A long text is still cut
+  before line ends where nothing reaches across them (`limit`): further runs begin with their line end, so that the
+  prefix stands alone before it and is taken off their ids again.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from zerokara.tokenizer.model_file import SCORE_STEP, Kind, ModelFile
+
+NEWLINE = "\n"
+UNKNOWN_PENALTY = 10.0
+"""What SentencePiece takes off the lowest score for a character without a piece (`kUnkPenalty`)."""
+UNCUT = sys.maxsize
+"""The limit of a text that must not be cut."""
+_EXACT_TOTAL = 2.0**15
+"""Below this total a float32 holds half a `SCORE_STEP`, so that rounding orders no two paths otherwise."""
+_BPE_RUN_CHARACTERS = 1 << 20
+_FIRST_PIECES = ("<unk>", "<s>", "</s>", "<pad>", NEWLINE)
+
+
+class Unit(Protocol):
+    """How a text is cut, and its ids are joined."""
+
+    def limit(self, model: ModelFile) -> int:
+        """Characters of several lines that may be encoded at once; 0: only lines."""
+        ...
+
+    def runs(self, text: str, limit: int) -> list[str]:
+        """The texts to encode; one that cannot be cut is longer than `limit`."""
+        ...
+
+    def join(self, ids: Sequence[Any]) -> Any:
+        """The ids of the whole, as bytes, from those of its runs."""
+        ...
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of the ids of a document."""
+        ...
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Each line by itself."""
+
+    decode_ids: Callable[[list[int]], str]
+    newline_id: int
+    prefixes_lines: bool
+    """Whether a space is put before each line."""
+
+    def limit(self, model: ModelFile) -> int:
+        """So many characters as leave sums of scores exact: then the lines of a run do not touch each other's ids.
+
+        No segmentation that matters scores worse than one piece a character, each at worst unknown. So a run of n
+        characters has a total of at most n · (|lowest score| + penalty), and up to `_EXACT_TOTAL` sums of multiples of
+        `SCORE_STEP` keep their order. The score of "\\n" is no such multiple, but every path goes through it, and is
+        moved alike.
+        """
+        if model.normalization != "identity" or model.add_dummy_prefix or _crosses_lines(model):
+            return 0
+        if model.is_bpe:
+            return _BPE_RUN_CHARACTERS
+        scores = np.array([piece.score for piece in model.pieces if piece.kind is Kind.NORMAL] or [1.0])
+        symbols = sum(piece.kind is Kind.USER_DEFINED for piece in model.pieces) - 1
+        if not model.is_unigram or symbols or (scores > 0).any() or np.modf(scores / SCORE_STEP)[0].any():
+            return 0
+        return int(_EXACT_TOTAL / (UNKNOWN_PENALTY - scores.min()))
+
+    def runs(self, text: str, limit: int) -> list[str]:
+        """Cut at line ends into runs of lines; a longer line is a run by itself."""
+        if len(text) <= limit:
+            return [text]
+        if not limit:
+            return text.split(NEWLINE)
+        runs, start = [], 0
+        while len(text) - start > limit:
+            end = text.rfind(NEWLINE, start, start + limit + 1)
+            end = text.find(NEWLINE, start + limit) if end < 0 else end
+            if end < 0:
+                break
+            runs.append(text[start:end])
+            start = end + 1
+        return [*runs, text[start:]]
+
+    def join(self, ids: Sequence[Any]) -> Any:
+        """With the id of the line end between them."""
+        return ids[0] if len(ids) == 1 else np.int32(self.newline_id).tobytes().join(ids)
+
+    def decode(self, ids: list[int]) -> str:
+        """SentencePiece takes the dummy prefix off the start of what it decodes: each line has one."""
+        if not self.prefixes_lines:
+            return self.decode_ids(ids)
+        lines: list[list[int]] = [[]]
+        for i in ids:
+            if i == self.newline_id:
+                lines.append([])
+            else:
+                lines[-1].append(i)
+        return NEWLINE.join(map(self.decode_ids, lines))
+
+
+@dataclass(frozen=True)
+class Documents:
+    """The whole text of a document."""
+
+    decode_ids: Callable[[list[int]], str]
+    line_end_ids: list[int]
+    """The ids of a text that is one line end, after those of the dummy prefix."""
+
+    def limit(self, model: ModelFile) -> int:
+        """BPE adds nothing up, so that only what reaches across a line end speaks against a cut before it."""
+        changes_text = model.charsmap or model.remove_extra_whitespaces or model.whitespace_as_suffix
+        is_one_id = len(self.line_end_ids) == (2 if model.add_dummy_prefix else 1)
+        if not model.is_bpe or changes_text or _crosses_lines(model) or not is_one_id:
+            return UNCUT
+        return _BPE_RUN_CHARACTERS
+
+    def runs(self, text: str, limit: int) -> list[str]:
+        """Cut before line ends; the further runs begin with theirs."""
+        runs, start = [], 0
+        while len(text) - start > limit:
+            end = text.rfind(NEWLINE, start + 1, start + limit + 1)
+            end = text.find(NEWLINE, start + limit + 1) if end < 0 else end
+            if end < 0:
+                break
+            runs.append(text[start:end])
+            start = end
+        return [*runs, text[start:]]
+
+    def join(self, ids: Sequence[Any]) -> Any:
+        """One after another, the further ones without the prefix that SentencePiece put before them."""
+        if len(ids) == 1:
+            return ids[0]
+        prefix = len(self.line_end_ids) - 1
+        further = (np.frombuffer(each, dtype=np.int32)[prefix:].tobytes() for each in ids[1:])
+        return b"".join((ids[0], *further))
+
+    def decode(self, ids: list[int]) -> str:
+        """As SentencePiece decodes it."""
+        return self.decode_ids(ids)
+
+
+def unit_of(processor: Any) -> Unit:
+    """The unit of a model that a SentencePieceProcessor has opened: lines where its first pieces are those of step 1.
+
+    Another model may hold a piece "\\n" too, and those who trained with it did not cut at it: Gemma's has one for each
+    number of line ends, and Llama's dummy prefix stands before a document only.
+    """
+    first = tuple(map(processor.IdToPiece, range(min(len(_FIRST_PIECES), processor.GetPieceSize()))))
+    if first != _FIRST_PIECES:
+        return Documents(processor.DecodeIds, processor.EncodeAsIds(NEWLINE))
+    prefixes_lines = processor.EncodeAsIds("a") != processor.EncodeAsIds("\na")[1:]
+    return Lines(processor.DecodeIds, len(_FIRST_PIECES) - 1, prefixes_lines)
+
+
+def _crosses_lines(model: ModelFile) -> bool:
+    """Whether a piece holds a line end and something else."""
+    kinds = (Kind.NORMAL, Kind.USER_DEFINED)
+    return any(NEWLINE in piece.text and piece.text != NEWLINE for piece in model.pieces if piece.kind in kinds)

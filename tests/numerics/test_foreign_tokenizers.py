@@ -1,0 +1,248 @@
+"""Continued pretraining of models whose tokenizers step 1 did not make: from a folder as it lies on the Hub, through
+steps 2, 3 and 4, with SentencePiece's own ids all the way; and proofs of such tokenizers that fail where they must.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import foreign_models
+import pytest
+import sentencepiece
+import torch
+import transformers
+from foreign_models import GEMMA, LLAMA, T5, documents
+from tiny import T5 as T5_SETTINGS
+from tiny import Trained
+
+from zerokara import config
+from zerokara.errors import UserError
+from zerokara.export import exported, families, from_hf
+from zerokara.model.shapes import ModelShape
+from zerokara.samples.batches import Batches, BatchPlan
+from zerokara.samples.objective import objective
+from zerokara.samples.reading_plan import ReadingPlan
+from zerokara.steps import convert_to_hf, tokenize
+from zerokara.tokenizer import huggingface, proof
+from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokens.indexed import IndexedTokens
+from zerokara.tokens.layout import TokenPaths
+
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": LLAMA,
+    "t5": T5,
+    "gemma": GEMMA,
+    "bpe that drops repeated spaces": {**LLAMA, "remove_extra_whitespaces": True},
+    "t5 without prefix": {**T5, "add_dummy_prefix": False},
+}
+
+
+@pytest.fixture(scope="module")
+def encoders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Encoder]:
+    folder = tmp_path_factory.mktemp("tokenizers")
+    return {name: Encoder(foreign_models.train(folder / f"{name}.model", each)) for name, each in KINDS.items()}
+
+
+def proved(encoder: Encoder, folder: Path, change: Callable[[dict[str, Any]], None] | None = None) -> Any:
+    huggingface.write(encoder, folder, 64)
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if change is not None:
+        change(content)
+        path.write_text(json.dumps(content), encoding="utf-8")
+    return proof.prove(encoder, folder, documents(60, seed=8), 200)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hugging_faces_ids_are_sentencepieces(encoders: dict[str, Encoder], tmp_path: Path, kind: str) -> None:
+    result = proved(encoders[kind], tmp_path)
+    assert result.ok and result.lines == 200 and result.equal >= 199, str(result)
+    theirs = proof.load(tmp_path)
+    expected = "<unk>" if kind == "llama" else "<pad>"
+    assert (theirs.pad_token, theirs.eos_token) == (expected if "bpe" not in kind else "<unk>", "</s>")
+
+
+def _without_prefix(content: dict[str, Any]) -> None:
+    steps = content["normalizer"]["normalizers"]
+    content["normalizer"]["normalizers"] = [step for step in steps if step["type"] != "Prepend"]
+
+
+def _prefix_on_each_line(content: dict[str, Any]) -> None:
+    content["normalizer"]["normalizers"] += [{"type": "Replace", "pattern": {"Regex": r"\n(?=.)"}, "content": "\n▁"}]
+
+
+def _keeps_spaces(content: dict[str, Any]) -> None:
+    steps = content["normalizer"]["normalizers"]
+    content["normalizer"]["normalizers"] = [step for step in steps if "Regex" not in step.get("pattern", {})]
+
+
+def _names_in_one(content: dict[str, Any]) -> None:
+    assert content["pre_tokenizer"]["type"] == "Split"
+    content["pre_tokenizer"] = None
+
+
+def _keeps_prefix_in_text(content: dict[str, Any]) -> None:
+    content["decoder"]["decoders"] = [step for step in content["decoder"]["decoders"] if step["type"] != "Strip"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "what"),
+    [
+        ("llama", _without_prefix, "ids"),
+        ("llama", _prefix_on_each_line, "ids"),
+        ("llama", _keeps_prefix_in_text, "decoded text"),
+        ("t5", _keeps_spaces, "ids"),
+        ("t5", _names_in_one, "ids"),
+        ("t5", _keeps_prefix_in_text, "decoded text"),
+    ],
+)
+def test_a_broken_twin_fails(
+    encoders: dict[str, Encoder], tmp_path: Path, kind: str, change: Callable[[dict[str, Any]], None], what: str
+) -> None:
+    result = proved(encoders[kind], tmp_path, change)
+    assert result.num_failures and result.failures[0].what == what, str(result)
+
+
+@dataclass(frozen=True)
+class Continued:
+    """A model of somebody else's, the run that went on from it, and what step 4 made of that."""
+
+    start: Path
+    tokenizer: Path
+    settings: config.PretrainConfig
+    run: Trained
+    exported: Path
+
+
+FAMILY = {
+    "llama": ({"architecture": "llama"}, "LlamaTokenizer", "tokenizer.model", 1, 4.0),
+    "t5": ({**T5_SETTINGS, "tie_word_embeddings": "false"}, "T5Tokenizer", "spiece.model", 128, 0.4),
+}
+"""Settings, transformers' class of the tokenizer, the name of its file, what the rows of the embedding are a multiple
+of (T5's has 32,128 for 32,100 ids), and what makes the logits neither flat nor wild."""
+
+
+def make_start(folder: Path, name: str, texts: list[str], given: dict[str, str]) -> None:
+    """A Hugging Face folder of random weights, with SentencePiece's file and no tokenizer.json, as the originals."""
+    _, tokenizer_class, file_name, multiple, scale = FAMILY[name]
+    folder.mkdir()
+    tokenizer = foreign_models.train(folder / file_name, KINDS[name], texts)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": tokenizer_class}), encoding="utf-8")
+    settings = config.load(config.PretrainConfig, "/dev/null", [f"{key}={value}" for key, value in given.items()])
+    encoder = Encoder(tokenizer)
+    rows = -(-encoder.vocab_size // multiple) * multiple
+    shape = ModelShape.from_config(settings, rows)
+    made = families.hf_config(shape, families.SpecialIds(None, encoder.eos_id, encoder.pad_id), "fp32")
+    torch.manual_seed(3)
+    model = getattr(transformers, families.FAMILIES[name].auto_class).from_config(made)
+    for parameter in model.parameters():
+        parameter.data.mul_(scale if parameter.ndim > 1 else 1)
+    for copy in families.FAMILIES[name].copies:
+        model.get_parameter(copy).data.copy_(model.get_input_embeddings().weight)
+    model.save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def continued(
+    train_runs: Callable[..., dict[str, Trained]], tiny_data: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Continued]:
+    """Steps 2, 3 and 4, from a folder of each family."""
+    place, texts = tmp_path_factory.mktemp("continued"), documents(120)
+    corpus = place / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    given: dict[str, dict[str, str]] = {}
+    for name, (family, _, file_name, *_) in FAMILY.items():
+        start, small = place / name, {key: value for key, value in tiny_data.items() if key != "config"}
+        own = {"input_jsonl": str(corpus), "output_prefix": str(place / f"{name}_tokens")}
+        own |= {
+            "input_tokenizer_file": str(start / file_name),
+            "init_from": str(start),
+            "train_tokens": str(4 * 8 * 32),
+        }
+        given[name] = {**small, **own, **family}
+        make_start(start, name, texts, given[name])
+        assert tokenize.main([word for key, value in given[name].items() for word in ("--set", f"{key}={value}")]) == 0
+    (place / "runs").mkdir()
+    runs = train_runs(given, folder=place / "runs")
+    found = {}
+    for name, run in runs.items():
+        hf = place / f"{name}_hf"
+        asked = {"input_model_dir": run.folder, "output_tokenizer_and_model_dir": hf, "check_lines": 300}
+        asked |= {"test_prompt_text": "[the fox]"}
+        assert convert_to_hf.main([word for k, v in asked.items() for word in ("--set", f"{k}={v}")]) == 0
+        settings = config.load(config.PretrainConfig, run.folder / "config_resolved.yaml")
+        found[name] = Continued(place / name, Path(given[name]["input_tokenizer_file"]), settings, run, hf)
+    return found
+
+
+def tokens_of(paths: TokenPaths) -> list[list[int]]:
+    """The documents of the token files, each with its end."""
+    found = []
+    for path in (paths.train, paths.valid):
+        read = IndexedTokens(path)
+        found += [document.tolist() for document in read]
+    return found
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_token_files_hold_sentencepieces_ids(continued: dict[str, Continued], name: str) -> None:
+    made = continued[name]
+    bare = sentencepiece.SentencePieceProcessor(model_file=str(made.tokenizer))
+    expected = [[*bare.encode(text), bare.eos_id()] for text in documents(120)]
+    assert sorted(tokens_of(TokenPaths(made.settings.output_prefix))) == sorted(expected)
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_training_begins_with_the_loss_of_the_model(continued: dict[str, Continued], name: str) -> None:
+    made = continued[name]
+    encoder, reading = Encoder(made.tokenizer), ReadingPlan.from_config(made.settings)
+    from_hf.check(made.settings, ModelShape.from_config(made.settings, encoder.vocab_size), encoder)
+    plan = BatchPlan(made.settings.global_batch_size, made.settings.global_batch_size, 1)
+    (read,) = Batches(reading.tokens(), reading.order(), plan, objective(made.settings, encoder), 0).at(0)
+    family = families.FAMILIES[name]
+    model = getattr(transformers, family.auto_class).from_pretrained(made.start, dtype=torch.float32)
+    labels = torch.from_numpy(read.labels)
+    with torch.no_grad():
+        beside = {"labels": labels} if family.encodes else {}
+        logits = model(input_ids=torch.from_numpy(read.inputs), **beside).logits[..., : encoder.vocab_size]
+    theirs = float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()))
+    assert made.run.losses[0] == pytest.approx(theirs, abs=1e-5)
+    assert logits.std() > 0.5, "the model says nothing: equality would mean nothing"
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_the_export_is_proved_and_of_one_piece(continued: dict[str, Continued], name: str) -> None:
+    made, encoder = continued[name], Encoder(continued[name].tokenizer)
+    found = exported.proved(made.exported).facts["proof"]["token_ids"]
+    assert found["holds"] and found["lines"] >= 300 and found["equal"] + found["ties"] == found["lines"]
+    of_model = transformers.AutoConfig.from_pretrained(made.exported)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(made.exported)
+    assert of_model.vocab_size == len(tokenizer) == encoder.vocab_size
+    ids = (of_model.eos_token_id, of_model.pad_token_id, of_model.bos_token_id)
+    assert ids == (encoder.eos_id, encoder.pad_id, 1 if name == "llama" else None)
+    assert ids == (tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.bos_token_id)
+    if name == "t5":
+        assert tokenizer.convert_tokens_to_ids("<extra_id_0>") == encoder.vocab_size - 1 == encoder.sentinel_ids[0]
+        assert of_model.decoder_start_token_id == 0
+
+
+def test_surplus_rows_are_left_out_where_no_token_has_them(continued: dict[str, Continued], tmp_path: Path) -> None:
+    made = continued["t5"]
+    encoder, settings = Encoder(made.tokenizer), made.settings
+    shape = ModelShape.from_config(settings, encoder.vocab_size)
+    rows = transformers.AutoConfig.from_pretrained(made.start).vocab_size
+    assert from_hf.num_surplus_rows(settings, shape) == rows - encoder.vocab_size > 0
+    named = tmp_path / "named"
+    shutil.copytree(made.start, named)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(named)
+    tokenizer.add_tokens(["<further>"])
+    tokenizer.save_pretrained(named)
+    with pytest.raises(UserError) as caught:
+        from_hf.check(settings.model_copy(update={"init_from": str(named)}), shape, encoder)
+    (fault,) = caught.value.faults
+    assert fault.key == "input_tokenizer_file" and f"{encoder.vocab_size} is '<further>'" in fault.rule

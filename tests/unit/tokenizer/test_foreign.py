@@ -1,0 +1,166 @@
+"""Tokenizers that step 1 did not make: ids as SentencePiece gives them for a whole document, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import foreign_models
+import numpy as np
+import pytest
+import sentencepiece
+from foreign_models import GEMMA, LLAMA, T5, documents
+
+from zerokara.errors import UserError
+from zerokara.tokenizer import foreign, huggingface, stand_in, units
+from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokenizer.model_file import Kind, ModelFile
+
+from .conftest import TrainToy
+
+KINDS = {"llama": LLAMA, "t5": T5, "gemma": GEMMA}
+HARD = ["", "\n", "\n\n\n", " ", "  a", "\n a\n\n\nb \n", "a\r\nb", "\t\n", "▁a ▁\n▁", "</s>\n<0x0A>", "\u3000\na"]
+Made = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Train each kind of tokenizer once."""
+    folder = tmp_path_factory.mktemp("foreign")
+
+    paths: dict[str, Path] = {}
+
+    def make(kind: str, **other: Any) -> Path:
+        key = repr((kind, sorted(other.items())))
+        if key not in paths:
+            paths[key] = foreign_models.train(folder / f"{len(paths)}.model", {**KINDS[kind], **other})
+        return paths[key]
+
+    return make
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_are_those_of_the_whole_document(made: Made, kind: str) -> None:
+    path = made(kind)
+    encoder, bare = Encoder(path), sentencepiece.SentencePieceProcessor(model_file=str(path))
+    texts = [*documents(40, seed=9), *HARD]
+    expected = [bare.encode(text) for text in texts]
+    assert [encoder.encode(text).tolist() for text in texts] == expected
+    assert [ids.tolist() for ids in encoder.encode_many(texts)] == expected
+    assert encoder.encode_joined(texts)[0].tolist() == [i for ids in expected for i in [*ids, encoder.eos_id]]
+    assert [encoder.decode(ids) for ids in expected] == [bare.decode(ids) for ids in expected]
+    again = pickle.loads(pickle.dumps(encoder))
+    assert again.sha256 == encoder.sha256 and again.encode(texts[0]).tolist() == expected[0]
+    if kind == "llama":
+        assert [encoder.decode(ids) for ids in expected] == [text.replace("▁", " ") for text in texts]
+
+
+@pytest.mark.parametrize("limit", [1, 7, 40])
+def test_a_long_text_is_cut_where_nothing_reaches_across(made: Made, limit: int) -> None:
+    whole, cut = Encoder(made("llama")), Encoder(made("llama"), run_characters=limit)
+    assert whole.run_characters == units._BPE_RUN_CHARACTERS
+    for text in [*documents(40, seed=11), *HARD, "\n" * 50, "\n".join(HARD)]:
+        runs = cut._runs(text)
+        assert "".join(runs) == text and all(len(run) <= limit or "\n" not in run[1:] for run in runs)
+        assert np.array_equal(cut.encode(text), whole.encode(text)), text
+        assert np.array_equal(cut.encode_many([text, "x"])[0], whole.encode(text))
+    assert len(cut._runs("a\n" * 50)) > 1
+
+
+def test_only_what_nothing_reaches_across_is_cut(made: Made) -> None:
+    """Not the score of a unigram, not a symbol of two line ends, not what normalisation makes of a line end."""
+    assert Encoder(made("t5")).run_characters == units.UNCUT
+    assert Encoder(made("gemma")).run_characters == units.UNCUT
+    assert Encoder(made("llama", remove_extra_whitespaces=True)).run_characters == units.UNCUT
+    assert Encoder(made("llama", normalization_rule_name="nfkc")).run_characters == units.UNCUT
+    assert Encoder(made("gemma", user_defined_symbols=["\n"])).run_characters == units._BPE_RUN_CHARACTERS
+
+
+def test_end_and_padding_are_what_the_model_has(made: Made) -> None:
+    llama, t5, gemma = (Encoder(made(kind)) for kind in KINDS)
+    assert (llama.eos_id, llama.pad_id, llama.unk_id, llama.bos_id) == (2, 0, 0, 1), "<unk> where there is no <pad>"
+    assert (t5.eos_id, t5.pad_id, t5.unk_id, t5.bos_id) == (1, 0, 2, -1)
+    assert (gemma.eos_id, gemma.pad_id, gemma.unk_id, gemma.bos_id) == (1, 0, 3, 2)
+    assert llama.unk_id not in llama.encode("\u0378\ue000 日\n")
+
+
+def test_t5_gets_its_sentinels_and_the_file_stays(made: Made) -> None:
+    path = made("t5")
+    encoder, bare = Encoder(path), sentencepiece.SentencePieceProcessor(model_file=str(path))
+    assert encoder.adds_sentinels and encoder.vocab_size == bare.get_piece_size() + 100
+    assert encoder.sentinel_ids == list(range(encoder.vocab_size - 1, bare.get_piece_size() - 1, -1)), "0 is the last"
+    assert encoder.control_ids == {0, 1, *encoder.sentinel_ids}
+    assert encoder.model_bytes == path.read_bytes() and len(encoder.piece_bytes()) == encoder.vocab_size
+    assert not set(encoder.sentinel_ids) & set(encoder.encode("a <extra_id_0> b").tolist())
+    for other in ("llama", "gemma"):
+        assert not Encoder(made(other)).adds_sentinels
+    assert not Encoder(made("t5", bos_id=3)).adds_sentinels
+    assert not Encoder(made("t5", control_symbols=["<extra_id_0>"])).adds_sentinels, "it has one of its own"
+
+
+def test_the_user_is_told_what_is_special(made: Made, toy: Encoder) -> None:
+    words = {kind: " | ".join(foreign.notes(Encoder(made(kind)))) for kind in KINDS}
+    assert not foreign.notes(toy)
+    assert all("whole text" in said for said in words.values())
+    assert "<0x0A>" in words["llama"] and "<unk>" in words["llama"] and "normalised" not in words["llama"]
+    for needed in ("become spaces", "nmt_nfkc", "100 sentinels", "become <unk>"):
+        assert needed in words["t5"] and needed not in words["gemma"]
+
+
+def test_a_model_without_an_end_or_line_ends_is_told_with_every_fault(made: Made) -> None:
+    path = made("llama", byte_fallback=False, eos_id=-1)
+    with pytest.raises(UserError) as caught:
+        Encoder(path)
+    end, line_end = caught.value.faults
+    assert end.where == line_end.where == str(path)
+    assert "</s>" in end.rule and '"\\n"' in line_end.rule and "byte_fallback" in line_end.rule
+    assert "step 1" in end.remedy and "step 1" in line_end.remedy
+    Encoder(made("llama", byte_fallback=False, user_defined_symbols=["\n"]))
+
+
+def _unused(model: ModelFile) -> None:
+    model._proto.pieces[-1].type = int(Kind.UNUSED)
+
+
+def test_what_could_not_be_exported_is_refused_at_once(made: Made, tmp_path: Path) -> None:
+    """Every rule, with the pieces that are concerned."""
+    huggingface.check(Encoder(made("gemma")))
+    for other, needed in (
+        ({"user_defined_symbols": ["<a>", "<b>", "<c>", "<d>"]}, ["dummy prefix", "'<a>', '<b>', '<c>', … 4 in all"]),
+        ({"user_defined_symbols": ["\n"]}, ["dummy prefix", "'\\n'"]),
+        ({"treat_whitespace_as_suffix": True}, ["treat_whitespace_as_suffix"]),
+    ):
+        with pytest.raises(UserError) as caught:
+            huggingface.check(Encoder(made("llama", **other)))
+        assert [fault for fault in caught.value.faults if all(word in fault.rule for word in needed)]
+    model = ModelFile(made("llama").read_bytes())
+    _unused(model)
+    (tmp_path / "unused.model").write_bytes(model.to_bytes())
+    with pytest.raises(UserError) as caught:
+        huggingface.check(Encoder(tmp_path / "unused.model"))
+    assert repr(model.pieces[-1].text) in caught.value.faults[0].rule
+
+
+@pytest.mark.parametrize(("kind", "other"), [("llama", {}), ("gemma", {"user_defined_symbols": ["\n", "\n\n"]})])
+def test_the_faster_encoder_serves_them_too_where_it_is_proved(made: Made, kind: str, other: dict[str, Any]) -> None:
+    encoder, texts = Encoder(made(kind, **other)), [*documents(60, seed=12), *HARD]
+    choice = stand_in.choose(encoder, texts)
+    assert choice.name.startswith("gigatoken"), choice.word
+    (ours, our_bytes), (theirs, their_bytes) = encoder.encode_joined(texts), choice.encoder.encode_joined(texts)
+    assert np.array_equal(ours, theirs) and our_bytes == their_bytes == [len(text.encode()) for text in texts]
+    trimming = stand_in.choose(Encoder(made("llama", remove_extra_whitespaces=True)), texts)
+    assert trimming.name.startswith("sentencepiece")
+
+
+def test_llama_cpp_is_given_what_it_reads_alike(made: Made, tmp_path: Path, train_toy: TrainToy) -> None:
+    """It puts a space before a text, as these do, and none before a line, as a prefix of step 1 does."""
+    assert huggingface.is_for_llama_cpp(Encoder(made("llama"))) and huggingface.is_for_llama_cpp(Encoder(made("gemma")))
+    for other in (made("t5"), made("llama", remove_extra_whitespaces=True)):
+        assert not huggingface.is_for_llama_cpp(Encoder(other))
+    assert not huggingface.is_for_llama_cpp(Encoder(train_toy(model_type="bpe", add_dummy_prefix=True)))
+    huggingface.write(Encoder(made("llama")), tmp_path, 64)
+    assert (tmp_path / "tokenizer.model").read_bytes() == made("llama").read_bytes()
+    assert "add_prefix_space" not in json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))
