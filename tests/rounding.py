@@ -1,25 +1,26 @@
 """How far two right computations of the same numbers may lie apart: what rounding explains on any processor.
 
-Two computations that are equal on paper (ours and Hugging Face's, one process and two, one micro batch and four) add the
-same numbers up in another order. Which order is the choice of the kernels: of the width of the processor's vectors, of
-the library, of the number of threads. So no tolerance can be a number that was right on one machine. Here each is a count
-of roundings, of the number format's spacing at the size of what is compared, times the training steps so far:
+Two computations that are equal on paper (ours and Hugging Face's, one process and two, one micro batch and four) add
+the same numbers up in different orders, and the order belongs to the machine: to the width of its vectors, to the
+kernels that a library has for it, to the number of threads. So a tolerance cannot be a number that was right on one
+machine. Here it counts roundings: the number format's spacing at the size of what is compared, times the steps so far.
 
-    tolerance(magnitude, step) = ROUNDINGS[quantity] × step × spacing[format] × magnitude
+    tolerance(magnitude, step) = ROUNDINGS[precision][quantity] × step × SPACING[precision] × magnitude
 
-Why the steps: step 1 sees equal weights, and its loss differs by the rounding of one forward pass. Each update then adds
-its own: where a gradient is little more than rounding, Adam's ratio m / √v keeps no digit of it, and that weight takes
-another part of a step. These differences add up, at worst all in one direction.
+Why the steps: at step 1 the weights are equal, and the losses differ by the rounding of one forward pass. Every update
+adds its own. Where a gradient is little more than rounding, Adam's ratio m / √v has no right digit, and that weight
+takes another part of a step. These differences add up, at worst all in one direction.
 
-Why so many: each count is eight times the most that was seen or more (what was measured, and with which kernels: docs/
-kernels.md). What is wrong is not near: each kind of comparison has a broken twin, the same with one thing wrong on
-purpose, that lies at least `BROKEN` tolerances away.
+Why so many: each count is several times the largest that was seen under any kernels (docs/rounding.md has the table).
+What is wrong is far away: each kind of comparison has a broken twin, the same with one thing wrong on purpose, which
+exceeds its tolerance `BROKEN` times.
 
-What a count cannot make up for is a training that is ill-conditioned, in which a last digit grows by itself: a rate so
-high that the loss passes a spike. Llama with 20 steps of wide weights at a rate of 0.01 had 3.5 roundings a step where
-every other training here has one. Lower the rate of such a test; do not widen its tolerance.
+A count cannot make up for an ill-conditioned training, in which a last digit grows by itself: Llama with wide weights
+at a learning rate of 0.01 takes 3.5 roundings a step, where every other training here takes one. Lower the rate of such
+a test, do not raise its tolerance.
 
-Where it is one machine, one program and one number of threads, equal means equal bits, and this module has no business.
+Where machine, program and number of threads are the same, equal means equal bits: compare with ==, not with this
+module.
 """
 
 from __future__ import annotations

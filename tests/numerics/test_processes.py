@@ -50,6 +50,7 @@ def test_another_global_batch_is_another_training(runs: dict, suffix: str, preci
     """The broken twin: half of each batch left out, as by a process whose gradients reach no other."""
     wrong, right = runs[f"other_batch{suffix}"], runs[f"one{suffix}"]
     assert rounding.times_tolerance(wrong.losses, right.losses, precision=precision) > rounding.BROKEN
+    assert rounding.times_tolerance(wrong.grad_norms, right.grad_norms, quantity="grad_norm") > rounding.BROKEN
     assert rounding.weights_times_tolerance(wrong.weights, right.weights, at_step=20) > rounding.BROKEN
 
 

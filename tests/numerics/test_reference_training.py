@@ -124,7 +124,7 @@ def losses_of_hugging_face(
 
 TIED = "tie_word_embeddings=true"
 GPT2 = ("architecture=gpt2", "num_kv_heads=auto", "lr=0.003")
-"""A lower rate than Llama's: a training must be well-conditioned for its last digits to mean something (rounding.py)."""
+"""A lower rate than Llama's: only of a well-conditioned training do the last digits mean anything (rounding.py)."""
 QWEN3 = "architecture=qwen3"
 T5 = ("architecture=t5", "num_kv_heads=auto", "head_size=16", "lr=0.003")
 MIXTRAL = ("architecture=mixtral", "num_experts=4", "lr=0.003", "router_balance_loss=0", "router_z_loss=0")

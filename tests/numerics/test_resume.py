@@ -102,6 +102,12 @@ def test_offload_changes_nothing(runs: dict, name: str, plain: str) -> None:
     rounding.assert_same_curve(runs[f"{name}_unbroken"].losses, runs[plain].losses)
 
 
+def test_another_precision_changes_something(runs: dict) -> None:
+    """The broken twin of the test above."""
+    in_bf16, in_fp32 = runs["small_bf16_stage2"].losses, runs["small_fp32_stage2"].losses
+    assert rounding.times_tolerance(in_bf16, in_fp32) > rounding.BROKEN
+
+
 def test_every_step_is_recorded_once(runs: dict) -> None:
     steps = [line["step"] for line in metrics.read(Path(runs["bf16_stage1_broken"].folder)) if "loss" in line]
     assert steps == list(range(1, 61))
