@@ -95,8 +95,9 @@ def run(setting: str, arguments: Sequence[str]) -> Outcome:
 
 def row(setting: str, outcome: Outcome, seconds: float) -> str:
     """A line of the table."""
-    nearest = f"{outcome.nearest:.2f} of its tolerance: {outcome.nearest_test.rpartition('/')[2]}"
-    return f"{setting:20} {outcome.passed:6} {len(outcome.failed):6} {seconds:6.0f} s  {nearest if outcome.nearest else ''}"
+    test = outcome.nearest_test.rpartition("/")[2]
+    nearest = f"{outcome.nearest:.2f} of its tolerance: {test}" if test else ""
+    return f"{setting:20} {outcome.passed:6} {len(outcome.failed):6} {seconds:6.0f} s  {nearest}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

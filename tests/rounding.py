@@ -34,18 +34,19 @@ if TYPE_CHECKING:
 SPACING = {"fp32": 2.0**-23, "bf16": 2.0**-7}
 """Of 1 and the next number, in each format; of any other number, times its size."""
 
-ROUNDINGS = {"loss": 8, "grad_norm": 128, "weight": 512, "tensor": 128}
+ROUNDINGS = {
+    "fp32": {"loss": 8, "grad_norm": 64, "weight": 512, "tensor": 128},
+    "bf16": {"loss": 1 / 256, "tensor": 4},
+}
 """Of what is compared, a training step:
 
-- loss: nats a token, a mean over all tokens of a step. Seen: 1.
-- grad_norm: a gradient is a derivative, and feels a change of the weights as much as the curvature is high. Seen: 60.
-- weight: the length of the difference of a tensor, against the length of the tensor. Seen: 60.
-- tensor: every number of logits or gradients, against the largest of them; of one computation, so no steps. Seen: 4.
+- loss: nats a token, a mean over the tokens of a step. In bf16 the mean itself is kept in fp32; what is rounded to bf16
+  is what it is made from, at least 65,536 activations and weights, each by itself, and the error of a mean of so many
+  is 1/256 of the error of one.
+- grad_norm: a gradient is a derivative, and feels a change of the weights by as much as the loss is curved.
+- weight: the root mean square of a tensor's differences, beside that of all weights (which are fp32 in bf16 too).
+- tensor: every number of logits or gradients, beside the largest of them; of one computation, so without steps.
 """
-
-MEAN_OF_BF16 = 256
-"""In bf16 a loss is kept in fp32: what is rounded is what it is computed from, at least 65,536 numbers, each by itself. The
-error of their mean is smaller than that of one by the root of how many they are."""
 
 BROKEN = 100
 """What is wrong on purpose must exceed its tolerance so many times."""
@@ -56,8 +57,7 @@ shares: list[float] = []
 
 def tolerance(magnitude: float, step: int = 1, precision: str = "fp32", quantity: str = "loss") -> float:
     """The largest difference, at training step `step` (1 is the first), that rounding explains."""
-    spacing = SPACING[precision] / (MEAN_OF_BF16 if precision == "bf16" else 1)
-    return ROUNDINGS[quantity] * step * spacing * abs(magnitude)
+    return ROUNDINGS[precision][quantity] * step * SPACING[precision] * abs(magnitude)
 
 
 def times_tolerance(
@@ -131,8 +131,7 @@ def tensor_times_tolerance(found: Tensor, expected: Tensor) -> float:
     precision = str(expected.dtype).removeprefix("torch.").replace("float32", "fp32").replace("bfloat16", "bf16")
     largest = expected.detach().double().abs().max().item()
     difference = (found.detach().double() - expected.detach().double()).abs().max().item()
-    allowed = ROUNDINGS["tensor"] * SPACING[precision] * largest  # each number is one, and no mean
-    return _share(difference, allowed)
+    return _share(difference, tolerance(largest, precision=precision, quantity="tensor"))
 
 
 def assert_same_tensor(found: Tensor, expected: Tensor, what: str = "tensor") -> None:

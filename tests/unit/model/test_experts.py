@@ -106,7 +106,7 @@ def test_all_experts_in_one_kernel_are_the_same() -> None:
     sorted_MD = torch.randn(8, 48, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
     counts = torch.bincount(chosen_M, minlength=4)
     grouped = layer._grouped(sorted_MD, counts.cumsum(0).to(torch.int32))
-    torch.testing.assert_close(grouped, layer._one_by_one(sorted_MD, counts.tolist()), atol=0.05, rtol=0.05)
+    rounding.assert_same_tensor(grouped, layer._one_by_one(sorted_MD, counts.tolist()))
 
 
 def test_a_full_expert_leaves_out_the_later_choices_of_each_sequence() -> None:
