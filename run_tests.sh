@@ -3,6 +3,7 @@
 #
 #   ./run_tests.sh                      everything (tests/gpu too where there is a GPU)
 #   ./run_tests.sh tests/unit -k order  hands its arguments on to pytest
+#   ./run_tests.sh --kernels            the numerical tests alone, with the kernels of other processors (tests/kernels.py)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 ./setup.sh
@@ -34,6 +35,9 @@ checks() {
     printf '── %s\n' "tests"
 }
 part "analysers" analysers
+if [ "${1:-}" = --kernels ]; then
+    exec $python tests/kernels.py "${@:2}"
+fi
 if [ $# -gt 0 ]; then
     checks
     exec $python -m pytest "$@"

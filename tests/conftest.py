@@ -1,4 +1,5 @@
-"""What all tests share: tests that need a GPU are left out where there is none, and each part's time is printed."""
+"""What all tests share: tests that need a GPU are left out where there is none; each part's time is printed, and which
+tests came nearest to what rounding explains."""
 
 from __future__ import annotations
 
@@ -6,8 +7,11 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+import rounding
 
 ROOT = Path(__file__).resolve().parent.parent
+SHARE = "share_of_tolerance"
+"""Name of the property, in the report of a test, that says how near to its tolerance it came."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -25,14 +29,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.get_closest_marker("gpu")]
 
 
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> None:
+    if call.when == "call" and rounding.shares:
+        item.user_properties.append((SHARE, max(rounding.shares)))
+        rounding.shares.clear()
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     seconds: dict[str, float] = defaultdict(float)
+    taken: list[tuple[float, str]] = []
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
                 seconds["/".join(Path(report.nodeid.split("::")[0]).parts[:2])] += report.duration
+                if report.when == "call":
+                    taken += [(share, report.nodeid) for name, share in report.user_properties if name == SHARE]
     for part, spent in sorted(seconds.items()):
         terminalreporter.write_line(f"{part}: {spent:.1f} s")
+    for share, test in sorted(taken, reverse=True)[:3]:
+        terminalreporter.write_line(f"nearest to its tolerance, {share:.2f} of it: {test}")
 
 
 @pytest.fixture(scope="session")

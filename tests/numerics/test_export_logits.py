@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import rounding
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -92,13 +93,17 @@ def prove(folder: Path, weights: dict[str, Tensor], shape: ModelShape, dtype: st
     return found
 
 
+def rounded(found: LogitProof) -> float:
+    """What rounding explains. Of thousands of logits the largest is about four standard deviations."""
+    return rounding.tolerance(4 * found.logit_std, quantity="tensor")
+
+
 @pytest.mark.parametrize(("shape", "dtype"), CASES, ids=lambda one: one if isinstance(one, str) else one.architecture)
 def test_logits_arg_max_and_greedy_are_equal(tmp_path: Path, shape: ModelShape, dtype: str) -> None:
     found = export_and_prove(tmp_path / "hf", shape, dtype)
     assert found.faults == [] and found.holds
     assert found.logit_std > proof.SPREAD and found.notes == []
-    # fp32 rounding alone: some 1e-6 at logits of some units, far below what is allowed.
-    assert 0 <= found.max_difference < 3e-5
+    assert found.max_difference <= rounded(found)
     assert found.positions == 48 + 48 + 31 + 2
     assert found.greedy_tokens == 3 * (shape.seq_len - 1) >= 3 * 20
     assert found.bf16_positions == 32
@@ -181,7 +186,7 @@ def test_a_broken_twin_fails(twin: str, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(families, "rules_for", lambda shape: broken)
     found = export_and_prove(tmp_path / "hf", shape)
     assert not found.holds
-    assert found.max_difference > 0.05
+    assert found.max_difference > rounding.BROKEN * rounded(found)
     assert "worst at window" in found.faults[0] and "exported" in found.faults[0]
 
 

@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import torch
+import rounding
 from tiny import nothing_small
-
-LOSS_TOLERANCE = 1e-5
-"""Absolute, over 20 steps in fp32: only the order of additions differs."""
-BF16_TOLERANCE = 1e-3
-"""As above in bf16: gradients are rounded to 8 bits before they meet or after."""
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +20,7 @@ def runs(train_runs: Callable, tmp_path_factory: pytest.TempPathFactory) -> dict
     }
     in_bf16 = {"precision": "bf16", "lr": 0.002, "micro_batch_size": 4}
     alone["one_bf16"] = {"zero_stage": 0, **in_bf16}
+    alone["other_batch_bf16"] = {**alone["other_batch"], **in_bf16}
     together = {f"two_stage{stage}": {"zero_stage": stage, "micro_batch_size": 2} for stage in range(4)}
     together |= {f"two_bf16_stage{stage}": {"zero_stage": stage, **in_bf16} for stage in range(4)}
     together["two_stage3"]["deepspeed_template"] = str(nothing_small(tmp_path_factory.mktemp("template")))
@@ -41,28 +37,28 @@ def test_equals_one_process_with_one_micro_batch(runs: dict, name: str) -> None:
     expected, got = runs["one"].losses, runs[name].losses
     assert len(expected) == 20
     assert expected[-1] < expected[0] - 0.5, "nothing was learned: equality would mean nothing"
-    assert got == pytest.approx(expected, abs=LOSS_TOLERANCE)
+    rounding.assert_same_curve(got, expected)
 
 
 @pytest.mark.parametrize("name", [f"two_stage{stage}" for stage in range(4)])
 def test_final_weights_are_those_of_one_process(runs: dict, name: str) -> None:
-    expected, got = runs["one"].weights, runs[name].weights
-    assert expected.keys() == got.keys()
-    for key, weight in expected.items():
-        # Adam divides by the root of a tiny second moment: a difference in the last digit of a gradient grows.
-        torch.testing.assert_close(got[key], weight, atol=2e-4, rtol=0)
+    rounding.assert_same_weights(runs[name].weights, runs["one"].weights, at_step=20)
 
 
-def test_another_global_batch_is_another_training(runs: dict) -> None:
-    """The control: a run that should differ does, by far more than the tolerance."""
-    assert abs(runs["other_batch"].losses[-1] - runs["one"].losses[-1]) > 100 * LOSS_TOLERANCE
+@pytest.mark.parametrize(("suffix", "precision"), [("", "fp32"), ("_bf16", "bf16")])
+def test_another_global_batch_is_another_training(runs: dict, suffix: str, precision: str) -> None:
+    """The broken twin: half of each batch left out, as by a process whose gradients reach no other."""
+    wrong, right = runs[f"other_batch{suffix}"], runs[f"one{suffix}"]
+    assert rounding.times_tolerance(wrong.losses, right.losses, precision=precision) > rounding.BROKEN
+    assert rounding.times_tolerance(wrong.grad_norms, right.grad_norms, quantity="grad_norm") > rounding.BROKEN
+    assert rounding.weights_times_tolerance(wrong.weights, right.weights, at_step=20) > rounding.BROKEN
 
 
 @pytest.mark.parametrize("stage", range(4))
 def test_every_stage_gives_the_same_curve_in_bf16(runs: dict, stage: int) -> None:
     expected = runs["one_bf16"].losses
     assert len(expected) == 20 and expected[-1] < expected[0] - 0.3
-    assert runs[f"two_bf16_stage{stage}"].losses == pytest.approx(expected, abs=BF16_TOLERANCE)
+    rounding.assert_same_curve(runs[f"two_bf16_stage{stage}"].losses, expected, precision="bf16")
 
 
 @pytest.mark.parametrize("prefix", ["two", "two_bf16"])

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+import rounding
 
 from zerokara import checkpoint, manifest
 from zerokara.export import families, to_hf
@@ -144,7 +145,8 @@ def test_an_evaluated_checkpoint_gives_what_the_log_has(tiny_data: dict[str, str
         assert re.search(rf"in the log +{found[step]:.4f} nats a token, so it differs by ", output)
         path = longer / f"evaluation_step{step}.json"
         told = json.loads(path.read_text(encoding="utf-8"))
-        assert told["valid_loss"] == pytest.approx(found[step], abs=1e-4) and told["logged_valid_loss"] == found[step]
+        rounding.assert_same_loss(told["valid_loss"], found[step])
+        assert told["logged_valid_loss"] == found[step]
         before[path.name] = path.read_bytes()
     assert everything(longer) == before
     none = step_3(tiny_data["config"], *settings, options=("--evaluate", "7"))
@@ -333,7 +335,7 @@ def test_a_run_starts_from_an_exported_model(tiny_data: dict[str, str], finished
     done = step_3(tiny_data["config"], *start)
     assert done.returncode == 0 and f"starting from the weights of {exported}" in done.stdout, done.stdout + done.stderr
     trained, going_on = (manifest.read(run / "manifest.json").facts for run in (finished, tmp_path / "run"))
-    assert going_on["first_valid_loss"] == pytest.approx(trained["valid_loss"], abs=1e-5)
+    rounding.assert_same_loss(going_on["first_valid_loss"], trained["valid_loss"])
     loss_of_trial = float(re.findall(r"trial of 3 steps: loss ([\d.]+)", tried.stdout)[0])
     assert loss_of_trial < trained["first_loss"] - 0.3, "the trial began with other weights"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+import rounding
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear, silu
@@ -95,7 +96,7 @@ def test_each_token_gets_the_weighted_sum_of_its_experts(top_k: int) -> None:
     tokens = hidden()
     found, bias = layer(tokens)
     assert bias is None
-    torch.testing.assert_close(found, plainly(layer, tokens), atol=1e-5, rtol=1e-5)
+    rounding.assert_same_tensor(found, plainly(layer, tokens))
 
 
 def test_all_experts_in_one_kernel_are_the_same() -> None:
@@ -105,7 +106,7 @@ def test_all_experts_in_one_kernel_are_the_same() -> None:
     sorted_MD = torch.randn(8, 48, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
     counts = torch.bincount(chosen_M, minlength=4)
     grouped = layer._grouped(sorted_MD, counts.cumsum(0).to(torch.int32))
-    torch.testing.assert_close(grouped, layer._one_by_one(sorted_MD, counts.tolist()), atol=0.05, rtol=0.05)
+    rounding.assert_same_tensor(grouped, layer._one_by_one(sorted_MD, counts.tolist()))
 
 
 def test_a_full_expert_leaves_out_the_later_choices_of_each_sequence() -> None:
@@ -176,7 +177,7 @@ def test_the_gradient_is_that_of_the_loss_and_of_what_routers_add(
     ours, expected = gradients(whole=True), gradients(whole=False)
     assert ours[0] == expected[0], "the value of the loss is training's own"
     for name, gradient in expected[1].items():
-        torch.testing.assert_close(ours[1][name], gradient, atol=1e-6, rtol=1e-4, msg=name)
+        rounding.assert_same_tensor(ours[1][name], gradient, name)
     routers = [gradient for name, gradient in ours[1].items() if "router" in name]
     assert routers and all(gradient.abs().max() > 1e-4 for gradient in routers)
 
@@ -187,7 +188,7 @@ def test_the_losses_are_the_written_out_ones() -> None:
     probabilities = logits.softmax(-1)
     found = layer._loss(logits, probabilities, probabilities.topk(2).indices)
     balances, squares = losses_by_hand(layer, tokens)
-    torch.testing.assert_close(found, 0.3 * balances.sum() + 0.2 * squares.sum())
+    rounding.assert_same_loss(found.item(), (0.3 * balances.sum() + 0.2 * squares.sum()).item())
     assert (balances > 1 - 1e-5).all(), "1 is the least, where all are equally busy"
 
 
@@ -196,7 +197,7 @@ def test_sequences_know_nothing_of_each_other() -> None:
     layer = layer_of(routing=Routing(0.3, 0.2, capacity=0.7))
     together = layer(hidden())[0]
     apart = torch.cat([layer(one)[0] for one in hidden().split(1, dim=1)], dim=1)
-    torch.testing.assert_close(together, apart, atol=1e-6, rtol=1e-6)
+    rounding.assert_same_tensor(together, apart)
 
 
 def test_what_routers_did_is_told_by_layer() -> None:
@@ -220,4 +221,4 @@ def test_the_loss_of_a_sparse_model_is_cross_entropy() -> None:
     model = build(shape_of(*FAMILIES[0]), seed=1, routing=ROUTING)
     ids = torch.randint(0, 300, (2, 9), generator=torch.Generator().manual_seed(4))
     plain = cross_entropy(model(ids[:, :-1])[..., :300].flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")
-    torch.testing.assert_close(model(ids[:, :-1], ids[:, 1:]), plain, atol=1e-4, rtol=1e-5)
+    rounding.assert_same_loss(model(ids[:, :-1], ids[:, 1:]).item(), plain.item())

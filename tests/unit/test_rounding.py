@@ -1,0 +1,80 @@
+"""What rounding explains, and the table of kernels: both are what other tests are judged by."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import kernels
+import pytest
+import rounding
+import torch
+
+
+def test_a_tolerance_grows_with_the_step_the_size_and_the_coarseness_of_the_format() -> None:
+    assert rounding.tolerance(5.05) == pytest.approx(8 * 5.05 * torch.finfo(torch.float32).eps)
+    assert rounding.tolerance(5.05, step=20) == pytest.approx(20 * rounding.tolerance(5.05))
+    assert rounding.tolerance(-10.1) == pytest.approx(2 * rounding.tolerance(5.05))
+    assert rounding.tolerance(5.05, precision="bf16") > 100 * rounding.tolerance(5.05)
+    assert {"fp32": torch.finfo(torch.float32).eps, "bf16": torch.finfo(torch.bfloat16).eps} == rounding.SPACING
+
+
+def test_each_step_has_its_own_tolerance() -> None:
+    expected = [4.0] * 20
+    late = [*expected[:19], 4.0 + 0.9 * rounding.tolerance(4.0, step=20)]
+    assert rounding.times_tolerance(late, expected) == pytest.approx(0.9)
+    assert rounding.times_tolerance(late[::-1], expected) == pytest.approx(18)
+    with pytest.raises(AssertionError, match="18 times what rounding explains"):
+        rounding.assert_same_curve(late[::-1], expected)
+    assert rounding.shares.pop() == pytest.approx(18)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_what_is_no_number_is_never_the_same(wrong: float) -> None:
+    assert rounding.times_tolerance([1.0, wrong], [1.0, 1.0]) == float("inf")
+    assert rounding.times_tolerance([1.0, 1.0], [1.0, wrong]) == float("inf")
+    with pytest.raises(AssertionError):
+        rounding.times_tolerance([1.0], [1.0, 1.0])
+
+
+def test_tensors_and_weights_are_measured_by_the_largest_and_by_all() -> None:
+    large = torch.tensor([1000.0, 0.001])
+    one_off = torch.tensor([1000.0, 0.002])
+    assert rounding.tensor_times_tolerance(one_off, large) < 0.1
+    assert rounding.tensor_times_tolerance(one_off[1:], large[1:]) > rounding.BROKEN
+    model = {"matrix": torch.ones(100, 100), "bias": torch.zeros(10)}
+    moved = {**model, "bias": torch.full((10,), 1e-4)}  # beside weights of 1
+    assert 0 < rounding.weights_times_tolerance(moved, model, at_step=20) < 0.1
+    assert rounding.weights_times_tolerance(moved, model, at_step=1) > 1
+    with pytest.raises(AssertionError):
+        rounding.assert_same_weights({"matrix": model["matrix"]}, model, at_step=1)
+
+
+JUNIT = """<testsuites><testsuite>
+<testcase classname="tests.numerics.test_a" name="test_equal[1]">
+<properties><property name="share_of_tolerance" value="0.25"/></properties></testcase>
+<testcase classname="tests.numerics.test_a" name="test_equal[2]">
+<properties><property name="share_of_tolerance" value="1.5"/></properties><failure message="no"/></testcase>
+<testcase classname="tests.numerics.test_b" name="test_setup"><error message="no"/></testcase>
+<testcase classname="tests.numerics.test_b" name="test_gpu"><skipped/></testcase>
+<testcase classname="tests.numerics.test_b" name="test_bits"/>
+</testsuite></testsuites>"""
+
+
+def test_the_table_counts_what_pytest_reported(tmp_path: Path) -> None:
+    report = tmp_path / "junit.xml"
+    report.write_text(JUNIT, encoding="utf-8")
+    found = kernels.Outcome.read(report)
+    assert (found.passed, len(found.failed), found.nearest) == (2, 2, 1.5)
+    assert found.nearest_test == found.failed[0] == "tests/numerics/test_a.py::test_equal[2]"
+    assert kernels.row("oldest", found, 61.2).split()[:4] == ["oldest", "2", "2", "61"]
+
+
+def test_only_the_setting_chooses_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx512")
+    monkeypatch.setenv("HOME", "/here")
+    assert "ATEN_CPU_CAPABILITY" not in kernels.environment("threads_2")
+    assert kernels.environment("oldest")["ATEN_CPU_CAPABILITY"] == "default"
+    assert kernels.environment("as_it_is")["HOME"] == "/here"
+    with pytest.raises(SystemExit) as caught:
+        kernels.main(["--only", "threads_3"])
+    assert caught.value.code == 2
