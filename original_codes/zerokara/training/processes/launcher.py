@@ -25,9 +25,8 @@ import psutil
 
 from zerokara.config import PretrainConfig
 from zerokara.errors import RunError, UserError
-from zerokara.training.planning import limits
+from zerokara.training.planning import cores, limits
 from zerokara.training.planning.memory_budget import control_groups
-from zerokara.training.planning.preparation import cpu_threads
 
 _LAUNCHER = "deepspeed.launcher.launch"
 _PR_SET_PDEATHSIG = 1
@@ -93,7 +92,7 @@ def launch(module: str, arguments: Sequence[str], processes: int) -> int:
         devices = list(named.split(",")[:processes]) if named else devices
     else:
         environment["DS_ACCELERATOR"] = "cpu"
-        environment["OMP_NUM_THREADS"] = str(cpu_threads(processes))
+        environment.update(cores.environment(processes))
     nodes = base64.urlsafe_b64encode(json.dumps({"localhost": devices}).encode()).decode()
     command = [sys.executable, "-m", _LAUNCHER, f"--world_info={nodes}", "--master_addr=127.0.0.1"]
     meeting = MeetingPlace()
