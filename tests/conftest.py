@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+os.environ.setdefault("ZEROKARA_SHARE_CORES", "1")  # two processes are tried on one core too (run_tests.sh pins to one)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

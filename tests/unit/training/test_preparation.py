@@ -142,7 +142,7 @@ def test_more_processes_than_gpus_are_refused(settings, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert launcher.num_processes(settings("num_processes=auto")) == 2
-    with pytest.raises(UserError, match="num_processes = 4: must be at most 2, the GPUs that torch sees"):
+    with pytest.raises(UserError, match="num_processes = 4: must be at most 2, the GPUs that there are"):
         launcher.num_processes(settings("num_processes=4", "global_batch_size=32"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert launcher.num_processes(settings("num_processes=2")) == 2
