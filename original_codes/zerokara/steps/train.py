@@ -21,7 +21,7 @@ from zerokara.progress import count_text, opening, seconds_text, summary
 from zerokara.steps import command
 from zerokara.training import preflight, resume_proof
 from zerokara.training.planning import limits, machine, memory_budget, preparation, processors, run_folder
-from zerokara.training.planning.consumption import check_epochs, table_lines
+from zerokara.training.planning.consumption import check_epochs, table_lines, warnings
 from zerokara.training.planning.memory_budget import Budget
 from zerokara.training.processes import launcher
 
@@ -80,7 +80,7 @@ def _launch(config: PretrainConfig, options: command.Options, argv: Sequence[str
         *preflight.rows(plan, there),
     ]:
         print(f"  {name:<12}  {value}")
-    for line in table_lines(plan.consumption):
+    for line in [*table_lines(plan.consumption), *warnings(config, plan.consumption)]:
         print(f"  {line}")
     for change in [*changes, *found]:
         print(f"  changed since this run's last start: {change}")
