@@ -169,7 +169,8 @@ def _too_often(config: PretrainConfig, use: SourceUse) -> Fault:
         f"let the run take at most {most:,} tokens of it (a lower weight, fewer train_tokens), give it more text, or "
         f"set max_epochs_per_source to {math.ceil(use.epochs)}"
     )
-    return config.fault("max_epochs_per_source", rule, remedy)
+    others = ("train_tokens", "epochs", "source_weights", "stages")
+    return config.fault("max_epochs_per_source", rule, remedy, others)
 
 
 def _of_mixture(plan: ReadingPlan, order: MixedOrder, num_samples: int) -> Consumption:
