@@ -105,9 +105,10 @@ def test_gpus_that_are_not_there_are_an_error(machine: Machine, named: str, wron
 
 
 def test_a_gpu_where_there_is_none_is_an_error_and_so_is_a_torch_that_cannot_use_it(machine: Machine) -> None:
-    machine(named="0")
-    (fault,) = faults()
-    assert fault.key == "CUDA_VISIBLE_DEVICES" and "there is no GPU here" in fault.rule
+    for cuda in ("13.0", None):
+        machine(named="0", cuda=cuda)
+        (fault,) = faults()
+        assert fault.key == "CUDA_VISIBLE_DEVICES" and "there is no GPU here" in fault.rule
     machine(TWO, "0", cuda=None)
     (fault,) = faults()
     assert fault.key == "CUDA_VISIBLE_DEVICES" and "2.13.0" in fault.rule and "setup.sh" in fault.remedy

@@ -55,12 +55,12 @@ def check(config: PretrainConfig) -> None:
     there: list[Gpu] | None = []
     if named:
         there = listed()
-        if not built_for_gpus():
-            rule = f"names GPUs, and this torch ({_torch()['__version__']}) was built for the CPU alone"
-            raise _of_variable([rule], f"{_TO_USE_THEM}; or leave it empty to train on the CPU")
         if there is not None and (rules := list(_misnamed(named, there))):
             found = f"name what is there ({_numbers(there)}), or leave" if there else "leave"
             raise _of_variable(rules, f"{found} it empty to train on the CPU")
+        if not built_for_gpus():
+            rule = f"names GPUs, and this torch ({_torch()['__version__']}) was built for the CPU alone"
+            raise _of_variable([rule], f"{_TO_USE_THEM}; or leave it empty to train on the CPU")
         _check_processes(config, len(named))
         return
     if named is None and built_for_gpus():

@@ -101,8 +101,8 @@ def launch(module: str, arguments: Sequence[str], processes: int) -> int:
     devices: list[int | str] = list(range(processes))
     if torch.cuda.is_available():
         # The launcher sets CUDA_VISIBLE_DEVICES itself, from the ids that it is given.
-        named = environment.get("CUDA_VISIBLE_DEVICES")
-        devices = list(named.split(",")[:processes]) if named else devices
+        named = processors.named_gpus()
+        devices = list(named[:processes]) if named else devices
     else:
         environment["DS_ACCELERATOR"] = "cpu"
         environment.update(cores.environment(processes))
