@@ -5,5 +5,6 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 python="$root/.venv/bin/python"
 [ -x "$python" ] || python=python3
 export PYTHONPATH="$root/original_codes${PYTHONPATH:+:$PYTHONPATH}"
+export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-PASSIVE}" # idle threads sleep, and leave the cores to other programs
 export ZEROKARA_COMMAND="bash $0"
 exec "$python" -m zerokara.steps.convert_to_hf "$@"

@@ -48,8 +48,8 @@ from zerokara.samples.batches import Batches
 from zerokara.steps import train
 from zerokara.training import evaluation, loop, saving, session, suspects
 from zerokara.training.compute import engine
-from zerokara.training.planning import preparation, run_folder
-from zerokara.training.processes import joining, launcher
+from zerokara.training.planning import cores, preparation, run_folder
+from zerokara.training.processes import launcher
 
 PACKAGE = str(Path(zerokara.__file__).parent)
 LOADED_LATE = ("numpy.ma", "sentencepiece.sentencepiece_model_pb2", "zerokara.training.out_of_memory")
@@ -80,7 +80,7 @@ def _prepare() -> None:
     for name in LOADED_LATE:
         importlib.import_module(name)
     # Threads that share so little work wait for each other, and on a busy machine for long.
-    joining.cpu_threads = lambda num_processes: 1
+    cores.threads = lambda num_processes: 1
     engine.deepspeed.ops.__compatible_ops__.get("deepspeed_shm_comm")
     gc.collect()
     gc.freeze()  # or the first collection of each process would copy all of this one's memory

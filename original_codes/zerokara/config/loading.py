@@ -6,7 +6,8 @@ Pure: reads the one file and nothing else of the world. YAML 1.2, so that ``6e-4
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -49,10 +50,23 @@ def load(config_class: type[_Config], path: str | Path, overrides: Sequence[str]
         # Every setting has a default: with it in place of the wrong values the rules can speak about the right ones.
         config = config_class(**{key: value for key, value in values.items() if key not in wrong})
     config._source = source
-    faults.extend(config.rule_faults(wrong))
+    broken = list(config.rule_faults(wrong))
+    faults.extend(_causes(broken, config_class, path, source) if overridden else broken)
     if faults:
         raise UserError(sorted(faults, key=lambda fault: lines.get(fault.key or "", 0)))
     return config
+
+
+def _causes(broken: list[Fault], config_class: type[Settings], path: str | Path, source: Source) -> Iterator[Fault]:
+    """Broken rules, those that the file breaks by itself without the options of the command line."""
+    alone: set[tuple[str | None, str]] = set()
+    if broken:
+        try:
+            load(config_class, path)
+        except UserError as error:
+            alone = {(fault.key, fault.rule) for fault in error.faults}
+    for fault in broken:
+        yield replace(fault, where=source.where(fault.key or "")) if (fault.key, fault.rule) in alone else fault
 
 
 def _read_file(path: Path, faults: list[Fault]) -> tuple[dict[str, Any], dict[str, int]]:
@@ -120,7 +134,8 @@ def _apply(overrides: Sequence[str], values: dict[str, Any], faults: list[Fault]
     overridden = set()
     for text in overrides:
         key, equals, value = text.partition("=")
-        if not equals:
+        key = key.strip()
+        if not equals or not key:
             faults.append(Fault(where="--set", found=text, rule="must be key=value", remedy="e.g. --set lr=3e-4"))
             continue
         try:

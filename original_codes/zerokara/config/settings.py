@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 # Looking for plug-ins reads the metadata of every installed package, at each start.
@@ -55,14 +55,19 @@ class Source:
     lines: dict[str, int] = field(default_factory=dict)
     overridden: frozenset[str] = frozenset()
 
-    def where(self, key: str) -> str:
+    def where(self, key: str, others: Iterable[str] = ()) -> str:
         """``config.yaml:14``, or ``--set`` for a key set on the command line.
 
         A value inside a value is named as in Python, ``stages[1].order``; where it has no line, its surroundings have.
+        Of the `others`, whose values matter as well, those are named that the command line has set:
+        ``config.yaml:14, --set lr``.
         """
+        if {key, re.split(r"[.\[]", key)[0]} & self.overridden:
+            return "--set"
+        return ", ".join([self._line(key), *(f"--set {other}" for other in others if other in self.overridden)])
+
+    def _line(self, key: str) -> str:
         while key:
-            if key in self.overridden:
-                return "--set"
             if key in self.lines:
                 return f"{self.path}:{self.lines[key]}"
             key = key[: max(key.rfind("."), key.rfind("["), 0)]
@@ -103,8 +108,12 @@ class Settings(BaseModel):
         """Where `key` was set: ``config.yaml:14``."""
         return self._source.where(key)
 
-    def fault(self, key: str, rule: str, remedy: str = "") -> Fault:
-        """A fault at `key` (``lr``, ``stages[1].order``), with the file, the line and the value found."""
+    def fault(self, key: str, rule: str, remedy: str = "", others: Sequence[str] = ()) -> Fault:
+        """A fault at `key` (``lr``, ``stages[1].order``), with the file, the line and the value found.
+
+        Settings that `rule` names, and the `others`, matter as well: the place names those of them that the command
+        line has set.
+        """
         shown: Any = self
         for name, index in re.findall(r"(\w+)(?:\[(\d+)\])?", key):
             shown = getattr(shown, name)
@@ -112,14 +121,16 @@ class Settings(BaseModel):
         if isinstance(shown, BaseModel):
             shown = shown.model_dump(exclude_none=True)
         shown = list(shown) if isinstance(shown, tuple) else shown
-        return Fault(where=self.place(key), key=key, found=shown, rule=rule, remedy=remedy)
+        where = self._source.where(key, dict.fromkeys([*others, *re.findall(r"\w+", rule)]))
+        return Fault(where=where, key=key, found=shown, rule=rule, remedy=remedy)
 
     def rule_faults(self, wrong_keys: set[str]) -> Iterator[Fault]:
-        """The faults of every rule that reads none of `wrong_keys`."""
+        """The faults of every rule that reads none of `wrong_keys`, each with the options that the rule reads."""
         seen = set()
         for parent in type(self).__mro__:
             for name, method in vars(parent).items():
                 keys = getattr(method, "rule_keys", None)
                 if keys and name not in seen and not wrong_keys & set(keys):
                     seen.add(name)
-                    yield from method(self)
+                    for fault in method(self):
+                        yield replace(fault, where=self._source.where(fault.key or "", keys))

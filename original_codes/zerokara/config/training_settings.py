@@ -128,11 +128,12 @@ class ReadingSettings(Settings):
     max_epochs_per_source: PositiveNumber = 16.0
     """Most passes over any one source; a run that would need more is refused before it starts."""
     stages: Annotated[tuple[Stage, ...], BeforeValidator(as_tuple)] = ()
-    """A curriculum: parts of the run, one after another, as [{tokens: 8e9, source_weights: [3, 1]}, {tokens: rest,
+    """A curriculum: parts of the run in turn, for two sources as [{tokens: 8e9, source_weights: [3, 1]}, {tokens: rest,
     source_weights: [0, 1], order: sequential, name: finish}]. Each has `tokens` (a number, or `rest` for the last) and
     its own `source_weights` and `order` where they differ from those above; or instead of tokens and weights
-    `source_tokens`, exactly so many of each source. With train_tokens auto the run is as long as the stages, and `rest`
-    is `epochs` times the tokens there are."""
+    `source_tokens`, exactly so many of each source. A stage of another order than the one before begins anew with each
+    source that it reads. With train_tokens auto the run is as long as the stages, and `rest` is `epochs` times the
+    tokens there are."""
     isolate_documents: bool = False
     """Whether each document in a sequence is read as if it stood alone: attention stays within it, positions restart.
     Somewhat slower; good for short documents."""
@@ -144,7 +145,8 @@ class MachineSettings(Settings):
     title: ClassVar[str] = "The machine (step 3): none of this changes what is learned"
 
     num_processes: PositiveWhole | Auto = "auto"
-    """Training processes; `auto` is one a GPU (CUDA_VISIBLE_DEVICES is honoured), or one on a CPU."""
+    """Training processes; `auto` is one a GPU (CUDA_VISIBLE_DEVICES is honoured), or one on a CPU. At most as many as
+    there are GPUs, or cores."""
     tensor_parallel_size: PositiveWhole = 1
     """Processes that share the matrices of each layer, for models that are too large for one GPU; on one node."""
     expert_parallel_size: PositiveWhole = 1

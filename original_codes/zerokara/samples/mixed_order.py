@@ -3,7 +3,9 @@
 Position i lies in a stage; the stage says from which source it is drawn, and as which draw d from that source. Draws
 are counted over the whole run, through all stages, so that nothing of a source is read twice before all of it was read
 once: draw d of a source of n samples lies in its epoch d // n, at index d mod n of the epoch, which is shuffled or not
-as `order.SampleOrder` does it, with a seed of its own for each source.
+as `order.SampleOrder` does it, with a seed of its own for each source. One thing ends an epoch early: a stage of the
+other order begins a source anew, since neither order can go on where the other stopped. So a stage in `sequential`
+order reads a source from its beginning, whatever shuffled stages have read of it.
 
 The sources of a stage's positions are the seats of `apportionment`. In `sequential` order they stay as they are: every
 source is read as it stands, evenly mixed. In `shuffle` order they are shuffled within blocks of 1,024 positions: at the
@@ -51,6 +53,16 @@ class MixedStage:
 def derived_seed(seed: int, family: int, number: int) -> int:
     """A seed for one of many things that are shuffled independently of each other."""
     return mix(mix(mix(seed) + family) + number)
+
+
+@dataclass(frozen=True)
+class Restart:
+    """A stage that begins a source anew, in the middle of the pass of an earlier stage that had the other order."""
+
+    stage: int
+    source: int
+    num_read: int
+    """Samples that the pass had read; they may come again before those that it had not."""
 
 
 class _Draws:
@@ -111,8 +123,17 @@ class MixedOrder:
         self.num_samples = sum(samples_per_source)
         self._first_samples = np.concatenate([[0], np.cumsum(samples_per_source)]).astype(np.int64)
         self._draws: list[_Draws] = []
+        self.restarts: list[Restart] = []
+        """In the order in which the run meets them."""
         first, before = 0, [0] * len(self.samples_per_source)
+        kinds: list[Kind | None] = [None] * len(self.samples_per_source)
         for number, stage in enumerate(stages):
+            for source in np.flatnonzero(stage.weights).tolist():
+                num_read = before[source] % self.samples_per_source[source]
+                if num_read and kinds[source] != stage.kind:
+                    self.restarts.append(Restart(number, source, num_read))
+                    before[source] += self.samples_per_source[source] - num_read
+                kinds[source] = stage.kind
             self._draws.append(_Draws(stage, number, first, before, seed))
             if stage.num_samples is not None:
                 seats = self._draws[-1].counts(stage.num_samples)

@@ -43,7 +43,7 @@ class ReadingPlan:
 
         Raises:
             UserError: there are no token files, or they do not have the sources that the weights speak of; a source
-                that is to be read is shorter than one sequence; a stage breaks the order in which another began.
+                that is to be read is shorter than one sequence.
         """
         sources = read_sources(config.output_prefix)
         stages: tuple[MixedStage, ...] = ()
@@ -52,8 +52,6 @@ class ReadingPlan:
             if not faults:
                 stages = _mixed_stages(config, sources)
                 faults += _length_faults(config, sources, stages)
-            if not faults:
-                faults += _order_faults(config, sources, stages)
             if faults:
                 raise UserError(faults)
         prefix = TokenPaths(config.output_prefix).train
@@ -146,25 +144,3 @@ def _length_faults(config: PretrainConfig, sources: Sequence[Source], stages: Se
                 yield config.fault(key, rule, "give it 0, or more text (step 2)")
         if not sum(stage.weights):
             yield config.fault("seq_len", "is longer than every source; not one sequence can be made")
-
-
-def _order_faults(config: PretrainConfig, sources: Sequence[Source], stages: Sequence[MixedStage]) -> Iterator[Fault]:
-    """A pass over a source must end in the order in which it began, or something would be read twice, and other not."""
-    there = [config.lengths.samples_in(source.num_tokens) for source in sources]
-    order = MixedOrder(stages, there, config.seed)
-    last_kinds: list[str | None] = [None] * len(sources)
-    for index, stage in enumerate(stages):
-        drawn = order.counts(order.firsts[index])
-        for number, source in enumerate(sources):
-            if not stage.weights[number]:
-                continue
-            begun, before = drawn[number] % max(1, there[number]), last_kinds[number]
-            if begun and before != stage.kind:
-                rule = (
-                    f"finds {source.name} in the middle of a pass that an earlier stage began in {before} order: "
-                    f"{begun:,} of its {there[number]:,} sequences are read"
-                )
-                remedy = f"take {before} here too, or let the earlier stages read whole passes of it, or none"
-                where = config.place(f"stages[{index}].order")
-                yield Fault(where, rule, f"stages[{index}].order", stage.kind, remedy)
-            last_kinds[number] = stage.kind

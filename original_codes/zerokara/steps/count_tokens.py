@@ -63,7 +63,7 @@ def _mixture(config: PretrainConfig) -> tuple[int, list[str]]:
     schedule = consumption.schedule_of(config, plan)
     table = consumption.consumption(plan, schedule)
     consumption.check_epochs(config, table)
-    return schedule.num_tokens, list(consumption.table_lines(table))
+    return schedule.num_tokens, [*consumption.table_lines(table), *consumption.warnings(config, table)]
 
 
 def _source_rows(paths: TokenPaths) -> list[tuple[str, str]]:

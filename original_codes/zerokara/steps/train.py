@@ -20,8 +20,8 @@ from zerokara.errors import RunError, Stopped
 from zerokara.progress import count_text, opening, seconds_text, summary
 from zerokara.steps import command
 from zerokara.training import preflight, resume_proof
-from zerokara.training.planning import limits, machine, memory_budget, preparation, run_folder
-from zerokara.training.planning.consumption import check_epochs, table_lines
+from zerokara.training.planning import limits, machine, memory_budget, preparation, processors, run_folder
+from zerokara.training.planning.consumption import check_epochs, table_lines, warnings
 from zerokara.training.planning.memory_budget import Budget
 from zerokara.training.processes import launcher
 
@@ -48,6 +48,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _launch(config: PretrainConfig, options: command.Options, argv: Sequence[str]) -> None:
+    processors.check(config)
     # The data is looked at before torch is: the number of processes matters only to how a batch is shared.
     first_look = preparation.prepare(config, 1 if config.num_processes == "auto" else config.num_processes)
     if options.verify_resume:
@@ -73,9 +74,13 @@ def _launch(config: PretrainConfig, options: command.Options, argv: Sequence[str
         _check_start(first_look)
     plan, there, found = _on_this_machine(config, options)
     opening(f"step 3 train: {config.output_prefix}_text_document → {run_dir}")
-    for name, value in [*preparation.plan_rows(plan), *preflight.rows(plan, there)]:
+    for name, value in [
+        *launcher.device_rows(plan.num_processes),
+        *preparation.plan_rows(plan),
+        *preflight.rows(plan, there),
+    ]:
         print(f"  {name:<12}  {value}")
-    for line in table_lines(plan.consumption):
+    for line in [*table_lines(plan.consumption), *warnings(config, plan.consumption)]:
         print(f"  {line}")
     for change in [*changes, *found]:
         print(f"  changed since this run's last start: {change}")
@@ -119,6 +124,8 @@ def _evaluate(first_look: preparation.Preparation, options: command.Options, arg
     plan = _on_this_machine(first_look.given, options)[0]
     tokens = count_text(plan.num_valid_tokens)
     opening(f"step 3 evaluate: {folder} on {tokens} tokens, {plan.num_processes} process(es)")
+    for _, value in launcher.device_rows(plan.num_processes):
+        print(f"  {value}")
     if code := _start(plan, argv, "--evaluate", str(folder)):
         raise RunError(f"the evaluation ended with exit code {code}; the words above say why")
 

@@ -11,6 +11,7 @@ import pytest
 from zerokara.config import ConvertConfig, PretrainConfig, TokenizerConfig, as_yaml, help_text, load
 from zerokara.config.refresh import class_for
 from zerokara.errors import UserError
+from zerokara.training.planning.schedule import Schedule
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -117,6 +118,54 @@ def test_overrides_win_and_are_named(tmp_path: Path) -> None:
     faults = faults_of(tmp_path, "lr: 1e-3\n", overrides=("lr=-1", "nonsense"))
     assert "--set: lr = -1: must be greater than 0" in faults
     assert "--set: nonsense: must be key=value; e.g. --set lr=3e-4" in faults
+
+
+@pytest.mark.parametrize(
+    ("override", "where", "key"),
+    [
+        ("lr=abc", "--set", "lr"),
+        (" lr = abc", "--set", "lr"),
+        ("hiden_size=8", "--set", "hiden_size"),
+        ("stages=[{tokens: 5, order: up}]", "--set", "stages[0].order"),  # stands in the file as well
+        ("stages=[{tokens: 5, source_weights: [1, 2]}]", "--set", "stages[0].source_weights"),
+        ("=5", "--set", None),
+        ("num_attn_heads=5", "config.yaml:1, --set num_attn_heads", "hidden_size"),
+        ("num_processes=3", "config.yaml, --set num_processes", "global_batch_size"),
+        ("lr=1e-6", "config.yaml:2, --set lr", "min_lr"),
+    ],
+)
+def test_a_fault_that_the_command_line_made_cites_it(
+    tmp_path: Path, override: str, where: str, key: str | None
+) -> None:
+    path = tmp_path / "config.yaml"
+    text = "hidden_size: 256\nmin_lr: 1e-4\nstages:\n  - {tokens: 5, source_weights: [1], order: shuffle}\n"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError) as caught:
+        load(PretrainConfig, path, [override])
+    (fault,) = caught.value.faults
+    assert (fault.where.replace(f"{tmp_path}/", ""), fault.key) == (where, key)
+
+
+def test_a_fault_of_the_file_does_not_cite_the_command_line(tmp_path: Path) -> None:
+    text = "lr: 1e-3\nmin_lr: 1\nhidden_size: 250\n"
+    overrides = ("seed=5", "num_attn_heads=4", "lr=0.01")
+    places = {fault.split(": ")[0] for fault in faults_of(tmp_path, text, overrides=overrides)}
+    # min_lr is too large for the file's lr too, but it is the other one's value that is told.
+    assert places == {"config.yaml:2, --set lr", "config.yaml:3"}
+
+
+def test_a_later_check_cites_the_command_line_too(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("warmup_steps: 50\nmax_steps: 100\nglobal_batch_size: 8\n", encoding="utf-8")
+    with pytest.raises(UserError) as caught:
+        Schedule.from_config(load(PretrainConfig, path, ["max_steps=20"]), 10**6)
+    assert caught.value.faults[0].where == f"{path}:1, --set max_steps"
+    assert (
+        load(PretrainConfig, path, ["max_steps=20"])
+        .fault("warmup_steps", "is no max_steps")
+        .where.endswith("max_steps")
+    )
+    assert load(PretrainConfig, path, ["warmup_steps=20"]).fault("warmup_steps", "is no max_steps").where == "--set"
 
 
 def test_numbers_and_lists_read_as_people_write_them(tmp_path: Path) -> None:

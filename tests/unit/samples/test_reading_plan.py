@@ -54,8 +54,13 @@ def consumed(plan: ReadingPlan, num: int, ranks: int = 1) -> list[list[int]]:
 def declared(*stages: tuple[tuple[float, ...], int, str]) -> list[list[int]]:
     """The declared samples, one after another: seats by the plain method, draws counted, tokens counted off."""
     firsts = [sum(TOTALS[:source]) for source in range(3)]
-    draws, order = [0, 0, 0], []
+    draws, order, kinds = [0, 0, 0], [], ["", "", ""]
     for number, (weights, length, kind) in enumerate(stages):
+        for source in range(3):
+            if weights[source] and kinds[source] not in ("", kind):  # not in the middle of a pass of the other order
+                while draws[source] % ((TOTALS[source] - 1) // SEQ_LEN):
+                    draws[source] += 1
+            kinds[source] = kind if weights[source] else kinds[source]
         exact = [Fraction(str(weight)) for weight in weights]
         counts, seats = [0, 0, 0], []
         for _ in range(length):
@@ -159,15 +164,32 @@ def test_what_cannot_be_read_is_refused_with_numbers(tmp_path: Path, owner: dict
     assert moved.stages[0].weights == (1, 1, 2)  # the same text at another place
 
 
-def test_a_pass_ends_in_the_order_in_which_it_began(tmp_path: Path, owner: dict) -> None:
-    assert message(tmp_path, f"stages={STAGES.replace('ORDER', 'sequential')}") == (
-        "--set: stages[1].order = sequential: finds b.jsonl in the middle of a pass that an earlier stage began in "
-        "shuffle order: 289 of its 500 sequences are read; take shuffle here too, or let the earlier stages read whole "
-        "passes of it, or none\n"
-        "--set: stages[1].order = sequential: finds c.jsonl in the middle of a pass that an earlier stage began in "
-        "shuffle order: 21 of its 41 sequences are read; take shuffle here too, or let the earlier stages read whole "
-        "passes of it, or none"
+def test_a_stage_of_another_order_begins_its_sources_anew(tmp_path: Path, owner: dict) -> None:
+    """From a shuffled stage to one in sequence, back, and on in the same order: as declared, however it is read."""
+    lengths = {"shuffle": (1300, 400), "sequential": (700, 900)}
+    (begun, back), (in_order, rest) = lengths.values()
+    stages = (
+        f"[{{tokens: {begun * 8}, source_weights: [3, 1, 0.5]}}, "
+        f"{{tokens: {in_order * 8}, source_weights: [0, 1, 1], order: sequential}}, "
+        f"{{tokens: {back * 8}, source_weights: [0, 1, 0]}}, {{tokens: rest, source_weights: [1, 1, 1]}}]"
     )
+    plan = plan_of(tmp_path, f"stages={stages}")
+    expected = declared(
+        ((3, 1, 0.5), begun, "shuffle"),
+        ((0, 1, 1), in_order, "sequential"),
+        ((0, 1, 0), back, "shuffle"),
+        ((1, 1, 1), BLOCK_SAMPLES, "shuffle"),
+    )[: begun + in_order + back + rest]
+    for ranks in (1, 3):
+        assert consumed(plan, len(expected), ranks) == expected
+    order = plan.order()
+    read = [[row[0] for row in expected[begun : begun + in_order] if owner[row[0]][0] == source] for source in (1, 2)]
+    # In sequence each source is read from its beginning, though 289 and 21 of its samples were read before.
+    assert [one[0] for one in read] == [803, 803 + 4005] and read[0] == sorted(read[0])
+    told = [(one.stage, one.source, one.num_read) for one in order.restarts]  # type: ignore[union-attr]
+    assert told[:2] == [(1, 1, 289), (1, 2, 144 % 41)] and [one[:2] for one in told[2:]] == [(2, 1), (3, 2)]
+    position = begun + 17  # one integer is enough to go on from
+    assert plan_of(tmp_path, f"stages={stages}").order().at(position) == order.at(position)
 
 
 def test_sources_that_are_not_the_tokens_are_refused(tmp_path: Path, owner: dict) -> None:

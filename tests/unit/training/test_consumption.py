@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from token_sources import settings, some_lengths, write_sources
 
-from zerokara.config import PretrainConfig
+from zerokara.config import PretrainConfig, load
 from zerokara.errors import UserError
 from zerokara.samples.reading_plan import ReadingPlan
 from zerokara.training.planning import consumption
@@ -94,6 +95,58 @@ def test_the_table_as_people_see_it(made) -> None:  # type: ignore[no-untyped-de
     ]
     config, _ = made("train_tokens=5120")
     assert len(list(table_lines(consumption_of(config)))) == 4
+
+
+def test_a_stage_that_is_never_reached_is_a_warning_with_numbers_and_what_would_do(made) -> None:  # type: ignore[no-untyped-def]
+    for overrides, remedy in (
+        (("train_tokens=9600",), "raise train_tokens"),
+        (("max_steps=70",), "raise max_steps above 70"),
+        (("epochs=0.001",), "raise epochs"),
+    ):
+        config, _ = made(STAGES, *overrides)
+        table = consumption_of(config)
+        end = sum(use.tokens_taken for use in table.sources)
+        (line,) = consumption.warnings(config, table)
+        assert (
+            "stage 2 of 2 (finish, " in line and f"begins after 9,600 tokens, and the run ends after {end:,};" in line
+        )
+        assert remedy in line
+    config, _ = made(STAGES, "train_tokens=9728")  # one step further
+    assert not list(consumption.warnings(config, consumption_of(config)))
+    config, _ = made("source_weights=[1, 2, 3]", "train_tokens=128")
+    assert not list(consumption.warnings(config, consumption_of(config)))
+
+
+def examples(root: Path) -> dict[str, tuple[str, int]]:
+    """The stages that the comment of config.yaml and README show, as YAML, and of how many sources they are."""
+    comment = PretrainConfig.model_fields["stages"].description or ""
+    (in_comment,) = re.findall(r"as (\[\{.*\}\])\. Each", " ".join(comment.split()))
+    readme = (root / "README.md").read_text(encoding="utf-8")
+    (in_readme,) = re.findall(r"^stages:.*\n((?:  - .*\n)+)", readme, re.MULTILINE)
+    return {"comment": (in_comment, 2), "README": (in_readme, 3)}
+
+
+@pytest.mark.parametrize("name", ["comment", "README"])
+def test_the_examples_of_stages_can_be_used(made, root: Path, tmp_path: Path, name: str) -> None:  # type: ignore[no-untyped-def]
+    stages, num_sources = examples(root)[name]
+    write_sources(tmp_path, some_lengths(2, (803, 4013, 330)[:num_sources]))
+    file = tmp_path / "config.yaml"
+    file.write_text(f"stages: {stages}" if name == "comment" else f"stages:\n{stages}", encoding="utf-8")
+    entries = [f"{letter}.jsonl" for letter in "abc"[:num_sources]]
+    options = [f"input_jsonl={entries}", f"output_prefix={tmp_path}/tokens", *BATCH]
+    table = consumption_of(load(PretrainConfig, file, options))
+    assert len(table.stages) == len(load(PretrainConfig, file, options).stages) > 1
+    taken = [[use.tokens_taken for use in stage.sources] for stage in table.stages]
+    assert sum(taken[0]) == 8e9 and all(stage.is_reached for stage in table.stages)
+    if name == "comment":
+        assert taken[0] == [6e9, 2e9] and taken[1][0] == 0
+        order = ReadingPlan.from_config(load(PretrainConfig, file, options)).order()
+        indices = order.at_many(10**9 + np.arange(500))[1]
+        assert indices.tolist() == list(range(100, 600))  # the second source, from its beginning, as it stands
+    else:
+        assert taken[1] == [0, 1e9, 1e9] and taken[2][0] == 0
+    lines = "\n".join(table_lines(table))
+    assert ("is begun anew" in lines) == (name == "comment")
 
 
 def test_stages_are_told_when_they_begin_and_when_a_run_goes_on(made) -> None:  # type: ignore[no-untyped-def]

@@ -45,6 +45,15 @@ class StageUse:
 
     title: str
     sources: tuple[SourceUse, ...]
+    first_token: int
+    """Where it begins, in tokens of the run."""
+    restarts: tuple[str, ...] = ()
+    """A sentence for each source that it begins anew."""
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the run takes anything in it."""
+        return any(use.tokens_taken for use in self.sources)
 
 
 @dataclass(frozen=True)
@@ -101,11 +110,29 @@ def table_lines(table: Consumption) -> Iterator[str]:
     for number, stage in enumerate(table.stages, 1):
         yield f"stage {number} of {len(table.stages)}: {stage.title}"
         yield from (_use_line(use, table.exact) for use in stage.sources if use.tokens_taken)
-        if not any(use.tokens_taken for use in stage.sources):
+        yield from (f"  {words}" for words in stage.restarts if stage.is_reached)
+        if not stage.is_reached:
             yield "  not reached"
     if table.stages:
         yield "in all"
     yield from (_use_line(use, table.exact) for use in table.sources)
+
+
+def warnings(config: PretrainConfig, table: Consumption) -> Iterator[str]:
+    """A line for each stage that the run ends before: where it would begin, where the run ends, and what would do."""
+    end = sum(use.tokens_taken for use in table.sources)
+    if config.max_steps != "auto" and end == config.max_steps * config.global_batch_size * config.lengths.taken:
+        remedy = f"raise max_steps above {config.max_steps:,}"
+    elif config.train_tokens != "auto":
+        remedy = "raise train_tokens, or set it to auto, which is as long as the stages"
+    else:
+        remedy = "raise epochs, which say how long the rest is"
+    for number, stage in enumerate(table.stages, 1):
+        if not stage.is_reached:
+            yield (
+                f"warning: stage {number} of {len(table.stages)} ({stage.title}) is never reached: it begins after "
+                f"{stage.first_token:,} tokens, and the run ends after {end:,}; {remedy}, or shorten what comes before"
+            )
 
 
 def stage_title(plan: ReadingPlan, number: int) -> str:
@@ -142,7 +169,8 @@ def _too_often(config: PretrainConfig, use: SourceUse) -> Fault:
         f"let the run take at most {most:,} tokens of it (a lower weight, fewer train_tokens), give it more text, or "
         f"set max_epochs_per_source to {math.ceil(use.epochs)}"
     )
-    return config.fault("max_epochs_per_source", rule, remedy)
+    others = ("train_tokens", "epochs", "source_weights", "stages")
+    return config.fault("max_epochs_per_source", rule, remedy, others)
 
 
 def _of_mixture(plan: ReadingPlan, order: MixedOrder, num_samples: int) -> Consumption:
@@ -151,8 +179,22 @@ def _of_mixture(plan: ReadingPlan, order: MixedOrder, num_samples: int) -> Consu
     total = _uses(plan, [sum(column) for column in zip(*by_stage, strict=True)])
     if len(uses) == 1:
         return Consumption((), total)
-    titles = [stage_title(plan, number) for number in range(len(uses))]
-    return Consumption(tuple(StageUse(*pair) for pair in zip(titles, uses, strict=True)), total)
+    firsts = [first * plan.lengths.taken for first in order.firsts]
+    stages = [
+        StageUse(stage_title(plan, number), use, first, tuple(_restarts(plan, order, number)))
+        for number, (use, first) in enumerate(zip(uses, firsts, strict=True))
+    ]
+    return Consumption(tuple(stages), total)
+
+
+def _restarts(plan: ReadingPlan, order: MixedOrder, stage: int) -> Iterator[str]:
+    for one in order.restarts:
+        if one.stage == stage:
+            there = plan.samples_per_part[one.source]
+            yield (
+                f"{plan.sources[one.source].name} is begun anew: an earlier stage, in another order, has read "
+                f"{one.num_read:,} of its {there:,} sequences"
+            )
 
 
 def _uses(plan: ReadingPlan, samples_taken: Sequence[int]) -> tuple[SourceUse, ...]:

@@ -7,7 +7,6 @@ training processes, which follow it.
 from __future__ import annotations
 
 import math
-import os
 import shutil
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -267,11 +266,6 @@ def _order_text(preparation: Preparation) -> str:
     if len(reading.stages) > 1:
         return f"{len(reading.stages)} stages{isolated}"
     return (f"mixed: {stage_title(reading, 0)}" if reading.stages else f"{reading.kind} order") + isolated
-
-
-def cpu_threads(num_processes: int) -> int:
-    """Threads for each process on a CPU: the cores there are for this user, shared out."""
-    return max(1, len(os.sched_getaffinity(0)) // num_processes)
 
 
 def _data_hash(tokens: manifest.Manifest) -> str:

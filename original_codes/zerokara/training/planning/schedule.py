@@ -131,6 +131,10 @@ _SHAPES: dict[str, Callable[[Schedule, int], float]] = {
 """How much of the way from min_lr up to lr is left at a step behind the warm-up: from 1 to 0."""
 
 
+_LENGTH = ("train_tokens", "epochs", "max_steps", "stages", "global_batch_size", "seq_len")
+"""Settings that say how many steps a run has."""
+
+
 def _num_steps(config: PretrainConfig, samples_per_epoch: int, stage_samples: Sequence[int | None]) -> int:
     declared = sum(samples or 0 for samples in stage_samples)
     is_open = not stage_samples or stage_samples[-1] is None
@@ -155,7 +159,7 @@ def _warmup_steps(config: PretrainConfig, num_steps: int) -> int:
     if config.warmup_steps >= num_steps:
         rule = f"must be fewer than the steps of the run, {num_steps:,}, or the learning rate never reaches lr"
         remedy = f"try {round(0.02 * num_steps)}, or auto for a share of the run (warmup_fraction)"
-        raise UserError(config.fault("warmup_steps", rule, remedy))
+        raise UserError(config.fault("warmup_steps", rule, remedy, _LENGTH))
     return config.warmup_steps
 
 
@@ -170,5 +174,5 @@ def _decay_steps(config: PretrainConfig, num_steps: int, warmup_steps: int) -> i
             "(warmup_steps)"
         )
         remedy = f"try at most {math.floor(100 * room / num_steps) / 100:g}, or a shorter warm-up"
-        raise UserError(config.fault("decay_fraction", rule, remedy))
+        raise UserError(config.fault("decay_fraction", rule, remedy, _LENGTH))
     return min(decay_steps, room)

@@ -11,8 +11,8 @@ from zerokara.errors import RunError
 from zerokara.model import parallel
 from zerokara.training.compute import devices
 from zerokara.training.compute.engine import init_distributed
-from zerokara.training.planning import memory_budget
-from zerokara.training.planning.preparation import Preparation, cpu_threads
+from zerokara.training.planning import cores, memory_budget
+from zerokara.training.planning.preparation import Preparation
 
 ANSWER_SECONDS = 60
 """How long a process may take to answer before it is named."""
@@ -27,7 +27,7 @@ def join(preparation: Preparation, device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     else:
-        torch.set_num_threads(cpu_threads(preparation.num_processes))
+        torch.set_num_threads(cores.threads(preparation.num_processes))
         there = memory_budget.budget(preparation.num_processes, None)
         spares = preparation.config.activation_checkpointing != "off"
         if spares or not preparation.memory_question(there).is_roomy:

@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
@@ -24,10 +25,9 @@ from typing import Any, Literal
 import psutil
 
 from zerokara.config import PretrainConfig
-from zerokara.errors import RunError, UserError
-from zerokara.training.planning import limits
+from zerokara.errors import RunError
+from zerokara.training.planning import cores, limits, processors
 from zerokara.training.planning.memory_budget import control_groups
-from zerokara.training.planning.preparation import cpu_threads
 
 _LAUNCHER = "deepspeed.launcher.launch"
 _PR_SET_PDEATHSIG = 1
@@ -43,17 +43,13 @@ def num_processes(config: PretrainConfig) -> int:
     """Processes to start: as asked, or one for each GPU that torch sees, or one on a CPU.
 
     Raises:
-        UserError: more are asked for than there are GPUs.
+        UserError: more are asked for than there are GPUs, or cores; or torch does not see a GPU that is named.
     """
     import torch  # about a second, so only after everything else was found right
 
     gpus = torch.cuda.device_count()
-    if config.num_processes == "auto":
-        return max(1, gpus)
-    if 0 < gpus < config.num_processes:
-        rule = f"must be at most {gpus}, the GPUs that torch sees (CUDA_VISIBLE_DEVICES is honoured)"
-        raise UserError(config.fault("num_processes", rule, f"try {gpus} or auto"))
-    return config.num_processes
+    processors.check_seen(config, gpus)
+    return max(1, gpus) if config.num_processes == "auto" else config.num_processes
 
 
 def precision(config: PretrainConfig) -> Literal["bf16", "fp32"]:
@@ -76,6 +72,22 @@ def gpu_bytes() -> int | None:
     return min((one.total_memory for one in properties), default=None)
 
 
+def device_rows(num_processes: int) -> list[tuple[str, str]]:
+    """What so many training processes compute on, for people; and a word where that may not be what was meant."""
+    import torch
+
+    seen = torch.cuda.device_count()
+    if seen:
+        names = Counter(torch.cuda.get_device_name(index) for index in range(num_processes))
+        words = "GPU, " + ", ".join(f"{number} × {name}" for name, number in names.items())
+        words += f" ({seen - num_processes} more not used)" if seen > num_processes else ""
+    else:
+        there, each = cores.available(), cores.threads(num_processes)
+        words = f"CPU, {there} core{'s' if there > 1 else ''}, {each} thread{'s' if each > 1 else ''} a process"
+    word = processors.unused(seen)
+    return [("device", words), *([("note", word)] if word else [])]
+
+
 def launch(module: str, arguments: Sequence[str], processes: int) -> int:
     """Run ``python -m module arguments`` in `processes` processes on this node; gives the exit code.
 
@@ -89,11 +101,11 @@ def launch(module: str, arguments: Sequence[str], processes: int) -> int:
     devices: list[int | str] = list(range(processes))
     if torch.cuda.is_available():
         # The launcher sets CUDA_VISIBLE_DEVICES itself, from the ids that it is given.
-        named = environment.get("CUDA_VISIBLE_DEVICES")
-        devices = list(named.split(",")[:processes]) if named else devices
+        named = processors.named_gpus()
+        devices = list(named[:processes]) if named else devices
     else:
         environment["DS_ACCELERATOR"] = "cpu"
-        environment["OMP_NUM_THREADS"] = str(cpu_threads(processes))
+        environment.update(cores.environment(processes))
     nodes = base64.urlsafe_b64encode(json.dumps({"localhost": devices}).encode()).decode()
     command = [sys.executable, "-m", _LAUNCHER, f"--world_info={nodes}", "--master_addr=127.0.0.1"]
     meeting = MeetingPlace()
