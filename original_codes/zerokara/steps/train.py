@@ -214,10 +214,7 @@ def _rows(made: manifest.Manifest, newest: Path, run_dir: Path) -> list[tuple[st
         ("trained", f"{count_text(facts['tokens'])} tokens, {facts['epochs']:.3f} epochs, {facts['steps']:,} steps"),
         ("time", f"{seconds_text(seconds)}, {count_text(facts['tokens'] / seconds)} tok/s in all"),
         ("loss", f"{facts['first_loss']:.3f} → {facts['loss']:.3f} nats a token"),
-        (
-            "unigram",
-            f"{facts['unigram_entropy']:.3f} nats a token, the loss of knowing only how frequent each token is",
-        ),
+        ("baseline", preparation.baseline_text(facts["unigram_entropy"])),
     ]
     if "valid_bits_per_byte" in facts:
         before, after = facts["first_valid_bits_per_byte"], facts["valid_bits_per_byte"]
