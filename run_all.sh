@@ -8,7 +8,8 @@
 #                               …_convert_config.yaml
 #   ./run_all.sh FOLDER         the three YAML files of another folder
 #   ./run_all.sh --redo ...     does every step again and replaces what earlier runs left
-#   ./run_all.sh --dry-run ...  checks the three files, and that each step reads what the one before it writes
+#   ./run_all.sh --dry-run ...  checks the three files, that each step reads what the one before it writes, and that
+#                               it can write where it is to
 #
 # A step whose work is done already is skipped. A step that fails stops the line, with its exit code: 1 failed while
 # running, 2 the configuration or the input is wrong.

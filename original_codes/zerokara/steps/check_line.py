@@ -1,7 +1,7 @@
 """The three YAML files of a line at once, before any of its steps spends hours (`run_all.sh`).
 
 ``python -m zerokara.steps.check_line sentence_piece_config.yaml config.yaml convert_config.yaml``: each is checked as
-its steps would, and each step must read what the one before it writes.
+its steps would, each step must read what the one before it writes, and what it writes must have a place.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TypeVar
 from zerokara import config as configuration
 from zerokara.config import ConvertConfig, PretrainConfig, Settings, TokenizerConfig
 from zerokara.errors import Fault, UserError
-from zerokara.steps import command
+from zerokara.steps import command, outputs
 
 _Config = TypeVar("_Config", bound=Settings)
 _ONE_BY_ONE = "or run the steps one by one"
@@ -33,6 +33,7 @@ def check_line(paths: Sequence[str]) -> None:
     converting = _load(ConvertConfig, paths[2], faults)
     if tokenizer and training and converting:
         faults += chain_faults(tokenizer, training, converting)
+        faults += outputs.of_line(tokenizer, training, converting)
     if faults:
         raise UserError(faults)
     for path in paths:
