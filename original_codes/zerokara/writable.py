@@ -74,12 +74,12 @@ def _refusal(folder: Path) -> str:
         return ""
     except OSError as error:
         if error.errno not in _NO_NAMELESS_FILES:
-            return _words(folder, error)
+            return f"nothing can be made in {_words(folder, error)}"
     try:
         with tempfile.NamedTemporaryFile(dir=folder, suffix=PARTIAL_SUFFIX):
             return ""
     except OSError as error:
-        return _words(folder, error)
+        return f"nothing can be made in {_words(folder, error)}"
 
 
 def _words(place: Path, error: OSError) -> str:

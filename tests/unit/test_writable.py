@@ -104,7 +104,7 @@ def test_a_refusal_of_the_system_is_told_in_its_words(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "open", refuse)
-    assert writable.reason_against_folder(place / "new") == f"{place}: {os.strerror(number)}"
+    assert writable.reason_against_folder(place / "new") == f"nothing can be made in {place}: {os.strerror(number)}"
 
 
 def test_where_no_nameless_file_can_be_a_named_one_is_made_and_removed(
