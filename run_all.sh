@@ -4,9 +4,12 @@
 #   ./run_all.sh                the three YAML files of this folder: as shipped, a small model on an embedded English
 #                               corpus (documentation that is already on this machine), on a CPU, in minutes
 #   ./run_all.sh model_configs/ja_llama
-#                               model_configs/ja_llama_sentence_piece_config.yaml, …_config.yaml, …_convert_config.yaml
+#                               a set: model_configs/ja_llama_sentence_piece_config.yaml, …_config.yaml and
+#                               …_convert_config.yaml
 #   ./run_all.sh FOLDER         the three YAML files of another folder
 #   ./run_all.sh --redo ...     does every step again and replaces what earlier runs left
+#   ./run_all.sh --dry-run ...  checks the three files, that each step reads what the one before it writes, and that
+#                               it can write where it is to
 #
 # A step whose work is done already is skipped. A step that fails stops the line, with its exit code: 1 failed while
 # running, 2 the configuration or the input is wrong.
@@ -14,19 +17,30 @@ set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 cd "$root"
 
-redo=() prefix=
+ready_sets() { # the sets that are there, one a line, as they are named on the command line
+    printf '%s\n' model_configs/*_convert_config.yaml | sed 's/_convert_config.yaml$//;s/^/  /'
+}
+
+redo=() dry_run= prefix=
 for argument in "$@"; do
     case $argument in
         --redo) redo=(--redo) ;;
+        --dry-run) dry_run=yes ;;
         -h | --help) sed -n '2,/^set -/{/^set -/d;s/^# \{0,1\}//;p}' "$0" && exit 0 ;;
         -*) echo "run_all: there is no option $argument; see ./run_all.sh --help" >&2 && exit 2 ;;
-        *) [[ -d $argument ]] && prefix=${argument%/}/ || prefix=${argument}_ ;;
+        *) [[ -d $argument ]] && prefix=${argument%/}/ || prefix=${argument%_}_ ;;
     esac
 done
 tokenizer_config=${prefix}sentence_piece_config.yaml config=${prefix}config.yaml convert_config=${prefix}convert_config.yaml
+missing=()
 for file in "$tokenizer_config" "$config" "$convert_config"; do
-    [[ -f $file ]] || { echo "run_all: $file: there is no such configuration file" >&2 && exit 2; }
+    [[ -f $file ]] || missing+=("$file")
 done
+if ((${#missing[@]})); then
+    printf 'run_all: %s: there is no such configuration file\n' "${missing[@]}" >&2
+    printf 'A line needs all three. These sets are there:\n%s\n' "$(ready_sets)" >&2
+    exit 2
+fi
 
 python=$root/.venv/bin/python
 export PYTHONPATH="$root/original_codes${PYTHONPATH:+:$PYTHONPATH}"
@@ -45,30 +59,12 @@ step() { # step NAME COMMAND...: runs one step of the line and keeps its time; a
     names+=("$name") seconds+=($((SECONDS - started)))
 }
 
-check_settings() { # all three files at once, before any step spends hours
-    "$python" - "$tokenizer_config" "$config" "$convert_config" <<'PYTHON'
-import sys
-from pathlib import Path
-
-from zerokara import config
-from zerokara.errors import UserError
-
-classes = (config.TokenizerConfig, config.PretrainConfig, config.ConvertConfig)
-faults = []
-for path, config_class in zip(sys.argv[1:], classes, strict=True):
-    try:
-        config.load(config_class, Path(path))
-        print(f"{path}: in order")
-    except UserError as error:
-        faults += error.faults
-for fault in faults:
-    print(f"error: {fault}", file=sys.stderr)
-sys.exit(2 if faults else 0)
-PYTHON
-}
-
 step "setup" ./setup.sh
-step "settings" check_settings
+step "settings" "$python" -m zerokara.steps.check_line "$tokenizer_config" "$config" "$convert_config"
+if [[ $dry_run ]]; then
+    printf '\ndry run: nothing was written\n'
+    exit 0
+fi
 if grep -qs "data/embedded/corpus.jsonl" "$tokenizer_config" "$config"; then
     step "embedded corpus" "$python" -m zerokara.corpus.embedded data/embedded/corpus.jsonl
 fi
@@ -76,14 +72,21 @@ step "1 train the tokenizer" "$python" 1_train_sentencepiece_tokenizer.py --conf
 step "2 tokenize" bash 2_tokenize.sh --config "$config" "${redo[@]}"
 step "count tokens" "$python" count_tokens.py --config "$config"
 step "3 train the model" bash 3_train_node1.sh --config "$config" "${redo[@]}"
-step "4 convert to Hugging Face" bash 4_convert_to_HF.sh --config "$convert_config" "${redo[@]}"
-if grep -Eqs '^huggingface_name: *["'"'"']?[A-Za-z0-9]' "$convert_config"; then
-    step "6 upload (dry run)" "$python" 6_upload.py --dry-run --config "$convert_config"
+no_class=$("$python" -c 'if True:
+    import sys
+    from zerokara import config
+    print(config.load(config.PretrainConfig, sys.argv[1]).traits.no_class)' "$config")
+if [[ $no_class ]]; then
+    printf '\n━━━ 4 convert, 6 upload: left out, since no Hugging Face class holds such a model: %s\n' "$no_class"
 else
-    printf '\n━━━ 6 upload: left out, since %s has no huggingface_name\n' "$convert_config"
+    step "4 convert to Hugging Face" bash 4_convert_to_HF.sh --config "$convert_config" "${redo[@]}"
+    if grep -Eqs '^huggingface_name: *["'"'"']?[A-Za-z0-9]' "$convert_config"; then
+        step "6 upload (dry run)" "$python" 6_upload.py --dry-run --config "$convert_config"
+    else
+        printf '\n━━━ 6 upload: left out, since %s has no huggingface_name\n' "$convert_config"
+    fi
 fi
 
-printf '\n━━━ what the model writes\n'
 "$python" - "$tokenizer_config" "$config" "$convert_config" <<'PYTHON'
 import sys
 from pathlib import Path
@@ -95,8 +98,10 @@ tokenizer = config.load(config.TokenizerConfig, Path(sys.argv[1]))
 pretrain = config.load(config.PretrainConfig, Path(sys.argv[2]))
 convert = config.load(config.ConvertConfig, Path(sys.argv[3]))
 model = Path(convert.output_tokenizer_and_model_dir)
-for sample in exported.proved(model).facts["samples"]:
-    print(f"\n  {sample['prompt']}⟪{sample['sampled']}⟫")
+if not pretrain.traits.no_class:
+    print("\n━━━ what the model writes")
+    for sample in exported.proved(model).facts["samples"]:
+        print(f"\n  {sample['prompt']}⟪{sample['sampled']}⟫")
 run = Path(pretrain.output_model_dir)
 print(
     f"""
@@ -104,10 +109,11 @@ print(
   tokenizer           {tokenizer.output_dir}
   tokens              {pretrain.output_prefix}_text_document.bin and .idx
   run                 {run}  (metrics.jsonl, config_resolved.yaml, checkpoints)
-  training curve      {run / 'plots' / 'loss.png'}
-  Hugging Face model  {model}
-  to play with it     5_play_with_model.ipynb"""
+  training curve      {run / 'plots' / 'loss.png'}"""
 )
+if not pretrain.traits.no_class:
+    notebook = "5_fill_gaps_with_model.ipynb" if pretrain.traits.encodes else "5_play_with_model.ipynb"
+    print(f"  Hugging Face model  {model}\n  to play with it     {notebook}")
 PYTHON
 
 printf '\n━━━ time\n'

@@ -95,7 +95,7 @@ def already_done(manifest_path: Path, work: Work, *, redo: bool = False) -> Mani
     Raises:
         UserError: the manifest records other work, and `redo` is not set; names every differing field.
     """
-    if redo or not manifest_path.exists():
+    if redo or not os.path.exists(manifest_path):  # also False where the name is too long, or may not be looked at
         return None
     done = read(manifest_path)
     differences = _differences(done, work)

@@ -44,9 +44,10 @@ def run(*command: str) -> str:
     return done.stdout
 
 
-def through_all_steps(place: Path, corpus: Path, names: tuple[str, str, str], *small: str) -> str:
-    """Steps 1 to 4 and 6 from three files of model_configs/, made small; gives what they printed."""
-    tokenizer, training, converting = (f"model_configs/{name}_config.yaml" for name in names)
+def through_all_steps(place: Path, corpus: Path, name: str, *small: str) -> str:
+    """Steps 1 to 4 and 6 from a set of model_configs/, made small; gives what they printed."""
+    kinds = "sentence_piece_config", "config", "convert_config"
+    tokenizer, training, converting = (f"model_configs/{name}_{kind}.yaml" for kind in kinds)
     data = (f"input_jsonl=[{corpus}]", f"input_tokenizer_file={place}/tokenizer/tokenizer.model")
     data += (f"output_prefix={place}/tokens", f"output_model_dir={place}/run")
     train = [word for setting in (*data, *SMALL, *small) for word in ("--set", setting)]
@@ -68,10 +69,8 @@ def through_all_steps(place: Path, corpus: Path, names: tuple[str, str, str], *s
 def test_t5_reads_gaps_and_fills_them(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-    names = ("ro_t5_sentence_piece", "ro_t5_mini", "ro_t5_convert")
-    said = through_all_steps(
-        tmp_path, corpus, names, "head_size=16", "max_steps=120", "lr=0.01", "eval_interval=120", "save_interval=120"
-    )
+    steps = ("max_steps=120", "eval_interval=120", "save_interval=120")
+    said = through_all_steps(tmp_path, corpus, "ro_t5", "head_size=16", "lr=0.01", *steps)
     lines = [line for line in metrics.read(tmp_path / "run") if "valid_bits_per_byte" in line]
     assert lines[-1]["valid_bits_per_byte"] < lines[0]["valid_bits_per_byte"] - 1
     assert (
@@ -112,10 +111,8 @@ def test_t5_reads_gaps_and_fills_them(corpus: Path, tmp_path: Path, monkeypatch:
 
 
 def test_experts_are_trained_and_exported(corpus: Path, tmp_path: Path) -> None:
-    names = ("ko_moe_sentence_piece", "ko_moe", "ko_moe_convert")
-    said = through_all_steps(
-        tmp_path, corpus, names, "num_kv_heads=1", "num_experts=4", "expert_ffn_hidden_size=32", "sparse_layers=[1]"
-    )
+    small = ("num_kv_heads=1", "num_experts=4", "expert_ffn_hidden_size=32", "sparse_layers=[1]")
+    said = through_all_steps(tmp_path, corpus, "ko_moe", *small)
     lines = [line for line in metrics.read(tmp_path / "run") if "valid_bits_per_byte" in line]
     assert lines[-1]["valid_bits_per_byte"] < lines[0]["valid_bits_per_byte"] - 0.4
     total, active = 400 * 32 + 2 * (32 * 32 * 2 + 32 * 16 * 2 + 64 + 32) + 32 + 3 * 32 * 64, 0

@@ -15,6 +15,8 @@ from zerokara.model.shapes import ModelShape
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+ENDING = "_convert_config.yaml"
+READY_SETS = {path.name.removesuffix(ENDING) for path in ROOT.glob(f"model_configs/*{ENDING}")}
 
 
 def blocks(language: str) -> list[str]:
@@ -46,8 +48,8 @@ def test_every_command_exists_and_knows_its_options(command: str) -> None:
         return
     for option in (word for word in words[1:] if word.startswith("--")):
         assert re.search(rf"{option}\b", help_of(script)), f"{script} knows no {option}"
-    if script == "run_all.sh" and len(words) > 1:
-        assert (ROOT / f"{words[1]}_config.yaml").is_file()
+    for name in (word for word in words[1:] if script == "run_all.sh" and not word.startswith("--")):
+        assert (ROOT / f"{name}_config.yaml").is_file()
 
 
 def test_every_example_of_settings_loads(tmp_path: Path) -> None:
@@ -75,9 +77,8 @@ def test_settings_and_files_named_in_the_text_exist() -> None:
     }
     named = set(re.findall(r"`([a-z]+(?:_[a-z]+)+)(?:: [^`]*)?`", README))
     named -= {"expert_load", "expert_dropped", "router_entropy"}  # of metrics.jsonl
+    named -= READY_SETS
     assert named <= fields, named - fields
-    ready = re.findall(r"^\| `(\w+_config\.yaml)` \|", README, re.MULTILINE)
-    assert len(ready) >= 7 and all((ROOT / "model_configs" / name).is_file() for name in ready)
     for path in re.findall(r"`((?:original_codes|tests|model_configs)/[\w./]*)`", README):
         assert (ROOT / path).exists(), path
 
@@ -101,13 +102,15 @@ def test_the_table_of_sizes_is_right() -> None:
 
 
 def test_the_ready_sets_have_the_parameters_that_are_told() -> None:
-    pieces = {"t5": 32_100, "ko_t5_moe": 50_358, "ro_t5_mini": 1_000, "ko_moe": 16_000}
-    rows = re.findall(r"^\| `(\w+)_config\.yaml` \|.*\| (\d+) M \| (?:(\d+) M )?\|$", README, re.MULTILINE)
-    assert len(rows) == 7
+    rows = re.findall(r"^\| `(\w+)` \|.*\| (\d+) M \| (?:(\d+) M )?\|$", README, re.MULTILINE)
+    there = {
+        path.name.removesuffix("_convert_config.yaml") for path in ROOT.glob("model_configs/*_convert_config.yaml")
+    }
+    assert len(rows) == len(there) and {name for name, *_ in rows} == there
     for name, total, active in rows:
         settings = config.load(config.PretrainConfig, ROOT / "model_configs" / f"{name}_config.yaml")
-        (known,) = (number for start, number in pieces.items() if re.match(rf"{start}(?![^_])(?!_moe|_mini)", name))
-        shape = ModelShape.from_config(settings, known)
+        tokenizer = config.load(config.TokenizerConfig, ROOT / "model_configs" / f"{name}_sentence_piece_config.yaml")
+        shape = ModelShape.from_config(settings, tokenizer.vocab_size)
         assert round(shape.num_parameters(padded=False) / 1e6) == int(total), name
         assert round(shape.num_active_parameters() / 1e6) == int(active or total), name
 

@@ -124,16 +124,47 @@ def test_files_may_be_named_by_what_they_begin_with(folder: Path) -> None:
     assert "stopped at “1 train" in run_all(folder / "tiny").stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["nowhere"], "run_all: nowhere_sentence_piece_config.yaml: there is no such configuration file"),
-        (["--fast"], "run_all: there is no option --fast; see ./run_all.sh --help"),
-    ],
+SETS = sorted(
+    str(path).removesuffix("_convert_config.yaml") for path in ROOT.glob("model_configs/*_convert_config.yaml")
 )
-def test_a_wrong_call_is_the_users_fault(arguments: list[str], words: str) -> None:
-    done = run_all(*arguments)
-    assert done.returncode == 2 and words in done.stderr
+
+
+@pytest.mark.parametrize("name", ["model_configs/ro_t5", "model_configs/ro_t5_", "model_configs/ko_moe_dense"])
+def test_a_ready_set_is_found_by_its_name(name: str) -> None:
+    """All sets are looked into by tests/unit/config/test_ready_sets.py; a shell completes their names up to a `_`."""
+    done = run_all("--dry-run", name)
+    assert done.returncode == 0, done.stderr
+    for kind in ("sentence_piece_config", "config", "convert_config"):
+        assert f"\n{name.rstrip('_')}_{kind}.yaml: in order" in done.stdout
+    assert "━━━ 1 train" not in done.stdout
+
+
+@pytest.mark.parametrize("name", ["model_configs/ro_t5_mini", "nowhere", "docs"])
+def test_a_wrong_name_lists_the_sets_that_are_there(name: str) -> None:
+    done = run_all(name)
+    beginning = f"{name}/" if (ROOT / name).is_dir() else f"{name}_"
+    missing = [f"{beginning}{kind}.yaml" for kind in ("sentence_piece_config", "config", "convert_config")]
+    assert done.returncode == 2 and all(f"run_all: {path}: " in done.stderr for path in missing)
+    listed = [line.strip() for line in done.stderr.splitlines() if line.startswith("  ")]
+    assert listed == [str(Path(each).relative_to(ROOT)) for each in SETS] and len(listed) >= 9
+
+
+def test_a_set_that_lacks_a_file_is_told_which(folder: Path) -> None:
+    (folder / "convert_config.yaml").unlink()
+    done = run_all(folder)
+    assert done.returncode == 2 and f"run_all: {folder}/convert_config.yaml: " in done.stderr
+    assert f"{folder}/config.yaml: " not in done.stderr
+
+
+def test_steps_that_do_not_fit_together_stop_the_line(folder: Path) -> None:
+    (folder / "convert_config.yaml").write_text("input_model_dir: models/another\n", encoding="utf-8")
+    done = run_all("--dry-run", folder)
+    assert done.returncode == 2 and f"{folder}/convert_config.yaml:1: input_model_dir = models/another" in done.stderr
+
+
+def test_an_unknown_option_is_the_users_fault() -> None:
+    done = run_all("--fast")
+    assert done.returncode == 2 and "run_all: there is no option --fast; see ./run_all.sh --help" in done.stderr
 
 
 def test_help_says_what_it_does() -> None:

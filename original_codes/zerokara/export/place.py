@@ -47,8 +47,6 @@ def check_place(settings: ConvertConfig, source: Source) -> None:
     inside = {source.run_dir.resolve(), *source.run_dir.resolve().parents}
     if folder.resolve() in inside:
         raise UserError(settings.fault(key, f"holds the run {source.run_dir} itself", "choose another folder"))
-    if folder.exists() and not folder.is_dir():
-        raise UserError(settings.fault(key, "is a file", "choose another folder"))
     if not folder.exists() or not any(folder.iterdir()):
         return
     path = folder / MANIFEST_NAME

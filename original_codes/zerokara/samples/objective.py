@@ -81,6 +81,14 @@ class Objective(Protocol):
         """
         ...
 
+    def target_counts(self, token_counts: Ids) -> NDArray[np.float64]:
+        """How often each id is predicted, in proportion, where `token_counts` [ids] occur in the corpus.
+
+        The entropy of it is the unigram-entropy baseline: the loss of a model that knows only how frequent each target
+        of this objective is.
+        """
+        ...
+
     def prompt(self, encoder: Encoder, text: str, most_tokens: int) -> Prompt:
         """The ids of a prompt, with room for `most_tokens` behind them."""
         ...
@@ -111,6 +119,10 @@ class Causal:
         at = self.isolate_at
         segments = None if at is None else np.cumsum(inputs == at, axis=1, dtype=np.int64)
         return Batch(inputs, labels, mask, segments)
+
+    def target_counts(self, token_counts: Ids) -> NDArray[np.float64]:
+        """The corpus's own: each token is predicted once a pass."""
+        return token_counts.astype(np.float64)
 
     def prompt(self, encoder: Encoder, text: str, most_tokens: int) -> Prompt:
         """The text's ids; one that would fill the model's reading length keeps its end."""
@@ -159,6 +171,18 @@ class SpanCorruption:
         counts = np.ones(len(tokens), np.bool_) if real is None else real[:, 0]
         mask = np.repeat(counts[:, None].astype(np.float32), labels.shape[1], axis=1)
         return Batch(read, labels, mask, written=_shifted(labels, self.start_id))
+
+    def target_counts(self, token_counts: Ids) -> NDArray[np.float64]:
+        """Of one sample, expected: its share of masked tokens, as frequent as in the corpus, each sentinel and the end.
+
+        Where in a sample a token stands says nothing about which it is, so that each is masked equally often.
+        """
+        sentinels = self.sentinels[: self.lengths.spans]
+        expected = np.zeros(max(len(token_counts), int(sentinels.max()) + 1, self.end_id + 1))
+        expected[: len(token_counts)] = token_counts * (self.lengths.noise / token_counts.sum())
+        expected[sentinels] += 1
+        expected[self.end_id] += 1
+        return expected
 
     def prompt(self, encoder: Encoder, text: str, most_tokens: int) -> Prompt:
         """Of a text with sentinels, which the decoder is to fill; one without gets one at its end."""

@@ -16,7 +16,7 @@ from zerokara.config import ConvertConfig
 from zerokara.export import check_text, place, source
 from zerokara.export.exported import MANIFEST_NAME
 from zerokara.progress import bytes_text, opening, seconds_text, summary
-from zerokara.steps import command
+from zerokara.steps import command, outputs
 
 
 def main(argv: Sequence[str]) -> int:
@@ -26,9 +26,10 @@ def main(argv: Sequence[str]) -> int:
 
 def convert(config: ConvertConfig, options: command.Options) -> None:
     """Do step 4, or say that it is done, or what it would do."""
+    folder = Path(config.output_tokenizer_and_model_dir)
+    outputs.check(outputs.of_export(config), unless=folder / MANIFEST_NAME)
     found = source.find(config, meanwhile=_import_libraries)
     place.check_class(found)
-    folder = Path(config.output_tokenizer_and_model_dir)
     from zerokara.export import to_hf
 
     place.check_place(config, found)
@@ -38,6 +39,7 @@ def convert(config: ConvertConfig, options: command.Options) -> None:
         _tell_samples(done.facts["samples"], found.shape.traits.encodes)
         print(_next(folder, options, found.shape.traits.encodes))
         return
+    outputs.check(outputs.of_export(config))
     place.check_space(config, found)
     files = check_text.files_for(config, found.config)
     parameters = found.shape.size_text

@@ -14,7 +14,7 @@ from zerokara.config.sample_lengths import SampleLengths
 from zerokara.durable import write_text
 from zerokara.errors import RunError, UserError
 from zerokara.progress import bytes_text, summary
-from zerokara.steps import command
+from zerokara.steps import command, outputs
 from zerokara.tokens.count import SplitCount, count
 from zerokara.tokens.layout import TokenPaths, bin_path
 
@@ -23,6 +23,8 @@ WRITE_HELP = "write the tokens of `epochs` passes into the configuration file as
 
 def count_tokens(config: PretrainConfig, options: command.Options) -> None:
     """Print the table, and set `train_tokens` in the configuration file when asked."""
+    if options.write:
+        outputs.check(outputs.of_count(config, options.config_path))
     counts = count(config.output_prefix)
     paths = TokenPaths(config.output_prefix)
     lengths = config.lengths

@@ -19,6 +19,7 @@ from zerokara.corpus.heads import check_heads
 from zerokara.corpus.inputs import InputFile, find_files, for_manifest
 from zerokara.corpus.sizes import total_plain_bytes
 from zerokara.progress import bytes_text, count_text, opening, seconds_text, summary
+from zerokara.steps import outputs
 from zerokara.tokenizer.choice import TokenizerFacts, check_there
 from zerokara.tokens.estimate import check_disk_space, sample
 from zerokara.tokens.layout import TokenPaths, bin_path, idx_path
@@ -66,6 +67,7 @@ def _tokenize(
 
             discard_work(config)
         return None
+    outputs.check(outputs.of_tokens(config))
     check_heads(files, config.text_field, config.txt_document, config.place("text_field"))
     workers.ask(Preparation(model_path, sample(config, files), total_plain_bytes(files)))
     from zerokara.tokens.encode import discard_work, encode_corpus  # while the encoder is proved

@@ -18,9 +18,17 @@ from zerokara import checkpoint, manifest
 from zerokara.config import PretrainConfig
 from zerokara.errors import RunError, Stopped
 from zerokara.progress import count_text, opening, seconds_text, summary
-from zerokara.steps import command
+from zerokara.steps import command, outputs
 from zerokara.training import preflight, resume_proof
-from zerokara.training.planning import limits, machine, memory_budget, preparation, processors, run_folder
+from zerokara.training.planning import (
+    limits,
+    machine,
+    memory_budget,
+    memory_limit,
+    preparation,
+    processors,
+    run_folder,
+)
 from zerokara.training.planning.consumption import check_epochs, table_lines, warnings
 from zerokara.training.planning.memory_budget import Budget
 from zerokara.training.processes import launcher
@@ -51,21 +59,26 @@ def _launch(config: PretrainConfig, options: command.Options, argv: Sequence[str
     processors.check(config)
     # The data is looked at before torch is: the number of processes matters only to how a batch is shared.
     first_look = preparation.prepare(config, 1 if config.num_processes == "auto" else config.num_processes)
+    record_path = first_look.run_dir / "manifest.json"
+    outputs.check(outputs.of_run(config), unless=record_path)
     if options.verify_resume:
         if config.init_from:
             _check_start(first_look)
-        resume_proof.prove(_on_this_machine(config, options)[0], options.verify_resume)
+        plan, *_ = _on_this_machine(config, options)
+        memory_limit.check(plan, launcher.gpu_bytes())
+        resume_proof.prove(plan, options.verify_resume)
         return
     if options.evaluate is not None:
         _evaluate(first_look, options, argv)
         return
-    run_dir, record_path = first_look.run_dir, first_look.run_dir / "manifest.json"
+    run_dir = first_look.run_dir
     changes = run_folder.check_replaceable(first_look) if options.redo else run_folder.check(first_look)
     goes_on = not options.redo and _is_longer_than(first_look, record_path)
     if not options.redo and not goes_on and manifest.already_done(record_path, _work(first_look)):
         print(f"step 3 train: {run_dir} is complete already; --redo trains again")
         print(f"next: bash 4_convert_to_HF.sh{_next(options)}")
         return
+    outputs.check(outputs.of_run(config))
     if not options.redo:
         limits.check(config, first_look.checkpoint_bytes, _trained_seconds(run_dir))
     preparation.check_disk(first_look)
@@ -73,6 +86,7 @@ def _launch(config: PretrainConfig, options: command.Options, argv: Sequence[str
     if config.init_from and (options.redo or not checkpoint.all_steps(run_dir)):
         _check_start(first_look)
     plan, there, found = _on_this_machine(config, options)
+    memory_limit.check(plan, launcher.gpu_bytes())
     opening(f"step 3 train: {config.output_prefix}_text_document → {run_dir}")
     for name, value in [
         *launcher.device_rows(plan.num_processes),
@@ -120,6 +134,7 @@ def _evaluate(first_look: preparation.Preparation, options: command.Options, arg
     from zerokara.training import checkpoint_evaluation  # brings torch in
 
     run_folder.check(first_look)
+    outputs.check(outputs.of_run(first_look.config))
     folder = checkpoint_evaluation.find(first_look, options.evaluate or "")
     plan = _on_this_machine(first_look.given, options)[0]
     tokens = count_text(plan.num_valid_tokens)
@@ -211,8 +226,8 @@ def _finish(
         "sources": [asdict(use) for use in plan.consumption.sources],
         "unigram_entropy": plan.unigram_entropy,
     }
-    outputs = {"metrics": plan.run_dir / "metrics.jsonl", "checkpoint": newest / "manifest.json"}
-    return manifest.finish(record_path, _work(first_look), outputs, facts, state.seconds)
+    made = {"metrics": plan.run_dir / "metrics.jsonl", "checkpoint": newest / "manifest.json"}
+    return manifest.finish(record_path, _work(first_look), made, facts, state.seconds)
 
 
 def _rows(made: manifest.Manifest, newest: Path, run_dir: Path) -> list[tuple[str, str]]:
@@ -221,10 +236,7 @@ def _rows(made: manifest.Manifest, newest: Path, run_dir: Path) -> list[tuple[st
         ("trained", f"{count_text(facts['tokens'])} tokens, {facts['epochs']:.3f} epochs, {facts['steps']:,} steps"),
         ("time", f"{seconds_text(seconds)}, {count_text(facts['tokens'] / seconds)} tok/s in all"),
         ("loss", f"{facts['first_loss']:.3f} → {facts['loss']:.3f} nats a token"),
-        (
-            "unigram",
-            f"{facts['unigram_entropy']:.3f} nats a token, the loss of knowing only how frequent each token is",
-        ),
+        ("baseline", preparation.baseline_text(facts["unigram_entropy"])),
     ]
     if "valid_bits_per_byte" in facts:
         before, after = facts["first_valid_bits_per_byte"], facts["valid_bits_per_byte"]

@@ -15,7 +15,7 @@ from zerokara.corpus.heads import check_heads
 from zerokara.corpus.inputs import InputFile, find_files, for_manifest
 from zerokara.durable import PARTIAL_SUFFIX, write_bytes, write_json, write_text
 from zerokara.progress import bytes_text, opening, seconds_text, summary
-from zerokara.steps import command
+from zerokara.steps import command, outputs
 
 if TYPE_CHECKING:
     from zerokara.tokenizer.memory import Plan
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from zerokara.tokenizer.report import Report
     from zerokara.tokenizer.sampling import SampleReport
     from zerokara.tokenizer.training import Trained
-
-OUTPUT_NAMES = ("tokenizer.model", "tokenizer.vocab", "report.json", "report.txt", "report.html")
-LOG_NAME = "training.log"
 
 
 def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
@@ -45,6 +42,7 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
         opening(f"step 1 tokenizer: {model_path} is there already, made from the same text; --redo makes it again")
         print(f"next: {_next(options)}")
         return
+    outputs.check(outputs.of_tokenizer(config))
     analyser = analyser_of(config)
     check_heads(files, config.text_field, config.txt_document, config.fault("text_field", "").where)
     plan = memory.plan(config, files)
@@ -74,8 +72,8 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
         "analyser": analyser.versions() if analyser else {},
     }
     seconds = time.monotonic() - started
-    outputs: dict[str, Path | list[Path]] = {"tokenizer": [folder / name for name in OUTPUT_NAMES]}
-    manifest.finish(manifest_path, work, outputs, facts, seconds)
+    made: dict[str, Path | list[Path]] = {"tokenizer": [folder / name for name in outputs.TOKENIZER_NAMES]}
+    manifest.finish(manifest_path, work, made, facts, seconds)
     rows = [
         ("text offered", f"{bytes_text(sample.bytes_offered)}, {sample.documents:,} documents"),
         ("trained on", _used(sample)),
@@ -119,7 +117,7 @@ def _make(
         morphemes = work_dir / "morphemes.txt" if analyser else None
         if analyser and morphemes:
             segmentation.segment(config, analyser, sample.sentences, morphemes, training.num_threads(config))
-        trained = training.train(config, sample.sentences, work_dir, folder / LOG_NAME, morphemes)
+        trained = training.train(config, sample.sentences, work_dir, folder / outputs.LOG_NAME, morphemes)
         model_path = work_dir / "tokenizer.model"
         model_path.write_bytes(trained.model)
         memory = {"estimated_memory_bytes": plan.peak_bytes, "peak_memory_bytes": trained.peak_memory_bytes}

@@ -16,10 +16,7 @@ from zerokara.config import ConvertConfig
 from zerokara.errors import UserError
 from zerokara.export import exported, hub, usage
 from zerokara.progress import bytes_text, opening, seconds_text, summary
-from zerokara.steps import command
-
-RECORD_NAME = "upload.manifest.json"
-"""Stays beside the model and is not sent."""
+from zerokara.steps import command, outputs
 
 
 def main(argv: Sequence[str]) -> int:
@@ -37,6 +34,7 @@ def upload(config: ConvertConfig, options: command.Options) -> None:
     if wrong:
         raise UserError(config.fault("huggingface_name", f"is no name for a repository: {wrong}"))
     made = exported.proved(folder)
+    outputs.check(outputs.of_upload(config))
     exported.check_unchanged(folder, made)
     files = exported.files(made)
     total = sum(record.bytes for record in files)
@@ -51,7 +49,7 @@ def upload(config: ConvertConfig, options: command.Options) -> None:
     done = hub.upload(folder, files, name, private=config.private, replace=options.redo)
     work = manifest.Work("upload", {"repository": name}, inputs={"export": folder / exported.MANIFEST_NAME})
     facts = {"url": done.url, "commit": done.commit, "private": done.private, "files": len(files), "bytes": total}
-    manifest.finish(folder / RECORD_NAME, work, {}, facts, time.monotonic() - started)
+    manifest.finish(folder / outputs.UPLOAD_RECORD_NAME, work, {}, facts, time.monotonic() - started)
     rows = [
         ("repository", f"{done.url} ({'private' if done.private else 'public'})"),
         ("commit", done.commit),

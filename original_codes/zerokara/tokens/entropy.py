@@ -1,8 +1,11 @@
-"""The loss of a model that knows how often each token occurs and nothing else: the mark that training must pass."""
+"""How often each token occurs, and the entropy of that: the loss of a model that knows nothing else."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from zerokara.tokens.indexed import IndexedTokens
 
@@ -10,8 +13,12 @@ SAMPLE_TOKENS = 50_000_000
 """Counting stops here: a second's work, and far more than the estimate needs."""
 
 
-def unigram_entropy(tokens: IndexedTokens) -> float:
-    """Entropy of the token frequencies, in nats a token."""
-    counts = np.bincount(tokens.tokens[:SAMPLE_TOKENS])
+def token_counts(tokens: IndexedTokens) -> NDArray[np.int64]:
+    """Occurrences of each id, [largest id + 1]."""
+    return np.bincount(tokens.tokens[:SAMPLE_TOKENS])
+
+
+def entropy(counts: NDArray[Any]) -> float:
+    """Entropy of a distribution, in nats; `counts` are in proportion to its probabilities, and may be 0."""
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * np.log(shares)).sum())

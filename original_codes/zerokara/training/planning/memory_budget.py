@@ -58,11 +58,21 @@ def budget(num_processes: int, gpu_bytes: int | None) -> Budget:
 
 def main_memory() -> int:
     """Bytes that this process may still take: of the machine, of its control groups, and by its own limit."""
-    limits = [psutil.virtual_memory().available, *_room_in_control_groups()]
+    limits = [psutil.virtual_memory().available, *(most - taken for most, taken in _limits_of_control_groups())]
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft != resource.RLIM_INFINITY:
         limits.append(soft - psutil.Process().memory_info().vms)
     return max(0, min(limits))
+
+
+def whole_machine(num_processes: int, gpu_bytes: int | None) -> Budget:
+    """As `budget`, of all the memory that the machine has, whatever else runs on it at the moment."""
+    limits = [psutil.virtual_memory().total, *(most for most, _ in _limits_of_control_groups())]
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft != resource.RLIM_INFINITY:
+        limits.append(soft)
+    each = min(limits) // num_processes
+    return Budget("cpu", each, each) if gpu_bytes is None else Budget("cuda", gpu_bytes, each)
 
 
 def control_groups() -> Iterator[Path]:
@@ -78,7 +88,8 @@ def control_groups() -> Iterator[Path]:
     yield from (place for place in [folder, *folder.parents] if place == _CGROUPS or _CGROUPS in place.parents)
 
 
-def _room_in_control_groups() -> Iterator[int]:
+def _limits_of_control_groups() -> Iterator[tuple[int, int]]:
+    """Bytes that each group may have, and has."""
     for folder in control_groups():
         try:
             most = (folder / "memory.max").read_text(encoding="utf-8").strip()
@@ -86,7 +97,7 @@ def _room_in_control_groups() -> Iterator[int]:
         except (OSError, ValueError):  # the root has no limit, nor has a group without the memory controller
             continue
         if most != "max":
-            yield int(most) - taken
+            yield int(most), taken
 
 
 def layout_of(

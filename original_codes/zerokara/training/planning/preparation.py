@@ -23,7 +23,7 @@ from zerokara.samples.objective import Objective, objective
 from zerokara.samples.reading_plan import ReadingPlan
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.count import check_belongs
-from zerokara.tokens.entropy import unigram_entropy
+from zerokara.tokens.entropy import entropy, token_counts
 from zerokara.tokens.indexed import IndexedTokens
 from zerokara.tokens.layout import TokenPaths
 from zerokara.training.compute import optimizers
@@ -57,7 +57,7 @@ class Preparation:
     num_train_tokens: int
     num_valid_tokens: int
     unigram_entropy: float
-    """Nats a token of a model that knows only how often each token of the corpus occurs."""
+    """Nats a token of a model that knows only how often each token is predicted: the baseline of the training loss."""
 
     @property
     def run_dir(self) -> Path:
@@ -73,12 +73,6 @@ class Preparation:
     def consumption(self) -> Consumption:
         """What the run reads of each source."""
         return consumption(self.reading, self.schedule)
-
-    @property
-    def loss_to_beat(self) -> float:
-        """Nats a predicted token of a model that knows only how often each token occurs, and where there is a gap."""
-        lengths = self.objective.lengths
-        return self.unigram_entropy * ((lengths.noise or lengths.written) / lengths.written)
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -133,7 +127,7 @@ def prepare(given: PretrainConfig, num_processes: int, precision: Literal["bf16"
         objective=made_objective,
         reading=reading,
         num_train_tokens=samples.num_tokens,
-        unigram_entropy=unigram_entropy(IndexedTokens(paths.train)),
+        unigram_entropy=entropy(made_objective.target_counts(token_counts(IndexedTokens(paths.train)))),
         num_valid_tokens=len(IndexedTokens(paths.valid).tokens) if has_validation(paths) else 0,
     )
 
@@ -243,7 +237,7 @@ def plan_rows(preparation: Preparation) -> list[tuple[str, str]]:
             f"{preparation.num_processes}, ZeRO stage {config.zero_stage}, {config.precision}, micro batch "
             f"{config.micro_batch_size}",
         ),
-        ("to beat", f"{preparation.loss_to_beat:.3f} nats a token, the loss of knowing only how frequent each is"),
+        ("baseline", baseline_text(preparation.unigram_entropy)),
         ("a checkpoint", disk_text(preparation)),
     ]
     num_readers = preparation.num_processes // config.tensor_parallel_size
@@ -251,6 +245,11 @@ def plan_rows(preparation: Preparation) -> list[tuple[str, str]]:
     if optimizers.by_whole_tensors(config, num_readers) and config.deepspeed_template != "auto":
         rows.append(("note", f"deepspeed_template has no effect: {optimizers.WITHOUT_DEEPSPEED}"))
     return rows
+
+
+def baseline_text(unigram_entropy: float) -> str:
+    """The loss that a model must fall below to have learned anything of the text, for people."""
+    return f"{unigram_entropy:.3f} nats a token, the unigram entropy: the loss of knowing only how frequent each is"
 
 
 def _length_text(preparation: Preparation) -> str:

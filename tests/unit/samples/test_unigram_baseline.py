@@ -1,0 +1,84 @@
+"""The unigram-entropy baseline, against a count over the targets of batches as training reads them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from zerokara import config
+from zerokara.manifest import Manifest
+from zerokara.samples.batches import Batches, BatchPlan
+from zerokara.steps import train
+from zerokara.tokens.entropy import entropy, token_counts
+from zerokara.tokens.indexed import IndexedTokens
+from zerokara.training.planning import preparation
+from zerokara.training.planning.preparation import Preparation
+
+T5 = ("architecture=t5", "num_kv_heads=auto", "head_size=16")
+EPOCHS = 10
+
+
+def prepared(gap_data: dict[str, str], *settings: str) -> Preparation:
+    return preparation.prepare(config.load(config.PretrainConfig, gap_data["config"], [*settings]), 1)
+
+
+def counted(plan: Preparation, epochs: int) -> tuple[np.ndarray, int]:
+    """How often each id is a target that the loss counts, and in how many samples."""
+    reading = plan.reading
+    batches = Batches(reading.tokens(), reading.order(), BatchPlan(64, 64), plan.objective)
+    counts = np.zeros(plan.encoder.vocab_size)
+    starts = range(0, epochs * reading.samples_per_epoch - 64, 64)
+    for start in starts:
+        for batch in batches.at(start):
+            counts += np.bincount(batch.labels.ravel(), batch.loss_mask.ravel(), plan.encoder.vocab_size)
+    return counts, 64 * len(starts)
+
+
+def test_a_t5_is_measured_by_what_its_decoder_predicts(gap_data: dict[str, str]) -> None:
+    plan = prepared(gap_data, *T5)
+    counts, num_samples = counted(plan, EPOCHS)
+    corpus = token_counts(IndexedTokens(plan.token_paths.train))
+    expected, lengths = plan.objective.target_counts(corpus), plan.objective.lengths
+    assert expected.sum() == pytest.approx(lengths.written) and lengths.spans > 1
+    sentinels = plan.objective.marks
+    used, unused = sentinels[: lengths.spans], sentinels[lengths.spans :]
+    assert (counts[used] == num_samples).all() and (expected[used] == 1).all() and not counts[unused].any()
+    # A text of 28 thousand tokens is cut at the same places in each epoch, and the last of a sample is always masked.
+    assert plan.unigram_entropy == pytest.approx(entropy(counts), abs=0.03)
+    # Neither the corpus's own entropy nor its share of the targets will do.
+    assert abs(plan.unigram_entropy - entropy(corpus)) > 0.5
+    assert abs(plan.unigram_entropy - entropy(corpus) * lengths.noise / lengths.written) > 0.5
+
+
+def test_a_t5_is_measured_exactly_where_samples_begin_anywhere(gap_data: dict[str, str]) -> None:
+    plan = prepared(gap_data, *T5)
+    tokens = np.asarray(IndexedTokens(plan.token_paths.train).tokens, dtype=np.int64)
+    num_samples, taken = 60_000, plan.objective.lengths.taken
+    starts = np.random.default_rng(0).integers(0, len(tokens), num_samples)
+    batch = plan.objective(tokens[(starts[:, None] + np.arange(taken)) % len(tokens)], np.arange(num_samples))
+    counts = np.bincount(batch.labels.ravel(), minlength=plan.encoder.vocab_size)
+    expected = num_samples * plan.objective.target_counts(np.bincount(tokens))
+    # Each count is that of independent draws, give or take their standard deviation.
+    assert (np.abs(counts - expected) / np.sqrt(np.maximum(1, expected))).max() < 5
+    # The entropy of counts is too low, by about half the number of ids over the number of targets (Miller, 1955).
+    bias = np.count_nonzero(counts) / 2 / counts.sum()
+    assert plan.unigram_entropy == pytest.approx(entropy(counts) + bias, abs=0.002) and bias < 0.001
+
+
+def test_a_decoder_is_measured_by_the_corpus(gap_data: dict[str, str]) -> None:
+    plan = prepared(gap_data)
+    corpus = token_counts(IndexedTokens(plan.token_paths.train))
+    shares = corpus[corpus > 0] / corpus.sum()
+    assert plan.unigram_entropy == pytest.approx(-(shares * np.log(shares)).sum(), abs=1e-12)
+    counts, _ = counted(plan, 1)  # but for the first token, and what is left over at the end
+    assert plan.unigram_entropy == pytest.approx(entropy(counts), abs=0.01)
+
+
+@pytest.mark.parametrize("settings", [(), T5])
+def test_the_plan_and_the_summary_tell_one_number(gap_data: dict[str, str], settings: tuple[str, ...]) -> None:
+    plan = prepared(gap_data, *settings)
+    told = dict(preparation.plan_rows(plan))["baseline"]
+    assert float(told.split()[0]) == pytest.approx(plan.unigram_entropy, abs=5e-4)
+    facts = {"tokens": 1, "epochs": 1.0, "steps": 1, "first_loss": 6.0, "loss": 5.0}
+    made = Manifest("3_train", {}, {}, {}, {**facts, "unigram_entropy": plan.unigram_entropy}, 1.0, "", {})
+    assert dict(train._rows(made, plan.run_dir, plan.run_dir))["baseline"] == told

@@ -1,0 +1,3 @@
+from tiny import tiny_data
+
+__all__ = ["tiny_data"]
