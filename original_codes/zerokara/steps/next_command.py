@@ -140,7 +140,8 @@ def _config_beside(path: Path, own: str, other: str) -> Path:
         for name in _names(path.name.removesuffix(own), path.parent, other):
             if path.with_name(name).is_file():
                 return path.with_name(name)
-    return Path(other)
+    there = (Path(other), _folder() / other)  # one who works in a folder of their own may have none
+    return next((name for name in there if name.is_file()), Path(other))
 
 
 def _names(beginning: str, folder: Path, other: str) -> Iterator[str]:
