@@ -1,7 +1,8 @@
 """Step 3: train a model (`3_train_node1.sh`).
 
 Called by a person, it checks everything, shows the plan, and starts itself again through the DeepSpeed launcher, once
-for each process; called by the launcher, it trains. The same command goes on with a run that was cut short.
+for each process; called by the launcher, it trains. The same command, without --redo, resumes a run that was
+cut short.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def _launch(config: PretrainConfig, options: command.Options, argv: Sequence[str
     changes = [] if options.redo else run_folder.check(first_look)
     goes_on = not options.redo and _is_longer_than(first_look, record_path)
     if not options.redo and not goes_on and manifest.already_done(record_path, _work(first_look)):
-        print(f"step 3 train: {run_dir} is complete already; --redo trains again")
+        print(f"step 3 train: {run_dir} is complete already; --redo sets it aside and trains again")
         print(f"next: {_next(config, options)}")
         return
     if not options.redo:
