@@ -15,6 +15,7 @@ from tiny import ROOT
 from zerokara import checkpoint, config
 from zerokara.config import PretrainConfig
 from zerokara.errors import RunError, UserError
+from zerokara.steps import train
 from zerokara.training.planning import preparation, run_folder, run_lock, setting_names
 from zerokara.training.planning.preparation import Preparation
 
@@ -95,6 +96,10 @@ def test_differences_are_told_by_the_keys_of_the_yaml(settings) -> None:  # type
     now = dict.fromkeys([*was, "curriculum"], "another")
     told = setting_names.differences(was, now)
     assert {word.split()[0].rstrip(",") for word in told} <= set(PretrainConfig.model_fields)
+    mixed = preparation.prepare(settings("train_tokens=auto", "stages=[{tokens: rest}]"), 1)
+    work = train._work(mixed)
+    names = {work.key_of(name).split()[0].rstrip(",") for name in [*work.settings, *work.inputs]}
+    assert names <= set(PretrainConfig.model_fields)
     assert [word.split()[0] for word in setting_names.differences(was, {**was, "seq_len": 1, "written_len": 1})] == [
         "seq_len"
     ]
@@ -173,25 +178,22 @@ def test_a_folder_that_is_refused_or_aborted_is_gone_again(settings, tmp_path: P
     assert names == {run_folder.IDENTITY_NAME, config.RESOLVED_NAME, run_folder.TOKENIZER_NAME}
 
 
-@pytest.mark.parametrize("option", [(), ("--redo",), ("--dry-run",)])
-def test_a_second_command_is_told_at_once_who_holds_the_folder(
-    settings,  # type: ignore[no-untyped-def]
-    tiny_data: dict[str, str],
-    option: tuple[str, ...],
-) -> None:
+def test_a_second_command_is_told_at_once_who_holds_the_folder(settings, tiny_data: dict[str, str]) -> None:  # type: ignore[no-untyped-def]
     """With the process id, and before torch is loaded."""
     plan = preparation.prepare(settings(), 1)
     begin(plan)
-    command = ["--config", tiny_data["config"], "--set", f"output_model_dir={plan.run_dir}", *option]
-    program = "import sys; from zerokara.steps import train; print(train.main(sys.argv[1:]), 'torch' in sys.modules)"
+    command = ["--config", tiny_data["config"], "--set", f"output_model_dir={plan.run_dir}"]
+    calls = "codes = [train.main([*sys.argv[1:], *more]) for more in ([], ['--redo'], ['--dry-run'])]"
+    program = f"import sys; from zerokara.steps import train; {calls}; print(*codes, 'torch' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "original_codes")}
     with run_lock.held(plan.given):
         before = {path: path.stat().st_mtime_ns for path in plan.run_dir.rglob("*")}
         done = subprocess.run(
             [sys.executable, "-c", program, *command], env=environment, capture_output=True, text=True, check=True
         )
-        assert done.stdout.split() == ["2", "False"], done.stderr
-        assert f"output_model_dir = {plan.run_dir}: is in use by process {os.getpid()};" in done.stderr
+        assert done.stdout.split() == ["2", "2", "2", "False"], done.stderr
+        told = f"output_model_dir = {plan.run_dir}: is in use by process {os.getpid()};"
+        assert done.stderr.count(told) == 3
         assert {path: path.stat().st_mtime_ns for path in plan.run_dir.rglob("*")} == before
         with pytest.raises(UserError, match=f"by process {os.getpid()}"), run_lock.held(plan.given):
             raise AssertionError("it must not begin")

@@ -19,6 +19,8 @@ _KEYS = {
     "optimizer_bytes": "optimizer (bytes of its state)",
     "sample_tokens": "seq_len (tokens of the corpus in a sample)",
     "written_len": "seq_len (tokens that a sample predicts)",
+    "curriculum": "stages or source_weights (order of reading)",
+    "whole_tensors": "zero_stage (unpartitioned data parallelism)",
     "gpu_bytes": "the GPU's memory in bytes",
 }
 _FOLLOW_FROM = {
