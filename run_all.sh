@@ -7,7 +7,8 @@
 #                               a set: model_configs/ja_llama_sentence_piece_config.yaml, …_config.yaml and
 #                               …_convert_config.yaml
 #   ./run_all.sh FOLDER         the three YAML files of another folder
-#   ./run_all.sh --redo ...     does every step again and replaces what earlier runs left
+#   ./run_all.sh --redo ...     does every step again: what earlier runs left is replaced, and a trained run set aside
+#   ./run_all.sh --redo=4 ...   the same from step 4 on (1 to 4)
 #   ./run_all.sh --dry-run ...  checks the three files, that each step reads what the one before it writes, and that
 #                               it can write where it is to
 #
@@ -21,14 +22,15 @@ ready_sets() { # the sets that are there, one a line, as they are named on the c
     printf '%s\n' model_configs/*_convert_config.yaml | sed 's/_convert_config.yaml$//;s/^/  /'
 }
 
-redo=() dry_run= prefix=
+redo_from=5 at=0 dry_run= prefix= others=()
 for argument in "$@"; do
     case $argument in
-        --redo) redo=(--redo) ;;
+        --redo) redo_from=1 ;;
+        --redo=[1-4]) redo_from=${argument#--redo=} ;;
         --dry-run) dry_run=yes ;;
         -h | --help) sed -n '2,/^set -/{/^set -/d;s/^# \{0,1\}//;p}' "$0" && exit 0 ;;
         -*) echo "run_all: there is no option $argument; see ./run_all.sh --help" >&2 && exit 2 ;;
-        *) [[ -d $argument ]] && prefix=${argument%/}/ || prefix=${argument%_}_ ;;
+        *) others+=("$argument") && [[ -d $argument ]] && prefix=${argument%/}/ || prefix=${argument%_}_ ;;
     esac
 done
 tokenizer_config=${prefix}sentence_piece_config.yaml config=${prefix}config.yaml convert_config=${prefix}convert_config.yaml
@@ -46,14 +48,27 @@ python=$root/.venv/bin/python
 export PYTHONPATH="$root/original_codes${PYTHONPATH:+:$PYTHONPATH}"
 names=() seconds=()
 
+again() { # again NAME CODE: the command that goes on after a step; nothing that is done is done again
+    local from=$((redo_from > at ? redo_from : at))
+    # What step 3 has begun to train is resumed; with exit code 2 it has begun nothing.
+    [[ $1 == 3* && $2 != 2 ]] && ((from == 3)) && from=4
+    ((redo_from < 5 && from < 5)) && others=("--redo=$from" "${others[@]}")
+    printf '%q ' "$0" "${others[@]}" | sed 's/ $//'
+}
+
+redo() { # the option of the step at which the line is
+    ((at < redo_from)) || echo --redo
+}
+
 step() { # step NAME COMMAND...: runs one step of the line and keeps its time; a failing one ends the line
     local name=$1 started=$SECONDS code=0
     shift
     printf '\n━━━ %s\n' "$name"
     "$@" || code=$?
     if ((code)); then
-        printf '\nrun_all: stopped at “%s” with exit code %d; mend what the words above name and run ./run_all.sh again\n' \
-            "$name" "$code" >&2
+        printf '\nrun_all: stopped at “%s” with exit code %d; %s: %s\n' "$name" "$code" \
+            "$( ((code == 130)) && echo "to resume" || echo "mend what the words above name, then")" \
+            "$(again "$name" "$code")" >&2
         exit "$code"
     fi
     names+=("$name") seconds+=($((SECONDS - started)))
@@ -68,10 +83,13 @@ fi
 if grep -qs "data/embedded/corpus.jsonl" "$tokenizer_config" "$config"; then
     step "embedded corpus" "$python" -m zerokara.corpus.embedded data/embedded/corpus.jsonl
 fi
-step "1 train the tokenizer" "$python" 1_train_sentencepiece_tokenizer.py --config "$tokenizer_config" "${redo[@]}"
-step "2 tokenize" bash 2_tokenize.sh --config "$config" "${redo[@]}"
+at=1
+step "1 train the tokenizer" "$python" 1_train_sentencepiece_tokenizer.py --config "$tokenizer_config" $(redo)
+at=2
+step "2 tokenize" bash 2_tokenize.sh --config "$config" $(redo)
+at=3
 step "count tokens" "$python" count_tokens.py --config "$config"
-step "3 train the model" bash 3_train_node1.sh --config "$config" "${redo[@]}"
+step "3 train the model" bash 3_train_node1.sh --config "$config" $(redo)
 no_class=$("$python" -c 'if True:
     import sys
     from zerokara import config
@@ -79,12 +97,10 @@ no_class=$("$python" -c 'if True:
 if [[ $no_class ]]; then
     printf '\n━━━ 4 convert, 6 upload: left out, since no Hugging Face class holds such a model: %s\n' "$no_class"
 else
-    step "4 convert to Hugging Face" bash 4_convert_to_HF.sh --config "$convert_config" "${redo[@]}"
-    if grep -Eqs '^huggingface_name: *["'"'"']?[A-Za-z0-9]' "$convert_config"; then
-        step "6 upload (dry run)" "$python" 6_upload.py --dry-run --config "$convert_config"
-    else
-        printf '\n━━━ 6 upload: left out, since %s has no huggingface_name\n' "$convert_config"
-    fi
+    at=4
+    step "4 convert to Hugging Face" bash 4_convert_to_HF.sh --config "$convert_config" $(redo)
+    at=5
+    step "6 upload (dry run)" "$python" 6_upload.py --dry-run --config "$convert_config"
 fi
 
 "$python" - "$tokenizer_config" "$config" "$convert_config" <<'PYTHON'
@@ -93,6 +109,7 @@ from pathlib import Path
 
 from zerokara import config
 from zerokara.export import exported
+from zerokara.steps.convert_to_hf import notebook_for
 
 tokenizer = config.load(config.TokenizerConfig, Path(sys.argv[1]))
 pretrain = config.load(config.PretrainConfig, Path(sys.argv[2]))
@@ -112,7 +129,7 @@ print(
   training curve      {run / 'plots' / 'loss.png'}"""
 )
 if not pretrain.traits.no_class:
-    notebook = "5_fill_gaps_with_model.ipynb" if pretrain.traits.encodes else "5_play_with_model.ipynb"
+    notebook = notebook_for(pretrain.traits.encodes)
     print(f"  Hugging Face model  {model}\n  to play with it     {notebook}")
 PYTHON
 

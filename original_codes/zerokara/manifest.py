@@ -67,6 +67,8 @@ class Work:
     settings: dict[str, Any]
     """Every setting that changes the result; JSON values only, no paths."""
     inputs: Paths = field(default_factory=dict)
+    key_of: Callable[[str], str] = str
+    """What the user's YAML calls a setting or an input, where that is another name."""
 
 
 @dataclass(frozen=True)
@@ -176,17 +178,17 @@ def read(manifest_path: Path) -> Manifest:
 def _differences(done: Manifest, work: Work) -> list[str]:
     found = []
     if done.step != work.step:
-        found.append(f"step was {done.step}, is now {work.step}")
+        found.append(f"step {done.step} wrote it, not {work.step}")
     now_settings = _as_json(work.settings)
     for name in sorted(done.settings.keys() | now_settings.keys()):
         was, now = done.settings.get(name, "(none)"), now_settings.get(name, "(none)")
         if was != now:
-            found.append(f"{name} was {was}, is now {now}")
+            found.append(f"{work.key_of(name)} was {was}, is now {now}")
     now_inputs = _records(work.inputs, str, _known_records(done))
     for name in sorted(done.inputs.keys() | now_inputs.keys()):
         was_files, now_files = done.inputs.get(name, []), now_inputs.get(name, [])
         if [record.sha256 for record in was_files] != [record.sha256 for record in now_files]:
-            found.append(f"{name} changed ({_brief(was_files)} then, {_brief(now_files)} now)")
+            found.append(f"{work.key_of(name)} changed ({_brief(was_files)} then, {_brief(now_files)} now)")
     return found
 
 

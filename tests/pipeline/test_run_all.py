@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -103,10 +104,12 @@ def test_wrong_settings_of_all_files_are_told_before_the_first_step(folder: Path
 def test_a_step_that_fails_stops_the_line_with_its_exit_code(folder: Path) -> None:
     settings = (folder / "config.yaml").read_text(encoding="utf-8")
     (folder / "config.yaml").write_text(settings.replace("seq_len: 32", "seq_len: 1000000"), encoding="utf-8")
-    done = run_all(folder)
+    done = run_all("--redo", folder)
     assert done.returncode == 2
     assert f"{folder}/config.yaml:8: seq_len = 1000000" in done.stderr
     assert "stopped at “count tokens” with exit code 2" in done.stderr
+    # What is done is not done again, and what comes after it is.
+    assert shlex.split(done.stderr.rpartition(": ")[2]) == [str(ROOT / "run_all.sh"), "--redo=3", str(folder)]
     assert (folder / "tokens_text_document.bin").exists() and "━━━ 3 train" not in done.stdout
 
 

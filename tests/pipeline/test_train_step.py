@@ -78,7 +78,7 @@ def finished(tiny_data: dict[str, str], tmp_path_factory: pytest.TempPathFactory
     run_dir = tmp_path_factory.mktemp("finished") / "run"
     done = step_3(tiny_data["config"], f"output_model_dir={run_dir}", *WATCHED, "max_steps=20")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "next: bash 4_convert_to_HF.sh" in done.stdout
+    assert f"--set input_model_dir={run_dir} --set output_tokenizer_and_model_dir={run_dir}_hf" in done.stdout
     assert "compiling" not in (done.stdout + done.stderr).lower()
     assert "going on without" not in done.stdout + done.stderr  # a watcher that fails is left out with these words
     return run_dir
@@ -110,6 +110,9 @@ def test_a_finished_run_is_complete_until_it_is_made_longer(
     same = (f"output_model_dir={finished}", *WATCHED, "max_steps=20")
     again = step_3(tiny_data["config"], *same)
     assert again.returncode == 0 and "is complete already" in again.stdout
+    shorter = step_3(tiny_data["config"], *same, "max_steps=10")
+    assert shorter.returncode == 2 and "max_steps was 20, is now 10" in shorter.stderr
+    assert "steps was" not in shorter.stderr.replace("max_steps was", "")  # no word that is no key
     other = step_3(tiny_data["config"], *same, "lr=0.02")
     assert other.returncode == 2 and "lr was 0.01, is now 0.02" in other.stderr
     assert manifest.read(longer / "manifest.json").facts["steps"] == 25
@@ -219,7 +222,7 @@ def test_however_a_run_is_stopped_it_goes_on_and_reads_its_epoch(tiny_data: dict
     os.killpg(asked.pid, signal.SIGINT)  # as a terminal does on Ctrl-C
     output, _ = asked.communicate()
     assert asked.returncode == 130
-    assert "going on from" in output and "saved; run the same command to go on" in output
+    assert "going on from" in output and "stopped by Ctrl-C (SIGINT) after step" in output
     assert not (run_dir / "manifest.json").exists()
 
     orphaned = start_step_3(tiny_data["config"], *whole, "max_hours=1")
@@ -295,7 +298,7 @@ def test_a_curriculum_is_told_before_and_while_it_runs(tiny_data: dict[str, str]
     again = step_3(tiny_data["config"], *settings, "max_epochs_per_source=0.01")
     assert again.returncode == 0 and "is complete already" in again.stdout
     other = step_3(tiny_data["config"], *settings, stages.replace("1600", "3200"))
-    assert other.returncode == 2 and "belongs to another run: curriculum was" in other.stderr
+    assert other.returncode == 2 and "belongs to another run: stages" in other.stderr
     refused = step_3(tiny_data["config"], f"output_model_dir={tmp_path / 'new'}", stages, "max_epochs_per_source=0.1")
     assert refused.returncode == 2 and "max_epochs_per_source = 0.1: would be exceeded: " in refused.stderr
     assert not (tmp_path / "new").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -117,6 +118,11 @@ def test_a_dry_run_lists_files_and_bytes_without_network_or_token(user: User, hu
     assert run.returncode == 0, run.stderr
     assert "model-00001-of-00002.safetensors" in run.stdout and "9,000 bytes" in run.stdout
     assert "stray" not in run.stdout
+    following = shlex.split(run.stdout.splitlines()[-1].removeprefix("next: "))
+    assert following[2:4] == ["--config", "convert.yaml"] and f"huggingface_name={NAME}" in following
+    unnamed = user.run("--dry-run", "--set", "huggingface_name=''", token=None)
+    assert unnamed.returncode == 0 and "9,000 bytes" in unnamed.stdout, unnamed.stderr
+    assert "huggingface_name: user/name into convert.yaml" in unnamed.stdout.splitlines()[-1]
     assert hub.requests == []
 
 

@@ -141,6 +141,17 @@ def test_what_lies_on_the_hub_is_known_by_its_content_id(tmp_path: Path) -> None
         manifest.already_done(tmp_path / "manifest.json", work("git:abd"))
 
 
+def test_what_differs_is_told_by_the_names_of_the_yaml(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"one")
+    work = manifest.Work("x", {"steps": 1}, {"tokenizer": tmp_path / "a"})
+    manifest.finish(tmp_path / "m.json", work, {}, {}, 0.0)
+    (tmp_path / "a").write_bytes(b"three")
+    keys = {"steps": "max_steps", "tokenizer": "input_tokenizer_file"}
+    other = manifest.Work("x", {"steps": 2}, {"tokenizer": tmp_path / "a"}, keys.__getitem__)
+    with pytest.raises(UserError, match="something else: max_steps was 1, is now 2; input_tokenizer_file changed "):
+        manifest.already_done(tmp_path / "m.json", other)
+
+
 def test_a_manifest_that_is_none_is_told(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{}", encoding="utf-8")
     with pytest.raises(UserError, match="is not a manifest"):

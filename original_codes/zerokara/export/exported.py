@@ -12,7 +12,7 @@ from zerokara.errors import Fault, UserError
 
 STEP = "convert"
 MANIFEST_NAME = "manifest.json"
-_REMEDY = "run: bash 4_convert_to_HF.sh --redo"
+_REMEDY = "run step 4 again with --redo"
 
 
 def proved(folder: Path) -> manifest.Manifest:
@@ -23,11 +23,11 @@ def proved(folder: Path) -> manifest.Manifest:
     """
     path = folder / MANIFEST_NAME
     if not folder.is_dir():
-        remedy = "run step 4 first: bash 4_convert_to_HF.sh"
+        remedy = "run step 4 first"
         raise UserError(Fault(where=str(folder), rule="there is no exported model here", remedy=remedy))
     if not path.exists():
         rule = "has no manifest.json: step 4 did not write it, or did not end"
-        raise UserError(Fault(where=str(folder), rule=rule, remedy="run: bash 4_convert_to_HF.sh"))
+        raise UserError(Fault(where=str(folder), rule=rule, remedy="run step 4 again"))
     made = manifest.read(path)
     if made.step != STEP:
         rule = f"was written by step {made.step!r}, not by the conversion of step 4"

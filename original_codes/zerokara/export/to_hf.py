@@ -44,6 +44,7 @@ def work(source: Source, settings: ConvertConfig) -> manifest.Work:
         step=STEP,
         settings={name: getattr(settings, name) for name in names},
         inputs={"checkpoint": source.manifest_path, "tokenizer": source.tokenizer_path},
+        key_of=lambda name: f"input_model_dir (its {name})" if name in ("checkpoint", "tokenizer") else name,
     )
 
 

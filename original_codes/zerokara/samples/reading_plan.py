@@ -97,7 +97,7 @@ def _source_faults(config: PretrainConfig, sources: Sequence[Source]) -> Iterato
     entries = list(config.input_jsonl)
     if len(names) != len(entries) or (names != entries and sorted(names) == sorted(entries)):
         rule = f"is not what the token files were made from: {', '.join(names)}"
-        yield config.fault("input_jsonl", rule, "write it as it was, or tokenise again with: bash 2_tokenize.sh --redo")
+        yield config.fault("input_jsonl", rule, "write it as it was, or tokenise again: step 2 with --redo")
 
 
 def _mixed_stages(config: PretrainConfig, sources: Sequence[Source]) -> tuple[MixedStage, ...]:

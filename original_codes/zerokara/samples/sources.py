@@ -46,5 +46,5 @@ def read_sources(output_prefix: str) -> tuple[Source, ...]:
     there, known = data.stat().st_size // header.id_bytes, sum(source.num_tokens for source in sources)
     if there != known:
         rule = f"says that the sources have {known:,} training tokens; {data} holds {there:,}"
-        raise UserError(Fault(str(paths.manifest), rule, remedy="make both again with: bash 2_tokenize.sh --redo"))
+        raise UserError(Fault(str(paths.manifest), rule, remedy="make both again: step 2 with --redo"))
     return tuple(sources)

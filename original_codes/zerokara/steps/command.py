@@ -6,17 +6,17 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from zerokara import config as configuration
 from zerokara.config.settings import Settings
 from zerokara.errors import RunError, Stopped, UserError
+from zerokara.steps.next_command import COMMAND_NAME, SAME_COMMAND, again
 
 _Config = TypeVar("_Config", bound=Settings)
-COMMAND_NAME = "ZEROKARA_COMMAND"
-"""Environment variable in which the shell scripts say under which name the user called them, for the help text."""
+REDO_HELP = "do it again and replace what an earlier run left"
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it (128 + SIGINT)."""
 
@@ -34,18 +34,8 @@ class Options:
     """Steps of a proof that a run resumes, instead of the run; None for the run."""
     evaluate: str | None = None
     """Checkpoint to evaluate, instead of the run: a folder, a name, a step, or "" for the newest; None for the run."""
-
-    def for_next(self, own: str, other: str) -> str:
-        """The ``--config`` that the next command needs, if any: of the file beside this one, with the same beginning.
-
-        `own` and `other` are the default names of this step's configuration file and of the next step's.
-        """
-        path = self.config_path
-        if own != other:
-            if not path.name.endswith(own):
-                return ""
-            path = path.with_name(path.name.removesuffix(own) + other)
-        return "" if str(path) == other or not path.exists() else f" --config {path}"
+    again: str = SAME_COMMAND
+    """The command that resumes what this one began."""
 
 
 def parse(
@@ -57,8 +47,9 @@ def parse(
     write: str = "",
     verify_resume: str = "",
     evaluate: str = "",
+    redo: str = REDO_HELP,
 ) -> Options:
-    """Read the command line; the last three are the help of extra flags, for the steps that have them."""
+    """Read the command line; `write`, `verify_resume` and `evaluate` are the help of flags that not every step has."""
     # Putting all settings into words takes a while, so only for those who ask.
     wants_help = not {"-h", "--help"}.isdisjoint(argv)
     parser = argparse.ArgumentParser(
@@ -67,6 +58,7 @@ def parse(
         epilog="settings (edit them in the YAML file, or --set them for one run):\n"
         + (configuration.help_text(config_class) if wants_help else ""),
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # "--re" must not mean --redo
     )
     parser.add_argument(
         "--config", type=Path, default=Path(default_config), metavar="PATH", help=f"default {default_config}"
@@ -74,7 +66,7 @@ def parse(
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="set one key for this run; repeatable"
     )
-    parser.add_argument("--redo", action="store_true", help="do it again and replace what an earlier run left")
+    parser.add_argument("--redo", action="store_true", help=redo)
     parser.add_argument("--dry-run", action="store_true", help="check everything, say what would be done, and stop")
     if write:
         parser.add_argument("--write", action="store_true", help=write)
@@ -91,6 +83,7 @@ def parse(
         bool(write and given.write),
         given.verify_resume if verify_resume else None,
         given.evaluate if evaluate else None,
+        again(argv),
     )
 
 
@@ -110,16 +103,30 @@ def run(
     write: str = "",
     verify_resume: str = "",
     evaluate: str = "",
+    redo: str = REDO_HELP,
+    resumes: bool = False,
+    is_part: bool = False,
 ) -> int:
-    """Load the configuration, run a step, and give its exit code; errors are told on stderr."""
+    """Load the configuration, run a step, and give its exit code; errors are told on stderr.
+
+    A step that `resumes` resumes without the ``--redo`` that it was begun with. One that `is_part` of another, which
+    started it, leaves it to that one to say how to resume.
+    """
     options = parse(
-        argv, config_class, default_config, doc, write=write, verify_resume=verify_resume, evaluate=evaluate
+        argv, config_class, default_config, doc, write=write, verify_resume=verify_resume, evaluate=evaluate, redo=redo
     )
-    return guarded(lambda: main(configuration.load(config_class, options.config_path, options.overrides), options))
+    if resumes or is_part:
+        options = replace(options, again="" if is_part else again(argv, without=("--redo",)))
+    return guarded(
+        lambda: main(configuration.load(config_class, options.config_path, options.overrides), options), options.again
+    )
 
 
-def guarded(work: Callable[[], None]) -> int:
-    """Run `work` and turn its errors into words and an exit code. What is not foreseen keeps its traceback."""
+def guarded(work: Callable[[], None], again: str = SAME_COMMAND) -> int:
+    """Run `work` and turn its errors into words and an exit code. What is not foreseen keeps its traceback.
+
+    `again` is the command that resumes what was stopped; nothing is said of it where it is empty.
+    """
     try:
         work()
     except UserError as error:
@@ -138,6 +145,6 @@ def guarded(work: Callable[[], None]) -> int:
         print(f"stopped; {stop}", file=sys.stderr)
         return INTERRUPTED
     except KeyboardInterrupt:
-        print("stopped; run the same command to go on", file=sys.stderr)
+        print(f"stopped; to resume: {again}" if again else "stopped", file=sys.stderr)
         return INTERRUPTED
     return 0

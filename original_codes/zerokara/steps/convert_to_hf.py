@@ -16,7 +16,7 @@ from zerokara.config import ConvertConfig
 from zerokara.export import check_text, place, source
 from zerokara.export.exported import MANIFEST_NAME
 from zerokara.progress import bytes_text, opening, seconds_text, summary
-from zerokara.steps import command, outputs
+from zerokara.steps import command, next_command, outputs
 
 
 def main(argv: Sequence[str]) -> int:
@@ -37,7 +37,7 @@ def convert(config: ConvertConfig, options: command.Options) -> None:
     if done is not None:
         opening(f"step 4 convert: done already, {folder} was made from {found.folder} (--redo: again)")
         _tell_samples(done.facts["samples"], found.shape.traits.encodes)
-        print(_next(folder, options, found.shape.traits.encodes))
+        print(_next(config, options, found.shape.traits.encodes))
         return
     outputs.check(outputs.of_export(config))
     place.check_space(config, found)
@@ -50,7 +50,7 @@ def convert(config: ConvertConfig, options: command.Options) -> None:
     made = to_hf.export(found, config, check_text.documents(files, found.config, config.check_lines))
     _tell_samples(made.facts["samples"], found.shape.traits.encodes)
     summary("step 4 convert: done", _rows(made))
-    print(_next(folder, options, found.shape.traits.encodes))
+    print(_next(config, options, found.shape.traits.encodes))
 
 
 def _import_libraries() -> None:
@@ -97,12 +97,16 @@ def _tell_samples(samples: list[dict[str, Any]], encodes: bool) -> None:
             print(f"{kind:<8} {'' if encodes else sample['prompt']}{sample[kind]}")
 
 
-def _next(folder: Path, options: command.Options, encodes: bool) -> str:
-    named = options.for_next("convert_config.yaml", "convert_config.yaml")
-    notebook = "5_fill_gaps_with_model.ipynb" if encodes else "5_play_with_model.ipynb"
-    return (
-        f"next: play with {folder} in {notebook}, or see what an upload would send: python 6_upload.py --dry-run{named}"
-    )
+def _next(config: ConvertConfig, options: command.Options, encodes: bool) -> str:
+    upload = next_command.render(next_command.UPLOAD, options, "convert_config.yaml", config, flags=["--dry-run"])
+    notebook = notebook_for(encodes)
+    folder = config.output_tokenizer_and_model_dir
+    return f"next: play with {folder} in {notebook}, or see what an upload would send: {upload}"
+
+
+def notebook_for(encodes: bool) -> str:
+    """Where one plays with a model: one that encodes fills gaps, others continue texts."""
+    return "5_fill_gaps_with_model.ipynb" if encodes else "5_play_with_model.ipynb"
 
 
 if __name__ == "__main__":

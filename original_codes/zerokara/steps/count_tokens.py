@@ -14,7 +14,7 @@ from zerokara.config.sample_lengths import SampleLengths
 from zerokara.durable import write_text
 from zerokara.errors import RunError, UserError
 from zerokara.progress import bytes_text, summary
-from zerokara.steps import command, outputs
+from zerokara.steps import command, next_command, outputs
 from zerokara.tokens.count import SplitCount, count
 from zerokara.tokens.layout import TokenPaths, bin_path
 
@@ -43,16 +43,16 @@ def count_tokens(config: PretrainConfig, options: command.Options) -> None:
     else:
         passes = f"{config.train_tokens / one_pass:.3f} passes of {one_pass:,}"
         rows.append(("train_tokens", f"{config.train_tokens:,} tokens: {passes}"))
-    named = "" if str(options.config_path) == "config.yaml" else f" --config {options.config_path}"
     if options.write:
         if options.dry_run:
             rows.append(("dry run", f"would write train_tokens: {wanted} into {options.config_path}"))
         else:
             write_train_tokens(options.config_path, wanted)
             rows.append(("written", f"train_tokens: {wanted} into {options.config_path}"))
-    summary(f"{bin_path(paths.train)}", rows, None if table else f"bash 3_train_node1.sh{named}")
+    following = next_command.render(next_command.TRAIN, options, "config.yaml", config)
+    summary(f"{bin_path(paths.train)}", rows, None if table else following)
     if table:
-        print("", *table, f"next: bash 3_train_node1.sh{named}", sep="\n")
+        print("", *table, f"next: {following}", sep="\n")
 
 
 def _mixture(config: PretrainConfig) -> tuple[int, list[str]]:

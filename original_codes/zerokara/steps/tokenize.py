@@ -41,7 +41,7 @@ def tokenize(config: PretrainConfig, options: command.Options, workers: Workers 
         made = _tokenize(config, options, paths, workers, started)
     if made is not None:
         facts, rows = made
-        summary("step 2 tokenise: done", [*rows, _took(facts, time.monotonic() - started)], _next(options))
+        summary("step 2 tokenise: done", [*rows, _took(facts, time.monotonic() - started)], _next(config, options))
 
 
 def _tokenize(
@@ -61,7 +61,7 @@ def _tokenize(
         documents, skipped = done.facts["documents_written"], Counter(done.facts["skipped"])
         check_bad_fraction(config, documents, skipped, paths)
         opening(f"step 2 tokenise: done already, {bin_path(paths.train)} was made from the same text (--redo: again)")
-        print(f"next: {_next(options)}")
+        print(f"next: {_next(config, options)}")
         if paths.work_folder.is_dir() and not options.dry_run:  # of a step that was killed when it had ended
             from zerokara.tokens.encode import discard_work
 
@@ -88,7 +88,7 @@ def _tokenize(
         print("dry run: nothing was written")
         return None
     with manifest.HashesAhead(work) as ahead:
-        made = encode_corpus(config, files, tokenizer, choice, workers, anew=options.redo)
+        made = encode_corpus(config, files, tokenizer, choice, workers)
         facts = _facts(config, files, made, tokenizer)
         manifest.finish(paths.manifest, work, _outputs(paths), facts, time.monotonic() - started, ahead=ahead)
     discard_work(config)
@@ -108,7 +108,8 @@ def _work(config: PretrainConfig, files: Sequence[InputFile]) -> manifest.Work:
         "input_tokenizer_file": Path(config.input_tokenizer_file),
         "input_jsonl": for_manifest(files),
     }
-    return manifest.Work("tokenize", settings, inputs)
+    keys = {"files_per_source": "input_jsonl (number of files of each entry)"}
+    return manifest.Work("tokenize", settings, inputs, lambda name: keys.get(name, name))
 
 
 def _outputs(paths: TokenPaths) -> dict[str, Path | list[Path]]:
@@ -182,9 +183,11 @@ def _took(facts: dict[str, Any], seconds: float) -> tuple[str, str]:
     return "took", took
 
 
-def _next(options: command.Options) -> str:
-    named = options.for_next("config.yaml", "config.yaml")
-    return f"python count_tokens.py{named}, then bash 3_train_node1.sh{named}"
+def _next(config: PretrainConfig, options: command.Options) -> str:
+    from zerokara.steps import next_command
+
+    steps = (next_command.COUNT_TOKENS, next_command.TRAIN)
+    return "\nthen: ".join(next_command.render(step, options, "config.yaml", config) for step in steps)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -1,11 +1,13 @@
 """Step 3: train a model (`3_train_node1.sh`).
 
 Called by a person, it checks everything, shows the plan, and starts itself again through the DeepSpeed launcher, once
-for each process; called by the launcher, it trains. The same command goes on with a run that was cut short.
+for each process; called by the launcher, it trains. The same command, without --redo, resumes a run that was
+cut short.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sys
@@ -18,7 +20,7 @@ from zerokara import checkpoint, manifest
 from zerokara.config import PretrainConfig
 from zerokara.errors import RunError, Stopped
 from zerokara.progress import count_text, opening, seconds_text, summary
-from zerokara.steps import command, outputs
+from zerokara.steps import command, next_command, outputs
 from zerokara.training import preflight, resume_proof
 from zerokara.training.planning import (
     limits,
@@ -28,6 +30,8 @@ from zerokara.training.planning import (
     preparation,
     processors,
     run_folder,
+    run_lock,
+    setting_names,
 )
 from zerokara.training.planning.consumption import check_epochs, table_lines, warnings
 from zerokara.training.planning.memory_budget import Budget
@@ -38,20 +42,24 @@ MODULE = "zerokara.steps.train"
 
 
 _EVALUATE_HELP = "validate a checkpoint and stop: a folder, its name or step, best, or if none is given the newest"
+_REDO_HELP = "begin again; a run that lies there is set aside under another name, which is said, and never deleted"
 
 
 def main(argv: Sequence[str]) -> int:
     """Entry point of the step."""
+    doc = __doc__ or ""
     if launcher.is_training_process():
-        return command.run(_train, argv, PretrainConfig, DEFAULT_CONFIG, __doc__ or "", evaluate=_EVALUATE_HELP)
+        return command.run(_train, argv, PretrainConfig, DEFAULT_CONFIG, doc, evaluate=_EVALUATE_HELP, is_part=True)
     return command.run(
         lambda config, options: _launch(config, options, argv),
         argv,
         PretrainConfig,
         DEFAULT_CONFIG,
-        __doc__ or "",
+        doc,
         verify_resume="prove in 2·N steps (3 if N is not given) that this run would resume exactly, and stop",
         evaluate=_EVALUATE_HELP,
+        redo=_REDO_HELP,
+        resumes=True,
     )
 
 
@@ -71,18 +79,33 @@ def _launch(config: PretrainConfig, options: command.Options, argv: Sequence[str
     if options.evaluate is not None:
         _evaluate(first_look, options, argv)
         return
+    run_lock.check_free(config)
     run_dir = first_look.run_dir
-    changes = run_folder.check_replaceable(first_look) if options.redo else run_folder.check(first_look)
+    changes = [] if options.redo else run_folder.check(first_look)
     goes_on = not options.redo and _is_longer_than(first_look, record_path)
     if not options.redo and not goes_on and manifest.already_done(record_path, _work(first_look)):
-        print(f"step 3 train: {run_dir} is complete already; --redo trains again")
-        print(f"next: bash 4_convert_to_HF.sh{_next(options)}")
+        print(f"step 3 train: {run_dir} is complete already; --redo sets it aside and trains again")
+        print(f"next: {_next(config, options)}")
         return
     outputs.check(outputs.of_run(config))
     if not options.redo:
-        limits.check(config, first_look.checkpoint_bytes, _trained_seconds(run_dir))
-    preparation.check_disk(first_look)
+        limits.check(config, first_look.checkpoint_bytes, _trained_seconds(run_dir), _next(config, options))
+    aside = run_folder.check_redo(first_look) if options.redo else []
+    preparation.check_disk(first_look, anew=options.redo)
     check_epochs(config, first_look.consumption)
+    with contextlib.nullcontext() if options.dry_run else run_lock.held(config):
+        _start_run(first_look, options, argv, changes, aside)
+
+
+def _start_run(
+    first_look: preparation.Preparation,
+    options: command.Options,
+    argv: Sequence[str],
+    changes: list[str],
+    aside: list[str],
+) -> None:
+    """Show the plan and train, or with ``--dry-run`` try; here torch is loaded."""
+    config, run_dir = first_look.given, first_look.run_dir
     if config.init_from and (options.redo or not checkpoint.all_steps(run_dir)):
         _check_start(first_look)
     plan, there, found = _on_this_machine(config, options)
@@ -94,7 +117,7 @@ def _launch(config: PretrainConfig, options: command.Options, argv: Sequence[str
         *preflight.rows(plan, there),
     ]:
         print(f"  {name:<12}  {value}")
-    for line in [*table_lines(plan.consumption), *warnings(config, plan.consumption)]:
+    for line in [*table_lines(plan.consumption), *warnings(config, plan.consumption), *aside]:
         print(f"  {line}")
     for change in [*changes, *found]:
         print(f"  changed since this run's last start: {change}")
@@ -107,7 +130,7 @@ def _launch(config: PretrainConfig, options: command.Options, argv: Sequence[str
     if is_new_choice and there.device == "cuda":
         plan = _try(plan, argv)
     if options.redo:
-        run_folder.clear(run_dir)  # the last thing before the start: whatever is refused above has cost nothing
+        run_folder.set_aside(run_dir)  # the last thing before the start: whatever is refused above has cost nothing
     run_folder.claim(plan)
     if is_new_choice:
         machine.record(question, run_dir, plan.config.micro_batch)
@@ -116,18 +139,18 @@ def _launch(config: PretrainConfig, options: command.Options, argv: Sequence[str
         flush=True,
     )
     if code := _start(plan, argv):
+        from_where = f" from the newest checkpoint in {run_dir}" if checkpoint.all_steps(run_dir) else ""
         raise RunError(
-            f"training ended with exit code {code}; the words above say why. Run the same command to go on from the "
-            f"newest checkpoint in {run_dir}"
+            f"training ended with exit code {code}; the words above say why. To resume{from_where}: {options.again}"
         )
     newest = checkpoint.newest_complete(run_dir)
     if newest is None or checkpoint.read_state(newest).step < plan.schedule.num_steps:
         # A limit or the file STOP asked; whatever comes after this step must not go on.
         if limits.are_used_up(config, _trained_seconds(run_dir)):
-            raise Stopped(f"max_hours is reached: {limits.REMEDY}")
+            raise Stopped(f"max_hours is reached: {limits.remedy(_next(config, options))}")
         raise KeyboardInterrupt
-    made = _finish(first_look, plan, newest, record_path)
-    summary(f"trained {run_dir}", _rows(made, newest, run_dir), f"bash 4_convert_to_HF.sh{_next(options)}")
+    made = _finish(first_look, plan, newest, run_dir / "manifest.json")
+    summary(f"trained {run_dir}", _rows(made, newest, run_dir), _next(config, options))
 
 
 def _evaluate(first_look: preparation.Preparation, options: command.Options, argv: Sequence[str]) -> None:
@@ -206,8 +229,10 @@ def _trained_seconds(run_dir: Path) -> float:
     return checkpoint.read_state(newest).seconds if newest else 0.0
 
 
-def _next(options: command.Options) -> str:
-    return options.for_next("config.yaml", "convert_config.yaml")
+def _next(config: PretrainConfig, options: command.Options) -> str:
+    run_dir = str(Path(config.output_model_dir))
+    made = {"input_model_dir": run_dir, "output_tokenizer_and_model_dir": f"{run_dir}_hf"}
+    return next_command.render(next_command.CONVERT, options, DEFAULT_CONFIG, config, made)
 
 
 def _finish(
@@ -259,6 +284,7 @@ def _work(plan: preparation.Preparation) -> manifest.Work:
         step="3_train",
         settings={**settings, **run_folder.identity_of(plan), "steps": plan.schedule.num_steps},
         inputs={"tokenizer": Path(config.input_tokenizer_file)},
+        key_of=setting_names.key_of,
     )
 
 

@@ -15,7 +15,7 @@ from zerokara.corpus.heads import check_heads
 from zerokara.corpus.inputs import InputFile, find_files, for_manifest
 from zerokara.durable import PARTIAL_SUFFIX, write_bytes, write_json, write_text
 from zerokara.progress import bytes_text, opening, seconds_text, summary
-from zerokara.steps import command, outputs
+from zerokara.steps import command, next_command, outputs
 
 if TYPE_CHECKING:
     from zerokara.tokenizer.memory import Plan
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from zerokara.tokenizer.report import Report
     from zerokara.tokenizer.sampling import SampleReport
     from zerokara.tokenizer.training import Trained
+
+DEFAULT_CONFIG = "sentence_piece_config.yaml"
 
 
 def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
@@ -40,7 +42,7 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
     work = _work(config, files)
     if manifest.already_done(manifest_path, work, redo=options.redo) is not None:
         opening(f"step 1 tokenizer: {model_path} is there already, made from the same text; --redo makes it again")
-        print(f"next: {_next(options)}")
+        print(f"next: {_next(config, options)}")
         return
     outputs.check(outputs.of_tokenizer(config))
     analyser = analyser_of(config)
@@ -83,15 +85,16 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
         ("memory", f"{bytes_text(trained.peak_memory_bytes)} at the peak, estimated {bytes_text(plan.peak_bytes)}"),
         ("report", str(folder / "report.html")),
     ]
-    summary(f"step 1 tokenizer: done, {measured.vocab_size:,} pieces in {model_path}", rows, _next(options))
+    summary(f"step 1 tokenizer: done, {measured.vocab_size:,} pieces in {model_path}", rows, _next(config, options))
 
 
 def _packages(analyser: Analyser) -> str:
     return " and ".join(f"{name} {version}" for name, version in analyser.versions().items())
 
 
-def _next(options: command.Options) -> str:
-    return "bash 2_tokenize.sh" + options.for_next("sentence_piece_config.yaml", "config.yaml")
+def _next(config: TokenizerConfig, options: command.Options) -> str:
+    made = {"input_tokenizer_file": str(Path(config.output_dir) / "tokenizer.model")}
+    return next_command.render(next_command.TOKENIZE, options, DEFAULT_CONFIG, config, made)
 
 
 def _make(
@@ -137,7 +140,8 @@ def _work(config: TokenizerConfig, files: Sequence[InputFile]) -> manifest.Work:
     inputs: dict[str, manifest.Inputs] = {"input": for_manifest(files)}
     if config.compare_with:
         inputs["compare_with"] = [find_file(name) for name in config.compare_with]
-    return manifest.Work("train_tokenizer", settings, inputs)
+    keys = {"files_per_source": "input (number of files of each entry)"}
+    return manifest.Work("train_tokenizer", settings, inputs, lambda name: keys.get(name, name))
 
 
 def _write_outputs(folder: Path, model: bytes, measured: Report) -> None:
@@ -160,7 +164,7 @@ def _used(sample: SampleReport) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Command line of step 1; gives the exit code."""
-    return command.run(train_tokenizer, argv, TokenizerConfig, "sentence_piece_config.yaml", __doc__ or "")
+    return command.run(train_tokenizer, argv, TokenizerConfig, DEFAULT_CONFIG, __doc__ or "")
 
 
 if __name__ == "__main__":

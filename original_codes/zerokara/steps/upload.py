@@ -16,21 +16,23 @@ from zerokara.config import ConvertConfig
 from zerokara.errors import UserError
 from zerokara.export import exported, hub, usage
 from zerokara.progress import bytes_text, opening, seconds_text, summary
-from zerokara.steps import command, outputs
+from zerokara.steps import command, next_command, outputs
+
+DEFAULT_CONFIG = "convert_config.yaml"
 
 
 def main(argv: Sequence[str]) -> int:
     """Command line of step 6; gives the exit code."""
-    return command.run(upload, argv, ConvertConfig, "convert_config.yaml", __doc__ or "")
+    return command.run(upload, argv, ConvertConfig, DEFAULT_CONFIG, __doc__ or "")
 
 
 def upload(config: ConvertConfig, options: command.Options) -> None:
     """Do step 6, or say what it would do."""
     started = time.monotonic()
     name, folder = config.huggingface_name, Path(config.output_tokenizer_and_model_dir)
-    if not name:
+    if not name and not options.dry_run:
         raise UserError(config.fault("huggingface_name", "must name the repository", "write user/name"))
-    wrong = hub.check_name(name)
+    wrong = hub.check_name(name) if name else None
     if wrong:
         raise UserError(config.fault("huggingface_name", f"is no name for a repository: {wrong}"))
     made = exported.proved(folder)
@@ -39,12 +41,16 @@ def upload(config: ConvertConfig, options: command.Options) -> None:
     files = exported.files(made)
     total = sum(record.bytes for record in files)
     visibility = "private" if config.private else "public"
-    opening(f"step 6 upload: {len(files)} files, {bytes_text(total)} → {name} ({visibility})")
+    opening(
+        f"step 6 upload: {len(files)} files, {bytes_text(total)} → {name or 'a repository to be named'} ({visibility})"
+    )
     if options.dry_run:
         width = max(len(record.path) for record in files)
         for record in files:
             print(f"  {record.path:<{width}}  {record.bytes:>15,} bytes")
         print(f"dry run: nothing was sent; {total:,} bytes in {len(files)} files would be")
+        named = "" if name else f"write huggingface_name: user/name into {options.config_path}, then "
+        print(f"next: {named}{next_command.render(next_command.UPLOAD, options, DEFAULT_CONFIG, config)}")
         return
     done = hub.upload(folder, files, name, private=config.private, replace=options.redo)
     work = manifest.Work("upload", {"repository": name}, inputs={"export": folder / exported.MANIFEST_NAME})

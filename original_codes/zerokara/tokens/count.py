@@ -64,7 +64,7 @@ def check_belongs(output_prefix: str, tokenizer_sha256: str) -> manifest.Manifes
                 where=str(bin_path(paths.train)),
                 rule=f"was made with another tokenizer: its sha256 is {found}, that of input_tokenizer_file is "
                 f"{tokenizer_sha256}",
-                remedy="name the tokenizer it was made with, or tokenise again with: bash 2_tokenize.sh --redo",
+                remedy="name the tokenizer it was made with, or tokenise again: step 2 with --redo",
             )
         )
     return made

@@ -58,15 +58,13 @@ def encode_corpus(
     encoder: Tokenizer,
     choice: Choice | None = None,
     workers: Workers | None = None,
-    anew: bool = False,
     task_bytes: int | None = None,
     say: Callable[[str], None] = print,
 ) -> Encoded:
     """Write the token files and the quarantine file of `config.output_prefix`, by the encoder that was chosen.
 
-    `workers` may have been started beforehand; more are started when they are needed. `anew` takes nothing over from a
-    run that was ended. What lies in the work folder stays until `discard_work`, to be called when the manifest is
-    written.
+    `workers` may have been started beforehand; more are started when they are needed. What lies in the work folder
+    stays until `discard_work`, to be called when the manifest is written.
 
     Raises:
         UserError: too many bad lines, no documents, too few to split, another run at work on the same output.
@@ -86,8 +84,6 @@ def encode_corpus(
         encoder=choice.name,
     )
     with _foreseen_errors(paths), work_folder.claimed(paths) as folder:
-        if anew:
-            work_folder.begin_anew(folder, wanted)
         plan, finished = work_folder.settle(folder, wanted, MergeState.read(folder, config).last_shard)
         if plan.encoder.startswith("sentencepiece") and not choice.name.startswith("sentencepiece"):
             choice = plain(encoder, "")

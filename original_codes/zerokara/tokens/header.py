@@ -42,7 +42,7 @@ def read_header(prefix: Path) -> Header:
     index, data = idx_path(prefix), bin_path(prefix)
     for path in (index, data):
         if not path.is_file():
-            raise UserError(Fault(where=str(path), rule="is not there", remedy="make it with: bash 2_tokenize.sh"))
+            raise UserError(Fault(where=str(path), rule="is not there", remedy="make it with step 2"))
     with open(index, "rb") as file:
         start = file.read(HEADER.size)
         if len(start) < HEADER.size or not start.startswith(MAGIC):
@@ -67,4 +67,4 @@ def read_header(prefix: Path) -> Header:
 
 
 def _damaged(path: Path, rule: str) -> UserError:
-    return UserError(Fault(where=str(path), rule=rule, remedy="make it again with: bash 2_tokenize.sh --redo"))
+    return UserError(Fault(where=str(path), rule=rule, remedy="make it again: step 2 with --redo"))

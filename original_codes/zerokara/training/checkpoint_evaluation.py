@@ -93,7 +93,7 @@ def find(preparation: Preparation, name: str) -> Path:
     if not preparation.num_valid_tokens:
         rule = "step 2 kept no documents for validation"
         raise UserError(
-            preparation.given.fault("valid_fraction", rule, "give it a share, and bash 2_tokenize.sh --redo")
+            preparation.given.fault("valid_fraction", rule, "give it a share, and run step 2 again with --redo")
         )
     if not name:
         newest = checkpoint.newest_complete(run_dir)

@@ -66,7 +66,7 @@ def _words(preparation: Preparation, there: Budget, error: BaseException) -> str
     return (
         f"out of memory in process {_rank()} of {preparation.num_processes}, at micro_batch_size "
         f"{preparation.config.micro_batch}. The estimate: {rows}. {memory_budget.advice(question)}. No "
-        f"checkpoint is touched: with one of these the same command goes on. (The system's words: {said})"
+        f"checkpoint is touched: with one of these the next start resumes. (The system's words: {said})"
     )
 
 
@@ -74,8 +74,8 @@ def _words_of_lost_connection(error: BaseException) -> str:
     said = str(error).strip().splitlines()[0]
     return (
         f"process {_rank()} lost the others, or waited too long for them: {said}. If another process has failed, its "
-        "words say why; if none has, see whether one was killed or the network is cut. The newest checkpoint is whole: "
-        "run the same command to go on"
+        "words say why; if none has, see whether one was killed or the network is cut. The newest checkpoint is "
+        "whole: the next start resumes from it"
     )
 
 

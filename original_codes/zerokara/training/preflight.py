@@ -59,7 +59,7 @@ def _data_head(preparation: Preparation) -> str:
         largest = int(part.max(initial=0))
         if largest >= encoder.vocab_size:
             rule = f"holds the id {largest}; the tokenizer has {encoder.vocab_size} pieces"
-            raise UserError(Fault(where=f"{path}.bin", rule=rule, remedy="run bash 2_tokenize.sh --redo"))
+            raise UserError(Fault(where=f"{path}.bin", rule=rule, remedy="run step 2 again with --redo"))
     head = np.asarray(tokens[:_HEAD_TOKENS], dtype=np.int64)
     return f"{' '.join(str(one) for one in head[:8])} … = {encoder.decode(head.tolist())!r}"
 

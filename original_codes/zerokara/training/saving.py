@@ -146,7 +146,7 @@ class Saver:
         stands = f"The newest checkpoint that stands is {self._shelf.newest}" if self._shelf.newest else "None stands"
         return (
             f"the checkpoint of step {writing.step} could not be saved: {writing.trouble}. {stands}; make room, and "
-            "run the same command to go on from it"
+            "the next start resumes from it"
         )
 
 

@@ -30,8 +30,8 @@ from zerokara.training.evaluation import start_validation
 from zerokara.training.guards import GivenUp, StepGuard
 from zerokara.training.logbook import Logbook
 from zerokara.training.loop import StepRecord, train
-from zerokara.training.planning import run_folder
-from zerokara.training.planning.limits import RAISE, TimeLimits
+from zerokara.training.planning import run_lock
+from zerokara.training.planning.limits import TimeLimits
 from zerokara.training.planning.position import Position
 from zerokara.training.planning.preparation import Preparation
 from zerokara.training.processes import joining
@@ -55,7 +55,7 @@ class Session:
         self.stop.listen()
         joining.join(preparation, self.device)
         self.rank = torch.distributed.get_rank()
-        self._lock = run_folder.lock(self.run_dir) if self.rank == 0 else None
+        self._lock = run_lock.lock(self.run_dir) if self.rank == 0 else None
         self._stop_file = StopFile(self.run_dir)
         if self.rank == 0:
             checkpoint.sweep(self.run_dir)
@@ -98,8 +98,7 @@ class Session:
         if not finished:
             reached = self.state.step == self._stop_after
             reason = self.stop.reason or ("its caller" if reached else "another process")
-            how = "" if RAISE in reason else "; run the same command to go on"
-            self._say(f"stopped by {reason} after step {self.state.step}, saved{how}")
+            self._say(f"stopped by {reason} after step {self.state.step}, saved")
             if self.rank == 0:
                 self._stop_file.forget()
         if self._lock is not None:

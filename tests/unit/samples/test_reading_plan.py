@@ -151,7 +151,7 @@ def message(folder: Path, *overrides: str, num_sources: int = 3) -> str:
 def test_what_cannot_be_read_is_refused_with_numbers(tmp_path: Path, owner: dict) -> None:
     assert message(tmp_path, "source_weights=[1, 1]", num_sources=2) == (
         "--set: input_jsonl = ['a.jsonl', 'b.jsonl']: is not what the token files were made from: "
-        "a.jsonl, b.jsonl, c.jsonl; write it as it was, or tokenise again with: bash 2_tokenize.sh --redo"
+        "a.jsonl, b.jsonl, c.jsonl; write it as it was, or tokenise again: step 2 with --redo"
     )
     assert "is not what the token files were made from: a.jsonl, b.jsonl, c.jsonl" in message(
         tmp_path, "source_weights=[1, 1, 2]", "input_jsonl=[b.jsonl, a.jsonl, c.jsonl]"

@@ -73,4 +73,4 @@ def test_the_tokens_belong_to_one_tokenizer(prefix: str) -> None:
     with pytest.raises(UserError) as raised:
         check_belongs(prefix, "b" * 64)
     message = str(raised.value)
-    assert "a" * 64 in message and "b" * 64 in message and "bash 2_tokenize.sh --redo" in message
+    assert "a" * 64 in message and "b" * 64 in message and "step 2 with --redo" in message

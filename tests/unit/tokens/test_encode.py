@@ -16,9 +16,12 @@ import numpy as np
 import pytest
 from failing_encoder import LyingEncoder
 
+from zerokara import manifest
 from zerokara.config import PretrainConfig
 from zerokara.corpus.inputs import find_files
 from zerokara.errors import RunError, UserError
+from zerokara.steps.command import Options
+from zerokara.steps.tokenize import tokenize
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.stand_in import Choice
 from zerokara.tokens import encode, merge, work_folder
@@ -311,9 +314,13 @@ def test_a_stand_in_that_differs_is_left_and_all_done_anew(
     assert _hashes(config) == _hashes(plain)
 
 
-def test_anew_takes_nothing_over(make_config: MakeConfig) -> None:
+def test_redo_takes_over_what_this_very_work_had_finished(make_config: MakeConfig, tmp_path: Path) -> None:
+    """A person who types an interrupted command again must not lose its hours to the --redo in it."""
     config = make_config()
     files, encoder = find_files(config.input_jsonl, ""), Encoder(config.input_tokenizer_file)
-    encode_corpus(config, files, encoder)
-    assert encode_corpus(config, files, encoder).resumed_shards == 1
-    assert encode_corpus(config, files, encoder, anew=True).resumed_shards == 0
+    options = Options(tmp_path / "config.yaml", redo=True)
+    for stopped, resumed in ((False, 0), (True, 1)):
+        if stopped:
+            encode_corpus(config, files, encoder)
+        tokenize(config, options)
+        assert manifest.read(TokenPaths(config.output_prefix).manifest).facts["resumed_shards"] == resumed

@@ -81,7 +81,7 @@ def test_damaged_files_are_refused(prefix: Path, which, damage, message: str) ->
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(UserError, match=message) as raised:
         IndexedTokens(prefix)
-    assert "bash 2_tokenize.sh --redo" in str(raised.value)
+    assert "step 2 with --redo" in str(raised.value)
 
 
 @pytest.mark.parametrize("which", [bin_path, idx_path])

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import datetime
 import errno
+import os
+import signal
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
+import psutil
 import pytest
 from torch.distributed import TCPStore
 
+from zerokara.training.processes import launcher
 from zerokara.training.processes.launcher import MeetingPlace
 
 
@@ -33,3 +40,53 @@ def test_it_is_open_to_this_machine_alone() -> None:
     assert [address for address in listening if address.endswith(f":{meeting.port:04X}")] == [
         f"0100007F:{meeting.port:04X}"
     ]
+
+
+LAUNCHER = """
+import subprocess, sys
+children = [subprocess.Popen([sys.executable, "-c", program, sys.argv[1]]) for program in sys.argv[2:]]
+print("started", flush=True)
+for child in children:
+    child.wait()
+"""
+"""Starts training processes, as DeepSpeed's does."""
+TRAINER = """
+import os, pathlib, signal, sys, time
+def heard(number, frame):
+    (pathlib.Path(sys.argv[1]) / str(os.getpid())).write_text(signal.Signals(number).name)
+    os._exit(0)
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, heard)
+(pathlib.Path(sys.argv[1]) / f"{os.getpid()}.ready").touch()
+time.sleep(60)
+"""
+LOADING = "import pathlib, sys, time; (pathlib.Path(sys.argv[1]) / 'loading.ready').touch(); time.sleep(60)"
+
+
+@pytest.mark.parametrize(
+    ("number", "heard"), [(signal.SIGINT, "SIGINT"), (signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "SIGTERM")]
+)
+def test_training_processes_hear_what_was_asked_once_they_listen(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], number: signal.Signals, heard: str
+) -> None:
+    """Before that they would die of a Ctrl-C with a traceback: SIGTERM ends them silently."""
+    command = [sys.executable, "-c", LAUNCHER, str(tmp_path), TRAINER, TRAINER, LOADING]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as started:
+        assert started.stdout and started.stdout.readline() == b"started\n"
+        while len(list(tmp_path.glob("*.ready"))) < 3:
+            assert started.poll() is None
+        with launcher._Forwarding(started.pid) as forwarding:
+            os.kill(os.getpid(), number)
+            started.wait(30)
+        assert forwarding.asked
+    assert [path.read_text(encoding="utf-8") for path in tmp_path.iterdir() if path.suffix == ""] == [heard, heard]
+    said = capfd.readouterr()
+    assert "at the end of this step" in said.out and "KeyboardInterrupt" not in said.err
+
+
+def test_a_launcher_that_has_started_nothing_yet_is_ended(capfd: pytest.CaptureFixture[str]) -> None:
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with subprocess.Popen(command) as started, launcher._Forwarding(started.pid):
+        os.kill(os.getpid(), signal.SIGINT)
+        assert started.wait(30) == -signal.SIGTERM
+    assert not psutil.pid_exists(started.pid) and "before the first step" in capfd.readouterr().out

@@ -68,12 +68,12 @@ def test_hours_are_counted_over_all_starts_and_for_one(monkeypatch: pytest.Monke
 
 
 def test_limits_that_leave_nothing_to_do_are_told_in_numbers() -> None:
-    limits.check(settings("max_hours=2", "max_hours_per_start=0.1"), int(1e9), trained_seconds=7199)
+    limits.check(settings("max_hours=2", "max_hours_per_start=0.1"), int(1e9), trained_seconds=7199, take="")
     with pytest.raises(UserError) as caught:
-        limits.check(settings("max_hours=2"), 0, trained_seconds=7205)
+        limits.check(settings("max_hours=2"), 0, trained_seconds=7205, take="bash 4_convert_to_HF.sh --config it.yaml")
     assert str(caught.value) == (
         "--set: max_hours = 2.0: the run has been trained for 2 hours already, as long as it may; "
-        "raise it to go on; or take what is there: bash 4_convert_to_HF.sh"
+        "raise it to go on; or take what is there: bash 4_convert_to_HF.sh --config it.yaml"
     )
     with pytest.raises(UserError, match=r"leaves no time to train: 36\.0 s, of which the last 40\.0 s are kept"):
-        limits.check(settings("max_hours_per_start=0.01"), int(1e9), 0)
+        limits.check(settings("max_hours_per_start=0.01"), int(1e9), 0, take="")

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from zerokara import config
-from zerokara.errors import RunError, UserError
+from zerokara.errors import UserError
 from zerokara.progress import bytes_text
-from zerokara.training.planning import preparation, run_folder
+from zerokara.training.planning import preparation
 from zerokara.training.processes import launcher
 
 
@@ -81,58 +81,6 @@ def test_tokens_of_another_tokenizer_are_refused(settings, tiny_data: dict[str, 
     other.write_bytes(Path(tiny_data["input_tokenizer_file"]).read_bytes() + b"\x3a\x00")
     with pytest.raises(UserError, match=r"was made with another tokenizer: its sha256 is .* --redo"):
         preparation.prepare(settings(f"input_tokenizer_file={other}"), 1)
-
-
-def test_a_changed_setting_is_announced_and_another_shape_refused(settings) -> None:  # type: ignore[no-untyped-def]
-    run_folder.claim(preparation.prepare(settings(), 1))
-    assert run_folder.claim(preparation.prepare(settings(), 1)) == []
-    assert run_folder.check(preparation.prepare(settings("lr=0.02", "num_workers=1"), 1)) == ["lr: 0.01 → 0.02"]
-    with pytest.raises(UserError, match="belongs to another run: num_layers was 2, is now 3"):
-        run_folder.check(preparation.prepare(settings("num_layers=3"), 1))
-
-
-def test_another_curriculum_is_refused_and_a_longer_one_goes_on(settings) -> None:  # type: ignore[no-untyped-def]
-    def check(stages: str, *others: str) -> list[str]:
-        return run_folder.check(preparation.prepare(settings("train_tokens=auto", f"stages={stages}", *others), 1))
-
-    run_folder.claim(preparation.prepare(settings(), 1))
-    with pytest.raises(UserError, match=r"another run: curriculum was None, is now \{'source_tokens'"):
-        check("[{tokens: rest}]")
-    with pytest.raises(UserError, match="belongs to another run: isolate_documents was False, is now True"):
-        run_folder.check(preparation.prepare(settings("isolate_documents=true"), 1))
-    begun = "[{tokens: 640, source_weights: [2]}, {tokens: 640, order: shuffle}]"
-    two_passes = begun.replace("640, order", "12800, order")
-    shutil.rmtree(preparation.prepare(settings(), 1).run_dir)
-    run_folder.claim(preparation.prepare(settings("train_tokens=auto", f"stages={begun}"), 1))
-    # What was done stays what it was: a name, a limit, weights in the same proportion, a stage behind the last.
-    renamed = begun.replace("{tokens: 640, s", "{name: first, tokens: 640, s")
-    assert [change.partition(":")[0] for change in check(renamed)] == ["stages"]
-    assert check(begun.replace("[2]", "[4]"), "max_epochs_per_source=3")
-    assert check(begun.replace("}]", "}, {tokens: rest}]"))
-    assert check(begun.replace("}]", "}, {tokens: rest, order: sequential}]"))
-    # The rest is another order.
-    for other in (two_passes, begun.replace("640, s", "960, s"), begun[:-1].rpartition(", {")[0] + "]"):
-        with pytest.raises(UserError, match="belongs to another run: curriculum was"):
-            check(other)
-
-
-def test_a_folder_that_is_in_use_is_not_used_twice(
-    settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:  # type: ignore[no-untyped-def]
-    plan = preparation.prepare(settings(), 1)
-    run_folder.claim(plan)
-    monkeypatch.setattr(run_folder, "LOCK_SECONDS", 1)
-    held = run_folder.lock(plan.run_dir)
-    with pytest.raises(RunError, match="another process is training here"):
-        run_folder.lock(plan.run_dir)
-    assert "another process is at work" in capsys.readouterr().out
-    with pytest.raises(RunError, match="another process is training here"):
-        run_folder.clear(plan.run_dir)  # --redo does not delete a run under somebody's hands
-    assert (plan.run_dir / run_folder.IDENTITY_NAME).exists()
-    held.close()
-    run_folder.lock(plan.run_dir).close()
-    run_folder.clear(plan.run_dir)
-    assert not plan.run_dir.exists()
 
 
 def test_more_processes_than_gpus_are_refused(settings, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]

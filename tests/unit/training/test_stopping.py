@@ -38,6 +38,12 @@ def test_later_it_waits_for_the_edge_and_a_second_ctrl_c_does_not(listening: Sto
         os.kill(os.getpid(), signal.SIGINT)
 
 
+def test_ctrl_c_is_called_by_its_name(listening: StopRequest) -> None:
+    listening.can_wait()
+    os.kill(os.getpid(), signal.SIGINT)
+    assert listening.look() and listening.reason == "Ctrl-C (SIGINT)"
+
+
 def test_a_file_and_other_reasons(tmp_path: Path) -> None:
     stop, file = StopRequest(), StopFile(tmp_path)
     stop.watch(file.look)

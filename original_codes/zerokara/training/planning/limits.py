@@ -17,9 +17,8 @@ from zerokara.progress import seconds_text
 STARTED_NAME = "ZEROKARA_STARTED"
 """Environment variable in which the launching process tells when it was started, in seconds since 1970."""
 HOUR = 3600.0
-RAISE = "(raise it to go on)"
-"""Part of the reason where the same command would be refused."""
-REMEDY = "raise it to go on; or take what is there: bash 4_convert_to_HF.sh"
+RAISE = "raise it to go on"
+"""What the same command needs once `max_hours` is used up."""
 _SAVE_SECONDS = 30.0
 """To leave: the last step, gathering the state, ending the processes."""
 _SAVE_BYTES_A_SECOND = 100e6
@@ -45,7 +44,7 @@ class TimeLimits:
         """A reason to stop, once a limit is reached."""
         config = self._config
         if are_used_up(config, self._seconds()):
-            return f"max_hours = {config.max_hours:g} {RAISE}"
+            return f"max_hours = {config.max_hours:g} ({RAISE})"
         if config.max_hours_per_start != "auto":
             left = config.max_hours_per_start * HOUR - (self._clock() - self._started)
             if left <= self._leave_seconds:
@@ -63,15 +62,20 @@ def leave_seconds(checkpoint_bytes: int) -> float:
     return _SAVE_SECONDS + checkpoint_bytes / _SAVE_BYTES_A_SECOND
 
 
-def check(config: PretrainConfig, checkpoint_bytes: int, trained_seconds: float) -> None:
-    """See that the limits leave anything to do.
+def remedy(take: str) -> str:
+    """What to do once `max_hours` is used up; `take` is the command that converts what is there."""
+    return f"{RAISE}; or take what is there: {take}"
+
+
+def check(config: PretrainConfig, checkpoint_bytes: int, trained_seconds: float, take: str) -> None:
+    """See that the limits leave anything to do; `take` is the command that converts what is there.
 
     Raises:
         UserError: the run has had its hours, or a start has not enough of them to train and save.
     """
     if are_used_up(config, trained_seconds):
         rule = f"the run has been trained for {trained_seconds / HOUR:.3g} hours already, as long as it may"
-        raise UserError(config.fault("max_hours", rule, REMEDY))
+        raise UserError(config.fault("max_hours", rule, remedy(take)))
     if config.max_hours_per_start != "auto":
         needed = leave_seconds(checkpoint_bytes)
         if config.max_hours_per_start * HOUR <= needed:

@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from zerokara.durable import write_json
+from zerokara.training.planning import setting_names
 from zerokara.training.planning.memory_budget import Question
 
 FILE_NAME = "machine.json"
@@ -38,12 +39,7 @@ def micro_batch(question: Question, run_dir: Path) -> tuple[int, list[str]]:
     chosen, was = question.widest(), before["micro_batch_size"]
     if chosen == was:
         return chosen, []
-    reasons = [
-        f"{key} was {before['chosen_for'].get(key)}, is now {value}"
-        for key, value in now.items()
-        if before["chosen_for"].get(key) != value
-    ]
-    why = "; ".join(reasons)
+    why = "; ".join(setting_names.differences(before["chosen_for"], now))
     return chosen, [f"micro_batch_size: auto was {was}, is now {chosen} ({why}): the same sums in another order"]
 
 

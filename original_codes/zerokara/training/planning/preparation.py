@@ -168,15 +168,15 @@ def disk_text(preparation: Preparation) -> str:
     return f"{bytes_text(each)}; {standing} at once at most, {bytes_text(needed)} in all; {free} are free"
 
 
-def check_disk(preparation: Preparation) -> None:
-    """See that the checkpoints that will stand at once fit on the disk.
+def check_disk(preparation: Preparation, anew: bool = False) -> None:
+    """See that the checkpoints that will stand at once fit on the disk, `anew` beside those that stand already.
 
     Raises:
         UserError: they do not; with the numbers and the settings that would.
     """
     config, run_dir, each = preparation.config, preparation.run_dir, preparation.checkpoint_bytes
     standing = num_standing(preparation, config.save_interval)
-    existing = len(all_steps(run_dir)) if run_dir.exists() else 0
+    existing = len(all_steps(run_dir)) if run_dir.exists() and not anew else 0
     needed = max(0, standing - existing) * each
     free = _free_bytes(run_dir)
     if needed > free:
@@ -274,7 +274,5 @@ def _data_hash(tokens: manifest.Manifest) -> str:
             if record.path.endswith("_text_document.bin") and not record.path.endswith("_valid_text_document.bin"):
                 return record.sha256
     raise UserError(
-        Fault(
-            where="the manifest of step 2", rule="names no training documents", remedy="run bash 2_tokenize.sh --redo"
-        )
+        Fault(where="the manifest of step 2", rule="names no training documents", remedy="run step 2 again with --redo")
     )

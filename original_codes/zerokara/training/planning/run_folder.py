@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-import fcntl
-import shutil
-import time
+import itertools
+import shlex
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import orjson
 
+from zerokara import checkpoint
 from zerokara.config import RESOLVED_NAME, PretrainConfig, as_yaml, load
-from zerokara.durable import write_json, write_text
-from zerokara.errors import RunError, UserError
+from zerokara.durable import PARTIAL_SUFFIX, write_bytes, write_json, write_text
+from zerokara.errors import Fault, UserError
+from zerokara.progress import bytes_text
+from zerokara.training.planning import run_lock, setting_names
 from zerokara.training.planning.preparation import Preparation
 
 IDENTITY_NAME = "run.json"
 TOKENIZER_NAME = "tokenizer.model"
-LOCK_NAME = "lock"
-LOCK_SECONDS = 60
+MANIFEST_NAME = "manifest.json"
+METRICS_NAME = "metrics.jsonl"
+ASIDE_SUFFIX = ".old-"
+"""Behind the name of a run that was set aside, and before a number."""
+_READ = ("init_from", "input_tokenizer_file", "output_prefix", "deepspeed_template")
+"""Settings that name what a run reads."""
 _MAY_CHANGE_SILENTLY = {"output_model_dir", "input_jsonl", "input_tokenizer_file", "output_prefix", "num_workers"}
 """Places and step 2's own settings: their content is told by hashes."""
 
@@ -50,74 +56,117 @@ def claim(preparation: Preparation) -> list[str]:
     run_dir, config = preparation.run_dir, preparation.given
     changes = check(preparation)
     run_dir.mkdir(parents=True, exist_ok=True)
+    if not is_begun(run_dir) or not (run_dir / TOKENIZER_NAME).exists():
+        write_bytes(run_dir / TOKENIZER_NAME, Path(config.input_tokenizer_file).read_bytes())
     write_json(run_dir / IDENTITY_NAME, identity_of(preparation))
     write_text(run_dir / RESOLVED_NAME, as_yaml(config))
-    if not (run_dir / TOKENIZER_NAME).exists():
-        shutil.copyfile(config.input_tokenizer_file, run_dir / TOKENIZER_NAME)
     return changes
 
 
 def check(preparation: Preparation) -> list[str]:
     """As `claim`, but only look."""
     run_dir, config = preparation.run_dir, preparation.given
-    if not run_dir.exists() or not any(run_dir.iterdir()):
+    check_ours(preparation)
+    if not is_begun(run_dir):
         return []
-    path = run_dir / IDENTITY_NAME
-    if not path.exists():
-        rule = "must be an empty folder or a run of ours; it holds other files"
-        raise UserError(config.fault("output_model_dir", rule, "choose another folder"))
-    was = {**_NOT_KNOWN_BEFORE, **orjson.loads(path.read_bytes())}
+    was = {**_NOT_KNOWN_BEFORE, **orjson.loads((run_dir / IDENTITY_NAME).read_bytes())}
     now = {**_NOT_KNOWN_BEFORE, **identity_of(preparation)}
-    differing = [
-        f"{key} was {_brief(was.get(key))}, is now {_brief(now.get(key))}"
-        for key in now
-        if was.get(key) != now[key] and not (key == "curriculum" and _only_longer(was[key], now[key]))
-    ]
-    if differing:
+    if _only_longer(was["curriculum"], now["curriculum"]):
+        was["curriculum"] = now["curriculum"]
+    if differing := setting_names.differences(was, now):
         rule = "belongs to another run: " + "; ".join(differing)
-        raise UserError(
-            config.fault("output_model_dir", rule, "choose another output_model_dir, or --redo to start over")
-        )
+        remedy = "choose another output_model_dir, or --redo to set that run aside and start over"
+        raise UserError(config.fault("output_model_dir", rule, remedy))
     return _changed_settings(run_dir / RESOLVED_NAME, config)
 
 
-def lock(run_dir: Path) -> IO[bytes]:
-    """Keep every other process from training in this folder until the file that is given is closed.
+def check_ours(preparation: Preparation) -> None:
+    """See that the run folder is empty or holds a run of ours.
 
     Raises:
-        RunError: another process holds it, and did not let go within a minute.
+        UserError: it holds other files.
     """
-    file = open(run_dir / LOCK_NAME, "ab")  # noqa: SIM115  # held open on purpose
-    for attempt in range(LOCK_SECONDS):
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return file
-        except BlockingIOError:
-            if not attempt:
-                print(f"another process is at work in {run_dir}; waiting for it to save and leave", flush=True)
-            time.sleep(1)
-    file.close()
-    raise RunError(f"{run_dir}: another process is training here; stop it first, or choose another output_model_dir")
-
-
-def check_replaceable(preparation: Preparation) -> list[str]:
-    """See that ``--redo`` would delete a run of ours and nothing else; there are no changes to tell then."""
     run_dir = preparation.run_dir
-    if run_dir.exists() and any(run_dir.iterdir()) and not (run_dir / IDENTITY_NAME).exists():
-        rule = "is no run of ours and will not be deleted"
+    if not run_dir.exists() or (run_dir / IDENTITY_NAME).exists():
+        return
+    # A start may have been killed before it had written the first file.
+    others = [path for path in run_dir.iterdir() if path.name not in run_lock.NAMES and not _is_half_written(path)]
+    if others:
+        rule = "must be an empty folder or a run of ours; it holds other files"
         raise UserError(preparation.given.fault("output_model_dir", rule, "choose another folder"))
-    return []
 
 
-def clear(run_dir: Path) -> None:
-    """Delete a run that `check_replaceable` has seen, once nobody trains in it.
+def is_begun(run_dir: Path) -> bool:
+    """Whether anything was trained here; a start that was aborted before its first step leaves nothing to keep to."""
+    if checkpoint.all_steps(run_dir) or (run_dir / MANIFEST_NAME).exists():
+        return True
+    recorded = run_dir / METRICS_NAME  # steps that were never saved
+    return recorded.exists() and b'"loss":' in recorded.read_bytes()
+
+
+def check_redo(preparation: Preparation) -> list[str]:
+    """See that the run folder may be set aside, and say what that means; nothing where there is nothing to keep.
 
     Raises:
-        RunError: another process trains in it.
+        UserError: it holds other files than a run's, or something that the new run is to read.
     """
-    if run_dir.exists():
-        lock(run_dir).close()
-        shutil.rmtree(run_dir)
+    run_dir, config = preparation.run_dir, preparation.given
+    check_ours(preparation)
+    if not is_begun(run_dir):
+        return []
+    read = {key: getattr(config, key) for key in _READ if getattr(config, key) not in ("", "auto")}
+    inside = [key for key, path in read.items() if Path(path).resolve().is_relative_to(run_dir.resolve())]
+    if inside:
+        rule = f"lies in the run folder {run_dir}, which --redo would set aside"
+        raise UserError([config.fault(key, rule, "move it, or choose another output_model_dir") for key in inside])
+    steps = checkpoint.all_steps(run_dir)
+    reached = f"its newest checkpoint is of step {steps[-1]:,}" if steps else "it has no checkpoint"
+    size = bytes_text(sum(path.stat().st_size for path in run_dir.rglob("*") if path.is_file()))
+    standing = "complete, " if (run_dir / MANIFEST_NAME).exists() else ""
+    if steps and not standing and _resumes(preparation):
+        standing = "which this command resumes without --redo, "
+    return [
+        f"--redo sets the run {run_dir} aside as {_free_name(run_dir)}: {standing}{reached}, {size}",
+        f"once you do not need it any more: {shlex.join(['rm', '-r', str(_free_name(run_dir))])}",
+    ]
+
+
+def set_aside(run_dir: Path) -> None:
+    """Give a run that `check_redo` has seen, and `run_lock` holds, another name, and make an empty folder in its place.
+
+    Raises:
+        UserError: the folder cannot be renamed.
+    """
+    if not is_begun(run_dir):
+        return
+    # Where the name is a link, the folder that it leads to is renamed, and the new run lies on the same disk.
+    folder, old = run_dir.resolve(), _free_name(run_dir)
+    try:
+        folder.rename(old)
+    except OSError as error:
+        rule = f"cannot be set aside as {old}: {error.strerror}"
+        raise UserError(Fault(str(run_dir), rule, remedy="move it away yourself, or choose another folder")) from error
+    folder.mkdir()
+    run_lock.move(old, folder)
+
+
+def _resumes(preparation: Preparation) -> bool:
+    try:
+        check(preparation)
+    except UserError:
+        return False
+    return True
+
+
+def _free_name(run_dir: Path) -> Path:
+    folder = run_dir.resolve() if run_dir.is_symlink() else run_dir
+    names = (folder.with_name(f"{folder.name}{ASIDE_SUFFIX}{number}") for number in itertools.count(1))
+    return next(name for name in names if not name.exists())
+
+
+def _is_half_written(path: Path) -> bool:
+    names = (IDENTITY_NAME, RESOLVED_NAME, TOKENIZER_NAME)
+    return path.name.endswith(PARTIAL_SUFFIX) and path.name.startswith(names)
 
 
 def _changed_settings(path: Path, config: PretrainConfig) -> list[str]:
@@ -137,8 +186,3 @@ def _only_longer(was: dict[str, Any] | None, now: dict[str, Any] | None) -> bool
         return False
     before, after = was["stages"], now["stages"]
     return before[-1]["samples"] is not None and after[: len(before)] == before
-
-
-def _brief(value: object) -> str:
-    text = str(value)
-    return text[:12] + "…" if len(text) == 64 else text

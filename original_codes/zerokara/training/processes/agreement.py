@@ -61,8 +61,8 @@ class Agreement:
         torch.distributed.all_gather_object(findings, finding)
         raise ComeApart(
             f"step {step}: {next(text for text in findings if text)}: they no longer train one model. Nothing of this "
-            "step was saved; run the same command to go on from the newest checkpoint. If it happens again, suspect "
-            "the memory or the network of one of these devices"
+            "step was saved; the next start resumes from the newest checkpoint. If it happens again, suspect the "
+            "memory or the network of one of these devices"
         )
 
     def _is_anywhere(self, finding: str) -> bool:

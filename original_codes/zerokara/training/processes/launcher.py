@@ -181,14 +181,30 @@ class _Forwarding:
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             started = psutil.Process(self._launcher_pid)
-            if self.asked and number == signal.SIGINT:
+            trainers = started.children()
+            ready = [process for process in trainers if _takes_requests(process.pid)]
+            if not self.asked:
+                what = "stopping at the end of this step, and saving" if ready else "stopping before the first step"
+                print(f"{what}; Ctrl-C again leaves at once", flush=True)
+            elif number == signal.SIGINT:
                 for process in [*started.children(recursive=True), started]:
                     process.kill()
-            for process in started.children():
-                process.send_signal(signal.SIGTERM)
-        if not self.asked:
-            print("stopping at the end of this step, and saving; Ctrl-C again leaves at once", flush=True)
+            if not trainers:
+                started.terminate()  # it has started none yet
+            for process in trainers:
+                # They say by which signal they were asked; one that still loads torch is ended by SIGTERM, silently.
+                is_ctrl_c = number == signal.SIGINT and process in ready
+                process.send_signal(signal.SIGINT if is_ctrl_c else signal.SIGTERM)
         self.asked = True
+
+
+def _takes_requests(pid: int) -> bool:
+    """Whether a training process handles SIGTERM by now, as `stopping.StopRequest` makes it do."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
+            if line.startswith("SigCgt:"):  # proc(5): a mask in hexadecimal, bit 0 for signal 1
+                return bool(int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+    return False
 
 
 def _end_with_parent() -> None:

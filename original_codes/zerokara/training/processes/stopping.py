@@ -18,6 +18,7 @@ import torch.distributed
 
 FILE_NAME = "STOP"
 """``touch STOP`` in the run folder asks, from any machine that sees it."""
+_NAMES = {int(signal.SIGINT): "Ctrl-C (SIGINT)"}
 
 
 class StopRequest:
@@ -57,7 +58,7 @@ class StopRequest:
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         again = bool(self.reason) and number == signal.SIGINT
-        self.reason = self.reason or signal.Signals(number).name
+        self.reason = self.reason or _NAMES.get(number, signal.Signals(number).name)
         if again or self._at_once:
             raise KeyboardInterrupt(self.reason)
 

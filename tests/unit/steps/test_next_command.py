@@ -1,0 +1,180 @@
+"""The commands that a step prints, as a person uses them: pasted, they load the configuration that is meant."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerokara import config as configuration
+from zerokara.config import ConvertConfig, PretrainConfig, TokenizerConfig
+from zerokara.config.settings import Settings
+from zerokara.steps import command, next_command, train, train_tokenizer
+from zerokara.steps.next_command import CONVERT, COUNT_TOKENS, TOKENIZE, TRAIN, TRAIN_TOKENIZER, UPLOAD, Step
+
+NASTY = ['it\'s a "run" $HOME', "yes", "a: b #c", "1e3", "[x]", "モデル/é", "-dash", "tab\there", "back\\slash"]
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's folder, with no configuration in it yet."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def called(step: Step, *argv: str, redo: bool = False) -> tuple[Any, command.Options]:
+    """What a step has loaded that was called with `argv`."""
+    config_class = getattr(configuration, step.config_class)
+    options = command.parse(argv, config_class, step.config_name, "")
+    return configuration.load(config_class, options.config_path, options.overrides), options
+
+
+def pasted(step: Step, text: str) -> tuple[Any, command.Options]:
+    """What the step loads when its printed command is typed."""
+    runner, script, *argv = shlex.split(text)
+    assert (runner, script) == (step.runner, step.script)
+    assert "--redo" not in argv
+    return called(step, *argv)
+
+
+def write(name: str, **settings: object) -> None:
+    Path(name).parent.mkdir(parents=True, exist_ok=True)
+    Path(name).write_text("".join(f"{key}: {value}\n" for key, value in settings.items()), encoding="utf-8")
+
+
+def after(step: Step, following: Step, *argv: str) -> tuple[str, Any, command.Options]:
+    """The command that `step`, called with `argv`, prints for `following`, and what that loads."""
+    config, options = called(step, *argv)
+    text = {
+        TRAIN_TOKENIZER: train_tokenizer._next,
+        TRAIN: train._next,
+    }.get(step, lambda config, options: next_command.render(following, options, step.config_name, config))(
+        config, options
+    )
+    return text, *pasted(following, text)
+
+
+def test_with_the_files_as_shipped_there_is_nothing_to_add() -> None:
+    for step, following in (
+        (TRAIN_TOKENIZER, TOKENIZE),
+        (TOKENIZE, COUNT_TOKENS),
+        (COUNT_TOKENS, TRAIN),
+        (TRAIN, CONVERT),
+    ):
+        for name in {step.config_name, following.config_name}:
+            write(name)
+        assert after(step, following)[0] == f"{following.runner} {following.script}"
+    config, options = called(CONVERT)
+    text = next_command.render(UPLOAD, options, CONVERT.config_name, config, flags=["--dry-run"])
+    assert text == "python 6_upload.py --dry-run" and pasted(UPLOAD, text)[1].dry_run
+
+
+@pytest.mark.parametrize("name", NASTY)
+def test_names_with_spaces_quotes_and_yaml_in_them(name: str) -> None:
+    folder = f"con fig/{name}"
+    write(f"{folder}/it_sentence_piece_config.yaml")
+    write(f"{folder}/it_config.yaml")
+    yaml = next_command._as_yaml
+    _, tokenized, options = after(
+        TRAIN_TOKENIZER,
+        TOKENIZE,
+        "--config",
+        f"{folder}/it_sentence_piece_config.yaml",
+        "--set",
+        f"output_dir={yaml(name)}",
+    )
+    assert options.config_path == Path(f"{folder}/it_config.yaml")
+    assert Path(tokenized.input_tokenizer_file) == Path(name) / "tokenizer.model"
+
+    given = ("--config", f"{folder}/it_config.yaml", "--set", f"output_model_dir={yaml(name)}", "--set", "lr=0.5")
+    _, trained, options = after(TOKENIZE, TRAIN, *given, "--set", f"text_field={yaml(name)}", "--set", "num_workers=3")
+    assert (trained.output_model_dir, trained.lr, trained.text_field) == (name, 0.5, name)
+    assert trained.num_workers == "auto"  # of no use to step 3
+    write("convert_config.yaml")
+    text, converted, _ = after(TRAIN, CONVERT, *given)
+    assert Path(converted.input_model_dir) == Path(name)
+    assert Path(converted.output_tokenizer_and_model_dir) == Path(f"{name}_hf")
+    assert "lr=" not in text and "--config" not in text
+    _, uploaded, _ = after(
+        CONVERT, UPLOAD, "--set", f"output_tokenizer_and_model_dir={yaml(name)}", "--set", "dtype=fp32"
+    )
+    assert uploaded.output_tokenizer_and_model_dir == name
+
+
+def test_a_file_that_names_this_run_is_taken_as_it_is_and_another_runs_is_not() -> None:
+    write("config.yaml", output_model_dir="models/it")
+    write("convert_config.yaml", input_model_dir="models/it/global_step500", huggingface_name="a/b")
+    assert after(TRAIN, CONVERT)[0] == "bash 4_convert_to_HF.sh"
+    text, converted, _ = after(TRAIN, CONVERT, "--set", "output_model_dir=models/ro")
+    assert text.count("--set") == 2
+    assert converted.input_model_dir == "models/ro" and converted.output_tokenizer_and_model_dir == "models/ro_hf"
+    write("convert_config.yaml", dtype="fp64")  # it cannot be loaded, so nothing that it says is relied upon
+    assert "input_model_dir=models/it" in next_command.render(
+        CONVERT, called(TRAIN)[1], "config.yaml", called(TRAIN)[0], {"input_model_dir": "models/it"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "expected"),
+    [
+        ("m/ja_config.yaml", ["m/ja_convert_config.yaml"], "m/ja_convert_config.yaml"),
+        ("m/config.yaml", ["m/convert_config.yaml"], "m/convert_config.yaml"),
+        ("m/ro_t5_config.yaml", ["m/ro_t5_convert_config.yaml"], "m/ro_t5_convert_config.yaml"),
+        ("m/ko_config.yaml", ["m/ja_convert_config.yaml", "convert_config.yaml"], "convert_config.yaml"),
+        ("mine.yaml", [], "convert_config.yaml"),
+        ("mine.yaml", ["zero kara/convert_config.yaml"], "zero kara/convert_config.yaml"),
+    ],
+)
+def test_the_file_that_belongs_to_this_one(
+    own: str, files: list[str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(next_command.COMMAND_NAME, "bash zero kara/3_train_node1.sh")
+    for name in (own, *files):
+        write(name)
+    assert next_command._config_beside(Path(own), "config.yaml", "convert_config.yaml") == Path(expected)
+
+
+@pytest.mark.parametrize("path", ["4_convert_to_HF.sh", "/opt/zero kara/4_convert_to_HF.sh"])
+def test_the_scripts_are_named_as_the_user_called_this_one(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(next_command.COMMAND_NAME, f"bash {path}")
+    write("convert_config.yaml")
+    config, options = called(CONVERT, "--set", "dtype=fp32")
+    words = shlex.split(next_command.render(UPLOAD, options, CONVERT.config_name, config))
+    assert words == ["python", str(Path(path).parent / "6_upload.py")]
+    assert shlex.split(options.again) == ["bash", path, "--set", "dtype=fp32"]
+    monkeypatch.delenv(next_command.COMMAND_NAME)
+    monkeypatch.setattr(sys, "argv", ["6_upload.py"])
+    assert next_command.again(["--config", "a b.yaml"]) == "python 6_upload.py --config 'a b.yaml'"
+    monkeypatch.setattr(sys, "argv", ["-m"])
+    assert next_command.again([]) == next_command.SAME_COMMAND
+
+
+def test_what_was_stopped_resumes_without_redo(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(config: Settings, options: command.Options) -> None:
+        raise KeyboardInterrupt
+
+    write("my config.yaml")
+    monkeypatch.setenv(next_command.COMMAND_NAME, "bash 3_train_node1.sh")
+    argv = ["--redo", "--config", "my config.yaml", "--set", "output_model_dir=it's"]
+    assert command.run(stop, argv, PretrainConfig, "config.yaml", "", resumes=True) == 130
+    config, options = pasted(TRAIN, capsys.readouterr().err.partition("to resume: ")[2])
+    assert not options.redo and config.output_model_dir == "it's"
+    assert command.run(stop, argv, PretrainConfig, "config.yaml", "", is_part=True) == 130
+    assert capsys.readouterr().err == "stopped\n"  # it was not typed by anybody
+
+
+def test_no_option_is_guessed_from_its_beginning() -> None:
+    with pytest.raises(SystemExit):
+        command.parse(["--re"], TokenizerConfig, "sentence_piece_config.yaml", "")
+
+
+def test_each_step_names_settings_that_exist() -> None:
+    for step in next_command.STEPS:
+        assert step.needed_keys() <= set(getattr(configuration, step.config_class).model_fields)
+    assert "seed" not in TOKENIZE.needed_keys()  # step 1 has one too, for something else
+    assert UPLOAD.needed_keys() < set(ConvertConfig.model_fields)

@@ -1,0 +1,205 @@
+"""To whom a run folder belongs, what --redo makes of it, and who is at work in it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import orjson
+import pytest
+from tiny import ROOT
+
+from zerokara import checkpoint, config
+from zerokara.config import PretrainConfig
+from zerokara.errors import RunError, UserError
+from zerokara.steps import train
+from zerokara.training.planning import preparation, run_folder, run_lock, setting_names
+from zerokara.training.planning.preparation import Preparation
+
+
+@pytest.fixture
+def settings(tiny_data: dict[str, str], tmp_path: Path):  # type: ignore[no-untyped-def]
+    def make(*overrides: str) -> PretrainConfig:
+        place = f"output_model_dir={tmp_path / 'run'}"
+        return config.load(PretrainConfig, tiny_data["config"], [place, *overrides])
+
+    return make
+
+
+def begin(plan: Preparation) -> Path:
+    """A run folder as a run leaves it that was stopped after its first step."""
+    run_folder.claim(plan)
+    checkpoint.folder_of(plan.run_dir, 1).mkdir()
+    return plan.run_dir
+
+
+def test_a_changed_setting_is_announced_and_another_shape_refused(settings) -> None:  # type: ignore[no-untyped-def]
+    begin(preparation.prepare(settings(), 1))
+    assert run_folder.claim(preparation.prepare(settings(), 1)) == []
+    assert run_folder.check(preparation.prepare(settings("lr=0.02", "num_workers=1"), 1)) == ["lr: 0.01 → 0.02"]
+    with pytest.raises(UserError, match="belongs to another run: num_layers was 2, is now 3"):
+        run_folder.check(preparation.prepare(settings("num_layers=3"), 1))
+
+
+def test_another_curriculum_is_refused_and_a_longer_one_goes_on(settings) -> None:  # type: ignore[no-untyped-def]
+    def check(stages: str, *others: str) -> list[str]:
+        return run_folder.check(preparation.prepare(settings("train_tokens=auto", f"stages={stages}", *others), 1))
+
+    begin(preparation.prepare(settings(), 1))
+    with pytest.raises(UserError, match="another run: stages, source_weights or"):
+        check("[{tokens: rest}]")
+    with pytest.raises(UserError, match="belongs to another run: isolate_documents was False, is now True"):
+        run_folder.check(preparation.prepare(settings("isolate_documents=true"), 1))
+    begun = "[{tokens: 640, source_weights: [2]}, {tokens: 640, order: shuffle}]"
+    two_passes = begun.replace("640, order", "12800, order")
+    shutil.rmtree(preparation.prepare(settings(), 1).run_dir)
+    begin(preparation.prepare(settings("train_tokens=auto", f"stages={begun}"), 1))
+    # What was done stays what it was: a name, a limit, weights in the same proportion, a stage behind the last.
+    renamed = begun.replace("{tokens: 640, s", "{name: first, tokens: 640, s")
+    assert [change.partition(":")[0] for change in check(renamed)] == ["stages"]
+    assert check(begun.replace("[2]", "[4]"), "max_epochs_per_source=3")
+    assert check(begun.replace("}]", "}, {tokens: rest}]"))
+    assert check(begun.replace("}]", "}, {tokens: rest, order: sequential}]"))
+    # The rest is another order.
+    for other in (two_passes, begun.replace("640, s", "960, s"), begun[:-1].rpartition(", {")[0] + "]"):
+        with pytest.raises(UserError, match="belongs to another run: stages, source_weights or"):
+            check(other)
+
+
+def test_a_start_that_was_aborted_before_its_first_step_blocks_nothing(settings) -> None:  # type: ignore[no-untyped-def]
+    first, other = preparation.prepare(settings(), 1), preparation.prepare(settings("num_layers=3", "seed=7"), 1)
+    first.run_dir.mkdir()
+    # Killed while it wrote its first file, and while it held the folder.
+    for name in ("run.json.123.partial", *run_lock.NAMES):
+        (first.run_dir / name).touch()
+    assert run_folder.check(first) == []
+    run_folder.claim(first)
+    (first.run_dir / "tokenizer.model").write_bytes(b"of the first configuration")
+    (first.run_dir / "metrics.jsonl").write_bytes(b'{"step":0,"valid_loss":6.1}\n')
+    assert run_folder.check(other) == run_folder.check_redo(other) == []
+    run_folder.claim(other)
+    assert orjson.loads((first.run_dir / run_folder.IDENTITY_NAME).read_bytes())["num_layers"] == 3
+    tokenizer = Path(other.given.input_tokenizer_file).read_bytes()
+    assert (first.run_dir / "tokenizer.model").read_bytes() == tokenizer
+    (first.run_dir / "metrics.jsonl").write_bytes(b'{"step":1,"loss":6.1}\n')  # a step, though it was never saved
+    with pytest.raises(UserError, match="belongs to another run: num_layers was 3, is now 2"):
+        run_folder.check(first)
+
+
+def test_differences_are_told_by_the_keys_of_the_yaml(settings) -> None:  # type: ignore[no-untyped-def]
+    was = run_folder.identity_of(preparation.prepare(settings(), 1))
+    now = dict.fromkeys([*was, "curriculum"], "another")
+    told = setting_names.differences(was, now)
+    assert {word.split()[0].rstrip(",") for word in told} <= set(PretrainConfig.model_fields)
+    mixed = preparation.prepare(settings("train_tokens=auto", "stages=[{tokens: rest}]"), 1)
+    work = train._work(mixed)
+    names = {work.key_of(name).split()[0].rstrip(",") for name in [*work.settings, *work.inputs]}
+    assert names <= set(PretrainConfig.model_fields)
+    assert [word.split()[0] for word in setting_names.differences(was, {**was, "seq_len": 1, "written_len": 1})] == [
+        "seq_len"
+    ]
+
+
+def test_redo_sets_a_run_aside_and_says_so(settings) -> None:  # type: ignore[no-untyped-def]
+    plan = preparation.prepare(settings(), 1)
+    run_dir = begin(plan)
+    (run_dir / "notes.txt").write_text("mine", encoding="utf-8")
+    for number in (1, 2):
+        old = run_dir.with_name(f"run.old-{number}")
+        told = " ".join(run_folder.check_redo(plan))
+        assert str(old) in told and "of step 1," in told and "this command resumes" in told
+        assert "this command resumes" not in " ".join(run_folder.check_redo(preparation.prepare(settings("seed=7"), 1)))
+        with run_lock.held(plan.given):
+            run_folder.set_aside(run_dir)
+            assert [path.name for path in run_dir.iterdir()] == [run_lock.COMMAND_LOCK_NAME]  # still held
+            run_folder.set_aside(run_dir)  # nothing to keep
+            begin(plan)
+        assert checkpoint.all_steps(old) == checkpoint.all_steps(run_dir) == [1]
+        assert not list(old.glob("*.lock"))
+    assert (run_dir.with_name("run.old-1") / "notes.txt").read_text(encoding="utf-8") == "mine"
+    complete = run_dir / "manifest.json"
+    complete.touch()
+    assert "complete" in run_folder.check_redo(plan)[0] and "resumes" not in run_folder.check_redo(plan)[0]
+
+
+def test_redo_of_a_linked_run_renames_what_the_link_leads_to(settings, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "disk" / "there").mkdir(parents=True)
+    (tmp_path / "run").symlink_to(tmp_path / "disk" / "there")
+    plan = preparation.prepare(settings(), 1)
+    begin(plan)
+    assert str(tmp_path / "disk" / "there.old-1") in run_folder.check_redo(plan)[0]
+    with run_lock.held(plan.given):
+        run_folder.set_aside(plan.run_dir)
+        run_folder.claim(plan)
+    assert checkpoint.all_steps(tmp_path / "disk" / "there.old-1") == [1] and (tmp_path / "run").is_symlink()
+    assert (tmp_path / "disk" / "there" / run_folder.IDENTITY_NAME).exists()
+
+
+def test_redo_takes_nothing_away_that_the_new_run_reads(settings, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    begin(preparation.prepare(settings(), 1))
+    inside = settings(f"init_from={tmp_path / 'run' / 'exported'}")
+    with pytest.raises(UserError) as refused:
+        run_folder.check_redo(preparation.prepare(inside, 1))
+    assert [fault.key for fault in refused.value.faults] == ["init_from"]
+    beside = settings(f"init_from={tmp_path / 'run_hf'}")
+    assert run_folder.check_redo(preparation.prepare(beside, 1))
+
+
+def test_training_processes_that_a_killed_command_left_are_waited_for(
+    settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:  # type: ignore[no-untyped-def]
+    plan = preparation.prepare(settings(), 1)
+    run_folder.claim(plan)
+    monkeypatch.setattr(run_lock, "LOCK_SECONDS", 1)
+    left = run_lock.lock(plan.run_dir)
+    with pytest.raises(RunError, match="another process is training here"):
+        run_lock.lock(plan.run_dir)
+    assert "another process is at work" in capsys.readouterr().out
+    with pytest.raises(RunError, match="another process is training here"), run_lock.held(plan.given):
+        raise AssertionError("it must not begin")
+    left.close()
+    with run_lock.held(plan.given):
+        run_lock.lock(plan.run_dir).close()  # by the training process of this command
+
+
+def test_a_folder_that_is_refused_or_aborted_is_gone_again(settings, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    deep = settings(f"output_model_dir={tmp_path / 'models' / 'it' / 'run'}")
+    with pytest.raises(KeyboardInterrupt), run_lock.held(deep):
+        raise KeyboardInterrupt
+    assert not (tmp_path / "models").exists()
+    with run_lock.held(deep):
+        run_folder.claim(preparation.prepare(deep, 1))
+    names = {path.name for path in Path(deep.output_model_dir).iterdir()}
+    assert names == {run_folder.IDENTITY_NAME, config.RESOLVED_NAME, run_folder.TOKENIZER_NAME}
+
+
+def test_a_second_command_is_told_at_once_who_holds_the_folder(settings, tiny_data: dict[str, str]) -> None:  # type: ignore[no-untyped-def]
+    """With the process id, and before torch is loaded."""
+    plan = preparation.prepare(settings(), 1)
+    begin(plan)
+    command = ["--config", tiny_data["config"], "--set", f"output_model_dir={plan.run_dir}"]
+    calls = "codes = [train.main([*sys.argv[1:], *more]) for more in ([], ['--redo'], ['--dry-run'])]"
+    program = f"import sys; from zerokara.steps import train; {calls}; print(*codes, 'torch' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "original_codes")}
+    with run_lock.held(plan.given):
+        before = {path: path.stat().st_mtime_ns for path in plan.run_dir.rglob("*")}
+        done = subprocess.run(
+            [sys.executable, "-c", program, *command], env=environment, capture_output=True, text=True, check=True
+        )
+        assert done.stdout.split() == ["2", "2", "2", "False"], done.stderr
+        told = f"output_model_dir = {plan.run_dir}: is in use by process {os.getpid()};"
+        assert done.stderr.count(told) == 3
+        assert {path: path.stat().st_mtime_ns for path in plan.run_dir.rglob("*")} == before
+        with pytest.raises(UserError, match=f"by process {os.getpid()}"), run_lock.held(plan.given):
+            raise AssertionError("it must not begin")
+        run_lock._path(plan.given).write_bytes(orjson.dumps({"pid": 7, "host": "node7"}))
+        with pytest.raises(UserError, match="by process 7 on node7; wait for it, or choose"):
+            run_lock.check_free(plan.given)
+    run_lock.check_free(plan.given)
+    run_lock._path(plan.given).touch()  # of a command that was killed
+    run_lock.check_free(plan.given)
+    with run_lock.held(plan.given):
+        pass
