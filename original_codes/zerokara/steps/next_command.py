@@ -129,7 +129,7 @@ def _folder() -> Path:
 
 
 def _config_beside(path: Path, own: str, other: str) -> Path:
-    """The next step's file of the same set, ``ja_convert_config.yaml`` for ``ja_config.yaml``; without one the default."""
+    """The next step's file of the same set, ``ja_convert_config.yaml`` for ``ja_config.yaml``, or the default one."""
     if own == other:
         return path
     if path.name.endswith(own):
