@@ -50,8 +50,8 @@ KINDS: dict[str, dict] = {
 }
 """What is told apart: who updates the weights, and what is kept where."""
 LEARNING = 20
-"""Steps while the loss falls. After them these words, drawn at random, have no more to teach: gradients are noise, a last
-digit doubles every other step, and with some kernels reaches the third digit of the loss by step 60."""
+"""Steps while the loss falls. After them these words, drawn at random, have no more to teach: gradients are noise, a
+last digit doubles every other step, and with some kernels reaches the third digit of the loss by step 60."""
 SMALLER = {name: {"micro_batch_size": 8, "num_layers": 1} for name in KINDS if name.startswith(("a", "m", "o"))}
 
 
