@@ -8,6 +8,9 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 ./setup.sh
 python=.venv/bin/python
+if [ "${1:-}" = --kernels ]; then
+    exec $python tests/kernels.py "${@:2}"
+fi
 
 part() { # part NAME COMMAND...: runs the command and says how long it took
     local name=$1 started=$SECONDS
@@ -35,9 +38,6 @@ checks() {
     printf '── %s\n' "tests"
 }
 part "analysers" analysers
-if [ "${1:-}" = --kernels ]; then
-    exec $python tests/kernels.py "${@:2}"
-fi
 if [ $# -gt 0 ]; then
     checks
     exec $python -m pytest "$@"

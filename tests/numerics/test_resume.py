@@ -49,6 +49,9 @@ KINDS: dict[str, dict] = {
     "offload_all_bf16_stage3": {"offload": "all", "precision": "bf16", "zero_stage": 3},
 }
 """What is told apart: who updates the weights, and what is kept where."""
+LEARNING = 20
+"""Steps while the loss falls. After them these words, drawn at random, have no more to teach: gradients are noise, a
+last digit doubles every other step, and with some kernels reaches the third digit of the loss by step 60."""
 SMALLER = {name: {"micro_batch_size": 8, "num_layers": 1} for name in KINDS if name.startswith(("a", "m", "o"))}
 
 
@@ -99,12 +102,12 @@ def test_resumed_twice_equals_unbroken_bit_for_bit(runs: dict, name: str) -> Non
     ],
 )
 def test_offload_changes_nothing(runs: dict, name: str, plain: str) -> None:
-    rounding.assert_same_curve(runs[f"{name}_unbroken"].losses, runs[plain].losses)
+    rounding.assert_same_curve(runs[f"{name}_unbroken"].losses[:LEARNING], runs[plain].losses[:LEARNING])
 
 
 def test_another_precision_changes_something(runs: dict) -> None:
     """The broken twin of the test above."""
-    in_bf16, in_fp32 = runs["small_bf16_stage2"].losses, runs["small_fp32_stage2"].losses
+    in_bf16, in_fp32 = (runs[f"small_{precision}_stage2"].losses[:LEARNING] for precision in ("bf16", "fp32"))
     assert rounding.times_tolerance(in_bf16, in_fp32) > rounding.BROKEN
 
 
