@@ -48,10 +48,16 @@ python=$root/.venv/bin/python
 export PYTHONPATH="$root/original_codes${PYTHONPATH:+:$PYTHONPATH}"
 names=() seconds=()
 
-again() { # again NAME CODE: the command that goes on after a step; nothing that is done is done again
+has_begun() { # whether step 3 has set an earlier run aside by now and begun its own, whose run.json is then new
+    local run
+    run=$("$python" -c 'import sys; from zerokara import config as c
+print(c.load(c.PretrainConfig, sys.argv[1]).output_model_dir)' "$config") || return 1
+    (($(stat -c %Y "$run/run.json" 2> /dev/null || echo 0) >= began))
+}
+
+again() { # the command that goes on after a step; nothing that is done is done again
     local from=$((redo_from > at ? redo_from : at))
-    # What step 3 has begun to train is resumed; with exit code 2 it has begun nothing.
-    [[ $1 == 3* && $2 != 2 ]] && ((from == 3)) && from=4
+    ((from == 3)) && has_begun && from=4 # what step 3 has begun to train is resumed
     ((redo_from < 5 && from < 5)) && others=("--redo=$from" "${others[@]}")
     printf '%q ' "$0" "${others[@]}" | sed 's/ $//'
 }
@@ -68,7 +74,7 @@ step() { # step NAME COMMAND...: runs one step of the line and keeps its time; a
     if ((code)); then
         printf '\nrun_all: stopped at “%s” with exit code %d; %s: %s\n' "$name" "$code" \
             "$( ((code == 130)) && echo "to resume" || echo "mend what the words above name, then")" \
-            "$(again "$name" "$code")" >&2
+            "$(again)" >&2
         exit "$code"
     fi
     names+=("$name") seconds+=($((SECONDS - started)))
@@ -87,7 +93,7 @@ at=1
 step "1 train the tokenizer" "$python" 1_train_sentencepiece_tokenizer.py --config "$tokenizer_config" $(redo)
 at=2
 step "2 tokenize" bash 2_tokenize.sh --config "$config" $(redo)
-at=3
+at=3 began=$EPOCHSECONDS
 step "count tokens" "$python" count_tokens.py --config "$config"
 step "3 train the model" bash 3_train_node1.sh --config "$config" $(redo)
 no_class=$("$python" -c 'if True:

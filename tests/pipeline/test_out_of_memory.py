@@ -72,6 +72,6 @@ def test_a_killed_training_process_is_told_as_such(tiny_data: dict[str, str], tm
     words, _ = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "failed: a training process was killed (SIGKILL), " in words
-    assert f"To resume from the newest checkpoint in {run_dir}: bash " in words
+    assert f"To resume from the newest checkpoint in {run_dir}: python -m zerokara.steps.train " in words
     newest = run_dir / (run_dir / "latest").read_text(encoding="utf-8").strip()
     assert (newest / "manifest.json").exists()

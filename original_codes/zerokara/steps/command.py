@@ -104,19 +104,17 @@ def run(
     verify_resume: str = "",
     evaluate: str = "",
     redo: str = REDO_HELP,
-    resumes: bool = False,
     is_part: bool = False,
 ) -> int:
     """Load the configuration, run a step, and give its exit code; errors are told on stderr.
 
-    A step that `resumes` resumes without the ``--redo`` that it was begun with. One that `is_part` of another, which
-    started it, leaves it to that one to say how to resume.
+    A step that `is_part` of another, which started it, leaves it to that one to say how to resume.
     """
     options = parse(
         argv, config_class, default_config, doc, write=write, verify_resume=verify_resume, evaluate=evaluate, redo=redo
     )
-    if resumes or is_part:
-        options = replace(options, again="" if is_part else again(argv, without=("--redo",)))
+    if is_part:
+        options = replace(options, again="")
     return guarded(
         lambda: main(configuration.load(config_class, options.config_path, options.overrides), options), options.again
     )

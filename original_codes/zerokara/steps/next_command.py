@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 COMMAND_NAME = "ZEROKARA_COMMAND"
 """Environment variable in which the shell scripts say under which name the user called them."""
 SAME_COMMAND = "the same command"
-"""For a step that was called in another way than by its script."""
+"""For a step that was called neither by its script nor as a module."""
 
 
 @dataclass(frozen=True)
@@ -108,12 +108,15 @@ def render(
 
 
 def again(argv: Sequence[str], without: Sequence[str] = ()) -> str:
-    """The command that was typed, less some flags; `SAME_COMMAND` where it was no numbered script."""
-    script = _called()
-    if script is None:
+    """The command that was typed, less some flags; `SAME_COMMAND` where that is not known."""
+    script, module = _called(), getattr(sys.modules["__main__"], "__spec__", None)
+    if script is not None:
+        called = [next(step.runner for step in STEPS if step.script == script.name), str(script)]
+    elif module is not None and module.name.startswith("zerokara."):
+        called = ["python", "-m", module.name]
+    else:
         return SAME_COMMAND
-    runner = next(step.runner for step in STEPS if step.script == script.name)
-    return shlex.join([runner, str(script), *(word for word in argv if word not in without)])
+    return shlex.join([*called, *(word for word in argv if word not in without)])
 
 
 def _called() -> Path | None:

@@ -12,7 +12,7 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,6 @@ def main(argv: Sequence[str]) -> int:
         verify_resume="prove in 2·N steps (3 if N is not given) that this run would resume exactly, and stop",
         evaluate=_EVALUATE_HELP,
         redo=_REDO_HELP,
-        resumes=True,
     )
 
 
@@ -131,9 +130,23 @@ def _start_run(
         plan = _try(plan, argv)
     if options.redo:
         run_folder.set_aside(run_dir)  # the last thing before the start: whatever is refused above has cost nothing
+    # From here on there is a new run: with --redo once more, it would be set aside itself.
+    options = replace(options, again=next_command.again(argv, without=("--redo",)))
     run_folder.claim(plan)
     if is_new_choice:
         machine.record(question, run_dir, plan.config.micro_batch)
+    try:
+        _train_to_the_end(first_look, plan, options, argv)
+    except Stopped:
+        raise
+    except KeyboardInterrupt:
+        raise Stopped(f"to resume: {options.again}") from None
+
+
+def _train_to_the_end(
+    first_look: preparation.Preparation, plan: preparation.Preparation, options: command.Options, argv: Sequence[str]
+) -> None:
+    config, run_dir = first_look.given, first_look.run_dir
     print(
         f"starting {plan.num_processes} process(es); loading torch, megatron-core and DeepSpeed takes seconds",
         flush=True,

@@ -152,7 +152,7 @@ def test_the_scripts_are_named_as_the_user_called_this_one(path: str, monkeypatc
     assert next_command.again([]) == next_command.SAME_COMMAND
 
 
-def test_what_was_stopped_resumes_without_redo(
+def test_what_was_stopped_is_told_by_the_command_that_was_typed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stop(config: Settings, options: command.Options) -> None:
@@ -160,10 +160,11 @@ def test_what_was_stopped_resumes_without_redo(
 
     write("my config.yaml")
     monkeypatch.setenv(next_command.COMMAND_NAME, "bash 3_train_node1.sh")
-    argv = ["--redo", "--config", "my config.yaml", "--set", "output_model_dir=it's"]
-    assert command.run(stop, argv, PretrainConfig, "config.yaml", "", resumes=True) == 130
-    config, options = pasted(TRAIN, capsys.readouterr().err.partition("to resume: ")[2])
-    assert not options.redo and config.output_model_dir == "it's"
+    argv = ["--config", "my config.yaml", "--set", "output_model_dir=it's"]
+    assert command.run(stop, argv, PretrainConfig, "config.yaml", "") == 130
+    config, _ = pasted(TRAIN, capsys.readouterr().err.partition("to resume: ")[2])
+    assert config.output_model_dir == "it's"
+    assert shlex.split(next_command.again(["--redo", *argv], without=("--redo",)))[2:] == argv
     assert command.run(stop, argv, PretrainConfig, "config.yaml", "", is_part=True) == 130
     assert capsys.readouterr().err == "stopped\n"  # it was not typed by anybody
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,9 +16,10 @@ from tiny import ROOT
 from zerokara import checkpoint, config
 from zerokara.config import PretrainConfig
 from zerokara.errors import RunError, UserError
-from zerokara.steps import train
+from zerokara.steps import next_command, train
 from zerokara.training.planning import preparation, run_folder, run_lock, setting_names
 from zerokara.training.planning.preparation import Preparation
+from zerokara.training.processes import launcher
 
 
 @pytest.fixture
@@ -123,6 +125,33 @@ def test_redo_sets_a_run_aside_and_says_so(settings) -> None:  # type: ignore[no
     complete = run_dir / "manifest.json"
     complete.touch()
     assert "complete" in run_folder.check_redo(plan)[0] and "resumes" not in run_folder.check_redo(plan)[0]
+
+
+def test_the_command_that_resumes_has_no_redo_once_the_old_run_is_set_aside(
+    settings,  # type: ignore[no-untyped-def]
+    tiny_data: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Pasted with it, it would set aside the run that it was to resume; without it too early, resume the old one."""
+    run_dir = begin(preparation.prepare(settings(), 1))
+    typed = ["--config", tiny_data["config"], "--set", f"output_model_dir={run_dir}", "--set", "num_processes=1"]
+    monkeypatch.setenv(next_command.COMMAND_NAME, "bash 3_train_node1.sh")
+    monkeypatch.setattr(launcher, "launch", lambda *_: launcher.INTERRUPTED)
+
+    def printed(code: int) -> list[str]:
+        assert train.main(["--redo", *typed]) == code
+        return shlex.split(capsys.readouterr().err.rpartition(": ")[2])[2:]
+
+    with monkeypatch.context() as stopped_early:
+        stopped_early.setattr(run_folder, "set_aside", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert printed(130) == ["--redo", *typed]
+    assert not run_dir.with_name("run.old-1").exists()
+    assert printed(130) == typed
+    assert checkpoint.all_steps(run_dir.with_name("run.old-1")) == [1] and not checkpoint.all_steps(run_dir)
+    checkpoint.folder_of(run_dir, 1).mkdir()
+    monkeypatch.setattr(launcher, "launch", lambda *_: 1)
+    assert printed(1) == typed and run_dir.with_name("run.old-2").exists()
 
 
 def test_redo_of_a_linked_run_renames_what_the_link_leads_to(settings, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
