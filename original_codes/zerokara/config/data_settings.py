@@ -22,7 +22,7 @@ class DataSettings(Settings):
     txt_document: Literal["file", "line"] = "file"
     """Whether a document of a .txt file is the whole `file` or each `line`."""
     input_tokenizer_file: Text = "tokenizers/embedded/tokenizer.model"
-    """The tokenizer.model of step 1."""
+    """The tokenizer.model of step 1, or another SentencePiece model, as init_from's own."""
     output_prefix: Text = "data/embedded/tokens"
     """Path and beginning of the name of the token files: <output_prefix>_text_document.bin and .idx."""
     num_workers: PositiveWhole | Auto = "auto"

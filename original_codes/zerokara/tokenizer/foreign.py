@@ -40,7 +40,7 @@ def faults(processor: Any, where: str) -> list[Fault]:
 def lacks_t5_sentinels(processor: Any) -> bool:
     """Whether it is laid out as Google's T5 models are, without a piece that is called a sentinel."""
     special = (processor.pad_id(), processor.eos_id(), processor.unk_id(), processor.bos_id())
-    names = ("<extra_id_0>", "\u2581<extra_id_0>")  # the second in mT5's
+    names = ("<extra_id_0>", "\u2581<extra_id_0>")
     return special == (0, 1, 2, -1) and all(processor.PieceToId(name) == processor.unk_id() for name in names)
 
 

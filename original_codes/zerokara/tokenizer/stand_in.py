@@ -4,11 +4,11 @@ In: the encoder of the training and some of the corpus. Out: a `Choice`, which o
 
 SentencePiece defines the ids. For BPE models gigatoken (0.10.0, which Megatron-LM uses too) gives the same, on one core
 80 MB/s of English where SentencePiece gives 6, and 40 of Japanese where it gives 24, by remembering what it has cut
-before. So it is offered for BPE models with byte fallback, for each model only after a proof on hard texts (white
-space, scripts, text that spells control tokens or holds the user's symbols) and on a sample of the corpus, and while
-it works a little of every batch is checked again. Whatever differs, SentencePiece does all the work, and the user is
-told. For unigram nothing faster was found: kitoken 0.11.1 is slower and gives other ids on every third document,
-gigatoken does not do it.
+before. So it is offered for BPE models with byte fallback (a dummy prefix before a document we put there ourselves, as
+a space), for each model only after a proof on hard texts (white space, scripts, text that spells control tokens or
+holds the user's symbols) and on a sample of the corpus, and while it works a little of every batch is checked again.
+Whatever differs, SentencePiece does all the work, and the user is told. For unigram nothing faster was found: kitoken
+0.11.1 is slower and gives other ids on every third document, gigatoken does not do it.
 
 Three things to know about gigatoken: it takes text that spells a control piece for that piece, so it is given the model
 with names that no text can hold (`stand_in_model`); its memory of what it has cut grows without a limit, so it is
