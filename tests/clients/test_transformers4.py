@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
+import rounding
+import torch
 from client_exports import DECODERS, EXPORTS, NUM_SENTINELS, Exports, ask, changed_copy
 
-TOLERANCE = 2e-5
-"""Absolute, on logits of some units: both compute in fp32, the experts in another order of additions."""
 SPREAD = 0.5
 """Least standard deviation of logits at which such a tolerance means anything."""
 
@@ -43,9 +42,8 @@ def test_logits_and_greedy_tokens_are_equal(old: dict[str, Any], new: dict[str, 
     was, now = old[name], new[name]
     assert (was["class"], was["saved_as"]) == (now["class"], now["saved_as"])
     assert was["saved_as"] == "torch.bfloat16"
-    logits, expected = np.array(was["logits"]), np.array(now["logits"])
-    assert expected.std() > SPREAD
-    assert np.abs(logits - expected).max() < TOLERANCE
+    assert torch.tensor(now["logits"]).std() > SPREAD
+    rounding.assert_same_tensor(torch.tensor(was["logits"]), torch.tensor(now["logits"]))
     assert was["greedy"] == now["greedy"]
 
 
@@ -98,9 +96,9 @@ def test_a_broken_twin_is_seen(broken: dict[str, dict[str, Any]], new: dict[str,
     found, expected = broken[what], new[BROKEN[what][0]]
     if "failed" in found:  # loudly
         return
-    off = np.abs(np.array(found["logits"]) - np.array(expected["logits"])).max()
+    off = rounding.tensor_times_tolerance(torch.tensor(found["logits"]), torch.tensor(expected["logits"]))
     assert (
-        off > 1000 * TOLERANCE
+        off > rounding.BROKEN
         or found["keys"] != expected["keys"]
         or found["greedy_in_a_batch"] != expected["greedy_in_a_batch"]
     ), off
