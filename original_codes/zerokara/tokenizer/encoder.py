@@ -161,15 +161,20 @@ class Encoder:
         return [there[name] for name in takewhile(there.__contains__, names)]
 
     def spelt(self, ids: Sequence[int]) -> str:
-        """The text with its sentinels by name, which `decode` leaves out."""
+        """The text of ids that go on from others: sentinels by name, and the space that it may begin with."""
         sentinels, parts, rest = set(self.sentinel_ids), list[str](), list[int]()
         for token in ids:
             if token in sentinels:
-                parts += [self.decode(rest), self.piece(token)]
+                parts += [self._further(rest), self.piece(token)]
                 rest = []
             else:
                 rest.append(token)
-        return "".join([*parts, self.decode(rest)])
+        return "".join([*parts, self._further(rest)])
+
+    def _further(self, ids: list[int]) -> str:
+        """Where a dummy prefix is taken off the start of a text, this is no start."""
+        before = self.encode("a").tolist()
+        return self.decode([*before, *ids])[len(self.decode(before)) :]
 
     @cached_property
     def model(self) -> ModelFile:

@@ -164,3 +164,13 @@ def test_llama_cpp_is_given_what_it_reads_alike(made: Made, tmp_path: Path, trai
     huggingface.write(Encoder(made("llama")), tmp_path, 64)
     assert (tmp_path / "tokenizer.model").read_bytes() == made("llama").read_bytes()
     assert "add_prefix_space" not in json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_goes_on_from_a_text_keeps_its_space(made: Made, kind: str) -> None:
+    encoder = Encoder(made(kind))
+    start, whole = encoder.encode("the").tolist(), encoder.encode("the fox the").tolist()
+    assert whole[: len(start)] == start
+    assert encoder.spelt(whole[len(start) :]) == " fox the" and encoder.spelt([]) == ""
+    for mark in encoder.sentinel_ids[:1]:
+        assert encoder.spelt([mark, *whole]) == "<extra_id_0> the fox the"
