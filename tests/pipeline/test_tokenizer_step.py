@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shlex
 import subprocess
 import sys
 import time
@@ -49,7 +50,9 @@ def test_the_step_from_text_to_tokenizer(root: Path, place: Path) -> None:
 
     done = _step(root, place)
     assert done.returncode == 0, done.stderr
-    assert "next: bash 2_tokenize.sh" in done.stdout
+    following = shlex.split(done.stdout.splitlines()[-1])
+    assert following[:3] == ["next:", "bash", str(root / "2_tokenize.sh")]
+    assert following[-2:] == ["--set", "input_tokenizer_file=tokenizer/tokenizer.model"]
     assert "characters/token" in done.stdout and "1 lines skipped: empty text" in done.stdout
     assert "trainer_interface" not in done.stdout + done.stderr
     names = {path.name for path in (place / "tokenizer").iterdir()}

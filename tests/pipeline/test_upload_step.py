@@ -233,7 +233,7 @@ def test_a_folder_that_was_not_proved_is_refused(user: User, hub: Any) -> None:
     assert run.returncode == 2 and "proved" in run.stderr
     user.folder = user.place / "nothing"
     run = user.run()
-    assert run.returncode == 2 and "4_convert_to_HF.sh" in run.stderr
+    assert run.returncode == 2 and "run step 4 first" in run.stderr
     assert hub.requests == []
 
 

@@ -91,7 +91,7 @@ def test_a_choice_is_kept_until_what_it_was_made_for_changes(tmp_path: Path) -> 
     chosen_there, words = machine.micro_batch(smaller, tmp_path)
     assert chosen_there == smaller.widest() and not machine.is_recorded(smaller, tmp_path)
     if chosen_there != chosen // 2:
-        assert f"auto was {chosen // 2}, is now {chosen_there} (gpu_bytes was {80 * GB}" in words[0]
+        assert f"auto was {chosen // 2}, is now {chosen_there} (the GPU's memory in bytes was {80 * GB}" in words[0]
 
 
 def test_a_limit_of_this_process_counts(monkeypatch: pytest.MonkeyPatch) -> None:

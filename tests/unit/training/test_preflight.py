@@ -47,7 +47,9 @@ def test_an_id_that_the_tokenizer_lacks_is_found(tiny_data: dict[str, str], tmp_
     ids = np.memmap(bin_path(plan.token_paths.train), np.uint16, mode="r+")
     ids[place] = 500  # the pieces are 0 to 499
     ids.flush()
-    with pytest.raises(UserError, match=r"holds the id 500; the tokenizer has 500 pieces; run bash 2_tokenize\.sh"):
+    with pytest.raises(
+        UserError, match=r"holds the id 500; the tokenizer has 500 pieces; run step 2 again with --redo"
+    ):
         preflight.rows(plan, THERE)
 
 
