@@ -87,11 +87,3 @@ class TokenizerConfig(Settings):
                 yield self.fault("user_defined_symbols", f"must not hold {symbol!r}, which is a piece already")
         if len(set(self.user_defined_symbols)) < len(self.user_defined_symbols):
             yield self.fault("user_defined_symbols", "must not hold a symbol twice")
-
-    @rule("add_dummy_prefix", "user_defined_symbols")
-    def _prefix_goes_without_symbols(self) -> Iterator[Fault]:
-        if self.add_dummy_prefix and self.user_defined_symbols:
-            rule = (
-                "cannot be with user_defined_symbols: a tokenizer of Hugging Face would put it behind each symbol too"
-            )
-            yield self.fault("add_dummy_prefix", rule, "set add_dummy_prefix: false, or take no symbols")

@@ -104,13 +104,6 @@ def test_tokenizer_and_convert_rules(tmp_path: Path) -> None:
     assert "which is a piece already" in fault
 
 
-def test_a_prefix_goes_without_symbols(tmp_path: Path) -> None:
-    """Step 2 would refuse what step 1 had made."""
-    text = "add_dummy_prefix: true\nuser_defined_symbols: ['<sep>']\n"
-    (fault,) = faults_of(tmp_path, text, TokenizerConfig)
-    assert "add_dummy_prefix = True: cannot be with user_defined_symbols" in fault
-
-
 def test_overrides_win_and_are_named(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("lr: 1e-3\n", encoding="utf-8")
