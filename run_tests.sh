@@ -44,7 +44,7 @@ if [ $# -gt 0 ]; then
 fi
 
 # Two halves that take about as long, side by side, each on cores of its own: most tests keep one core busy. The checks
-# of the source come before the first.
+# of the source come before the first, the clients that are quickly installed after the second.
 numerics=(tests/numerics/test_{init_from,export_logits,hf_tokenizer_equals_sentencepiece}.py)
 cores=$($python -c 'import os
 cores = sorted(os.sched_getaffinity(0))
@@ -55,10 +55,15 @@ if [ -z "$others" ] || ! command -v taskset >/dev/null; then
     exec $python -m pytest
 fi
 aside=$(mktemp)
-taskset -c "$others" $python -m pytest -p no:cacheprovider "${numerics[@]/#/--ignore=}" \
-    tests/numerics tests/faults >"$aside" 2>&1 &
+{
+    failed=0
+    taskset -c "$others" $python -m pytest -p no:cacheprovider "${numerics[@]/#/--ignore=}" \
+        tests/numerics tests/faults || failed=$?
+    part "clients" taskset -c "$others" bash tests/clients/run.sh transformers4 ctranslate2 llama_cpp || failed=$?
+    exit $failed
+} >"$aside" 2>&1 &
 half=$!
-trap 'kill $half 2>/dev/null || true; rm -f "$aside"' EXIT
+trap 'pkill -P $half 2>/dev/null || true; rm -f "$aside"' EXIT
 checks
 failed=0
 taskset -c "$some" $python -m pytest tests/unit tests/pipeline tests/gpu "${numerics[@]}" || failed=$?

@@ -50,9 +50,13 @@ tests=()
 for client in "${clients[@]}"; do
     tests+=("tests/clients/test_$client.py")
     [[ -f ${tests[-1]} ]] || { echo "run.sh: there is no client $client; see $0" >&2 && exit 2; }
-    [[ $client == transformers_js ]] || packages transformers4 tests/clients/requirements-transformers4.lock
-    [[ $client == transformers* ]] || packages others tests/clients/requirements.lock
-    [[ $client != transformers_js ]] || javascript transformers.js tests/clients/requirements-javascript.lock
-    [[ $client != llama_cpp ]] || converter llama.cpp tests/clients/requirements-sources.lock
+    case $client in
+        transformers4) packages transformers4 tests/clients/requirements-transformers4.lock ;;
+        transformers_js) javascript transformers.js tests/clients/requirements-javascript.lock ;;
+        trl) packages training tests/clients/requirements-training.lock ;;&
+        ctranslate2 | llama_cpp) packages inference tests/clients/requirements-inference.lock ;;&
+        llama_cpp) converter llama.cpp tests/clients/requirements-sources.lock ;;&
+        *) packages transformers4 tests/clients/requirements-transformers4.lock ;;
+    esac
 done
 exec $python -m pytest "${tests[@]}"

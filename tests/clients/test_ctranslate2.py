@@ -17,7 +17,7 @@ REFUSED = ["mixtral", "qwen3_moe", "switch"]
 @pytest.fixture(scope="module")
 def answers(exports: Exports, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     place = tmp_path_factory.mktemp("ctranslate2")
-    return ask("with_ctranslate2.py", "transformers4+others", exports.folder, exports.questions, place)
+    return ask("with_ctranslate2.py", "transformers4+inference", exports.folder, exports.questions, place)
 
 
 @pytest.mark.parametrize("name", [name for name in EXPORTS if name not in REFUSED])

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from client_exports import PACKAGES, Exports, ask, changed_copy, client
 
 CONVERTER = PACKAGES / "llama.cpp" / "convert_hf_to_gguf.py"
-TOLERANCE = 1e-3
-"""Absolute, on log-probabilities: its CPU kernels keep the cache of keys and values in 16 bits."""
+TOLERANCE = 0.02
+"""Absolute, on log-probabilities with a standard deviation of 1.4: its CPU kernels compute activations and attention in
+16 bits, and 0.006 was seen."""
 CONVERTED = ["llama-bpe", "mixtral"]
 
 
 def convert(export: Path, gguf: Path, fails: bool = False) -> str:
-    return client(CONVERTER, "transformers4+others", export, "--outtype", "f32", "--outfile", gguf, fails=fails)
+    return client(CONVERTER, "transformers4+inference", export, "--outtype", "f32", "--outfile", gguf, fails=fails)
 
 
 @pytest.mark.parametrize("name", CONVERTED)
@@ -24,17 +25,22 @@ def test_ids_probabilities_and_greedy_tokens_are_equal(
     exports: Exports, new: dict[str, Any], tmp_path: Path, name: str
 ) -> None:
     convert(exports[name], tmp_path / "model.gguf")
-    found = ask("with_llama_cpp.py", "others", tmp_path / "model.gguf", exports.questions, tmp_path)
+    found = ask("with_llama_cpp.py", "inference", tmp_path / "model.gguf", exports.questions, tmp_path)
     encoder, lines = exports.encoder(name), exports.questions["lines"]
     assert len(lines) >= 200
     assert found["ids"] == [encoder.encode(line).tolist() for line in lines]
     assert found["greedy"] == [tokens[-12:] for tokens in new[name]["greedy"]]
-    compared = [
-        np.abs([expected[int(token)] - log_prob for token, log_prob in theirs.items()]).max()
-        for theirs, expected in zip(found["log_probs"], new[name]["next_log_probs"], strict=True)
+    compared = differences(found, new[name])
+    assert len(compared) >= 2 and max(compared) < TOLERANCE, compared
+
+
+def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[float]:
+    """The largest of each prompt's, over the likeliest tokens."""
+    return [
+        max(abs(ours[int(token)] - log_prob) for token, log_prob in theirs.items())
+        for theirs, ours in zip(found["log_probs"], expected["next_log_probs"], strict=True)
         if theirs is not None
     ]
-    assert len(compared) >= 2 and max(compared) < TOLERANCE, compared
 
 
 def test_a_unigram_tokenizer_is_refused_loudly(exports: Exports, tmp_path: Path) -> None:
@@ -43,18 +49,22 @@ def test_a_unigram_tokenizer_is_refused_loudly(exports: Exports, tmp_path: Path)
     assert not (tmp_path / "model.gguf").exists()
 
 
-def test_a_broken_twin_is_seen(exports: Exports, tmp_path: Path) -> None:
-    """Where nothing says that no space comes before a text, it puts one there."""
-    changed_copy(
-        exports["llama-bpe"],
-        tmp_path / "twin",
-        "tokenizer_config.json",
-        lambda values: values.pop("add_prefix_space"),
-    )
-    convert(tmp_path / "twin", tmp_path / "model.gguf")
-    ids = ask("with_llama_cpp.py", "others", tmp_path / "model.gguf", exports.questions, tmp_path)["ids"]
-    encoder = exports.encoder("llama-bpe")
-    wrong = sum(
-        found != encoder.encode(line).tolist() for line, found in zip(exports.questions["lines"], ids, strict=True)
-    )
-    assert wrong > 100
+def twin(exports: Exports, place: Path, file: str, change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """What llama.cpp says of an export in which one thing was changed."""
+    changed_copy(exports["llama-bpe"], place / "twin", file, change)
+    convert(place / "twin", place / "model.gguf")
+    return ask("with_llama_cpp.py", "inference", place / "model.gguf", exports.questions, place)
+
+
+def test_without_the_word_on_spaces_it_puts_one_before_every_text(exports: Exports, tmp_path: Path) -> None:
+    found = twin(exports, tmp_path, "tokenizer_config.json", lambda values: values.pop("add_prefix_space"))
+    expected = [exports.encoder("llama-bpe").encode(line).tolist() for line in exports.questions["lines"]]
+    assert sum(ids != ours for ids, ours in zip(found["ids"], expected, strict=True)) > 100
+
+
+def test_another_rotary_base_is_seen(exports: Exports, new: dict[str, Any], tmp_path: Path) -> None:
+    def change(values: dict[str, Any]) -> None:
+        values["rope_theta"] = values["rope_parameters"]["rope_theta"] = 5.0
+
+    found = twin(exports, tmp_path, "config.json", change)
+    assert max(differences(found, new["llama-bpe"])) > 10 * TOLERANCE

@@ -39,7 +39,7 @@ def main(model: Path, questions: dict) -> dict:
     greedy = {"samplers": ["top_k"], "top_k": 1, "return_tokens": True, "cache_prompt": False}
     written = [ask("completion", prompt=prompt, n_predict=NUM_TOKENS, **greedy) for prompt in prompts]
     most = {"n_predict": 1, "n_probs": NUM_PROBABILITIES, "cache_prompt": False}
-    first = [ask("completion", prompt=prompt, **most)["completion_probabilities"] for prompt in prompts]
+    first = [ask("completion", prompt=prompt, **most).get("completion_probabilities") for prompt in prompts]
     return {
         "version": version("xllamacpp"),
         "ids": ids,
