@@ -243,6 +243,8 @@ def _trained_seconds(run_dir: Path) -> float:
 
 
 def _next(config: PretrainConfig, options: command.Options) -> str:
+    if config.traits.no_class:  # step 4 would refuse it
+        return f"{options.again} --evaluate"
     run_dir = str(Path(config.output_model_dir))
     made = {"input_model_dir": run_dir, "output_tokenizer_and_model_dir": f"{run_dir}_hf"}
     return next_command.render(next_command.CONVERT, options, DEFAULT_CONFIG, config, made)

@@ -72,6 +72,14 @@ def test_with_the_files_as_shipped_there_is_nothing_to_add() -> None:
     assert text == "python 6_upload.py --dry-run" and pasted(UPLOAD, text)[1].dry_run
 
 
+def test_a_model_that_no_class_holds_is_not_sent_to_the_conversion(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(next_command.COMMAND_NAME, "bash 3_train_node1.sh")
+    write("config.yaml", architecture="t5_moe")
+    config, options = called(TRAIN, "--set", "lr=0.01")
+    words = shlex.split(train._next(config, options))
+    assert words == ["bash", "3_train_node1.sh", "--set", "lr=0.01", "--evaluate"]
+
+
 @pytest.mark.parametrize("name", NASTY)
 def test_names_with_spaces_quotes_and_yaml_in_them(name: str) -> None:
     folder = f"con fig/{name}"
