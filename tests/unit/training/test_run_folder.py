@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import orjson
@@ -232,3 +235,18 @@ def test_a_second_command_is_told_at_once_who_holds_the_folder(settings, tiny_da
     run_lock.check_free(plan.given)
     with run_lock.held(plan.given):
         pass
+
+
+def test_what_the_kernel_has_still_to_clear_up_behind_a_killed_command_is_waited_for(settings, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    config = settings()
+    Path(config.output_model_dir).mkdir()
+    path = run_lock._path(config)
+    path.write_bytes(orjson.dumps({"pid": ended.pid, "host": socket.gethostname()}))
+    with open(path, "rb") as still_there:
+        fcntl.flock(still_there, fcntl.LOCK_EX)
+        cleared = threading.Timer(run_lock._GRACE_SECONDS + 0.3, lambda: fcntl.flock(still_there, fcntl.LOCK_UN))
+        cleared.start()
+        run_lock.check_free(config)
+        cleared.join()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 import orjson
+import psutil
 
 from zerokara.config import PretrainConfig
 from zerokara.errors import RunError, UserError
@@ -25,8 +26,11 @@ LOCK_NAME = "lock"
 COMMAND_LOCK_NAME = "command.lock"
 NAMES = (LOCK_NAME, COMMAND_LOCK_NAME)
 LOCK_SECONDS = 60
-_ATTEMPTS, _PAUSE_SECONDS = 5, 0.01
-"""Whoever only looks (`check_free`) holds the lock for an instant too."""
+_GRACE_SECONDS, _PAUSE_SECONDS = 1.0, 0.02
+"""Whoever only looks (`check_free`) holds the lock for an instant too, and a command that was killed until the kernel
+has cleared up behind it."""
+_DYING_SECONDS = 30.0
+"""That takes longer where its threads wait for a core; it is not at work any more."""
 
 
 def lock(run_dir: Path) -> IO[bytes]:
@@ -53,7 +57,7 @@ def check_free(config: PretrainConfig) -> None:
         UserError: one is; names its process.
     """
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), open(_path(config), "rb") as file:
-        if not _locks(file):
+        if not _is_got(file, config):
             raise _in_use(config)
 
 
@@ -115,7 +119,7 @@ def _taken(config: PretrainConfig) -> IO[bytes]:
     path = _path(config)
     while True:
         file = open(path, "ab")  # noqa: SIM115  # held open on purpose
-        if not any(_locks(file) for _ in range(_ATTEMPTS)):
+        if not _is_got(file, config):
             file.close()
             raise _in_use(config)
         if _is_at(file, path):
@@ -131,11 +135,31 @@ def _is_at(file: IO[bytes], path: Path) -> bool:
     return False
 
 
+def _is_got(file: IO[bytes], config: PretrainConfig) -> bool:
+    """Take the lock, or find that another command is at work with it."""
+    started = time.monotonic()
+    while not _locks(file):
+        waited = time.monotonic() - started
+        if waited > _DYING_SECONDS or (waited > _GRACE_SECONDS and not _is_dying(_holder(_path(config)))):
+            return False
+        time.sleep(_PAUSE_SECONDS)
+    return True
+
+
+def _is_dying(holder: dict[str, str | int] | None) -> bool:
+    """Whether a process on this machine has ended, but for what the kernel still has to do."""
+    if holder is None or holder["host"] != socket.gethostname():
+        return False
+    try:
+        return psutil.Process(int(holder["pid"])).status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return True
+
+
 def _locks(file: IO[bytes]) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        time.sleep(_PAUSE_SECONDS)
         return False
     return True
 
@@ -154,7 +178,7 @@ def _in_use(config: PretrainConfig) -> UserError:
 
 def _holder(path: Path) -> dict[str, str | int] | None:
     """The process that holds the lock, as it says there as soon as it does."""
-    for _ in range(_ATTEMPTS):
+    for _ in range(5):
         with contextlib.suppress(FileNotFoundError, orjson.JSONDecodeError):
             found: dict[str, str | int] = orjson.loads(path.read_bytes())
             return found
