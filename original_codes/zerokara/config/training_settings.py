@@ -131,9 +131,9 @@ class ReadingSettings(Settings):
     """A curriculum: parts of the run in turn, for two sources as [{tokens: 8e9, source_weights: [3, 1]}, {tokens: rest,
     source_weights: [0, 1], order: sequential, name: finish}]. Each has `tokens` (a number, or `rest` for the last) and
     its own `source_weights` and `order` where they differ from those above; or instead of tokens and weights
-    `source_tokens`, exactly so many of each source. A stage of another order than the one before begins anew with each
-    source that it reads. With train_tokens auto the run is as long as the stages, and `rest` is `epochs` times the
-    tokens there are."""
+    `source_tokens`, exactly so many of each source. A stage of another order than the one before restarts each source
+    that it reads. With train_tokens auto the run is as long as the stages, and `rest` is `epochs` times the tokens
+    there are."""
     isolate_documents: bool = False
     """Whether each document in a sequence is read as if it stood alone: attention stays within it, positions restart.
     Somewhat slower; good for short documents."""

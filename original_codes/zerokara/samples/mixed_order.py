@@ -4,7 +4,7 @@ Position i lies in a stage; the stage says from which source it is drawn, and as
 are counted over the whole run, through all stages, so that nothing of a source is read twice before all of it was read
 once: draw d of a source of n samples lies in its epoch d // n, at index d mod n of the epoch, which is shuffled or not
 as `order.SampleOrder` does it, with a seed of its own for each source. One thing ends an epoch early: a stage of the
-other order begins a source anew, since neither order can go on where the other stopped. So a stage in `sequential`
+other order restarts a source, since neither order can go on where the other stopped. So a stage in `sequential`
 order reads a source from its beginning, whatever shuffled stages have read of it.
 
 The sources of a stage's positions are the seats of `apportionment`. In `sequential` order they stay as they are: every
@@ -57,7 +57,7 @@ def derived_seed(seed: int, family: int, number: int) -> int:
 
 @dataclass(frozen=True)
 class Restart:
-    """A stage that begins a source anew, in the middle of the pass of an earlier stage that had the other order."""
+    """A stage that restarts a source, in the middle of the pass of an earlier stage that had the other order."""
 
     stage: int
     source: int

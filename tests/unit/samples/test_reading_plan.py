@@ -164,7 +164,7 @@ def test_what_cannot_be_read_is_refused_with_numbers(tmp_path: Path, owner: dict
     assert moved.stages[0].weights == (1, 1, 2)  # the same text at another place
 
 
-def test_a_stage_of_another_order_begins_its_sources_anew(tmp_path: Path, owner: dict) -> None:
+def test_a_stage_of_another_order_restarts_its_sources(tmp_path: Path, owner: dict) -> None:
     """From a shuffled stage to one in sequence, back, and on in the same order: as declared, however it is read."""
     lengths = {"shuffle": (1300, 400), "sequential": (700, 900)}
     (begun, back), (in_order, rest) = lengths.values()

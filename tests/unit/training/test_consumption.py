@@ -146,7 +146,7 @@ def test_the_examples_of_stages_can_be_used(made, root: Path, tmp_path: Path, na
     else:
         assert taken[1] == [0, 1e9, 1e9] and taken[2][0] == 0
     lines = "\n".join(table_lines(table))
-    assert ("is begun anew" in lines) == (name == "comment")
+    assert ("restarts: an earlier stage" in lines) == (name == "comment")
 
 
 def test_stages_are_told_when_they_begin_and_when_a_run_goes_on(made) -> None:  # type: ignore[no-untyped-def]

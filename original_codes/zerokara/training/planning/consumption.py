@@ -48,7 +48,7 @@ class StageUse:
     first_token: int
     """Where it begins, in tokens of the run."""
     restarts: tuple[str, ...] = ()
-    """A sentence for each source that it begins anew."""
+    """A sentence for each source that it restarts."""
 
     @property
     def is_reached(self) -> bool:
@@ -192,7 +192,7 @@ def _restarts(plan: ReadingPlan, order: MixedOrder, stage: int) -> Iterator[str]
         if one.stage == stage:
             there = plan.samples_per_part[one.source]
             yield (
-                f"{plan.sources[one.source].name} is begun anew: an earlier stage, in another order, has read "
+                f"{plan.sources[one.source].name} restarts: an earlier stage, in another order, has read "
                 f"{one.num_read:,} of its {there:,} sequences"
             )
 
