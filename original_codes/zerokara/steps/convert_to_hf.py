@@ -105,7 +105,7 @@ def _next(config: ConvertConfig, options: command.Options, encodes: bool) -> str
 
 
 def notebook_for(encodes: bool) -> str:
-    """Where one plays with a model: one that encodes fills gaps, others continue texts."""
+    """The notebook for a model: an encoder-decoder fills masked spans, a decoder continues text."""
     return "5_fill_gaps_with_model.ipynb" if encodes else "5_play_with_model.ipynb"
 
 

@@ -138,5 +138,5 @@ def test_a_start_and_a_dry_run_refuse_alike(
     given = ["--config", tiny_data["config"], "--set", f"output_model_dir={tmp_path / 'run'}"]
     assert train.main([*given, *options]) == 2
     told = capsys.readouterr()
-    assert "hidden_size = 48: makes each of 1 process(es) need about " in told.err
+    assert "hidden_size = 48: makes each training process (of 1) need about " in told.err
     assert not told.out and not any(tmp_path.iterdir())

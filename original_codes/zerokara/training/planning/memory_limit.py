@@ -34,8 +34,8 @@ def check(plan: Preparation, gpu_bytes: int | None) -> None:
         return
     key, remedy = _way_out(question, gpu_bytes)
     rule = (
-        f"makes each of {plan.num_processes} process(es) need about {bytes_text(least)} of {place}; this machine has "
-        f"{bytes_text(most)} in all for each"
+        f"makes each training process (of {plan.num_processes}) need about {bytes_text(least)} of {place}; this "
+        f"machine has {bytes_text(most)} in all for each"
     )
     raise UserError(plan.given.fault(key, rule, remedy))
 
