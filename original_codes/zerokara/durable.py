@@ -1,13 +1,18 @@
 """Files and folders that appear whole or not at all.
 
 Each is written under a temporary name in the same folder, synced to disk, and renamed into place; a rename within one
-file system is atomic (POSIX ``rename``), so a reader never meets half a file, whenever the writer dies.
+file system is atomic (POSIX ``rename``), so a reader never meets half a file, whenever the writer dies. A folder that
+is replaced changes places with the new one in one step (Linux ``renameat2``, RENAME_EXCHANGE), so that a whole one
+stands under the name at every moment. Where a name is a symbolic link, what it leads to is written.
 """
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,6 +24,14 @@ import orjson
 
 PARTIAL_SUFFIX = ".partial"
 """Ending of names that are being written; whatever bears it may be deleted."""
+ASIDE_ENDING = ".old-"
+"""Behind the name of what was replaced and is kept, and before a number."""
+
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+"""<fcntl.h> and <linux/fs.h>."""
+_NOT_SUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
+"""What a file system says that cannot exchange names (NFS, FUSE), or cannot sync a folder (CIFS, FUSE)."""
 
 
 def sync_folder(folder: Path) -> None:
@@ -26,17 +39,36 @@ def sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NOT_SUPPORTED:
+            error.filename = str(folder)
+            raise
     finally:
         os.close(descriptor)
 
 
+def make_folders(folder: Path) -> list[Path]:
+    """Make `folder` and those above it, so that they survive a power cut; gives the new ones, the innermost first."""
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for place in missing:
+        sync_folder(place.parent)
+    return missing
+
+
 @contextmanager
 def appearing_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
-    """Open a file that takes the name `path` only when the block ends without an error."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Open a file that takes the name `path` only when the block ends without an error.
+
+    A file that is replaced hands its permissions down.
+    """
+    path = _followed(path)
+    make_folders(path.parent)
     partial = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL_SUFFIX}")
     try:
         with open(partial, mode, encoding=None if "b" in mode else "utf-8") as file:
+            if path.exists():
+                os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -47,16 +79,28 @@ def appearing_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
         raise
 
 
+def free_name(path: Path, ending: str) -> Path:
+    """A name that nothing has: `path` with an ending, and a number where it needs one (``run.old-1``, ``x.failed``)."""
+    first = 1 if ending.endswith("-") else 2
+    numbered = (f"{ending.removesuffix('-')}-{number}" for number in itertools.count(first))
+    endings = numbered if ending.endswith("-") else itertools.chain([ending], numbered)
+    return next(found for one in endings if not os.path.lexists(found := path.with_name(path.name + one)))
+
+
 @contextmanager
-def appearing_folder(path: Path) -> Iterator[Path]:
+def appearing_folder(path: Path, keep: str = "") -> Iterator[Path]:
     """Give a temporary folder that takes the name `path` when the block ends without an error.
 
-    An existing folder of that name is replaced, and is there until the new one is whole.
+    An existing folder of that name is replaced, and is there until the new one is whole; it is kept as `free_name` has
+    it with the ending `keep`, or deleted where that is empty.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = _followed(path)
+    make_folders(path.parent)
+    recover(path)
     partial = path.with_name(path.name + PARTIAL_SUFFIX)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
+    is_placed = False
     try:
         yield partial
         for file in sorted(partial.rglob("*")):
@@ -66,18 +110,66 @@ def appearing_folder(path: Path) -> Iterator[Path]:
             else:
                 sync_folder(file)
         sync_folder(partial)
-        if path.exists():
-            old = path.with_name(f"{path.name}.old{PARTIAL_SUFFIX}")
-            shutil.rmtree(old, ignore_errors=True)
-            os.rename(path, old)
-            os.rename(partial, path)
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            os.rename(partial, path)
+        _place(partial, path)
+        is_placed = True
         sync_folder(path.parent)
     except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
+        if not is_placed:  # or the folder that was replaced stays until it is sure that the new one has its name
+            shutil.rmtree(partial, ignore_errors=True)
         raise
+    if keep and partial.exists():
+        os.rename(partial, free_name(path, keep))
+    shutil.rmtree(partial, ignore_errors=True)
+
+
+def recover(path: Path) -> None:
+    """Give back its name to a folder whose replacement was cut short between two renames."""
+    old = _old_name(path)
+    if not old.exists():
+        return
+    if path.exists():
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        os.rename(old, path)
+
+
+def _followed(path: Path) -> Path:
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
+def _old_name(path: Path) -> Path:
+    return path.with_name(f"{path.name}.old{PARTIAL_SUFFIX}")
+
+
+def _place(partial: Path, path: Path) -> None:
+    """Give `partial` the name `path`; what had it, if anything, is called `partial` then."""
+    if not path.exists():
+        os.rename(partial, path)
+        return
+    if _exchange(partial, path):
+        return
+    old = _old_name(path)
+    os.rename(path, old)
+    try:
+        os.rename(partial, path)
+    except BaseException:
+        os.rename(old, path)
+        raise
+    os.rename(old, partial)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Let two names change places; False where the C library or the file system cannot."""
+    import ctypes  # ten milliseconds that few steps need
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "renameat2"):  # glibc has it since 2.28
+        return False
+    if not libc.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE):
+        return True
+    if (code := ctypes.get_errno()) in _NOT_SUPPORTED:
+        return False
+    raise OSError(code, os.strerror(code), str(one), None, str(other))
 
 
 class SyncAhead:

@@ -7,6 +7,7 @@ nothing and changing one byte is noticed. Format: indented JSON with the fields 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import platform
@@ -14,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -26,6 +27,8 @@ from zerokara.durable import write_json
 from zerokara.errors import Fault, UserError
 from zerokara.progress import Progress
 
+FORMAT = 1
+"""Raised when an earlier zerokara would misread what this one writes; further fields alone are no reason."""
 MAX_HASH_THREADS = 8
 SILENT_SECONDS = 0.5
 """Hashing that is done so soon shows no progress."""
@@ -83,6 +86,11 @@ class Manifest:
     seconds: float
     created: str
     versions: dict[str, str]
+    format: int = FORMAT
+
+
+class NewerFormatError(UserError):
+    """A newer zerokara wrote it, in a form that this one does not know."""
 
 
 def sha256_of(path: Path) -> str:
@@ -97,9 +105,12 @@ def already_done(manifest_path: Path, work: Work, *, redo: bool = False) -> Mani
     Raises:
         UserError: the manifest records other work, and `redo` is not set; names every differing field.
     """
-    if redo or not os.path.exists(manifest_path):  # also False where the name is too long, or may not be looked at
+    if redo or not _is_there(manifest_path):
         return None
     done = read(manifest_path)
+    if done.step != work.step:
+        rule = f"what lies here is of step {done.step!r}, not of {work.step!r}"
+        raise UserError(Fault(str(manifest_path), rule, remedy="choose another output in the configuration"))
     differences = _differences(done, work)
     if differences:
         fault = Fault(
@@ -109,7 +120,10 @@ def already_done(manifest_path: Path, work: Work, *, redo: bool = False) -> Mani
         )
         raise UserError(fault)
     missing = [
-        record.path for records in done.outputs.values() for record in records if not _there(record, manifest_path)
+        record.path
+        for records in done.outputs.values()
+        for record in records
+        if not is_unchanged(record, manifest_path)
     ]
     return None if missing else done
 
@@ -151,18 +165,26 @@ def finish(
 
 
 def read(manifest_path: Path) -> Manifest:
-    """Read a manifest.
+    """Read a manifest; fields that are not known here are left out.
 
     Raises:
         UserError: there is none, or it is not one of ours.
+        NewerFormatError: a newer zerokara wrote it.
+        OSError: it cannot be read.
     """
     try:
         raw = orjson.loads(manifest_path.read_bytes())
+        if raw.get("format", FORMAT) > FORMAT:
+            rule = f"is a manifest of format {raw['format']}, and this zerokara knows {FORMAT} at most"
+            raise NewerFormatError(Fault(where=str(manifest_path), rule=rule, remedy="update zerokara"))
         inputs, outputs = (
-            {name: [FileRecord(**record) for record in records] for name, records in raw[side].items()}
+            {
+                name: [FileRecord(**_known(FileRecord, record)) for record in records]
+                for name, records in raw[side].items()
+            }
             for side in ("inputs", "outputs")
         )
-        return Manifest(**{**raw, "inputs": inputs, "outputs": outputs})
+        return Manifest(**{**_known(Manifest, raw), "inputs": inputs, "outputs": outputs})
     except FileNotFoundError:
         raise UserError(
             Fault(where=str(manifest_path), rule="there is no manifest here: the step that writes it has not ended")
@@ -170,15 +192,33 @@ def read(manifest_path: Path) -> Manifest:
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             Fault(
-                where=str(manifest_path), rule=f"is not a manifest ({error})", remedy="run its step again with --redo"
+                where=str(manifest_path),
+                rule=f"is not a manifest ({error})",
+                remedy="move it and what is beside it away",
             )
         ) from error
 
 
+def _known(record_class: type[FileRecord] | type[Manifest], raw: dict[str, Any]) -> dict[str, Any]:
+    return {one.name: raw[one.name] for one in fields(record_class) if one.name in raw}
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a file is there; a name that is too long, or may not be looked at, is refused elsewhere.
+
+    Raises:
+        OSError: the disk fails, which says nothing.
+    """
+    try:
+        return path.exists()
+    except OSError as error:
+        if error.errno in (errno.ENAMETOOLONG, errno.EACCES):
+            return False
+        raise
+
+
 def _differences(done: Manifest, work: Work) -> list[str]:
     found = []
-    if done.step != work.step:
-        found.append(f"step {done.step} wrote it, not {work.step}")
     now_settings = _as_json(work.settings)
     for name in sorted(done.settings.keys() | now_settings.keys()):
         was, now = done.settings.get(name, "(none)"), now_settings.get(name, "(none)")
@@ -329,7 +369,7 @@ def _known_records(known: Manifest | None) -> dict[tuple[str, int, int], str]:
     return {(r.path, r.bytes, r.modified_ns): r.sha256 for records in known.inputs.values() for r in records}
 
 
-def _there(record: FileRecord, manifest_path: Path) -> bool:
+def is_unchanged(record: FileRecord, manifest_path: Path) -> bool:
     """Whether an output still has the size, and unless its modification time is the same too, the content recorded."""
     path = manifest_path.parent / record.path
     if not path.is_file():

@@ -31,6 +31,7 @@ FLOORS = {
     "config": 1,
     "errors": 0,
     "durable": 0,
+    "file_lock": 0,
     "manifest": 0,
     "progress": 0,
     "writable": 0,

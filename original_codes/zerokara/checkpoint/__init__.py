@@ -1,6 +1,7 @@
 """Checkpoints: folders ``global_stepN`` that appear whole, are checked by hash, and hold all by parameter name."""
 
-from zerokara.checkpoint.folders import all_steps, check, folder_of, newest_complete, sweep
+from zerokara.checkpoint.folders import all_steps, check, folder_of, newest_complete
+from zerokara.checkpoint.recovery import broken_names, newest_to_resume, set_aside, sweep
 from zerokara.checkpoint.retention import Retention, mark, prune
 from zerokara.checkpoint.state import TrainingState, bytes_needed, read_moments, read_state, read_weights, save
 
@@ -8,15 +9,18 @@ __all__ = [
     "Retention",
     "TrainingState",
     "all_steps",
+    "broken_names",
     "bytes_needed",
     "check",
     "folder_of",
     "mark",
     "newest_complete",
+    "newest_to_resume",
     "prune",
     "read_moments",
     "read_state",
     "read_weights",
     "save",
+    "set_aside",
     "sweep",
 ]

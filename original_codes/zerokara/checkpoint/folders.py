@@ -3,27 +3,46 @@
 Layout of a run folder: ``global_step100/``, ``global_step200/`` …, and the files ``latest`` and ``best`` that name the
 newest and the one with the lowest validation loss. A folder counts only when its manifest, written last, is there and
 every file has the size and hash recorded in it; the two files are for people and are set right at every start.
+
+What the disk fails to read (`OSError`) is neither whole nor broken: nobody knows. A network file system answers so for
+a moment when its server restarts, so that is tried again for half a minute.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import TypeVar
 
 from zerokara import manifest
 from zerokara.durable import PARTIAL_SUFFIX
-from zerokara.errors import Fault, UserError
+from zerokara.errors import Fault, RunError, UserError
 
+IDENTITY_NAME = "run.json"
+"""The file by which a folder is known as that of a run."""
 MANIFEST_NAME = "manifest.json"
 VALIDATION_FACT = "valid_loss"
 """In the manifest's facts: the validation loss of these very weights, None where they were not validated."""
 PARTS = ("weights", "optimizer", "state")
 """The files of a checkpoint, as its manifest calls them."""
+DELETED_SUFFIX = f".deleted{PARTIAL_SUFFIX}"
+"""Ending of a checkpoint that is being deleted."""
+PAUSES_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
+"""Between the attempts to read what the disk fails to read."""
+PASSING = frozenset({
+    errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EBUSY, errno.EREMOTEIO, errno.ENOTCONN,
+    errno.ECONNRESET, errno.ECONNREFUSED, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH,
+    errno.ESHUTDOWN, errno.EMFILE, errno.ENFILE, errno.ENOMEM,
+})  # fmt: skip
+"""What may pass: a server that restarts, a network that is away, a machine that is short of something."""
 _NAME = re.compile(r"global_step(\d+)")
+_Answer = TypeVar("_Answer")
 
 
 def folder_of(run_dir: Path, step: int) -> Path:
@@ -42,6 +61,8 @@ def check(folder: Path, parts: Collection[str] = PARTS) -> manifest.Manifest:
 
     Raises:
         UserError: the folder is missing, half written, or a file of it was changed; says which.
+        NewerFormatError: a newer zerokara wrote it.
+        OSError: the disk fails to read it, so that nobody knows; names the file.
     """
     if not folder.is_dir():
         raise UserError(Fault(where=str(folder), rule="there is no such checkpoint"))
@@ -74,20 +95,54 @@ def check(folder: Path, parts: Collection[str] = PARTS) -> manifest.Manifest:
 
 
 def newest_complete(run_dir: Path, tell: Callable[[str], None] = print, parts: Collection[str] = PARTS) -> Path | None:
-    """The newest checkpoint whose `parts` are whole, or None; each newer one is skipped with a word to `tell`."""
+    """The newest checkpoint whose `parts` are whole, or None; each newer one is skipped with a word to `tell`.
+
+    Raises:
+        RunError: the disk fails to read one that may be newer.
+        NewerFormatError: a newer zerokara wrote the newest.
+    """
     for step in reversed(all_steps(run_dir)):
         folder = folder_of(run_dir, step)
         try:
-            check(folder, parts)
-        except (UserError, OSError) as error:  # OSError: the disk itself fails to read it
+            patiently(lambda: check(folder, parts), tell)  # noqa: B023  # called at once
+        except manifest.NewerFormatError:
+            raise
+        except UserError as error:
             tell(f"skipping {folder}: {error}")
             continue
+        except OSError as error:
+            raise RunError(
+                f"{folder} may be whole, but {unreadable(error, folder)}. Run the same command again once it can be "
+                "read, or name an older checkpoint"
+            ) from error
         return folder
     return None
 
 
+def patiently(read: Callable[[], _Answer], tell: Callable[[str], None] = print) -> _Answer:
+    """Give what `read` gives, trying again for half a minute where the disk fails in a way that may pass.
+
+    Raises:
+        OSError: it still fails, or in a way that will not pass.
+    """
+    for pause in PAUSES_SECONDS:
+        try:
+            return read()
+        except OSError as error:
+            if error.errno not in PASSING:
+                raise
+            tell(f"{unreadable(error)}; trying again in {pause:g} s")
+            time.sleep(pause)
+    return read()
+
+
+def unreadable(error: OSError, place: Path | None = None) -> str:
+    """``FILE cannot be read (Stale file handle)``."""
+    return f"{error.filename or place or 'a file'} cannot be read ({error.strerror or error})"
+
+
 def outline(folder: Path) -> manifest.Manifest | None:
-    """As `check`, but by the sizes alone, which takes no time; None where the folder is not whole."""
+    """As `check`, but by the sizes alone, which takes no time; None where nothing shows that the folder is whole."""
     try:
         record = manifest.read(folder / MANIFEST_NAME)
         files = [output for outputs in record.outputs.values() for output in outputs]
@@ -96,18 +151,9 @@ def outline(folder: Path) -> manifest.Manifest | None:
         return None
 
 
-def sweep(run_dir: Path) -> None:
-    """Delete what saves and deletions left behind that were killed; only for the process that holds the lock."""
-    for leftover in run_dir.glob(f"*{PARTIAL_SUFFIX}"):
-        if leftover.is_dir():
-            shutil.rmtree(leftover, ignore_errors=True)
-        else:
-            leftover.unlink(missing_ok=True)
-
-
 def remove(folder: Path) -> None:
     """Delete a checkpoint: it is gone at once, and a deletion that is cut short leaves only what `sweep` deletes."""
-    doomed = folder.with_name(f"{folder.name}.old{PARTIAL_SUFFIX}")
+    doomed = folder.with_name(folder.name + DELETED_SUFFIX)
     shutil.rmtree(doomed, ignore_errors=True)
     with contextlib.suppress(FileNotFoundError):
         os.rename(folder, doomed)

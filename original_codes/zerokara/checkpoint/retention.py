@@ -1,11 +1,11 @@
 """Which checkpoints are kept: the newest, the best, every so many steps; and the files that name the newest and best.
 
-Nothing is deleted unless a whole checkpoint stands, and what is broken never counts as one.
+Only what is whole is deleted, and only where newer ones, or better ones, are whole too. What is broken, or cannot be
+read just now, stays, and counts as none of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,29 +28,32 @@ class Retention:
     """And the one with the lowest validation loss."""
 
 
-def prune(run_dir: Path, retention: Retention, broken: Collection[int] = ()) -> list[Path]:
-    """Delete what `retention` does not keep, and what is broken; gives the deleted.
+def prune(run_dir: Path, retention: Retention) -> list[Path]:
+    """Delete the whole checkpoints that `retention` does not keep; gives the deleted.
 
-    `broken` are steps whose folder was found broken though its sizes are right.
+    Raises:
+        OSError: the disk fails.
     """
-    whole = _whole(run_dir, broken)
-    if not whole:
-        return []
+    whole = _whole(run_dir)
     kept = set(sorted(whole)[-retention.keep_last :])
     if retention.keep_every:
         kept |= {step for step in whole if step % retention.keep_every == 0}
     best = _best(whole)
     if retention.keep_best and best is not None:
         kept.add(best)
-    doomed = [folder_of(run_dir, step) for step in all_steps(run_dir) if step not in kept]
+    doomed = [folder_of(run_dir, step) for step in sorted(whole) if step not in kept]
     for folder in doomed:
         remove(folder)
     return doomed
 
 
-def mark(run_dir: Path, broken: Collection[int] = ()) -> None:
-    """Let `latest` and `best` name the newest whole checkpoint and the one with the lowest validation loss."""
-    whole = _whole(run_dir, broken)
+def mark(run_dir: Path) -> None:
+    """Let `latest` and `best` name the newest whole checkpoint and the one with the lowest validation loss.
+
+    Raises:
+        OSError: the disk fails.
+    """
+    whole = _whole(run_dir)
     for name, step in ((LATEST_NAME, max(whole, default=None)), (BEST_NAME, _best(whole))):
         path = run_dir / name
         if step is None:
@@ -61,9 +64,9 @@ def mark(run_dir: Path, broken: Collection[int] = ()) -> None:
             write_text(path, line)
 
 
-def _whole(run_dir: Path, broken: Collection[int]) -> dict[int, float | None]:
-    """Step → validation loss of each checkpoint that is there."""
-    records = {step: outline(folder_of(run_dir, step)) for step in all_steps(run_dir) if step not in broken}
+def _whole(run_dir: Path) -> dict[int, float | None]:
+    """Step → validation loss of each checkpoint that is whole."""
+    records = {step: outline(folder_of(run_dir, step)) for step in all_steps(run_dir)}
     return {step: record.facts.get(VALIDATION_FACT) for step, record in records.items() if record is not None}
 
 

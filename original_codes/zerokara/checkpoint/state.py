@@ -27,8 +27,10 @@ import orjson
 
 from zerokara import manifest
 from zerokara.checkpoint import tensor_file
-from zerokara.checkpoint.folders import MANIFEST_NAME, VALIDATION_FACT, folder_of
+from zerokara.checkpoint.folders import MANIFEST_NAME, VALIDATION_FACT, folder_of, outline
+from zerokara.checkpoint.recovery import set_aside
 from zerokara.durable import appearing_folder, write_json
+from zerokara.errors import Fault, UserError
 
 if TYPE_CHECKING:  # safetensors brings torch in; only those who read tensors pay for it
     from torch import Tensor
@@ -86,11 +88,15 @@ class TrainingState:
 def save(run_dir: Path, state: TrainingState, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> Path:
     """Write a checkpoint of contiguous fp32 tensors in main memory; it appears whole.
 
+    One of the same step that is there is replaced where it is whole, and else set aside.
+
     Raises:
         OSError: the disk is full or cannot be written; nothing is left of the attempt.
     """
     started = time.monotonic()
     folder = folder_of(run_dir, state.step)
+    if folder.exists() and outline(folder) is None:
+        set_aside(folder)
     with appearing_folder(folder) as partial:
         hashes = {name: tensor_file.write(partial / name, tensors) for name, tensors in _files(weights, moments)}
         write_json(partial / STATE_NAME, asdict(state))
@@ -122,9 +128,18 @@ def _files(
 
 
 def read_state(folder: Path) -> TrainingState:
-    """Where the run stood."""
-    content = orjson.loads((folder / STATE_NAME).read_bytes())
-    return TrainingState(**{**content, "recent_losses": tuple(content.get("recent_losses", ()))})
+    """Where the run stood.
+
+    Raises:
+        UserError: the file is damaged.
+        OSError: it cannot be read.
+    """
+    path = folder / STATE_NAME
+    try:
+        content = orjson.loads(path.read_bytes())
+        return TrainingState(**{**content, "recent_losses": tuple(content.get("recent_losses", ()))})
+    except (orjson.JSONDecodeError, TypeError, AttributeError) as error:
+        raise UserError(Fault(str(path), f"is damaged ({error})", remedy="take an older checkpoint")) from error
 
 
 @contextmanager

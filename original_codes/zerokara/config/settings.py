@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 # Looking for plug-ins reads the metadata of every installed package, at each start.
@@ -103,6 +104,11 @@ class Settings(BaseModel):
 
     def __hash__(self) -> int:
         return hash(self.model_dump_json())  # a field may hold mappings, which cannot be hashed themselves
+
+    @property
+    def path(self) -> Path:
+        """The file that the values came from."""
+        return Path(self._source.path)
 
     def place(self, key: str) -> str:
         """Where `key` was set: ``config.yaml:14``."""

@@ -12,6 +12,8 @@ from zerokara.errors import Fault, UserError
 
 STEP = "convert"
 MANIFEST_NAME = "manifest.json"
+UPLOAD_RECORD_NAME = "upload.manifest.json"
+"""What step 6 leaves beside the model; it is not sent."""
 _REMEDY = "run step 4 again with --redo"
 
 

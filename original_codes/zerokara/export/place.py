@@ -15,11 +15,12 @@ from zerokara import manifest
 from zerokara.config import ConvertConfig
 from zerokara.durable import PARTIAL_SUFFIX
 from zerokara.errors import Fault, RunError, UserError
-from zerokara.export.exported import MANIFEST_NAME, STEP
+from zerokara.export.exported import MANIFEST_NAME, STEP, UPLOAD_RECORD_NAME
 from zerokara.export.source import Source
 from zerokara.progress import bytes_text
 
 BYTES_PER_WEIGHT = {"fp32": 4, "bf16": 2}
+OWN_RECORDS = (MANIFEST_NAME, UPLOAD_RECORD_NAME)
 OTHER_BYTES = 64 * 2**20
 """For all that is not weights: tokenizer, curve, card."""
 
@@ -53,6 +54,22 @@ def check_place(settings: ConvertConfig, source: Source) -> None:
     if not path.exists() or manifest.read(path).step != STEP:
         rule = "holds files that step 4 did not write; they would be lost"
         raise UserError(settings.fault(key, rule, "choose another folder, or empty this one"))
+
+
+def to_keep(folder: Path) -> list[str]:
+    """The files in an export that is about to be replaced which step 4 did not write, or not as they are now."""
+    record = folder / MANIFEST_NAME
+    if not record.exists():
+        return []
+    ours = {one.path: one for outputs in manifest.read(record).outputs.values() for one in outputs}
+    found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
+    return sorted(
+        name
+        for name in found
+        if name not in OWN_RECORDS
+        and not name.startswith(".cache/")  # of huggingface_hub
+        and (name not in ours or not manifest.is_unchanged(ours[name], record))
+    )
 
 
 def check_space(settings: ConvertConfig, source: Source) -> None:

@@ -8,7 +8,6 @@ its name only when both proofs held; if one does not, it is left as ``<name>.fai
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from zerokara import manifest
 from zerokara.config import ConvertConfig
-from zerokara.durable import SyncAhead, appearing_folder, write_bytes, write_json, write_text
+from zerokara.durable import ASIDE_ENDING, SyncAhead, appearing_folder, free_name, write_bytes, write_json, write_text
 from zerokara.errors import RunError
 from zerokara.export import continuations, dialects, facts, families, model_card, place, proof, rules, shards, windows
 from zerokara.export.exported import MANIFEST_NAME, STEP
@@ -58,7 +57,8 @@ def export(source: Source, settings: ConvertConfig, documents: Sequence[str]) ->
     folder = Path(settings.output_tokenizer_and_model_dir)
     encoder = Encoder(source.tokenizer_path)
     clock = _Clock()
-    with place.full_disk_told(folder), appearing_folder(folder) as partial, SyncAhead() as disk:
+    keep = ASIDE_ENDING if place.to_keep(folder) else ""
+    with place.full_disk_told(folder), appearing_folder(folder, keep) as partial, SyncAhead() as disk:
         bos = encoder.bos_id if encoder.bos_id >= 0 else None
         special = families.SpecialIds(bos=bos, eos=encoder.eos_id, pad=encoder.pad_id)
         weights = source.weights()
@@ -201,8 +201,7 @@ def _token_id_facts(found: TokenizerProof) -> dict[str, Any]:
 
 
 def _keep_failed(partial: Path, folder: Path, found: dict[str, Any]) -> Path:
-    kept = folder.with_name(folder.name + FAILED_SUFFIX)
-    shutil.rmtree(kept, ignore_errors=True)
+    kept = free_name(folder, FAILED_SUFFIX)
     write_json(partial / "proof.json", found)
     os.rename(partial, kept)
     return kept

@@ -13,6 +13,7 @@ from typing import Any
 
 from zerokara import manifest
 from zerokara.config import ConvertConfig
+from zerokara.durable import ASIDE_ENDING, free_name
 from zerokara.export import check_text, place, source
 from zerokara.export.exported import MANIFEST_NAME
 from zerokara.progress import bytes_text, opening, seconds_text, summary
@@ -44,6 +45,11 @@ def convert(config: ConvertConfig, options: command.Options) -> None:
     files = check_text.files_for(config, found.config)
     parameters = found.shape.size_text
     opening(f"step 4 convert: {found.folder} ({parameters}) → {folder} ({config.dtype}), then the proofs")
+    if others := place.to_keep(folder):
+        which = f"{', '.join(others[:5])}{' …' if others[5:] else ''}"
+        print(
+            f"  {folder} holds what step 4 did not write so: {which}. It is kept as {free_name(folder, ASIDE_ENDING)}"
+        )
     if options.dry_run:
         print("dry run: nothing was written")
         return

@@ -1,24 +1,37 @@
-"""What each step writes, and whether it can: asked at its start and by ``--dry-run`` alike, before any work."""
+"""What each step writes, and whether it may: asked at its start and by ``--dry-run`` alike, before any work.
+
+A step replaces what an earlier run of the same step left there, as its manifest tells. Whatever else lies under such a
+name is somebody's, and stays: without ``--redo`` and with it.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zerokara import manifest
+from zerokara.checkpoint.folders import IDENTITY_NAME
+from zerokara.durable import PARTIAL_SUFFIX
 from zerokara.errors import Fault, UserError
+from zerokara.export.exported import UPLOAD_RECORD_NAME
 from zerokara.tokens.layout import TokenPaths, bin_path, idx_path
 from zerokara.writable import reason_against_entry, reason_against_file, reason_against_folder
 
 if TYPE_CHECKING:  # building a class takes time, and a step needs one of them
     from zerokara.config import ConvertConfig, PretrainConfig, Settings, TokenizerConfig
+    from zerokara.corpus.inputs import InputFile
 
+TOKENIZER_STEP, TOKENS_STEP = "train_tokenizer", "tokenize"
+"""As their manifests say."""
 TOKENIZER_NAMES = ("tokenizer.model", "tokenizer.vocab", "report.json", "report.txt", "report.html")
 """What step 1 leaves in `output_dir`, beside its log and its manifest."""
 LOG_NAME = "training.log"
-UPLOAD_RECORD_NAME = "upload.manifest.json"
-"""What step 6 leaves beside the model; it is not sent."""
+LOG_HEADER = "# zerokara, step 1: what SentencePiece's trainer says\n"
+"""First line of the log, which is there after a training that failed too, without a manifest."""
+WORK_NAME = f"work{PARTIAL_SUFFIX}"
+"""Folder of step 1 in `output_dir`, there from its start until its manifest is written."""
 
 
 def check(faults: Iterable[Fault], unless: Path | None = None) -> None:
@@ -42,28 +55,52 @@ def of_tokenizer(config: TokenizerConfig) -> Iterator[Fault]:
     folder = Path(config.output_dir)
     names = (*TOKENIZER_NAMES, LOG_NAME, "manifest.json")
     reasons = [reason_against_folder(folder), *(reason_against_file(folder / name) for name in names)]
-    yield from _first(config, "output_dir", reasons)
+    if cannot := list(_first(config, "output_dir", reasons)):
+        yield from cannot
+        return
+    files = [folder / name for name in TOKENIZER_NAMES]
+    if not _is_our_log(folder / LOG_NAME):
+        files.append(folder / LOG_NAME)
+    under_way = (folder / WORK_NAME).is_dir()
+    yield from _not_ours(config, "output_dir", files, folder / "manifest.json", TOKENIZER_STEP, under_way)
+
+
+def tokenizer_files(config: TokenizerConfig) -> list[Path]:
+    """What step 1 writes."""
+    folder = Path(config.output_dir)
+    return [folder / name for name in (*TOKENIZER_NAMES, LOG_NAME, "manifest.json")]
 
 
 def of_tokens(config: PretrainConfig) -> Iterator[Fault]:
     """Step 2."""
+    paths, files = TokenPaths(config.output_prefix), token_files(config)
+    reasons = [reason_against_folder(paths.work_folder), *map(reason_against_file, files)]
+    if cannot := list(_first(config, "output_prefix", reasons)):
+        yield from cannot
+        return
+    under_way = any(paths.work_folder.glob("*.json"))
+    yield from _not_ours(config, "output_prefix", files[:-1], paths.manifest, TOKENS_STEP, under_way)
+
+
+def token_files(config: PretrainConfig) -> list[Path]:
+    """What step 2 writes, the manifest last."""
     paths = TokenPaths(config.output_prefix)
     files = [path_of(prefix) for prefix in (paths.train, paths.valid) for path_of in (bin_path, idx_path)]
-    files += [paths.quarantine, paths.manifest]
-    reasons = [reason_against_folder(paths.work_folder), *map(reason_against_file, files)]
-    yield from _first(config, "output_prefix", reasons)
+    return [*files, paths.quarantine, paths.manifest]
 
 
 def of_run(config: PretrainConfig) -> Iterator[Fault]:
     """Step 3."""
-    yield from _first(config, "output_model_dir", [reason_against_folder(Path(config.output_model_dir))])
+    folder = Path(config.output_model_dir)
+    yield from _first(config, "output_model_dir", [reason_against_folder(folder), *map(_inside, _runs_around(folder))])
 
 
 def of_export(config: ConvertConfig) -> Iterator[Fault]:
     """Step 4, whose folder takes the place of the one that is there."""
     folder = Path(config.output_tokenizer_and_model_dir)
     in_the_way = "it is a file" if os.path.exists(folder) and not os.path.isdir(folder) else ""
-    yield from _first(config, "output_tokenizer_and_model_dir", [in_the_way, reason_against_entry(folder)])
+    inside = map(_inside, _runs_around(folder))
+    yield from _first(config, "output_tokenizer_and_model_dir", [in_the_way, reason_against_entry(folder), *inside])
 
 
 def of_upload(config: ConvertConfig) -> Iterator[Fault]:
@@ -91,6 +128,73 @@ def of_line(tokenizer: TokenizerConfig, training: PretrainConfig, converting: Co
     ):
         if not os.path.exists(record):
             yield from faults
+
+
+def check_inputs(config: Settings, key: str, inputs: Sequence[InputFile], outputs: Iterable[Path]) -> None:
+    """Check that a step reads no file that it writes, under whatever name.
+
+    Raises:
+        UserError: it does; names the files.
+    """
+    written = {_identity(path): path for path in outputs if path.exists()}
+    if not written:
+        return
+    both = [file.name for file in inputs if file.remote is None and _identity(file.path) in written]
+    if both:
+        rule = f"names {', '.join(both[:5])}, which this step writes itself"
+        raise UserError(config.fault(key, rule, "give it another name or place, and name that"))
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino
+
+
+def _not_ours(
+    config: Settings, key: str, files: Sequence[Path], record: Path, step: str, under_way: bool
+) -> Iterator[Fault]:
+    """What lies where `step` writes, and was put there by somebody else; `record` is where its manifest would be."""
+    for run in _runs_around(record.parent / "any"):
+        yield config.fault(key, _inside(run), "choose a place outside")
+        return
+    ours: set[Path] = set()
+    if record.exists():
+        try:
+            made = manifest.read(record)
+        except manifest.NewerFormatError:
+            raise
+        except UserError:
+            made = None
+        if made is None or made.step != step:
+            by = f"step {made.step!r}" if made else "another program"
+            rule = f"cannot be written: {record} is of {by}"
+            yield config.fault(key, rule, f"choose another {key}, or move away what lies there")
+            return
+        ours = {record.parent / one.path for outputs in made.outputs.values() for one in outputs}
+    elif under_way:
+        return
+    others = [path.name for path in files if path.exists() and path not in ours]
+    if others:
+        what = f"{', '.join(others)}, which no run of this step wrote"
+        rule = f"cannot be written: {record.parent} holds {what}"
+        yield config.fault(key, rule, f"choose another {key}, or move {'them' if others[1:] else 'it'} away")
+
+
+def _is_our_log(path: Path) -> bool:
+    """Whether a log is there and of step 1; one that is not there is in nobody's way."""
+    if not path.exists():
+        return True
+    with open(path, "rb") as file:
+        return file.read(len(LOG_HEADER)) == LOG_HEADER.encode()
+
+
+def _runs_around(path: Path) -> Iterator[Path]:
+    """The run folders that `path` lies in."""
+    return (folder for folder in path.absolute().resolve().parents if (folder / IDENTITY_NAME).exists())
+
+
+def _inside(run: Path) -> str:
+    return f"it lies in the run folder {run}, which is set aside or deleted as a whole"
 
 
 def _first(config: Settings, key: str, reasons: Iterable[str]) -> Iterator[Fault]:

@@ -52,6 +52,7 @@ def _tokenize(
     check_there(model_path)
     workers.open(Forecast(model_path))
     files = find_files(config.input_jsonl, config.place("input_jsonl"))
+    outputs.check_inputs(config, "input_jsonl", files, outputs.token_files(config))
     workers.number = num_workers(config, files)
     work = _work(config, files)
     done = manifest.already_done(paths.manifest, work, redo=options.redo)
@@ -109,7 +110,7 @@ def _work(config: PretrainConfig, files: Sequence[InputFile]) -> manifest.Work:
         "input_jsonl": for_manifest(files),
     }
     keys = {"files_per_source": "input_jsonl (number of files of each entry)"}
-    return manifest.Work("tokenize", settings, inputs, lambda name: keys.get(name, name))
+    return manifest.Work(outputs.TOKENS_STEP, settings, inputs, lambda name: keys.get(name, name))
 
 
 def _outputs(paths: TokenPaths) -> dict[str, Path | list[Path]]:

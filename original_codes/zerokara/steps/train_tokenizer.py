@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
@@ -13,7 +14,7 @@ from zerokara import manifest
 from zerokara.config import TokenizerConfig
 from zerokara.corpus.heads import check_heads
 from zerokara.corpus.inputs import InputFile, find_files, for_manifest
-from zerokara.durable import PARTIAL_SUFFIX, write_bytes, write_json, write_text
+from zerokara.durable import make_folders, sync_folder, write_bytes, write_json, write_text
 from zerokara.progress import bytes_text, opening, seconds_text, summary
 from zerokara.steps import command, next_command, outputs
 
@@ -35,6 +36,7 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
 
     training.check(config)
     files = find_files(config.input, config.fault("input", "").where)
+    outputs.check_inputs(config, "input", files, outputs.tokenizer_files(config))
     for path in config.compare_with:
         report.open_model(path)
     folder = Path(config.output_dir)
@@ -62,8 +64,6 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
         return
     started = time.monotonic()
     sample, trained, measured = _make(config, files, plan, analyser, folder)
-    manifest_path.unlink(missing_ok=True)  # what stands there is no longer true from here on
-    _write_outputs(folder, trained.model, measured)
     facts = {
         "vocab_size": measured.vocab_size,
         "sample": sample.as_json(),
@@ -74,8 +74,7 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
         "analyser": analyser.versions() if analyser else {},
     }
     seconds = time.monotonic() - started
-    made: dict[str, Path | list[Path]] = {"tokenizer": [folder / name for name in outputs.TOKENIZER_NAMES]}
-    manifest.finish(manifest_path, work, made, facts, seconds)
+    _let_appear(folder, work, facts, seconds)
     rows = [
         ("text offered", f"{bytes_text(sample.bytes_offered)}, {sample.documents:,} documents"),
         ("trained on", _used(sample)),
@@ -100,13 +99,17 @@ def _next(config: TokenizerConfig, options: command.Options) -> str:
 def _make(
     config: TokenizerConfig, files: Sequence[InputFile], plan: Plan, analyser: Analyser | None, folder: Path
 ) -> tuple[SampleReport, Trained, Report]:
-    """Sample, train and measure in a folder that is gone afterwards; only the log stays, whatever happens."""
+    """Sample, train and measure in the work folder, and leave there what is to appear; the log stays in any case.
+
+    Where something fails, the work folder is gone afterwards.
+    """
     from zerokara.tokenizer import report, sampling, segmentation, training
 
-    work_dir = folder / f"work{PARTIAL_SUFFIX}"
+    work_dir = folder / outputs.WORK_NAME
     shutil.rmtree(work_dir, ignore_errors=True)
-    work_dir.mkdir(parents=True)
+    make_folders(work_dir)
     try:
+        write_text(folder / outputs.LOG_NAME, outputs.LOG_HEADER)
         sample = sampling.draw(
             files,
             work_dir / "sentences.txt",
@@ -126,8 +129,10 @@ def _make(
         memory = {"estimated_memory_bytes": plan.peak_bytes, "peak_memory_bytes": trained.peak_memory_bytes}
         facts = sample.report.as_json() | memory
         measured = report.make(model_path, config.input, sample.sources, sample.sentences, facts, config.compare_with)
-    finally:
+        _write_outputs(work_dir, trained.model, measured)
+    except BaseException:
         shutil.rmtree(work_dir, ignore_errors=True)
+        raise
     return sample.report, trained, measured
 
 
@@ -141,7 +146,7 @@ def _work(config: TokenizerConfig, files: Sequence[InputFile]) -> manifest.Work:
     if config.compare_with:
         inputs["compare_with"] = [find_file(name) for name in config.compare_with]
     keys = {"files_per_source": "input (number of files of each entry)"}
-    return manifest.Work("train_tokenizer", settings, inputs, lambda name: keys.get(name, name))
+    return manifest.Work(outputs.TOKENIZER_STEP, settings, inputs, lambda name: keys.get(name, name))
 
 
 def _write_outputs(folder: Path, model: bytes, measured: Report) -> None:
@@ -153,6 +158,17 @@ def _write_outputs(folder: Path, model: bytes, measured: Report) -> None:
     write_json(folder / "report.json", measured.as_json())
     write_text(folder / "report.txt", measured.as_text())
     write_text(folder / "report.html", report_page.page(measured))
+
+
+def _let_appear(folder: Path, work: manifest.Work, facts: dict[str, Any], seconds: float) -> None:
+    """Give the files their names and write the manifest; the work folder, which tells that they are ours, goes last."""
+    (folder / "manifest.json").unlink(missing_ok=True)  # what stands there is no longer true from here on
+    for name in outputs.TOKENIZER_NAMES:
+        os.replace(folder / outputs.WORK_NAME / name, folder / name)
+    sync_folder(folder)
+    made: dict[str, Path | list[Path]] = {"tokenizer": [folder / name for name in outputs.TOKENIZER_NAMES]}
+    manifest.finish(folder / "manifest.json", work, made, facts, seconds)
+    shutil.rmtree(folder / outputs.WORK_NAME, ignore_errors=True)
 
 
 def _used(sample: SampleReport) -> str:

@@ -55,7 +55,7 @@ def upload(config: ConvertConfig, options: command.Options) -> None:
     done = hub.upload(folder, files, name, private=config.private, replace=options.redo)
     work = manifest.Work("upload", {"repository": name}, inputs={"export": folder / exported.MANIFEST_NAME})
     facts = {"url": done.url, "commit": done.commit, "private": done.private, "files": len(files), "bytes": total}
-    manifest.finish(folder / outputs.UPLOAD_RECORD_NAME, work, {}, facts, time.monotonic() - started)
+    manifest.finish(folder / exported.UPLOAD_RECORD_NAME, work, {}, facts, time.monotonic() - started)
     rows = [
         ("repository", f"{done.url} ({'private' if done.private else 'public'})"),
         ("commit", done.commit),

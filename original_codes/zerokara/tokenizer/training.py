@@ -80,7 +80,7 @@ def num_threads(config: TokenizerConfig) -> int:
 def train(
     config: TokenizerConfig, sentences: Path, work_dir: Path, log_path: Path, morphemes: Path | None = None
 ) -> Trained:
-    """Train on a file of sentences; SentencePiece's own words go to `log_path`.
+    """Train on a file of sentences; SentencePiece's own words are added to `log_path`.
 
     `morphemes` holds the same text with a line for each morpheme (see `segmentation`), for `pre_segment`.
 
@@ -90,7 +90,7 @@ def train(
         RunError: SentencePiece failed.
     """
     threads = num_threads(config)
-    with open(log_path, "w", encoding="utf-8") as log:
+    with open(log_path, "a", encoding="utf-8") as log:
         job = _Job(config, sentences, morphemes, threads, work_dir, log)
         content, peak = job.run(config.vocab_size)
         model = ModelFile(content)

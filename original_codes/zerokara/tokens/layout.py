@@ -39,6 +39,11 @@ class TokenPaths:
         """Shards while step 2 runs; on the same file system, so that the result can be renamed into place."""
         return Path(f"{self.output_prefix}_tokenizing{PARTIAL_SUFFIX}")
 
+    @property
+    def lock(self) -> Path:
+        """There while step 2 runs; beside the work folder, which comes and goes."""
+        return Path(f"{self.output_prefix}_tokenizing.lock{PARTIAL_SUFFIX}")
+
 
 def bin_path(prefix: Path) -> Path:
     """The token ids."""

@@ -9,8 +9,6 @@ have lost any of them.
 
 from __future__ import annotations
 
-import fcntl
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,8 +18,9 @@ from typing import Any
 
 import orjson
 
+from zerokara import file_lock
 from zerokara.corpus.inputs import InputFile
-from zerokara.durable import PARTIAL_SUFFIX, write_json
+from zerokara.durable import PARTIAL_SUFFIX, make_folders, write_json
 from zerokara.errors import Fault, UserError
 from zerokara.progress import Progress
 from zerokara.tokens.layout import TokenPaths
@@ -66,15 +65,13 @@ def claimed(paths: TokenPaths) -> Iterator[Path]:
         UserError: another run of step 2 is at work there.
     """
     folder = paths.work_folder
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            rule = "another run of step 2 is writing here"
+    make_folders(folder.parent)
+    with file_lock.held(paths.lock) as is_ours:
+        if not is_ours:
+            rule = f"{file_lock.holder(paths.lock) or 'another run of step 2'} is writing here"
             remedy = "wait for it, or choose another output_prefix"
-            raise UserError(Fault(where=str(folder), rule=rule, remedy=remedy)) from None
+            raise UserError(Fault(where=str(folder), rule=rule, remedy=remedy))
+        folder.mkdir(exist_ok=True)
         try:
             yield folder
         finally:  # only with the lock: what lies there may be another run's
@@ -82,8 +79,6 @@ def claimed(paths: TokenPaths) -> Iterator[Path]:
                 _remove_unfinished(folder)
                 if not any(folder.glob("*-*.json")):  # nothing is finished yet
                     shutil.rmtree(folder, ignore_errors=True)
-    finally:
-        os.close(descriptor)
 
 
 def discard(paths: TokenPaths) -> None:

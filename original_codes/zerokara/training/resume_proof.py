@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zerokara import checkpoint, config
+from zerokara import checkpoint, config, file_lock
 from zerokara.config import PretrainConfig
-from zerokara.durable import write_text
+from zerokara.durable import make_folders, write_text
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.progress import bytes_text
 from zerokara.training.planning import preparation, run_folder
@@ -33,6 +33,7 @@ from zerokara.training.processes import launcher
 from zerokara.training.watching import metrics
 
 MODULE = "zerokara.training.resume_proof"
+LOCK_NAME = "proof.lock"
 LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 1e-2}
 """Nats a token, where bits cannot be asked for: ten times the difference that sharing the work out otherwise makes."""
 STATE_TOLERANCE = 0.1
@@ -158,8 +159,26 @@ def table(difference: Difference) -> list[str]:
 
 @contextmanager
 def _scratch(folder: Path, needed: int) -> Iterator[None]:
-    shutil.rmtree(folder, ignore_errors=True)  # of a proof that was killed
-    folder.mkdir(parents=True)
+    """A folder of the proof's own. What a proof that was killed left there is deleted, and nobody else's files are."""
+    lock = folder / LOCK_NAME
+    if folder.exists() and not lock.exists() and any(folder.iterdir()):
+        rule = "is where a proof works, and holds files that no proof left there"
+        raise UserError(Fault(str(folder), rule, remedy="give it another name"))
+    make_folders(folder)
+    with file_lock.held(lock) as is_ours:
+        if not is_ours:
+            raise UserError(Fault(str(folder), f"{file_lock.holder(lock) or 'another command'} is proving resume here"))
+        for left in folder.iterdir():
+            if left.is_dir():
+                shutil.rmtree(left)
+            elif left != lock:
+                left.unlink()
+        with _deleted_afterwards(folder, needed):
+            yield
+
+
+@contextmanager
+def _deleted_afterwards(folder: Path, needed: int) -> Iterator[None]:
     try:
         if (free := shutil.disk_usage(folder).free) < needed:
             raise RunError(

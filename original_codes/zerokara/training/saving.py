@@ -11,7 +11,6 @@ to go on with: then it tries for `PATIENCE_SECONDS` more, and fails.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import shutil
@@ -155,9 +154,6 @@ class _Shelf:
 
     def __init__(self, run_dir: Path, retention: Retention, resumed_from: Path | None, say: Callable[[str], None]):
         self.run_dir, self.retention, self.newest, self.say = run_dir, retention, resumed_from, say
-        resumed_step = int(resumed_from.name.removeprefix("global_step")) if resumed_from else -1
-        # What is newer than the one that the run went on from was found broken; it goes when a new good one stands.
-        self._broken = {step for step in checkpoint.all_steps(run_dir) if step > resumed_step}
 
     def put(self, state: TrainingState, weights: dict[str, Tensor], moments: dict[str, Tensor]) -> Path:
         """Write a checkpoint.
@@ -168,26 +164,23 @@ class _Shelf:
         self._require_room(checkpoint.bytes_needed(weights, moments))
         folder = checkpoint.save(self.run_dir, state, weights, moments)
         self.newest = folder
-        self._broken.discard(state.step)
-        self._mark()
-        checkpoint.prune(self.run_dir, self.retention, self._broken)
-        self._broken.clear()
-        self._mark()
+        try:
+            checkpoint.mark(self.run_dir)
+            if checkpoint.prune(self.run_dir, self.retention):
+                checkpoint.mark(self.run_dir)
+        except OSError as error:  # the checkpoint stands; what was to be done beside it is done with the next
+            self.say(f"step {state.step}  older checkpoints are left alone for now: {error}")
         return folder
-
-    def _mark(self) -> None:
-        with contextlib.suppress(OSError):  # the two names are for people; the next start sets them right
-            checkpoint.mark(self.run_dir, self._broken)
 
     def _require_room(self, needed: int) -> None:
         free = shutil.disk_usage(self.run_dir).free
         if free >= needed:
             return
-        if not self._broken:
-            checkpoint.prune(self.run_dir, self.retention)
-            free = shutil.disk_usage(self.run_dir).free
+        checkpoint.prune(self.run_dir, self.retention)
+        free = shutil.disk_usage(self.run_dir).free
         if free < needed:
             kept = [checkpoint.folder_of(self.run_dir, step).name for step in checkpoint.all_steps(self.run_dir)[:-1]]
+            kept += checkpoint.broken_names(self.run_dir)
             advice = f"; of the older checkpoints {', '.join(kept)} each takes about as much" if kept else ""
             raise OSError(
                 errno.ENOSPC,

@@ -5,6 +5,7 @@ Puts the parts together and tells the loop what is to happen at each step's edge
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from dataclasses import replace
@@ -58,7 +59,6 @@ class Session:
         self._lock = run_lock.lock(self.run_dir) if self.rank == 0 else None
         self._stop_file = StopFile(self.run_dir)
         if self.rank == 0:
-            checkpoint.sweep(self.run_dir)
             self._stop_file.forget()
             self.stop.watch(self._stop_file.look)
         self.state = self._start_state()
@@ -130,13 +130,12 @@ class Session:
 
     def _start_state(self) -> TrainingState:
         # The first process looks, for all: hashing is reading the whole checkpoint.
-        found: list[Path | None] = [checkpoint.newest_complete(self.run_dir, self._say) if self.rank == 0 else None]
+        found: list[Path | None] = [checkpoint.newest_to_resume(self.run_dir, self._say) if self.rank == 0 else None]
         torch.distributed.broadcast_object_list(found, device=self.device)
         folder = self._resumed_from = found[0]
         if self.rank == 0:
-            first_broken = checkpoint.read_state(folder).step + 1 if folder else 0
-            broken = [step for step in checkpoint.all_steps(self.run_dir) if step >= first_broken]
-            checkpoint.mark(self.run_dir, broken)
+            with contextlib.suppress(OSError):  # the two names are for people; the next save sets them right
+                checkpoint.mark(self.run_dir)
         return (
             checkpoint.read_state(folder)
             if folder

@@ -6,6 +6,7 @@ import errno
 import gzip
 import hashlib
 import json
+import os
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -258,7 +259,7 @@ def test_two_runs_on_one_output_and_what_an_unknown_run_left(make_config: MakeCo
     with work_folder.claimed(paths) as folder:
         begun = folder / "0000000-000000000000000.bin.1.partial"
         begun.write_bytes(b"the other run is at this")
-        with pytest.raises(UserError, match="another run of step 2 is writing here"):
+        with pytest.raises(UserError, match=f"process {os.getpid()} is writing here"):
             _encode(config)
         discard_work(config)
         assert begun.read_bytes() == b"the other run is at this", "what another run is writing is not touched"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import shlex
 from pathlib import Path
 from typing import Any
@@ -10,19 +9,17 @@ from typing import Any
 import orjson
 
 from zerokara import checkpoint
+from zerokara.checkpoint.folders import IDENTITY_NAME
 from zerokara.config import RESOLVED_NAME, PretrainConfig, as_yaml, load
-from zerokara.durable import PARTIAL_SUFFIX, write_bytes, write_json, write_text
+from zerokara.durable import ASIDE_ENDING, PARTIAL_SUFFIX, free_name, write_bytes, write_json, write_text
 from zerokara.errors import Fault, UserError
 from zerokara.progress import bytes_text
 from zerokara.training.planning import run_lock, setting_names
 from zerokara.training.planning.preparation import Preparation
 
-IDENTITY_NAME = "run.json"
 TOKENIZER_NAME = "tokenizer.model"
 MANIFEST_NAME = "manifest.json"
 METRICS_NAME = "metrics.jsonl"
-ASIDE_SUFFIX = ".old-"
-"""Behind the name of a run that was set aside, and before a number."""
 _READ = ("init_from", "input_tokenizer_file", "output_prefix", "deepspeed_template")
 """Settings that name what a run reads."""
 _MAY_CHANGE_SILENTLY = {"output_model_dir", "input_jsonl", "input_tokenizer_file", "output_prefix", "num_workers"}
@@ -98,7 +95,7 @@ def check_ours(preparation: Preparation) -> None:
 
 def is_begun(run_dir: Path) -> bool:
     """Whether anything was trained here; a start that was aborted before its first step leaves nothing to keep to."""
-    if checkpoint.all_steps(run_dir) or (run_dir / MANIFEST_NAME).exists():
+    if checkpoint.all_steps(run_dir) or checkpoint.broken_names(run_dir) or (run_dir / MANIFEST_NAME).exists():
         return True
     recorded = run_dir / METRICS_NAME  # steps that were never saved
     return recorded.exists() and b'"loss":' in recorded.read_bytes()
@@ -114,11 +111,22 @@ def check_redo(preparation: Preparation) -> list[str]:
     check_ours(preparation)
     if not is_begun(run_dir):
         return []
-    read = {key: getattr(config, key) for key in _READ if getattr(config, key) not in ("", "auto")}
-    inside = [key for key, path in read.items() if Path(path).resolve().is_relative_to(run_dir.resolve())]
-    if inside:
-        rule = f"lies in the run folder {run_dir}, which --redo would set aside"
-        raise UserError([config.fault(key, rule, "move it, or choose another output_model_dir") for key in inside])
+    rule = f"lies in the run folder {run_dir}, which --redo would set aside"
+    remedy = "move it, or choose another output_model_dir"
+    read: dict[str, tuple[str, ...]] = {
+        key: (getattr(config, key),) for key in _READ if getattr(config, key) not in ("", "auto")
+    }
+    read["input_jsonl"] = tuple(entry.removeprefix("@") for entry in config.input_jsonl)
+    here = run_dir.resolve()
+    faults = [
+        config.fault(key, rule, remedy)
+        for key, paths in read.items()
+        if any(Path(path).expanduser().resolve().is_relative_to(here) for path in paths)
+    ]
+    if config.path.resolve().is_relative_to(here):
+        faults.append(Fault(str(config.path), rule, remedy="copy it elsewhere, and name the copy by --config"))
+    if faults:
+        raise UserError(faults)
     steps = checkpoint.all_steps(run_dir)
     reached = f"its newest checkpoint is of step {steps[-1]:,}" if steps else "it has no checkpoint"
     size = bytes_text(sum(path.stat().st_size for path in run_dir.rglob("*") if path.is_file()))
@@ -159,9 +167,7 @@ def _resumes(preparation: Preparation) -> bool:
 
 
 def _free_name(run_dir: Path) -> Path:
-    folder = run_dir.resolve() if run_dir.is_symlink() else run_dir
-    names = (folder.with_name(f"{folder.name}{ASIDE_SUFFIX}{number}") for number in itertools.count(1))
-    return next(name for name in names if not name.exists())
+    return free_name(run_dir.resolve() if run_dir.is_symlink() else run_dir, ASIDE_ENDING)
 
 
 def _is_half_written(path: Path) -> bool:

@@ -8,18 +8,17 @@ and ``lock`` by the first of the training processes, which may outlive a command
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-import orjson
 import psutil
 
+from zerokara import file_lock
 from zerokara.config import PretrainConfig
+from zerokara.durable import make_folders
 from zerokara.errors import RunError, UserError
 
 LOCK_NAME = "lock"
@@ -41,7 +40,7 @@ def lock(run_dir: Path) -> IO[bytes]:
     """
     file = open(run_dir / LOCK_NAME, "ab")  # noqa: SIM115  # held open on purpose
     for attempt in range(LOCK_SECONDS):
-        if _locks(file):
+        if file_lock.is_got(file):
             return file
         if not attempt:
             print(f"another process is at work in {run_dir}; waiting for it to save and leave", flush=True)
@@ -56,7 +55,7 @@ def check_free(config: PretrainConfig) -> None:
     Raises:
         UserError: one is; names its process.
     """
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError), open(_path(config), "rb") as file:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), open(_path(config), "r+b") as file:
         if not _is_got(file, config):
             raise _in_use(config)
 
@@ -73,17 +72,16 @@ def held(config: PretrainConfig) -> Iterator[None]:
         RunError: training processes that a killed command left behind do not end.
     """
     run_dir = Path(config.output_model_dir)
-    made = _make(run_dir)
+    made = make_folders(run_dir)
     path = _path(config)
     file = _taken(config)
     try:
-        file.write(orjson.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
-        file.flush()
+        file_lock.sign(file)
         if (run_dir / LOCK_NAME).exists():
             lock(run_dir).close()
         yield
     finally:
-        if _is_at(file, path):
+        if file_lock.is_at(file, path):
             path.unlink()
         file.close()
         with contextlib.suppress(OSError):  # it is not empty any more
@@ -108,13 +106,6 @@ def _path(config: PretrainConfig) -> Path:
     return Path(config.output_model_dir) / COMMAND_LOCK_NAME
 
 
-def _make(run_dir: Path) -> list[Path]:
-    """Make a folder and those above it; gives the new ones, the innermost first."""
-    missing = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
-    run_dir.mkdir(parents=True, exist_ok=True)
-    return missing
-
-
 def _taken(config: PretrainConfig) -> IO[bytes]:
     path = _path(config)
     while True:
@@ -122,65 +113,37 @@ def _taken(config: PretrainConfig) -> IO[bytes]:
         if not _is_got(file, config):
             file.close()
             raise _in_use(config)
-        if _is_at(file, path):
-            file.truncate(0)
+        if file_lock.is_at(file, path):
             return file
         file.close()  # its owner has just left and taken the file away
-
-
-def _is_at(file: IO[bytes], path: Path) -> bool:
-    """Whether an open file still has its name."""
-    with contextlib.suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    return False
 
 
 def _is_got(file: IO[bytes], config: PretrainConfig) -> bool:
     """Take the lock, or find that another command is at work with it."""
     started = time.monotonic()
-    while not _locks(file):
+    while not file_lock.is_got(file):
         waited = time.monotonic() - started
-        if waited > _DYING_SECONDS or (waited > _GRACE_SECONDS and not _is_dying(_holder(_path(config)))):
+        if waited > _DYING_SECONDS or (waited > _GRACE_SECONDS and not _is_dying(file_lock.holder(_path(config)))):
             return False
         time.sleep(_PAUSE_SECONDS)
     return True
 
 
-def _is_dying(holder: dict[str, str | int] | None) -> bool:
+def _is_dying(holder: file_lock.Holder | None) -> bool:
     """Whether a process on this machine has ended, but for what the kernel still has to do."""
-    if holder is None or holder["host"] != socket.gethostname():
+    if holder is None or not holder.is_here:
         return False
     try:
-        return psutil.Process(int(holder["pid"])).status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+        return psutil.Process(holder.pid).status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     except psutil.NoSuchProcess:
         return True
 
 
-def _locks(file: IO[bytes]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def _in_use(config: PretrainConfig) -> UserError:
-    holder = _holder(_path(config))
-    by, remedy = "another command", "wait for it"
-    if holder and holder["host"] == socket.gethostname():
-        by, remedy = f"process {holder['pid']}", f"wait for it, stop it (kill {holder['pid']}: it saves and leaves)"
-    elif holder:
-        by = f"process {holder['pid']} on {holder['host']}"
-    return UserError(
-        config.fault("output_model_dir", f"is in use by {by}", f"{remedy}, or choose another output_model_dir")
+    holder = file_lock.holder(_path(config))
+    stop = f", stop it (kill {holder.pid}: it saves and leaves)" if holder and holder.is_here else ""
+    rule, remedy = (
+        f"is in use by {holder or 'another command'}",
+        f"wait for it{stop}, or choose another output_model_dir",
     )
-
-
-def _holder(path: Path) -> dict[str, str | int] | None:
-    """The process that holds the lock, as it says there as soon as it does."""
-    for _ in range(5):
-        with contextlib.suppress(FileNotFoundError, orjson.JSONDecodeError):
-            found: dict[str, str | int] = orjson.loads(path.read_bytes())
-            return found
-        time.sleep(_PAUSE_SECONDS)
-    return None
+    return UserError(config.fault("output_model_dir", rule, remedy))

@@ -1,0 +1,132 @@
+"""A disk that fails to read, to write, to rename or to sync: no good checkpoint is lost, and all goes on afterwards.
+
+The life of a run's checkpoints (saves, deletions, two restarts), by the code that saves and restarts, on tensors of a
+few bytes. An error befalls each request for a file in turn: once, as when a server restarts, or for good, as on a bad
+sector, until the next start.
+"""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from faults.failing_disk import FailingDisk
+from faults.running import Fault
+
+from zerokara import checkpoint
+from zerokara.checkpoint import Retention, TrainingState, folders
+from zerokara.errors import RunError
+from zerokara.training.saving import _Shelf
+
+INJECTIONS = 500
+LOSSES = {2: 3.0, 4: 2.0, 6: 2.5, 8: 2.6, 10: 2.7, 12: 2.8}
+"""Validation loss of each save: the best is soon the oldest."""
+RESTARTS = (8, 12)
+RETENTION = Retention(keep_last=2, keep_best=True)
+
+
+def state_at(step: int) -> TrainingState:
+    return TrainingState(
+        step=step, samples=step, tokens=step, seconds=1.0, shape={}, tokenizer_sha256="t", data_sha256="d",
+        precision="fp32", facts={"valid_loss": LOSSES[step], "valid_step": step},
+    )  # fmt: skip
+
+
+class Life:
+    """A run's checkpoints, and what was promised of them."""
+
+    def __init__(self, run_dir: Path, disk: FailingDisk):
+        self.run_dir, self.disk = run_dir, disk
+        self.words: list[str] = []
+        self.saved: list[int] = []
+        """Steps whose checkpoint was said to stand, on the way that led here."""
+        self.resumed: Path | None = None
+
+    def live(self) -> None:
+        step = 0
+        while step < max(LOSSES):
+            step += 2
+            self.save(step)
+            if step in RESTARTS and self.words.count(f"restart {step}") == 0:
+                self.words.append(f"restart {step}")
+                step = self.restart()
+
+    def save(self, step: int) -> None:
+        shelf = _Shelf(self.run_dir, RETENTION, self.resumed, self.words.append)
+        for attempt in range(6):  # as the thread that writes does, every few seconds
+            try:
+                with self.disk.inserted():
+                    shelf.put(state_at(step), {"a": torch.full((2,), float(step))}, {"a.exp_avg": torch.zeros(2)})
+                break
+            except OSError:
+                self.require_nothing_lost()
+                if attempt == 4:
+                    self.disk.heal()
+        else:
+            raise AssertionError("the disk was healed, and it could not be saved")
+        self.saved.append(step)
+        self.require_nothing_lost()
+
+    def restart(self) -> int:
+        """A start of the process; where it is refused, the disk is healed and the same command given again."""
+        newest = self.saved[-1]
+        try:
+            with self.disk.inserted():
+                self.resumed = checkpoint.newest_to_resume(self.run_dir, self.words.append)
+        except (RunError, OSError):
+            self.require_nothing_lost()
+            self.disk.heal()
+            self.resumed = checkpoint.newest_to_resume(self.run_dir, self.words.append)
+        self.require_nothing_lost()
+        self.disk.heal()
+        assert self.resumed is not None
+        reached = checkpoint.read_state(self.resumed).step
+        if reached != newest:  # only with a word, and the other is kept
+            assert any(word.startswith(f"not resuming from {self.run_dir}/global_step{newest}:") for word in self.words)
+        self.saved = [step for step in self.saved if step <= reached]
+        return reached
+
+    def require_nothing_lost(self) -> None:
+        """See that what is to be kept of what was saved is there, whole, under whatever name."""
+        whole = set[int]()
+        for folder in self.run_dir.glob("global_step*"):
+            if ".partial" not in folder.name:
+                checkpoint.check(folder)
+                whole.add(checkpoint.read_state(folder).step)
+        best = min(self.saved, key=lambda step: LOSSES[step], default=None)
+        expected = {*self.saved[-RETENTION.keep_last :], best} - {None}
+        assert expected <= whole, f"{expected - whole} is lost after {self.disk.failed}: {self.words}"
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders, "PAUSES_SECONDS", (0.0, 0.0))
+
+
+def test_no_good_checkpoint_is_lost_to_a_failing_disk(tmp_path: Path) -> None:
+    unharmed = FailingDisk(tmp_path / "run")
+    unharmed.folder.mkdir()
+    Life(unharmed.folder, unharmed).live()
+    kept = {path.name for path in unharmed.folder.iterdir()}
+    assert kept == {"global_step4", "global_step10", "global_step12", "latest", "best"}
+    assert {"open", "read", "rename", "replace", "fsync", "stat", "unlink", "write"} <= unharmed.kinds.keys()
+    shutil.rmtree(unharmed.folder)
+    kinds = [(code, lasting) for code in (errno.EIO, errno.ESTALE) for lasting in (False, True)]
+    tried = [(at * unharmed.asked // INJECTIONS, *kinds[at % len(kinds)]) for at in range(INJECTIONS)]
+    with Fault("EIO or ESTALE in the life of a checkpoint", len(tried)):
+        for at, code, lasting in tried:
+            disk = FailingDisk(tmp_path / "run", at, code, lasting)
+            disk.folder.mkdir()
+            life = Life(disk.folder, disk)
+            life.live()
+            assert disk.failed
+            disk.heal()
+            newest = checkpoint.newest_to_resume(disk.folder)
+            checkpoint.mark(disk.folder)
+            assert newest == disk.folder / "global_step12", disk.failed
+            left = {path.name for path in disk.folder.iterdir()} - kept
+            assert not [name for name in left if ".broken" not in name and not name.startswith("global_step")], left
+            shutil.rmtree(disk.folder)
