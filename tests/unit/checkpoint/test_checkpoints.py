@@ -11,22 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from made_checkpoints import saved
 from safetensors.torch import load_file
 
 from zerokara import checkpoint
-from zerokara.checkpoint import Retention, TrainingState, tensor_file
+from zerokara.checkpoint import Retention, tensor_file
 from zerokara.errors import UserError
-
-
-def saved(run_dir: Path, step: int, valid_loss: float | None = None) -> Path:
-    facts = {"loss": 2.0} if valid_loss is None else {"valid_loss": valid_loss, "valid_step": step}
-    state = TrainingState(
-        step=step, samples=step * 8, tokens=step * 256, seconds=1.5, shape={"num_layers": 1}, tokenizer_sha256="t",
-        data_sha256="d", precision="bf16", facts=facts, skipped_steps=3, recent_losses=(2.5, 2.25),
-    )  # fmt: skip
-    weights = {"a.weight": torch.full((2, 3), float(step))}
-    moments = {"a.weight.exp_avg": torch.zeros(2, 3), "a.weight.exp_avg_sq": torch.ones(2, 3)}
-    return checkpoint.save(run_dir, state, weights, moments)
 
 
 def test_what_is_saved_is_read_back(tmp_path: Path) -> None:
@@ -111,20 +101,14 @@ def test_a_loss_of_an_earlier_validation_is_not_these_weights_own(tmp_path: Path
     assert state.validation_loss == 3.0 and replace(state, step=20).validation_loss is None
 
 
-def test_what_is_broken_never_counts_as_kept(tmp_path: Path) -> None:
+def test_what_is_broken_never_counts_as_kept_and_stays(tmp_path: Path) -> None:
     for step in (10, 20, 30):
         saved(tmp_path, step)
     (tmp_path / "global_step30" / "weights.safetensors").write_bytes(b"x")
-    assert names(checkpoint.prune(tmp_path, Retention(1))) == ["global_step10", "global_step30"]
+    assert names(checkpoint.prune(tmp_path, Retention(1))) == ["global_step10"]
     checkpoint.mark(tmp_path)
     assert (tmp_path / "latest").read_text(encoding="utf-8") == "global_step20\n"
-
-
-def test_a_content_known_to_be_broken_never_counts_as_kept(tmp_path: Path) -> None:
-    older, newer = saved(tmp_path, 10), saved(tmp_path, 30)
-    _flip_last_byte(newer / "weights.safetensors")
-    assert checkpoint.prune(tmp_path, Retention(1), broken=[30]) == [newer]
-    assert checkpoint.newest_complete(tmp_path) == older
+    assert checkpoint.all_steps(tmp_path) == [20, 30]
 
 
 def test_nothing_is_deleted_where_nothing_whole_stands(tmp_path: Path) -> None:

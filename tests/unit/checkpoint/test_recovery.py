@@ -1,0 +1,149 @@
+"""What a start makes of checkpoints that are broken, that cannot be read just now, or that are too new."""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_checkpoints import saved
+
+from zerokara import checkpoint, manifest
+from zerokara.checkpoint import Retention, folders
+from zerokara.errors import RunError
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders, "PAUSES_SECONDS", (0.0, 0.0))
+
+
+class Unreadable:
+    """Lets opening some files fail, so many times."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.parts: tuple[str, ...] = ()
+        self.errno, self.times, self.failed = errno.ESTALE, 10**9, 0
+        real = io.open
+
+        def opening(path: Any, *arguments: Any, **named: Any) -> Any:
+            if any(part in str(path) for part in self.parts) and self.times > 0:
+                self.times -= 1
+                self.failed += 1
+                raise OSError(self.errno, os.strerror(self.errno), str(path))
+            return real(path, *arguments, **named)
+
+        for module in (builtins, io):
+            monkeypatch.setattr(module, "open", opening)
+
+
+@pytest.fixture
+def unreadable(monkeypatch: pytest.MonkeyPatch) -> Unreadable:
+    return Unreadable(monkeypatch)
+
+
+def left(run_dir: Path) -> list[str]:
+    return sorted(path.name for path in run_dir.iterdir())
+
+
+def test_a_manifest_that_cannot_be_read_just_now_costs_no_checkpoint(tmp_path: Path, unreadable: Unreadable) -> None:
+    """The best, and the newest but one: each is kept by the rule, and nobody knows it just now."""
+    for step, loss in ((10, 1.0), (20, 2.0), (30, 3.0), (40, 4.0)):
+        saved(tmp_path, step, loss)
+    unreadable.parts = ("global_step10/", "global_step30/")
+    assert [path.name for path in checkpoint.prune(tmp_path, Retention(2, keep_best=True))] == []
+    unreadable.parts = ()
+    deleted = checkpoint.prune(tmp_path, Retention(2, keep_best=True))
+    assert [path.name for path in deleted] == ["global_step20"]
+
+
+@pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO])
+def test_what_passes_is_waited_for(tmp_path: Path, unreadable: Unreadable, code: int) -> None:
+    newest = saved(tmp_path, 10)
+    words: list[str] = []
+    unreadable.parts, unreadable.errno, unreadable.times = ("weights.safetensors",), code, 2
+    assert checkpoint.newest_to_resume(tmp_path, words.append) == newest
+    assert unreadable.failed == 2 and len(words) == 2 and all("trying again in" in word for word in words)
+    unreadable.times = 2
+    assert checkpoint.newest_complete(tmp_path, words.append) == newest
+
+
+def test_what_does_not_pass_is_kept_aside_by_a_start_and_stops_who_only_reads(
+    tmp_path: Path, unreadable: Unreadable
+) -> None:
+    older, newer = saved(tmp_path, 10), saved(tmp_path, 20)
+    unreadable.parts = ("global_step20/optimizer",)
+    with pytest.raises(RunError, match=f"{newer} may be whole, but .*optimizer.safetensors cannot be read"):
+        checkpoint.newest_complete(tmp_path, lambda _: None)
+    assert left(tmp_path) == ["global_step10", "global_step20"]
+    words: list[str] = []
+    assert checkpoint.newest_to_resume(tmp_path, words.append) == older
+    assert left(tmp_path) == ["global_step10", "global_step20.broken"]
+    assert any(word.startswith(f"not resuming from {newer}: ") for word in words)
+    # The run comes to that step again; the one that was put aside stays, and can be given its name back.
+    saved(tmp_path, 20)
+    unreadable.parts = ()
+    checkpoint.check(tmp_path / "global_step20.broken")
+    assert checkpoint.prune(tmp_path, Retention(1)) == [older] and checkpoint.all_steps(tmp_path) == [20]
+
+
+@pytest.mark.parametrize("harm", ["unreadable", "forbidden", "broken"])
+def test_a_run_never_starts_over_because_its_checkpoints_cannot_be_had(
+    tmp_path: Path, unreadable: Unreadable, harm: str
+) -> None:
+    for step in (10, 20):
+        folder = saved(tmp_path, step)
+        if harm == "broken":
+            (folder / "weights.safetensors").write_bytes(b"x")
+    if harm != "broken":
+        unreadable.parts = ("manifest.json",)
+    unreadable.errno = errno.EACCES if harm == "forbidden" else errno.ESTALE
+    with pytest.raises(RunError, match="global_step20"):
+        checkpoint.newest_to_resume(tmp_path, lambda _: None)
+    assert left(tmp_path) == ["global_step10", "global_step20"]
+
+
+def test_what_may_not_be_read_stops_a_start_at_once(tmp_path: Path, unreadable: Unreadable) -> None:
+    saved(tmp_path, 10), saved(tmp_path, 20)
+    unreadable.parts, unreadable.errno = ("global_step20/",), errno.EACCES
+    with pytest.raises(RunError, match=r"global_step20/manifest.json cannot be read .Permission denied.: see to it"):
+        checkpoint.newest_to_resume(tmp_path, lambda _: None)
+    assert unreadable.failed == 1 and left(tmp_path) == ["global_step10", "global_step20"]
+
+
+def test_a_manifest_of_a_newer_format_is_not_broken(tmp_path: Path) -> None:
+    saved(tmp_path, 10)
+    newest = saved(tmp_path, 20) / "manifest.json"
+    content = json.loads(newest.read_text(encoding="utf-8"))
+    newest.write_text(json.dumps({**content, "signature": "x"}), encoding="utf-8")  # a further field: no harm
+    assert checkpoint.newest_to_resume(tmp_path) == newest.parent
+    newest.write_text(json.dumps({**content, "format": manifest.FORMAT + 1}), encoding="utf-8")
+    for look in (checkpoint.newest_to_resume, checkpoint.newest_complete):
+        with pytest.raises(manifest.NewerFormatError, match=r"format 2, and this zerokara knows 1 .*; update zerokara"):
+            look(tmp_path)
+    saved(tmp_path, 30)
+    assert checkpoint.prune(tmp_path, Retention(1)) == [tmp_path / "global_step10"]
+    assert left(tmp_path) == ["global_step20", "global_step30"]
+
+
+def test_a_broken_one_of_the_same_step_is_not_replaced(tmp_path: Path) -> None:
+    (saved(tmp_path, 10) / "weights.safetensors").write_bytes(b"somebody's")
+    saved(tmp_path, 10)
+    assert (tmp_path / "global_step10.broken" / "weights.safetensors").read_bytes() == b"somebody's"
+    checkpoint.check(tmp_path / "global_step10")
+
+
+def test_a_sweep_takes_only_what_saves_and_deletions_left(tmp_path: Path) -> None:
+    whole = saved(tmp_path, 10)
+    for name in ("global_step20.partial", "global_step5.deleted.partial"):
+        (tmp_path / name).mkdir()
+    for name in ("latest.77.partial", "download.partial", "notes.txt"):
+        (tmp_path / name).touch()
+    os.rename(whole, tmp_path / "global_step10.old.partial")  # a replacement that was cut short between two renames
+    assert checkpoint.newest_to_resume(tmp_path) == whole
+    assert left(tmp_path) == ["download.partial", "global_step10", "notes.txt"]

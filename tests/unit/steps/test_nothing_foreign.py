@@ -1,0 +1,166 @@
+"""No step writes over what it did not make: without --redo and with it, in its dry run and at its start."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from zerokara import config, manifest
+from zerokara.config import PretrainConfig, TokenizerConfig
+from zerokara.errors import Fault
+from zerokara.export import place
+from zerokara.export.exported import STEP
+from zerokara.steps import outputs, tokenize, train_tokenizer
+from zerokara.tokens.layout import TokenPaths
+
+Main = Callable[[list[str]], int]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def settings(*pairs: str) -> list[str]:
+    return [word for pair in pairs for word in ("--set", pair)]
+
+
+def of_step_1(tiny_data: dict[str, str], output_dir: Path, *more: str, entry: object = None) -> list[str]:
+    entry = entry or tiny_data["input_jsonl"]
+    return ["--config", "/dev/null", *settings(f"input={entry}", f"output_dir={output_dir}", "vocab_size=300"), *more]
+
+
+def of_step_2(tiny_data: dict[str, str], prefix: Path, *more: str) -> list[str]:
+    return ["--config", tiny_data["config"], *settings(f"output_prefix={prefix}"), *more]
+
+
+@pytest.mark.parametrize("options", [[], ["--redo"], ["--dry-run"]])
+@pytest.mark.parametrize("name", ["tokenizer.model", "report.html", "training.log"])
+def test_step_1_leaves_others_files_alone(
+    tiny_data: dict[str, str], tmp_path: Path, name: str, options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_bytes(b"mine")
+    assert train_tokenizer.main(of_step_1(tiny_data, tmp_path, *options)) == 2
+    told = capsys.readouterr().err
+    assert f"output_dir = {tmp_path}" in told and f"holds {name}, which no run of this step wrote" in told
+    assert contents(tmp_path) == {name: b"mine"}
+
+
+@pytest.mark.parametrize("options", [[], ["--redo"], ["--dry-run"]])
+@pytest.mark.parametrize("ending", ["_text_document.bin", "_valid_text_document.idx", "_quarantine.jsonl"])
+def test_step_2_leaves_others_files_alone(
+    tiny_data: dict[str, str], tmp_path: Path, ending: str, options: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / f"tokens{ending}").write_bytes(b"mine")
+    assert tokenize.main(of_step_2(tiny_data, tmp_path / "tokens", *options)) == 2
+    assert f"holds tokens{ending}, which no run of this step wrote" in capfd.readouterr().err
+    assert contents(tmp_path) == {f"tokens{ending}": b"mine"}
+
+
+@pytest.mark.parametrize("options", [[], ["--redo"]])
+@pytest.mark.parametrize("kind", ["export", "run", "begun run", "in a run", "another program"])
+def test_another_steps_folder_is_none_of_step_1(
+    tiny_data: dict[str, str], tmp_path: Path, kind: str, options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"its tokenizer")
+    if kind in ("export", "run"):
+        work = manifest.Work("convert" if kind == "export" else "3_train", {})
+        manifest.finish(tmp_path / "manifest.json", work, {"all": [tmp_path / "tokenizer.model"]}, {}, 1.0)
+    elif kind == "another program":
+        (tmp_path / "manifest.json").write_text('{"name": "a web page"}', encoding="utf-8")
+    else:
+        (tmp_path / "run.json").write_text("{}", encoding="utf-8")
+    before = contents(tmp_path)
+    folder = tmp_path / "tokenizer" if kind == "in a run" else tmp_path
+    assert train_tokenizer.main(of_step_1(tiny_data, folder, *options)) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: ") and "Traceback" not in told and "--redo" not in told.partition(";")[2]
+    assert contents(tmp_path) == before
+
+
+def faults_of(config_class: type[TokenizerConfig] | type[PretrainConfig], **values: str) -> list[Fault]:
+    made = config_class(**values)  # type: ignore[arg-type]
+    found = outputs.of_tokenizer(made) if isinstance(made, TokenizerConfig) else outputs.of_tokens(made)
+    return list(found)
+
+
+def test_a_step_that_was_killed_knows_its_own_files(tmp_path: Path) -> None:
+    """Between the first name that a file took and the manifest."""
+    (tmp_path / "tokenizer.model").touch()
+    assert faults_of(TokenizerConfig, output_dir=str(tmp_path))
+    (tmp_path / outputs.WORK_NAME).mkdir()
+    assert not faults_of(TokenizerConfig, output_dir=str(tmp_path))
+    paths = TokenPaths(str(tmp_path / "tokens"))
+    Path(f"{paths.train}.bin").touch()
+    assert faults_of(PretrainConfig, output_prefix=paths.output_prefix)
+    paths.work_folder.mkdir()
+    assert faults_of(PretrainConfig, output_prefix=paths.output_prefix)
+    (paths.work_folder / "plan.json").touch()
+    assert not faults_of(PretrainConfig, output_prefix=paths.output_prefix)
+
+
+def test_a_file_beside_what_a_manifest_names_is_not_ours(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").touch()
+    made = {"tokenizer": [tmp_path / "tokenizer.model"]}
+    manifest.finish(tmp_path / "manifest.json", manifest.Work("train_tokenizer", {}), made, {}, 1.0)
+    assert not faults_of(TokenizerConfig, output_dir=str(tmp_path))
+    (tmp_path / "report.html").touch()
+    (tmp_path / outputs.LOG_NAME).write_text(outputs.LOG_HEADER + "of a training that failed\n", encoding="utf-8")
+    assert [fault.rule for fault in faults_of(TokenizerConfig, output_dir=str(tmp_path))] == [
+        f"cannot be written: {tmp_path} holds report.html, which no run of this step wrote"
+    ]
+
+
+@pytest.mark.parametrize("link", ["itself", "symbolic link", "hard link"])
+def test_what_a_step_writes_is_not_its_input(
+    tiny_data: dict[str, str], tmp_path: Path, link: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The quarantine file of an earlier run of step 2, mended and given again; under whatever name."""
+    prefix = tmp_path / "tokens"
+    given = tmp_path / "tokens_quarantine.jsonl"
+    given.write_bytes(b"".join(json.dumps({"text": f"document {i}"}).encode() + b"\n" for i in range(200)))
+    manifest.finish(
+        TokenPaths(str(prefix)).manifest, manifest.Work("tokenize", {}), {"tokens": [given]}, {"skipped": {}}, 1.0
+    )
+    if link != "itself":
+        given = tmp_path / "input.jsonl"
+        (os.link if link == "hard link" else os.symlink)(tmp_path / "tokens_quarantine.jsonl", given)
+    before = contents(tmp_path)
+    assert tokenize.main(of_step_2(tiny_data, prefix, *settings(f"input_jsonl={given}"), "--redo")) == 2
+    assert f"names {given}, which this step writes itself" in capfd.readouterr().err
+    assert contents(tmp_path) == before
+    report = tmp_path / "report.txt"
+    report.write_text("text\n" * 100, encoding="utf-8")
+    assert train_tokenizer.main(of_step_1(tiny_data, tmp_path, "--redo", entry=report)) == 2
+    assert f"names {report}, which this step writes itself" in capfd.readouterr().err
+
+
+def test_no_step_writes_into_a_run(tmp_path: Path) -> None:
+    (tmp_path / "run.json").touch()
+    inside = str(tmp_path / "deep" / "er")
+    export = config.ConvertConfig(output_tokenizer_and_model_dir=inside)
+    for faults in (
+        faults_of(TokenizerConfig, output_dir=inside),
+        faults_of(PretrainConfig, output_prefix=inside),
+        list(outputs.of_run(PretrainConfig(output_model_dir=inside))),
+        list(outputs.of_export(export)),
+    ):
+        assert len(faults) == 1 and f"lies in the run folder {tmp_path}" in faults[0].rule
+    assert not list(outputs.of_run(PretrainConfig(output_model_dir=str(tmp_path)))), "the run itself goes on"
+
+
+def test_what_somebody_wrote_into_an_export_is_found(tmp_path: Path) -> None:
+    for name in ("README.md", "model.safetensors"):
+        (tmp_path / name).write_text("ours", encoding="utf-8")
+    made = {"all": [tmp_path / "README.md", tmp_path / "model.safetensors"]}
+    manifest.finish(tmp_path / "manifest.json", manifest.Work(STEP, {}), made, {}, 1.0)
+    (tmp_path / "upload.manifest.json").touch()
+    (tmp_path / "model.safetensors").touch()  # copied: another time of change, the same content
+    assert place.to_keep(tmp_path) == place.to_keep(tmp_path / "new") == []
+    (tmp_path / "README.md").write_text("mine", encoding="utf-8")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.txt").touch()
+    assert place.to_keep(tmp_path) == ["README.md", "notes/a.txt"]

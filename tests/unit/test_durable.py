@@ -1,0 +1,118 @@
+"""What takes a name takes it at once, hands the old one over whole, and leaves what is nobody's business alone."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from zerokara import durable
+
+
+def replace(target: Path, content: str, keep: str = "") -> None:
+    with durable.appearing_folder(target, keep) as partial:
+        (partial / "file").write_text(content, encoding="utf-8")
+
+
+def content(folder: Path) -> str:
+    return (folder / "file").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_a_folder_is_replaced_and_at_no_moment_away(
+    tmp_path: Path, exchanges: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "folder"
+    replace(target, "old")
+    renames: list[bool] = []
+    rename, exchange = os.rename, durable._exchange
+
+    def watched(one: Path, other: Path) -> None:
+        rename(one, other)
+        renames.append(target.exists())
+
+    monkeypatch.setattr(os, "rename", watched)
+    monkeypatch.setattr(durable, "_exchange", exchange if exchanges else lambda *_: False)
+    replace(target, "new")
+    assert content(target) == "new" and [path.name for path in tmp_path.iterdir()] == ["folder"]
+    # Without an exchange there is a moment between two renames; with it, nothing is renamed at all.
+    assert renames == ([] if exchanges else [False, True, True])
+
+
+def test_a_fault_between_the_two_renames_gives_the_old_one_its_name_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "folder"
+    replace(target, "old")
+    rename = os.rename
+
+    def refused(one: Path, other: Path) -> None:
+        if one.name.endswith("folder.partial"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(one))
+        rename(one, other)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(durable, "_exchange", lambda *_: False)
+        patched.setattr(os, "rename", refused)
+        with pytest.raises(OSError, match=r"folder\.partial"):
+            replace(target, "new")
+    assert content(target) == "old" and [path.name for path in tmp_path.iterdir()] == ["folder"]
+    # Killed there: whoever comes next puts it back, before anything else is deleted.
+    target.rename(tmp_path / "folder.old.partial")
+    with pytest.raises(ValueError, match="stop"), durable.appearing_folder(target):
+        raise ValueError("stop")
+    assert content(target) == "old"
+    # Killed behind it: the new one stands.
+    (tmp_path / "folder.old.partial").mkdir()
+    durable.recover(target)
+    assert content(target) == "old" and [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_what_is_replaced_is_kept_where_it_is_wanted(tmp_path: Path) -> None:
+    target = tmp_path / "folder"
+    for number in range(3):
+        replace(target, str(number), keep=".old-")
+    assert [content(tmp_path / name) for name in ("folder.old-1", "folder.old-2", "folder")] == ["0", "1", "2"]
+    (tmp_path / "x.failed").mkdir()
+    assert durable.free_name(tmp_path / "x", ".failed").name == "x.failed-2"
+
+
+def test_links_stay_links_and_permissions_stay(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    replace(tmp_path / "disk" / "there", "old")
+    (tmp_path / "folder").symlink_to("disk/there")
+    replace(tmp_path / "folder", "new")
+    assert content(tmp_path / "disk" / "there") == "new" and (tmp_path / "folder").is_symlink()
+    shared = tmp_path / "disk" / "config.yaml"
+    durable.write_text(shared, "old")
+    shared.chmod(0o600)
+    (tmp_path / "config.yaml").symlink_to(shared)
+    durable.write_text(tmp_path / "config.yaml", "new")
+    assert (tmp_path / "config.yaml").is_symlink() and shared.read_text(encoding="utf-8") == "new"
+    assert stat.S_IMODE(shared.stat().st_mode) == 0o600
+    assert {path.name for path in tmp_path.rglob("*")} == {"disk", "there", "file", "folder", "config.yaml"}
+
+
+def test_new_parents_survive_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(durable, "sync_folder", synced.append)
+    durable.write_text(tmp_path / "a" / "b" / "file", "x")
+    assert {tmp_path, tmp_path / "a", tmp_path / "a" / "b"} == set(synced)
+
+
+@pytest.mark.parametrize(("code", "is_told"), [(errno.EINVAL, False), (errno.EIO, True)])
+def test_a_folder_that_its_file_system_cannot_sync(
+    tmp_path: Path, code: int, is_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(descriptor: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", refused)
+    if is_told:
+        with pytest.raises(OSError, match=str(tmp_path)):
+            durable.sync_folder(tmp_path)
+    else:
+        durable.sync_folder(tmp_path)
