@@ -16,6 +16,8 @@ A job: ``arguments`` of the step, ``log`` (where its output goes), and ``fault``
 {"signal": {…}}           see `_signal_at`
 {"hold": [{…}, …]}        see `_hold`
 {"fill_in_save": [n, f]}  the n-th save of this start finds the disk full, by a file f, before it writes the optimizer
+{"unreadable": [p, e, n]} opening files whose path holds p fails n times with the error e; a fourth number is the step
+                          of the first save from which on it does
 {"nice": n}               the process starts with this niceness
 {"retry_seconds": …, …}   other values for the waiting times of `saving`
 ========================  ============================================================================================
@@ -23,9 +25,11 @@ A job: ``arguments`` of the step, ``log`` (where its output goes), and ``fault``
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import gc
 import importlib
+import io
 import json
 import math
 import os
@@ -42,7 +46,7 @@ import numpy as np
 
 import zerokara
 from zerokara import config
-from zerokara.checkpoint import tensor_file
+from zerokara.checkpoint import folders, tensor_file
 from zerokara.errors import UserError
 from zerokara.samples.batches import Batches
 from zerokara.steps import train
@@ -126,6 +130,8 @@ def armed(fault: dict[str, Any]) -> Iterator[None]:
             os.nice(fault["nice"])
         for held in fault.get("hold", ()):
             _hold(patches, **held)
+        if "unreadable" in fault:
+            _refuse_opening(patches, *fault["unreadable"])
         if "fill_in_save" in fault:
             _fill_in_save(patches, *fault["fill_in_save"])
         for name in ("retry_seconds", "patience_seconds", "word_seconds"):
@@ -268,6 +274,28 @@ def _fill_in_save(patches: contextlib.ExitStack, number: int, filler: str) -> No
         return write(path, tensors)
 
     _patch(patches, tensor_file, "write", filling)
+
+
+def _refuse_opening(
+    patches: contextlib.ExitStack, part: str, code: int, times: int, from_step: int | None = None
+) -> None:
+    real, put, left = io.open, saving._Shelf.put, [times if from_step is None else 0]
+
+    def opening(path: Any, *arguments: Any, **named: Any) -> Any:
+        if left[0] > 0 and part in str(path):
+            left[0] -= 1
+            raise OSError(code, os.strerror(code), str(path))
+        return real(path, *arguments, **named)
+
+    def putting(self: Any, state: Any, *tensors: Any) -> Any:
+        if state.step == from_step:
+            left[0] = times
+        return put(self, state, *tensors)
+
+    _patch(patches, folders, "PAUSES_SECONDS", (0.1, 0.1))
+    _patch(patches, saving._Shelf, "put", putting)
+    for module in (builtins, io):
+        _patch(patches, module, "open", opening)
 
 
 def _signal_at(patches: contextlib.ExitStack, number: int, where: str, at_step: int = 6, again: bool = False) -> None:

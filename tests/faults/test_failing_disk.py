@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import errno
 import shutil
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from faults.failing_disk import FailingDisk
-from faults.running import Fault
+from faults.running import COMMON, Fault, Forge, assert_equal, whole_checkpoints
+from tiny import Trained
 
 from zerokara import checkpoint
 from zerokara.checkpoint import Retention, TrainingState, folders
@@ -85,7 +88,7 @@ class Life:
         assert self.resumed is not None
         reached = checkpoint.read_state(self.resumed).step
         if reached != newest:  # only with a word, and the other is kept
-            assert any(word.startswith(f"not resuming from {self.run_dir}/global_step{newest}:") for word in self.words)
+            assert any(word.startswith(f"set aside {self.run_dir}/global_step{newest} as ") for word in self.words)
         self.saved = [step for step in self.saved if step <= reached]
         return reached
 
@@ -106,6 +109,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folders, "PAUSES_SECONDS", (0.0, 0.0))
 
 
+@pytest.mark.slow
 def test_no_good_checkpoint_is_lost_to_a_failing_disk(tmp_path: Path) -> None:
     unharmed = FailingDisk(tmp_path / "run")
     unharmed.folder.mkdir()
@@ -130,3 +134,26 @@ def test_no_good_checkpoint_is_lost_to_a_failing_disk(tmp_path: Path) -> None:
             left = {path.name for path in disk.folder.iterdir()} - kept
             assert not [name for name in left if ".broken" not in name and not name.startswith("global_step")], left
             shutil.rmtree(disk.folder)
+
+
+def test_a_run_resumes_through_a_disk_that_fails_to_read(forge: Forge, unbroken: Trained, tmp_path: Path) -> None:
+    """For a moment: from the newest checkpoint. For good: from the one before, and the newest is kept."""
+    run_dir, stale = tmp_path / "run", errno.ESTALE
+    assert forge.run(run_dir, {"save": 4, "at_line": 1}, **COMMON) == -signal.SIGKILL
+    with Fault("a checkpoint that cannot be read, for a moment"):
+        fault: dict[str, Any] = {"unreadable": ["global_step6/optimizer", stale, 2], "save": 2, "at_line": 1}
+        assert forge.run(run_dir, fault, **COMMON) == -signal.SIGKILL
+        assert forge.words.count("trying again in") == 2 and f"going on from {run_dir}/global_step6" in forge.words
+        assert whole_checkpoints(run_dir) == [6, 8]
+    with Fault("a checkpoint that cannot be read, for good"):
+        fault = {"unreadable": ["global_step8/weights", stale, 99], "save": 3, "at_line": 1}
+        assert forge.run(run_dir, fault, **COMMON) == -signal.SIGKILL
+        assert f"going on from {run_dir}/global_step6" in forge.words
+        checkpoint.check(run_dir / "global_step8.broken")
+        assert whole_checkpoints(run_dir) == [8, 10]
+    with Fault("a manifest that cannot be read while older checkpoints are deleted"):
+        fault = {"unreadable": ["global_step10/manifest.json", errno.EIO, 99, 12], "save": 5, "at_line": 1}
+        assert forge.run(run_dir, fault, **COMMON) == -signal.SIGKILL
+        assert whole_checkpoints(run_dir)[-3:] == [10, 16, 18]
+    assert forge.run(run_dir, **COMMON) == 0, forge.words
+    assert_equal(run_dir, unbroken)

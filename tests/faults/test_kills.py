@@ -86,7 +86,7 @@ def _flip(path: Path) -> None:
 
 
 def test_a_broken_newest_checkpoint(forge: Forge, unbroken: Trained, tmp_path: Path) -> None:
-    """What the newest was is trained again, from the one before; the broken one goes when a new one stands."""
+    """What the newest was is trained again, from the one before; the broken one is kept aside."""
     run_dir = tmp_path / "run"
     assert forge.run(run_dir, {"save": 3, "at_line": 1}, **COMMON) == -signal.SIGKILL
     for harm, kind in ((_truncate, "truncated"), (_flip, "changed"), (Path.unlink, "deleted")):
@@ -97,7 +97,7 @@ def test_a_broken_newest_checkpoint(forge: Forge, unbroken: Trained, tmp_path: P
                 harm(newest / part)
                 # The third save is killed before it begins: the first writes the broken one anew, the second is new.
                 assert forge.run(run_dir, {"save": 3, "at_line": 1}, **COMMON) in (0, -signal.SIGKILL), forge.words
-                assert f"skipping {newest}" in forge.words
+                assert f"set aside {newest} as " in forge.words
                 assert f"going on from {checkpoint.folder_of(run_dir, before[-2])}" in forge.words
                 assert whole_checkpoints(run_dir)[-1] == before[-1] + 2
     assert forge.run(run_dir, **COMMON) == 0, forge.words
@@ -112,9 +112,9 @@ def test_the_only_good_checkpoint_is_never_pruned(forge: Forge, unbroken: Traine
         # Saved at every step now: the first new one is older than the broken one.
         sooner = {**settings, "save_interval": 1}
         assert forge.run(run_dir, {"save": 1, "at_line": 1}, **sooner) == -signal.SIGKILL
-        assert checkpoint.all_steps(run_dir) == [6, 8]  # nothing new stands, so nothing goes
+        assert checkpoint.all_steps(run_dir) == [6]  # nothing new stands, so nothing goes
         assert forge.run(run_dir, {"save": 2, "at_line": 1}, **sooner) == -signal.SIGKILL
-        assert whole_checkpoints(run_dir) == [7]
+        assert whole_checkpoints(run_dir) == [7] and (run_dir / "global_step8.broken").is_dir()
     assert forge.run(run_dir, **settings) == 0, forge.words
     assert_equal(run_dir, unbroken)
 
@@ -131,7 +131,7 @@ def test_leftovers(forge: Forge, unbroken: Trained, tmp_path: Path, leftover: st
         elif leftover == "latest is missing":
             (run_dir / "latest").unlink()
         elif leftover == "partial folders":
-            for name in ("global_step8.partial", "global_step2.old.partial"):
+            for name in ("global_step8.partial", "global_step2.deleted.partial"):
                 (run_dir / name).mkdir()
                 (run_dir / name / "weights.safetensors").write_bytes(b"x")
             (run_dir / "metrics.jsonl.123.partial").write_bytes(b"x")
@@ -140,6 +140,7 @@ def test_leftovers(forge: Forge, unbroken: Trained, tmp_path: Path, leftover: st
         assert forge.run(run_dir, {"save": 2, "at_line": 1}, **COMMON) == -signal.SIGKILL
         assert (run_dir / "latest").read_text(encoding="utf-8") == "global_step8\n"
         assert not list(run_dir.glob("*.partial")) and whole_checkpoints(run_dir) == [6, 8]
+        assert (run_dir / "global_step4.broken").is_dir() == (leftover == "half a deletion")
     assert forge.run(run_dir, **COMMON) == 0, forge.words
     assert_equal(run_dir, unbroken)
 

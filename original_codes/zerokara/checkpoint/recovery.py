@@ -24,7 +24,7 @@ _LEFT_OVER = re.compile(rf"(global_step\d+|.+\.\d+){re.escape(PARTIAL_SUFFIX)}|.
 
 
 def newest_to_resume(run_dir: Path, tell: Callable[[str], None] = print) -> Path | None:
-    """The newest whole checkpoint, or None where there is none at all; newer ones are set aside with a word to `tell`.
+    """The newest whole checkpoint, or None where there is none at all; broken ones are set aside with a word to `tell`.
 
     Raises:
         RunError: there are checkpoints, and none can be resumed from, or the disk does not let one be read or renamed;
@@ -36,6 +36,9 @@ def newest_to_resume(run_dir: Path, tell: Callable[[str], None] = print) -> Path
     newest = None
     for step in reversed(patiently(lambda: all_steps(run_dir), tell)):
         folder = folder_of(run_dir, step)
+        if newest is not None:  # of the older ones no content is read
+            refused += _broken(folder)
+            continue
         try:
             patiently(lambda: check(folder), tell)  # noqa: B023  # called at once
         except manifest.NewerFormatError:
@@ -48,7 +51,6 @@ def newest_to_resume(run_dir: Path, tell: Callable[[str], None] = print) -> Path
             refused.append((folder, unreadable(error, folder)))
         else:
             newest = folder
-            break
     if refused and newest is None:
         reasons = "; ".join(f"{folder.name}: {reason}" for folder, reason in refused)
         raise RunError(
@@ -56,9 +58,20 @@ def newest_to_resume(run_dir: Path, tell: Callable[[str], None] = print) -> Path
             "what is missing, or run it again when the disk can be read; --redo sets this run aside and starts over"
         )
     for folder, reason in refused:
-        tell(f"not resuming from {folder}: {reason}")
-        tell(f"it is kept as {set_aside(folder).name}; delete it when you do not need it")
+        tell(f"set aside {folder} as {set_aside(folder).name}: {reason}; delete it when you do not need it")
     return newest
+
+
+def _broken(folder: Path) -> list[tuple[Path, str]]:
+    try:
+        check(folder, by_size_alone=True)
+    except manifest.NewerFormatError:
+        return []
+    except UserError as error:
+        return [(folder, str(error))]
+    except OSError:  # nobody knows
+        return []
+    return []
 
 
 def set_aside(folder: Path) -> Path:

@@ -84,7 +84,7 @@ def test_what_does_not_pass_is_kept_aside_by_a_start_and_stops_who_only_reads(
     words: list[str] = []
     assert checkpoint.newest_to_resume(tmp_path, words.append) == older
     assert left(tmp_path) == ["global_step10", "global_step20.broken"]
-    assert any(word.startswith(f"not resuming from {newer}: ") for word in words)
+    assert any(word.startswith(f"set aside {newer} as global_step20.broken: ") for word in words)
     # The run comes to that step again; the one that was put aside stays, and can be given its name back.
     saved(tmp_path, 20)
     unreadable.parts = ()
