@@ -66,7 +66,10 @@ def test_a_run_becomes_a_proved_folder(run_dir: Path, capsys: pytest.CaptureFixt
     assert "done already" in capsys.readouterr().out
     assert convert(run_dir, "--set", "dtype=fp32") == 2
     assert "dtype was bf16, is now fp32" in capsys.readouterr().err
+    (folder / "notes.txt").write_text("mine", encoding="utf-8")
     assert convert(run_dir, "--set", "dtype=fp32", "--redo") == 0
+    assert f"notes.txt; it is kept as {folder}.old-1" in capsys.readouterr().out
+    assert (run_dir.parent / "hf.old-1" / "notes.txt").read_text(encoding="utf-8") == "mine"
     assert exported.proved(folder).facts["model"]["dtype"] == "fp32"
 
 

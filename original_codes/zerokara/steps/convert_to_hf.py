@@ -46,10 +46,9 @@ def convert(config: ConvertConfig, options: command.Options) -> None:
     parameters = found.shape.size_text
     opening(f"step 4 convert: {found.folder} ({parameters}) → {folder} ({config.dtype}), then the proofs")
     if others := place.to_keep(folder):
-        which = f"{', '.join(others[:5])}{' …' if others[5:] else ''}"
-        print(
-            f"  {folder} holds what step 4 did not write so: {which}. It is kept as {free_name(folder, ASIDE_ENDING)}"
-        )
+        names = f"{', '.join(others[:5])}{' …' if others[5:] else ''}"
+        kept = free_name(folder, ASIDE_ENDING)
+        print(f"  {folder} holds what step 4 did not write, or not as it is now: {names}; it is kept as {kept}")
     if options.dry_run:
         print("dry run: nothing was written")
         return

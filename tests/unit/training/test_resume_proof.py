@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from zerokara import checkpoint, config
+from zerokara import checkpoint, config, file_lock
 from zerokara.checkpoint import TrainingState
 from zerokara.errors import RunError, UserError
 from zerokara.training import resume_proof
@@ -89,6 +89,26 @@ def test_several_processes_are_given_a_tolerance_that_is_told(
     else:
         with pytest.raises(RunError, match="more than the order of additions explains"):
             resume_proof.prove(plan, 2)
+
+
+def test_a_proof_deletes_only_what_a_proof_left(plan: Preparation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resume_proof, "_train", training(change=0.0))
+    folder = plan.run_dir.with_name("run.verify-resume")
+    folder.mkdir()
+    (folder / "notes.txt").touch()
+    with pytest.raises(UserError, match="holds files that no proof left there"):
+        resume_proof.prove(plan, 2)
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+    (folder / "notes.txt").unlink()
+    # Of a proof that was killed: its lock, and what it had trained.
+    (folder / resume_proof.LOCK_NAME).touch()
+    (folder / "resumed").mkdir()
+    with file_lock.held(folder / resume_proof.LOCK_NAME), pytest.raises(UserError, match="is proving resume here"):
+        resume_proof.prove(plan, 2)
+    assert (folder / "resumed").is_dir()
+    (folder / resume_proof.LOCK_NAME).touch()
+    resume_proof.prove(plan, 2)
+    assert not folder.exists()
 
 
 def test_a_run_that_is_too_short_is_told(plan: Preparation) -> None:

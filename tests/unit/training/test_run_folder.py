@@ -178,6 +178,14 @@ def test_redo_takes_nothing_away_that_the_new_run_reads(settings, tmp_path: Path
     assert [fault.key for fault in refused.value.faults] == ["init_from"]
     beside = settings(f"init_from={tmp_path / 'run_hf'}")
     assert run_folder.check_redo(preparation.prepare(beside, 1))
+    text = settings(f"input_jsonl=[{tmp_path / 'run' / 'text'}, '@{tmp_path / 'run' / 'list.txt'}']")
+    with pytest.raises(UserError) as refused:
+        run_folder.check_redo(preparation.prepare(text, 1))
+    assert [fault.key for fault in refused.value.faults] == ["input_jsonl"]
+    # The configuration that the run itself has saved is at hand, and would be away when the training processes read it.
+    resolved = config.load(PretrainConfig, tmp_path / "run" / config.RESOLVED_NAME)
+    with pytest.raises(UserError, match=r"config_resolved\.yaml: lies in the run folder .*; copy it elsewhere"):
+        run_folder.check_redo(preparation.prepare(resolved, 1))
 
 
 def test_training_processes_that_a_killed_command_left_are_waited_for(
