@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import filecmp
 import hashlib
 import inspect
 import os
@@ -31,6 +32,7 @@ import orjson
 
 from zerokara import manifest
 from zerokara.durable import appearing_file
+from zerokara.errors import Fault, UserError
 from zerokara.progress import bytes_text, seconds_text
 
 MAX_PACKAGE_CHARACTERS = 250_000
@@ -38,6 +40,7 @@ MIN_DOCUMENT_CHARACTERS = 200
 MIN_DOCSTRING_WORDS = 4
 MAX_SOURCE_BYTES = 1_000_000
 """Larger sources are generated tables."""
+STEP = "embedded corpus"
 FORMAT = 1
 """Raised when the same installation would give other documents."""
 _SKIPPED_FOLDERS = re.compile(
@@ -68,10 +71,17 @@ def documents() -> Iterator[dict[str, str]]:
 
 
 def write(path: Path) -> bool:
-    """Write the corpus, unless it is there, made from the same installation; tells whether it was written."""
+    """Write the corpus, unless it is there, made from the same installation; tells whether it was written.
+
+    Raises:
+        UserError: another file has this name, or the corpus was changed since.
+    """
     manifest_path = path.with_suffix(".manifest.json")
-    work = manifest.Work("embedded corpus", {"format": FORMAT, "installation": installation()})
-    other = manifest_path.exists() and manifest.read(manifest_path).settings != work.settings
+    work = manifest.Work(STEP, {"format": FORMAT, "installation": installation()})
+    done = manifest.read(manifest_path) if manifest_path.exists() else None
+    ours = done.outputs.get("corpus", []) if done and done.step == STEP else []
+    is_ours = any(manifest.is_unchanged(record, manifest_path) for record in ours)
+    other = done is not None and done.settings != work.settings
     if manifest.already_done(manifest_path, work, redo=other):
         return False
     started, count = time.monotonic(), 0
@@ -79,6 +89,11 @@ def write(path: Path) -> bool:
         for document in documents():
             file.write(orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE))
             count += 1
+        file.flush()
+        # Equal: a start that was killed before it wrote the manifest.
+        if path.exists() and not is_ours and not filecmp.cmp(file.name, path, shallow=False):
+            rule = "was not written here as it is now"
+            raise UserError(Fault(str(path), rule, remedy="move it away, or name another file"))
     seconds = time.monotonic() - started
     manifest.finish(manifest_path, work, {"corpus": path}, {"documents": count, "bytes": path.stat().st_size}, seconds)
     return True
@@ -227,7 +242,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("output", type=Path, metavar="OUTPUT.jsonl")
     path: Path = parser.parse_args(argv).output
     started = time.monotonic()
-    made = write(path)
+    try:
+        made = write(path)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
     facts = manifest.read(path.with_suffix(".manifest.json")).facts
     size = f"{facts['documents']:,} documents, {bytes_text(facts['bytes'])}"
     took = f"written in {seconds_text(time.monotonic() - started)}" if made else "there already"

@@ -86,6 +86,21 @@ def test_written_once_for_an_installation_and_anew_for_another(library: Path, tm
     assert embedded.write(path)
 
 
+def test_somebody_elses_file_is_not_replaced(library: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "corpus.jsonl"
+    path.write_bytes(b"mine\n")
+    assert embedded.main([str(path)]) == 2
+    assert str(path) in capsys.readouterr().err and path.read_bytes() == b"mine\n"
+    path.unlink()
+    assert embedded.write(path)
+    path.with_suffix(".manifest.json").unlink()  # killed before it was written
+    assert embedded.write(path)
+    path.write_bytes(path.read_bytes() + b"mine\n")
+    (library / "good-1.0.dist-info").rename(library / "good-1.1.dist-info")
+    assert embedded.main([str(path)]) == 2
+    assert path.read_bytes().endswith(b"mine\n")
+
+
 def test_a_package_beyond_the_limit_is_cut(
     library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
