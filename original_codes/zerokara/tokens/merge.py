@@ -84,7 +84,7 @@ class MergeState:
         fresh = cls(split_settings(config))
         try:
             state = cls(**orjson.loads((folder / STATE_NAME).read_bytes()))
-        except (OSError, orjson.JSONDecodeError, TypeError):
+        except (FileNotFoundError, orjson.JSONDecodeError, TypeError):  # what cannot be read just now ends the step
             return fresh
         if state.settings == fresh.settings:
             return state

@@ -135,7 +135,7 @@ def _remove_unfinished(folder: Path) -> None:
 def _read_plan(folder: Path) -> Plan | None:
     try:
         return Plan(**orjson.loads((folder / PLAN_NAME).read_bytes()))
-    except (OSError, orjson.JSONDecodeError, TypeError):
+    except (FileNotFoundError, orjson.JSONDecodeError, TypeError):  # what cannot be read just now ends the step
         return None
 
 

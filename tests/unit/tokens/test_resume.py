@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import errno
 import gzip
+import io
 import json
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -112,6 +114,30 @@ def test_what_was_finished_is_told_and_not_done_again(
     made = encode_corpus(config, files, Encoder(config.input_tokenizer_file), say=said.append)
     assert len(said) == 1 and said[0].startswith("  going on: 4 shards of ")
     assert made.encoded.documents < 300 == sum(s.train.documents + s.valid.documents for s in made.sources)
+    discard_work(config)
+    assert _files(config) == expected
+
+
+def test_a_disk_that_fails_to_read_costs_no_finished_shard(
+    make_config: MakeConfig, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config()
+    with monkeypatch.context() as patched:
+        _stop_after(patched, 4)
+        with pytest.raises(KeyboardInterrupt):
+            _encode(config)
+    real = io.open
+
+    def stale(path: Any, *arguments: Any, **named: Any) -> Any:
+        if str(path).endswith(("plan.json", "merge.json")):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return real(path, *arguments, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(io, "open", stale)
+        with pytest.raises(RunError, match=r"plan\.json: Stale file handle; 4 finished shards|merge\.json: Stale"):
+            _encode(config)
+    assert _encode(config).resumed_shards == 4
     discard_work(config)
     assert _files(config) == expected
 
