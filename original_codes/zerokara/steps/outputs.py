@@ -99,6 +99,8 @@ def of_export(config: ConvertConfig) -> Iterator[Fault]:
     """Step 4, whose folder takes the place of the one that is there."""
     folder = Path(config.output_tokenizer_and_model_dir)
     in_the_way = "it is a file" if os.path.exists(folder) and not os.path.isdir(folder) else ""
+    if os.path.ismount(folder):
+        in_the_way = f"it is a mount point, whose place no folder can take: name one in it, {folder}/hf"
     inside = map(_inside, _runs_around(folder))
     yield from _first(config, "output_tokenizer_and_model_dir", [in_the_way, reason_against_entry(folder), *inside])
 

@@ -135,6 +135,7 @@ def test_an_export_takes_the_place_of_a_folder_but_of_no_file(tmp_path: Path) ->
     (tmp_path / "file").touch()
     assert told(tmp_path) == told(tmp_path / "new" / "newer") == []
     assert told(tmp_path / "file") == told(tmp_path / "file" / "x") == ["output_tokenizer_and_model_dir"]
+    assert told(Path("/proc")) == ["output_tokenizer_and_model_dir"], "a mount point"
 
 
 def test_work_that_is_done_needs_no_room(tmp_path: Path) -> None:
