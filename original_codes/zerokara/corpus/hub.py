@@ -19,7 +19,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import quote, unquote
 
-from zerokara.errors import Fault, RunError
+from zerokara.errors import Fault, RunError, redacted
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -161,7 +161,7 @@ def _read_range(file: HubFile, start: int, end: int) -> bytes:
             return _request_range(file, start, end)
         except Exception as error:  # Sorted below: what may pass is tried again, anything else is told.
             if wait is None or not _may_pass(error):
-                message = f"reading bytes {start:,} to {end:,} of {file.bytes:,} failed: {_worded(error)}"
+                message = redacted(f"reading bytes {start:,} to {end:,} of {file.bytes:,} failed: {_worded(error)}")
                 raise OSError(errno.EIO, message, file.name) from error
             time.sleep(max(wait, _asked_wait(error)))
     raise AssertionError("unreachable")

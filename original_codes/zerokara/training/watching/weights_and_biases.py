@@ -24,6 +24,7 @@ import orjson
 
 from zerokara.config import PretrainConfig
 from zerokara.durable import write_json
+from zerokara.errors import redacted
 
 FOLDER_NAME = "wandb"
 STATE_NAME = "zerokara.json"
@@ -73,7 +74,8 @@ class WeightsAndBiases:
                 write_json(self._state_path, {"id": state["id"], "step": step})
             run.finish()
         except Exception as error:  # no key, no network, a full disk: the training goes on
-            self._say(f"wandb: {' '.join(str(error).split()) or type(error).__name__}; going on without it")
+            said = redacted(" ".join(str(error).split())) or type(error).__name__
+            self._say(f"wandb: {said}; going on without it")
 
     def _start(self) -> Any:
         import wandb
