@@ -17,6 +17,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 _ABSENT = object()
+_MAX_SHOWN = 500
+"""Characters of a value that a message shows: a list of files may have thousands of entries."""
 _CUT = "…"
 _REST = r"[^\s'\"<>]*?(?=[).,;:\]}]*(?:[\s'\"<>]|$))"
 """The rest of an address, but for what closes the sentence around it."""
@@ -69,8 +71,10 @@ class Fault:
     """What to do, with numbers where there are any."""
 
     def __str__(self) -> str:
-        value = "" if self.found is _ABSENT else f" = {self.found}"
-        subject = f"{self.key}{value}: " if self.key else ("" if self.found is _ABSENT else f"{self.found}: ")
+        found = str(self.found)
+        found = found if len(found) <= _MAX_SHOWN else f"{found[:_MAX_SHOWN]}…"
+        value = "" if self.found is _ABSENT else f" = {found}"
+        subject = f"{self.key}{value}: " if self.key else ("" if self.found is _ABSENT else f"{found}: ")
         place = f"{self.where}: " if self.where else ""
         return redacted(f"{place}{subject}{self.rule}" + (f"; {self.remedy}" if self.remedy else ""))
 
