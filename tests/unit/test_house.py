@@ -33,6 +33,7 @@ FLOORS = {
     "durable": 0,
     "manifest": 0,
     "progress": 0,
+    "markdown": 0,
     "writable": 0,
 }
 """Where each room stands; it may import its own floor and those below."""
