@@ -286,6 +286,15 @@ def test_files_changed_since_the_proof_are_all_named(user: User, hub: Any) -> No
     assert hub.requests == []
 
 
+def test_a_manifest_that_names_a_file_elsewhere_sends_nothing(user: User, hub: Any) -> None:
+    (user.place / "diary.txt").write_text("mine", encoding="utf-8")
+    path = user.folder / MANIFEST_NAME
+    path.write_text(path.read_text(encoding="utf-8").replace("config.json", "../diary.txt"), encoding="utf-8")
+    run = user.run()
+    assert run.returncode == 2 and "names a file outside the exported folder: ../diary.txt" in run.stderr
+    assert hub.requests == []
+
+
 def test_an_unreachable_hub_is_told_within_seconds(user: User) -> None:
     with socket.socket() as unused:  # bound and not listening: nothing else can take the port
         unused.bind(("127.0.0.1", 0))
