@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import re
 
+from zerokara.progress import plain
+
 _MARKUP = re.compile(r"[\\`*_{}\[\]()<>#!|~&$:@^]|(?<=www)\.|^[-+=]|(?<=\d)\.(?=\s|$)", re.IGNORECASE)
 """What begins emphasis, links (bare addresses too), HTML, entities, formulas, cells, headings or lists."""
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""All but the tab and the line end; a terminal obeys some of them."""
 
 
 def printable(text: str) -> str:
     """`text` in one line: white space is a space; what does not print (controls, turned directions) is spelt out."""
-    return "".join(each if each.isprintable() else _spelt(each) for each in " ".join(text.split()))
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in " ".join(text.split())
+    )
 
 
 def inline(text: str) -> str:
@@ -35,17 +37,12 @@ def code(text: str) -> str:
 def fenced(text: str) -> str:
     """`text` as a block of code between marks longer than any in it."""
     marks = "`" * max(3, _longest_run(text) + 1)
-    return f"{marks}text\n{_CONTROLS.sub(lambda found: _spelt(found[0]), text)}\n{marks}"
+    return f"{marks}text\n{plain(text)}\n{marks}"
 
 
 def indented(text: str) -> str:
     """`text` as a block of code of which no line begins a line of the file; at every kind of line end there is one."""
-    lines = [_CONTROLS.sub(lambda found: _spelt(found[0]), line) for line in text.splitlines()]
-    return "\n".join(f"    {line}".rstrip() for line in lines or [""])
-
-
-def _spelt(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
+    return "\n".join(f"    {plain(line)}".rstrip() for line in text.splitlines() or [""])
 
 
 def _longest_run(text: str) -> int:

@@ -295,3 +295,21 @@ def test_an_error_of_the_system_about_a_file_is_told_in_a_line(capsys: pytest.Ca
     assert command.guarded(ours) == 1
     told = capsys.readouterr().err
     assert told.startswith("Traceback") and told.endswith("OSError: something that names no file\n")
+
+
+def test_a_terminal_obeys_no_name_or_text_of_others(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "a\x1b]0;pwned\x07\x1b[2J\r\x9b31m\udcff.jsonl\tx"
+
+    def unreadable() -> None:
+        raise PermissionError(13, "Permission denied", name)
+
+    def wrong() -> None:
+        raise UserError(Fault(where="config.yaml:3", found=name, rule="is of no format known here"))
+
+    assert (command.guarded(unreadable), command.guarded(wrong)) == (1, 2)
+    progress.say(name)
+    progress.opening(name)
+    progress.summary("step 2: done", [(name, name)])
+    told = "".join(capsys.readouterr())
+    assert told.count("a\\x1b]0;pwned\\x07\\x1b[2J\\r\\x9b31m\\udcff.jsonl\tx") == 6
+    assert not set("\x1b\x07\r\x9b\udcff") & set(told)

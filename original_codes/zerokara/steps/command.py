@@ -14,6 +14,7 @@ from typing import TypeVar
 from zerokara import config as configuration
 from zerokara.config.settings import Settings
 from zerokara.errors import RunError, Stopped, UserError, redacted
+from zerokara.progress import plain
 from zerokara.steps.next_command import COMMAND_NAME, SAME_COMMAND, again
 
 _Config = TypeVar("_Config", bound=Settings)
@@ -130,17 +131,17 @@ def guarded(work: Callable[[], None], again: str = SAME_COMMAND) -> int:
         work()
     except UserError as error:
         for fault in error.faults:
-            print(f"error: {fault}", file=sys.stderr)
+            print(f"error: {plain(str(fault))}", file=sys.stderr)
         return error.exit_code
     except RunError as error:
-        print(f"failed: {error}", file=sys.stderr)
+        print(f"failed: {plain(str(error))}", file=sys.stderr)
         return error.exit_code
     except Exception as error:
         if isinstance(error, OSError) and error.filename is not None:
             words = f"failed: cannot read or write {error.filename}: {error.strerror or error}"
         else:  # not foreseen
             words = traceback.format_exc().rstrip()
-        print(redacted(words), file=sys.stderr)
+        print(plain(redacted(words)), file=sys.stderr)
         return RunError.exit_code
     except Stopped as stop:
         print(f"stopped; {stop}", file=sys.stderr)

@@ -142,7 +142,7 @@ def test_online_nothing_of_the_machine_is_sent(tmp_path: Path, monkeypatch: pyte
 
 
 def test_of_a_path_the_last_name_is_shared() -> None:
-    given = {"a": "/home/ada/x.jsonl", "b": ["data/", "hf://datasets/ada/poems@v1", 3, None], "sample_prompts": ["a/b"]}
+    given = {"a": "/srv/ada/x.jsonl", "b": ["data/", "hf://datasets/ada/poems@v1", 3, None], "sample_prompts": ["a/b"]}
     given |= {"stages": [{"order": "shuffle"}], "c": "https://ada:secret@host/f.json?token=1"}
     assert weights_and_biases.shared(given) == {
         "a": "x.jsonl", "b": ["data", "poems@v1", 3, None], "sample_prompts": ["a/b"], "stages": [{"order": "shuffle"}],
