@@ -92,6 +92,8 @@ class Hub:
     """How often it still breaks."""
     tree_page: int = 2
     """Files on a page of a dataset's listing."""
+    next_page_at: str = ""
+    """Another host that the listing of a dataset goes on at."""
     too_often: int = 0
     """How many requests for a part of a file, but for its first byte, are answered with status 429."""
     ignore_ranges: bool = False
@@ -303,6 +305,8 @@ class _Handler(BaseHTTPRequestHandler):
         dataset = self._dataset(name, revision)
         if dataset is None:
             return
+        if self.headers.get("Authorization") and self.headers["Host"] not in self.hub.url:
+            return self._answer(400, {"error": "the token was sent to another host"})
         asked = {key: values[0] for key, values in parse_qs(self.path.partition("?")[2]).items()}
         inside = f"{unquote(folder)}/" if folder else ""
         below = {path: content for path, content in dataset.files.items() if path.startswith(inside)}
@@ -325,7 +329,9 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {}
         if first + self.hub.tree_page < len(entries):
             query = f"recursive={asked['recursive']}&cursor={first + self.hub.tree_page}"
-            headers["Link"] = f'<{self.hub.url}{self.path.partition("?")[0]}?{query}>; rel="next"'
+            headers["Link"] = (
+                f'<{self.hub.next_page_at or self.hub.url}{self.path.partition("?")[0]}?{query}>; rel="next"'
+            )
         self._answer(200, entries[first : first + self.hub.tree_page], headers)
 
     def dataset_file(self, body: bytes, name: str, revision: str, path: str) -> None:

@@ -236,6 +236,11 @@ def test_no_signature_token_or_password_is_told(user: User, hub: Any) -> None:
     assert told.startswith("RunError") and "pass-word" not in told
 
 
+def test_the_token_goes_to_the_hub_alone(user: User, hub: Any) -> None:
+    hub.next_page_at = hub.url.replace("127.0.0.1", "localhost")
+    assert len(user.read(f"hf://datasets/{NAME}", HF_TOKEN=hub_server.TOKEN)["files"]) == 5
+
+
 def test_a_server_that_sends_no_ranges(user: User, hub: Any) -> None:
     hub.ignore_ranges = True
     told = user.read(f"hf://datasets/{NAME}/data/train/a.jsonl")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, BinaryIO
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote, urlsplit
 
 from zerokara.errors import Fault, RunError, redacted
 
@@ -235,9 +235,16 @@ def _get_json(path: str, **parameters: str) -> tuple[Any, str]:
     from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
     url = path if "://" in path else f"{_endpoint()}/{path}"
-    answer = get_session().get(url, params=parameters or None, headers=build_hf_headers(), timeout=TIMEOUT_SECONDS)
+    # The address of a next page comes from the server: the token goes to nobody but the Hub.
+    headers = build_hf_headers(token=None if _server(url) == _server(_endpoint()) else False)
+    answer = get_session().get(url, params=parameters or None, headers=headers, timeout=TIMEOUT_SECONDS)
     hf_raise_for_status(answer)
     return answer.json(), answer.links.get("next", {}).get("url", "")
+
+
+def _server(address: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(address)
+    return parts.scheme, parts.hostname, parts.port
 
 
 def _files(dataset: str, commit: str, path: str) -> list[HubFile]:

@@ -31,6 +31,8 @@ _OF_TRAINING = {
     "initializer_range", "initializer_factor", "resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout_rate",
 }  # fmt: skip
 """Values that change no weight and no result of a model: those of whoever trained it."""
+_MOST_SAID = 300
+"""Characters of what transformers has to say; of some files it quotes a great deal."""
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -55,6 +57,9 @@ def check(config: PretrainConfig, shape: ModelShape, encoder: Encoder) -> None:
         raise UserError(config.fault("architecture", rule, remedy))
     if unsafe := _unsafe_weights(folder, found):
         raise UserError(config.fault("init_from", unsafe, _to_safetensors(folder, family.auto_class)))
+    if broken := [f"{path.name} ({reason})" for path in _weight_files(folder) if (reason := _unreadable(path))]:
+        rule = f"holds weights that cannot be read: {', '.join(broken[:3])}"
+        raise UserError(config.fault("init_from", rule, "download the folder again"))
     faults = [*_differing(config, shape, found), *_strange_pieces(config, shape, found, encoder)]
     if faults:
         raise UserError(faults)
@@ -114,9 +119,14 @@ def _config(folder: Path) -> Any:
 
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        rule = f"transformers cannot read it: {str(error).strip().splitlines()[0]}"
+    except Exception as error:  # the vendor raises nothing narrower on what is not as it should be
+        rule = f"transformers cannot read it: {_one_line(error)}"
         raise UserError(Fault(where=str(folder / "config.json"), rule=rule)) from error
+
+
+def _one_line(error: Exception) -> str:
+    words = " ".join(str(error).split())
+    return words if len(words) <= _MOST_SAID else f"{words[:_MOST_SAID]}…"
 
 
 def _unsafe_weights(folder: Path, found: Any) -> str:
@@ -127,15 +137,33 @@ def _unsafe_weights(folder: Path, found: Any) -> str:
         return ""
     if (folder / _INDEX).is_file():
         try:
-            parts = set(orjson.loads((folder / _INDEX).read_bytes())["weight_map"].values())
+            parts = [str(path.relative_to(folder)) for path in _weight_files(folder)]
         except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
             return f"holds a {_INDEX} that is none: it has no weight_map with the file of each tensor"
-        other = sorted(str(part) for part in parts if not re.fullmatch(r"[\w.-]+\.safetensors", str(part)))
+        other = [part for part in parts if not re.fullmatch(r"[\w.-]+\.safetensors", part)]
         return f"lists files in {_INDEX} that are no safetensors beside it: {', '.join(other[:3])}" if other else ""
     pickles = sorted(path.name for ending in ("bin", "pt", "pth", "ckpt") for path in folder.glob(f"*.{ending}"))
     if pickles:
         return f"holds its weights in a pickle ({pickles[0]}), which may run any program as it is loaded"
     return f"holds no weights: neither {_WHOLE} nor {_INDEX}"
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    if (folder / _WHOLE).is_file():
+        return [folder / _WHOLE]
+    parts = orjson.loads((folder / _INDEX).read_bytes())["weight_map"].values()
+    return sorted({folder / str(part) for part in parts})
+
+
+def _unreadable(path: Path) -> str:
+    """What is wrong with a file by its head, which tells its size; or an empty text."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt"):
+            return ""
+    except (OSError, SafetensorError) as error:
+        return _one_line(error)
 
 
 def _to_safetensors(folder: Path, auto_class: str) -> str:
@@ -192,8 +220,8 @@ def _strange_pieces(config: PretrainConfig, shape: ModelShape, found: Any, encod
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(config.init_from, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        rule = f"holds no tokenizer that transformers can read: {str(error).strip().splitlines()[0]}"
+    except Exception as error:  # as above
+        rule = f"holds no tokenizer that transformers can read: {_one_line(error)}"
         yield config.fault("init_from", rule, "without it nobody knows what its ids stand for")
         return
     named = tokenizer.convert_ids_to_tokens(list(range(theirs)))

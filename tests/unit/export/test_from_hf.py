@@ -194,6 +194,39 @@ def test_a_pickle_is_refused_and_never_opened(tmp_path: Path, encoder: Encoder) 
     assert not made.exists()
 
 
+def test_weights_that_broke_off_are_told_before_the_training(tmp_path: Path, encoder: Encoder) -> None:
+    settings = exported(tmp_path, encoder)
+    whole = tmp_path / "model.safetensors"
+    whole.write_bytes(whole.read_bytes()[:-1])
+    words = faults_of(settings, encoder)
+    assert "weights that cannot be read: model.safetensors (" in words and "download the folder again" in words
+    index = {"weight_map": {"a": "model-1.safetensors"}}
+    whole.unlink()
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    assert "weights that cannot be read: model-1.safetensors (No such file" in faults_of(settings, encoder)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("config.json", {"hidden_size": "x"}),
+        ("config.json", {"dtype": "x"}),
+        ("config.json", {"model_type": ["x"]}),
+        ("tokenizer_config.json", {"added_tokens_decoder": [1]}),
+    ],
+)
+def test_whatever_stands_in_a_folders_json_there_is_a_fault(
+    tmp_path: Path, encoder: Encoder, name: str, values: dict[str, Any]
+) -> None:
+    settings = exported(tmp_path, encoder)
+    there = json.loads((tmp_path / name).read_text(encoding="utf-8"))
+    (tmp_path / name).write_text(json.dumps(there | values), encoding="utf-8")
+    words = faults_of(settings, encoder)
+    assert "transformers can" in words and "\n" not in words
+    (tmp_path / name).write_text("[" * 100_000, encoding="utf-8")
+    assert "transformers can" in faults_of(settings, encoder)
+
+
 def test_code_that_a_folder_brings_is_not_run(tmp_path: Path, encoder: Encoder) -> None:
     folder, made = tmp_path / "hf", tmp_path / "made"
     settings = exported(folder, encoder)
