@@ -306,7 +306,9 @@ def test_an_unreachable_hub_is_told_within_seconds(user: User) -> None:
     user.assert_token_nowhere(run)
 
 
-def test_a_refusal_on_the_way_of_xet_is_told_and_its_log_holds_no_token(user: User) -> None:
+@pytest.mark.parametrize("quotes", [False, True])
+def test_a_refusal_on_the_way_of_xet_is_told_and_its_log_holds_no_token(user: User, hub: Any, quotes: bool) -> None:
+    hub.quotes = quotes
     run = user.run(HF_HUB_DISABLE_XET="0")  # the server has no Xet
     assert run.returncode == 1 and "xet" in run.stderr and "Traceback" not in run.stderr
     assert list(user.home.rglob("*.log")), "Xet writes its log elsewhere now: look there"
