@@ -20,24 +20,28 @@ _ABSENT = object()
 _MAX_SHOWN = 500
 """Characters of a value that a message shows: a list of files may have thousands of entries."""
 _CUT = "…"
-_REST = r"[^\s'\"<>]*?(?=[).,;:\]}]*(?:[\s'\"<>]|$))"
+_REST = r"(?:[^\s'\"<>]*[^\s'\"<>).,;:\]}])?"
 """The rest of an address, but for what closes the sentence around it."""
+_SCHEME = r"\b[a-z][a-z0-9+.-]{1,30}://"
+# Lengths are bounded, so that no answer of a server keeps the expressions busy.
 _REDACTIONS = tuple(
-    (re.compile(pattern, re.DOTALL), replacement)
+    (re.compile(pattern), replacement)
     for pattern, replacement in (
-        (r"(?i)(\b[a-z][a-z0-9+.-]*://)[^\s/?#'\"<>]*@", rf"\1{_CUT}@"),  # user:password@host
-        (rf"(?i)(\b[a-z][a-z0-9+.-]*://[^\s?#'\"<>]*)[?#]{_REST}", rf"\1?{_CUT}"),
-        (rf"([?&])(?:amp;)?[\w.~%-]+={_REST}", rf"\1{_CUT}"),  # urllib3 quotes an address without its host
-        (rf"(?i)\bx-(?:amz|goog)-[\w-]+={_REST}", _CUT),
+        (rf"(?i)({_SCHEME})[^\s/?#'\"<>]{{0,500}}@", rf"\1{_CUT}@"),  # user:password@host
+        (rf"(?i)({_SCHEME}[^\s?#'\"<>]{{0,2000}})[?#]{_REST}", rf"\1?{_CUT}"),
+        (rf"([?&])(?:amp;)?[\w.~%-]{{1,100}}={_REST}", rf"\1{_CUT}"),  # urllib3 quotes an address without its host
+        (rf"(?i)\bx-(?:amz|goog)-[\w-]{{1,60}}={_REST}", _CUT),
         # What S3 answers to a wrong signature: the parts that it was made of.
-        (r"<(AWSAccessKeyId|SignatureProvided|StringToSign\w*|CanonicalRequest\w*)>.*?</\1>", rf"<\1>{_CUT}</\1>"),
+        (r"<(AWSAccessKeyId|SignatureProvided|StringToSign\w*|CanonicalRequest\w*)>[^<]*", rf"<\1>{_CUT}"),
         (r"(?i)((?:authorization|cookie|x-api-key)['\"]?\s*[:=]\s*(?:b?['\"])?)[^'\"\r\n]+", rf"\1{_CUT}"),
         (r"\bBearer\s+[\w.~+/=-]{8,}", f"Bearer {_CUT}"),
         (r"\bhf_(?:[a-z]+_)?[A-Za-z0-9]{20,}", f"hf_{_CUT}"),
         (r"\bwandb_v1_\w{20,}", f"wandb_v1_{_CUT}"),
-        (r"\beyJ[\w-]{10,}\.[\w-]+\.[\w-]*", _CUT),  # JSON web tokens, as Xet has them
+        (r"\beyJ[\w-]{10,2000}\.[\w-]+\.[\w-]*", _CUT),  # JSON web tokens, as Xet has them
     )
 )
+_MAX_TOLD = 50_000
+"""Characters of a message; a server may answer with a whole page."""
 _SECRET_VARIABLE = re.compile(r"(?i)(?:TOKEN|API_KEY|ACCESS_KEY|SECRET|PASSWORD)$")
 _SECRET_LENGTH = 8
 """Shorter values (``TOKEN=1``) are none, and would blot out words."""
@@ -48,6 +52,8 @@ def redacted(text: str) -> str:
 
     Tokens are known by their form, or as the value of a variable of the environment that is named like one.
     """
+    if len(text) > _MAX_TOLD:
+        text = f"{text[:_MAX_TOLD]}{_CUT} ({len(text) - _MAX_TOLD:,} characters more)"
     for name, value in os.environ.items():
         if len(value) >= _SECRET_LENGTH and _SECRET_VARIABLE.search(name):
             text = text.replace(value, _CUT)
