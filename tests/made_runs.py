@@ -28,13 +28,14 @@ def corpus_lines(count: int) -> list[str]:
 
 def make_tokenizer(folder: Path) -> Path:
     """A small BPE tokenizer of `corpus_lines`; gives its model file."""
-    prefix = folder / "tokenizer"
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(corpus_lines(500)), model_prefix=str(prefix), vocab_size=330, model_type="bpe",
-        byte_fallback=True, normalization_rule_name="identity", add_dummy_prefix=False, split_by_whitespace=True,
-        remove_extra_whitespaces=False, user_defined_symbols=["\n"], pad_id=3, minloglevel=2,
-    )  # fmt: skip
-    return prefix.with_suffix(".model")
+    path = folder / "tokenizer.model"
+    with open(path, "wb") as file:  # with `model_prefix` the folder would stand in the model
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(corpus_lines(500)), model_writer=file, vocab_size=330, model_type="bpe",
+            byte_fallback=True, normalization_rule_name="identity", add_dummy_prefix=False, split_by_whitespace=True,
+            remove_extra_whitespaces=False, user_defined_symbols=["\n"], pad_id=3, minloglevel=2,
+        )  # fmt: skip
+    return path
 
 
 def make_run(place: Path, tokenizer: Path, architecture: str, **settings: Any) -> Path:
@@ -54,7 +55,8 @@ def make_run(place: Path, tokenizer: Path, architecture: str, **settings: Any) -
     shape = ModelShape.from_config(config, vocab_size)
     lines = [
         {"step": 1, "loss": 6.0}, {"step": 5, "valid_loss": 5.5, "valid_bits_per_byte": 2.25},
-        {"step": 10, "loss": 3.0}, {"step": 20, "loss": 1.0},
+        {"step": 10, "loss": 3.0, "suspects": [{"documents": [{"source": str(corpus), "first": 0, "last": 1}]}]},
+        {"step": 20, "loss": 1.0},
     ]  # fmt: skip
     metrics = "".join(json.dumps(line) + "\n" for line in lines) + '{"step": 2'
     (run_dir / "metrics.jsonl").write_text(metrics, encoding="utf-8")

@@ -4,14 +4,62 @@ A *user error* (exit code 2) means that the configuration or the input is wrong 
 every fault that was found, each with its place, the value found, the rule that it breaks, and a remedy. A *run error*
 (exit code 1) means that something failed while running. A step that is *stopped* (exit code 130) goes on when it is run
 again, or says what it takes.
+
+Much of a message was written by others: a library quotes the address that it asked, a server what it was sent. So each
+passes through `redacted` before anyone reads it: no signed address, token or password reaches a terminal or a log.
 """
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 _ABSENT = object()
+_MAX_SHOWN = 500
+"""Characters of a value that a message shows: a list of files may have thousands of entries."""
+_CUT = "…"
+_REST = r"(?:[^\s'\"<>]*[^\s'\"<>).,;:\]}])?"
+"""The rest of an address, but for what closes the sentence around it."""
+_SCHEME = r"\b[a-z][a-z0-9+.-]{1,30}://"
+# Lengths are bounded, so that no answer of a server keeps the expressions busy.
+_REDACTIONS = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (rf"(?i)({_SCHEME})[^\s/?#'\"<>]{{0,500}}@", rf"\1{_CUT}@"),  # user:password@host
+        (rf"(?i)({_SCHEME}[^\s?#'\"<>]{{0,2000}})[?#]{_REST}", rf"\1?{_CUT}"),
+        (rf"([?&])(?:amp;)?[\w.~%-]{{1,100}}={_REST}", rf"\1{_CUT}"),  # urllib3 quotes an address without its host
+        (rf"(?i)\bx-(?:amz|goog)-[\w-]{{1,60}}={_REST}", _CUT),
+        # What S3 answers to a wrong signature: the parts that it was made of.
+        (r"<(AWSAccessKeyId|SignatureProvided|StringToSign\w*|CanonicalRequest\w*)>[^<]*", rf"<\1>{_CUT}"),
+        (r"(?i)((?:authorization|cookie|x-api-key)['\"]?\s*[:=]\s*(?:b?['\"])?)[^'\"\r\n]+", rf"\1{_CUT}"),
+        (r"\bBearer\s+[\w.~+/=-]{8,}", f"Bearer {_CUT}"),
+        (r"\bhf_(?:[a-z]+_)?[A-Za-z0-9]{20,}", f"hf_{_CUT}"),
+        (r"\bwandb_v1_\w{20,}", f"wandb_v1_{_CUT}"),
+        (r"\beyJ[\w-]{10,2000}\.[\w-]+\.[\w-]*", _CUT),  # JSON web tokens, as Xet has them
+    )
+)
+_MAX_TOLD = 50_000
+"""Characters of a message; a server may answer with a whole page."""
+_SECRET_VARIABLE = re.compile(r"(?i)(?:TOKEN|API_KEY|ACCESS_KEY|SECRET|PASSWORD)$")
+_SECRET_LENGTH = 8
+"""Shorter values (``TOKEN=1``) are none, and would blot out words."""
+
+
+def redacted(text: str) -> str:
+    """`text` without what opens doors: of addresses the user, the password and the query; tokens; secret headers.
+
+    Tokens are known by their form, or as the value of a variable of the environment that is named like one.
+    """
+    if len(text) > _MAX_TOLD:
+        text = f"{text[:_MAX_TOLD]}{_CUT} ({len(text) - _MAX_TOLD:,} characters more)"
+    for name, value in os.environ.items():
+        if len(value) >= _SECRET_LENGTH and _SECRET_VARIABLE.search(name):
+            text = text.replace(value, _CUT)
+    for pattern, replacement in _REDACTIONS:
+        text = pattern.sub(replacement, text)
+    return text
 
 
 @dataclass(frozen=True)
@@ -29,10 +77,12 @@ class Fault:
     """What to do, with numbers where there are any."""
 
     def __str__(self) -> str:
-        value = "" if self.found is _ABSENT else f" = {self.found}"
-        subject = f"{self.key}{value}: " if self.key else ("" if self.found is _ABSENT else f"{self.found}: ")
+        found = str(self.found)
+        found = found if len(found) <= _MAX_SHOWN else f"{found[:_MAX_SHOWN]}…"
+        value = "" if self.found is _ABSENT else f" = {found}"
+        subject = f"{self.key}{value}: " if self.key else ("" if self.found is _ABSENT else f"{found}: ")
         place = f"{self.where}: " if self.where else ""
-        return f"{place}{subject}{self.rule}" + (f"; {self.remedy}" if self.remedy else "")
+        return redacted(f"{place}{subject}{self.rule}" + (f"; {self.remedy}" if self.remedy else ""))
 
 
 class UserError(Exception):
@@ -51,6 +101,9 @@ class RunError(Exception):
     """Something failed while running; the message says what, where, found, expected, and the remedy."""
 
     exit_code = 1
+
+    def __init__(self, message: str):
+        super().__init__(redacted(message))
 
 
 class Stopped(KeyboardInterrupt):

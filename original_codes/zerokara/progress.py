@@ -7,18 +7,26 @@ log stays readable.
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import time
 from types import TracebackType
 from typing import IO, Any
 
 LINE_INTERVAL_SECONDS = 10.0
+_OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Controls but for the tab and the line end; and halves of characters, as file names have them that are no UTF-8."""
+
+
+def plain(text: str) -> str:
+    """`text` without what a terminal obeys or cannot print, which is spelt out: a file may have any name."""
+    return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def say(text: str) -> None:
     """Print a line at once. Where the output goes to a file on a full disk the words are lost, and nothing else."""
     with contextlib.suppress(OSError):
-        print(text, flush=True)
+        print(plain(text), flush=True)
 
 
 class Progress:
@@ -114,7 +122,7 @@ class Progress:
 
 def opening(text: str) -> None:
     """Say what a step is about to do (``step 2 tokenise: 40 files, 12.3 GB → data/tokens``)."""
-    print(text, flush=True)
+    print(plain(text), flush=True)
 
 
 def summary(title: str, rows: list[tuple[str, str]], next_command: str | None = None) -> None:
@@ -122,7 +130,7 @@ def summary(title: str, rows: list[tuple[str, str]], next_command: str | None = 
     width = max((len(name) for name, _ in rows), default=0)
     print(f"\n{title}")
     for name, value in rows:
-        print(f"  {name:<{width}}  {value}")
+        print(plain(f"  {name:<{width}}  {value}"))
     if next_command:
         print(f"next: {next_command}")
     sys.stdout.flush()

@@ -20,7 +20,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
-TOKEN = "hf_A_secret_that_must_show_up_nowhere"
+TOKEN = "hf_ASecretThatMustShowUpNowhere0123456"
+SIGNATURE = "0a1b2c3d4e5f"
+SIGNED = f"X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=AKIAEXAMPLE&X-Amz-Signature={SIGNATURE}"
+"""The query of an address at which the storage asks for no token."""
 LFS_BYTES = 4096
 """Files of this size and more go outside git here (on the real Hub: 10 MB, or by .gitattributes)."""
 
@@ -72,6 +75,12 @@ class Hub:
     # switches
     fail_commit: int | None = None
     """Status with which a commit is answered."""
+    awaited_commits: threading.Barrier | None = None
+    """Holds each commit until all that it waits for have come: uploads that run at once."""
+    quotes: bool = False
+    """Whether what is refused is answered with the address and the token that came, as some proxies do."""
+    fail_storage: int | None = None
+    """Status with which the other host answers when a dataset's file is asked of it."""
     hide_from_listing: set[str] = field(default_factory=set)
     spoil_in_listing: set[str] = field(default_factory=set)
     """Paths whose hash is listed wrongly."""
@@ -83,10 +92,14 @@ class Hub:
     """How often it still breaks."""
     tree_page: int = 2
     """Files on a page of a dataset's listing."""
+    next_page_at: str = ""
+    """Another host that the listing of a dataset goes on at."""
     too_often: int = 0
     """How many requests for a part of a file, but for its first byte, are answered with status 429."""
     ignore_ranges: bool = False
     """Send whole files whatever part is asked for."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def count(self, beginning: str) -> int:
         return sum(request.startswith(beginning) for request in self.requests)
@@ -154,6 +167,9 @@ class _Handler(BaseHTTPRequestHandler):
         return self.rfile.read(int(self.headers.get("Content-Length", 0)))
 
     def _answer(self, status: int, value: object = None, headers: dict[str, str] | None = None) -> None:
+        if self.hub.quotes and status >= 400:
+            came = f"{self.hub.url}{self.path} (Authorization: {self.headers.get('Authorization')}), {self.path}"
+            value = {"error": f"{value} was the answer to {came}, {self.headers.get('Authorization')}"}
         content = json.dumps(value).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
@@ -208,7 +224,7 @@ class _Handler(BaseHTTPRequestHandler):
         for asked in json.loads(body)["objects"]:
             answer = {"oid": asked["oid"], "size": asked["size"]}
             if asked["oid"] not in self.hub.storage:
-                href = f"{self.hub.url}/storage/{asked['oid']}?signature=abc"
+                href = f"{self.hub.url}/storage/{asked['oid']}?{SIGNED}"
                 answer["actions"] = {"upload": {"href": href, "header": {}}}
             objects.append(answer)
         self._answer(200, {"transfer": "basic", "objects": objects})
@@ -227,9 +243,17 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if self.hub.fail_commit:
             return self._answer(self.hub.fail_commit, {"error": "the Hub stumbled"})
+        if self.hub.awaited_commits:
+            self.hub.awaited_commits.wait(60)
+        with self.hub.lock:
+            self._commit(repository, name, [json.loads(line) for line in body.splitlines()])
+
+    def _commit(self, repository: Repository, name: str, operations: list[dict[str, Any]]) -> None:
+        parent = next(each["value"].get("parentCommit") for each in operations if each["key"] == "header")
+        if parent not in (None, repository.sha):
+            return self._answer(412, {"error": "A commit has happened since. Please refresh and try again."})
         files = dict(repository.files)
-        for line in body.splitlines():
-            operation = json.loads(line)
+        for operation in operations:
             value = operation["value"]
             if operation["key"] == "file":
                 files[value["path"]] = base64.b64decode(value["content"])
@@ -281,6 +305,8 @@ class _Handler(BaseHTTPRequestHandler):
         dataset = self._dataset(name, revision)
         if dataset is None:
             return
+        if self.headers.get("Authorization") and self.headers["Host"] not in self.hub.url:
+            return self._answer(400, {"error": "the token was sent to another host"})
         asked = {key: values[0] for key, values in parse_qs(self.path.partition("?")[2]).items()}
         inside = f"{unquote(folder)}/" if folder else ""
         below = {path: content for path, content in dataset.files.items() if path.startswith(inside)}
@@ -303,7 +329,9 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {}
         if first + self.hub.tree_page < len(entries):
             query = f"recursive={asked['recursive']}&cursor={first + self.hub.tree_page}"
-            headers["Link"] = f'<{self.hub.url}{self.path.partition("?")[0]}?{query}>; rel="next"'
+            headers["Link"] = (
+                f'<{self.hub.next_page_at or self.hub.url}{self.path.partition("?")[0]}?{query}>; rel="next"'
+            )
         self._answer(200, entries[first : first + self.hub.tree_page], headers)
 
     def dataset_file(self, body: bytes, name: str, revision: str, path: str) -> None:
@@ -315,13 +343,15 @@ class _Handler(BaseHTTPRequestHandler):
         content = dataset.files[unquote(path)]
         if len(content) >= LFS_BYTES:
             port = self.hub.url.rpartition(":")[2]
-            where = f"http://localhost:{port}/cdn/{name}/{path}?signature=abc"
+            where = f"http://localhost:{port}/cdn/{name}/{path}?{SIGNED}"
             return self._answer(302, None, {"Location": where})
         self._send(content)
 
     def cdn_file(self, body: bytes, name: str, path: str) -> None:
         if self.headers.get("Authorization"):
             return self._answer(400, {"error": "the token was sent to another host"})
+        if self.hub.fail_storage:
+            return self._answer(self.hub.fail_storage, {"error": "the address has expired"})
         self._send(self.hub.datasets[name].files[unquote(path)])
 
     def _send(self, content: bytes) -> None:

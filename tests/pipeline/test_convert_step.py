@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import resource
 import shutil
+import socket
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +42,7 @@ def convert(run_dir: Path, *arguments: str, source: Path | None = None) -> int:
     return convert_to_hf.main(["--config", str(config), *arguments])
 
 
-def test_a_run_becomes_a_proved_folder(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_becomes_a_proved_folder(run_dir: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert convert(run_dir) == 0
     folder = run_dir.parent / "hf"
     said = capsys.readouterr().out
@@ -50,6 +52,11 @@ def test_a_run_becomes_a_proved_folder(run_dir: Path, capsys: pytest.CaptureFixt
     assert made.facts["seconds"].keys() == {"writing", "proof of token ids", "proof of logits"}
     text = (folder / "manifest.json").read_text(encoding="utf-8")
     assert str(run_dir.parent) not in text and '"/' not in text, "it says nothing of this machine"
+    own = (str(run_dir.parent.parent), str(tokenizer.parent), str(Path.home()), sys.prefix, socket.gethostname() + '"')
+    for path in folder.iterdir():
+        assert not [name for name in own if name.encode() in path.read_bytes()], path
+    assert "examples" not in text, "lines of the corpus"
+    assert '"source":"corpus.jsonl"' in (folder / "metrics.jsonl").read_text(encoding="utf-8")
     assert made.inputs["checkpoint"][0].path == "global_step10/manifest.json"
     on_disk = {path.name for path in folder.iterdir()} - {"manifest.json"}
     assert "tokenizer.model" in on_disk, "the tokenizer is BPE: llama.cpp gives the same ids"

@@ -226,6 +226,21 @@ def test_a_connection_that_breaks_for_good_is_an_error_and_no_shorter_text(user:
     assert hub.num_drops <= 1_000_000 - 4
 
 
+def test_no_signature_token_or_password_is_told(user: User, hub: Any) -> None:
+    hub.fail_storage, hub.quotes = 403, True
+    told = user.read(f"hf://datasets/{NAME}/data/train/a.jsonl", HF_TOKEN=hub_server.TOKEN)
+    assert "status 403" in told and "was the answer to http" in told
+    assert hub_server.SIGNATURE not in told and "X-Amz" not in told and hub_server.TOKEN not in told
+    user.url = hub.url.replace("://", "://ada:pass-word@") + "/elsewhere"
+    told = user.read(f"hf://datasets/{NAME}/data/train/a.jsonl")
+    assert told.startswith("RunError") and "pass-word" not in told
+
+
+def test_the_token_goes_to_the_hub_alone(user: User, hub: Any) -> None:
+    hub.next_page_at = hub.url.replace("127.0.0.1", "localhost")
+    assert len(user.read(f"hf://datasets/{NAME}", HF_TOKEN=hub_server.TOKEN)["files"]) == 5
+
+
 def test_a_server_that_sends_no_ranges(user: User, hub: Any) -> None:
     hub.ignore_ranges = True
     told = user.read(f"hf://datasets/{NAME}/data/train/a.jsonl")

@@ -8,8 +8,10 @@ import shlex
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -183,7 +185,7 @@ def test_an_upload_cut_short_goes_on_with_what_is_missing(user: User, hub: Any) 
     hub.fail_put_after = 1
     first = user.run()
     assert first.returncode == 1 and "the storage broke down" in first.stderr
-    assert "signature" not in first.stderr
+    assert hub_server.SIGNATURE not in first.stderr
     assert hub.repositories[NAME].commits == 0 and len(hub.storage) == 1
 
     hub.fail_put_after = None
@@ -192,6 +194,44 @@ def test_an_upload_cut_short_goes_on_with_what_is_missing(user: User, hub: Any) 
     assert second.returncode == 0, second.stderr
     assert hub.count("PUT") == 1
     user.assert_token_nowhere(first, second)
+
+
+@pytest.mark.parametrize("switch", [{"fail_put_after": 0}, {"fail_commit": 403}, {"fail_commit": 500}])
+def test_what_a_server_quotes_of_addresses_and_tokens_is_not_repeated(user: User, hub: Any, switch: Any) -> None:
+    hub.quotes = True
+    for name, value in switch.items():
+        setattr(hub, name, value)
+    user.home.mkdir()
+    (user.home / "token").write_text(hub_server.TOKEN, encoding="utf-8")  # known by its form alone
+    run = user.run(token=None)
+    (user.home / "token").unlink()
+    assert run.returncode == 1 and "was the answer to http://127.0.0.1" in run.stderr and "Traceback" not in run.stderr
+    assert "X-Amz" not in run.stderr and hub_server.SIGNATURE not in run.stderr
+    user.assert_token_nowhere(run)
+
+
+@pytest.mark.parametrize("proxy", ["http://ada:pass%2Fword@127.0.0.1:9", "odd://ada:pass%2Fword@127.0.0.1:9"])
+def test_the_password_of_a_proxy_is_not_told(user: User, proxy: str) -> None:
+    run = user.run(HTTP_PROXY=proxy, http_proxy=proxy, ALL_PROXY=proxy, NO_PROXY="", no_proxy="")
+    assert run.returncode == 1 and "pass%2Fword" not in run.stderr + run.stdout
+
+
+def test_two_uploads_at_once_never_mix(user: User, hub: Any) -> None:
+    hub.repositories[NAME] = hub_server.Repository(private=True)
+    hub.awaited_commits = threading.Barrier(2)
+    other = User(user.root, user.place / "elsewhere", user.url)
+    export_folder(other.folder)
+    (other.folder / "config.json").write_text('{"other": 1}\n', encoding="utf-8")
+    made = manifest.read(other.folder / MANIFEST_NAME)
+    paths = [other.folder / record.path for record in made.outputs["all"]]
+    manifest.finish(other.folder / MANIFEST_NAME, manifest.Work(STEP, {}), {"all": paths}, made.facts, 1.0)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(User.run, (user, other))
+    assert sorted((first.returncode, second.returncode)) == [0, 1], first.stderr + second.stderr
+    lost, winner = (first, other) if first.returncode else (second, user)
+    assert "somebody else changed ada/first" in lost.stderr and "run the same command again" in lost.stderr
+    assert hub.repositories[NAME].commits == 1
+    assert hub.repositories[NAME].files["config.json"] == (winner.folder / "config.json").read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -246,6 +286,15 @@ def test_files_changed_since_the_proof_are_all_named(user: User, hub: Any) -> No
     assert hub.requests == []
 
 
+def test_a_manifest_that_names_a_file_elsewhere_sends_nothing(user: User, hub: Any) -> None:
+    (user.place / "diary.txt").write_text("mine", encoding="utf-8")
+    path = user.folder / MANIFEST_NAME
+    path.write_text(path.read_text(encoding="utf-8").replace("config.json", "../diary.txt"), encoding="utf-8")
+    run = user.run()
+    assert run.returncode == 2 and "names a file outside the exported folder: ../diary.txt" in run.stderr
+    assert hub.requests == []
+
+
 def test_an_unreachable_hub_is_told_within_seconds(user: User) -> None:
     with socket.socket() as unused:  # bound and not listening: nothing else can take the port
         unused.bind(("127.0.0.1", 0))
@@ -257,7 +306,9 @@ def test_an_unreachable_hub_is_told_within_seconds(user: User) -> None:
     user.assert_token_nowhere(run)
 
 
-def test_a_refusal_on_the_way_of_xet_is_told_and_its_log_holds_no_token(user: User) -> None:
+@pytest.mark.parametrize("quotes", [False, True])
+def test_a_refusal_on_the_way_of_xet_is_told_and_its_log_holds_no_token(user: User, hub: Any, quotes: bool) -> None:
+    hub.quotes = quotes
     run = user.run(HF_HUB_DISABLE_XET="0")  # the server has no Xet
     assert run.returncode == 1 and "xet" in run.stderr and "Traceback" not in run.stderr
     assert list(user.home.rglob("*.log")), "Xet writes its log elsewhere now: look there"

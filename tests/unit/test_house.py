@@ -34,6 +34,7 @@ FLOORS = {
     "file_lock": 0,
     "manifest": 0,
     "progress": 0,
+    "markdown": 0,
     "writable": 0,
 }
 """Where each room stands; it may import its own floor and those below."""
@@ -276,6 +277,24 @@ def test_every_text_file_is_opened_as_utf8() -> None:
                 if not (isinstance(mode, ast.Constant) and "b" in str(mode.value)):
                     faults.append(f"{relative(path)}:{node.lineno}")
     assert not faults, "\n".join(faults)
+
+
+def test_no_code_comes_with_a_model() -> None:
+    """Every folder is opened without the code that it may bring, without pickles, and without the network."""
+    calls = [
+        (relative(path), node)
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_bytes()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    ]
+    opening = [(path, node) for path, node in calls if getattr(node.func, "attr", "") == "from_pretrained"]
+    assert len(opening) >= 5
+    for path, node in opening:
+        given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+        wanted = {"trust_remote_code": "False", "local_files_only": "True"}
+        assert wanted.items() <= given.items(), f"{path}:{node.lineno}"
+    unsafe = {"torch.load", "pickle.load", "pickle.loads", "joblib.load", "yaml.load"}
+    assert not [(path, node.lineno) for path, node in calls if ast.unparse(node.func) in unsafe]
 
 
 def test_training_names_no_family() -> None:

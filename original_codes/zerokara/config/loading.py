@@ -13,15 +13,17 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
-from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
+from zerokara.config import plain_yaml
 from zerokara.config.curriculum import Stage
 from zerokara.config.settings import Settings, Source
 from zerokara.errors import Fault, UserError
 
 _Config = TypeVar("_Config", bound=Settings)
+_MAX_UNKNOWN = 50
+"""Settings that are unknown one by one; more are another file."""
 
 
 def load(config_class: type[_Config], path: str | Path, overrides: Sequence[str] = ()) -> _Config:
@@ -36,7 +38,11 @@ def load(config_class: type[_Config], path: str | Path, overrides: Sequence[str]
     source = Source(str(path), lines, frozenset(overridden))
 
     known = config_class.model_fields
-    for key in [key for key in values if key not in known]:
+    unknown = [key for key in values if key not in known]
+    if len(unknown) > _MAX_UNKNOWN:
+        rule = f"has {len(unknown):,} settings that are unknown here, beginning with {', '.join(unknown[:5])}"
+        raise UserError(Fault(str(path), rule, remedy="is it the file of this step?"))
+    for key in unknown:
         faults.append(_unknown(key, values.pop(key), list(known), source))
     wrong: set[str] = set()
     try:
@@ -71,22 +77,22 @@ def _causes(broken: list[Fault], config_class: type[Settings], path: str | Path,
 
 def _read_file(path: Path, faults: list[Fault]) -> tuple[dict[str, Any], dict[str, int]]:
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = plain_yaml.text_of(path)
     except FileNotFoundError:
         raise UserError(
             Fault(where=str(path), rule="there is no such configuration file", remedy="name one with --config PATH")
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(Fault(where=str(path), rule=f"cannot be read as UTF-8 text ({error})")) from error
-    yaml = YAML(typ="safe", pure=True)
     try:
-        root: Node | None = yaml.compose(text)
+        root = plain_yaml.compose(text)
     except MarkedYAMLError as error:
         mark = error.problem_mark
         line = mark.line + 1 if mark else 1
         remedy = _quoting(text[mark.index :]) if mark else ""
-        rule = f"is not valid YAML: {error.problem}"
-        raise UserError(Fault(where=f"{path}:{line}", rule=rule, remedy=remedy or "write `key: value`")) from error
+        if isinstance(error, plain_yaml.NotPlainError):
+            rule = str(error.problem)
+        else:
+            rule, remedy = f"is not valid YAML: {error.problem}", remedy or "write `key: value`"
+        raise UserError(Fault(where=f"{path}:{line}", rule=rule, remedy=remedy)) from error
     except YAMLError as error:
         raise UserError(Fault(where=str(path), rule=f"is not valid YAML: {error}")) from error
     values: dict[str, Any] = {}
@@ -106,7 +112,11 @@ def _read_file(path: Path, faults: list[Fault]) -> tuple[dict[str, Any], dict[st
             continue
         lines[key] = line
         _read_nested(value_node, key, str(path), lines, faults)
-        values[key] = yaml.constructor.construct_object(value_node, deep=True)
+        try:
+            values[key] = plain_yaml.value(value_node)
+        except YAMLError as error:
+            rule = f"is no value of YAML ({getattr(error, 'problem', None) or error})"
+            faults.append(Fault(f"{path}:{line}", rule, key, remedy="put it in quotes where it is meant as text"))
     return values, lines
 
 
@@ -139,7 +149,7 @@ def _apply(overrides: Sequence[str], values: dict[str, Any], faults: list[Fault]
             faults.append(Fault(where="--set", found=text, rule="must be key=value", remedy="e.g. --set lr=3e-4"))
             continue
         try:
-            values[key] = YAML(typ="safe", pure=True).load(value)
+            values[key] = plain_yaml.read_value(value)
             overridden.add(key)
         except YAMLError as error:
             reason = getattr(error, "problem", None) or error
@@ -149,9 +159,9 @@ def _apply(overrides: Sequence[str], values: dict[str, Any], faults: list[Fault]
 
 
 def _quoting(rest: str) -> str:
-    """What to do about a value that begins as no value of YAML may: ``@files.txt``, ``*.jsonl``, ``%``."""
+    """What to do about a value that begins as no value of ours may: ``@files.txt``, ``*.jsonl``, ``%``."""
     word = rest.split(maxsplit=1)[0].rstrip(",]") if rest.strip() else ""
-    return f'put it in quotes: "{word}"' if word[:1] in ("@", "`", "*", "&", "%") else ""
+    return f'put it in quotes: "{word}"' if word[:1] in ("@", "`", "*", "&", "%", "!") else ""
 
 
 def _unknown(key: str, value: object, known: list[str], source: Source, inside: str = "") -> Fault:

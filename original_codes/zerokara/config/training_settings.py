@@ -89,8 +89,8 @@ class LearningSettings(Settings):
     """Seed of the initial weights and of the order of the data."""
     init_from: str = ""
     """A Hugging Face folder whose weights the run starts from; empty for weights drawn from the seed. Architecture,
-    sizes and tokenizer must be those of that model (step 3 names each that is not). A run that has begun goes on from
-    its own checkpoints."""
+    sizes and tokenizer must be those of that model (step 3 names each that is not), its weights *.safetensors: nothing
+    in it is run. A run that has begun goes on from its own checkpoints."""
     resize_vocabulary: Literal["none", "mean"] = "none"
     """What to do where the tokenizer has further pieces behind those of init_from's: refuse, or start each of them as
     the `mean` of the model's own."""

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, BinaryIO
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote, urlsplit
 
-from zerokara.errors import Fault, RunError
+from zerokara.errors import Fault, RunError, redacted
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -161,7 +161,7 @@ def _read_range(file: HubFile, start: int, end: int) -> bytes:
             return _request_range(file, start, end)
         except Exception as error:  # Sorted below: what may pass is tried again, anything else is told.
             if wait is None or not _may_pass(error):
-                message = f"reading bytes {start:,} to {end:,} of {file.bytes:,} failed: {_worded(error)}"
+                message = redacted(f"reading bytes {start:,} to {end:,} of {file.bytes:,} failed: {_worded(error)}")
                 raise OSError(errno.EIO, message, file.name) from error
             time.sleep(max(wait, _asked_wait(error)))
     raise AssertionError("unreachable")
@@ -235,9 +235,16 @@ def _get_json(path: str, **parameters: str) -> tuple[Any, str]:
     from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
     url = path if "://" in path else f"{_endpoint()}/{path}"
-    answer = get_session().get(url, params=parameters or None, headers=build_hf_headers(), timeout=TIMEOUT_SECONDS)
+    # The address of a next page comes from the server: the token goes to nobody but the Hub.
+    headers = build_hf_headers(token=None if _server(url) == _server(_endpoint()) else False)
+    answer = get_session().get(url, params=parameters or None, headers=headers, timeout=TIMEOUT_SECONDS)
     hf_raise_for_status(answer)
     return answer.json(), answer.links.get("next", {}).get("url", "")
+
+
+def _server(address: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(address)
+    return parts.scheme, parts.hostname, parts.port
 
 
 def _files(dataset: str, commit: str, path: str) -> list[HubFile]:

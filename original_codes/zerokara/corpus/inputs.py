@@ -8,6 +8,7 @@ the files of a list (``@files.txt``) stand in the order of the list. Formats by 
 from __future__ import annotations
 
 import glob
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,6 +95,9 @@ def find_files(entries: Sequence[str], where: str) -> list[InputFile]:
     for source, entry in enumerate(entries):
         for found in _expand(entry, where, faults):
             same = found.name if isinstance(found, hub.HubFile) else str(found.resolve())
+            if not same.isascii() and re.search("[\ud800-\udfff]", same):  # no manifest and no log could hold it
+                faults.append(Fault(where, f"names {found}, which is no UTF-8", found=entry, remedy="rename that file"))
+                continue
             if same in first_entry:
                 # The same documents twice would put one document into both training and validation.
                 rule = f"names {found}, which {first_entry[same]} names already"

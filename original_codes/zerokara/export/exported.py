@@ -49,12 +49,15 @@ def check_unchanged(folder: Path, made: manifest.Manifest) -> None:
     """Check every file against the manifest, by content.
 
     Raises:
-        UserError: lists every file that is missing or has changed since it was proved.
+        UserError: lists every file that is missing, has changed since it was proved, or lies elsewhere.
     """
     faults = []
     for record in files(made):
         path = folder / record.path
-        if not path.is_file():
+        if Path(record.path).is_absolute() or ".." in Path(record.path).parts:
+            rule = f"names a file outside the exported folder: {record.path}"
+            faults.append(Fault(where=str(folder / MANIFEST_NAME), rule=rule, remedy=_REMEDY))
+        elif not path.is_file():
             faults.append(Fault(where=str(path), rule="is missing from the exported folder", remedy=_REMEDY))
         elif path.stat().st_size != record.bytes or manifest.sha256_of(path) != record.sha256:
             rule = "has changed since the export was proved"

@@ -3,14 +3,20 @@
 What the folder holds must be what the configuration says, setting by setting, and its tokenizer must give every id to
 the same piece as ours: only then do its weights mean anything here. Both are looked at before training starts. The
 weights come by the inverses of the rules that export them, so that a model goes there and back without losing a bit.
+
+A folder may come from anyone, and nothing in it is run: no code that its files name (``auto_map``), and no pickle, the
+loading of which is the running of a program. Weights are read from safetensors alone.
 """
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import orjson
 import torch
 from torch import Tensor
 
@@ -25,6 +31,9 @@ _OF_TRAINING = {
     "initializer_range", "initializer_factor", "resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout_rate",
 }  # fmt: skip
 """Values that change no weight and no result of a model: those of whoever trained it."""
+_MOST_SAID = 300
+"""Characters of what transformers has to say; of some files it quotes a great deal."""
+_WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def check(config: PretrainConfig, shape: ModelShape, encoder: Encoder) -> None:
@@ -46,6 +55,11 @@ def check(config: PretrainConfig, shape: ModelShape, encoder: Encoder) -> None:
         remedy = f"set architecture: {known[0]}" if known else f"there are {', '.join(families.FAMILIES)}"
         rule = f"{folder} holds a model of type {found.model_type}"
         raise UserError(config.fault("architecture", rule, remedy))
+    if unsafe := _unsafe_weights(folder, found):
+        raise UserError(config.fault("init_from", unsafe, _to_safetensors(folder, family.auto_class)))
+    if broken := [f"{path.name} ({reason})" for path in _weight_files(folder) if (reason := _unreadable(path))]:
+        rule = f"holds weights that cannot be read: {', '.join(broken[:3])}"
+        raise UserError(config.fault("init_from", rule, "download the folder again"))
     faults = [*_differing(config, shape, found), *_strange_pieces(config, shape, found, encoder)]
     if faults:
         raise UserError(faults)
@@ -64,7 +78,12 @@ def weights(config: PretrainConfig, shape: ModelShape) -> dict[str, Tensor]:
     logging.disable_progress_bar()
     auto_class = getattr(transformers, families.FAMILIES[shape.architecture].auto_class)
     model, report = auto_class.from_pretrained(
-        folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False, output_loading_info=True
+        folder,
+        dtype=torch.float32,
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
+        output_loading_info=True,
     )
     complaints = [f"{name}: {sorted(map(str, found))}" for name, found in report.items() if found]
     if complaints:
@@ -100,9 +119,60 @@ def _config(folder: Path) -> Any:
 
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        rule = f"transformers cannot read it: {str(error).strip().splitlines()[0]}"
+    except Exception as error:  # the vendor raises nothing narrower on what is not as it should be
+        rule = f"transformers cannot read it: {_one_line(error)}"
         raise UserError(Fault(where=str(folder / "config.json"), rule=rule)) from error
+
+
+def _one_line(error: Exception) -> str:
+    words = " ".join(str(error).split())
+    return words if len(words) <= _MOST_SAID else f"{words[:_MOST_SAID]}…"
+
+
+def _unsafe_weights(folder: Path, found: Any) -> str:
+    """What keeps the weights from being read as safetensors, or an empty text."""
+    if named := getattr(found, "transformers_weights", None):
+        return f"names a file of weights of its own in config.json ({named}); model.safetensors is what is read"
+    if (folder / _WHOLE).is_file():
+        return ""
+    if (folder / _INDEX).is_file():
+        try:
+            parts = [str(path.relative_to(folder)) for path in _weight_files(folder)]
+        except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
+            return f"holds a {_INDEX} that is none: it has no weight_map with the file of each tensor"
+        other = [part for part in parts if not re.fullmatch(r"[\w.-]+\.safetensors", part)]
+        return f"lists files in {_INDEX} that are no safetensors beside it: {', '.join(other[:3])}" if other else ""
+    pickles = sorted(path.name for ending in ("bin", "pt", "pth", "ckpt") for path in folder.glob(f"*.{ending}"))
+    if pickles:
+        return f"holds its weights in a pickle ({pickles[0]}), which may run any program as it is loaded"
+    return f"holds no weights: neither {_WHOLE} nor {_INDEX}"
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    if (folder / _WHOLE).is_file():
+        return [folder / _WHOLE]
+    parts = orjson.loads((folder / _INDEX).read_bytes())["weight_map"].values()
+    return sorted({folder / str(part) for part in parts})
+
+
+def _unreadable(path: Path) -> str:
+    """What is wrong with a file by its head, which tells its size; or an empty text."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt"):
+            return ""
+    except (OSError, SafetensorError) as error:
+        return _one_line(error)
+
+
+def _to_safetensors(folder: Path, auto_class: str) -> str:
+    to = f"{folder}-safetensors"
+    code = f"from transformers import {auto_class} as M; M.from_pretrained({str(folder)!r}).save_pretrained({to!r})"
+    return (
+        "take the model's *.safetensors (most on the Hub have them), or where you trust who made it convert it once: "
+        f"{shlex.join(['.venv/bin/python', '-c', code])}, copy its tokenizer there too, and set init_from: {to}"
+    )
 
 
 def _differing(config: PretrainConfig, shape: ModelShape, found: Any) -> Iterator[Fault]:
@@ -150,8 +220,8 @@ def _strange_pieces(config: PretrainConfig, shape: ModelShape, found: Any, encod
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(config.init_from, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        rule = f"holds no tokenizer that transformers can read: {str(error).strip().splitlines()[0]}"
+    except Exception as error:  # as above
+        rule = f"holds no tokenizer that transformers can read: {_one_line(error)}"
         yield config.fault("init_from", rule, "without it nobody knows what its ids stand for")
         return
     named = tokenizer.convert_ids_to_tokens(list(range(theirs)))

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerokara.errors import RunError, UserError
+from zerokara.errors import RunError, UserError, redacted
 from zerokara.manifest import FileRecord
 from zerokara.progress import bytes_text
 
@@ -79,18 +79,18 @@ def upload(
     account: list[str] = []
     with _told(repository, account):
         account += _namespaces(api)
-        is_private = _make_repository(api, repository, private)
-        there = _listing(api, repository)
+        is_private, parent = _make_repository(api, repository, private)
+        there = _listing(api, repository, parent)
         strays = sorted(there.keys() - {record.path for record in files} - HUBS_OWN_FILES)
         if strays and not replace:
             raise UserError(
                 f"{repository} on the Hub holds files that are no part of this export: {', '.join(strays)}; run again "
                 "with --redo to delete them in the same commit (the Hub's history keeps them), or choose another name"
             )
-        url = f"{api.endpoint}/{repository}"
+        url = redacted(f"{api.endpoint}/{repository}")  # HF_ENDPOINT may hold a password
         if not strays and not differences(folder, files, there):
-            return Uploaded(url, str(api.model_info(repository).sha), is_private, 0)
-        commit = _send(api, folder, files, repository, strays)
+            return Uploaded(url, parent, is_private, 0)
+        commit = _send(api, folder, files, repository, strays, parent)
         there = _listing(api, repository, commit)
     wrong = differences(folder, files, there)
     if wrong:
@@ -151,8 +151,8 @@ def _namespaces(api: HfApi) -> list[str]:
     return [str(owner["name"]), *(str(each["name"]) for each in owner.get("orgs", []))]
 
 
-def _make_repository(api: HfApi, repository: str, private: bool) -> bool:
-    """Create the repository unless it is there; gives whether it is private."""
+def _make_repository(api: HfApi, repository: str, private: bool) -> tuple[bool, str]:
+    """Create the repository unless it is there; gives whether it is private, and its newest commit."""
     from huggingface_hub.errors import RepositoryNotFoundError
 
     try:
@@ -165,10 +165,10 @@ def _make_repository(api: HfApi, repository: str, private: bool) -> bool:
             f"{repository} is there already and is public, but private is true in the configuration; make it private "
             f"at {api.endpoint}/{repository}/settings, set private: false, or choose another huggingface_name"
         )
-    return bool(info.private)
+    return bool(info.private), str(info.sha)
 
 
-def _listing(api: HfApi, repository: str, revision: str | None = None) -> dict[str, RemoteFile]:
+def _listing(api: HfApi, repository: str, revision: str) -> dict[str, RemoteFile]:
     from huggingface_hub.hf_api import RepoFile
 
     return {
@@ -178,8 +178,10 @@ def _listing(api: HfApi, repository: str, revision: str | None = None) -> dict[s
     }
 
 
-def _send(api: HfApi, folder: Path, files: Sequence[FileRecord], repository: str, strays: Sequence[str]) -> str:
-    """Send the large files, then commit; gives the commit."""
+def _send(
+    api: HfApi, folder: Path, files: Sequence[FileRecord], repository: str, strays: Sequence[str], parent: str
+) -> str:
+    """Send the large files, then commit on top of `parent`, which was looked at, and of no other; gives the commit."""
     from huggingface_hub import CommitOperationDelete
 
     additions = [_addition(folder, record) for record in files]
@@ -189,7 +191,9 @@ def _send(api: HfApi, folder: Path, files: Sequence[FileRecord], repository: str
         api.preupload_lfs_files(repository, [each], free_memory=False)
     deletions = [CommitOperationDelete(path) for path in strays]
     print(f"committing {len(files)} files", flush=True)
-    done = api.create_commit(repository, [*additions, *deletions], commit_message="Upload by zerokara")
+    done = api.create_commit(
+        repository, [*additions, *deletions], commit_message="Upload by zerokara", parent_commit=parent
+    )
     return str(done.oid)
 
 
@@ -228,9 +232,9 @@ def _told(repository: str, account: Sequence[str]) -> Iterator[None]:
 
 
 def _refusal(error: Any, repository: str, account: Sequence[str]) -> str:
-    """What the Hub said, and what it means; addresses are cut before their query, which may hold signatures."""
+    """What the Hub said, and what it means."""
     response = error.response
-    status, address = response.status_code, str(response.url).partition("?")[0]
+    status, address = response.status_code, response.url
     said = f" ({error.server_message})" if error.server_message else ""
     namespace = repository.partition("/")[0]
     if status == 401:
@@ -241,6 +245,11 @@ def _refusal(error: Any, repository: str, account: Sequence[str]) -> str:
         return (
             f"the Hub refuses {repository} with status {status}{said}: {mine}{others}; check that {namespace} is "
             "this user or an organisation it may write to, and that the token has write access"
+        )
+    if status in (409, 412):
+        return (
+            f"somebody else changed {repository} while this upload was under way{said}; nothing of theirs was "
+            "replaced. See on the Hub, under Files and versions, what they committed; to put this export on top of it"
         )
     if status == 429:
         return f"the Hub asks for patience{said}: too many requests; wait some minutes"

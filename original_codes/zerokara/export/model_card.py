@@ -1,7 +1,7 @@
 """The model card (README.md) of an export, written from its facts alone.
 
 Format: Markdown with YAML front matter (https://huggingface.co/docs/hub/model-cards). A fact that is not known gives
-no line.
+no line. What others named or wrote stands as text (`zerokara.markdown`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from zerokara import markdown
 from zerokara.config.architectures import ARCHITECTURES
 from zerokara.export import usage
 from zerokara.progress import bytes_text, count_text, seconds_text
@@ -20,7 +21,7 @@ def render(facts: dict[str, Any], *, name: str, language: Sequence[str], license
     title = name.rpartition("/")[2]
     sections = [
         _front_matter(language, license, facts["model"]["task"]),
-        f"# {title}\n\n{_introduction(facts, language)}",
+        f"# {markdown.inline(title)}\n\n{_introduction(facts, language)}",
         "## Use\n\n" + _snippet(facts, name),
         "## Model\n\n" + _table(_model_rows(facts)),
         "## Data\n\n" + _data(facts) if facts.get("data") else "",
@@ -29,7 +30,7 @@ def render(facts: dict[str, Any], *, name: str, language: Sequence[str], license
         "## Tokenizer\n\n" + _table(_tokenizer_rows(facts)),
         "## Checked at export\n\n" + _bullets(_proof_lines(facts)),
         _samples(facts),
-        f"## Licence\n\n{license}",
+        f"## Licence\n\n{markdown.inline(license)}",
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
@@ -41,21 +42,28 @@ def _front_matter(language: Sequence[str], license: str, task: str) -> str:
     # JSON strings and lists are YAML too, and quote what must be quoted (`no` is a language code and a YAML false).
     lines = [
         "---",
-        f"language: {json.dumps(list(language), ensure_ascii=False)}",
-        f"license: {json.dumps(license)}",
+        f"language: {_yaml(list(language))}",
+        f"license: {_yaml(license)}",
         "library_name: transformers",
         *([f"pipeline_tag: {task}"] if is_task else []),
-        f"tags: {json.dumps(tags)}",
+        f"tags: {_yaml(tags)}",
         "---",
     ]
     return "\n".join(lines)
 
 
+def _yaml(value: object) -> str:
+    """JSON, with what does not print in YAML's own spelling, which takes characters beyond 16 bits."""
+    given = json.dumps(value, ensure_ascii=False)
+    return "".join(each if each.isprintable() else f"\\U{ord(each):08x}" for each in given)
+
+
 def _introduction(facts: dict[str, Any], language: Sequence[str]) -> str:
     model, training = facts["model"], facts["training"]
+    languages = markdown.inline(", ".join(language))
     return (
-        f"A language model of {count_text(model['parameters'])} parameters ({', '.join(language)}), pretrained from "
-        f"scratch on {count_text(training['tokens'])} tokens. It {_ABILITIES[model['task']]}; it was not trained to "
+        f"A language model of {count_text(model['parameters'])} parameters ({languages}), pretrained from scratch on "
+        f"{count_text(training['tokens'])} tokens. It {_ABILITIES[model['task']]}; it was not trained to "
         "follow instructions or to converse."
     )
 
@@ -105,7 +113,7 @@ def _expert_rows(model: dict[str, Any]) -> list[tuple[str, str]]:
 def _data(facts: dict[str, Any]) -> str:
     header = ["source", "split", "documents", "tokens", "text"]
     rows = [
-        [source["name"], split, *_split_cells(source[split])]
+        [markdown.inline(source["name"]), split, *_split_cells(source[split])]
         for source in facts["data"]["sources"]
         for split in ("train", "valid")
         if source[split]["documents"]
@@ -123,14 +131,14 @@ def _split_cells(split: dict[str, Any]) -> list[str]:
 def _training_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     training = facts["training"]
     rows = [
-        *([("started from", f"`{training['init_from']}`")] if training.get("init_from") else []),
+        *([("started from", markdown.inline(training["init_from"]))] if training.get("init_from") else []),
         ("steps", f"{training['step']:,}"),
         ("tokens", f"{training['tokens']:,}"),
         ("passes over the data", f"{training['epochs']:.2f}" if training["epochs"] is not None else "unknown"),
         ("time", seconds_text(training["seconds"])),
         ("precision", training["precision"]),
     ]
-    return rows + [(f"`{key}`", str(value)) for key, value in training["settings"].items()]
+    return rows + [(f"`{key}`", markdown.inline(str(value))) for key, value in training["settings"].items()]
 
 
 def _curve(facts: dict[str, Any]) -> str:
@@ -172,15 +180,8 @@ def _samples(facts: dict[str, Any]) -> str:
     for sample in facts.get("samples", []):
         for kind in ("greedy", "sampled"):
             text = f"{sample['prompt']}\n→ {sample[kind]}" if fills else sample["prompt"] + sample[kind]
-            parts.append(f"{kind}:\n\n{_fenced(text)}")
+            parts.append(f"{kind}:\n\n{markdown.fenced(text)}")
     return "## Samples, unselected\n\n" + "\n\n".join(parts) if parts else ""
-
-
-def _fenced(text: str) -> str:
-    fence = "```"
-    while fence in text:
-        fence += "`"
-    return f"{fence}text\n{text}\n{fence}"
 
 
 def _bullets(lines: Iterable[str]) -> str:
@@ -192,9 +193,5 @@ def _table(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def _grid(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---"] * len(header), *([_cell(cell) for cell in row] for row in rows)]
+    lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")

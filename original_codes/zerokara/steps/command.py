@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import TypeVar
 
 from zerokara import config as configuration
 from zerokara.config.settings import Settings
-from zerokara.errors import RunError, Stopped, UserError
+from zerokara.errors import RunError, Stopped, UserError, redacted
+from zerokara.progress import plain
 from zerokara.steps.next_command import COMMAND_NAME, SAME_COMMAND, again
 
 _Config = TypeVar("_Config", bound=Settings)
@@ -121,7 +123,7 @@ def run(
 
 
 def guarded(work: Callable[[], None], again: str = SAME_COMMAND) -> int:
-    """Run `work` and turn its errors into words and an exit code. What is not foreseen keeps its traceback.
+    """Run `work` and turn its errors into words and an exit code. What is not foreseen keeps its traceback, redacted.
 
     `again` is the command that resumes what was stopped; nothing is said of it where it is empty.
     """
@@ -129,15 +131,17 @@ def guarded(work: Callable[[], None], again: str = SAME_COMMAND) -> int:
         work()
     except UserError as error:
         for fault in error.faults:
-            print(f"error: {fault}", file=sys.stderr)
+            print(f"error: {plain(str(fault))}", file=sys.stderr)
         return error.exit_code
     except RunError as error:
-        print(f"failed: {error}", file=sys.stderr)
+        print(f"failed: {plain(str(error))}", file=sys.stderr)
         return error.exit_code
-    except OSError as error:
-        if error.filename is None:  # not about a file: not foreseen
-            raise
-        print(f"failed: cannot read or write {error.filename}: {error.strerror or error}", file=sys.stderr)
+    except Exception as error:
+        if isinstance(error, OSError) and error.filename is not None:
+            words = f"failed: cannot read or write {error.filename}: {error.strerror or error}"
+        else:  # not foreseen
+            words = traceback.format_exc().rstrip()
+        print(plain(redacted(words)), file=sys.stderr)
         return RunError.exit_code
     except Stopped as stop:
         print(f"stopped; {stop}", file=sys.stderr)

@@ -16,7 +16,7 @@ from zerokara.config import ConvertConfig
 from zerokara.durable import ASIDE_ENDING, free_name
 from zerokara.export import check_text, place, source
 from zerokara.export.exported import MANIFEST_NAME
-from zerokara.progress import bytes_text, opening, seconds_text, summary
+from zerokara.progress import bytes_text, opening, plain, seconds_text, summary
 from zerokara.steps import command, next_command, outputs
 
 
@@ -96,10 +96,10 @@ def _rows(made: manifest.Manifest) -> list[tuple[str, str]]:
 
 def _tell_samples(samples: list[dict[str, Any]], encodes: bool) -> None:
     for sample in samples:
-        print(f"\nprompt   {sample['prompt']}")
+        print(plain(f"\nprompt   {sample['prompt']}"))
         for kind in ("greedy", "sampled"):
             # What fills gaps does not go on from the prompt.
-            print(f"{kind:<8} {'' if encodes else sample['prompt']}{sample[kind]}")
+            print(plain(f"{kind:<8} {'' if encodes else sample['prompt']}{sample[kind]}"))
 
 
 def _next(config: ConvertConfig, options: command.Options, encodes: bool) -> str:

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from zerokara import config as configuration
+from zerokara.config import plain_yaml
 from zerokara.config.settings import Settings
 from zerokara.errors import UserError
 
@@ -150,7 +150,7 @@ def _lies_in(path: str, folder: str) -> bool:
 def _as_yaml(text: str) -> str:
     """A text as ``--set`` reads it back: in quotes where YAML would take it for something else."""
     try:
-        if YAML(typ="safe", pure=True).load(text) == text:
+        if plain_yaml.read_value(text) == text:
             return text
     except YAMLError:
         pass

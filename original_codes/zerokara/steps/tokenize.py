@@ -221,7 +221,8 @@ def _likely_tokenizer(argv: Sequence[str]) -> Path | None:
         return Path(words[key])
     options = dict(pairwise(argv)) | dict(word.split("=", 1) for word in argv if "=" in word)
     with suppress(OSError, UnicodeDecodeError):
-        text = Path(options.get("--config", "config.yaml")).read_text(encoding="utf-8")
+        with open(options.get("--config", "config.yaml"), encoding="utf-8") as file:
+            text = file.read(2**18)  # no configuration is larger (config/plain_yaml.py)
         found = re.search(rf"^{key}:[ \t]*[\"']?([^\"'#\n]+)", text, re.MULTILINE)
         return Path(found[1].strip()) if found else None
     return None

@@ -166,7 +166,7 @@ def load(hf_folder: Path) -> Any:
     """The tokenizer as any user of the folder gets it."""
     from transformers import AutoTokenizer  # seconds to import
 
-    return AutoTokenizer.from_pretrained(str(hf_folder), local_files_only=True)
+    return AutoTokenizer.from_pretrained(str(hf_folder), local_files_only=True, trust_remote_code=False)
 
 
 def hard_texts(encoder: Encoder) -> list[str]:

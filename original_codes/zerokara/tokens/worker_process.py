@@ -83,7 +83,9 @@ def _end_after(work: Callable[[], None]) -> None:
         work()
         code = 0
     except BaseException:
-        traceback.print_exc()
+        from zerokara.errors import redacted
+
+        print(redacted(traceback.format_exc()), file=sys.stderr)
     finally:
         with suppress(Exception):
             sys.stderr.flush()

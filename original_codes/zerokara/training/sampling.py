@@ -10,20 +10,21 @@ training on ``2 × prompts × (prompt + sample_tokens) × sample_tokens / 6`` to
 and the texts are on average half as long). All processes take part, since under ZeRO 3 and tensor parallelism none has
 the whole model; the first one draws, and tells the others.
 
-``samples.md`` in the run folder, one part for each step, text lines behind "> " so that no text can look like a part::
+``samples.md`` in the run folder, one part for each step, texts as blocks of code: none can look like a part, or be
+shown as markup by a viewer or TensorBoard::
 
     ## step 100
 
-    **Once upon a time**
+    **`Once upon a time`**
 
     greedy:
 
-    > and the
-    > end
+        and the
+        end
 
     sampled:
 
-    > ...
+        ...
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
+from zerokara import markdown
 from zerokara.durable import write_text
 from zerokara.samples.objective import Objective, Prompt, side_by_side
 from zerokara.tokenizer.encoder import Encoder
@@ -131,9 +133,11 @@ def as_markdown(samples: Sequence[Sample]) -> str:
     """The samples of one step."""
     parts = []
     for sample in samples:
-        parts.append(f"**{_one_line(sample.prompt) or '(the start of a document)'}**")
+        begun = markdown.code(sample.prompt) if sample.prompt.strip() else "(the start of a document)"
+        parts.append(f"**{begun}**")
         parts += [
-            f"{name}:\n\n{_quoted(text)}" for name, text in (("greedy", sample.greedy), ("sampled", sample.sampled))
+            f"{name}:\n\n{markdown.indented(text)}"
+            for name, text in (("greedy", sample.greedy), ("sampled", sample.sampled))
         ]
     return "\n\n".join(parts) + "\n"
 
@@ -165,8 +169,3 @@ def excerpt(text: str, characters: int = 100) -> str:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-def _quoted(text: str) -> str:
-    # Split at every kind of line end, so that no line of a text begins a line of the file.
-    return "\n".join(f"> {line}".rstrip() for line in text.splitlines() or [""])

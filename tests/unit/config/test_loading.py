@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -227,6 +229,49 @@ def test_a_wrong_config_answers_before_torch_is_imported(tmp_path: Path, module:
 @pytest.mark.parametrize(("text", "word"), [("[@files.txt]", "@files.txt"), ("*.jsonl", "*.jsonl"), ("%x", "%x")])
 def test_a_value_that_must_be_quoted(tmp_path: Path, text: str, word: str) -> None:
     (in_file,) = faults_of(tmp_path, f"lr: 1\ninput_jsonl: {text}\n")
-    assert in_file.startswith("config.yaml:2: is not valid YAML: ") and in_file.endswith(f'put it in quotes: "{word}"')
+    assert in_file.startswith("config.yaml:2: ") and in_file.endswith(f'put it in quotes: "{word}"')
     (on_line,) = faults_of(tmp_path, "lr: 1\n", overrides=(f"input_jsonl={text.strip('[]')}",))
     assert on_line.startswith("--set: input_jsonl = ") and on_line.endswith(f'put it in quotes: "{word}"')
+
+
+BOMB = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefghij"))
+
+
+@pytest.mark.parametrize("config_class", [PretrainConfig, TokenizerConfig, ConvertConfig])
+@pytest.mark.parametrize(
+    ("text", "place", "rule"),
+    [
+        ("lr: !!python/object/apply:os.mkdir [made]\n", ":1", "has a tag (tag:yaml.org,2002:python/object"),
+        ("# mine\n!foo\nlr: 1\n", ":2", "has a tag (!foo)"),
+        (BOMB, ":1", "mark of an alias (*) or an anchor (&)"),
+        ("lr: &a [*a]\n", ":1", "mark of an alias (*) or an anchor (&)"),
+        ("stages: [{<<: {order: shuffle}}]\n", ":1", "has a merge key (<<)"),
+        ("stages: [{? [a, b] : 1}]\n", ":1", "has a list or a mapping as a key"),
+        ("\ninput: " + "[" * 100_000, ":2", "has lists or mappings in more than 8 levels"),
+        ("".join(f"{' ' * level}a:\n" for level in range(600)), ":8", "has lists or mappings in more than 8 levels"),
+        ("input: [" + "a," * 100_000 + "]\n", ":1", "has more than 10,000 values"),
+        ("".join(f"k{number}: 1\n" for number in range(4000)), "", "has 4,000 settings that are unknown here"),
+        ("a: " + "1" * 1_000_000, "", "is larger than 256 kB"),
+        ("lr: 2024-13-45\n", ":1", "lr: is no value of YAML (month"),
+    ],
+)
+def test_what_is_more_than_plain_yaml_is_one_fault_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config_class: type, text: str, place: str, rule: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    started = time.process_time()
+    fault = faults_of(tmp_path, text, config_class)[0]
+    assert time.process_time() - started < 1
+    assert fault.startswith(f"config.yaml{place}: ") and rule in fault and len(fault) < 700
+    assert not Path("made").exists()
+
+
+def test_an_endless_file_is_no_configuration() -> None:
+    with pytest.raises(UserError, match="/dev/zero: is larger than 256 kB"):
+        load(PretrainConfig, "/dev/zero")
+
+
+@pytest.mark.parametrize("value", ["!foo 1", "&a 1", "2024-13-45", "[" * 9 + "1" + "]" * 9])
+def test_a_value_of_the_command_line_is_plain_too(tmp_path: Path, value: str) -> None:
+    (fault,) = faults_of(tmp_path, "", overrides=(f"lr={value}",))
+    assert fault.startswith("--set: lr = ") and "is not a YAML value" in fault

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -147,6 +149,102 @@ def test_what_holds_no_model_of_ours_is_told(tmp_path: Path, encoder: Encoder) -
     )
     (tmp_path / "bert/config.json").write_text('{"model_type": ', encoding="utf-8")
     assert "transformers cannot read it" in faults_of(settings_of(tmp_path / "bert"), encoder)
+
+
+class Program:
+    """What runs as it is unpickled."""
+
+    def __init__(self, made: Path):
+        self.made = made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.made),)
+
+
+def test_a_pickle_is_refused_and_never_opened(tmp_path: Path, encoder: Encoder) -> None:
+    folder, made = tmp_path / "hf", tmp_path / "made"
+    settings = exported(folder, encoder)
+    shape = ModelShape.from_config(settings, encoder.vocab_size)
+    whole = (folder / "model.safetensors").read_bytes()
+    with open(folder / "pytorch_model.bin", "wb") as file:
+        pickle.dump({"x": Program(made)}, file)
+    check(settings, encoder)  # beside safetensors it does no harm
+    (folder / "model.safetensors").unlink()
+    words = faults_of(settings, encoder)
+    assert "holds its weights in a pickle (pytorch_model.bin), which may run any program" in words
+    assert "AutoModelForCausalLM as M" in words and f"set init_from: {folder}-safetensors" in words
+    with pytest.raises(OSError, match=r"no file named model\.safetensors"):
+        from_hf.weights(settings, shape)
+
+    index = folder / "model.safetensors.index.json"
+    for part in ("pytorch_model.bin", "../model.safetensors", 3):
+        index.write_text(json.dumps({"weight_map": {"lm_head.weight": part}}), encoding="utf-8")
+        assert f"that are no safetensors beside it: {part}" in faults_of(settings, encoder)
+    for text in ("[]", "{", '{"weight_map": 3}'):
+        index.write_text(text, encoding="utf-8")
+        assert "it has no weight_map" in faults_of(settings, encoder)
+    index.unlink()
+    (folder / "pytorch_model.bin").rename(folder / "elsewhere")
+    assert "holds no weights: neither model.safetensors nor" in faults_of(settings, encoder)
+
+    (folder / "model.safetensors").write_bytes(whole)
+    values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps({**values, "transformers_weights": "elsewhere"}), encoding="utf-8")
+    assert "names a file of weights of its own in config.json (elsewhere)" in faults_of(settings, encoder)
+    assert not made.exists()
+
+
+def test_weights_that_broke_off_are_told_before_the_training(tmp_path: Path, encoder: Encoder) -> None:
+    settings = exported(tmp_path, encoder)
+    whole = tmp_path / "model.safetensors"
+    whole.write_bytes(whole.read_bytes()[:-1])
+    words = faults_of(settings, encoder)
+    assert "weights that cannot be read: model.safetensors (" in words and "download the folder again" in words
+    index = {"weight_map": {"a": "model-1.safetensors"}}
+    whole.unlink()
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    assert "weights that cannot be read: model-1.safetensors (No such file" in faults_of(settings, encoder)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("config.json", {"hidden_size": "x"}),
+        ("config.json", {"dtype": "x"}),
+        ("config.json", {"model_type": ["x"]}),
+        ("tokenizer_config.json", {"added_tokens_decoder": [1]}),
+    ],
+)
+def test_whatever_stands_in_a_folders_json_there_is_a_fault(
+    tmp_path: Path, encoder: Encoder, name: str, values: dict[str, Any]
+) -> None:
+    settings = exported(tmp_path, encoder)
+    there = json.loads((tmp_path / name).read_text(encoding="utf-8"))
+    (tmp_path / name).write_text(json.dumps(there | values), encoding="utf-8")
+    words = faults_of(settings, encoder)
+    assert "transformers can" in words and "\n" not in words
+    (tmp_path / name).write_text("[" * 100_000, encoding="utf-8")
+    assert "transformers can" in faults_of(settings, encoder)
+
+
+def test_code_that_a_folder_brings_is_not_run(tmp_path: Path, encoder: Encoder) -> None:
+    folder, made = tmp_path / "hf", tmp_path / "made"
+    settings = exported(folder, encoder)
+    code = f"import os\nos.mkdir({str(made)!r})\nclass Evil: pass\n"
+    (folder / "evil.py").write_text(code, encoding="utf-8")
+    names = ("AutoConfig", "AutoModel", "AutoModelForCausalLM")
+    for name, brought in (
+        ("config.json", dict.fromkeys(names, "evil.Evil")),
+        ("tokenizer_config.json", {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}),
+    ):
+        values = json.loads((folder / name).read_text(encoding="utf-8"))
+        (folder / name).write_text(json.dumps({**values, "auto_map": brought}), encoding="utf-8")
+    check(settings, encoder)
+    from_hf.weights(settings, ModelShape.from_config(settings, encoder.vocab_size))
+    values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps({**values, "model_type": "evil"}), encoding="utf-8")
+    assert "transformers cannot read it" in faults_of(settings, encoder)
+    assert not made.exists()
 
 
 def test_another_tokenizer_is_refused(tmp_path: Path, encoder: Encoder) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import re
 import shlex
 from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard
+from markdown_it import MarkdownIt
 
 from zerokara.export import model_card, usage
 
@@ -97,3 +99,21 @@ def test_what_is_not_known_is_not_claimed(facts: dict[str, Any]) -> None:
     card = render(facts)
     for words in ("## Data", "validation", "metrics.jsonl", "## Samples"):
         assert words not in card
+
+
+def test_names_settings_and_texts_of_others_are_no_markup(facts: dict[str, Any]) -> None:
+    nasty = "x](javascript:1)<script>alert(1)</script>\n---\n| `a` ![b](http://t/p.png) \u202e\udcff"
+    facts["data"]["sources"] = [{**facts["data"]["sources"][0], "name": nasty}]
+    facts["training"]["init_from"] = facts["training"]["settings"]["order"] = nasty
+    facts["samples"] = [dict.fromkeys(("prompt", "greedy", "sampled"), nasty[:-1] + "\n```\n# <b>")]
+    card = model_card.render(facts, name=f"me/{nasty[:-1]}", language=["ja", nasty[:-1]], license=f"- {nasty[:-1]}")
+    data = ModelCard(card).data
+    assert data.language == ["ja", nasty[:-1]] and data.license == f"- {nasty[:-1]}"
+    assert data.tags == ["zerokara", "pretrained-from-scratch"]
+    parser = MarkdownIt("commonmark", {"html": True}).enable("table")
+    found = [each for token in parser.parse(ModelCard(card).text) for each in (token, *(token.children or []))]
+    kinds = [token.type for token in found]
+    assert not {"html_inline", "html_block", "link_open", "image", "hr"} & set(kinds)
+    assert (kinds.count("heading_open"), kinds.count("bullet_list_open"), kinds.count("fence")) == (9, 1, 3)
+    assert len(re.findall("(?m)^[|].*[|]$", card)) == kinds.count("tr_open") + kinds.count("table_open")
+    card.encode("utf-8")

@@ -36,7 +36,16 @@ def test_a_template_that_sets_what_the_config_owns_is_refused_with_every_key(tmp
     assert "template.json:4: zero_optimization.stage = 3: belongs to config.yaml (zero_stage)" in text
 
 
-@pytest.mark.parametrize(("content", "words"), [("{", "is not JSON"), ("[]", "must hold one JSON object")])
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "must hold one JSON object"),
+        ('{"a": ' * 100_000, "is larger than 256 kB"),
+        ('{"a": ' * 900 + "1" + "}" * 900, "has objects in more than 8 levels"),
+        ('{"a": ' * 20_000 + "1" + "}" * 20_000, "is not JSON: depth limit"),
+    ],
+)
 def test_a_template_that_is_no_json_is_told(tmp_path: Path, content: str, words: str) -> None:
     path = tmp_path / "template.json"
     path.write_text(content, encoding="utf-8")

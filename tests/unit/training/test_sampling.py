@@ -96,8 +96,10 @@ def test_each_step_stands_once_in_the_file_whatever_the_model_writes(tmp_path: P
     sampling.add(tmp_path, 20, [nasty])
     assert steps() == [0, 10, 20]
     text = (tmp_path / "samples.md").read_text(encoding="utf-8")
-    assert text.startswith("# What the model wrote\n\n## step 0\n\n**a ## step 7**\n\ngreedy:\n\n> one\n> ## step 8\n")
-    assert "**(the start of a document)**\n\ngreedy:\n\n> two\n\nsampled:\n\n> three\n" in text
+    assert text.startswith(
+        "# What the model wrote\n\n## step 0\n\n**`a ## step 7`**\n\ngreedy:\n\n    one\n    ## step 8\n"
+    )
+    assert "**(the start of a document)**\n\ngreedy:\n\n    two\n\nsampled:\n\n    three\n" in text
     assert text.count("again") == 1
     sampling.forget_after(tmp_path, -1)
     assert steps() == []

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from zerokara.config import PretrainConfig
+from zerokara.config import PretrainConfig, plain_yaml
 from zerokara.errors import Fault, UserError
 
 _OWNED = {
@@ -76,7 +76,7 @@ def load_template(path: Path) -> dict[str, Any]:
         UserError: it is missing, not JSON, or sets a key that config.yaml owns; names every such key.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = plain_yaml.text_of(path)
         template = orjson.loads(text)
     except FileNotFoundError:
         raise UserError(Fault(where=str(path), rule="there is no such file", remedy="see deepspeed_template")) from None
@@ -84,6 +84,9 @@ def load_template(path: Path) -> dict[str, Any]:
         raise UserError(Fault(where=f"{path}:{error.lineno}", rule=f"is not JSON: {error.msg}")) from error
     if not isinstance(template, dict):
         raise UserError(Fault(where=str(path), rule="must hold one JSON object"))
+    if _levels(template) > plain_yaml.MAX_LEVELS:
+        rule = f"has objects in more than {plain_yaml.MAX_LEVELS} levels, as no template has"
+        raise UserError(Fault(where=str(path), rule=rule))
     faults = [
         Fault(
             where=f"{path}:{_line_of(text, key)}",
@@ -98,6 +101,13 @@ def load_template(path: Path) -> dict[str, Any]:
     if faults:
         raise UserError(faults)
     return template
+
+
+def _levels(template: dict[str, Any]) -> int:
+    levels, here = 0, [template]
+    while here:
+        levels, here = levels + 1, [value for each in here for value in each.values() if isinstance(value, dict)]
+    return levels
 
 
 def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

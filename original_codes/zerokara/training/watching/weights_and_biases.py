@@ -5,10 +5,14 @@ nothing but the recording. The thread is given 90 seconds at the end of the run.
 
 A run keeps its id over all its starts (``wandb/zerokara.json`` in the run folder), so that online it goes on in the
 same curve. Offline, wandb knows of no earlier start: each writes a folder ``wandb/offline-run-…`` of its own, with the
-same id. ``WANDB_RESUME=allow wandb sync <run folder>/wandb/offline-run-*`` sends them in the order in which they began,
-each going on where the one before ended (cli/cli.py, `sync`; core/internal/runupserter/runupserter.go: without the
-variable each would take the place of the one before). Steps that were recorded before a crash and are trained again are
-not recorded twice: W&B takes no step that lies before its last.
+same id. ``WANDB_RESUME=allow WANDB_PROGRAM=zerokara wandb sync <run folder>/wandb/offline-run-*`` sends them in the
+order in which they began, each going on where the one before ended (cli/cli.py, `sync`; core/internal/runupserter/
+runupserter.go: without WANDB_RESUME each would take the place of the one before; without WANDB_PROGRAM it tells the
+path of the `wandb` that sends). Steps that were recorded before a crash and are trained again are not recorded twice:
+W&B takes no step that lies before its last.
+
+What goes out are the numbers, the sample texts, the settings, of each path the last name, and the machine's load: no
+folder, user, host, git remote, program, list of packages or log.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ import orjson
 
 from zerokara.config import PretrainConfig
 from zerokara.durable import write_json
+from zerokara.errors import redacted
 
 FOLDER_NAME = "wandb"
 STATE_NAME = "zerokara.json"
@@ -32,6 +37,17 @@ INIT_SECONDS = 60
 FINISH_SECONDS = 60
 """How long the rest is sent at the end of the run; what was not stays in the folder, for ``wandb sync``."""
 _LEAVE_SECONDS = 90.0
+_TEXTS = "sample_prompts"
+_PRIVATE: dict[str, Any] = {
+    "console": "off",  # the log names folders
+    "disable_git": True,
+    "save_code": False,
+    "x_disable_meta": True,  # program, its arguments, folder, interpreter, user, host
+    "x_save_requirements": False,
+    "host": "",
+    "program": "zerokara",
+}
+"""wandb would send all of this by itself."""
 
 
 class WeightsAndBiases:
@@ -73,7 +89,8 @@ class WeightsAndBiases:
                 write_json(self._state_path, {"id": state["id"], "step": step})
             run.finish()
         except Exception as error:  # no key, no network, a full disk: the training goes on
-            self._say(f"wandb: {' '.join(str(error).split()) or type(error).__name__}; going on without it")
+            said = redacted(" ".join(str(error).split())) or type(error).__name__
+            self._say(f"wandb: {said}; going on without it")
 
     def _start(self) -> Any:
         import wandb
@@ -92,10 +109,8 @@ class WeightsAndBiases:
             resume="allow" if online else None,
             dir=str(self._run_dir),
             mode="online" if online else "offline",
-            config=self._config.model_dump(mode="json"),
-            settings=wandb.Settings(
-                init_timeout=INIT_SECONDS, finish_timeout=FINISH_SECONDS, console="off", disable_git=True
-            ),
+            config=shared(self._config.model_dump(mode="json")),
+            settings=wandb.Settings(init_timeout=INIT_SECONDS, finish_timeout=FINISH_SECONDS, **_PRIVATE),
         )
 
     @property
@@ -108,6 +123,18 @@ class WeightsAndBiases:
             write_json(self._state_path, {"id": f"zerokara-{secrets.token_hex(4)}", "step": -1})
         state: dict[str, Any] = orjson.loads(self._state_path.read_bytes())
         return state
+
+
+def shared(value: Any) -> Any:
+    """Settings as they are sent: of each path the last name alone, of each address no password.
+
+    Whatever is text is taken for a path but the prompts, which are quoted.
+    """
+    if isinstance(value, dict):
+        return {key: each if key == _TEXTS else shared(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [shared(each) for each in value]
+    return redacted(value).rstrip("/").rpartition("/")[2] if isinstance(value, str) else value
 
 
 def _as_wandb(value: Any) -> Any:

@@ -1,0 +1,49 @@
+"""Texts of others in Markdown of ours: they are read as what they say, and are never markup.
+
+A corpus file may be called ``x](javascript:…)<script>.jsonl``, and a model writes whatever it likes. In: any text. Out:
+Markdown that shows it. Source: CommonMark 0.31 (any ASCII punctuation may stand behind a backslash; spaces of four
+begin a block of code), and GitHub's tables, whose cells end at a ``|`` without a backslash.
+"""
+
+from __future__ import annotations
+
+import re
+
+from zerokara.progress import plain
+
+_MARKUP = re.compile(r"[\\`*_{}\[\]()<>#!|~&$:@^]|(?<=www)\.|^[-+=]|(?<=\d)\.(?=\s|$)", re.IGNORECASE)
+"""What begins emphasis, links (bare addresses too), HTML, entities, formulas, cells, headings or lists."""
+
+
+def printable(text: str) -> str:
+    """`text` in one line: white space is a space; what does not print (controls, turned directions) is spelt out."""
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in " ".join(text.split())
+    )
+
+
+def inline(text: str) -> str:
+    """`text` within a line or the cell of a table."""
+    return _MARKUP.sub(r"\\\g<0>", printable(text))
+
+
+def code(text: str) -> str:
+    """`text` within a line, as code; not for the cell of a table."""
+    line = printable(text)
+    marks = "`" * (_longest_run(line) + 1)
+    return f"{marks} {line} {marks}" if "`" in line else f"{marks}{line}{marks}"
+
+
+def fenced(text: str) -> str:
+    """`text` as a block of code between marks longer than any in it."""
+    marks = "`" * max(3, _longest_run(text) + 1)
+    return f"{marks}text\n{plain(text)}\n{marks}"
+
+
+def indented(text: str) -> str:
+    """`text` as a block of code of which no line begins a line of the file; at every kind of line end there is one."""
+    return "\n".join(f"    {plain(line)}".rstrip() for line in text.splitlines() or [""])
+
+
+def _longest_run(text: str) -> int:
+    return max(map(len, re.findall("`+", text)), default=0)

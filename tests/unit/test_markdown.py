@@ -1,0 +1,82 @@
+"""Texts of others in Markdown, read back by a parser with HTML and tables on."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from zerokara import markdown
+
+NASTY = [
+    "x](javascript:alert(1))<script>alert(1)</script>.jsonl",
+    "![a](http://tracker/p.png)",
+    "[a]: http://x",
+    "a|b\\|c\\",
+    "`a` ``b``",
+    "**a** __b__ ~~c~~ $d$",
+    "&lt;b&gt; &#60;",
+    "<http://x> www.x.org http://x a@b.c",
+    "# a",
+    "- a",
+    "1. a",
+    "---",
+    "=====",
+    "> a",
+    "    a",
+    "```",
+    "~~~",
+    "<!-- a",
+]
+
+
+def tokens(text: str) -> list[Token]:
+    """All tokens, those within lines too."""
+    parser = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
+    found = []
+    for token in parser.parse(text):
+        found += [token, *(token.children or [])]
+    return found
+
+
+def shown(text: str) -> str:
+    """What a reader sees of the lines."""
+    return "".join(token.content for token in tokens(text) if token.type in ("text", "text_special", "code_inline"))
+
+
+PLAIN = {"paragraph_open", "paragraph_close", "inline", "text", "text_special"}
+
+
+@pytest.mark.parametrize("text", [*NASTY, *(f"x {each} y" for each in NASTY)])
+def test_a_text_in_a_line_is_text(text: str) -> None:
+    made = markdown.inline(text)
+    assert {token.type for token in tokens(made)} <= PLAIN, made
+    assert shown(made) == " ".join(text.split())
+    assert {token.type for token in tokens(markdown.code(text))} <= PLAIN | {"code_inline"}
+    assert shown(markdown.code(text)) == " ".join(text.split())
+
+
+def test_a_text_in_a_table_is_one_cell() -> None:
+    rows = [f"| {markdown.inline(each)} | 1 |" for each in NASTY]
+    found = tokens("\n".join(["| a | b |", "| --- | --- |", *rows]))
+    cells = [after.content for token, after in pairwise(found) if token.type == "td_open"]
+    assert len(cells) == 2 * len(NASTY)
+    assert [shown(cell) for cell in cells[::2]] == [" ".join(each.split()) for each in NASTY]
+    assert not {"html_inline", "html_block", "link_open", "image"} & {token.type for token in found}
+
+
+@pytest.mark.parametrize("text", ["\n".join(NASTY), "a\n\n\n  b\n```", "````", ""])
+def test_a_block_is_code(text: str) -> None:
+    (block,) = tokens(markdown.fenced(text))
+    assert block.type == "fence" and block.content == f"{text}\n"
+    blocks = tokens(f"greedy:\n\n{markdown.indented(text)}\n")
+    assert {token.type for token in blocks} <= PLAIN | {"code_block"}
+
+
+def test_what_does_not_print_is_spelt_out() -> None:
+    assert markdown.printable("a\n b\x1b[31m\u202egpj.exe\udcff\u3000日本") == "a b\\x1b[31m\\u202egpj.exe\\udcff 日本"
+    assert markdown.inline("日本 語.jsonl") == "日本 語.jsonl"
+    assert "\x1b" not in markdown.fenced("a\x1b]0;b") + markdown.indented("a\x1b]0;b\u2028c")
+    assert "می\u200cخواهم\u3000\tb" in markdown.fenced("می\u200cخواهم\u3000\tb")
