@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-_ABSENT = object()
+
+class _ABSENT:
+    """No value was given; a class, since it stays the same one on the way from a worker process."""
 
 
 @dataclass(frozen=True)
