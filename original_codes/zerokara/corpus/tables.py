@@ -97,12 +97,13 @@ def row_groups(file: InputFile, start: int, end: int | None, text_field: str) ->
             first_row = sum(footer.row_group(i).num_rows for i in range(min(start, footer.num_row_groups)))
             line = 1
             for group in range(start, footer.num_row_groups if end is None else min(end, footer.num_row_groups)):
-                rows = _Rows(file, table, group, text_field, first_row, line)
+                rows = _Rows(file, table, group, text_field, first_row, line, sizes[group])
                 yield RowGroup(iter(rows), sizes[group], group == footer.num_row_groups - 1, rows)
                 first_row += footer.row_group(group).num_rows
                 line = rows.line
     except Damaged as damage:
-        broken = BadLine(file, 1, 0, Reason.DAMAGED, excerpt(str(damage).encode()))
+        what = _shown(damage)
+        broken = BadLine(file, 1, 0, Reason.DAMAGED, what, lost_bytes=file.bytes)  # of nobody knows how many rows
         yield RowGroup(iter([broken]), file.bytes, True)
 
 
@@ -113,7 +114,8 @@ def _opened(file: InputFile) -> Iterator[pq.ParquetFile]:
     with file.open(0) as raw:
         buffer_bytes = _PAGE_BUFFER_BYTES if file.remote is None else _REMOTE_BUFFER_BYTES
         with _damage():
-            table = pq.ParquetFile(raw, buffer_size=buffer_bytes, pre_buffer=False)
+            table = pq.ParquetFile(raw, buffer_size=buffer_bytes, pre_buffer=False, page_checksum_verification=True)
+            _check_footer(table.metadata)
         yield table
 
 
@@ -132,6 +134,19 @@ def _damage() -> Iterator[None]:
         raise Damaged(str(error)) from error
 
 
+def _shown(damage: Damaged) -> str:
+    return excerpt(" ".join(str(damage).split()).encode())  # pyarrow's messages have several lines
+
+
+def _check_footer(footer: pq.FileMetaData) -> None:
+    """Refuse a footer whose numbers contradict each other: what is counted as lost is counted by them."""
+    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+    rows = [group.num_rows for group in groups]
+    sizes = [group.column(i).total_compressed_size for group in groups for i in range(group.num_columns)]
+    if min([0, *rows, *sizes]) < 0 or sum(rows) != footer.num_rows:
+        raise Damaged(f"the footer tells of {footer.num_rows:,} rows, and of {sum(rows):,} in the row groups")
+
+
 def _disk_sizes(footer: pq.FileMetaData, file_bytes: int) -> list[int]:
     """Each row group's share of the file, by its packed columns; together exactly the file."""
     packed = [
@@ -148,9 +163,18 @@ def _disk_sizes(footer: pq.FileMetaData, file_bytes: int) -> list[int]:
 class _Rows:
     """The items of one row group."""
 
-    def __init__(self, file: InputFile, table: pq.ParquetFile, group: int, text_field: str, first_row: int, line: int):
+    def __init__(
+        self,
+        file: InputFile,
+        table: pq.ParquetFile,
+        group: int,
+        text_field: str,
+        first_row: int,
+        line: int,
+        disk_bytes: int,
+    ):
         self.file, self.table, self.group, self.text_field = file, table, group, text_field
-        self.row, self.line = first_row, line
+        self.row, self.line, self.disk_bytes = first_row, line, disk_bytes
         self._first, self.end = first_row, first_row + table.metadata.row_group(group).num_rows
 
     @property
@@ -170,27 +194,36 @@ class _Rows:
                 with _damage():
                     values = next(batches, None)
             except Damaged as damage:
-                yield self._item(Reason.DAMAGED, excerpt(str(damage).encode()))
+                yield self._rest(_shown(damage))
                 return
             if values is None:
+                if self.row < self.end:
+                    yield self._rest("the row group holds fewer rows than its footer says")
                 return
-            for value in values:
+            for value in values[: self.end - self.row]:
                 yield self._item_of(value)
 
     def _item_of(self, value: bytes | None) -> Document | BadLine:
         if value is None:
             return self._item(Reason.WRONG_TYPE, "null")
         if len(value) > documents.MAX_LINE_BYTES:
-            return self._item(Reason.TOO_LONG, excerpt(value))
+            return self._item(Reason.TOO_LONG, excerpt(value), len(value) + 1)
         text = text_of_value(value)
         if isinstance(text, Reason):
-            return self._item(text, excerpt(value))
+            return self._item(text, excerpt(value), len(value) + 1)
         self.row, self.line = self.row + 1, self.line + 1
-        return Document(text, self.file, self.line - 1, self.row - 1)
+        return Document(text, self.file, self.line - 1, self.row - 1, len(value) + 1)
 
-    def _item(self, reason: Reason, shown: str) -> BadLine:
+    def _item(self, reason: Reason, shown: str, size: int = 1) -> BadLine:
         self.row, self.line = self.row + 1, self.line + 1
-        return BadLine(self.file, self.line - 1, self.row - 1, reason, shown)
+        return BadLine(self.file, self.line - 1, self.row - 1, reason, shown, size)
+
+    def _rest(self, damage: str) -> BadLine:
+        """The rows that cannot be read, as one item, with their share of the row group's bytes."""
+        line, row, missing = self.line, self.row, max(1, self.end - self.row)
+        lost = self.disk_bytes - self.disk_bytes * (row - self._first) // max(1, self.end - self._first)
+        self.row, self.line = row + missing, line + missing
+        return BadLine(self.file, line, row, Reason.DAMAGED, damage, 0, missing, lost)
 
     def _fault_of_column(self) -> tuple[Reason | None, str]:
         schema = self.table.schema_arrow
