@@ -1,6 +1,6 @@
 """Rows of a .parquet file → documents and bad lines, row group by row group, in bounded memory.
 
-Only the column with the text is read, some megabytes of it at a time. A value is text when the column is of strings
+Only the column with the text is read, about a megabyte of it at a time. A value is text when the column is of strings
 (large and dictionary-encoded ones too) or of bytes, which is how writers without logical types store strings; a null
 and a value of any other column is no text. Invalid UTF-8 spoils its own row only, a damaged page the rest of its row
 group. pyarrow is imported when such a file is read. Source: the Parquet format, https://parquet.apache.org/docs/.
@@ -8,6 +8,7 @@ group. pyarrow is imported when such a file is read. Source: the Parquet format,
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-_BATCH_BYTES = 8 * 1024 * 1024
+_BATCH_BYTES = 1024 * 1024
 _MAX_BATCH_ROWS = 4096
+_DICTIONARY_BATCH_ROWS = 128
+"""At most so many rows at once where pages are dictionary-encoded: few bytes there can stand for much text."""
 _PAGE_BUFFER_BYTES, _REMOTE_BUFFER_BYTES = 1024 * 1024, 8 * 1024 * 1024
 
 
@@ -109,13 +112,21 @@ def row_groups(file: InputFile, start: int, end: int | None, text_field: str) ->
 
 @contextmanager
 def _opened(file: InputFile) -> Iterator[pq.ParquetFile]:
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     with file.open(0) as raw:
         buffer_bytes = _PAGE_BUFFER_BYTES if file.remote is None else _REMOTE_BUFFER_BYTES
         with _damage():
-            table = pq.ParquetFile(raw, buffer_size=buffer_bytes, pre_buffer=False, page_checksum_verification=True)
+            options: dict[str, Any] = {
+                "buffer_size": buffer_bytes,
+                "pre_buffer": False,
+                "page_checksum_verification": True,
+            }
+            table = pq.ParquetFile(raw, **options)
             _check_footer(table.metadata)
+            if any(pa.types.is_dictionary(column.type) for column in table.schema_arrow):
+                table = pq.ParquetFile(raw, metadata=_without_arrow_schema(table.metadata), **options)
         yield table
 
 
@@ -132,6 +143,20 @@ def _damage() -> Iterator[None]:
         raise Damaged(str(error)) from error
     except (pa.ArrowException, ValueError, OverflowError) as error:
         raise Damaged(str(error)) from error
+
+
+def _without_arrow_schema(footer: pq.FileMetaData) -> pq.FileMetaData:
+    """The footer without Arrow's own schema, by which pyarrow would read a column of Arrow's dictionary type as one.
+
+    That gathers the texts of a whole row group in one dictionary, at several times their size. Without it the column is
+    one of strings, as for any other reader of the file.
+    """
+    import pyarrow.parquet as pq
+
+    thrift = io.BytesIO()
+    footer.write_metadata_file(thrift)
+    renamed = thrift.getvalue().replace(b"ARROW:schema", b"NO_ARROW_ONE")  # of the same length, and unknown to all
+    return pq.read_metadata(io.BytesIO(renamed))
 
 
 def _shown(damage: Damaged) -> str:
@@ -238,7 +263,9 @@ class _Rows:
         rows = max(1, column.num_rows)
         sizes = [column.column(i) for i in range(column.num_columns)]
         text_bytes = sum(c.total_uncompressed_size for c in sizes if c.path_in_schema == self.text_field)
-        batch_rows = min(_MAX_BATCH_ROWS, max(1, _BATCH_BYTES * rows // max(1, text_bytes)))
+        from_dictionary = any(c.has_dictionary_page for c in sizes if c.path_in_schema == self.text_field)
+        most_rows = _DICTIONARY_BATCH_ROWS if from_dictionary else _MAX_BATCH_ROWS
+        batch_rows = min(most_rows, max(1, _BATCH_BYTES * rows // max(1, text_bytes)))
         batches = self.table.iter_batches(batch_rows, [self.group], [self.text_field], use_threads=False)
         for batch in batches:
             yield _values(batch.column(batch.schema.names.index(self.text_field)))
@@ -247,8 +274,6 @@ class _Rows:
 def _holds_text(kind: pa.DataType) -> bool:
     from pyarrow import types
 
-    if types.is_dictionary(kind):
-        kind = kind.value_type
     tests = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
     views = (types.is_string_view, types.is_binary_view)
     return any(test(kind) for test in tests + views)
@@ -257,8 +282,5 @@ def _holds_text(kind: pa.DataType) -> bool:
 def _values(column: Any) -> list[bytes | None]:
     """The values as bytes: strings are not decoded here, for one that is no UTF-8 would spoil all."""
     import pyarrow as pa
-    from pyarrow import types
 
-    if types.is_dictionary(column.type):
-        column = column.dictionary_decode()
     return column.cast(pa.large_binary()).to_pylist()
