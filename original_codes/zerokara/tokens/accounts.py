@@ -233,7 +233,7 @@ def check_bad_fraction(config: DataSettings, tally: SourceTally, paths: TokenPat
         f"on the disk ({shares[1]:.3g}): {reasons_text(tally.skipped)}"
     )
     enough = math.ceil(max(shares) * 1000) / 1000
-    remedy = f"{see(paths, tally.skipped)}; mend the corpus, or set max_bad_fraction to {enough:g} or more"
+    remedy = f"{see(paths, tally.skipped)}; mend the corpus, or set max_bad_fraction to {enough:g}"
     if tally.damaged:
         rule += f"; damaged: {damaged_text(tally.damaged)}"
     if tally.bytes_unverified:
