@@ -16,7 +16,11 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-_ABSENT = object()
+
+class _ABSENT:
+    """No value was given; a class, since it stays the same one on the way from a worker process."""
+
+
 _MAX_SHOWN = 500
 """Characters of a value that a message shows: a list of files may have thousands of entries."""
 _CUT = "…"

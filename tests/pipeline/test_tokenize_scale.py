@@ -128,9 +128,11 @@ def test_a_line_of_a_hundred_megabytes(config: Path, tmp_path: Path) -> None:
     num_documents = good.count(b"\n")
     with open(corpus, "ab") as file:
         file.write(b'{"text": "' + b"abc " * 25_000_000 + b'"}\n' + good)
-    said, peak = _tokenize(config, tmp_path / "out" / "tokens", "--set", f"input_jsonl={corpus}")
+    given = ("--set", f"input_jsonl={corpus}", "--set", "max_bad_fraction=1")  # nearly all bytes are in that line
+    said, peak = _tokenize(config, tmp_path / "out" / "tokens", *given)
     facts = manifest.read(TokenPaths(str(tmp_path / "out" / "tokens")).manifest).facts
     assert facts["documents_written"] == 2 * num_documents and facts["skipped"] == {"longer than 64 MiB": 1}
+    assert facts["bytes_skipped"] == {"longer than 64 MiB": corpus.stat().st_size - 2 * len(good)}
     record = json.loads(TokenPaths(str(tmp_path / "out" / "tokens")).quarantine.read_text(encoding="utf-8"))
     assert (record["line"], record["offset"]) == (num_documents + 1, len(good)) and len(record["excerpt"]) == 120
     assert "longer than 64 MiB 1; listed in" in said and peak < 600_000_000

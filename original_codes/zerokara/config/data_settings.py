@@ -28,7 +28,9 @@ class DataSettings(Settings):
     num_workers: PositiveWhole | Auto = "auto"
     """Processes that tokenise; `auto` is one a core."""
     max_bad_fraction: Fraction = 0.01
-    """Largest share of unreadable documents that is put up with; above it the step fails."""
+    """Largest share of bad documents, and of bad bytes of the files on the disk, that is put up with; above either the
+    step fails. Bad are lines that are no documents or longer than 64 MiB, and what damaged files lost or cannot verify
+    (all of a packed file that ends in the middle)."""
     valid_fraction: Annotated[float, Field(ge=0, le=0.5)] = 0.01
     """Share of each source's documents kept for validation, drawn at random, never trained on; 0 for none."""
     valid_min_documents: NaturalWhole = 10

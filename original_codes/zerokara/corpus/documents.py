@@ -17,7 +17,8 @@ import orjson
 from zerokara.corpus.inputs import InputFile
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
-"""Longest line (or .txt document) that is loaded; a novel has about 1 MB, so what is longer is not a document."""
+"""Longest line (or .txt document) that is loaded; a novel has about 1 MB, so what is longer is not a document. The
+settings' help and the README say so too."""
 EXCERPT_CHARACTERS = 120
 BOM = b"\xef\xbb\xbf"
 
@@ -56,10 +57,12 @@ class Document(NamedTuple):
     """Counted from 1, within the range; a row, in a .parquet."""
     offset: int
     """Byte at which the line starts, in the (unpacked) file; the index of the row, in a .parquet."""
+    bytes: int
+    """Of the line, with its end, in the (unpacked) file; of the value and one more, in a .parquet."""
 
 
 class BadLine(NamedTuple):
-    """One line that is no document."""
+    """One line that is no document, or the place from which on a file or a row group cannot be read."""
 
     file: InputFile
     line: int
@@ -67,7 +70,15 @@ class BadLine(NamedTuple):
     offset: int
     reason: Reason
     excerpt: str
-    """The beginning of the line, with bytes that are no UTF-8 spelt ``\\xNN``."""
+    """The beginning of the line, with bytes that are no UTF-8 spelt ``\\xNN``; what the damage is."""
+    bytes: int = 0
+    """As of a document; of a line that breaks off, what there is."""
+    documents: int = 1
+    """How many are missing by this: all rows that could not be read of a damaged row group; else 1."""
+    lost_bytes: int = 0
+    """Bytes on disk (packed) that could not be read."""
+    unverified_bytes: int = 0
+    """Bytes on disk that were read before a damage, and that no checksum confirms (all, of a file that was cut off)."""
 
 
 def excerpt(line: bytes) -> str:

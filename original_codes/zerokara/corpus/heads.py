@@ -164,4 +164,4 @@ def _head(file: InputFile) -> bytes:
     with file.open(_BUFFER_BYTES) as raw:
         if not file.is_packed:
             return raw.read(_HEAD_BYTES)
-        return io.BufferedReader(PackedReader(raw, file.packing)).read(_HEAD_BYTES)
+        return io.BufferedReader(PackedReader(raw, file.packing, file.name)).read(_HEAD_BYTES)

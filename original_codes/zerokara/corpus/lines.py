@@ -22,7 +22,7 @@ class LineStream:
     def __init__(self, file: InputFile):
         self.file = file
         self._raw = file.open(BUFFER_BYTES)
-        self._packed = None if file.packing == "none" else PackedReader(self._raw, file.packing)
+        self._packed = None if file.packing == "none" else PackedReader(self._raw, file.packing, file.name)
         self.bytes: IO[bytes] = self._raw if self._packed is None else io.BufferedReader(self._packed, BUFFER_BYTES)
         self.position = 0
         """The next byte to be read: the start of a line unless `inside_line`."""
@@ -36,6 +36,16 @@ class LineStream:
     def damage(self) -> str:
         """Why a packed stream ends before its end, or empty; known as soon as the buffer has come there."""
         return self._packed.damage if self._packed else ""
+
+    @property
+    def lost_bytes(self) -> int:
+        """Bytes on disk that cannot be read: those from the damage on."""
+        return max(0, self.file.bytes - self._packed.damaged_at) if self._packed and self._packed.damage else 0
+
+    @property
+    def unverified_bytes(self) -> int:
+        """Bytes on disk that were read before a damage and may be wrong, or incomplete, all the same."""
+        return self._packed.damaged_at - self._packed.unverified_from if self._packed else 0
 
     @property
     def disk_position(self) -> int:

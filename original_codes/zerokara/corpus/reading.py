@@ -5,9 +5,10 @@ that ranges of any size cover each line once. A packed file can be cut in the sa
 stream, one range after another until a reader is `at_end`, for nobody knows beforehand how long it is (see
 `is_endless` and `OpenStreams`). A .parquet is cut by its row groups. A .txt file that is one document is read whole.
 
-Every line gives exactly one item, so the number of items is the number of lines. A damaged packed file gives what can
-be read, then one item that tells the damage: the line in which it breaks off, or one more. In a .parquet every row
-gives one item, and a damaged row group one for all the rows that cannot be read.
+Every line gives exactly one item, so the number of items is the number of lines, and the items' bytes add up to the
+(unpacked) file. A damaged packed file gives what can be read, then one item that tells the damage: the line in which it
+breaks off, or one more. In a .parquet every row gives one item, and a damaged row group one for all the rows that
+cannot be read, which says how many.
 """
 
 from __future__ import annotations
@@ -201,20 +202,20 @@ class RangeReader:
                 unfinished = unfinished and not stream.skip_line()
                 position = stream.position
                 if not (unfinished and stream.damage):
-                    yield BadLine(file, number, start, Reason.TOO_LONG, excerpt(line))
+                    yield BadLine(file, number, start, Reason.TOO_LONG, excerpt(line), position - start)
                     continue
             if unfinished:
                 stream.ended = True
                 if stream.damage:
-                    yield BadLine(file, number, start, Reason.DAMAGED, stream.damage)
+                    yield _damaged(stream, number, start, position - start)
                     return
                 if not line:
                     return
             text = text_of_json(line, text_field) if is_json else text_of_line(line, start)
             if type(text) is str:  # and no Reason, which is a str of its own class
-                yield new(Document, (text, file, number, start))
+                yield new(Document, (text, file, number, start, len(line)))
             else:
-                yield BadLine(file, number, start, Reason(text), excerpt(line))
+                yield BadLine(file, number, start, Reason(text), excerpt(line), len(line))
 
     def _whole_file(self) -> Iterator[Document | BadLine]:
         yield self._whole_item(self.range.file, documents.MAX_LINE_BYTES)
@@ -225,15 +226,22 @@ class RangeReader:
         stream = LineStream(file)
         try:
             content = stream.bytes.read(limit + 1)
-            damage = stream.damage
+            if len(content) > limit:
+                # One item is all that there is of the file, so any number stands for the whole of a packed one.
+                size = len(content) if file.is_packed else file.bytes
+                return BadLine(file, 1, 0, Reason.TOO_LONG, excerpt(content), size)
+            if stream.damage:
+                return _damaged(stream, 1, 0, len(content))
         finally:
             stream.close()
-        if len(content) > limit:
-            return BadLine(file, 1, 0, Reason.TOO_LONG, excerpt(content))
-        if damage:
-            return BadLine(file, 1, 0, Reason.DAMAGED, damage)
         text = text_of_file(content)
         if isinstance(text, tuple):
             reason, offset = text
-            return BadLine(file, 1, offset, reason, excerpt(content[offset:]))
-        return Document(text, file, 1, 0)
+            return BadLine(file, 1, offset, reason, excerpt(content[offset:]), len(content))
+        return Document(text, file, 1, 0, len(content))
+
+
+def _damaged(stream: LineStream, line: int, start: int, size: int) -> BadLine:
+    """The item that tells the damage of a packed file; `size` are the bytes of the line that breaks off."""
+    lost, unverified = stream.lost_bytes, stream.unverified_bytes
+    return BadLine(stream.file, line, start, Reason.DAMAGED, stream.damage, size, 1, lost, unverified)

@@ -28,7 +28,7 @@ def plain_bytes(file: InputFile) -> int:
         return file.bytes
     with file.open(_HEAD_BYTES) as raw:
         head = raw.read(_HEAD_BYTES)
-    reader = PackedReader(io.BytesIO(head), file.packing)
+    reader = PackedReader(io.BytesIO(head), file.packing, file.name)
     unpacked, buffer = 0, bytearray(1024 * 1024)
     while unpacked < _MAX_UNPACKED_HEAD and (count := reader.readinto(buffer)):
         unpacked += count

@@ -1,6 +1,6 @@
 """Rows of a .parquet file → documents and bad lines, row group by row group, in bounded memory.
 
-Only the column with the text is read, some megabytes of it at a time. A value is text when the column is of strings
+Only the column with the text is read, about a megabyte of it at a time. A value is text when the column is of strings
 (large and dictionary-encoded ones too) or of bytes, which is how writers without logical types store strings; a null
 and a value of any other column is no text. Invalid UTF-8 spoils its own row only, a damaged page the rest of its row
 group. pyarrow is imported when such a file is read. Source: the Parquet format, https://parquet.apache.org/docs/.
@@ -8,6 +8,7 @@ group. pyarrow is imported when such a file is read. Source: the Parquet format,
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-_BATCH_BYTES = 8 * 1024 * 1024
+_BATCH_BYTES = 1024 * 1024
 _MAX_BATCH_ROWS = 4096
+_DICTIONARY_BATCH_ROWS = 128
+"""At most so many rows at once where pages are dictionary-encoded: few bytes there can stand for much text."""
 _PAGE_BUFFER_BYTES, _REMOTE_BUFFER_BYTES = 1024 * 1024, 8 * 1024 * 1024
 
 
@@ -97,23 +100,33 @@ def row_groups(file: InputFile, start: int, end: int | None, text_field: str) ->
             first_row = sum(footer.row_group(i).num_rows for i in range(min(start, footer.num_row_groups)))
             line = 1
             for group in range(start, footer.num_row_groups if end is None else min(end, footer.num_row_groups)):
-                rows = _Rows(file, table, group, text_field, first_row, line)
+                rows = _Rows(file, table, group, text_field, first_row, line, sizes[group])
                 yield RowGroup(iter(rows), sizes[group], group == footer.num_row_groups - 1, rows)
                 first_row += footer.row_group(group).num_rows
                 line = rows.line
     except Damaged as damage:
-        broken = BadLine(file, 1, 0, Reason.DAMAGED, excerpt(str(damage).encode()))
+        what = _shown(damage)
+        broken = BadLine(file, 1, 0, Reason.DAMAGED, what, lost_bytes=file.bytes)  # of nobody knows how many rows
         yield RowGroup(iter([broken]), file.bytes, True)
 
 
 @contextmanager
 def _opened(file: InputFile) -> Iterator[pq.ParquetFile]:
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     with file.open(0) as raw:
         buffer_bytes = _PAGE_BUFFER_BYTES if file.remote is None else _REMOTE_BUFFER_BYTES
         with _damage():
-            table = pq.ParquetFile(raw, buffer_size=buffer_bytes, pre_buffer=False)
+            options: dict[str, Any] = {
+                "buffer_size": buffer_bytes,
+                "pre_buffer": False,
+                "page_checksum_verification": True,
+            }
+            table = pq.ParquetFile(raw, **options)
+            _check_footer(table.metadata)
+            if any(pa.types.is_dictionary(column.type) for column in table.schema_arrow):
+                table = pq.ParquetFile(raw, metadata=_without_arrow_schema(table.metadata), **options)
         yield table
 
 
@@ -132,6 +145,33 @@ def _damage() -> Iterator[None]:
         raise Damaged(str(error)) from error
 
 
+def _without_arrow_schema(footer: pq.FileMetaData) -> pq.FileMetaData:
+    """The footer without Arrow's own schema, by which pyarrow would read a column of Arrow's dictionary type as one.
+
+    That gathers the texts of a whole row group in one dictionary, at several times their size. Without it the column is
+    one of strings, as for any other reader of the file.
+    """
+    import pyarrow.parquet as pq
+
+    thrift = io.BytesIO()
+    footer.write_metadata_file(thrift)
+    renamed = thrift.getvalue().replace(b"ARROW:schema", b"NO_ARROW_ONE")  # of the same length, and unknown to all
+    return pq.read_metadata(io.BytesIO(renamed))
+
+
+def _shown(damage: Damaged) -> str:
+    return excerpt(" ".join(str(damage).split()).encode())  # pyarrow's messages have several lines
+
+
+def _check_footer(footer: pq.FileMetaData) -> None:
+    """Refuse a footer whose numbers contradict each other: what is counted as lost is counted by them."""
+    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+    rows = [group.num_rows for group in groups]
+    sizes = [group.column(i).total_compressed_size for group in groups for i in range(group.num_columns)]
+    if min([0, *rows, *sizes]) < 0 or sum(rows) != footer.num_rows:
+        raise Damaged(f"the footer tells of {footer.num_rows:,} rows, and of {sum(rows):,} in the row groups")
+
+
 def _disk_sizes(footer: pq.FileMetaData, file_bytes: int) -> list[int]:
     """Each row group's share of the file, by its packed columns; together exactly the file."""
     packed = [
@@ -148,9 +188,18 @@ def _disk_sizes(footer: pq.FileMetaData, file_bytes: int) -> list[int]:
 class _Rows:
     """The items of one row group."""
 
-    def __init__(self, file: InputFile, table: pq.ParquetFile, group: int, text_field: str, first_row: int, line: int):
+    def __init__(
+        self,
+        file: InputFile,
+        table: pq.ParquetFile,
+        group: int,
+        text_field: str,
+        first_row: int,
+        line: int,
+        disk_bytes: int,
+    ):
         self.file, self.table, self.group, self.text_field = file, table, group, text_field
-        self.row, self.line = first_row, line
+        self.row, self.line, self.disk_bytes = first_row, line, disk_bytes
         self._first, self.end = first_row, first_row + table.metadata.row_group(group).num_rows
 
     @property
@@ -170,27 +219,36 @@ class _Rows:
                 with _damage():
                     values = next(batches, None)
             except Damaged as damage:
-                yield self._item(Reason.DAMAGED, excerpt(str(damage).encode()))
+                yield self._rest(_shown(damage))
                 return
             if values is None:
+                if self.row < self.end:
+                    yield self._rest("the row group holds fewer rows than its footer says")
                 return
-            for value in values:
+            for value in values[: self.end - self.row]:
                 yield self._item_of(value)
 
     def _item_of(self, value: bytes | None) -> Document | BadLine:
         if value is None:
             return self._item(Reason.WRONG_TYPE, "null")
         if len(value) > documents.MAX_LINE_BYTES:
-            return self._item(Reason.TOO_LONG, excerpt(value))
+            return self._item(Reason.TOO_LONG, excerpt(value), len(value) + 1)
         text = text_of_value(value)
         if isinstance(text, Reason):
-            return self._item(text, excerpt(value))
+            return self._item(text, excerpt(value), len(value) + 1)
         self.row, self.line = self.row + 1, self.line + 1
-        return Document(text, self.file, self.line - 1, self.row - 1)
+        return Document(text, self.file, self.line - 1, self.row - 1, len(value) + 1)
 
-    def _item(self, reason: Reason, shown: str) -> BadLine:
+    def _item(self, reason: Reason, shown: str, size: int = 1) -> BadLine:
         self.row, self.line = self.row + 1, self.line + 1
-        return BadLine(self.file, self.line - 1, self.row - 1, reason, shown)
+        return BadLine(self.file, self.line - 1, self.row - 1, reason, shown, size)
+
+    def _rest(self, damage: str) -> BadLine:
+        """The rows that cannot be read, as one item, with their share of the row group's bytes."""
+        line, row, missing = self.line, self.row, max(1, self.end - self.row)
+        lost = self.disk_bytes - self.disk_bytes * (row - self._first) // max(1, self.end - self._first)
+        self.row, self.line = row + missing, line + missing
+        return BadLine(self.file, line, row, Reason.DAMAGED, damage, 0, missing, lost)
 
     def _fault_of_column(self) -> tuple[Reason | None, str]:
         schema = self.table.schema_arrow
@@ -205,7 +263,9 @@ class _Rows:
         rows = max(1, column.num_rows)
         sizes = [column.column(i) for i in range(column.num_columns)]
         text_bytes = sum(c.total_uncompressed_size for c in sizes if c.path_in_schema == self.text_field)
-        batch_rows = min(_MAX_BATCH_ROWS, max(1, _BATCH_BYTES * rows // max(1, text_bytes)))
+        from_dictionary = any(c.has_dictionary_page for c in sizes if c.path_in_schema == self.text_field)
+        most_rows = _DICTIONARY_BATCH_ROWS if from_dictionary else _MAX_BATCH_ROWS
+        batch_rows = min(most_rows, max(1, _BATCH_BYTES * rows // max(1, text_bytes)))
         batches = self.table.iter_batches(batch_rows, [self.group], [self.text_field], use_threads=False)
         for batch in batches:
             yield _values(batch.column(batch.schema.names.index(self.text_field)))
@@ -214,8 +274,6 @@ class _Rows:
 def _holds_text(kind: pa.DataType) -> bool:
     from pyarrow import types
 
-    if types.is_dictionary(kind):
-        kind = kind.value_type
     tests = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
     views = (types.is_string_view, types.is_binary_view)
     return any(test(kind) for test in tests + views)
@@ -224,8 +282,5 @@ def _holds_text(kind: pa.DataType) -> bool:
 def _values(column: Any) -> list[bytes | None]:
     """The values as bytes: strings are not decoded here, for one that is no UTF-8 would spoil all."""
     import pyarrow as pa
-    from pyarrow import types
 
-    if types.is_dictionary(column.type):
-        column = column.dictionary_decode()
     return column.cast(pa.large_binary()).to_pylist()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -57,10 +56,9 @@ def _tokenize(
     work = _work(config, files)
     done = manifest.already_done(paths.manifest, work, redo=options.redo)
     if done is not None:
-        from zerokara.tokens.encode import check_bad_fraction
+        from zerokara.tokens.accounts import SourceTally, check_bad_fraction
 
-        documents, skipped = done.facts["documents_written"], Counter(done.facts["skipped"])
-        check_bad_fraction(config, documents, skipped, paths)
+        check_bad_fraction(config, SourceTally.from_facts(done.facts), paths)
         opening(f"step 2 tokenise: done already, {bin_path(paths.train)} was made from the same text (--redo: again)")
         print(f"next: {_next(config, options)}")
         if paths.work_folder.is_dir() and not options.dry_run:  # of a step that was killed when it had ended
@@ -122,6 +120,7 @@ def _outputs(paths: TokenPaths) -> dict[str, Path | list[Path]]:
 def _facts(
     config: PretrainConfig, files: Sequence[InputFile], made: Encoded, tokenizer: TokenizerFacts
 ) -> dict[str, Any]:
+    from zerokara.tokens.accounts import total
     from zerokara.tokens.indexed import dtype_for
 
     tallies = made.sources
@@ -129,9 +128,7 @@ def _facts(
         {
             "entry": entry,
             "files": sum(file.source == source for file in files),
-            "file_bytes": sum(file.bytes for file in files if file.source == source),
-            "documents_in": tally.documents_in,
-            "skipped": dict(tally.skipped),
+            **tally.facts(),
             "train": asdict(tally.train),
             "valid": asdict(tally.valid),
         }
@@ -144,12 +141,10 @@ def _facts(
         }
         for split in ("train", "valid")
     }
-    skipped: Counter[str] = sum((tally.skipped for tally in tallies), Counter())
     text_bytes = splits["train"]["text_bytes"] + splits["valid"]["text_bytes"]
     return {
-        "documents_in": sum(tally.documents_in for tally in tallies),
+        **total(tallies).facts(),
         "documents_written": splits["train"]["documents"] + splits["valid"]["documents"],
-        "skipped": dict(skipped.most_common()),
         **splits,
         "sources": sources,
         "text_bytes": text_bytes,
@@ -164,16 +159,21 @@ def _facts(
 
 
 def _rows(config: PretrainConfig, made: Encoded, facts: dict[str, Any], paths: TokenPaths) -> list[tuple[str, str]]:
-    from zerokara.tokens.encode import reasons_text
+    from zerokara.tokens.accounts import damaged_text, reasons_text, total
 
-    rows = []
+    rows, whole = [], total(made.sources)
     for entry, tally in zip(config.input_jsonl, made.sources, strict=True):
-        rows.append((entry, f"{tally.documents_in:,} documents in, {tally.skipped.total():,} skipped"))
+        unread = tally.bytes_skipped.total() + tally.bytes_lost
+        of_bytes = f" ({bytes_text(unread)} of {bytes_text(tally.bytes_in)})" if unread else ""
+        rows.append((entry, f"{tally.documents_in:,} documents in, {tally.skipped.total():,} skipped{of_bytes}"))
         for name, split in (("  train", tally.train), ("  valid", tally.valid)):
             text = f"{split.documents:,} documents, {split.tokens:,} tokens, {bytes_text(split.text_bytes)} of text"
             rows.append((name, text))
-    if facts["skipped"]:
-        rows.append(("skipped", f"{reasons_text(Counter(facts['skipped']))}; listed in {paths.quarantine}"))
+    if whole.skipped:
+        rows.append(("skipped", f"{reasons_text(whole.skipped)}; listed in {paths.quarantine}"))
+    if whole.damaged:
+        number = f"{len(whole.damaged):,} file{'s' if whole.damaged[1:] else ''}"
+        rows.append(("damaged", f"{number}: {damaged_text(whole.damaged)}"))
     return rows
 
 

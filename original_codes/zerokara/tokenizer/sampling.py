@@ -137,7 +137,7 @@ def draw(
     keys, order = random.Random(seed), 0
     for item in _items(files, text_field, txt_document):
         if isinstance(item, BadLine):
-            bad[item.reason.value] += 1
+            bad[item.reason.value] += item.documents
             first_bad += [item] if item.reason not in HARMLESS and len(first_bad) < 3 else []
             continue
         source, text = item

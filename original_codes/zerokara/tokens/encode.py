@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import shutil
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,15 +18,23 @@ from pathlib import Path
 
 from zerokara.config.data_settings import DataSettings
 from zerokara.corpus.inputs import InputFile
-from zerokara.corpus.reading import HARMLESS
 from zerokara.corpus.sizes import total_plain_bytes
 from zerokara.errors import RunError, UserError
 from zerokara.progress import Progress, bytes_text, count_text
 from zerokara.tokenizer.choice import Choice, StandInDiffersError, Tokenizer, plain
 from zerokara.tokens import work_folder
+from zerokara.tokens.accounts import (
+    SourceTally,
+    check_bad_fraction,
+    count_sources,
+    damaged_text,
+    reasons_text,
+    see,
+    total,
+)
 from zerokara.tokens.indexed import dtype_for
 from zerokara.tokens.layout import TokenPaths
-from zerokara.tokens.merge import MergeState, SourceTally, merge_shards, write_quarantine
+from zerokara.tokens.merge import MergeState, merge_shards, write_quarantine
 from zerokara.tokens.shards import Job, ShardResult, Tally
 from zerokara.tokens.tasks import MIN_TASK_BYTES, TaskQueue, num_workers
 from zerokara.tokens.workers import Workers
@@ -73,8 +80,8 @@ def encode_corpus(
     paths = TokenPaths(config.output_prefix)
     choice = choice or plain(encoder, "")
     if task_bytes is None:
-        total = total_plain_bytes(files)
-        task_bytes = min(max(total // (num_workers(config) * TASKS_A_WORKER), MIN_TASK_BYTES), MAX_TASK_BYTES)
+        corpus_bytes = total_plain_bytes(files)
+        task_bytes = min(max(corpus_bytes // (num_workers(config) * TASKS_A_WORKER), MIN_TASK_BYTES), MAX_TASK_BYTES)
     wanted = work_folder.Plan(
         files=work_folder.files_as_listed(files),
         tokenizer_sha256=encoder.sha256,
@@ -105,8 +112,9 @@ def encode_corpus(
         _check_unchanged(files)
         tasks = [queue.task(name) for name in queue.names]
         write_quarantine(tasks, finished, folder, paths)
-        _check_bad_fraction(config, finished, paths)
-        sources = merge_shards(config, tasks, finished, folder, paths, dtype_for(encoder.vocab_size))
+        sources = count_sources(len(config.input_jsonl), tasks, finished)
+        _check_sources(config, sources, paths)
+        merge_shards(config, tasks, finished, folder, paths, dtype_for(encoder.vocab_size), sources)
     return Encoded(sources, choice.name, resumed, done, seconds)
 
 
@@ -161,37 +169,14 @@ def _check_unchanged(files: Sequence[InputFile]) -> None:
             )
 
 
-def _check_bad_fraction(config: DataSettings, results: dict[str, ShardResult], paths: TokenPaths) -> None:
-    skipped: Counter[str] = sum((result.skipped for result in results.values()), Counter())
-    documents = sum(result.documents for result in results.values())
-    check_bad_fraction(config, documents, skipped, paths)
-    if documents == 0:
-        rule = "the corpus holds no document with text" + (f": {reasons_text(skipped)}" if skipped else "")
-        raise UserError(config.fault("input_jsonl", rule, see(paths, skipped)))
-
-
-def check_bad_fraction(config: DataSettings, documents: int, skipped: Counter[str], paths: TokenPaths) -> None:
-    """Check the share of bad lines among all that are not merely empty.
-
-    Raises:
-        UserError: it is above `max_bad_fraction`; names the counts by reason and the quarantine file.
-    """
-    bad = sum(count for reason, count in skipped.items() if reason not in HARMLESS)
-    if bad > config.max_bad_fraction * (documents + bad):
-        share = bad / (documents + bad)
-        rule = f"{bad:,} of {documents + bad:,} documents are bad ({share:.3g} of them): {reasons_text(skipped)}"
-        remedy = f"{see(paths, skipped)}; mend the corpus, or set max_bad_fraction above {share:.3g}"
-        raise UserError(config.fault("max_bad_fraction", rule, remedy))
-
-
-def reasons_text(skipped: Counter[str]) -> str:
-    """``broken JSON 12, empty text 3``."""
-    return ", ".join(f"{reason} {count:,}" for reason, count in skipped.most_common())
-
-
-def see(paths: TokenPaths, skipped: Counter[str]) -> str:
-    """Where the bad lines are listed."""
-    return f"each is listed in {paths.quarantine}" if skipped else ""
+def _check_sources(config: DataSettings, sources: Sequence[SourceTally], paths: TokenPaths) -> None:
+    whole = total(sources)
+    check_bad_fraction(config, whole, paths)
+    if not whole.documents:
+        why = f": {reasons_text(whole.skipped)}" if whole.skipped else ""
+        why += f"; damaged: {damaged_text(whole.damaged)}" if whole.damaged else ""
+        rule = f"the corpus holds no document with text{why}"
+        raise UserError(config.fault("input_jsonl", rule, see(paths, whole.skipped)))
 
 
 @contextmanager

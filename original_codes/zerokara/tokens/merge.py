@@ -9,7 +9,6 @@ goes on from there.
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -25,6 +24,7 @@ from zerokara.config.data_settings import DataSettings
 from zerokara.durable import appearing_file, sync_folder, write_json
 from zerokara.progress import Progress
 from zerokara.tokens import splits
+from zerokara.tokens.accounts import SourceTally, SplitTally
 from zerokara.tokens.indexed import write_index
 from zerokara.tokens.layout import TokenPaths, bin_path, idx_path
 from zerokara.tokens.shards import ShardResult, shard_path
@@ -34,33 +34,6 @@ CHECKPOINT_BYTES = 256 * 1024 * 1024
 STATE_NAME = "merge.json"
 _BUFFER_BYTES = 1024 * 1024
 _SPLITS = ("train", "valid")
-
-
-@dataclass
-class SplitTally:
-    """What went into one split."""
-
-    documents: int = 0
-    tokens: int = 0
-    """With the end of each document."""
-    text_bytes: int = 0
-    """UTF-8 bytes of the documents' text."""
-
-    def add(self, lengths: NDArray[np.int32]) -> None:
-        """Count documents given as (ids, text bytes)."""
-        self.documents += len(lengths)
-        self.tokens += int(lengths[:, 0].sum(dtype=np.int64))
-        self.text_bytes += int(lengths[:, 1].sum(dtype=np.int64))
-
-
-@dataclass
-class SourceTally:
-    """What became of one source; `documents_in` = train + valid + the sum of `skipped`, always."""
-
-    documents_in: int = 0
-    skipped: Counter[str] = field(default_factory=Counter)
-    train: SplitTally = field(default_factory=SplitTally)
-    valid: SplitTally = field(default_factory=SplitTally)
 
 
 @dataclass
@@ -149,17 +122,15 @@ def merge_shards(
     folder: Path,
     paths: TokenPaths,
     dtype: np.dtype[Any],
-) -> list[SourceTally]:
-    """Write both splits and let the files appear at the very end; `tasks` are all there are, in corpus order.
+    tallies: list[SourceTally],
+) -> None:
+    """Write both splits, count what goes into them, and let the files appear at the very end.
+
+    `tasks` are all there are, in corpus order; `tallies` are of each source.
 
     Raises:
         UserError: a source has too few documents to be split.
     """
-    tallies = [SourceTally() for _ in config.input_jsonl]
-    for task in tasks:
-        result = results[task.name]
-        tallies[task.source].documents_in += sum(result.range_items)
-        tallies[task.source].skipped += result.skipped
     thresholds = [_threshold(config, source, tally) for source, tally in enumerate(tallies)]
     state = MergeState.read(folder, config)
     for tally, done in zip(tallies, state.splits, strict=False):
@@ -174,7 +145,6 @@ def merge_shards(
             state.whole = True
             state.write(folder)
     _let_appear(folder, any(tally.valid.documents for tally in tallies), paths)
-    return tallies
 
 
 def _copy_all(
@@ -239,7 +209,7 @@ def write_quarantine(
 
 
 def _threshold(config: DataSettings, source: int, tally: SourceTally) -> np.uint64 | None:
-    documents = tally.documents_in - tally.skipped.total()
+    documents = tally.documents
     num_valid = splits.num_valid_documents(documents, config.valid_fraction, config.valid_min_documents)
     splits.check_source(config, config.input_jsonl[source], documents, num_valid)
     return splits.valid_threshold(documents, num_valid, config.split_seed, source)

@@ -66,6 +66,19 @@ class Tally:
     tokens: int = 0
 
 
+@dataclass(frozen=True)
+class Damage:
+    """A place from which on a file, or one of its row groups, could not be read."""
+
+    range: int
+    """The number of the range in the task."""
+    what: str
+    documents: int
+    lost_bytes: int
+    unverified_bytes: int
+    """As in `BadLine`."""
+
+
 @dataclass
 class ShardResult:
     """What a finished shard holds."""
@@ -74,7 +87,12 @@ class ShardResult:
     """Its task's."""
     documents: int = 0
     range_items: list[int] = field(default_factory=list)
-    """Lines (items) of each range, good and bad: the line numbers of a file's later ranges follow from them."""
+    """Lines (documents) of each range, good and bad: the line numbers of a file's later ranges follow from them."""
+    range_bytes: list[int] = field(default_factory=list)
+    """Bytes of the lines of each range, good and bad (unpacked)."""
+    skipped_bytes: list[tuple[int, str, int]] = field(default_factory=list)
+    """Of the lines that are no documents: number of the range, reason, their bytes (unpacked)."""
+    damages: list[Damage] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
     """Lines that are no documents, by reason."""
     at_end: bool = False
@@ -87,14 +105,17 @@ class ShardResult:
     def as_json(self) -> dict[str, Any]:
         """The result as JSON values."""
         values = {one.name: getattr(self, one.name) for one in fields(self)}
-        return {**values, "skipped": dict(self.skipped), "done": asdict(self.done)}
+        damages = [asdict(damage) for damage in self.damages]
+        return {**values, "skipped": dict(self.skipped), "damages": damages, "done": asdict(self.done)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> ShardResult:
         """The result that `as_json` gave."""
         files = {ending: (int(size), int(checksum)) for ending, (size, checksum) in values["files"].items()}
         restored = {"skipped": Counter(values["skipped"]), "done": Tally(**values["done"]), "files": files}
-        return cls(**{**values, **restored})
+        skipped_bytes = [(int(number), str(reason), int(size)) for number, reason, size in values["skipped_bytes"]]
+        damages = [Damage(**damage) for damage in values["damages"]]
+        return cls(**{**values, **restored, "skipped_bytes": skipped_bytes, "damages": damages})
 
 
 def shard_path(folder: Path, name: str, ending: str) -> Path:
@@ -170,16 +191,19 @@ class _ShardWriter:
         self._documents: list[Document] = []
         self._characters = 0
         self._bad: list[BadLine] = []
+        self._bad_bytes = Counter[str]()
         self._tally, self._last_report = Tally(), time.monotonic()
 
     def add_range(self, number: int, reader: RangeReader) -> None:
-        items = read_bytes = 0
+        items = item_bytes = read_bytes = 0
         for item in reader:
-            items += 1
+            item_bytes += item.bytes
             if isinstance(item, Document):
+                items += 1
                 self._documents.append(item)
                 self._characters += len(item.text)
             else:
+                items += item.documents
                 self._bad.append(item)
             full = len(self._documents) >= BATCH_DOCUMENTS or self._characters >= BATCH_CHARACTERS
             if full or len(self._bad) >= BATCH_DOCUMENTS:
@@ -189,6 +213,9 @@ class _ShardWriter:
         self._flush(number)
         self._tally.file_bytes += reader.disk_bytes - read_bytes
         self.result.range_items.append(items)
+        self.result.range_bytes.append(item_bytes)
+        self.result.skipped_bytes += [(number, reason, size) for reason, size in self._bad_bytes.items()]
+        self._bad_bytes.clear()
         self.result.at_end = reader.at_end
 
     def report_now(self) -> None:
@@ -218,7 +245,11 @@ class _ShardWriter:
             self._tally.tokens += len(ids)
             self._tally.text_bytes += int(lengths[:, 1].sum(dtype=np.int64))
         for item in bad:
-            self.result.skipped[item.reason.value] += 1
+            self.result.skipped[item.reason.value] += item.documents
+            self._bad_bytes[item.reason.value] += item.bytes
+            if item.reason is Reason.DAMAGED:
+                counts = (item.documents, item.lost_bytes, item.unverified_bytes)
+                self.result.damages.append(Damage(range_number, item.excerpt, *counts))
             self._outputs["bad"].write(_bad_record(range_number, item))
         self._documents, self._characters, self._bad = [], 0, []
         if time.monotonic() - self._last_report > REPORT_SECONDS:
@@ -239,15 +270,18 @@ class _ShardWriter:
 def _without_tokens(document: Document) -> BadLine:
     # Texts that normalisation leaves nothing of, such as zero-width spaces under nmt_nfkc.
     shown = excerpt(document.text.encode("utf-8"))
-    return BadLine(document.file, document.line, document.offset, Reason.NO_TOKENS, shown)
+    return BadLine(document.file, document.line, document.offset, Reason.NO_TOKENS, shown, document.bytes)
 
 
 def _bad_record(range_number: int, item: BadLine) -> bytes:
-    record = {
+    record: dict[str, Any] = {
         "range": range_number,
         "line": item.line,
         "offset": item.offset,
         "reason": item.reason.value,
         "excerpt": item.excerpt,
+        "bytes": item.bytes,
     }
+    if item.reason is Reason.DAMAGED:
+        record |= {"documents": item.documents, "bytes_lost": item.lost_bytes}
     return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)

@@ -57,9 +57,20 @@ class _Stream:
     index: int
     file: InputFile
     next_start: int = 0
-    ended: bool = False
+    """Of the first block that is neither done nor handed out."""
+    end: int | None = None
+    """Start of the first block that is known to have met the end of the file."""
     num_workers: int = 0
     names: list[str] = field(default_factory=list)
+
+    @property
+    def ended(self) -> bool:
+        """Whether no block is left to hand out: an earlier run may have met the end and lack a block before it."""
+        return self.end is not None and self.next_start > self.end
+
+    def ends_at(self, start: int) -> None:
+        """Note that the block that begins here met the end, or lies behind it."""
+        self.end = start if self.end is None else min(self.end, start)
 
 
 class TaskQueue:
@@ -86,6 +97,8 @@ class TaskQueue:
         self._waiting = deque(task for task in self._known.values() if task.name not in self._done)
         for name in sorted(self._done):
             self._recall(name, name in ended_streams)
+        for stream in self._streams:
+            self._pass_over_done(stream)
         self._stream_of: dict[int, _Stream] = {}
 
     @property
@@ -123,23 +136,27 @@ class TaskQueue:
             current = fresh or min(others, key=lambda stream: stream.num_workers)
             current.num_workers += 1
             self._stream_of[worker] = current
-        while True:
-            task = self._block(current, current.next_start)
-            current.next_start += self._block_bytes
-            if task.name not in self._done:
-                current.names.append(task.name)
-                return task
+        task = self._block(current, current.next_start)
+        current.names.append(task.name)
+        current.next_start += self._block_bytes
+        self._pass_over_done(current)
+        return task
 
     def finished(self, task: Task, at_end: bool) -> None:
         """Note that a task is done, and whether it met the end of its file."""
         if at_end and task.name not in self._known:
-            self._stream(task.name).ended = True
+            self._stream(task.name).ends_at(task.ranges[0].start)
 
     def _recall(self, name: str, at_end: bool) -> None:
         if name not in self._known:
             stream = self._stream(name)
             stream.names.append(name)
-            stream.ended |= at_end
+            if at_end:
+                stream.ends_at(int(name.split("-")[1]))
+
+    def _pass_over_done(self, stream: _Stream) -> None:
+        while _name(stream.index, stream.next_start) in self._done:
+            stream.next_start += self._block_bytes
 
     def _stream(self, name: str) -> _Stream:
         index = int(name.split("-")[0])

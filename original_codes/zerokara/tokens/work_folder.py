@@ -26,8 +26,8 @@ from zerokara.progress import Progress
 from zerokara.tokens.layout import TokenPaths
 from zerokara.tokens.shards import ShardResult, is_whole, result_path
 
-FORMAT = 1
-"""Raised when the same plan would give other shards."""
+FORMAT = 2
+"""Raised when the same plan would give other shards, or results of another form."""
 PLAN_NAME = "plan.json"
 
 

@@ -95,6 +95,7 @@ def _end_after(work: Callable[[], None]) -> None:
 def _work(connection: Connection, opened: _Opened) -> None:
     """Do tasks until the connection closes."""
     from zerokara.corpus.reading import OpenStreams
+    from zerokara.errors import UserError
     from zerokara.tokenizer.choice import StandInDiffersError
     from zerokara.tokens.shards import Job, write_shard
 
@@ -109,8 +110,8 @@ def _work(connection: Connection, opened: _Opened) -> None:
     except OSError as error:
         # Made anew: subclasses of OSError from other packages do not always survive the way to the parent.
         _tell(connection, OSError(error.errno, error.strerror or str(error), error.filename))
-    except StandInDiffersError as difference:
-        _tell(connection, difference)
+    except (StandInDiffersError, UserError) as failure:
+        _tell(connection, failure)
     except Exception:  # told to the parent, who raises it: a child's traceback alone would be lost among others
         _tell(connection, traceback.format_exc())
 

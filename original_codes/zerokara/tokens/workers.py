@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from zerokara.errors import Fault, RunError, UserError
-from zerokara.tokenizer.choice import Opener, StandInDiffersError
+from zerokara.tokenizer.choice import Opener
 from zerokara.tokens.messages import FORK, EndOf, Question
 
 if TYPE_CHECKING:  # the workers are started before the parent has loaded these itself
@@ -53,11 +53,11 @@ class _Worker:
 
         Raises:
             RunError: it died, or met an error that was not foreseen.
-            OSError: as it met it.
+            OSError, UserError: as it met it.
             StandInDiffersError: its encoder gave other ids than SentencePiece.
         """
-        message: Tally | ShardResult | OSError | StandInDiffersError = _receive(self.connection, self._death)
-        if isinstance(message, OSError | StandInDiffersError):
+        message: Tally | ShardResult | Exception = _receive(self.connection, self._death)
+        if isinstance(message, Exception):
             raise message
         return message
 
@@ -147,6 +147,7 @@ class Workers:
         Raises:
             RunError: a worker died or met an error that was not foreseen.
             OSError: as the worker met it (a full disk, a file that is gone).
+            UserError: a file that can never be read.
             StandInDiffersError: a stand-in for SentencePiece gave other ids.
         """
         from zerokara.tokens.shards import ShardResult

@@ -10,7 +10,8 @@ from types import ModuleType
 
 import pytest
 
-from zerokara.corpus.packed import PackedReader, Packing, zstd_module
+from zerokara.corpus.packed import CUT, PackedReader, Packing, window_bytes, zstd_module
+from zerokara.errors import UserError
 
 zstd: ModuleType = zstd_module()
 PACK = {"gzip": gzip.compress, "zstd": zstd.compress}
@@ -19,7 +20,7 @@ SKIPPABLE_FRAME = b"\x50\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"hello"
 
 
 def _unpack(packed: bytes, packing: Packing) -> tuple[bytes, str]:
-    reader = PackedReader(io.BytesIO(packed), packing)
+    reader = PackedReader(io.BytesIO(packed), packing, "a file")
     return io.BufferedReader(reader, 1 << 16).read(), reader.damage
 
 
@@ -35,8 +36,8 @@ def test_several_members_and_empty_ones_read_as_one(packing: Packing, text: byte
     pack = PACK[packing]
     packed = b"".join([pack(text[:1000]), pack(b""), pack(text[1000:400_000]), pack(text[400_000:])])
     assert _unpack(packed, packing) == (text, "")
-    assert _unpack(b"", packing) == (b"", "")
     assert _unpack(pack(b""), packing) == (b"", "")
+    assert _unpack(b"", packing) == (b"", "the file is empty"), "what an interrupted copy leaves, and no packing writes"
 
 
 def test_many_small_members_as_bgzip_writes_them(text: bytes) -> None:
@@ -55,23 +56,55 @@ def test_skippable_frames_of_zstd_hold_no_data(text: bytes) -> None:
     assert _unpack(packed, "zstd") == (text + b"more", "")
 
 
-def test_frames_with_a_long_window_and_a_checksum(text: bytes) -> None:
+def _with_window(text: bytes, window_log: int, size_known: bool = False) -> bytes:
     parameter = zstd.CompressionParameter
-    options = {parameter.window_log: 28, parameter.checksum_flag: 1, parameter.content_size_flag: 0}
+    options = {parameter.window_log: window_log, parameter.checksum_flag: 1, parameter.content_size_flag: size_known}
     compressor = zstd.ZstdCompressor(options=options)
-    packed = compressor.compress(text) + compressor.flush()  # size unknown, so that the window is not made smaller
-    with pytest.raises(zstd.ZstdError, match="memory"):
-        zstd.decompress(packed)  # what an unpacker does unasked
+    return bytes(compressor.compress(text) + compressor.flush())  # size unknown, so that the window is not made smaller
+
+
+def test_the_longest_window_that_zstd_takes_unasked_and_a_checksum(text: bytes) -> None:
+    packed = _with_window(text, 27)
     assert _unpack(packed, "zstd") == (text, "")
     spoilt = packed[:-1] + bytes([packed[-1] ^ 1])
     unpacked, damage = _unpack(spoilt, "zstd")
     assert unpacked == text[: len(unpacked)] and len(unpacked) >= len(text) - (1 << 17) and "checksum" in damage
 
 
+@pytest.mark.parametrize("before", [b"", b"a whole frame"])
+@pytest.mark.parametrize("window_log", [28, 31])
+def test_a_window_that_takes_gigabytes_is_refused_with_a_remedy(text: bytes, before: bytes, window_log: int) -> None:
+    packed = (zstd.compress(before) if before else b"") + _with_window(text, window_log)
+    reader = PackedReader(io.BytesIO(packed), "zstd", "corpus/a.zst")
+    with pytest.raises(UserError) as raised:
+        io.BufferedReader(reader, 1 << 16).read()
+    (fault,) = raised.value.faults
+    assert fault.where == "corpus/a.zst" and f"{1 << window_log:,} bytes" in fault.rule and "--long=27" in fault.remedy
+
+
+def test_a_damaged_header_asks_for_no_window(text: bytes) -> None:
+    packed = bytearray(_with_window(text, 27))
+    for window_log in (32, 41):  # more than any zstd writes
+        packed[5] = (window_log - 10) << 3
+        assert window_bytes(bytes(packed[:18])) == 1 << window_log
+        unpacked, damage = _unpack(bytes(packed), "zstd")
+        assert not unpacked and damage
+
+
+def test_the_window_in_a_header() -> None:
+    """The descriptor's bits of RFC 8878, 3.1.1.1, by hand."""
+    magic = b"\x28\xb5\x2f\xfd"
+    assert window_bytes(magic + bytes([0b000_00_0_00, 17 << 3 | 3])) == (1 << 27) + (1 << 27) // 8 * 3
+    assert window_bytes(magic + bytes([0b001_00_0_00, 200])) == 200
+    assert window_bytes(magic + bytes([0b011_00_0_01, 99, 1, 1])) == 256 + 257
+    assert window_bytes(magic + bytes([0b111_00_0_11, *b"dict", *(5 << 32).to_bytes(8, "little")])) == 5 << 32
+    assert window_bytes(magic) == window_bytes(b"\x1f\x8b" + bytes(16)) == 0
+
+
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_a_bomb_is_unpacked_in_little_memory(packing: Packing) -> None:
     packed = PACK[packing](bytes(60_000_000))
-    reader, buffer = PackedReader(io.BytesIO(packed), packing), bytearray(1 << 20)
+    reader, buffer = PackedReader(io.BytesIO(packed), packing, "a file"), bytearray(1 << 20)
     tracemalloc.start()
     count = 0
     while size := reader.readinto(buffer):
@@ -86,7 +119,7 @@ def test_a_bomb_is_unpacked_in_little_memory(packing: Packing) -> None:
 def test_a_file_cut_off_gives_all_that_is_there(packing: Packing, share: float, text: bytes) -> None:
     packed = PACK[packing](text)
     unpacked, damage = _unpack(packed[: max(1, int(len(packed) * share))], packing)
-    assert damage == "the file ends in the middle"
+    assert damage == CUT
     assert text.startswith(unpacked) and len(unpacked) >= len(text) * share - (1 << 18)
 
 
@@ -132,15 +165,43 @@ def _fed_byte_by_byte(packed: bytes, packing: Packing) -> bytes:
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
-def test_garbage_after_the_last_member_is_told_and_costs_nothing(packing: Packing, text: bytes) -> None:
-    unpacked, damage = _unpack(PACK[packing](text) + b"garbage that is no member", packing)
-    assert unpacked == text and damage
+@pytest.mark.parametrize("garbage", [b"garbage that is no member", b"\n", b"\xff" * 100_000])
+def test_bytes_after_the_last_member_are_told_and_cost_nothing(packing: Packing, garbage: bytes, text: bytes) -> None:
+    packed = PACK[packing](text)
+    reader = PackedReader(io.BytesIO(packed + garbage), packing, "a file")
+    assert io.BufferedReader(reader).read() == text and "follows its last member" in reader.damage
+    assert reader.damaged_at == reader.unverified_from == len(packed)
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_where_the_damage_is_and_what_is_unverified(packing: Packing, text: bytes) -> None:
+    checked = {zstd.CompressionParameter.checksum_flag: 1}
+    first, last = (
+        gzip.compress(part) if packing == "gzip" else zstd.compress(part, options=checked)
+        for part in (text[:300_000], text[300_000:])
+    )
+
+    def places(packed: bytes) -> tuple[int, int]:
+        reader = PackedReader(io.BytesIO(packed), packing, "a file")
+        io.BufferedReader(reader).read()
+        assert reader.damage
+        return reader.unverified_from, reader.damaged_at
+
+    size = len(first + last)
+    assert places((first + last)[:-1]) == (0, size - 1), "cut off: how much is missing is unknown"
+    assert places((first + last)[: len(first) + 3]) == (0, len(first))
+    assert places(first + b"\xff" + last[1:]) == (len(first), len(first)), "a header: nothing of it was read"
+    start, place = places(first + last[:-2] + bytes([last[-2] ^ 1]) + last[-1:])
+    assert start == len(first) and size - 8 <= place < size, "a checksum: its member may hold anything"
+    middle = len(first) + len(last) // 2
+    start, place = places((first + last)[:middle] + b"\xff" * 300 + (first + last)[middle + 300 :])
+    assert start == len(first) and middle - (1 << 17) < place < size
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_packed_bytes_reach_the_size_of_the_file(packing: Packing, text: bytes) -> None:
     packed = PACK[packing](text)
-    reader = PackedReader(io.BytesIO(packed), packing)
+    reader = PackedReader(io.BytesIO(packed), packing, "a file")
     assert reader.packed_bytes == 0
     io.BufferedReader(reader).read()
     assert reader.packed_bytes == len(packed)

@@ -140,9 +140,9 @@ def test_an_open_stream_goes_on_and_a_range_before_it_reopens(tmp_path: Path, mo
     opened: list[Packing] = []
     begin = packed.PackedReader.__init__
 
-    def counted(self: packed.PackedReader, raw: object, packing: Packing) -> None:
+    def counted(self: packed.PackedReader, raw: object, packing: Packing, name: str) -> None:
         opened.append(packing)
-        begin(self, raw, packing)  # type: ignore[arg-type]
+        begin(self, raw, packing, name)  # type: ignore[arg-type]
 
     monkeypatch.setattr(packed.PackedReader, "__init__", counted)
     file = _file(tmp_path / "a.txt.gz", gzip.compress(b"one\ntwo\nthree\nfour\nfive\n"))

@@ -184,26 +184,43 @@ def test_sizes_come_from_the_footer(tmp_path: Path) -> None:
     assert bytes_before(item) == size // 4
 
 
+def _peak_mb(path: Path) -> tuple[int, float]:
+    """Characters of a file's texts, and the peak memory of a process that reads them, in MB."""
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom zerokara.corpus import inputs, reading\n"
+        "(file,) = inputs.find_files(sys.argv[1:], '')\n"
+        "print(sum(len(item.text) for item in reading.read(reading.Range(file))))\n"
+        "print(Path('/proc/self/status').read_text().split('VmHWM:')[1].split()[0])\n"  # getrusage has its parent's too
+    )
+    env = os.environ | {"PYTHONPATH": str(Path(tables.__file__).parents[2])}
+    run = subprocess.run(
+        [sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True, env=env
+    )
+    characters, peak = (int(line) for line in run.stdout.split())
+    return characters, peak / 1024
+
+
 def test_memory_stays_small_for_a_large_row_group(tmp_path: Path) -> None:
     """Two files whose row groups differ ten times in size take the same memory to read."""
     words = [f"word {i} " for i in range(100)]
+    peaks = []
     for name, rows in (("small", 2000), ("large", 20_000)):
         texts = [f"{i} " + words[i % 100] * 500 for i in range(rows)]
         _file(tmp_path / f"{name}.parquet", pa.table({"text": texts}), row_group_size=rows, use_dictionary=False)
-    program = (
-        "import resource, sys\nfrom zerokara.corpus import inputs, reading\n"
-        "(file,) = inputs.find_files(sys.argv[1:], '')\n"
-        "print(sum(len(item.text) for item in reading.read(reading.Range(file))))\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
-    )
-    source = str(Path(tables.__file__).parents[2])
-    peaks = []
-    for name in ("small", "large"):
-        command = [sys.executable, "-c", program, str(tmp_path / f"{name}.parquet")]
-        run = subprocess.run(
-            command, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": source}
-        )
-        characters, peak = (int(line) for line in run.stdout.split())
-        peaks.append(peak / 1024)
+        characters, peak = _peak_mb(tmp_path / f"{name}.parquet")
+        peaks.append(peak)
     assert characters > 70_000_000
     assert peaks[1] < peaks[0] + 30, peaks
+
+
+@pytest.mark.parametrize("of_dictionary_type", [False, True])
+def test_memory_stays_small_where_texts_repeat(tmp_path: Path, of_dictionary_type: bool) -> None:
+    """A dictionary-encoded page of a few bytes can stand for any amount of text, as a hundred megabytes here."""
+    texts = [f"{i} " + "wörter " * 4000 for i in range(10)] * 400
+    column = pa.array(texts, pa.string())
+    small = _file(tmp_path / "small.parquet", pa.table({"text": texts[:50]}))
+    large = tmp_path / "large.parquet"
+    file = _file(large, pa.table({"text": column.dictionary_encode() if of_dictionary_type else column}))
+    assert [item.text for item in read(Range(file)) if isinstance(item, Document)][-5:] == texts[-5:]
+    (_, low), (characters, high) = _peak_mb(small.path), _peak_mb(large)
+    assert characters == sum(map(len, texts)) and high < low + 45, (low, high)

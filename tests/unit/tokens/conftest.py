@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 import sentencepiece
 
 from zerokara.config import PretrainConfig
+from zerokara.corpus.inputs import InputFile
+from zerokara.corpus.reading import OpenStreams
+from zerokara.tokens.accounts import SourceTally, count_sources
+from zerokara.tokens.shards import Job, ShardResult, write_shard
+from zerokara.tokens.tasks import TaskQueue
 
 SENTENCE = "the sea ice melts in spring and 春 の 海 終日 のたり かな ¡olé! don't stop, <s> </s> ends here"
 
@@ -64,3 +70,31 @@ def make_config(tmp_path: Path, model_path: Path, corpus: Path) -> Callable[...,
         return PretrainConfig(**(values | settings))
 
     return make
+
+
+class OneIdADocument:
+    """Stands in for a tokenizer where only the counts matter."""
+
+    vocab_size, eos_id = 1000, 2
+
+    def encode_joined(self, texts: Sequence[str]) -> tuple[Any, list[int]]:
+        return np.array([9, 2] * len(texts), dtype=np.int32), [len(text.encode()) for text in texts]
+
+
+@pytest.fixture
+def tally_of(tmp_path: Path) -> Callable[[Sequence[InputFile], int], SourceTally]:
+    """What step 2 counts of the files of one source, cut into tasks of a size; in this process, and quickly."""
+
+    def count(files: Sequence[InputFile], task_bytes: int) -> SourceTally:
+        job, queue = Job(OneIdADocument, tmp_path, "text", "line"), TaskQueue(files, task_bytes, "line")
+        results: dict[str, ShardResult] = {}
+        with OpenStreams() as streams:
+            while task := queue.next(0):
+                result = write_shard(job, task, OneIdADocument(), lambda tally: None, streams)
+                results[task.name] = ShardResult.from_json(json.loads(json.dumps(result.as_json())))
+                queue.finished(task, result.at_end)
+        (tally,) = count_sources(1, [queue.task(name) for name in queue.names], results)
+        assert tally.documents_in == sum(result.documents for result in results.values()) + tally.skipped.total()
+        return tally
+
+    return count

@@ -77,3 +77,15 @@ def test_what_is_done_is_not_handed_out_again(tmp_path: Path) -> None:
     ended = TaskQueue(files, 1000, done=names, ended_streams=names[2:])
     assert [range_.start for task in _all(ended) for range_ in task.ranges] == [0, 1000, 2000]
     assert ended.names[:3] == names
+
+
+def test_a_block_that_is_missing_before_the_end_is_handed_out(tmp_path: Path) -> None:
+    """A run that was killed may have met the end of a packed file with a block before it still unfinished."""
+    _packed(tmp_path, "a.jsonl.gz")
+    files = find_files([str(tmp_path)], "")
+    first = TaskQueue(files, 1000)
+    names = [task.name for task in (first.next(0), first.next(1), first.next(0), first.next(1)) if task]
+    again = TaskQueue(files, 1000, done=[names[0], *names[2:]], ended_streams=names[2:])
+    assert not again.is_empty
+    assert [task.name for task in iter(lambda: again.next(0), None)] == [names[1]]
+    assert again.is_empty and again.names == names

@@ -13,6 +13,7 @@ import pytest
 from failing_encoder import FailingEncoder
 
 from zerokara.corpus.inputs import find_files
+from zerokara.corpus.packed import zstd_module
 from zerokara.errors import RunError, UserError
 from zerokara.steps.tokenize import _likely_tokenizer
 from zerokara.tokenizer.choice import facts_of
@@ -49,6 +50,18 @@ def test_an_error_of_the_system_comes_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No space left on device") as raised:
         _run(tmp_path, "full")
     assert raised.value.errno == errno.ENOSPC
+
+
+def test_a_file_that_can_never_be_read_comes_as_the_users_fault(tmp_path: Path, model_path: Path) -> None:
+    zstd = zstd_module()
+    window = {zstd.CompressionParameter.window_log: 31}
+    wide = zstd.ZstdCompressor(options=window)
+    path = tmp_path / "x.txt.zst"
+    path.write_bytes(zstd.compress(b"a line\n") + wide.compress(b"a line\n" * 99) + wide.flush())
+    queue = TaskQueue(find_files([str(path)], ""), 1000, "line")
+    with Workers(1) as workers, pytest.raises(UserError) as raised:
+        list(workers.run(Job(partial(Encoder, model_path), tmp_path, "text", "line"), queue))
+    assert str(raised.value).startswith(f"{path}: can only be unpacked with a window of 2,147,483,648 bytes")
 
 
 def test_an_unforeseen_error_keeps_its_traceback(tmp_path: Path) -> None:

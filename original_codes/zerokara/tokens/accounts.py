@@ -1,0 +1,258 @@
+"""What became of the corpus, in documents and in bytes, source by source; the check of `max_bad_fraction`.
+
+Documents: what came in = train + valid + skipped, where every row of a damaged row group is one that was skipped.
+
+Bytes are those of the files on the disk, packed where they are packed: the one unit that is known exactly of what
+cannot be read, too, and that `ls -l` shows. What came in (the sizes of the files) = read + skipped + lost:
+
+* lost could not be read: a packed file from its damage on; of a damaged row group, the share of its missing rows;
+* skipped was read and made no document. A line counts with its bytes; in a packed file these are bytes of what it
+  unpacks to, so that the part of the file that could be read is shared out in that proportion (a .parquet: in
+  proportion to the values of the column; each is one byte longer here, as a line is by its end);
+* read is the rest.
+
+Of what was read, some is *unverified*: the gzip member or zstd frame in which a damage was met, for its checksum failed
+or was never reached, and a gzip member can unpack to nonsense for long before anything is noticed; and all of a packed
+file that ends in the middle, for nobody can know how much is missing. Such documents are used, but these bytes are held
+against `max_bad_fraction` as those that were lost.
+
+Everything is summed by file before it is shared out, so it does not depend on how the corpus was cut into tasks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerokara.config.data_settings import DataSettings
+from zerokara.corpus.inputs import InputFile
+from zerokara.corpus.reading import HARMLESS
+from zerokara.errors import RunError, UserError
+from zerokara.progress import bytes_text
+from zerokara.tokens.layout import TokenPaths
+from zerokara.tokens.shards import Damage, ShardResult
+from zerokara.tokens.tasks import Task
+
+NAMED_FILES = 5
+"""Damaged files that are named in the summary and in an error; the manifest has `FILES_IN_FACTS`."""
+FILES_IN_FACTS = 1000
+
+
+@dataclass
+class SplitTally:
+    """What went into one split."""
+
+    documents: int = 0
+    tokens: int = 0
+    """With the end of each document."""
+    text_bytes: int = 0
+    """UTF-8 bytes of the documents' text."""
+
+    def add(self, lengths: NDArray[np.int32]) -> None:
+        """Count documents given as (ids, text bytes)."""
+        self.documents += len(lengths)
+        self.tokens += int(lengths[:, 0].sum(dtype=np.int64))
+        self.text_bytes += int(lengths[:, 1].sum(dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class DamagedFile:
+    """A file that could not be read to its end, or not in all its row groups."""
+
+    name: str
+    damage: str
+    """The first that was met."""
+    documents: int
+    """Missing by the damage, as far as that is known: at least these."""
+    bytes_lost: int
+    file_bytes: int
+    bytes_unverified: int
+
+    def __str__(self) -> str:
+        parts = [f"{bytes_text(self.bytes_lost)} of {bytes_text(self.file_bytes)} lost"]
+        if self.documents > 1:
+            parts.append(f"{self.documents:,} documents")
+        if self.bytes_unverified:
+            parts.append(f"{bytes_text(self.bytes_unverified)} read but unverified")
+        return f"{self.name} ({self.damage}: {', '.join(parts)})"
+
+
+@dataclass
+class SourceTally:
+    """What became of one source, or of all; see the top of this file for what adds up to what."""
+
+    documents_in: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+    """Documents, by reason."""
+    bytes_in: int = 0
+    bytes_read: int = 0
+    bytes_skipped: Counter[str] = field(default_factory=Counter)
+    bytes_lost: int = 0
+    bytes_unverified: int = 0
+    """Of those read."""
+    damaged: list[DamagedFile] = field(default_factory=list)
+    train: SplitTally = field(default_factory=SplitTally)
+    valid: SplitTally = field(default_factory=SplitTally)
+
+    @property
+    def documents(self) -> int:
+        """Documents with text, in both splits."""
+        return self.documents_in - self.skipped.total()
+
+    @property
+    def bad_documents(self) -> tuple[int, int]:
+        """How many are bad, and of how many; lines that are merely empty are neither."""
+        harmless = sum(self.skipped[reason] for reason in HARMLESS)
+        return self.skipped.total() - harmless, self.documents_in - harmless
+
+    @property
+    def bad_bytes(self) -> tuple[int, int]:
+        """How many are bad, and of how many."""
+        harmless = sum(self.bytes_skipped[reason] for reason in HARMLESS)
+        bad = self.bytes_skipped.total() - harmless + self.bytes_lost + self.bytes_unverified
+        return bad, self.bytes_in - harmless
+
+    def facts(self) -> dict[str, Any]:
+        """All but the splits, as JSON values."""
+        return {
+            "documents_in": self.documents_in,
+            "skipped": dict(self.skipped.most_common()),
+            "bytes_in": self.bytes_in,
+            "bytes_read": self.bytes_read,
+            "bytes_skipped": dict(self.bytes_skipped.most_common()),
+            "bytes_lost": self.bytes_lost,
+            "bytes_unverified": self.bytes_unverified,
+            "damaged_files": len(self.damaged),
+            "damaged": [asdict(file) for file in self.damaged[:FILES_IN_FACTS]],
+        }
+
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, Any]) -> SourceTally:
+        """What `facts` gave, as far as it is there: an earlier version counted documents alone."""
+        numbers = ("documents_in", "bytes_in", "bytes_read", "bytes_lost", "bytes_unverified")
+        return cls(
+            skipped=Counter(facts["skipped"]),
+            bytes_skipped=Counter(facts.get("bytes_skipped", {})),
+            damaged=[DamagedFile(**file) for file in facts.get("damaged", [])],
+            **{name: facts.get(name, 0) for name in numbers},
+        )
+
+
+def count_sources(num_sources: int, tasks: Sequence[Task], results: Mapping[str, ShardResult]) -> list[SourceTally]:
+    """Everything but the splits, of every source; `tasks` are all there are, in corpus order.
+
+    Raises:
+        RunError: a plain file's lines do not add up to the file, which is a fault of ours.
+    """
+    tallies = [SourceTally() for _ in range(num_sources)]
+    for task in tasks:
+        tallies[task.source].documents_in += sum(results[task.name].range_items)
+        tallies[task.source].skipped += results[task.name].skipped
+    for _, parts in groupby(_parts(tasks, results), lambda part: part[0].name):
+        _add_file(tallies, list(parts))
+    return tallies
+
+
+def total(tallies: Sequence[SourceTally]) -> SourceTally:
+    """All sources together, without their splits."""
+    whole = SourceTally()
+    for tally in tallies:
+        whole.documents_in += tally.documents_in
+        whole.skipped += tally.skipped
+        whole.bytes_in += tally.bytes_in
+        whole.bytes_read += tally.bytes_read
+        whole.bytes_skipped += tally.bytes_skipped
+        whole.bytes_lost += tally.bytes_lost
+        whole.bytes_unverified += tally.bytes_unverified
+        whole.damaged += tally.damaged
+    return whole
+
+
+_Part = tuple[InputFile, int, Sequence[tuple[str, int]], Sequence[Damage]]
+"""Of one range: its file, the bytes of its items, those of bad items by reason, its damages."""
+
+
+def _parts(tasks: Sequence[Task], results: Mapping[str, ShardResult]) -> Iterator[_Part]:
+    for task in tasks:
+        result = results[task.name]
+        skipped, damages = defaultdict[int, list[tuple[str, int]]](list), defaultdict[int, list[Damage]](list)
+        for number, reason, size in result.skipped_bytes:
+            skipped[number].append((reason, size))
+        for damage in result.damages:
+            damages[damage.range].append(damage)
+        for number, range_ in enumerate(task.ranges):
+            yield range_.file, result.range_bytes[number], skipped.get(number, ()), damages.get(number, ())
+
+
+def _add_file(tallies: Sequence[SourceTally], parts: Sequence[_Part]) -> None:
+    file = parts[0][0]
+    tally, unpacked = tallies[file.source], sum(size for _, size, _, _ in parts)
+    if unpacked != file.bytes and file.kind != "parquet" and not file.is_packed:
+        raise RunError(f"{unpacked:,} of the {file.bytes:,} bytes of {file.name} were counted: a fault of ours")
+    skipped = Counter[str]()
+    for _, _, of_range, _ in parts:
+        for reason, size in of_range:
+            skipped[reason] += size
+    damages = [damage for _, _, _, of_range in parts for damage in of_range]
+    lost = sum(damage.lost_bytes for damage in damages)
+    readable = file.bytes - lost
+    on_disk = Counter({reason: readable * size // max(1, unpacked) for reason, size in skipped.items()})
+    read = readable - on_disk.total()
+    unverified = read * sum(damage.unverified_bytes for damage in damages) // max(1, readable)
+    tally.bytes_in += file.bytes
+    tally.bytes_read += read
+    tally.bytes_skipped += on_disk
+    tally.bytes_lost += lost
+    tally.bytes_unverified += unverified
+    if damages:
+        documents = sum(damage.documents for damage in damages)
+        tally.damaged.append(DamagedFile(file.name, damages[0].what, documents, lost, file.bytes, unverified))
+
+
+def check_bad_fraction(config: DataSettings, tally: SourceTally, paths: TokenPaths) -> None:
+    """Check the shares of bad documents and of bad bytes among all that are not merely empty lines.
+
+    Raises:
+        UserError: either is above `max_bad_fraction`; names both, the counts by reason, the damaged files and the
+            quarantine file.
+    """
+    limit, counted = config.max_bad_fraction, (tally.bad_documents, tally.bad_bytes)
+    if all(bad <= limit * among for bad, among in counted):
+        return
+    (bad, among), (bad_bytes, among_bytes) = counted
+    shares = [bad / max(1, among), bad_bytes / max(1, among_bytes)]
+    rule = (
+        f"{bad:,} of {among:,} documents are bad ({shares[0]:.3g} of them), and {bad_bytes:,} of {among_bytes:,} bytes "
+        f"on the disk ({shares[1]:.3g}): {reasons_text(tally.skipped)}"
+    )
+    enough = math.ceil(max(shares) * 1000) / 1000
+    remedy = f"{see(paths, tally.skipped)}; mend the corpus, or set max_bad_fraction to {enough:g}"
+    if tally.damaged:
+        rule += f"; damaged: {damaged_text(tally.damaged)}"
+    if tally.bytes_unverified:
+        remedy = f"get the damaged files anew (unverified bytes count as bad); {remedy}"
+    raise UserError(config.fault("max_bad_fraction", rule, remedy))
+
+
+def reasons_text(skipped: Counter[str]) -> str:
+    """``broken JSON 12, empty text 3``."""
+    return ", ".join(f"{reason} {count:,}" for reason, count in skipped.most_common())
+
+
+def damaged_text(damaged: Sequence[DamagedFile]) -> str:
+    """The first few of the damaged files with what was lost of each, and how many more there are."""
+    named = ", ".join(str(file) for file in damaged[:NAMED_FILES])
+    more = len(damaged) - NAMED_FILES
+    return f"{named}, and {more:,} more" if more > 0 else named
+
+
+def see(paths: TokenPaths, skipped: Counter[str]) -> str:
+    """Where the bad lines are listed."""
+    return f"each is listed in {paths.quarantine}" if skipped else ""

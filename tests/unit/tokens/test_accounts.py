@@ -1,0 +1,254 @@
+"""What became of every document and byte: the accounts close, for any cutting, and decide on `max_bad_fraction`."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+from types import ModuleType
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from zerokara import manifest
+from zerokara.config import PretrainConfig
+from zerokara.corpus import documents
+from zerokara.corpus.inputs import InputFile, find_files
+from zerokara.corpus.packed import CUT, zstd_module
+from zerokara.errors import UserError
+from zerokara.steps.command import Options
+from zerokara.steps.tokenize import tokenize
+from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokens.accounts import SourceTally, check_bad_fraction, total
+from zerokara.tokens.encode import Encoded, discard_work, encode_corpus
+from zerokara.tokens.layout import TokenPaths
+
+zstd: ModuleType = zstd_module()
+MakeConfig = Callable[..., PretrainConfig]
+TallyOf = Callable[[Sequence[InputFile], int], SourceTally]
+SIZES = (50, 999, 1 << 20)
+DAMAGED = "truncated or damaged file"
+
+
+def _lines(count: int) -> bytes:
+    random = Random(count)
+    return b"".join(b'{"text": "%d %x"}\n' % (i, random.getrandbits(400)) for i in range(count))
+
+
+def _damaged_parquet(path: Path, num_rows: int = 1000, group_rows: int = 100, spoilt: int = 3) -> int:
+    """A .parquet one of whose row groups cannot be read; gives the bytes of that one's columns."""
+    texts = [f"{i} {Random(i).getrandbits(300):x}" for i in range(num_rows)]
+    pq.write_table(pa.table({"text": texts}), path, row_group_size=group_rows, use_dictionary=False)
+    column = pq.ParquetFile(path).metadata.row_group(spoilt).column(0)
+    content = bytearray(path.read_bytes())
+    content[column.data_page_offset : column.data_page_offset + 40] = b"\xff" * 40
+    path.write_bytes(content)
+    return int(column.total_compressed_size)
+
+
+def _same_for_all_sizes(path: Path, tally_of: TallyOf) -> SourceTally:
+    files = find_files([str(path)], "")
+    tallies = [tally_of(files, size) for size in SIZES]
+    for tally in tallies:
+        assert tally == tallies[0]
+        assert tally.bytes_in == tally.bytes_read + tally.bytes_skipped.total() + tally.bytes_lost
+        assert tally.bytes_in == sum(file.bytes for file in files)
+    return tallies[0]
+
+
+def test_lines_count_with_their_bytes(tmp_path: Path, tally_of: TallyOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "MAX_LINE_BYTES", 1000)
+    bad = {"broken JSON": b"{broken\n", "empty line": b"\r\n", f"longer than {64} MiB": b"x" * 3000 + b"\n"}
+    content = _lines(20) + b"".join(bad.values()) + _lines(30) + bad["broken JSON"] + b'{"text": "cut'
+    (tmp_path / "a.jsonl").write_bytes(content)
+    tally = _same_for_all_sizes(tmp_path / "a.jsonl", tally_of)
+    assert tally.bytes_skipped == {reason: len(line) for reason, line in bad.items()} | {
+        "broken JSON": 16,
+        "truncated last line": 13,
+    }
+    assert tally.bytes_read == len(_lines(20) + _lines(30)) and tally.documents == 50 and tally.documents_in == 55
+    assert tally.bad_documents == (4, 54), "an empty line is no loss"
+    assert tally.bad_bytes == (16 + 3001 + 13, len(content) - 2)
+
+
+@pytest.mark.parametrize("ending", [".gz", ".zst"])
+def test_lines_of_a_packed_file_share_its_bytes(tmp_path: Path, tally_of: TallyOf, ending: str) -> None:
+    content = _lines(100) + b'{"text": 1}' + b" " * 8000 + b"\n"
+    packed = (gzip.compress if ending == ".gz" else zstd.compress)(content)
+    (tmp_path / f"a.jsonl{ending}").write_bytes(packed)
+    tally = _same_for_all_sizes(tmp_path / f"a.jsonl{ending}", tally_of)
+    bad_bytes = len(packed) * 8012 // len(content)
+    assert tally.bytes_skipped == {"text field is not a string": bad_bytes}
+    assert tally.bytes_read == len(packed) - bad_bytes and not tally.damaged
+
+
+@pytest.mark.parametrize("ending", [".gz", ".zst"])
+def test_a_packed_file_that_is_cut_off_counts_whole(
+    tmp_path: Path, tally_of: TallyOf, make_config: MakeConfig, ending: str
+) -> None:
+    """Of half a file most documents may be lost, though all bytes that are there can be read."""
+    packed = (gzip.compress if ending == ".gz" else zstd.compress)(_lines(9000))
+    path = tmp_path / f"a.jsonl{ending}"
+    path.write_bytes(packed[: len(packed) // 2])
+    (tmp_path / "good").mkdir()
+    tally = tally_of(find_files([str(path)], ""), 1 << 20)
+    (file,) = tally.damaged
+    assert (file.name, file.damage, file.documents) == (str(path), CUT, 1)
+    assert tally.bad_documents[0] == 1 and tally.documents > 4000
+    assert tally.bytes_unverified == tally.bytes_read > 0 and tally.bad_bytes == (len(packed) // 2, len(packed) // 2)
+    with pytest.raises(UserError) as raised:
+        check_bad_fraction(make_config(max_bad_fraction=0.5), tally, TokenPaths("x"))
+    (fault,) = raised.value.faults
+    documents_bad, size = tally.bad_documents, f"{path.stat().st_size:,}"
+    assert fault.key == "max_bad_fraction" and fault.found == 0.5
+    assert f"{documents_bad[0]:,} of {documents_bad[1]:,} documents are bad" in fault.rule
+    assert f"{size} of {size} bytes on the disk (1)" in fault.rule and str(path) in fault.rule
+    check_bad_fraction(make_config(max_bad_fraction=1), tally, TokenPaths("x"))
+
+
+def test_every_row_of_a_damaged_row_group_counts(tmp_path: Path, tally_of: TallyOf, make_config: MakeConfig) -> None:
+    group_bytes = _damaged_parquet(tmp_path / "a.parquet")
+    tally = _same_for_all_sizes(tmp_path / "a.parquet", tally_of)
+    assert (tally.documents_in, tally.documents, tally.skipped) == (1000, 900, {DAMAGED: 100})
+    assert tally.bytes_lost == pytest.approx(group_bytes, rel=0.1) and not tally.bytes_unverified
+    (file,) = tally.damaged
+    assert (file.documents, file.bytes_lost) == (100, tally.bytes_lost)
+    with pytest.raises(UserError, match=r"100 of 1,000 documents are bad \(0\.1 of them\)"):
+        check_bad_fraction(make_config(max_bad_fraction=0.09), tally, TokenPaths("x"))
+    check_bad_fraction(make_config(max_bad_fraction=0.11), tally, TokenPaths("x"))
+
+
+def test_rows_that_were_given_before_the_damage_stay_documents(tmp_path: Path, tally_of: TallyOf) -> None:
+    texts = [f"{i} " + "x" * 20_000 for i in range(1000)]  # several batches
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": texts}), path, use_dictionary=False, compression="none", data_page_size=1 << 17)
+    content = bytearray(path.read_bytes())
+    place = len(content) * 9 // 10
+    content[place : place + 300_000] = b"\xff" * 300_000  # more than a page, so that its header is hit
+    path.write_bytes(content)
+    tally = _same_for_all_sizes(path, tally_of)
+    assert tally.documents_in == 1000 and 300 < tally.documents < 920
+    assert tally.bytes_lost == path.stat().st_size - path.stat().st_size * tally.documents // 1000
+
+
+def test_a_parquet_without_a_footer_is_lost_whole(tmp_path: Path, tally_of: TallyOf) -> None:
+    _damaged_parquet(tmp_path / "a.parquet")
+    content = (tmp_path / "a.parquet").read_bytes()
+    (tmp_path / "a.parquet").write_bytes(content[:-9])
+    tally = _same_for_all_sizes(tmp_path / "a.parquet", tally_of)
+    assert tally.bytes_lost == tally.bytes_in == len(content) - 9 and tally.documents_in == 1
+
+
+def test_bytes_after_the_last_member_are_lost_and_no_more(tmp_path: Path, tally_of: TallyOf) -> None:
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(_lines(500)) + b"garbage" * 10)
+    tally = _same_for_all_sizes(tmp_path / "a.jsonl.gz", tally_of)
+    assert (tally.documents, tally.bytes_lost, tally.bytes_unverified) == (500, 70, 0)
+
+
+def test_of_several_members_the_damaged_one_is_unverified(tmp_path: Path, tally_of: TallyOf) -> None:
+    first, last = gzip.compress(_lines(500)), gzip.compress(_lines(100))
+    (tmp_path / "a.jsonl.gz").write_bytes(first + last[:-6] + b"\xff" * 6)  # its checksum
+    tally = _same_for_all_sizes(tmp_path / "a.jsonl.gz", tally_of)
+    assert tally.documents == 600 and tally.bytes_lost <= 8
+    assert tally.bytes_unverified == pytest.approx(len(last), abs=8)
+
+
+def test_only_packed_files_without_a_byte_are_damaged(tmp_path: Path, tally_of: TallyOf) -> None:
+    names = ["a.jsonl", "b.jsonl", "c.txt", "d.jsonl.gz", "e.txt.zst", "f.parquet"]
+    for name in names:
+        (tmp_path / name).write_bytes(_lines(20) if name == "a.jsonl" else b"")
+    tally = _same_for_all_sizes(tmp_path, tally_of)
+    assert [Path(file.name).name for file in tally.damaged] == names[3:]
+    assert tally.skipped == {DAMAGED: 3} and tally.documents == 20
+
+
+def _mixed(tmp_path: Path, corpus: Path) -> list[str]:
+    """Sources that are damaged in all ways."""
+    packed = gzip.compress(corpus.read_bytes() * 3)
+    (tmp_path / "cut.jsonl.gz").write_bytes(packed[: len(packed) * 2 // 3])
+    (tmp_path / "spoilt.jsonl.zst").write_bytes(zstd.compress(corpus.read_bytes()) + b"garbage")
+    _damaged_parquet(tmp_path / "rows.parquet")
+    (tmp_path / "empty.jsonl.gz").touch()
+    return [str(corpus), str(tmp_path / "*.gz"), str(tmp_path / "spoilt.jsonl.zst"), str(tmp_path / "rows.parquet")]
+
+
+def _encode(config: PretrainConfig, task_bytes: int | None = None) -> Encoded:
+    files = find_files(config.input_jsonl, "")
+    said: list[str] = []
+    return encode_corpus(config, files, Encoder(config.input_tokenizer_file), task_bytes=task_bytes, say=said.append)
+
+
+def _hashes(config: PretrainConfig) -> dict[str, str]:
+    files = (path for path in sorted(Path(config.output_prefix).parent.iterdir()) if path.is_file())
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def test_workers_tasks_and_resumed_shards_change_no_count(
+    make_config: MakeConfig, corpus: Path, tmp_path: Path
+) -> None:
+    made, entries = [], _mixed(tmp_path, corpus)
+    for number, (workers, task_bytes) in enumerate([(1, None), (3, 9000), (2, 30_000)]):
+        prefix = str(tmp_path / f"out{number}" / "tokens")
+        config = make_config(input_jsonl=entries, output_prefix=prefix, num_workers=workers, max_bad_fraction=1)
+        encoded = _encode(config, task_bytes)
+        made.append((encoded.sources, _hashes(config)))
+        if task_bytes:
+            results = sorted(TokenPaths(prefix).work_folder.glob("*-*.json"))
+            for path in results[::2]:
+                path.unlink()
+            again = _encode(config)
+            assert again.resumed_shards == len(results) - len(results[::2])
+            made.append((again.sources, _hashes(config)))
+        discard_work(config)
+    for one in made[1:]:
+        assert one == made[0]
+    tally = total(made[0][0])
+    assert tally.bytes_in == sum(file.bytes for file in find_files(config.input_jsonl, ""))
+    assert tally.bytes_in == tally.bytes_read + tally.bytes_skipped.total() + tally.bytes_lost
+    splits = [split for source in made[0][0] for split in (source.train, source.valid)]
+    assert tally.documents_in == sum(split.documents for split in splits) + tally.skipped.total()
+    assert len(tally.damaged) == 4
+
+
+def test_shards_of_another_format_are_made_anew(make_config: MakeConfig, corpus: Path) -> None:
+    config = make_config()
+    _encode(config)
+    plan = TokenPaths(config.output_prefix).work_folder / "plan.json"
+    earlier = json.loads(plan.read_text(encoding="utf-8"))
+    plan.write_text(json.dumps(earlier | {"format": earlier["format"] - 1}), encoding="utf-8")
+    assert _encode(config).resumed_shards == 0
+
+
+def test_the_step_names_the_damaged_files_and_keeps_the_accounts(
+    make_config: MakeConfig, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"input_jsonl": _mixed(tmp_path, corpus)}
+    config, options = make_config(**settings, max_bad_fraction=1), Options(tmp_path / "config.yaml")
+    tokenize(config, options)
+    said = capsys.readouterr().out
+    assert "4 files: " in said
+    for name in ("cut.jsonl.gz", "empty.jsonl.gz", "spoilt.jsonl.zst", "rows.parquet"):
+        assert f"{name} (" in said
+    facts = manifest.read(TokenPaths(config.output_prefix).manifest).facts
+    for account in (facts, *facts["sources"]):
+        skipped, written = (
+            sum(account["skipped"].values()),
+            account["train"]["documents"] + account["valid"]["documents"],
+        )
+        assert account["documents_in"] == written + skipped
+        sizes = account["bytes_read"] + sum(account["bytes_skipped"].values()) + account["bytes_lost"]
+        assert account["bytes_in"] == sizes
+    assert facts["damaged_files"] == len(facts["damaged"]) == 4
+    assert SourceTally.from_facts(facts).bad_bytes[0] >= (tmp_path / "cut.jsonl.gz").stat().st_size
+    # What was written stays, and a stricter limit says what is wrong with it.
+    with pytest.raises(UserError, match=r"max_bad_fraction = 0\.1: .*cut\.jsonl\.gz"):
+        tokenize(make_config(**settings, max_bad_fraction=0.1), options)
+
+
+def test_an_account_of_an_earlier_version_is_still_read() -> None:
+    tally = SourceTally.from_facts({"documents_in": 10, "skipped": {"broken JSON": 1}})
+    assert tally.bad_documents == (1, 10) and tally.bad_bytes == (0, 0)

@@ -1,0 +1,204 @@
+"""Damaged .gz, .zst and .parquet files, made at random: what another reader can read arrives, and the accounts close.
+
+`ZEROKARA_FUZZ_FILES=1000 pytest tests/unit/tokens/test_damaged_files.py -s` damages a thousand files instead of a few,
+and prints what became of them. The other readers are Python's `gzip`, zstd's own file object, and pyarrow a row group
+at a time; gzip(1) and zstd(1) where they are installed.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from random import Random
+from types import ModuleType
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from zerokara.config import PretrainConfig
+from zerokara.corpus.documents import BadLine, Document, Reason
+from zerokara.corpus.inputs import InputFile, find_files
+from zerokara.corpus.packed import zstd_module
+from zerokara.corpus.reading import Range, read
+from zerokara.errors import UserError
+from zerokara.tokens.accounts import SourceTally, check_bad_fraction
+from zerokara.tokens.layout import TokenPaths
+
+zstd: ModuleType = zstd_module()
+CHECKED = {zstd.CompressionParameter.checksum_flag: 1}
+NUM_FILES = int(os.environ.get("ZEROKARA_FUZZ_FILES", "90"))
+WORDS = ["the", "sea", "ice", "melts", "in", "spring", "春", "の", "海", "終日", "のたり", "한국어", "문장", "ăîșț"]
+LIMIT = 0.01
+MakeConfig = Callable[..., PretrainConfig]
+TallyOf = Callable[[Sequence[InputFile], int], SourceTally]
+Item = Document | BadLine
+
+
+def _texts(random: Random) -> list[str]:
+    return [f"{i} " + " ".join(random.choices(WORDS, k=random.randrange(1, 60))) for i in range(random.randrange(400))]
+
+
+def _packed(random: Random, path: Path, texts: Sequence[str]) -> None:
+    """Write the texts in one or several members or row groups, all of them with checksums."""
+    step = random.choice([len(texts) + 1, 150, 40])
+    if path.suffix == ".parquet":
+        options = {"compression": random.choice(["snappy", "zstd", "none"]), "use_dictionary": random.random() < 0.5}
+        table = pa.table({"id": range(len(texts)), "text": pa.array(texts, pa.string())})
+        pq.write_table(table, path, row_group_size=step, data_page_size=2000, write_page_checksum=True, **options)
+        return
+    lines = [json.dumps({"text": text}, ensure_ascii=random.random() < 0.5).encode() + b"\n" for text in texts]
+    members = [b"".join(lines[i : i + step]) for i in range(0, len(lines) or 1, step)]
+    pack = partial(gzip.compress, mtime=0) if path.suffix == ".gz" else partial(zstd.compress, options=CHECKED)
+    path.write_bytes(b"".join(pack(member) for member in members))
+
+
+def _damaged(random: Random, content: bytes) -> tuple[str, bytes]:
+    """A kind of damage, and the content with it."""
+    kind = random.choice(["cut", "bits flipped", "range repeated", "range dropped", "range zeroed"])
+    start = random.randrange(len(content))
+    end = min(len(content), start + random.choice([1, 50, 5000]))
+    if kind == "cut":
+        return kind, content[: start + 1]
+    if kind == "bits flipped":
+        changed = bytearray(content)
+        for _ in range(random.randrange(1, 5)):
+            changed[random.randrange(len(content))] ^= 1 << random.randrange(8)
+        return kind, bytes(changed)
+    middle = {"range repeated": content[start:end] * 2, "range dropped": b""}.get(kind, bytes(end - start))
+    return kind, content[:start] + middle + content[end:]
+
+
+def _lines_of_another_reader(path: Path, use_program: bool) -> list[bytes]:
+    """The whole lines that it can read."""
+    program = {".gz": "gzip", ".zst": "zstd"}[path.suffix]
+    if use_program and shutil.which(program):
+        content = subprocess.run([program, "-dc", path], capture_output=True, check=False).stdout
+    else:
+        parts: list[bytes] = []
+        try:
+            with gzip.open(path) if path.suffix == ".gz" else zstd.open(path) as file:
+                while part := file.read1(64):
+                    parts.append(part)
+        except (OSError, EOFError, gzip.zlib.error, zstd.ZstdError):  # type: ignore[attr-defined]
+            pass
+        content = b"".join(parts)
+    return content.split(b"\n")[:-1]
+
+
+def _text_of(line: bytes) -> str | None:
+    """The text of a line by Python's own JSON, or None."""
+    try:
+        text = json.loads(line.decode())["text"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    good = isinstance(text, str) and text.strip() and "\0" not in text
+    return text if good and text.isprintable() else None
+
+
+def _check_lines(path: Path, items: Sequence[Item], use_program: bool) -> None:
+    lines = _lines_of_another_reader(path, use_program)
+    last = items[-1] if items else None
+    stops = isinstance(last, BadLine) and last.reason is Reason.DAMAGED
+    if len(lines) > len(items) - stops:  # gzip(1) fills a reference to before the beginning with made-up bytes
+        assert use_program and isinstance(last, BadLine) and last.lost_bytes > 0
+    for line, item in zip(lines, items[:-1] if stops else items, strict=False):
+        text = _text_of(line)
+        assert text is None or (isinstance(item, Document) and item.text == text), line
+
+
+def _check_rows(path: Path, items: Sequence[Item]) -> None:
+    try:
+        table = pq.ParquetFile(path, page_checksum_verification=True)
+    except (pa.ArrowException, OSError):
+        return
+    by_row = {item.offset: item for item in items}
+    first = 0
+    for group in range(table.num_row_groups):
+        num_rows = table.metadata.row_group(group).num_rows
+        try:
+            texts = table.read_row_group(group, ["text"]).column("text").to_pylist()
+        except (pa.ArrowException, OSError, ValueError, KeyError):
+            texts = []
+        for row, text in enumerate(texts, first):
+            item = by_row.get(row)
+            assert isinstance(item, Document) and item.text == text
+        first += num_rows
+    first_item = items[0] if items else None
+    if not (
+        isinstance(first_item, BadLine) and first_item.lost_bytes == path.stat().st_size
+    ):  # a footer that is refused
+        rows = sum(item.documents if isinstance(item, BadLine) else 1 for item in items)
+        assert rows == table.metadata.num_rows
+
+
+def _passes(config: PretrainConfig, tally: SourceTally) -> bool:
+    try:
+        check_bad_fraction(config, tally, TokenPaths(config.output_prefix))
+    except UserError:
+        return False
+    return True
+
+
+def _check_closed(file: InputFile, tally: SourceTally) -> None:
+    assert tally.bytes_in == file.bytes == tally.bytes_read + tally.bytes_skipped.total() + tally.bytes_lost
+    assert min(tally.bytes_read - tally.bytes_unverified, tally.bytes_lost, tally.bytes_unverified) >= 0
+    assert (tally.skipped[Reason.DAMAGED] > 0) == (len(tally.damaged) > 0)
+
+
+@pytest.mark.parametrize("ending", [".jsonl.gz", ".jsonl.zst", ".parquet"])
+def test_what_another_reader_can_read_arrives_and_all_else_is_counted(
+    tmp_path: Path, make_config: MakeConfig, tally_of: TallyOf, ending: str
+) -> None:
+    """What it lost of the documents that were packed is never above the limit without the step saying so."""
+    config = make_config(max_bad_fraction=LIMIT)
+    done = Counter[str]()
+    for seed in range(NUM_FILES // 3 + (ending == ".parquet") * (NUM_FILES % 3)):
+        random = Random(f"{seed}{ending}")
+        texts, path = _texts(random), tmp_path / f"a{ending}"
+        _packed(random, path, texts)
+        whole = path.read_bytes()
+        kind, content = _damaged(random, whole)
+        path.write_bytes(content)
+        (file,) = find_files([str(path)], "")
+        items = list(read(Range(file), "text", "line"))
+        if ending == ".parquet":
+            _check_rows(path, items)
+        else:
+            _check_lines(path, items, use_program=seed % 2 == 1)
+        tally = tally_of([file], 1 << 20)
+        assert tally == tally_of([file], random.randrange(500, 20_000)), f"seed {seed}"
+        _check_closed(file, tally)
+        arrived = Counter(texts) & Counter(item.text for item in items if isinstance(item, Document))
+        lost, passes = len(texts) - arrived.total(), _passes(config, tally)
+        once = sum(isinstance(item, BadLine) for item in items)
+        as_before = once <= LIMIT * (tally.documents + once)
+        at_a_members_end = kind == "cut" and not tally.damaged
+        if lost > LIMIT * len(texts) and not at_a_members_end:
+            assert not passes, f"seed {seed}, {kind}: {lost} of {len(texts)} documents are lost"
+        done.update(
+            {
+                "files": 1,
+                "damaged": content != whole,
+                "damage told": bool(tally.damaged),
+                "documents packed": len(texts),
+                "documents recovered": arrived.total(),
+                "documents lost": lost,
+                "documents counted as skipped": tally.skipped.total(),
+                "files that lost more than the limit": lost > LIMIT * len(texts),
+                "of these, passed where a damage counts as one document": lost > LIMIT * len(texts) and as_before,
+                "of these, pass now": lost > LIMIT * len(texts) and passes,
+                "bytes": file.bytes,
+                "bytes lost": tally.bytes_lost,
+                "bytes unverified": tally.bytes_unverified,
+            }
+        )
+    print(f"\n{ending}: " + ", ".join(f"{name} {count:,}" for name, count in done.items()))
+    assert done["documents lost"] and done["documents recovered"]
