@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from typing import TypeVar
 
 from zerokara import config as configuration
 from zerokara.config.settings import Settings
-from zerokara.errors import RunError, Stopped, UserError
+from zerokara.errors import RunError, Stopped, UserError, shown
 from zerokara.steps.next_command import COMMAND_NAME, SAME_COMMAND, again
 
 _Config = TypeVar("_Config", bound=Settings)
@@ -125,6 +126,9 @@ def guarded(work: Callable[[], None], again: str = SAME_COMMAND) -> int:
 
     `again` is the command that resumes what was stopped; nothing is said of it where it is empty.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what a terminal or a log of another encoding lacks is spelt out
+            stream.reconfigure(errors="backslashreplace")
     try:
         work()
     except UserError as error:
@@ -137,7 +141,10 @@ def guarded(work: Callable[[], None], again: str = SAME_COMMAND) -> int:
     except OSError as error:
         if error.filename is None:  # not about a file: not foreseen
             raise
-        print(f"failed: cannot read or write {error.filename}: {error.strerror or error}", file=sys.stderr)
+        print(
+            f"failed: cannot read or write {shown(os.fsdecode(error.filename))}: {error.strerror or error}",
+            file=sys.stderr,
+        )
         return RunError.exit_code
     except Stopped as stop:
         print(f"stopped; {stop}", file=sys.stderr)
