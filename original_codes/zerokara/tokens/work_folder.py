@@ -27,7 +27,7 @@ from zerokara.progress import Progress
 from zerokara.tokens.layout import TokenPaths
 from zerokara.tokens.shards import ShardResult, is_whole, result_path
 
-FORMAT = 1
+FORMAT = 2
 """Raised when the same plan would give other shards."""
 PLAN_NAME = "plan.json"
 
