@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -77,6 +77,20 @@ def appearing_folder(path: Path) -> Iterator[Path]:
         sync_folder(path.parent)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+@contextmanager
+def made_folder(path: Path) -> Iterator[None]:
+    """Make a folder and those above it; after an error those that are new, and empty, are gone again."""
+    new = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        with suppress(OSError):  # it is not empty, nor are those above
+            for folder in new:
+                folder.rmdir()
         raise
 
 

@@ -69,7 +69,7 @@ def export(source: Source, settings: ConvertConfig, documents: Sequence[str]) ->
         with manifest.HashesAhead(manifest.Work(STEP, {}, {"weights": outputs["weights"]})) as hashing:
             known = facts.gather(source, encoder, settings.dtype)
             known |= _prove(partial, source, weights, settings, encoder, documents, clock)
-            written = {Path(path): sha256 for (path, _, _), sha256 in hashing.result().items()}
+            written = hashing.by_path()
         name = settings.huggingface_name or folder.name
         card = model_card.render(known, name=name, language=settings.language, license=settings.license)
         write_text(partial / "README.md", card)

@@ -13,7 +13,8 @@ from zerokara import manifest
 from zerokara.config import TokenizerConfig
 from zerokara.corpus.heads import check_heads
 from zerokara.corpus.inputs import InputFile, find_files, for_manifest
-from zerokara.durable import PARTIAL_SUFFIX, write_bytes, write_json, write_text
+from zerokara.durable import PARTIAL_SUFFIX, made_folder, write_bytes, write_json, write_text
+from zerokara.errors import UserError
 from zerokara.progress import bytes_text, opening, seconds_text, summary
 from zerokara.steps import command, next_command, outputs
 
@@ -61,7 +62,8 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
         print("dry run: nothing was written")
         return
     started = time.monotonic()
-    sample, trained, measured = _make(config, files, plan, analyser, folder)
+    with made_folder(folder):
+        sample, trained, measured = _make(config, files, plan, analyser, folder)
     manifest_path.unlink(missing_ok=True)  # what stands there is no longer true from here on
     _write_outputs(folder, trained.model, measured)
     facts = {
@@ -100,12 +102,13 @@ def _next(config: TokenizerConfig, options: command.Options) -> str:
 def _make(
     config: TokenizerConfig, files: Sequence[InputFile], plan: Plan, analyser: Analyser | None, folder: Path
 ) -> tuple[SampleReport, Trained, Report]:
-    """Sample, train and measure in a folder that is gone afterwards; only the log stays, whatever happens."""
+    """Sample, train and measure in a folder that is gone afterwards; a refusal leaves nothing."""
     from zerokara.tokenizer import report, sampling, segmentation, training
 
-    work_dir = folder / f"work{PARTIAL_SUFFIX}"
+    work_dir, log_path = folder / f"work{PARTIAL_SUFFIX}", folder / outputs.LOG_NAME
     shutil.rmtree(work_dir, ignore_errors=True)
-    work_dir.mkdir(parents=True)
+    work_dir.mkdir()
+    has_log = log_path.exists()
     try:
         sample = sampling.draw(
             files,
@@ -120,12 +123,16 @@ def _make(
         morphemes = work_dir / "morphemes.txt" if analyser else None
         if analyser and morphemes:
             segmentation.segment(config, analyser, sample.sentences, morphemes, training.num_threads(config))
-        trained = training.train(config, sample.sentences, work_dir, folder / outputs.LOG_NAME, morphemes)
+        trained = training.train(config, sample.sentences, work_dir, log_path, morphemes)
         model_path = work_dir / "tokenizer.model"
         model_path.write_bytes(trained.model)
         memory = {"estimated_memory_bytes": plan.peak_bytes, "peak_memory_bytes": trained.peak_memory_bytes}
         facts = sample.report.as_json() | memory
         measured = report.make(model_path, config.input, sample.sources, sample.sentences, facts, config.compare_with)
+    except UserError:
+        if not has_log:  # of what failed while running it tells why
+            log_path.unlink(missing_ok=True)
+        raise
     finally:
         shutil.rmtree(work_dir, ignore_errors=True)
     return sample.report, trained, measured

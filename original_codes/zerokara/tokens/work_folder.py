@@ -21,7 +21,7 @@ from typing import Any
 import orjson
 
 from zerokara.corpus.inputs import InputFile
-from zerokara.durable import PARTIAL_SUFFIX, write_json
+from zerokara.durable import PARTIAL_SUFFIX, made_folder, write_json
 from zerokara.errors import Fault, UserError
 from zerokara.progress import Progress
 from zerokara.tokens.layout import TokenPaths
@@ -66,24 +66,25 @@ def claimed(paths: TokenPaths) -> Iterator[Path]:
         UserError: another run of step 2 is at work there.
     """
     folder = paths.work_folder
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
+    with made_folder(folder.parent):
+        folder.mkdir(exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            rule = "another run of step 2 is writing here"
-            remedy = "wait for it, or choose another output_prefix"
-            raise UserError(Fault(where=str(folder), rule=rule, remedy=remedy)) from None
-        try:
-            yield folder
-        finally:  # only with the lock: what lies there may be another run's
-            if folder.is_dir():
-                _remove_unfinished(folder)
-                if not any(folder.glob("*-*.json")):  # nothing is finished yet
-                    shutil.rmtree(folder, ignore_errors=True)
-    finally:
-        os.close(descriptor)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                rule = "another run of step 2 is writing here"
+                remedy = "wait for it, or choose another output_prefix"
+                raise UserError(Fault(where=str(folder), rule=rule, remedy=remedy)) from None
+            try:
+                yield folder
+            finally:  # only with the lock: what lies there may be another run's
+                if folder.is_dir():
+                    _remove_unfinished(folder)
+                    if not any(folder.glob("*-*.json")):  # nothing is finished yet
+                        shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(descriptor)
 
 
 def discard(paths: TokenPaths) -> None:
