@@ -18,6 +18,7 @@ from zerokara import manifest
 from zerokara.corpus.heads import check_heads
 from zerokara.corpus.inputs import InputFile, find_files, for_manifest
 from zerokara.corpus.sizes import total_plain_bytes
+from zerokara.errors import shown
 from zerokara.progress import bytes_text, count_text, opening, seconds_text, summary
 from zerokara.steps import outputs
 from zerokara.tokenizer.choice import TokenizerFacts, check_there
@@ -167,7 +168,7 @@ def _rows(config: PretrainConfig, made: Encoded, facts: dict[str, Any], paths: T
 
     rows = []
     for entry, tally in zip(config.input_jsonl, made.sources, strict=True):
-        rows.append((entry, f"{tally.documents_in:,} documents in, {tally.skipped.total():,} skipped"))
+        rows.append((shown(entry), f"{tally.documents_in:,} documents in, {tally.skipped.total():,} skipped"))
         for name, split in (("  train", tally.train), ("  valid", tally.valid)):
             text = f"{split.documents:,} documents, {split.tokens:,} tokens, {bytes_text(split.text_bytes)} of text"
             rows.append((name, text))
