@@ -21,6 +21,8 @@ class _ABSENT:
     """No value was given; a class, since it stays the same one on the way from a worker process."""
 
 
+_NOT_SHOWN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\\]")
+"""What ends a line, steers a terminal, turns the direction of writing, or stands for a byte that is no UTF-8."""
 _MAX_SHOWN = 500
 """Characters of a value that a message shows: a list of files may have thousands of entries."""
 _CUT = "…"
@@ -87,6 +89,24 @@ class Fault:
         subject = f"{self.key}{value}: " if self.key else ("" if self.found is _ABSENT else f"{found}: ")
         place = f"{self.where}: " if self.where else ""
         return redacted(f"{place}{subject}{self.rule}" + (f"; {self.remedy}" if self.remedy else ""))
+
+
+def shown(path: str | os.PathLike[str]) -> str:
+    """A name of a file as text that any terminal, log and JSON file can hold, without loss.
+
+    Bytes that are no UTF-8 are spelt ``\\xNN``, what would end a line or steer a terminal ``\\uNNNN``, and a backslash
+    is doubled.
+    """
+    return _NOT_SHOWN.sub(_spelt, os.fspath(path))
+
+
+def _spelt(match: re.Match[str]) -> str:
+    character = match[0]
+    if character == "\\":
+        return "\\\\"
+    code = ord(character)
+    # As os.fsdecode has them (PEP 383).
+    return f"\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else f"\\u{code:04x}"
 
 
 class UserError(Exception):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 import traceback
@@ -13,7 +14,7 @@ from typing import TypeVar
 
 from zerokara import config as configuration
 from zerokara.config.settings import Settings
-from zerokara.errors import RunError, Stopped, UserError, redacted
+from zerokara.errors import RunError, Stopped, UserError, redacted, shown
 from zerokara.progress import plain
 from zerokara.steps.next_command import COMMAND_NAME, SAME_COMMAND, again
 
@@ -127,6 +128,9 @@ def guarded(work: Callable[[], None], again: str = SAME_COMMAND) -> int:
 
     `again` is the command that resumes what was stopped; nothing is said of it where it is empty.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what a terminal or a log of another encoding lacks is spelt out
+            stream.reconfigure(errors="backslashreplace")
     try:
         work()
     except UserError as error:
@@ -138,7 +142,7 @@ def guarded(work: Callable[[], None], again: str = SAME_COMMAND) -> int:
         return error.exit_code
     except Exception as error:
         if isinstance(error, OSError) and error.filename is not None:
-            words = f"failed: cannot read or write {error.filename}: {error.strerror or error}"
+            words = f"failed: cannot read or write {shown(os.fsdecode(error.filename))}: {error.strerror or error}"
         else:  # not foreseen
             words = traceback.format_exc().rstrip()
         print(plain(redacted(words)), file=sys.stderr)

@@ -17,6 +17,7 @@ from zerokara import manifest
 from zerokara.corpus.heads import check_heads
 from zerokara.corpus.inputs import InputFile, find_files, for_manifest
 from zerokara.corpus.sizes import total_plain_bytes
+from zerokara.errors import shown
 from zerokara.progress import bytes_text, count_text, opening, seconds_text, summary
 from zerokara.steps import outputs
 from zerokara.tokenizer.choice import TokenizerFacts, check_there
@@ -74,7 +75,7 @@ def _tokenize(
     prepared = workers.answer()
     assert isinstance(prepared, Prepared)
     tokenizer, choice, expected = prepared.tokenizer, prepared.choice, prepared.expected
-    check_disk_space(config, expected)
+    check_disk_space(config, files, expected)
     from_what = f"{len(files)} file{'s' if files[1:] else ''}, {bytes_text(sum(file.bytes for file in files))}"
     to_what = f"about {count_text(expected.tokens)} tokens, {bytes_text(expected.output_bytes)}"
     opening(
@@ -165,7 +166,8 @@ def _rows(config: PretrainConfig, made: Encoded, facts: dict[str, Any], paths: T
     for entry, tally in zip(config.input_jsonl, made.sources, strict=True):
         unread = tally.bytes_skipped.total() + tally.bytes_lost
         of_bytes = f" ({bytes_text(unread)} of {bytes_text(tally.bytes_in)})" if unread else ""
-        rows.append((entry, f"{tally.documents_in:,} documents in, {tally.skipped.total():,} skipped{of_bytes}"))
+        skipped = f"{tally.skipped.total():,} skipped{of_bytes}"
+        rows.append((shown(entry), f"{tally.documents_in:,} documents in, {skipped}"))
         for name, split in (("  train", tally.train), ("  valid", tally.valid)):
             text = f"{split.documents:,} documents, {split.tokens:,} tokens, {bytes_text(split.text_bytes)} of text"
             rows.append((name, text))

@@ -73,6 +73,41 @@ def test_a_wrong_format_is_recognised(tmp_path: Path, name: str, content: bytes,
     assert hint in str(raised.value)
 
 
+EMPTY: dict[str, list[object]] = {
+    "empty": [{"text": ""}],
+    "null": [{"text": None}],
+    "both": [{"text": " "}, {"text": None}],
+}
+
+
+@pytest.mark.parametrize("kind", EMPTY)
+def test_empty_texts_tell_nothing_about_the_format(tmp_path: Path, kind: str) -> None:
+    head = EMPTY[kind] * 60
+    _check(_jsonl(tmp_path / "a.jsonl", *head, {"text": "x"}))
+    _check(_jsonl(tmp_path / "a.jsonl", *head, *[{"body": "x"}] * 49, {"text": "x"}))
+    _check(_jsonl(tmp_path / "a.jsonl", *head))
+    pq.write_table(pa.Table.from_pylist([*head, {"text": "x"}]), tmp_path / "a.parquet")
+    _check(tmp_path / "a.parquet")
+    path = _jsonl(tmp_path / "a.jsonl", *head, *[{"body": "x"}] * 50, {"text": "x"})
+    line = len(head) + 1
+    with pytest.raises(
+        UserError, match=rf"a\.jsonl:{line}: has no field 'text', nor have the next 49 lines; .*: body;"
+    ):
+        _check(path)
+
+
+def test_the_look_at_empty_lines_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.jsonl"
+    for limit, lines in (("MAX_LINES", 80), ("MAX_BYTES", 79)):
+        with monkeypatch.context() as patched:
+            patched.setattr(heads, limit, 80)
+            path.write_bytes(b"\n" * lines + b"no JSON\n" * 50)
+            _check(path) if limit == "MAX_LINES" else None
+            path.write_bytes(b"\n" * (lines - 60) + b"no JSON\n" * 50)
+            with pytest.raises(UserError, match="one object a line"):
+                _check(path)
+
+
 GOOD = b'{"text": "x"}\n' * 20
 
 
@@ -97,6 +132,26 @@ def test_a_file_under_a_wrong_name_is_told_even_among_good_ones(
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=rf"{name}: .*{told}"):
         _check(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"[" + b",".join([b'{"text": "x"}'] * 1000) + b"]", "the file is one JSON array"),
+        (b'\xef\xbb\xbf[\r\n {"text": "x"},\r\n {"text": "y"}]', "the file is one JSON array"),
+        (b'{"text": "x"}\r' * 1000, r"its lines end in CR alone; write it anew, e\.g\. with: tr"),
+        ('{"text": "x"}'.encode("utf-16"), "the file is UTF-16"),
+    ],
+)
+def test_a_whole_file_on_one_line_is_told_even_among_good_ones(tmp_path: Path, content: bytes, told: str) -> None:
+    (tmp_path / "good.jsonl").write_bytes(GOOD)
+    for name in ("a.jsonl", "a.json.gz"):
+        (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+        with pytest.raises(UserError, match=rf"{name}:1: none of the first \d+ lines is a document: .*{told}"):
+            _check(tmp_path)
+        (tmp_path / name).unlink()
+    (tmp_path / "labels.json").write_bytes(b'["one bad line", "by chance"]')
+    _check(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.parquet"])
