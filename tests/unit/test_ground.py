@@ -11,7 +11,7 @@ import pytest
 
 from zerokara import manifest, progress
 from zerokara.durable import appearing_file, appearing_folder, write_text
-from zerokara.errors import Fault, RunError, UserError, redacted
+from zerokara.errors import Fault, RunError, UserError, redacted, shown
 from zerokara.steps import command
 
 
@@ -321,5 +321,6 @@ def test_a_terminal_obeys_no_name_or_text_of_others(capsys: pytest.CaptureFixtur
     progress.opening(name)
     progress.summary("step 2: done", [(name, name)])
     told = "".join(capsys.readouterr())
-    assert told.count("a\\x1b]0;pwned\\x07\\x1b[2J\\r\\x9b31m\\udcff.jsonl\tx") == 6
+    assert told.count("a\\x1b]0;pwned\\x07\\x1b[2J\\r\\x9b31m\\udcff.jsonl\tx") == 5
+    assert f"cannot read or write {shown(name)}: " in told
     assert not set("\x1b\x07\r\x9b\udcff") & set(told)

@@ -113,7 +113,6 @@ def _make(
     work_dir.mkdir()
     had_log = log_path.exists()
     try:
-        write_text(folder / outputs.LOG_NAME, outputs.LOG_HEADER)
         sample = sampling.draw(
             files,
             work_dir / "sentences.txt",
@@ -128,6 +127,7 @@ def _make(
         morphemes = work_dir / "morphemes.txt" if analyser else None
         if analyser and morphemes:
             segmentation.segment(config, analyser, sample.sentences, morphemes, training.num_threads(config))
+        write_text(log_path, outputs.LOG_HEADER)
         trained = training.train(config, sample.sentences, work_dir, log_path, morphemes)
         model_path = work_dir / "tokenizer.model"
         model_path.write_bytes(trained.model)
