@@ -46,6 +46,8 @@ _REDACTIONS = tuple(
 )
 _MAX_TOLD = 50_000
 """Characters of a message; a server may answer with a whole page."""
+_NOT_SHOWN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\\]")
+"""What ends a line, steers a terminal, turns the direction of writing, or stands for a byte that is no UTF-8."""
 _SECRET_VARIABLE = re.compile(r"(?i)(?:TOKEN|API_KEY|ACCESS_KEY|SECRET|PASSWORD)$")
 _SECRET_LENGTH = 8
 """Shorter values (``TOKEN=1``) are none, and would blot out words."""
@@ -87,6 +89,24 @@ class Fault:
         subject = f"{self.key}{value}: " if self.key else ("" if self.found is _ABSENT else f"{found}: ")
         place = f"{self.where}: " if self.where else ""
         return redacted(f"{place}{subject}{self.rule}" + (f"; {self.remedy}" if self.remedy else ""))
+
+
+def shown(path: str | os.PathLike[str]) -> str:
+    """A name of a file as text that any terminal, log and JSON file can hold, without loss.
+
+    Bytes that are no UTF-8 are spelt ``\\xNN``, what would end a line or steer a terminal ``\\uNNNN``, and a backslash
+    is doubled.
+    """
+    return _NOT_SHOWN.sub(_spelt, os.fspath(path))
+
+
+def _spelt(match: re.Match[str]) -> str:
+    character = match[0]
+    if character == "\\":
+        return "\\\\"
+    code = ord(character)
+    # As os.fsdecode has them (PEP 383).
+    return f"\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else f"\\u{code:04x}"
 
 
 class UserError(Exception):

@@ -24,7 +24,7 @@ import orjson
 
 from zerokara import __version__
 from zerokara.durable import write_json
-from zerokara.errors import Fault, UserError
+from zerokara.errors import Fault, UserError, shown
 from zerokara.progress import Progress
 
 FORMAT = 1
@@ -54,8 +54,9 @@ class FileRecord:
     """One file by content; `path`, `bytes` and `modified_ns` only save reading it again when nothing moved."""
 
     path: str
-    """Absolute for an input, or where it lies on the Hub; relative to the manifest's folder for an output, so that a
-    folder can be moved whole. In a folder that is published an input is its folder's name and its own, no more."""
+    """Absolute for an input (as `shown` spells it), or where it lies on the Hub; relative to the manifest's folder for
+    an output, so that a folder can be moved whole. In a folder that is published an input is its folder's name and its
+    own, no more."""
     bytes: int
     sha256: str
     """For a file on the Hub that has none there: ``git:`` and its blob id."""
@@ -149,7 +150,7 @@ def finish(
     made = Manifest(
         step=work.step,
         settings=_as_json(work.settings),
-        inputs=_records(work.inputs, _last_names if published else str, hashes),
+        inputs=_records(work.inputs, _last_names if published else shown, hashes),
         outputs=_records(
             outputs,
             lambda path: os.path.relpath(path, folder.resolve()),
@@ -224,7 +225,7 @@ def _differences(done: Manifest, work: Work) -> list[str]:
         was, now = done.settings.get(name, "(none)"), now_settings.get(name, "(none)")
         if was != now:
             found.append(f"{work.key_of(name)} was {was}, is now {now}")
-    now_inputs = _records(work.inputs, str, _known_records(done))
+    now_inputs = _records(work.inputs, shown, _known_records(done))
     for name in sorted(done.inputs.keys() | now_inputs.keys()):
         was_files, now_files = done.inputs.get(name, []), now_inputs.get(name, [])
         if [record.sha256 for record in was_files] != [record.sha256 for record in now_files]:
@@ -251,24 +252,25 @@ def _records(
     def record(file: Path | RemoteFile) -> FileRecord:
         if isinstance(file, RemoteFile):
             return FileRecord(path=file.name, bytes=file.bytes, sha256=file.content, modified_ns=0)
-        absolute, size, modified_ns = places[file].key
-        return FileRecord(
-            path=name(Path(absolute)), bytes=size, sha256=known[absolute, size, modified_ns], modified_ns=modified_ns
-        )
+        place = places[file]
+        _, size, modified_ns = place.key
+        return FileRecord(path=name(place.path), bytes=size, sha256=known[place.key], modified_ns=modified_ns)
 
     return {key: [record(file) for file in files] for key, files in members.items()}
 
 
 def _last_names(path: Path) -> str:
-    return "/".join(path.parts[-2:])
+    return shown("/".join(path.parts[-2:]))
 
 
 class _Place:
-    """A file on a disk: its absolute path, size and modification time."""
+    """A file on a disk."""
 
     def __init__(self, path: Path):
         status = path.stat()
-        self.key = (str(path.resolve()), status.st_size, status.st_mtime_ns)
+        self.path = path.resolve()
+        self.key = (shown(self.path), status.st_size, status.st_mtime_ns)
+        """What its content is known by: its absolute path, size and modification time."""
 
 
 def _hashes(places: list[_Place]) -> dict[tuple[str, int, int], str]:
@@ -279,7 +281,7 @@ def _hashes(places: list[_Place]) -> dict[tuple[str, int, int], str]:
     # The largest first, so that none is begun when the others end.
     order = sorted(places, key=lambda place: -place.key[1])
     with ThreadPoolExecutor(min(MAX_HASH_THREADS, len(os.sched_getaffinity(0)), len(order))) as threads:
-        futures = {place.key: threads.submit(_counted_sha256, Path(place.key[0]), counter) for place in order}
+        futures = {place.key: threads.submit(_counted_sha256, place.path, counter) for place in order}
         try:
             _watch(list(futures.values()), counter, sum(place.key[1] for place in places))
             return {key: future.result() for key, future in futures.items()}
@@ -300,11 +302,12 @@ class HashesAhead:
             if isinstance(file, Path)
         ]
         places = {place.key: place for place in map(_Place, files)}
-        self._counter, self._total = _Counter(), sum(key[1] for key in places)
+        self._counter, self._total = _Counter(), sum(place.key[1] for place in places.values())
         # One thread keeps up with some dozen processes at work on the same text.
         self._threads = ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // 16))
         self._futures = {
-            key: self._threads.submit(_counted_sha256, Path(key[0]), self._counter) for key in sorted(places)
+            key: self._threads.submit(_counted_sha256, place.path, self._counter)
+            for key, place in sorted(places.items())
         }
 
     def result(self) -> dict[tuple[str, int, int], str]:

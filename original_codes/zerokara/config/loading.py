@@ -15,11 +15,12 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
+from ruamel.yaml.reader import ReaderError
 
 from zerokara.config import plain_yaml
 from zerokara.config.curriculum import Stage
 from zerokara.config.settings import Settings, Source
-from zerokara.errors import Fault, UserError
+from zerokara.errors import Fault, UserError, shown
 
 _Config = TypeVar("_Config", bound=Settings)
 _MAX_UNKNOWN = 50
@@ -151,6 +152,10 @@ def _apply(overrides: Sequence[str], values: dict[str, Any], faults: list[Fault]
         try:
             values[key] = plain_yaml.read_value(value)
             overridden.add(key)
+        except ReaderError:
+            rule = "must be UTF-8 text without control characters"
+            remedy = "a file with such a name is found by its folder, or by a pattern"
+            faults.append(Fault("--set", rule, key, found=shown(value), remedy=remedy))
         except YAMLError as error:
             reason = getattr(error, "problem", None) or error
             remedy = _quoting(value)
@@ -195,6 +200,8 @@ def _invalid(key: str, details: list[ErrorDetails], source: Source) -> Fault:
         hint = "write a number without quotes or units"
     if isinstance(found, str) and found.lower() in ("yes", "no", "on", "off") and "true or false" in " ".join(words):
         hint = f"write {'true' if found.lower() in ('yes', 'on') else 'false'}"
+    if details[0]["type"] == "string_pattern_mismatch":
+        found = shown(found)
     found = list(found) if isinstance(found, tuple) else found
     return Fault(where=source.where(key), key=key, found=found, rule="must be " + " or ".join(words), remedy=hint)
 
@@ -206,6 +213,7 @@ _RULES = {
     "finite_number": "a finite number",
     "string_type": "text",
     "string_too_short": "text that is not empty",
+    "string_pattern_mismatch": "text without control characters (line ends, tabs, escapes)",
     "bool_type": "true or false",
     "tuple_type": "a list",
     "model_type": "a mapping (name: value, …)",

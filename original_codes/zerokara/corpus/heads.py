@@ -18,7 +18,7 @@ from zerokara.corpus.documents import BadLine, Reason, TxtDocument
 from zerokara.corpus.inputs import InputFile
 from zerokara.corpus.packed import PackedReader
 from zerokara.corpus.reading import Range, read
-from zerokara.errors import Fault, RunError, UserError
+from zerokara.errors import Fault, RunError, UserError, shown
 
 HEAD_LINES = 50
 MAX_FILES = 200
@@ -47,7 +47,7 @@ def check_heads(files: Sequence[InputFile], text_field: str, txt_document: TxtDo
             looked_at = _spread([file for file in files if file.source == source and file.bytes], len(files))
             faults.extend(_faults_of_source(looked_at, text_field, txt_document, where))
     except OSError as error:
-        raise RunError(f"cannot read {error.filename}: {error.strerror}") from error
+        raise RunError(f"cannot read {shown(str(error.filename))}: {error.strerror}") from error
     if faults:
         raise UserError(faults)
 

@@ -1,24 +1,28 @@
 """Entries of a configuration (files, globs, folders, lists, Hub datasets) → the list of corpus files, in a fixed order.
 
 Each entry is one *source*. Its files are sorted by path, so the same entries give the same corpus on every machine;
-the files of a list (``@files.txt``) stand in the order of the list. Formats by name: ``.jsonl``, ``.json``,
-``.ndjson`` (one JSON object a line) and ``.txt``, each plain, ``.gz`` or ``.zst``; ``.parquet``.
+the files of a list (``@files.txt``) stand in the order of the list. Links are followed (see `search`). Formats by
+name: ``.jsonl``, ``.json``, ``.ndjson`` (one JSON object a line) and ``.txt``, each plain, ``.gz`` or ``.zst``;
+``.parquet``.
 """
 
 from __future__ import annotations
 
 import glob
-import re
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Literal
 
 from zerokara import manifest
 from zerokara.corpus import hub
 from zerokara.corpus.packed import Packing
+from zerokara.corpus.search import Search
 from zerokara.durable import PARTIAL_SUFFIX
-from zerokara.errors import Fault, UserError
+from zerokara.errors import Fault, UserError, shown
+from zerokara.progress import say
 
 Kind = Literal["jsonl", "txt", "parquet"]
 KIND_OF_SUFFIX: dict[str, Kind] = {".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".txt": "txt"}
@@ -29,6 +33,8 @@ FORMATS = ".jsonl, .json (one JSON object a line) or .txt, each plain, .gz or .z
 OWN_OUTPUT_ENDINGS = ("_quarantine.jsonl", "manifest.json", PARTIAL_SUFFIX)
 """Files that our own steps write; a folder or a glob that holds them is still only the corpus."""
 LIST_MARK = "@"
+MAX_TOLD = 5
+"""Of many files with the same fault."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +56,8 @@ class InputFile:
 
     @property
     def name(self) -> str:
-        """The file as it is named to people."""
-        return str(self.path) if self.remote is None else self.remote.name
+        """The file as it is named to people, and in files of JSON."""
+        return shown(self.path) if self.remote is None else self.remote.name
 
     @property
     def is_packed(self) -> bool:
@@ -93,18 +99,20 @@ def find_files(entries: Sequence[str], where: str) -> list[InputFile]:
     files: list[InputFile] = []
     first_entry: dict[str, str] = {}
     for source, entry in enumerate(entries):
-        for found in _expand(entry, where, faults):
-            same = found.name if isinstance(found, hub.HubFile) else str(found.resolve())
-            if not same.isascii() and re.search("[\ud800-\udfff]", same):  # no manifest and no log could hold it
-                faults.append(Fault(where, f"names {found}, which is no UTF-8", found=entry, remedy="rename that file"))
-                continue
-            if same in first_entry:
-                # The same documents twice would put one document into both training and validation.
-                rule = f"names {found}, which {first_entry[same]} names already"
-                faults.append(Fault(where=where, found=entry, rule=rule, remedy="name each file once"))
-                continue
-            first_entry[same] = entry
-            files.append(_input_file(found, source))
+        for line, place, found in _expand(entry, where, faults):
+            # The same documents twice would put one document into both training and validation.
+            again = [same for same in found if same in first_entry]
+            if again:
+                more = f" and {len(again) - 1:,} more files" if again[1:] else ""
+                rule = f"names {_name(found[again[0]])}{more}, which {shown(first_entry[again[0]])} names already"
+                faults.append(Fault(where=place, found=shown(line), rule=rule, remedy="name each file once"))
+            for same, file in found.items():
+                first_entry.setdefault(same, line)
+                files.append(_input_file(file, source))
+    unreadable = [file for file in files if file.remote is None and not os.access(file.path, os.R_OK)]
+    if unreadable:
+        more = f"; nor can {len(unreadable) - 1:,} more files" if unreadable[1:] else ""
+        faults.append(Fault(where=unreadable[0].name, rule=f"you may not read this file{more}"))
     if not faults and not any(file.bytes for file in files):
         faults.append(Fault(where=where, rule=f"the corpus is empty: {len(files)} files, 0 bytes"))
     if faults:
@@ -131,6 +139,10 @@ def format_of(name: str) -> tuple[Kind, Packing] | None:
     return (kind, packing) if kind else None
 
 
+def _name(found: Path | hub.HubFile) -> str:
+    return found.name if isinstance(found, hub.HubFile) else shown(found)
+
+
 def _input_file(found: Path | hub.HubFile, source: int) -> InputFile:
     kind, packing = format_of(found.name) or ("txt", "none")
     if isinstance(found, hub.HubFile):
@@ -139,63 +151,104 @@ def _input_file(found: Path | hub.HubFile, source: int) -> InputFile:
     return InputFile(found, source, kind, packing, status.st_size, status.st_mtime_ns)
 
 
-def _expand(entry: str, where: str, faults: list[Fault]) -> Sequence[Path | hub.HubFile]:
-    if entry.startswith(hub.PREFIX):
-        return hub.find(entry, where, faults, lambda name: format_of(name) is not None, FORMATS)
+_Found = Mapping[str, Path | hub.HubFile]
+"""What tells a file from all others, whatever its names, → the file."""
+
+
+def _expand(entry: str, where: str, faults: list[Fault]) -> Iterator[tuple[str, str, _Found]]:
+    """The files of an entry, of a list line by line: each with its place."""
     if entry.startswith(LIST_MARK) and not Path(entry).exists():
-        return _listed(Path(entry.removeprefix(LIST_MARK)).expanduser(), entry, where, faults)
-    path = Path(entry).expanduser()
+        for line, place in _listed(_path(entry.removeprefix(LIST_MARK)), entry, where, faults):
+            yield line, place, _files_of(line, place, faults)
+    else:
+        yield entry, where, _files_of(entry, where, faults)
+
+
+def _files_of(entry: str, where: str, faults: list[Fault]) -> _Found:
+    if entry.startswith(hub.PREFIX):
+        there = hub.find(entry, where, faults, lambda name: format_of(name) is not None, FORMATS)
+        return {file.name: file for file in there}
+    path = _path(entry)
     if path.is_file():
         if format_of(path.name) is None:
-            faults.append(Fault(where=where, found=entry, rule=f"is of no format known here: {FORMATS}"))
-            return []
-        return [path]
+            faults.append(Fault(where=where, found=shown(entry), rule=f"is of no format known here: {FORMATS}"))
+            return {}
+        return {os.path.realpath(path): path}
+    search = Search(_is_corpus_name)
     if path.is_dir():
-        found, looked_for = _corpus_files(path.rglob("*")), f"files ending in {FORMATS}, in the folder and below"
+        search.below(path)
+        looked_for = f"files ending in {FORMATS}, in the folder and below"
     elif glob.has_magic(entry):
-        matches = [Path(match) for match in glob.glob(str(path), recursive=True)]
-        inside = (file for match in matches if match.is_dir() for file in match.rglob("*"))
-        found, looked_for = _corpus_files([*matches, *inside]), f"the pattern {path.absolute()}, for {FORMATS}"
+        search.matching(str(path))
+        looked_for = f"the pattern {shown(path.absolute())}, for {FORMATS}"
     else:
-        found, looked_for = [], f"{path.absolute()} as a file or a folder"
-    if not found:
+        looked_for = f"{shown(path.absolute())} as a file or a folder"
+        if path.exists():
+            rule = "is a pipe, a socket or a device; a corpus is read more than once"
+            faults.append(Fault(where=where, found=shown(entry), rule=rule, remedy="write it into a file"))
+            return {}
+        if path.is_symlink():
+            search.dangling.append(path)
+    lost = _lost(search, where)
+    faults.extend(lost)
+    _tell(search, entry)
+    found = dict(search.sorted())
+    if not found and not lost:
         rule = f"names no corpus file; looked for {looked_for}"
-        faults.append(Fault(where=where, found=entry, rule=rule, remedy=_beside(path)))
+        faults.append(Fault(where=where, found=shown(entry), rule=rule, remedy=_beside(path)))
     return found
 
 
-def _listed(path: Path, entry: str, where: str, faults: list[Fault]) -> list[Path | hub.HubFile]:
-    """The files of a list: an entry a line, relative to the folder of the list, with ``#`` before comments."""
+def _lost(search: Search, where: str) -> list[Fault]:
+    """Text that the user would miss."""
+    reasons = [(link, "is a link to nothing") for link in search.dangling if _is_corpus_name(link.name)]
+    reasons += [(path, f"cannot be looked into: {why}") for path, why in search.unreadable]
+    return [
+        Fault(where=where, found=shown(path), rule=rule, remedy="mend it, or take it away")
+        for path, rule in sorted(reasons)[:MAX_TOLD]
+    ]
+
+
+def _tell(search: Search, entry: str) -> None:
+    """Say what was left out."""
+    if search.num_repeats:
+        say(f"note: {shown(entry)}: {search.num_repeats:,} links lead to what is there already, and are left out")
+    for path in islice(search.not_files.values(), MAX_TOLD):
+        say(f"note: {shown(path)} is a pipe, a socket or a device, and is left out")
+    for link in [link for link in search.dangling if not link.suffix and not link.name.startswith(".")][:MAX_TOLD]:
+        say(f"note: {shown(link)} is a link to nothing; if it was a folder of the corpus, its text is missing")
+
+
+def _listed(path: Path, entry: str, where: str, faults: list[Fault]) -> Iterator[tuple[str, str]]:
+    """The entries of a list with their places: one a line, relative to its folder, with ``#`` before comments."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        rule = f"the list {path.absolute()} cannot be read: {reason}"
-        faults.append(Fault(where=where, found=entry, rule=rule, remedy=_beside(path) if not path.exists() else ""))
-        return []
-    found: list[Path | hub.HubFile] = []
+        rule = f"the list {shown(path.absolute())} cannot be read: {reason}"
+        faults.append(
+            Fault(where=where, found=shown(entry), rule=rule, remedy=_beside(path) if not path.exists() else "")
+        )
+        return
     named = [(number, line.strip()) for number, line in enumerate(lines, 1)]
     named = [(number, line) for number, line in named if line and not line.startswith("#")]
     if not named:
-        rule = f"the list {path.absolute()} names no file"
-        faults.append(Fault(where=where, found=entry, rule=rule, remedy="write one file, glob or folder a line"))
+        rule = f"the list {shown(path.absolute())} names no file"
+        faults.append(Fault(where=where, found=shown(entry), rule=rule, remedy="write one file, glob or folder a line"))
     for number, line in named:
-        place = f"{path}:{number}"
+        place = f"{shown(path)}:{number}"
         if line.startswith(LIST_MARK):
             faults.append(Fault(where=place, found=line, rule="a list cannot name another list"))
             continue
-        one = line if line.startswith(hub.PREFIX) else str(path.parent / Path(line).expanduser())
-        found.extend(_expand(one, place, faults))
-    return found
+        yield line if line.startswith(hub.PREFIX) else str(path.parent / _path(line)), place
 
 
-def _corpus_files(paths: Iterable[Path]) -> list[Path]:
-    return sorted({path for path in paths if _is_corpus_file(path)})
+def _path(entry: str) -> Path:
+    return Path(os.path.expanduser(entry))  # that of Path raises where there is no such user
 
 
-def _is_corpus_file(path: Path) -> bool:
-    own = path.name.startswith(".") or path.name.endswith(OWN_OUTPUT_ENDINGS)
-    return not own and format_of(path.name) is not None and path.is_file()
+def _is_corpus_name(name: str) -> bool:
+    return not name.startswith(".") and not name.endswith(OWN_OUTPUT_ENDINGS) and format_of(name) is not None
 
 
 def _beside(path: Path) -> str:
@@ -204,8 +257,10 @@ def _beside(path: Path) -> str:
         return f"make it with: .venv/bin/python -m zerokara.corpus.embedded {path}"
     folder = path if path.is_dir() else path.parent
     if not folder.is_dir():
-        return f"there is no folder {folder.absolute()}"
-    names = sorted(item.name for item in folder.iterdir())
+        return f"there is no folder {shown(folder.absolute())}"
+    names = sorted(shown(item.name) for item in folder.iterdir())
     if not names:
-        return f"{folder.absolute()} is empty"
-    return f"{folder.absolute()} holds {', '.join(names[:8])}" + (f" and {len(names) - 8} more" if names[8:] else "")
+        return f"{shown(folder.absolute())} is empty"
+    return f"{shown(folder.absolute())} holds {', '.join(names[:8])}" + (
+        f" and {len(names) - 8} more" if names[8:] else ""
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 import traceback
@@ -127,6 +128,9 @@ def guarded(work: Callable[[], None], again: str = SAME_COMMAND) -> int:
 
     `again` is the command that resumes what was stopped; nothing is said of it where it is empty.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what a terminal or a log of another encoding lacks is spelt out
+            stream.reconfigure(errors="backslashreplace")
     try:
         work()
     except UserError as error:

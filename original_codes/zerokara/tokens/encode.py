@@ -19,7 +19,7 @@ from pathlib import Path
 from zerokara.config.data_settings import DataSettings
 from zerokara.corpus.inputs import InputFile
 from zerokara.corpus.sizes import total_plain_bytes
-from zerokara.errors import RunError, UserError
+from zerokara.errors import RunError, UserError, shown
 from zerokara.progress import Progress, bytes_text, count_text
 from zerokara.tokenizer.choice import Choice, StandInDiffersError, Tokenizer, plain
 from zerokara.tokens import work_folder
@@ -194,7 +194,7 @@ def _foreseen_errors(paths: TokenPaths) -> Iterator[None]:
                 f"unfinished files are removed; {kept}. Make room and run the same command to go on, or set "
                 "output_prefix elsewhere"
             ) from error
-        where = f" {error.filename}" if error.filename else ""
+        where = f" {shown(str(error.filename))}" if error.filename else ""
         raise RunError(f"cannot read or write{where}: {error.strerror or error}; {kept}") from error
 
 

@@ -174,13 +174,3 @@ def test_local_files_need_neither_the_hub_s_library_nor_pyarrow(tmp_path: Path) 
     command = [sys.executable, "-c", program, str(tmp_path)]
     run = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
     assert run.stdout == "[]\n"
-
-
-def test_a_name_that_is_no_utf8_is_a_fault(tmp_path: Path) -> None:
-    name = os.fsdecode(b"\xff.jsonl")
-    try:
-        (tmp_path / name).write_text('{"text": "a"}\n', encoding="utf-8")
-    except OSError:
-        pytest.skip("this file system takes no such name")
-    with pytest.raises(UserError, match=r"which is no UTF-8; rename that file"):
-        find_files([str(tmp_path)], "config.yaml:3")

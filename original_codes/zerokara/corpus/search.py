@@ -1,0 +1,155 @@
+"""A folder or a pattern → the corpus files there, symbolic links followed, each folder and each file once.
+
+A file has the name under which it really lies where that is among those found, else the first, by path, that a link
+gives it. What must not be passed over in silence is kept beside: links to nothing, folders that may not be looked into,
+links to what is there already, and what bears a corpus file's name and is none (opening a pipe would wait for ever).
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import stat
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+from zerokara.durable import PARTIAL_SUFFIX
+
+
+class Search:
+    """The files of one entry that `is_wanted`, told by their names, and what else was met on the way."""
+
+    def __init__(self, is_wanted: Callable[[str], bool]):
+        self.found: dict[str, Path] = {}
+        """Real path → the path by which the file was come to."""
+        self.num_repeats = 0
+        """Names that lead, by links, to files and folders that were found under another name."""
+        self.dangling: list[Path] = []
+        """Links to nothing, whatever their names."""
+        self.not_files: dict[str, Path] = {}
+        """Real path → path of pipes, sockets and devices with the name of a corpus file."""
+        self.unreadable: list[tuple[Path, str]] = []
+        """Folders and links that could not be looked into, and why."""
+        self._is_wanted = is_wanted
+        self._folders: set[str] = set()
+        """Real paths of those looked into."""
+        self._links: set[Path] = set()
+
+    def below(self, folder: Path) -> None:
+        """Find the files in a folder and below, but for folders in which a step is at work."""
+        self._walk(folder, os.path.realpath(folder))
+        self._follow_links()
+
+    def matching(self, pattern: str) -> None:
+        """Find the files that a pattern (`glob.glob`'s, recursive) matches, and those in the folders that it does."""
+        real_folder = cache(os.path.realpath)
+
+        def real_path(path: Path) -> str:
+            if path.name in ("", ".."):
+                return os.path.realpath(path)
+            return os.path.join(real_folder(str(path.parent)), path.name)
+
+        try:
+            matches = [(real_path(path), path) for path in map(Path, _matches(pattern)) if not _is_unfinished(path)]
+        except OSError as error:
+            self.unreadable.append((Path(error.filename), error.strerror or str(error)))
+            return
+        # What lies where it seems to lie goes before what is come to by a linked folder.
+        matches.sort(key=lambda match: (match[0] != os.path.abspath(match[1]), match[1]))
+        for real, path in matches:
+            if path.is_symlink():
+                self._links.add(path)
+            elif path.is_dir():
+                self._walk(path, real)
+            else:
+                self._take(path, real, path.is_file())
+        self._follow_links()
+
+    def sorted(self) -> Iterator[tuple[str, Path]]:
+        """Real path and path of each file, by path."""
+        yield from sorted(self.found.items(), key=lambda found: found[1])
+
+    def _walk(self, folder: Path, real: str) -> None:
+        """Take all files of a folder and below, and put links aside."""
+        waiting = [(str(folder), real)]
+        while waiting:
+            path, real = waiting.pop()
+            if real in self._folders:
+                continue
+            self._folders.add(real)
+            try:
+                with os.scandir(path) as entries:
+                    for entry in entries:
+                        if entry.is_symlink():
+                            self._links.add(Path(entry.path))
+                        elif entry.is_dir() and not entry.name.endswith(PARTIAL_SUFFIX):
+                            waiting.append((entry.path, os.path.join(real, entry.name)))
+                        elif self._is_wanted(entry.name):
+                            self._take(Path(entry.path), os.path.join(real, entry.name), entry.is_file())
+            except OSError as error:
+                self.unreadable.append((Path(path), error.strerror or str(error)))
+
+    def _follow_links(self) -> None:
+        """Follow the links, when all that is no link has been found; further ones may be met on the way."""
+        while self._links:
+            links, self._links = sorted(self._links), set()
+            for link in links:
+                real = os.path.realpath(link)
+                try:
+                    mode = os.stat(link).st_mode
+                except PermissionError as error:
+                    self.unreadable.append((link, error.strerror or str(error)))
+                except OSError:  # there is nothing, or it leads to itself
+                    self.dangling.append(link)
+                else:
+                    if not stat.S_ISDIR(mode):
+                        self._take(link, real, stat.S_ISREG(mode))
+                    elif real in self._folders:
+                        self.num_repeats += 1
+                    else:
+                        self._walk(link, real)
+
+    def _take(self, path: Path, real: str, is_file: bool) -> None:
+        if not self._is_wanted(path.name):
+            return
+        if not is_file:
+            self.not_files.setdefault(real, path)
+        elif self.found.setdefault(real, path) != path:
+            self.num_repeats += 1
+
+
+def _is_unfinished(path: Path) -> bool:
+    return any(part.endswith(PARTIAL_SUFFIX) for part in path.parts)
+
+
+def _matches(pattern: str) -> Iterator[str]:
+    """What `glob.glob` gives for a recursive pattern, which goes round in a circle of links until the path is too long,
+    and with two such circles takes for ever."""
+    before, stars, after = _parted(pattern)
+    if not stars:
+        yield from glob.glob(pattern)
+        return
+    for start in glob.glob(before):
+        for folder in _folders(start, (os.path.realpath(start),)):
+            yield from _matches(os.path.join(glob.escape(folder), after)) if after else [folder]
+
+
+def _parted(pattern: str) -> tuple[str, str, str]:
+    """What stands before and after the first ``**``."""
+    parts = pattern.split("/")
+    if "**" not in parts:
+        return pattern, "", ""
+    place = parts.index("**")
+    return os.path.join("/".join(parts[:place]) or ("/" if place else "."), ""), "**", "/".join(parts[place + 1 :])
+
+
+def _folders(folder: str, real_above: tuple[str, ...]) -> Iterator[str]:
+    """A folder and those below that are not hidden, by links too, unless they lead to one that lies above."""
+    yield folder
+    if os.path.isdir(folder):
+        os.scandir(folder).close()  # glob passes over what may not be looked into
+        for path in sorted(glob.glob(os.path.join(glob.escape(folder), "*", ""))):
+            real = os.path.realpath(path)
+            if real not in real_above:
+                yield from _folders(path, (*real_above, real))

@@ -1,0 +1,177 @@
+"""Folders and patterns with links, loops, pipes, names of any bytes → each file once, and nothing lost in silence."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from zerokara.corpus.inputs import find_files
+from zerokara.errors import UserError, shown
+
+
+def write(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text('{"text": "a"}\n', encoding="utf-8")
+
+
+def names(folder: Path, *entries: str) -> list[str]:
+    return [file.name for file in find_files([str(folder / entry) for entry in entries], "config.yaml:3")]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in, by relative names."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return Path(".")
+
+
+@pytest.mark.parametrize("entry", ["in", "in/**", "in/**/*.jsonl"])
+def test_links_are_followed(here: Path, entry: str, capsys: pytest.CaptureFixture[str]) -> None:
+    write(here, "in/b.jsonl", "far/deep/c.jsonl", "far/d.jsonl", "alone/z.jsonl")
+    (here / "in/a_linked").symlink_to("../far")
+    (here / "in/a.jsonl").symlink_to("../alone/z.jsonl")
+    assert names(here, entry) == ["in/a.jsonl", "in/a_linked/d.jsonl", "in/a_linked/deep/c.jsonl", "in/b.jsonl"]
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("entry", ["in", "in/**", "in/**/*.jsonl", "in/*"])
+def test_a_file_has_its_own_name_however_many_links_lead_to_it(
+    here: Path, entry: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(here, "in/m.jsonl", "in/sub/n.jsonl")
+    (here / "in/a.jsonl").symlink_to("m.jsonl")
+    (here / "in/b.jsonl").symlink_to("sub/n.jsonl")
+    (here / "in/first").symlink_to("sub")
+    assert names(here, entry) == ["in/m.jsonl", "in/sub/n.jsonl"]
+    told = capsys.readouterr().out
+    assert f"note: {entry}: 3 links lead to what is there already, and are left out\n" in told
+
+
+@pytest.mark.parametrize("entry", ["in", "in/**", "in/**/*.jsonl"])
+def test_loops_of_links_end(here: Path, entry: str) -> None:
+    write(here, "in/a.jsonl", "in/sub/b.jsonl", "other/c.jsonl")
+    for link, target in {
+        "in/x": ".",
+        "in/y": "../in",
+        "in/sub/z": "..",
+        "in/o": "../other",
+        "other/i": "../in",
+    }.items():
+        (here / link).symlink_to(target)
+    assert names(here, entry) == ["in/a.jsonl", "in/o/c.jsonl", "in/sub/b.jsonl"]
+
+
+def test_the_same_file_by_two_entries_stays_a_fault(here: Path) -> None:
+    write(here, "in/a.jsonl", "in/b.jsonl")
+    (here / "again").symlink_to("in")
+    with pytest.raises(UserError) as raised:
+        names(here, "in", "again")
+    (fault,) = raised.value.faults
+    assert str(fault) == (
+        "config.yaml:3: again: names again/a.jsonl and 1 more files, which in names already; name each file once"
+    )
+
+
+@pytest.mark.parametrize("entry", ["in", "in/*", "in/**", "in/gone.jsonl"])
+def test_a_link_to_nothing_with_a_corpus_file_s_name_is_a_fault(here: Path, entry: str) -> None:
+    write(here, "in/a.jsonl")
+    (here / "in/gone.jsonl").symlink_to("/nowhere/b.jsonl")
+    with pytest.raises(UserError, match=r"^config\.yaml:3: in/gone\.jsonl: is a link to nothing; mend it"):
+        names(here, entry)
+
+
+def test_other_links_to_nothing_are_told_where_they_may_have_been_a_folder(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(here, "in/a.jsonl")
+    for link in ("part2", ".lock", "README.md"):
+        (here / "in" / link).symlink_to("gone")
+    (here / "in/round").symlink_to("round")
+    assert names(here, "in") == ["in/a.jsonl"]
+    told = capsys.readouterr().out.splitlines()
+    missing = "is a link to nothing; if it was a folder of the corpus, its text is missing"
+    assert told == [f"note: in/part2 {missing}", f"note: in/round {missing}"]
+
+
+def test_pipes_and_sockets_are_not_opened(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(here, "in/a.jsonl")
+    os.mkfifo(here / "in/pipe.txt")
+    (here / "in/linked.txt").symlink_to("pipe.txt")
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind("in/socket.txt")
+    for entry in ("in", "in/**/*"):
+        assert names(here, entry) == ["in/a.jsonl"]
+        told = capsys.readouterr().out
+        for name in ("pipe", "socket"):
+            assert f"note: in/{name}.txt is a pipe, a socket or a device, and is left out\n" in told
+    with pytest.raises(UserError, match=r"in/pipe\.txt: is a pipe, a socket or a device; .*; write it into a file"):
+        names(here, "in/pipe.txt")
+
+
+@pytest.fixture
+def nobody(here: Path) -> Iterator[None]:
+    """Not being root, to whom nothing is closed."""
+    if os.geteuid():
+        yield
+        return
+    os.chown(here, 65534, 65534)
+    os.setresuid(65534, 65534, 0)
+    yield
+    os.setresuid(0, 0, 0)
+
+
+@pytest.mark.usefixtures("nobody")
+def test_what_may_not_be_read_is_told_before_anything_is_done(here: Path) -> None:
+    write(here, "in/a.jsonl", "in/closed.jsonl", "in/sub/b.jsonl")
+    (here / "in/closed.jsonl").chmod(0)
+    with pytest.raises(UserError, match=r"in/closed\.jsonl: you may not read this file$"):
+        names(here, "in")
+    (here / "in/sub").chmod(0)
+    for entry in ("in", "in/**/*.jsonl"):
+        with pytest.raises(UserError, match=r"in/sub/?: cannot be looked into: Permission denied"):
+            names(here, entry)
+    (here / "in/sub").chmod(0o700)
+
+
+def test_files_in_the_making_are_no_corpus(here: Path) -> None:
+    write(here, "data/a.jsonl", "data/tokens_tokenizing.partial/0000000-000000000000000.json")
+    for entry in ("data", "data/**", "data/**/*.json*"):
+        assert names(here, entry) == ["data/a.jsonl"]
+    with pytest.raises(UserError, match="names no corpus file"):
+        names(here, "data/*/*.json")
+
+
+NAMES = {
+    os.fsdecode(b"caf\xe9.txt"): r"caf\xe9.txt",
+    "café.txt": "café.txt",
+    r"caf\xe9.txt": r"caf\\xe9.txt",
+    "two\nlines.txt": r"two\u000alines.txt",
+    "\x1b[31mred.txt": r"\u001b[31mred.txt",
+    "\x85.txt": r"\u0085.txt",
+    "\u202etxt.a.txt": r"\u202etxt.a.txt",
+    "日本\u3000語 #[x].txt": "日本\u3000語 #[x].txt",
+    "-rf.txt": "-rf.txt",
+}
+
+
+def test_every_name_is_shown_without_harm_or_loss(here: Path) -> None:
+    for name in NAMES:
+        write(here, f"in/{name}")
+    files = find_files(["in"], "")
+    assert {file.path.name: file.name for file in files} == {name: f"in/{spelt}" for name, spelt in NAMES.items()}
+    assert len({file.name for file in files}) == len(NAMES)
+    for name, spelt in NAMES.items():
+        assert shown(name).encode() == spelt.encode()
+        if "\udce9" not in name:
+            assert [file.name for file in find_files([f"in/{name}"], "")] == [f"in/{spelt}"]
+
+
+def test_no_such_user(here: Path) -> None:
+    with pytest.raises(UserError, match=r"~nobody_of_this_name/a\.txt: names no corpus file"):
+        find_files(["~nobody_of_this_name/a.txt"], "")
