@@ -9,6 +9,7 @@ any writing system, and stands where a crash or a wrong conversion left it.
 from __future__ import annotations
 
 import json
+import re
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple
 
@@ -21,6 +22,7 @@ MAX_LINE_BYTES = 64 * 1024 * 1024
 settings' help and the README say so too."""
 EXCERPT_CHARACTERS = 120
 BOM = b"\xef\xbb\xbf"
+_BRACKET_OR_STRING = re.compile(r'[\[\]{}]|"(?:[^"\\]++|\\.)*+"')
 
 TxtDocument = Literal["file", "line"]
 
@@ -33,6 +35,7 @@ class Reason(StrEnum):
     BROKEN_JSON = "broken JSON"
     NOT_AN_OBJECT = "not a JSON object"
     MISSING_FIELD = "text field missing"
+    NULL = "text field is null"
     WRONG_TYPE = "text field is not a string"
     LONE_SURROGATE = "lone surrogate"
     INVALID_UTF8 = "invalid UTF-8"
@@ -118,7 +121,9 @@ def text_of_json(line: bytes, text_field: str) -> str | Reason:
         return Reason.NOT_AN_OBJECT
     text = value.get(text_field)
     if type(text) is not str:
-        return Reason.WRONG_TYPE if text_field in value else Reason.MISSING_FIELD
+        if text_field not in value:
+            return Reason.MISSING_FIELD
+        return Reason.NULL if text is None else Reason.WRONG_TYPE
     if careful and any("\ud800" <= character <= "\udfff" for character in text):
         return Reason.LONE_SURROGATE
     return fault_of(text) or text
@@ -144,8 +149,8 @@ def text_of_value(value: bytes) -> str | Reason:
 
 
 def _careful_json(line: bytes) -> Any:
-    """Read what orjson refuses though it does no harm (NaN, huge numbers or a lone surrogate in another field, a byte
-    order mark), and find the reason for the rest."""
+    """Read what orjson refuses though it does no harm (NaN, numbers of any length, depths of any number or a lone
+    surrogate in another field, a byte order mark), and find the reason for the rest."""
     stripped = line.removeprefix(BOM).strip()
     if not stripped:
         return Reason.EMPTY_LINE
@@ -153,8 +158,29 @@ def _careful_json(line: bytes) -> Any:
         return Reason.NUL
     unfinished = not line.endswith(b"\n")
     try:
-        return json.loads(stripped.decode("utf-8"))
+        text = stripped.decode("utf-8")
     except UnicodeDecodeError:
         return Reason.TRUNCATED_LINE if unfinished else Reason.INVALID_UTF8
-    except (ValueError, RecursionError):
+    try:
+        try:
+            return json.loads(text, parse_int=float)  # Python's whole numbers have 4,300 digits at most
+        except RecursionError:
+            return json.loads(_shallow(text), parse_int=float)
+    except ValueError:
         return Reason.TRUNCATED_LINE if unfinished else Reason.BROKEN_JSON
+
+
+def _shallow(text: str) -> str:
+    """A JSON object with empty arrays in place of all arrays and objects that its fields hold."""
+    kept, depth, start = [], 0, 0
+    for found in _BRACKET_OR_STRING.finditer(text):
+        if found[0] in "[{":
+            depth += 1
+            if depth == 2:
+                kept.append(text[start : found.start()])
+        elif found[0] in "]}":
+            depth -= 1
+            if depth == 1:
+                kept.append("[]")
+                start = found.end()
+    return "".join([*kept, text[start:]]) if depth == 0 else text[:1]

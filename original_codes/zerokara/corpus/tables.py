@@ -230,7 +230,7 @@ class _Rows:
 
     def _item_of(self, value: bytes | None) -> Document | BadLine:
         if value is None:
-            return self._item(Reason.WRONG_TYPE, "null")
+            return self._item(Reason.NULL, "null")
         if len(value) > documents.MAX_LINE_BYTES:
             return self._item(Reason.TOO_LONG, excerpt(value), len(value) + 1)
         text = text_of_value(value)

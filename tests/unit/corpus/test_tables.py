@@ -67,7 +67,7 @@ def test_each_bad_row_is_put_aside_with_its_reason(tmp_path: Path, monkeypatch: 
     items = _items(_file(tmp_path / "a.parquet", pa.table({"text": column})))
     assert _seen(items) == [
         (0, "good"),
-        (1, Reason.WRONG_TYPE),
+        (1, Reason.NULL),
         (2, Reason.EMPTY_TEXT),
         (3, Reason.EMPTY_TEXT),
         (4, Reason.NUL),
@@ -96,7 +96,7 @@ def test_text_columns_of_every_kind(tmp_path: Path, kind: pa.DataType) -> None:
     texts = ["one", None, "二", "one"]
     column = pa.array(texts, pa.string()).cast(kind)
     items = _items(_file(tmp_path / "a.parquet", pa.table({"text": column})))
-    assert _seen(items) == [(0, "one"), (1, Reason.WRONG_TYPE), (2, "二"), (3, "one")]
+    assert _seen(items) == [(0, "one"), (1, Reason.NULL), (2, "二"), (3, "one")]
 
 
 def test_columns_that_hold_no_text_and_columns_that_are_not_there(tmp_path: Path) -> None:
