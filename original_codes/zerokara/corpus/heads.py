@@ -1,7 +1,7 @@
 """A look at the first lines of the corpus files, so that a wrong `text_field` or format is told within seconds.
 
 One bad line is the business of the quarantine; here only a file none of whose first lines is a document counts, and
-one that is of another format than its name says.
+one that is of another format than its name says. Lines and texts that are empty tell nothing, and are passed over.
 """
 
 from __future__ import annotations
@@ -14,20 +14,27 @@ from itertools import islice
 import orjson
 
 from zerokara.corpus import documents
-from zerokara.corpus.documents import BadLine, Reason, TxtDocument
+from zerokara.corpus.documents import BadLine, Document, Reason, TxtDocument
 from zerokara.corpus.inputs import InputFile
 from zerokara.corpus.packed import PackedReader
 from zerokara.corpus.reading import Range, read
+from zerokara.corpus.sizes import bytes_before
 from zerokara.errors import Fault, RunError, UserError, shown
 
 HEAD_LINES = 50
+"""Bad lines that show a wrong format."""
+MAX_LINES = 5000
+"""Lines looked at, empty ones among them."""
+MAX_BYTES = 4 * 1024 * 1024
+"""Of lines, unpacked, after which no further one is looked at."""
 MAX_FILES = 200
 """Files looked at, spread evenly over the corpus: some ten milliseconds on a local disk, seconds on a slow one."""
 MAX_REMOTE_FILES = 10
 """Files looked at on the Hub, each of which takes some tenths of a second."""
 LINES_TO_JUDGE_ONE_FILE = 10
 """A shorter file is judged only together with the others of its source: its few lines may be bad by chance."""
-_HEAD_BYTES = 1024 * 1024
+_TELL_NOTHING = frozenset({Reason.EMPTY_LINE, Reason.EMPTY_TEXT, Reason.NULL})
+_HEAD_BYTES = MAX_BYTES + 1024 * 1024
 _BUFFER_BYTES = 256 * 1024
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"PAR1": "parquet"}
 """The first bytes of a file that is not plain; by these it is known whatever its name."""
@@ -103,9 +110,14 @@ def _bad_head(file: InputFile, text_field: str, txt_document: TxtDocument) -> li
     """The bad lines of a file's head when there is no document among them, else nothing."""
     if file.kind == "txt" and txt_document == "file" and file.bytes > documents.MAX_LINE_BYTES:
         return [BadLine(file, 1, 0, Reason.TOO_LONG, "")]
-    items = list(islice(read(Range(file), text_field, "line"), HEAD_LINES))
-    bad = [item for item in items if isinstance(item, BadLine)]
-    return [item for item in bad if item.reason is not Reason.EMPTY_LINE] if len(bad) == len(items) else []
+    bad: list[BadLine] = []
+    for item in islice(read(Range(file), text_field, "line"), MAX_LINES):
+        if isinstance(item, Document):
+            return []
+        bad += [item] if item.reason not in _TELL_NOTHING else []
+        if len(bad) == HEAD_LINES or bytes_before(item) > MAX_BYTES:
+            break
+    return bad
 
 
 def _fault(file: InputFile, bad: list[BadLine], text_field: str, where: str) -> Fault:
@@ -114,12 +126,12 @@ def _fault(file: InputFile, bad: list[BadLine], text_field: str, where: str) -> 
     place, lines = f"{file.name}:{first.line}", "rows" if file.kind == "parquet" else "lines"
     if reason is Reason.MISSING_FIELD:
         others = f", nor have the next {len(bad) - 1} {lines}" if bad[1:] else ""
-        rule, fields = f"has no field {text_field!r}{others}", ", ".join(_fields(file))
+        rule, fields = f"has no field {text_field!r}{others}", ", ".join(_fields(file, first))
         remedy = f"the fields there are: {fields}; set text_field ({where}) to the one that holds the text"
         return Fault(where=place, rule=rule, remedy=remedy)
     if reason is Reason.WRONG_TYPE:
         found = f" but {first.excerpt}" if file.kind == "parquet" else ""
-        remedy = f"the fields there are: {', '.join(_fields(file))}; set text_field ({where})"
+        remedy = f"the fields there are: {', '.join(_fields(file, first))}; set text_field ({where})"
         return Fault(where=place, rule=f"field {text_field!r} does not hold text{found}", remedy=remedy)
     if reason is Reason.TOO_LONG and file.kind == "txt":
         rule = f"is one document of {file.bytes:,} bytes; at most {documents.MAX_LINE_BYTES:,} are read as one"
@@ -143,13 +155,14 @@ def _remedy(file: InputFile, reason: Reason) -> str:
     return ""
 
 
-def _fields(file: InputFile) -> list[str]:
+def _fields(file: InputFile, first: BadLine) -> list[str]:
+    """The fields of the first bad line and of those after it."""
     if file.kind == "parquet":
         from zerokara.corpus import tables  # pyarrow: only where there is such a file
 
         return tables.column_names(file)[:20]
     fields: Counter[str] = Counter()
-    for line in _head(file).split(b"\n")[:HEAD_LINES]:
+    for line in _head(file).split(b"\n")[first.line - 1 :][:HEAD_LINES]:
         try:
             value = orjson.loads(line)
         except orjson.JSONDecodeError:
@@ -160,7 +173,7 @@ def _fields(file: InputFile) -> list[str]:
 
 
 def _head(file: InputFile) -> bytes:
-    """The first megabyte, unpacked."""
+    """The first megabytes, unpacked."""
     with file.open(_BUFFER_BYTES) as raw:
         if not file.is_packed:
             return raw.read(_HEAD_BYTES)

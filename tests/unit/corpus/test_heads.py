@@ -73,6 +73,41 @@ def test_a_wrong_format_is_recognised(tmp_path: Path, name: str, content: bytes,
     assert hint in str(raised.value)
 
 
+EMPTY: dict[str, list[object]] = {
+    "empty": [{"text": ""}],
+    "null": [{"text": None}],
+    "both": [{"text": " "}, {"text": None}],
+}
+
+
+@pytest.mark.parametrize("kind", EMPTY)
+def test_empty_texts_tell_nothing_about_the_format(tmp_path: Path, kind: str) -> None:
+    head = EMPTY[kind] * 60
+    _check(_jsonl(tmp_path / "a.jsonl", *head, {"text": "x"}))
+    _check(_jsonl(tmp_path / "a.jsonl", *head, *[{"body": "x"}] * 49, {"text": "x"}))
+    _check(_jsonl(tmp_path / "a.jsonl", *head))
+    pq.write_table(pa.Table.from_pylist([*head, {"text": "x"}]), tmp_path / "a.parquet")
+    _check(tmp_path / "a.parquet")
+    path = _jsonl(tmp_path / "a.jsonl", *head, *[{"body": "x"}] * 50, {"text": "x"})
+    line = len(head) + 1
+    with pytest.raises(
+        UserError, match=rf"a\.jsonl:{line}: has no field 'text', nor have the next 49 lines; .*: body;"
+    ):
+        _check(path)
+
+
+def test_the_look_at_empty_lines_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.jsonl"
+    for limit, lines in (("MAX_LINES", 80), ("MAX_BYTES", 79)):
+        with monkeypatch.context() as patched:
+            patched.setattr(heads, limit, 80)
+            path.write_bytes(b"\n" * lines + b"no JSON\n" * 50)
+            _check(path) if limit == "MAX_LINES" else None
+            path.write_bytes(b"\n" * (lines - 60) + b"no JSON\n" * 50)
+            with pytest.raises(UserError, match="one object a line"):
+                _check(path)
+
+
 GOOD = b'{"text": "x"}\n' * 20
 
 
