@@ -15,7 +15,7 @@ import shutil
 import stat
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -170,6 +170,19 @@ def _exchange(one: Path, other: Path) -> bool:
     if (code := ctypes.get_errno()) in _NOT_SUPPORTED:
         return False
     raise OSError(code, os.strerror(code), str(one), None, str(other))
+
+
+@contextmanager
+def made_folder(path: Path) -> Iterator[None]:
+    """Make a folder and those above it; after an error those that are new, and empty, are gone again."""
+    new = make_folders(path)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # it is not empty, nor are those above
+            for folder in new:
+                folder.rmdir()
+        raise
 
 
 class SyncAhead:

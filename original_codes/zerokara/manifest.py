@@ -301,7 +301,7 @@ class HashesAhead:
             for file in ([value] if isinstance(value, Path) else value)
             if isinstance(file, Path)
         ]
-        places = {place.key: place for place in map(_Place, files)}
+        self._places = places = {place.key: place for place in map(_Place, files)}
         self._counter, self._total = _Counter(), sum(place.key[1] for place in places.values())
         # One thread keeps up with some dozen processes at work on the same text.
         self._threads = ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // 16))
@@ -318,6 +318,10 @@ class HashesAhead:
         """
         _watch(list(self._futures.values()), self._counter, self._total)
         return {key: future.result() for key, future in self._futures.items()}
+
+    def by_path(self) -> dict[Path, str]:
+        """As `result`, by the absolute path alone."""
+        return {self._places[key].path: sha256 for key, sha256 in self.result().items()}
 
     def __enter__(self) -> HashesAhead:
         return self

@@ -70,7 +70,7 @@ def export(source: Source, settings: ConvertConfig, documents: Sequence[str]) ->
             known = facts.gather(source, encoder, settings.dtype)
             known |= _prove(partial, source, weights, settings, encoder, documents, clock)
             del known["proof"]["token_ids"]["examples"]  # lines of the corpus; the folder may be for everyone
-            written = {Path(path): sha256 for (path, _, _), sha256 in hashing.result().items()}
+            written = hashing.by_path()
         name = settings.huggingface_name or folder.name
         card = model_card.render(known, name=name, language=settings.language, license=settings.license)
         write_text(partial / "README.md", card)

@@ -14,7 +14,8 @@ from zerokara import manifest
 from zerokara.config import TokenizerConfig
 from zerokara.corpus.heads import check_heads
 from zerokara.corpus.inputs import InputFile, find_files, for_manifest
-from zerokara.durable import make_folders, sync_folder, write_bytes, write_json, write_text
+from zerokara.durable import made_folder, sync_folder, write_bytes, write_json, write_text
+from zerokara.errors import UserError
 from zerokara.progress import bytes_text, opening, seconds_text, summary
 from zerokara.steps import command, next_command, outputs
 
@@ -63,7 +64,8 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
         print("dry run: nothing was written")
         return
     started = time.monotonic()
-    sample, trained, measured = _make(config, files, plan, analyser, folder)
+    with made_folder(folder):
+        sample, trained, measured = _make(config, files, plan, analyser, folder)
     facts = {
         "vocab_size": measured.vocab_size,
         "sample": sample.as_json(),
@@ -99,17 +101,18 @@ def _next(config: TokenizerConfig, options: command.Options) -> str:
 def _make(
     config: TokenizerConfig, files: Sequence[InputFile], plan: Plan, analyser: Analyser | None, folder: Path
 ) -> tuple[SampleReport, Trained, Report]:
-    """Sample, train and measure in the work folder, and leave there what is to appear; the log stays in any case.
+    """Sample, train and measure in the work folder, and leave there what is to appear.
 
-    Where something fails, the work folder is gone afterwards.
+    Where something fails, the work folder is gone afterwards, and the log stays; a refusal leaves nothing new.
     """
     from zerokara.tokenizer import report, sampling, segmentation, training
 
-    work_dir = folder / outputs.WORK_NAME
+    work_dir, log_path = folder / outputs.WORK_NAME, folder / outputs.LOG_NAME
     shutil.rmtree(work_dir, ignore_errors=True)
-    make_folders(work_dir)
+    work_dir.mkdir()
+    had_log = log_path.exists()
     try:
-        write_text(folder / outputs.LOG_NAME, outputs.LOG_HEADER)
+        write_text(log_path, outputs.LOG_HEADER)
         sample = sampling.draw(
             files,
             work_dir / "sentences.txt",
@@ -123,14 +126,16 @@ def _make(
         morphemes = work_dir / "morphemes.txt" if analyser else None
         if analyser and morphemes:
             segmentation.segment(config, analyser, sample.sentences, morphemes, training.num_threads(config))
-        trained = training.train(config, sample.sentences, work_dir, folder / outputs.LOG_NAME, morphemes)
+        trained = training.train(config, sample.sentences, work_dir, log_path, morphemes)
         model_path = work_dir / "tokenizer.model"
         model_path.write_bytes(trained.model)
         memory = {"estimated_memory_bytes": plan.peak_bytes, "peak_memory_bytes": trained.peak_memory_bytes}
         facts = sample.report.as_json() | memory
         measured = report.make(model_path, config.input, sample.sources, sample.sentences, facts, config.compare_with)
         _write_outputs(work_dir, trained.model, measured)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, UserError) and not had_log:
+            log_path.unlink(missing_ok=True)
         shutil.rmtree(work_dir, ignore_errors=True)
         raise
     return sample.report, trained, measured

@@ -20,7 +20,7 @@ import orjson
 
 from zerokara import file_lock
 from zerokara.corpus.inputs import InputFile
-from zerokara.durable import PARTIAL_SUFFIX, make_folders, write_json
+from zerokara.durable import PARTIAL_SUFFIX, made_folder, write_json
 from zerokara.errors import Fault, UserError
 from zerokara.progress import Progress
 from zerokara.tokens.layout import TokenPaths
@@ -65,8 +65,7 @@ def claimed(paths: TokenPaths) -> Iterator[Path]:
         UserError: another run of step 2 is at work there.
     """
     folder = paths.work_folder
-    make_folders(folder.parent)
-    with file_lock.held(paths.lock) as is_ours:
+    with made_folder(folder.parent), file_lock.held(paths.lock) as is_ours:
         if not is_ours:
             rule = f"{file_lock.holder(paths.lock) or 'another run of step 2'} is writing here"
             remedy = "wait for it, or choose another output_prefix"

@@ -51,6 +51,12 @@ def test_both_steps_take_any_name(
     assert f"{file_name}:2: has no field 'body'" in told and "\x1b" not in told
 
 
+def test_hashes_are_found_by_any_name(place: Path) -> None:
+    path = place / "corpus" / RAW / f"{RAW}.jsonl"
+    with manifest.HashesAhead(manifest.Work("step", {}, {"text": path})) as hashing:
+        assert hashing.by_path() == {path: manifest.sha256_of(path)}
+
+
 def test_paths_of_the_configuration_are_plain_text(
     place: Path, tiny_data: dict[str, str], capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,105 @@
+"""A step that is refused leaves nothing on the disk that was not there before, however far it had come."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from zerokara.durable import made_folder
+from zerokara.errors import RunError
+from zerokara.steps import convert_to_hf, tokenize, train, train_tokenizer, upload
+
+STEPS = {1: train_tokenizer.main, 2: tokenize.main, 3: train.main, 4: convert_to_hf.main, 6: upload.main}
+GOOD = '{"text": "%d some words of a text"}\n'
+REFUSED: list[tuple[int, str, str]] = [
+    (1, "input=nowhere.jsonl", "names no corpus file"),
+    (1, "text_field=body", "has no field 'body'"),
+    (1, "vocab_size=300 byte_fallback=true user_defined_symbols=[<1>,<2>] extra_ids=100", "must be greater than"),
+    (1, "vocab_size=310 add_dummy_prefix=true compare_with=gone.model", "gone.model"),
+    (1, "input=bad.jsonl", "more than max_bad_fraction"),
+    (1, "input=bad.jsonl max_bad_fraction=0.4 output_dir=there", "more than max_bad_fraction"),
+    (1, "vocab_size=300 byte_fallback=false character_coverage=1.0 input=many.txt", "is too small: the sample has"),
+    (1, "vocab_size=200000", "the largest that works is"),
+    (1, "vocab_size=200000 output_dir=there", "the largest that works is"),
+    (1, "input=empty.txt", "the corpus is empty"),
+    (1, "input=spaces.txt max_bad_fraction=1", "there is no document with text"),
+    (2, "input_jsonl=nowhere.jsonl", "names no corpus file"),
+    (2, "input_jsonl=empty.txt", "the corpus is empty"),
+    (2, "input_tokenizer_file=corpus.jsonl", "corpus.jsonl"),
+    (2, "input_tokenizer_file=gone.model", "gone.model"),
+    (2, "text_field=body", "has no field 'body'"),
+    (2, "valid_fraction=2", "at most 0.5"),
+    (3, "output_prefix=nowhere/tokens", "nowhere/tokens"),
+    (3, "seq_len=0", "seq_len"),
+    (4, "input_model_dir=nowhere", "there is no such folder"),
+    (4, "output_tokenizer_and_model_dir=empty.txt", "it is a file"),
+    (4, "dtype=fp17", "dtype"),
+    (6, "output_tokenizer_and_model_dir=there huggingface_name=a/b", "there"),
+    (6, "huggingface_name=a/b/c", "must be user/name"),
+]
+OUTPUTS = {
+    1: [
+        "input=corpus.jsonl",
+        "output_dir=new/deep/tokenizer",
+        "vocab_size=400",
+        "num_threads=1",
+        "sample_bytes=100000",
+    ],
+    2: ["output_prefix=new/deep/tokens", "num_workers=1"],
+    3: ["output_model_dir=new/deep/run"],
+    4: ["output_tokenizer_and_model_dir=new/deep/hf"],
+    6: ["output_tokenizer_and_model_dir=new/deep/hf"],
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a corpus, good and bad."""
+    good = [GOOD % number for number in range(200)]
+    (tmp_path / "corpus.jsonl").write_text("".join(good), encoding="utf-8")
+    (tmp_path / "bad.jsonl").write_text("".join([*good, *["{broken\n"] * 200]), encoding="utf-8")
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "many.txt").write_text("".join(map(chr, range(0x4E00, 0x5E00))), encoding="utf-8")
+    (tmp_path / "spaces.txt").write_text("  \n\n", encoding="utf-8")
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def tree(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+        for path in folder.rglob("*")
+    }
+
+
+@pytest.mark.parametrize(("step", "settings", "told"), REFUSED)
+def test_a_refused_step_leaves_nothing(
+    step: int, settings: str, told: str, place: Path, tiny_data: dict[str, str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = tiny_data["config"] if step in (2, 3) else "/dev/null"
+    given = [word for setting in [*OUTPUTS[step], *settings.split()] for word in ("--set", setting)]
+    before = tree(place)
+    main: Callable[[list[str]], int] = STEPS[step]
+    assert main(["--config", config, *given]) == 2
+    assert told in capfd.readouterr().err
+    assert tree(place) == before
+
+
+def test_folders_made_for_nothing_go_again_and_others_stay(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    for name in ("there", "there/a/b", "c"):
+        with pytest.raises(RunError), made_folder(tmp_path / name):
+            assert (tmp_path / name).is_dir()
+            raise RunError("after it was made")
+    assert tree(tmp_path) == {"there": ""}
+    with pytest.raises(RunError), made_folder(tmp_path / "there/a/b"):
+        (tmp_path / "there/a/log").touch()
+        raise RunError("when something lies there")
+    assert set(tree(tmp_path)) == {"there", "there/a", "there/a/log"}
+    with made_folder(tmp_path / "c/d"):
+        pass
+    assert (tmp_path / "c/d").is_dir()
