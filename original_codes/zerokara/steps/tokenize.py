@@ -74,7 +74,7 @@ def _tokenize(
     prepared = workers.answer()
     assert isinstance(prepared, Prepared)
     tokenizer, choice, expected = prepared.tokenizer, prepared.choice, prepared.expected
-    check_disk_space(config, expected)
+    check_disk_space(config, files, expected)
     from_what = f"{len(files)} file{'s' if files[1:] else ''}, {bytes_text(sum(file.bytes for file in files))}"
     to_what = f"about {count_text(expected.tokens)} tokens, {bytes_text(expected.output_bytes)}"
     opening(

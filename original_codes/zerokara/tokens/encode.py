@@ -36,12 +36,8 @@ from zerokara.tokens.indexed import dtype_for
 from zerokara.tokens.layout import TokenPaths
 from zerokara.tokens.merge import MergeState, merge_shards, write_quarantine
 from zerokara.tokens.shards import Job, ShardResult, Tally
-from zerokara.tokens.tasks import MIN_TASK_BYTES, TaskQueue, num_workers
+from zerokara.tokens.tasks import TaskQueue, num_workers, usual_task_bytes
 from zerokara.tokens.workers import Workers
-
-MAX_TASK_BYTES = 32 * 1024 * 1024
-TASKS_A_WORKER = 16
-"""Enough that all workers end at about the same time."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +76,7 @@ def encode_corpus(
     paths = TokenPaths(config.output_prefix)
     choice = choice or plain(encoder, "")
     if task_bytes is None:
-        corpus_bytes = total_plain_bytes(files)
-        task_bytes = min(max(corpus_bytes // (num_workers(config) * TASKS_A_WORKER), MIN_TASK_BYTES), MAX_TASK_BYTES)
+        task_bytes = usual_task_bytes(config, total_plain_bytes(files))
     wanted = work_folder.Plan(
         files=work_folder.files_as_listed(files),
         tokenizer_sha256=encoder.sha256,
@@ -188,7 +183,8 @@ def _foreseen_errors(paths: TokenPaths) -> Iterator[None]:
         kept = _kept(paths)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             folder = paths.manifest.parent
-            free = bytes_text(shutil.disk_usage(folder).free)
+            there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+            free = bytes_text(shutil.disk_usage(there).free)
             raise RunError(
                 f"the disk is full ({error.strerror}) at {folder.absolute()}, {free} are free there now that "
                 f"unfinished files are removed; {kept}. Make room and run the same command to go on, or set "

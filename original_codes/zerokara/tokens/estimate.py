@@ -14,6 +14,9 @@ from zerokara.corpus.reading import Document, Range, read
 from zerokara.corpus.sizes import bytes_before, plain_bytes
 from zerokara.errors import UserError
 from zerokara.progress import bytes_text
+from zerokara.tokens.header import INDEX_BYTES
+from zerokara.tokens.layout import TokenPaths
+from zerokara.tokens.tasks import usual_task_bytes
 
 if TYPE_CHECKING:  # the sample is taken before numpy is there
     from zerokara.config.pretrain_config import DataSettings
@@ -21,9 +24,20 @@ if TYPE_CHECKING:  # the sample is taken before numpy is there
 
 SAMPLE_PLACES = 8
 """Beginnings of so many files; of fewer files, other places in them too."""
-PLACE_CHARACTERS = 128 * 1024
+PLACE_CHARACTERS, PLACE_BAD_LINES = 128 * 1024, 5000
+"""A place ends after so much text, or so many lines that are none."""
 ESTIMATE_CHARACTERS = 32 * 1024
 """Of each place, what is encoded for the estimate."""
+
+
+_SHARD_LENGTHS_BYTES, _LENGTHS_BYTES = 8, 4
+"""For each document: in a shard, in the files in the making."""
+_BAD_LINE_BYTES = 80
+"""Of its record, beside the beginning of the line and the name of the file (`shards`, `merge`)."""
+_FILE_BYTES = 300
+"""Of a corpus file's record in the plan and the manifest, beside its name in both."""
+_SMALL_FILES_BYTES = 4 * 4096
+"""What a shard's four files take beyond their content: a block of the file system each, at most."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +47,8 @@ class Place:
     texts: list[str]
     sampled_bytes: int
     """Unpacked bytes of the file that they took."""
+    bad_bytes: int = 0
+    """Of the records of its lines that are no documents."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +58,16 @@ class Estimate:
     tokens: int
     output_bytes: int
     """Of the .bin files."""
+    documents: int = 0
+    bad_bytes: int = 0
+    """Of the quarantine file."""
+    corpus_bytes: int = 0
+    """Of all files, unpacked."""
 
 
 def sample(config: DataSettings, files: Sequence[InputFile]) -> list[Place]:
     """Some documents from up to `SAMPLE_PLACES` places; takes some milliseconds for each."""
-    return [place for start in _places(files) if (place := _read_place(config, start)).texts]
+    return [place for start in _places(files) if (place := _read_place(config, start)).sampled_bytes]
 
 
 def estimate(corpus_bytes: int, places: Sequence[Place], encoder: TextEncoder) -> Estimate:
@@ -65,22 +86,57 @@ def estimate(corpus_bytes: int, places: Sequence[Place], encoder: TextEncoder) -
         sampled_bytes += round(place.sampled_bytes * share)
         sampled_tokens += len(encoder.encode_joined(part)[0])
     tokens = round(sampled_tokens * corpus_bytes / sampled_bytes) if sampled_bytes else 0
-    return Estimate(tokens, tokens * dtype_for(encoder.vocab_size).itemsize)
+    times = corpus_bytes / max(1, sum(place.sampled_bytes for place in places))
+    return Estimate(
+        tokens,
+        tokens * dtype_for(encoder.vocab_size).itemsize,
+        round(times * sum(len(place.texts) for place in places)),
+        round(times * sum(place.bad_bytes for place in places)),
+        corpus_bytes,
+    )
 
 
-def check_disk_space(config: DataSettings, expected: Estimate) -> None:
-    """Check that the token files will fit (they and their shards never lie there twice).
+def check_disk_space(config: DataSettings, files: Sequence[InputFile], expected: Estimate) -> None:
+    """Check that the work will fit; what an unfinished run left there already is part of it, or is removed first.
+
+    Nothing is asked of a run that was joining its shards: that goes on with as little room as there is for one.
 
     Raises:
-        UserError: they will not.
+        UserError: it will not.
     """
-    folder = Path(config.output_prefix).absolute().parent
-    while not folder.exists():
-        folder = folder.parent
-    free = shutil.disk_usage(folder).free
-    if free < expected.output_bytes:
-        rule = f"needs about {bytes_text(expected.output_bytes)}, and {bytes_text(free)} are free at {folder}"
+    from zerokara.tokens import merge  # brings numpy in
+
+    work_folder = TokenPaths(config.output_prefix).work_folder
+    if merge.has_begun(work_folder):
+        return
+    folder = next(place for place in work_folder.absolute().parents if place.exists())
+    free, there = shutil.disk_usage(folder).free, _disk_bytes(work_folder)
+    needed = peak_bytes(config, files, expected) - there
+    if free < needed:
+        rule = f"needs about {bytes_text(needed)}, and {bytes_text(free)} are free at {folder}"
+        rule += f" beside the {bytes_text(there)} that an unfinished run left" if there else ""
         raise UserError(config.fault("output_prefix", rule, "make room, or name a larger disk"))
+
+
+def peak_bytes(config: DataSettings, files: Sequence[InputFile], expected: Estimate) -> int:
+    """The most that the work takes on the disk at once.
+
+    Ids lie there once, but for the shard that is being copied; shards are let go of early where the disk is nearly
+    full (`merge`). The records of bad lines lie there twice. The index is written when the shards are gone.
+    """
+    size = usual_task_bytes(config, expected.corpus_bytes)
+    num_shards = expected.corpus_bytes // size + 1
+    shard = expected.output_bytes * min(size, expected.corpus_bytes) // max(1, expected.corpus_bytes)
+    copying = shard + (_SHARD_LENGTHS_BYTES + _LENGTHS_BYTES) * expected.documents
+    indexing = (_LENGTHS_BYTES + INDEX_BYTES) * expected.documents
+    records = sum(_FILE_BYTES + 2 * len(file.name) for file in files)
+    small = (num_shards + 1) * _SMALL_FILES_BYTES
+    return expected.output_bytes + max(copying, indexing) + 2 * expected.bad_bytes + records + small
+
+
+def _disk_bytes(folder: Path) -> int:
+    """What the files of a folder take on the disk."""
+    return sum(path.stat().st_blocks * 512 for path in folder.iterdir()) if folder.is_dir() else 0
 
 
 def _places(files: Sequence[InputFile]) -> Iterator[Range]:
@@ -96,15 +152,18 @@ def _places(files: Sequence[InputFile]) -> Iterator[Range]:
 
 def _read_place(config: DataSettings, start: Range) -> Place:
     texts: list[str] = []
-    characters, first, last = 0, None, None
+    characters, bad_lines, bad_bytes, first, last = 0, 0, 0, None, None
     items = iter(read(start, config.text_field, "line"))
     for item in items:
         first = bytes_before(item) if first is None else first
-        if characters >= PLACE_CHARACTERS:
+        if characters >= PLACE_CHARACTERS or bad_lines >= PLACE_BAD_LINES:
             last = bytes_before(item)
             break
         if isinstance(item, Document):
             texts.append(item.text)
             characters += len(item.text)
+        else:
+            bad_lines += 1
+            bad_bytes += _BAD_LINE_BYTES + len(item.excerpt.encode()) + len(start.file.name.encode())
     end = plain_bytes(start.file) if last is None else last
-    return Place(texts, max(0, end - (first or 0)))
+    return Place(texts, max(0, end - (first or 0)), bad_bytes)

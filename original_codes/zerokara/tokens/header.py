@@ -15,6 +15,8 @@ from zerokara.tokens.layout import bin_path, idx_path
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")
+INDEX_BYTES = 20
+"""Of a sequence that is a document, behind the header."""
 TYPE_NAMES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 """The types of ids by their code."""
 

@@ -1,14 +1,15 @@
 """Shards → the token files of both splits and the quarantine file, in corpus order, by copying blocks of bytes.
 
 Ids are copied to ``train.bin`` and ``valid.bin`` in the work folder, and shards are deleted on the way, so that a
-corpus never lies on the disk twice: every `CHECKPOINT_BYTES` what was copied is synced, ``merge.json`` says how far
-it has come, and only then the shards go. A run that was killed cuts the files back to what ``merge.json`` says and
-goes on from there.
+corpus never lies on the disk twice: every `CHECKPOINT_BYTES`, and whenever the disk has no room for more, what was
+copied is synced, ``merge.json`` says how far it has come, and only then the shards go. A run that was killed cuts the
+files back to what ``merge.json`` says and goes on from there.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -25,6 +26,7 @@ from zerokara.durable import appearing_file, sync_folder, write_json
 from zerokara.progress import Progress
 from zerokara.tokens import splits
 from zerokara.tokens.accounts import SourceTally, SplitTally
+from zerokara.tokens.header import INDEX_BYTES
 from zerokara.tokens.indexed import write_index
 from zerokara.tokens.layout import TokenPaths, bin_path, idx_path
 from zerokara.tokens.shards import ShardResult, shard_path
@@ -54,20 +56,29 @@ class MergeState:
     @classmethod
     def read(cls, folder: Path, config: DataSettings) -> MergeState:
         """The state of an unfinished merge, or a fresh one where there is none for these settings."""
-        fresh = cls(split_settings(config))
-        try:
-            state = cls(**orjson.loads((folder / STATE_NAME).read_bytes()))
-        except (FileNotFoundError, orjson.JSONDecodeError, TypeError):  # what cannot be read just now ends the step
-            return fresh
-        if state.settings == fresh.settings:
-            return state
+        fresh, state = cls(split_settings(config)), cls.left_in(folder)
+        if state is None or state.settings == fresh.settings:
+            return state or fresh
         # The shards that the other merge has deleted are missed by the caller, and encoded again.
         (folder / STATE_NAME).unlink()
         return fresh
 
+    @classmethod
+    def left_in(cls, folder: Path) -> MergeState | None:
+        """The state of an unfinished merge, for whatever settings."""
+        try:
+            return cls(**orjson.loads((folder / STATE_NAME).read_bytes()))
+        except (FileNotFoundError, orjson.JSONDecodeError, TypeError):  # what cannot be read just now ends the step
+            return None
+
     def write(self, folder: Path) -> None:
         """Put it on the disk, safely."""
         write_json(folder / STATE_NAME, asdict(self))
+
+
+def has_begun(folder: Path) -> bool:
+    """Whether an unfinished run has let go of shards already: what it has still to write is little."""
+    return MergeState.left_in(folder) is not None
 
 
 def split_settings(config: DataSettings) -> list[Any]:
@@ -158,29 +169,43 @@ def _copy_all(
     tallies: list[SourceTally],
     state: MergeState,
 ) -> None:
-    first, copied, copied_names = 0, 0, list[str]()
-    total = sum(results[task.name].files["bin"][0] for task in tasks)
-    with Progress("joining the shards", total, "B") as progress:
+    first, copied = 0, list[str]()
+
+    def bytes_of(names: Sequence[str]) -> int:
+        return sum(results[name].files["bin"][0] for name in names)
+
+    def let_go() -> None:
+        state.last_shard = copied[-1]
+        state.sizes = {name: size for writer in writers for name, size in writer.sync().items()}
+        state.splits = [{"train": asdict(tally.train), "valid": asdict(tally.valid)} for tally in tallies]
+        state.write(folder)
+        for name in copied:
+            for ending in ("bin", "lengths"):
+                shard_path(folder, name, ending).unlink()
+        copied.clear()
+
+    with Progress("joining the shards", bytes_of([task.name for task in tasks]), "B") as progress:
         for index, task in enumerate(tasks):
-            source, count = task.source, results[task.name].documents
+            source, count, size = task.source, results[task.name].documents, bytes_of([task.name])
             if index and tasks[index - 1].source != source:
                 first = 0
             if task.name > state.last_shard:
+                if copied and _is_tight(folder, size + 4 * count):  # with an int32 for the length of each
+                    let_go()
                 in_valid = splits.is_valid(first, count, thresholds[source], config.split_seed, source)
                 _copy_shard(folder, task.name, in_valid, dtype, writers, tallies[source])
-                copied_names.append(task.name)
-                copied += results[task.name].files["bin"][0]
+                copied.append(task.name)
             first += count
-            progress.advance(results[task.name].files["bin"][0])
-            if copied >= CHECKPOINT_BYTES:
-                state.last_shard = task.name
-                state.sizes = {name: size for writer in writers for name, size in writer.sync().items()}
-                state.splits = [{"train": asdict(tally.train), "valid": asdict(tally.valid)} for tally in tallies]
-                state.write(folder)
-                for name in copied_names:
-                    for ending in ("bin", "lengths"):
-                        shard_path(folder, name, ending).unlink()
-                copied, copied_names = 0, []
+            progress.advance(size)
+            if bytes_of(copied) >= CHECKPOINT_BYTES:
+                let_go()
+    if copied and _is_tight(folder, INDEX_BYTES * sum(results[task.name].documents for task in tasks)):
+        let_go()
+
+
+def _is_tight(folder: Path, num_bytes: int) -> bool:
+    """Whether the disk may have no room for so much more, beside what waits in the buffers."""
+    return shutil.disk_usage(folder).free < num_bytes + 4 * _BUFFER_BYTES
 
 
 def write_quarantine(

@@ -24,6 +24,9 @@ if TYPE_CHECKING:  # a worker needs no configuration, and waits for the import o
     from zerokara.config.data_settings import DataSettings
 
 MIN_TASK_BYTES = 1024 * 1024
+MAX_TASK_BYTES = 32 * 1024 * 1024
+TASKS_A_WORKER = 16
+"""Enough that all workers end at about the same time."""
 PACKED_FACTOR = 8
 """At most so many bytes of text are expected in a byte of a packed file."""
 
@@ -38,6 +41,11 @@ def num_workers(config: DataSettings, files: Sequence[InputFile] = ()) -> int:
     wanted = available_cores() if config.num_workers == "auto" else config.num_workers
     most = sum(file.bytes * (PACKED_FACTOR if file.is_packed else 1) for file in files) // MIN_TASK_BYTES + 1
     return min(wanted, most) if files else wanted
+
+
+def usual_task_bytes(config: DataSettings, corpus_bytes: int) -> int:
+    """How much unpacked text becomes one task, where it can be cut so."""
+    return min(max(corpus_bytes // (num_workers(config) * TASKS_A_WORKER), MIN_TASK_BYTES), MAX_TASK_BYTES)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,9 @@ from zerokara.corpus.sizes import total_plain_bytes
 from zerokara.errors import UserError
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens import estimate as estimating
-from zerokara.tokens.estimate import Estimate, check_disk_space, estimate, sample
+from zerokara.tokens.encode import encode_corpus
+from zerokara.tokens.estimate import Estimate, check_disk_space, estimate, peak_bytes, sample
+from zerokara.tokens.layout import TokenPaths
 
 
 @pytest.mark.parametrize("gzipped", [False, True])
@@ -44,10 +46,50 @@ def test_the_estimate_is_near(
     assert expected.output_bytes == 2 * expected.tokens
 
 
+def test_bad_lines_and_documents_are_foreseen(
+    make_config: Callable[..., PretrainConfig], corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(estimating, "PLACE_CHARACTERS", 4_000)
+    corpus.write_text(corpus.read_text(encoding="utf-8").replace("\n", "\n\n"), encoding="utf-8")
+    config = make_config(max_bad_fraction=1.0)
+    files = find_files([str(corpus)], "")
+    expected = estimate(total_plain_bytes(files), sample(config, files), Encoder(config.input_tokenizer_file))
+    encode_corpus(config, files, Encoder(config.input_tokenizer_file), say=lambda _: None)
+    written = TokenPaths(config.output_prefix).quarantine.stat().st_size
+    assert expected.documents == pytest.approx(300, rel=0.2) and expected.bad_bytes == pytest.approx(written, rel=0.2)
+
+
+def test_a_stretch_without_documents_is_not_read_to_its_end(
+    make_config: Callable[..., PretrainConfig], tmp_path: Path
+) -> None:
+    (tmp_path / "a.txt").write_text("\n" * 100_000, encoding="utf-8")
+    files = find_files([str(tmp_path / "a.txt")], "")
+    (place,) = sample(make_config(), files)
+    assert place.sampled_bytes == estimating.PLACE_BAD_LINES and not place.texts
+    expected = estimate(total_plain_bytes(files), [place], Encoder(make_config().input_tokenizer_file))
+    assert expected.tokens == expected.documents == 0 and expected.bad_bytes > 80 * 100_000
+
+
 def test_a_disk_too_small(make_config: Callable[..., PretrainConfig], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=5_000_000))
-    check_disk_space(make_config(), Estimate(0, 5_000_000))
+    config = make_config()
+    files = find_files(config.input_jsonl, "")
+    expected = Estimate(0, output_bytes=5_000_000, documents=1000, bad_bytes=1000, corpus_bytes=50_000_000)
+    needed = peak_bytes(config, files, expected)
+    shards, names = 17, 300 + 2 * len(files[0].name)
+    assert needed == 5_000_000 + 5_000_000 // 16 + 12 * 1000 + 2 * 1000 + names + (shards + 1) * 16384
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=needed))
+    check_disk_space(config, files, expected)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=needed - 100_000))
     with pytest.raises(
-        UserError, match=r"output_prefix = .*: needs about 6.0 MB, and 5.0 MB are free at /.*larger disk"
+        UserError, match=r"output_prefix = .*: needs about 5.6 MB, and 5.5 MB are free at /[^ ]*; .*larger disk"
     ):
-        check_disk_space(make_config(), Estimate(0, 6_000_000))
+        check_disk_space(config, files, expected)
+    folder = TokenPaths(config.output_prefix).work_folder
+    folder.mkdir(parents=True)
+    (folder / "0000000-000000000000000.bin").write_bytes(bytes(100_000))
+    check_disk_space(config, files, expected)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1_000_000))
+    with pytest.raises(UserError, match=r"free at .* beside the \d+\.\d kB that an unfinished run left; "):
+        check_disk_space(config, files, expected)
+    (folder / "merge.json").write_text('{"settings": []}', encoding="utf-8")
+    check_disk_space(config, files, expected)

@@ -9,8 +9,10 @@ import io
 import json
 import os
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -189,13 +191,16 @@ def test_a_damaged_shard_is_made_again(
     assert _files(config) == expected
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("seed", "is_tight"), [(0, False), (1, False), (2, False), (3, False), (4, True), (5, True)])
 def test_a_merge_that_is_ended_anywhere_goes_on(
-    make_config: MakeConfig, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, seed: int
+    make_config: MakeConfig, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, seed: int, is_tight: bool
 ) -> None:
     """The merge is ended again and again, each time a little further on, and never needs a shard that it deleted."""
     chance, config = random.Random(seed), make_config()
-    monkeypatch.setattr(merge, "CHECKPOINT_BYTES", 6000)
+    if is_tight:
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    else:
+        monkeypatch.setattr(merge, "CHECKPOINT_BYTES", 6000)
     places = ["_copy_shard", "write_index", "_let_appear", "write_json", "sync_folder"]
     for _ in range(12):
         with monkeypatch.context() as patched:
@@ -216,6 +221,27 @@ def test_a_merge_that_is_ended_anywhere_goes_on(
             else:
                 assert made.sources[0].train.documents == 290
     assert _encode(config).encoded.documents == 0, "everything was encoded in the first run"
+    discard_work(config)
+    assert _files(config) == expected
+
+
+@pytest.mark.parametrize("free", [0, 10**12])
+def test_where_the_disk_is_tight_each_shard_goes_before_the_next_is_copied(
+    make_config: MakeConfig, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, free: int
+) -> None:
+    config, left, copy = make_config(), list[int](), merge._copy_shard
+    folder = TokenPaths(config.output_prefix).work_folder
+
+    def counting(*arguments: Any) -> None:
+        left.append(len(list(folder.glob("*-*.bin"))))
+        copy(*arguments)
+
+    monkeypatch.setattr(merge, "_copy_shard", counting)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    _encode(config)
+    number = len(left)
+    assert number > 5 and left == ([*range(number, 0, -1)] if free == 0 else [number] * number)
+    assert len(list(folder.glob("*-*.bin"))) == (0 if free == 0 else number)
     discard_work(config)
     assert _files(config) == expected
 

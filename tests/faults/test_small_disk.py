@@ -1,0 +1,107 @@
+"""Step 2 on a disk with just the room that it foresees, and with a little less, begun and resumed."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from faults.running import Fault
+
+from zerokara.steps import tokenize
+
+BODY = '''
+import json, os, shutil, sys
+from pathlib import Path
+from zerokara.config import PretrainConfig
+from zerokara.corpus.inputs import find_files
+from zerokara.corpus.sizes import total_plain_bytes
+from zerokara.steps import tokenize
+from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokens import encode, estimate
+
+given = dict(word.split("=", 1) for word in sys.argv[1:])
+disk = Path(given["output_prefix"]).parents[1]
+config = PretrainConfig(**given | {"input_jsonl": [given["input_jsonl"]], "num_workers": 1, "max_bad_fraction": 1.0})
+files = find_files(config.input_jsonl, "")
+places = estimate.sample(config, files)
+expected = estimate.estimate(total_plain_bytes(files), places, Encoder(config.input_tokenizer_file))
+foreseen = estimate.peak_bytes(config, files, expected)
+
+def leave(num_bytes):
+    """Leave so much free."""
+    filler = disk / "filler"
+    filler.unlink(missing_ok=True)
+    num_blocks = (shutil.disk_usage(disk).free - num_bytes) // 4096
+    filler.write_bytes(bytes(4096 * num_blocks))
+
+def run():
+    return tokenize.main(["--config", "/dev/null", *(word for one in sys.argv[1:] for word in ("--set", one))])
+
+def gather_nothing(*_):
+    raise KeyboardInterrupt
+
+told, little = {"foreseen": foreseen, "ids": expected.output_bytes}, 64 * 1024
+leave(foreseen - little)
+told["less, begun"] = run(), sorted(path.name for path in disk.iterdir())
+leave(foreseen + little)
+gather, encode.write_quarantine = encode.write_quarantine, gather_nothing
+told["stopped"] = run()
+encode.write_quarantine = gather
+there = estimate._disk_bytes(Path(f"{config.output_prefix}_tokenizing.partial"))
+leave(foreseen - there - little)
+told["less, resumed"] = run()
+leave(foreseen - there + little)
+told["resumed"] = run()
+shutil.copytree(disk / "out", "resumed")
+shutil.rmtree(disk / "out")
+leave(foreseen + little)
+told["begun"] = run()
+shutil.copytree(disk / "out", "begun")
+Path("told.json").write_text(json.dumps(told))
+'''
+
+
+def test_the_room_foreseen_is_enough_and_less_is_refused(
+    tiny_data: dict[str, str], python_path: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("disk").mkdir()
+    mount = 'mount -t tmpfs -o size=48m none disk && exec "$@"'
+    inside = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
+    try:
+        subprocess.run([*inside, "true"], capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this machine gives its users no mounts of their own (unshare --user --mount)")
+    chance = random.Random(7)
+    words = json.loads(Path(tiny_data["input_jsonl"]).read_text(encoding="utf-8").splitlines()[0])["text"].split()
+    with open("corpus.jsonl", "w", encoding="utf-8") as file:
+        for number in range(6000):
+            text = " ".join(chance.choices(words, k=80))
+            file.write(json.dumps({"text": text}) + ("\n\n" if number % 10 == 0 else "\n"))
+    given = [
+        "input_jsonl=corpus.jsonl",
+        f"input_tokenizer_file={tiny_data['input_tokenizer_file']}",
+        "output_prefix=disk/out/tokens",
+        "num_workers=1",
+        "max_bad_fraction=1.0",
+    ]
+    with Fault("a disk with little room for the tokens", 4):
+        done = subprocess.run(
+            [*inside, sys.executable, "-c", BODY, *given], capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        told = json.loads(Path("told.json").read_text(encoding="utf-8"))
+        assert told["less, begun"] == [2, ["filler"]] and "output_prefix = disk/out/tokens: needs about" in done.stderr
+        assert told["stopped"] == 130
+        assert told["less, resumed"] == 2 and "that an unfinished run left" in done.stderr
+        assert told["resumed"] == told["begun"] == 0, done.stderr
+        assert told["foreseen"] < 1.7 * told["ids"], "twice the ids would need no shard to be let go of"
+        settings = [word for one in given for word in ("--set", one.replace("disk/out", "free"))]
+        assert tokenize.main(["--config", "/dev/null", *settings]) == 0
+        for name in ("text_document.bin", "text_document.idx", "valid_text_document.bin", "quarantine.jsonl"):
+            content = Path(f"free/tokens_{name}").read_bytes()
+            assert content == Path(f"resumed/tokens_{name}").read_bytes() == Path(f"begun/tokens_{name}").read_bytes()
