@@ -7,6 +7,7 @@ one that is of another format than its name says. Lines and texts that are empty
 from __future__ import annotations
 
 import io
+import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
@@ -73,7 +74,9 @@ def _faults_of_source(
     looked_at = [file for file in looked_at if file not in misnamed]
     bad_heads = [(file, bad) for file in looked_at if (bad := _bad_head(file, text_field, txt_document))]
     if len(bad_heads) < len(looked_at):
-        bad_heads = [(file, bad) for file, bad in bad_heads if len(bad) >= LINES_TO_JUDGE_ONE_FILE]
+        bad_heads = [
+            (file, bad) for file, bad in bad_heads if len(bad) >= LINES_TO_JUDGE_ONE_FILE or _other_format(file)
+        ]
     faults = [_fault(file, bad, text_field, where) for file, bad in bad_heads[:10]]
     return [*list(misnamed.values())[:10], *faults]
 
@@ -143,15 +146,27 @@ def _fault(file: InputFile, bad: list[BadLine], text_field: str, where: str) -> 
 def _remedy(file: InputFile, reason: Reason) -> str:
     if reason is Reason.DAMAGED:
         return "get or make the file anew, or take it out of the input"
+    if told := _other_format(file):
+        return told
+    if reason in (Reason.INVALID_UTF8, Reason.TRUNCATED_LINE) and file.kind == "txt":
+        return "text must be UTF-8; write it anew, e.g. with: iconv -f SHIFT_JIS -t UTF-8"
+    if file.kind == "jsonl":
+        return 'a JSON file must have one object a line, as {"text": "..."}; name plain text .txt'
+    return ""
+
+
+def _other_format(file: InputFile) -> str:
+    """What a file without documents is by its first bytes, and what to do; empty where these do not tell."""
+    if file.kind == "parquet":
+        return ""
     head = _head(file)
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "the file is UTF-16; write it anew as UTF-8, e.g. with: iconv -f UTF-16 -t UTF-8"
-    if reason in (Reason.INVALID_UTF8, Reason.TRUNCATED_LINE) and file.kind == "txt":
-        return "text must be UTF-8; write it anew, e.g. with: iconv -f SHIFT_JIS -t UTF-8"
-    if file.kind == "jsonl" and head.removeprefix(documents.BOM).lstrip().startswith(b"["):
+    text = head.removeprefix(documents.BOM).lstrip()
+    if file.kind == "jsonl" and re.match(rb"\[\s*\{", text):
         return 'the file is one JSON array; write one object a line, e.g. with: jq -c ".[]"'
-    if file.kind == "jsonl":
-        return 'a JSON file must have one object a line, as {"text": "..."}; name plain text .txt'
+    if file.kind == "jsonl" and b"\n" not in head.rstrip() and re.search(rb"\}\r+\{", head):
+        return "its lines end in CR alone; write it anew, e.g. with: tr '\\r' '\\n'"
     return ""
 
 

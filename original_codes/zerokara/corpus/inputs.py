@@ -12,7 +12,6 @@ import glob
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -21,12 +20,14 @@ from zerokara.corpus import hub
 from zerokara.corpus.packed import Packing
 from zerokara.corpus.search import Search
 from zerokara.durable import PARTIAL_SUFFIX
-from zerokara.errors import Fault, UserError, shown
+from zerokara.errors import Fault, RunError, UserError, shown
 from zerokara.progress import say
 
 Kind = Literal["jsonl", "txt", "parquet"]
 KIND_OF_SUFFIX: dict[str, Kind] = {".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".txt": "txt"}
 PACKING_OF_SUFFIX: dict[str, Packing] = {".gz": "gzip", ".zst": "zstd"}
+OTHER_PACKINGS = frozenset({".bz2", ".xz", ".lzma", ".lz4", ".br", ".snappy", ".zip", ".7z", ".zstd", ".gzip"})
+"""Text packed so is not read, but not passed over without a word."""
 EMBEDDED_CORPUS = Path("data/embedded/corpus.jsonl")
 """What the shipped configuration names; `run_all.sh` makes it."""
 FORMATS = ".jsonl, .json (one JSON object a line) or .txt, each plain, .gz or .zst, or .parquet"
@@ -120,6 +121,20 @@ def find_files(entries: Sequence[str], where: str) -> list[InputFile]:
     return files
 
 
+def check_unchanged(files: Sequence[InputFile]) -> None:
+    """Check, when the files have been read, that they are still as they were found.
+
+    Raises:
+        RunError: one is not.
+        OSError: one is gone.
+    """
+    for file in files:
+        if changed := file.changed():
+            raise RunError(
+                f"{file.name} changed while it was read ({changed}); nothing was written; run again when it is complete"
+            )
+
+
 def for_manifest(files: Sequence[InputFile]) -> list[Path | manifest.RemoteFile]:
     """The files as inputs of a `manifest.Work`."""
     return [
@@ -168,13 +183,16 @@ def _files_of(entry: str, where: str, faults: list[Fault]) -> _Found:
     if entry.startswith(hub.PREFIX):
         there = hub.find(entry, where, faults, lambda name: format_of(name) is not None, FORMATS)
         return {file.name: file for file in there}
+    if not entry.strip():
+        faults.append(Fault(where=where, rule="an entry is empty", remedy="name a file, a folder or a pattern"))
+        return {}
     path = _path(entry)
     if path.is_file():
         if format_of(path.name) is None:
             faults.append(Fault(where=where, found=shown(entry), rule=f"is of no format known here: {FORMATS}"))
             return {}
         return {os.path.realpath(path): path}
-    search = Search(_is_corpus_name)
+    search = Search(_is_corpus_name, _is_packed_otherwise)
     if path.is_dir():
         search.below(path)
         looked_for = f"files ending in {FORMATS}, in the folder and below"
@@ -213,9 +231,14 @@ def _tell(search: Search, entry: str) -> None:
     """Say what was left out."""
     if search.num_repeats:
         say(f"note: {shown(entry)}: {search.num_repeats:,} links lead to what is there already, and are left out")
-    for path in islice(search.not_files.values(), MAX_TOLD):
+    for path in sorted(search.not_files.values())[:MAX_TOLD]:
         say(f"note: {shown(path)} is a pipe, a socket or a device, and is left out")
-    for link in [link for link in search.dangling if not link.suffix and not link.name.startswith(".")][:MAX_TOLD]:
+    if search.suspects:
+        more = f" and {len(search.suspects) - 1:,} more" if search.suspects[1:] else ""
+        what = "of a format not known here, and left out; pack it as .gz or .zst"
+        say(f"note: {shown(min(search.suspects))}{more}: {what}")
+    folders = [link for link in sorted(search.dangling) if not link.suffix and not link.name.startswith(".")]
+    for link in folders[:MAX_TOLD]:
         say(f"note: {shown(link)} is a link to nothing; if it was a folder of the corpus, its text is missing")
 
 
@@ -241,6 +264,12 @@ def _listed(path: Path, entry: str, where: str, faults: list[Fault]) -> Iterator
             faults.append(Fault(where=place, found=line, rule="a list cannot name another list"))
             continue
         yield line if line.startswith(hub.PREFIX) else str(path.parent / _path(line)), place
+
+
+def _is_packed_otherwise(name: str) -> bool:
+    """Whether a name is that of a corpus file with one suffix more, as ``.xz``."""
+    inner, suffix = os.path.splitext(name)
+    return suffix.lower() in OTHER_PACKINGS and _is_corpus_name(inner)
 
 
 def _path(entry: str) -> Path:

@@ -20,7 +20,8 @@ from zerokara.durable import PARTIAL_SUFFIX
 class Search:
     """The files of one entry that `is_wanted`, told by their names, and what else was met on the way."""
 
-    def __init__(self, is_wanted: Callable[[str], bool]):
+    def __init__(self, is_wanted: Callable[[str], bool], is_suspect: Callable[[str], bool]):
+        """`is_suspect` tells, of the names that are not wanted, those that might be missed."""
         self.found: dict[str, Path] = {}
         """Real path → the path by which the file was come to."""
         self.num_repeats = 0
@@ -31,7 +32,8 @@ class Search:
         """Real path → path of pipes, sockets and devices with the name of a corpus file."""
         self.unreadable: list[tuple[Path, str]] = []
         """Folders and links that could not be looked into, and why."""
-        self._is_wanted = is_wanted
+        self.suspects: list[Path] = []
+        self._is_wanted, self._is_suspect = is_wanted, is_suspect
         self._folders: set[str] = set()
         """Real paths of those looked into."""
         self._links: set[Path] = set()
@@ -85,7 +87,7 @@ class Search:
                             self._links.add(Path(entry.path))
                         elif entry.is_dir() and not entry.name.endswith(PARTIAL_SUFFIX):
                             waiting.append((entry.path, os.path.join(real, entry.name)))
-                        elif self._is_wanted(entry.name):
+                        else:
                             self._take(Path(entry.path), os.path.join(real, entry.name), entry.is_file())
             except OSError as error:
                 self.unreadable.append((Path(path), error.strerror or str(error)))
@@ -95,9 +97,8 @@ class Search:
         while self._links:
             links, self._links = sorted(self._links), set()
             for link in links:
-                real = os.path.realpath(link)
                 try:
-                    mode = os.stat(link).st_mode
+                    real, mode = os.path.realpath(link), os.stat(link).st_mode
                 except PermissionError as error:
                     self.unreadable.append((link, error.strerror or str(error)))
                 except OSError:  # there is nothing, or it leads to itself
@@ -112,8 +113,8 @@ class Search:
 
     def _take(self, path: Path, real: str, is_file: bool) -> None:
         if not self._is_wanted(path.name):
-            return
-        if not is_file:
+            self.suspects += [path] if self._is_suspect(path.name) else []
+        elif not is_file:
             self.not_files.setdefault(real, path)
         elif self.found.setdefault(real, path) != path:
             self.num_repeats += 1

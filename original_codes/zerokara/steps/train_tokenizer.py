@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from zerokara import manifest
 from zerokara.config import TokenizerConfig
 from zerokara.corpus.heads import check_heads
-from zerokara.corpus.inputs import InputFile, find_files, for_manifest
+from zerokara.corpus.inputs import InputFile, check_unchanged, find_files, for_manifest
 from zerokara.durable import made_folder, sync_folder, write_bytes, write_json, write_text
 from zerokara.errors import UserError
 from zerokara.progress import bytes_text, opening, seconds_text, summary
@@ -123,6 +123,7 @@ def _make(
             max_bad_fraction=config.max_bad_fraction,
             where=config.fault("input", "").where,
         )
+        check_unchanged(files)
         morphemes = work_dir / "morphemes.txt" if analyser else None
         if analyser and morphemes:
             segmentation.segment(config, analyser, sample.sentences, morphemes, training.num_threads(config))

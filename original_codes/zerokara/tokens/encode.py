@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from zerokara.config.data_settings import DataSettings
-from zerokara.corpus.inputs import InputFile
+from zerokara.corpus.inputs import InputFile, check_unchanged
 from zerokara.corpus.sizes import total_plain_bytes
 from zerokara.errors import RunError, UserError, shown
 from zerokara.progress import Progress, bytes_text, count_text
@@ -104,7 +104,7 @@ def encode_corpus(
             finished = {}
             queue, done = _encode(config, files, choice, plan, folder, finished, None)
         seconds = time.monotonic() - started
-        _check_unchanged(files)
+        check_unchanged(files)
         tasks = [queue.task(name) for name in queue.names]
         write_quarantine(tasks, finished, folder, paths)
         sources = count_sources(len(config.input_jsonl), tasks, finished)
@@ -154,14 +154,6 @@ def _encode(
             progress.note(**rates)
             progress.advance(message.file_bytes)
     return queue, done
-
-
-def _check_unchanged(files: Sequence[InputFile]) -> None:
-    for file in files:
-        if changed := file.changed():
-            raise RunError(
-                f"{file.name} changed while it was read ({changed}); nothing was written; run again when it is complete"
-            )
 
 
 def _check_sources(config: DataSettings, sources: Sequence[SourceTally], paths: TokenPaths) -> None:

@@ -134,6 +134,26 @@ def test_a_file_under_a_wrong_name_is_told_even_among_good_ones(
         _check(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"[" + b",".join([b'{"text": "x"}'] * 1000) + b"]", "the file is one JSON array"),
+        (b'\xef\xbb\xbf[\r\n {"text": "x"},\r\n {"text": "y"}]', "the file is one JSON array"),
+        (b'{"text": "x"}\r' * 1000, r"its lines end in CR alone; write it anew, e\.g\. with: tr"),
+        ('{"text": "x"}'.encode("utf-16"), "the file is UTF-16"),
+    ],
+)
+def test_a_whole_file_on_one_line_is_told_even_among_good_ones(tmp_path: Path, content: bytes, told: str) -> None:
+    (tmp_path / "good.jsonl").write_bytes(GOOD)
+    for name in ("a.jsonl", "a.json.gz"):
+        (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+        with pytest.raises(UserError, match=rf"{name}:1: none of the first \d+ lines is a document: .*{told}"):
+            _check(tmp_path)
+        (tmp_path / name).unlink()
+    (tmp_path / "labels.json").write_bytes(b'["one bad line", "by chance"]')
+    _check(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.parquet"])
 def test_good_files_of_every_format_pass_and_a_missing_field_is_told(tmp_path: Path, name: str) -> None:
     _check(_any_format(tmp_path / name, "text"))

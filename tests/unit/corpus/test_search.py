@@ -175,3 +175,22 @@ def test_every_name_is_shown_without_harm_or_loss(here: Path) -> None:
 def test_no_such_user(here: Path) -> None:
     with pytest.raises(UserError, match=r"~nobody_of_this_name/a\.txt: names no corpus file"):
         find_files(["~nobody_of_this_name/a.txt"], "")
+
+
+def test_text_that_is_packed_in_another_way_is_not_passed_over_in_silence(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(here, "in/a.jsonl", "in/b.jsonl.xz", "in/c.TXT.BZ2", "in/notes.md.xz", "in/.d.txt.xz", "in/e.py")
+    assert names(here, "in") == ["in/a.jsonl"]
+    told = capsys.readouterr().out
+    assert told.startswith("note: in/") and told.endswith(
+        " and 1 more: of a format not known here, and left out; pack it as .gz or .zst\n"
+    )
+
+
+@pytest.mark.parametrize("entry", ["", " "])
+def test_an_empty_entry_is_not_this_folder(here: Path, entry: str) -> None:
+    write(here, "a.jsonl")
+    with pytest.raises(UserError, match=r"config\.yaml:3: an entry is empty; name a file"):
+        find_files([entry], "config.yaml:3")
+    assert names(here, ".") == ["a.jsonl"]

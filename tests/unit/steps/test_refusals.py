@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from zerokara.durable import made_folder
 from zerokara.errors import RunError
 from zerokara.steps import convert_to_hf, tokenize, train, train_tokenizer, upload
+from zerokara.tokenizer import sampling
 
 STEPS = {1: train_tokenizer.main, 2: tokenize.main, 3: train.main, 4: convert_to_hf.main, 6: upload.main}
 GOOD = '{"text": "%d some words of a text"}\n'
@@ -87,6 +89,24 @@ def test_a_refused_step_leaves_nothing(
     assert main(["--config", config, *given]) == 2
     assert told in capfd.readouterr().err
     assert tree(place) == before
+
+
+def test_a_tokenizer_is_not_trained_on_a_file_that_grows(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    draw = sampling.draw
+
+    def growing(*arguments: Any, **named: Any) -> sampling.Sample:
+        drawn = draw(*arguments, **named)
+        with open("corpus.jsonl", "a", encoding="utf-8") as file:
+            file.write(GOOD)
+        return drawn
+
+    monkeypatch.setattr(sampling, "draw", growing)
+    given = [word for setting in OUTPUTS[1] for word in ("--set", setting)]
+    assert train_tokenizer.main(["--config", "/dev/null", *given]) == 1
+    assert "failed: corpus.jsonl changed while it was read (it had" in capfd.readouterr().err
+    assert not (place / "new").exists()
 
 
 def test_folders_made_for_nothing_go_again_and_others_stay(tmp_path: Path) -> None:
