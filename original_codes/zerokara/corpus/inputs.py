@@ -58,7 +58,7 @@ class InputFile:
     @property
     def name(self) -> str:
         """The file as it is named to people, and in files of JSON."""
-        return shown(self.path) if self.remote is None else self.remote.name
+        return shown(self.path if self.remote is None else self.remote.name)
 
     @property
     def is_packed(self) -> bool:
@@ -155,7 +155,7 @@ def format_of(name: str) -> tuple[Kind, Packing] | None:
 
 
 def _name(found: Path | hub.HubFile) -> str:
-    return found.name if isinstance(found, hub.HubFile) else shown(found)
+    return shown(found.name if isinstance(found, hub.HubFile) else found)
 
 
 def _input_file(found: Path | hub.HubFile, source: int) -> InputFile:
