@@ -48,6 +48,8 @@ _REDACTIONS = tuple(
 )
 _MAX_TOLD = 50_000
 """Characters of a message; a server may answer with a whole page."""
+_NOT_SHOWN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\\]")
+"""What ends a line, steers a terminal, turns the direction of writing, or stands for a byte that is no UTF-8."""
 _SECRET_VARIABLE = re.compile(r"(?i)(?:TOKEN|API_KEY|ACCESS_KEY|SECRET|PASSWORD)$")
 _SECRET_LENGTH = 8
 """Shorter values (``TOKEN=1``) are none, and would blot out words."""

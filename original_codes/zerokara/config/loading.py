@@ -213,7 +213,7 @@ _RULES = {
     "finite_number": "a finite number",
     "string_type": "text",
     "string_too_short": "text that is not empty",
-    "string_pattern_mismatch": "text without control characters (line ends, tabs, escapes)",
+    "string_pattern_mismatch": "text without control characters (line ends, escapes)",
     "bool_type": "true or false",
     "tuple_type": "a list",
     "model_type": "a mapping (name: value, …)",

@@ -45,8 +45,8 @@ PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NaturalNumber = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Words = Annotated[tuple[str, ...], BeforeValidator(_listed)]
-Text = Annotated[str, Field(min_length=1, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
-"""A name or a path: control characters would end a line of a log, or steer a terminal."""
+Text = Annotated[str, Field(min_length=1, pattern=r"^[^\x00-\x08\x0a-\x1f\x7f-\x9f]*$")]
+"""A name or a path: control characters but for the tab would end a line of a log, or steer a terminal."""
 
 
 @dataclass(frozen=True)

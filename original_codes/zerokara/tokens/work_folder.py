@@ -26,7 +26,7 @@ from zerokara.progress import Progress
 from zerokara.tokens.layout import TokenPaths
 from zerokara.tokens.shards import ShardResult, is_whole, result_path
 
-FORMAT = 2
+FORMAT = 3
 """Raised when the same plan would give other shards, or results of another form."""
 PLAN_NAME = "plan.json"
 

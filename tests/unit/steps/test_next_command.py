@@ -15,7 +15,7 @@ from zerokara.config.settings import Settings
 from zerokara.steps import command, next_command, train, train_tokenizer
 from zerokara.steps.next_command import CONVERT, COUNT_TOKENS, TOKENIZE, TRAIN, TRAIN_TOKENIZER, UPLOAD, Step
 
-NASTY = ['it\'s a "run" $HOME', "yes", "a: b #c", "1e3", "[x]", "モデル/é", "-dash", "two  spaces", "back\\slash"]
+NASTY = ['it\'s a "run" $HOME', "yes", "a: b #c", "1e3", "[x]", "モデル/é", "-dash", "tab\there", "back\\slash"]
 
 
 @pytest.fixture(autouse=True)
