@@ -9,7 +9,6 @@ import contextlib
 import os
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import psutil
 import torch
@@ -130,9 +129,11 @@ class Session:
 
     def _start_state(self) -> TrainingState:
         # The first process looks, for all: hashing is reading the whole checkpoint.
-        found: list[Path | None] = [checkpoint.newest_to_resume(self.run_dir, self._say) if self.rank == 0 else None]
-        torch.distributed.broadcast_object_list(found, device=self.device)
-        folder = self._resumed_from = found[0]
+        newest = checkpoint.newest_to_resume(self.run_dir, self._say) if self.rank == 0 else None
+        found = torch.tensor([checkpoint.read_state(newest).step if newest else -1], device=self.device)
+        torch.distributed.broadcast(found, src=0)
+        step = int(found.item())
+        folder = self._resumed_from = checkpoint.folder_of(self.run_dir, step) if step >= 0 else None
         if self.rank == 0:
             with contextlib.suppress(OSError):  # the two names are for people; the next save sets them right
                 checkpoint.mark(self.run_dir)

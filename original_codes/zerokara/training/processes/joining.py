@@ -13,6 +13,7 @@ from zerokara.training.compute import devices
 from zerokara.training.compute.engine import init_distributed
 from zerokara.training.planning import cores, memory_budget
 from zerokara.training.planning.preparation import Preparation
+from zerokara.training.processes import meeting
 
 ANSWER_SECONDS = 60
 """How long a process may take to answer before it is named."""
@@ -34,7 +35,7 @@ def join(preparation: Preparation, device: torch.device) -> None:
             devices.give_back_freed_memory()
         else:
             devices.keep_freed_memory()
-    init_distributed(device.type)
+    init_distributed(device.type, meeting.init_method())
     require_answers()
     parallel.start(preparation.config.seed, preparation.config.tensor_parallel_size)
 
