@@ -99,6 +99,7 @@ def launch(module: str, arguments: Sequence[str], processes: int) -> int:
     import torch
 
     environment = {**os.environ, **loopback.environment(), limits.STARTED_NAME: str(psutil.Process().create_time())}
+    environment["PYTHONSAFEPATH"] = "1"  # a file of the current folder never passes for a package of the same name
     devices: list[int | str] = list(range(processes))
     if torch.cuda.is_available():
         # The launcher sets CUDA_VISIBLE_DEVICES itself, from the ids that it is given.
