@@ -34,7 +34,7 @@ from zerokara.training.planning import run_lock
 from zerokara.training.planning.limits import TimeLimits
 from zerokara.training.planning.position import Position
 from zerokara.training.planning.preparation import Preparation
-from zerokara.training.processes import joining
+from zerokara.training.processes import identity, joining
 from zerokara.training.processes.agreement import Agreement, ComeApart
 from zerokara.training.processes.stopping import FILE_NAME as STOP_NAME
 from zerokara.training.processes.stopping import StopFile, StopRequest
@@ -63,6 +63,7 @@ class Session:
         self.state = self._start_state()
         self.position = Position.going_on(self.state, self.config.global_batch_size, self.schedule.sample_tokens)
         self.engine = self._start_engine()
+        identity.prove(joining.ANSWER_SECONDS)  # of the groups that DeepSpeed has made
         self.validation, self.sampler = start_validation(preparation, self.device), self._start_sampler()
         self.logbook = Logbook(preparation, self.state, self.device, self.rank)
         if self.rank == 0:

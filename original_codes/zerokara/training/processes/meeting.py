@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import secrets
 from collections.abc import Iterator
 
 VARIABLE = "ZEROKARA_MEETING_PLACE"
@@ -37,3 +38,17 @@ def init_method() -> str | None:
     """
     path = os.environ.get(VARIABLE)
     return f"file:///proc/self/fd/{os.open(path, os.O_RDWR)}" if path else None
+
+
+@functools.cache
+def key() -> bytes | None:
+    """A random number that the processes which met in a place share and nobody else knows; None without a place."""
+    from torch.distributed import FileStore
+
+    method = init_method()
+    if method is None:
+        return None
+    store = FileStore(method.removeprefix("file://"), int(os.environ["WORLD_SIZE"]))
+    if os.environ["RANK"] == "0":
+        store.set("zerokara_key", secrets.token_hex())
+    return bytes(store.get("zerokara_key"))
