@@ -6,5 +6,6 @@ python="$root/.venv/bin/python"
 [[ -x "$python" ]] || python=python3
 export PYTHONPATH="$root/original_codes${PYTHONPATH:+:$PYTHONPATH}"
 export OPENBLAS_NUM_THREADS=1 # threads for matrix products, which this step does not make; they cost a tenth of a second
+export PYTHONSAFEPATH=1 # a file of the current folder never passes for a package of the same name
 export ZEROKARA_COMMAND="bash $0"
 exec "$python" -m zerokara.steps.tokenize "$@"

@@ -6,5 +6,6 @@ python="$root/.venv/bin/python"
 [ -x "$python" ] || python=python3
 export PYTHONPATH="$root/original_codes${PYTHONPATH:+:$PYTHONPATH}"
 export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-PASSIVE}" # idle threads sleep, and leave the cores to other programs
+export PYTHONSAFEPATH=1 # a file of the current folder never passes for a package of the same name
 export ZEROKARA_COMMAND="bash $0"
 exec "$python" -m zerokara.steps.convert_to_hf "$@"

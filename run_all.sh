@@ -46,6 +46,7 @@ fi
 
 python=$root/.venv/bin/python
 export PYTHONPATH="$root/original_codes${PYTHONPATH:+:$PYTHONPATH}"
+export PYTHONSAFEPATH=1 # a file of the current folder never passes for a package of the same name
 names=() seconds=()
 
 has_begun() { # whether step 3 has set an earlier run aside by now and begun its own, whose run.json is then new

@@ -6,6 +6,7 @@
 #   ./run_tests.sh --kernels            the numerical tests alone, with the kernels of other processors (tests/kernels.py)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
+export PYTHONSAFEPATH=1
 ./setup.sh
 python=.venv/bin/python
 if [ "${1:-}" = --kernels ]; then
@@ -22,14 +23,15 @@ part() { # part NAME COMMAND...: runs the command and says how long it took
 
 # Two of the optional analysers, the lighter one for each language, so that their tests are real ones.
 analysers() {
-    local pins
-    pins=$(grep -E '^(SudachiPy|sudachidict-small|python-mecab-ko|python-mecab-ko-dic)==' requirements-analysers.lock)
+    local names='sudachipy|sudachidict-small|python-mecab-ko|python-mecab-ko-dic' wanted
+    wanted=$(awk -v names="^($names)==" '/^[a-z0-9]/ { on = $0 ~ names } on' requirements-analysers.lock)
     $python -c 'import sys
 from importlib.metadata import version, PackageNotFoundError
 try:
     sys.exit(any(version(name) != pin for name, pin in (line.split("==") for line in sys.argv[1:])))
 except PackageNotFoundError:
-    sys.exit(1)' $pins || $python -m pip install --disable-pip-version-check --quiet $pins
+    sys.exit(1)' $(grep -oE '^[^ ]+==[^ ]+' <<<"$wanted") ||
+        $python -m pip install --disable-pip-version-check --quiet --require-hashes --no-deps -r <(echo "$wanted")
 }
 checks() {
     part "lint" $python -m ruff check

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Makes .venv and installs into it the exact versions of requirements.lock. Safe to run again at any time: it takes an
-# instant when nothing changed, and goes on where an interrupted run stopped.
+# Makes .venv and installs into it the exact files of requirements.lock and requirements-torch.lock: pip refuses whatever
+# has another hash, wherever it comes from. Safe to run again at any time: it takes an instant when nothing changed, and
+# goes on where an interrupted run stopped.
 #
 #   ./setup.sh [arguments for pip]
 #   PYTHON=/path/to/python3.12 ./setup.sh          uses that Python
@@ -8,12 +9,13 @@
 #                                                  on a machine without a GPU: torch without the CUDA packages (GBs less)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
+export PYTHONSAFEPATH=1 # what lies in this folder is no package of Python's
 started=$SECONDS
 stamp=.venv/zerokara_setup.stamp
 
 fingerprint() { # what .venv must have been made from
     "$1" -c 'import sys; print(sys.version)'
-    cat requirements.lock pyproject.toml setup.sh | sha256sum
+    cat requirements.lock requirements-torch.lock setup.sh | sha256sum
 }
 
 # Already done: the stamp is written last, so it stands only in a whole .venv.
@@ -44,10 +46,22 @@ pip_install() { # on a terminal pip shows its downloads; in a log file it is qui
     local quiet=--quiet
     [[ -t 1 ]] && quiet=
     # pip would compile Python's files one after another, for half of the time that all this takes: see below.
-    .venv/bin/python -m pip install --disable-pip-version-check --no-compile $quiet "$@"
+    # The lock files name everything, so nothing else comes along; --require-hashes would refuse it anyway.
+    .venv/bin/python -P -m pip install --disable-pip-version-check --no-compile --require-hashes --no-deps $quiet "$@"
 }
 
-pins() { grep -E "^($1)==" requirements.lock; }
+entries() { # entries NAMES: of requirements.lock, with their hashes, those whose names are these (a regular expression)
+    awk -v names="^($1)==" '/^[a-z0-9]/ { on = $0 ~ names } on && !/^ *#/' requirements.lock
+}
+
+except() { # except NAMES: all others
+    awk -v names="^($1)==" '/^[a-z0-9]/ { on = $0 !~ names } on && !/^ *#/' requirements.lock
+}
+
+is_for_cuda() { # whether the torch that is installed asks for the CUDA packages
+    .venv/bin/python -c 'import sys; from importlib.metadata import requires
+sys.exit(not any(name.startswith("nvidia-") for name in requires("torch")))'
+}
 
 rm -f "$stamp"
 if new_enough .venv/bin/python && .venv/bin/python -m pip --version >/dev/null 2>&1; then
@@ -61,16 +75,37 @@ else
     }
 fi
 
-say "2/4: $(pins torch) (the largest download: some GB where there is a GPU)"
-pip_install "$@" $(pins 'torch|setuptools|wheel')
+# Where an index or a folder that pip was given offers the build without CUDA, that one is meant; pip itself would take
+# the other, if the offer came without a hash. Newest builds come first in the list.
+torch=$(grep -oE '^torch==[0-9.]+' requirements-torch.lock)
+offered=$(.venv/bin/python -m pip index versions torch "$@" 2>/dev/null | grep -oE "(^| )${torch#*==}\+[a-z0-9.]+" || true)
+build=$(head -n 1 <<<"${offered#*+}")
+if [[ -n $build && $build != cpu ]]; then
+    echo "setup: $torch+$build, which pip is offered, is not in requirements-torch.lock. Run ./setup.sh without this offer," >&2
+    echo "       then put that build in its place: .venv/bin/pip install $torch+$build $*" >&2
+    exit 2
+fi
+torch+=${build:++$build}
+say "2/4: $torch (the largest download$([[ $torch == *+cpu ]] || echo ", with CUDA's packages some GB"))"
+pip_install "$@" --only-binary :all: --requirement <(sed "s/^torch==[^ ]*/$torch/" requirements-torch.lock)
 
-say "3/4: everything else in requirements.lock ($(grep -cE "==" requirements.lock) packages in all)"
-pip_install "$@" --requirement <(grep -vE '^deepspeed==' requirements.lock)
+# What has no wheel, for any Python or for the newest, and what only a torch for CUDA needs.
+built='deepspeed|megatron-core' cuda='nvidia-[a-z0-9-]+|cuda-[a-z0-9-]+|triton'
+left_out=$built
+is_for_cuda || left_out+="|$cuda"
+say "3/4: $(except "$left_out" | grep -c ==) packages of requirements.lock"
+pip_install "$@" --only-binary :all: --requirement <(except "$left_out")
 
-# DeepSpeed's source package imports torch while it is built, so it is built here and not in an isolated place; none of
-# its own compiled ops are wanted, since nothing may be compiled while a run waits.
-say "4/4: $(pins deepspeed), without compiled ops"
-DS_BUILD_OPS=0 pip_install "$@" --no-build-isolation --no-deps $(pins deepspeed)
+# DeepSpeed's source package imports torch while it is built, so it is built here and not in an isolated place, which pip
+# would furnish with packages that no lock names; none of its own compiled ops are wanted, since nothing may be compiled
+# while a run waits. Its setup.py imports from the folder that it lies in.
+say "4/4: $(entries "$built" | grep -oE '^[a-z-]+==[0-9.]+' | paste -sd ' ')"
+(
+    unset PYTHONSAFEPATH
+    export PATH="$PWD/.venv/bin:$PATH" DS_BUILD_OPS=0
+    pip_install "$@" --no-build-isolation --requirement <(entries "$built")
+)
+.venv/bin/python -m pip check --disable-pip-version-check --quiet || say "the packages that are named above do not fit together"
 
 # Makes `import zerokara` work in .venv; the path is relative to the folder that holds the file.
 site_packages=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')

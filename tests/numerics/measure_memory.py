@@ -25,7 +25,7 @@ from zerokara.training.compute import devices
 from zerokara.training.compute.deepspeed_settings import load_template
 from zerokara.training.compute.engine import Engine, init_distributed
 from zerokara.training.planning.preparation import template_path
-from zerokara.training.processes.launcher import MeetingPlace
+from zerokara.training.processes import meeting
 
 VOCABULARY = 2000
 STEPS = 2
@@ -43,7 +43,7 @@ def train(config: configuration.PretrainConfig) -> int:
     devices.give_back_freed_memory()
     if config.optimizer == "adafactor":
         import transformers.optimization  # noqa: F401  # of the libraries, as torch is
-    init_distributed("cpu")
+    init_distributed("cpu", meeting.init_method())
     parallel.start(config.seed, config.tensor_parallel_size)
     shape = ModelShape.from_config(config, VOCABULARY)
     torch.nn.Linear(512, 512)(torch.randn(256, 512)).sum().backward()  # starts what torch starts only when needed
@@ -76,12 +76,12 @@ def random_batch(config: configuration.PretrainConfig, generator: torch.Generato
     return [read, labels, torch.ones(labels.shape), *further]
 
 
-def fork(config: configuration.PretrainConfig, rank: int, processes: int, meeting: MeetingPlace, write_to: int) -> int:
+def fork(config: configuration.PretrainConfig, rank: int, processes: int, told: dict[str, str], write_to: int) -> int:
     child = os.fork()
     if child:
         return child
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes}
-    os.environ.update({key: str(value) for key, value in place.items()}, DS_ACCELERATOR="cpu", **meeting.environment)
+    os.environ.update({key: str(value) for key, value in place.items()}, DS_ACCELERATOR="cpu", **told)
     try:
         peak = train(config)
         if rank == 0:
@@ -96,10 +96,9 @@ def measure(config_path: str, processes: int, settings: dict[str, Any]) -> int:
     config = configuration.load(
         configuration.PretrainConfig, config_path, [f"{key}={value}" for key, value in settings.items()]
     )
-    meeting = MeetingPlace()
     read_from, write_to = os.pipe()
-    children = [fork(config, rank, processes, meeting, write_to) for rank in range(processes)]
-    with meeting.opened():
+    with meeting.place() as told:
+        children = [fork(config, rank, processes, told, write_to) for rank in range(processes)]
         codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     os.close(write_to)
     with os.fdopen(read_from, "rb") as answer:

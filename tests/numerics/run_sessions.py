@@ -3,7 +3,9 @@
 Beside its settings a run may name ``stop_at``, a step to stop before, and ``spoil_at``, a step after whose update the
 last process's weights are changed in one place; the message that this must lead to is then written to spoilt.txt. And
 ``fault``, which befalls it in every process (tests/faults/forge.py). Each process writes how many bytes of optimizer
-state it holds to optimizer_bytes_<rank>.txt.
+state it holds to optimizer_bytes_<rank>.txt, and the addresses at which it listens to listening_<rank>.json.
+
+Nothing that the processes send each other may be a pickle, whoever sends it.
 """
 
 import contextlib
@@ -13,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch.distributed
 
 from zerokara import config
@@ -21,6 +24,14 @@ from zerokara.training.planning import preparation, run_folder
 from zerokara.training.processes import agreement, launcher
 from zerokara.training.session import Session
 
+
+def refuse(*_: object, **__: object) -> None:
+    raise AssertionError("a pickle was sent from process to process")
+
+
+for collective in ("_object_to_tensor", "_tensor_to_object"):  # torch's collectives for objects all go through these
+    assert hasattr(torch.distributed.distributed_c10d, collective)
+    setattr(torch.distributed.distributed_c10d, collective, refuse)
 agreement.STEPS_TO_SEE_ALL = 1  # every weight is compared between the processes after every step
 
 
@@ -65,6 +76,8 @@ def train(config_path: str, job: dict[str, Any]) -> None:
         session._at_edge = stopping  # type: ignore[method-assign]
     place = Path(job["output_model_dir"])
     (place / f"optimizer_bytes_{session.rank}.txt").write_text(str(optimizer_bytes(session)), encoding="utf-8")
+    listening = [each.laddr.ip for each in psutil.Process().net_connections() if each.status == psutil.CONN_LISTEN]
+    (place / f"listening_{session.rank}.json").write_text(json.dumps(listening), encoding="utf-8")
     if spoil_at is None:
         session.run()
     else:

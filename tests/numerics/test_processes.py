@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
@@ -81,3 +82,10 @@ def test_weights_that_came_apart_stop_the_run(runs: dict, name: str, weight: str
     message = (runs[name].folder / "spoilt.txt").read_text(encoding="utf-8")
     assert message.startswith(f"step 3: process 0 and process 1 hold different weights, {weight} from number 5 on: ")
     assert not (runs[name].folder / "latest").exists()
+
+
+def test_no_other_machine_can_connect(runs: dict) -> None:
+    """Wherever the processes listen is an address of this machine alone."""
+    for name in ("one", "two_stage1", "two_stage3"):
+        for path in runs[name].folder.glob("listening_*.json"):
+            assert set(json.loads(path.read_text(encoding="utf-8"))) == {"127.0.0.1"}

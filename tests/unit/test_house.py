@@ -297,6 +297,22 @@ def test_no_code_comes_with_a_model() -> None:
     assert not [(path, node.lineno) for path, node in calls if ast.unparse(node.func) in unsafe]
 
 
+def pickles(source: str) -> list[str]:
+    """What in a module pickles, or has torch pickle for a collective: whoever reads a pickle runs what it says."""
+    tree = ast.parse(source)
+    said = {str(getattr(node, key)) for node in ast.walk(tree) for key in ("id", "attr") if hasattr(node, key)}
+    said |= {part for name in imported_names(tree) for part in name.split(".")}
+    return sorted(name for name in said if re.fullmatch(r"\w+_object(_list)?|c?pickle|dill|cloudpickle", name))
+
+
+def test_processes_send_each_other_no_pickles() -> None:
+    used = {relative(path): pickles(path.read_text(encoding="utf-8")) for path in MODULES}
+    allowed = {"config/loading.py": ["construct_object"]}  # ruamel.yaml's name for making a value of a node
+    assert {path: names for path, names in used.items() if names} == allowed
+    assert pickles("torch.distributed.broadcast_object_list(found)") and pickles("def f():\n    import pickle")
+    assert pickles("from torch.distributed import all_gather_object")
+
+
 def test_training_names_no_family() -> None:
     """What it must know of a model it asks of `config.architectures.Architecture`."""
     for path in sorted((PACKAGE / "training").rglob("*.py")):

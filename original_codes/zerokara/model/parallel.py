@@ -10,6 +10,8 @@ tests) calls `start_alone`, which makes a group of one. The groups themselves ar
 
 from __future__ import annotations
 
+import os
+
 import zerokara.model.import_megatron  # noqa: F401  # before megatron-core
 
 # isort: split
@@ -19,7 +21,7 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel import random as megatron_random
 from torch.distributed import ProcessGroup
 
-from zerokara.model import cpu
+from zerokara.model import cpu, loopback
 
 
 def start(seed: int, tensor_parallel_size: int = 1) -> None:
@@ -42,6 +44,7 @@ def start(seed: int, tensor_parallel_size: int = 1) -> None:
 def start_alone(seed: int = 0) -> None:
     """As `start`, in a process that is not part of a training run."""
     if not torch.distributed.is_initialized():
+        os.environ.update(loopback.environment())
         torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     start(seed)
 

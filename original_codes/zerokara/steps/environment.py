@@ -7,8 +7,13 @@ import sys
 from pathlib import Path
 
 
-def enter(root: Path) -> None:
-    """Re-execute with ``.venv/bin/python`` when `setup.sh` has made it and it is not the one that runs."""
-    python = root / ".venv" / "bin" / "python"
-    if python.exists() and Path(sys.prefix).resolve() != (root / ".venv").resolve():
+def enter(root: str) -> None:
+    """Re-execute with ``.venv/bin/python`` when `setup.sh` has made it and it is not the one that runs.
+
+    What this process starts finds no packages in the current folder.
+    """
+    os.environ["PYTHONSAFEPATH"] = "1"
+    environment = Path(root) / ".venv"
+    python = environment / "bin" / "python"
+    if python.exists() and Path(sys.prefix).resolve() != environment.resolve():
         os.execv(python, [str(python), *sys.argv])

@@ -181,7 +181,7 @@ class _Job:
         source_root = str(Path(__file__).resolve().parents[2])
         paths = [source_root, *filter(None, [os.environ.get("PYTHONPATH")])]
         process = subprocess.Popen(
-            [sys.executable, "-m", "zerokara.tokenizer.trainer_process", str(job)],
+            [sys.executable, "-P", "-m", "zerokara.tokenizer.trainer_process", str(job)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -90,7 +90,7 @@ class Workers:
         with theirs:
             descriptor = theirs.fileno()
             self._nursery = subprocess.Popen(
-                [sys.executable, "-m", "zerokara.tokens.worker_process", str(descriptor)],
+                [sys.executable, "-P", "-m", "zerokara.tokens.worker_process", str(descriptor)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[descriptor],
                 # numpy would start threads for matrix products, which no worker makes, and a fork would not have.

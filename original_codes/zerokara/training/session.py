@@ -9,7 +9,6 @@ import contextlib
 import os
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import psutil
 import torch
@@ -35,7 +34,7 @@ from zerokara.training.planning import run_lock
 from zerokara.training.planning.limits import TimeLimits
 from zerokara.training.planning.position import Position
 from zerokara.training.planning.preparation import Preparation
-from zerokara.training.processes import joining
+from zerokara.training.processes import identity, joining
 from zerokara.training.processes.agreement import Agreement, ComeApart
 from zerokara.training.processes.stopping import FILE_NAME as STOP_NAME
 from zerokara.training.processes.stopping import StopFile, StopRequest
@@ -64,6 +63,7 @@ class Session:
         self.state = self._start_state()
         self.position = Position.going_on(self.state, self.config.global_batch_size, self.schedule.sample_tokens)
         self.engine = self._start_engine()
+        identity.prove(joining.ANSWER_SECONDS)  # of the groups that DeepSpeed has made
         self.validation, self.sampler = start_validation(preparation, self.device), self._start_sampler()
         self.logbook = Logbook(preparation, self.state, self.device, self.rank)
         if self.rank == 0:
@@ -130,9 +130,11 @@ class Session:
 
     def _start_state(self) -> TrainingState:
         # The first process looks, for all: hashing is reading the whole checkpoint.
-        found: list[Path | None] = [checkpoint.newest_to_resume(self.run_dir, self._say) if self.rank == 0 else None]
-        torch.distributed.broadcast_object_list(found, device=self.device)
-        folder = self._resumed_from = found[0]
+        newest = checkpoint.newest_to_resume(self.run_dir, self._say) if self.rank == 0 else None
+        found = torch.tensor([checkpoint.read_state(newest).step if newest else -1], device=self.device)
+        torch.distributed.broadcast(found, src=0)
+        step = int(found.item())
+        folder = self._resumed_from = checkpoint.folder_of(self.run_dir, step) if step >= 0 else None
         if self.rank == 0:
             with contextlib.suppress(OSError):  # the two names are for people; the next save sets them right
                 checkpoint.mark(self.run_dir)

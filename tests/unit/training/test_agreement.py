@@ -46,14 +46,11 @@ class TwoProcesses:
             into[0].copy_(mine)
             into[1].copy_(self._of_other(step))
 
-        def all_gather_object(into: list[Any], mine: Any) -> None:
-            into[:] = [mine, mine]
-
         patch.setattr(parallel, "data_size", lambda: 2)
         patch.setattr(parallel, "data_group", lambda: self)
         patch.setattr(torch.distributed, "all_reduce", all_reduce)
         patch.setattr(torch.distributed, "all_gather", all_gather)
-        patch.setattr(torch.distributed, "all_gather_object", all_gather_object)
+        patch.setattr(agreement, "_first_of_all", lambda text, _: text)
         patch.setattr(torch.distributed, "get_process_group_ranks", lambda _: [0, 1])
 
 

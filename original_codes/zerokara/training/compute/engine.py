@@ -41,10 +41,10 @@ from zerokara.training.compute.deepspeed_settings import settings_for
 from zerokara.training.compute.whole_tensors import WholeTensors
 
 
-def init_distributed(device_type: str) -> None:
-    """Join the processes that the launcher started (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT).
+def init_distributed(device_type: str, init_method: str | None = None) -> None:
+    """Join the processes that the launcher started (RANK, WORLD_SIZE, LOCAL_RANK), where `init_method` says.
 
-    The only process of a run meets nobody: it opens no port, and needs no address.
+    Without it, at MASTER_ADDR and MASTER_PORT, as torchrun has it. The only process of a run meets nobody.
     """
     deepspeed.logger.setLevel(logging.ERROR)
     # torch 2.13 renames collectives that DeepSpeed 0.19.8 still calls by their old names; nobody here can act on it.
@@ -54,7 +54,14 @@ def init_distributed(device_type: str) -> None:
     backend = "nccl" if device_type == "cuda" else "gloo"
     if not torch.distributed.is_initialized() and os.environ.get("WORLD_SIZE") == "1":
         torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
-    deepspeed.init_distributed(dist_backend=backend, verbose=False)
+    place: dict[str, Any] = {}
+    if init_method:
+        place = {
+            "init_method": init_method,
+            "rank": int(os.environ["RANK"]),
+            "world_size": int(os.environ["WORLD_SIZE"]),
+        }
+    deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False, **place)
 
 
 class Updater(Protocol):

@@ -57,10 +57,9 @@ class Agreement:
             finding = self._finding(step, self._replicated, parallel.tensor_group())
         if not self._is_anywhere(finding):
             return
-        findings: list[str | None] = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(findings, finding)
+        finding = _first_of_all(finding, next(iter(self._parameters.values())).device)
         raise ComeApart(
-            f"step {step}: {next(text for text in findings if text)}: they no longer train one model. Nothing of this "
+            f"step {step}: {finding}: they no longer train one model. Nothing of this "
             "step was saved; the next start resumes from the newest checkpoint. If it happens again, suspect the "
             "memory or the network of one of these devices"
         )
@@ -102,6 +101,22 @@ class Agreement:
         length = max(_LEAST, -(-len(numbers) // STEPS_TO_SEE_ALL))
         first = (step + self._seed) % max(1, -(-len(numbers) // length)) * length
         return first, numbers[first : first + length]
+
+
+def _first_of_all(text: str, device: torch.device) -> str:
+    """The text of the first process that has one, for every process; some process must have one."""
+    rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    source = torch.tensor([rank if text else size], device=device)
+    torch.distributed.all_reduce(source, ReduceOp.MIN)
+    first = int(source.item())
+    # As UTF-8, with its length before it. torch's own collectives for objects send pickles, and reading one runs code.
+    length = torch.tensor([len(text.encode())], device=device)
+    torch.distributed.broadcast(length, src=first)
+    letters = torch.zeros(int(length.item()), dtype=torch.uint8, device=device)
+    if rank == first:
+        letters.copy_(torch.tensor(list(text.encode()), dtype=torch.uint8))
+    torch.distributed.broadcast(letters, src=first)
+    return bytes(letters.tolist()).decode()
 
 
 def _bits(numbers: Tensor) -> Tensor:

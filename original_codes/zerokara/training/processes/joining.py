@@ -13,6 +13,7 @@ from zerokara.training.compute import devices
 from zerokara.training.compute.engine import init_distributed
 from zerokara.training.planning import cores, memory_budget
 from zerokara.training.planning.preparation import Preparation
+from zerokara.training.processes import identity, meeting
 
 ANSWER_SECONDS = 60
 """How long a process may take to answer before it is named."""
@@ -22,7 +23,7 @@ def join(preparation: Preparation, device: torch.device) -> None:
     """Take `device`, meet the other processes, and form the groups.
 
     Raises:
-        RunError: a process did not answer.
+        RunError: a process did not answer, or is none of this run.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -34,9 +35,10 @@ def join(preparation: Preparation, device: torch.device) -> None:
             devices.give_back_freed_memory()
         else:
             devices.keep_freed_memory()
-    init_distributed(device.type)
+    init_distributed(device.type, meeting.init_method())
     require_answers()
     parallel.start(preparation.config.seed, preparation.config.tensor_parallel_size)
+    identity.prove(ANSWER_SECONDS)
 
 
 def require_answers() -> None:

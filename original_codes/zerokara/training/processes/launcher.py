@@ -1,7 +1,7 @@
 """Start the training processes of one node through the DeepSpeed launcher.
 
-The launcher of a node (deepspeed/launcher/launch.py, 0.19.8) sets RANK, LOCAL_RANK, WORLD_SIZE and the master's address
-for each process, passes signals on, and ends all when one dies. It is called directly: the `deepspeed` command in front
+The launcher of a node (deepspeed/launcher/launch.py, 0.19.8) sets RANK, LOCAL_RANK and WORLD_SIZE for each process,
+passes signals on, and ends all when one dies. It is called directly: the `deepspeed` command in front
 of it looks for other nodes and costs a second and a half.
 """
 
@@ -13,11 +13,10 @@ import ctypes
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -26,8 +25,10 @@ import psutil
 
 from zerokara.config import PretrainConfig
 from zerokara.errors import RunError
+from zerokara.model import loopback
 from zerokara.training.planning import cores, limits, processors
 from zerokara.training.planning.memory_budget import control_groups
+from zerokara.training.processes import meeting
 
 _LAUNCHER = "deepspeed.launcher.launch"
 _PR_SET_PDEATHSIG = 1
@@ -97,7 +98,8 @@ def launch(module: str, arguments: Sequence[str], processes: int) -> int:
     """
     import torch
 
-    environment = {**os.environ, limits.STARTED_NAME: str(psutil.Process().create_time())}
+    environment = {**os.environ, **loopback.environment(), limits.STARTED_NAME: str(psutil.Process().create_time())}
+    environment["PYTHONSAFEPATH"] = "1"  # a file of the current folder never passes for a package of the same name
     devices: list[int | str] = list(range(processes))
     if torch.cuda.is_available():
         # The launcher sets CUDA_VISIBLE_DEVICES itself, from the ids that it is given.
@@ -108,15 +110,14 @@ def launch(module: str, arguments: Sequence[str], processes: int) -> int:
         environment.update(cores.environment(processes))
     nodes = base64.urlsafe_b64encode(json.dumps({"localhost": devices}).encode()).decode()
     command = [sys.executable, "-m", _LAUNCHER, f"--world_info={nodes}", "--master_addr=127.0.0.1"]
-    meeting = MeetingPlace()
-    environment.update(meeting.environment)
-    command += [f"--master_port={meeting.port}", "--no_local_rank", "--quiet", "--module", module, *arguments]
-    # A session of its own: a Ctrl-C in the terminal would reach the launcher too, which gives its processes 30 seconds
-    # (launch.py, terminate_process_tree), and saving a large model may take longer.
-    child = subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=_end_with_parent)
+    command += ["--no_local_rank", "--quiet", "--module", module, *arguments]
     killed_before = _killed_for_memory()
-    with _Forwarding(child.pid) as forwarding, meeting.opened():
-        code = child.wait()
+    with meeting.place() as told:
+        # A session of its own: a Ctrl-C in the terminal would reach the launcher too, which gives its processes 30
+        # seconds (launch.py, terminate_process_tree), and saving a large model may take longer.
+        child = subprocess.Popen(command, env=environment | told, start_new_session=True, preexec_fn=_end_with_parent)
+        with _Forwarding(child.pid) as forwarding:
+            code = child.wait()
     if forwarding.asked and code != RunError.exit_code:  # a run that was asked to stop, and could not save, failed
         return INTERRUPTED
     if is_kill(code):
@@ -210,36 +211,6 @@ def _takes_requests(pid: int) -> bool:
 def _end_with_parent() -> None:
     # Linux sends the launcher SIGTERM when the process that started it dies, however it dies (prctl(2)).
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-class MeetingPlace:
-    """Where the training processes of this node find each other: a store that this process keeps for them.
-
-    Left to itself, torch has the first process open a port seconds after it was chosen, when another program may have
-    taken it. This one is held from the beginning, and only this machine can reach it. Whoever comes before it is opened
-    waits: it is opened after the processes were started, because its server is a thread, and a process with threads
-    must run no Python between fork and exec.
-    """
-
-    def __init__(self) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-        # torch/distributed/rendezvous.py (2.13): every process is a client, the first one too.
-        self.environment = {
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(self.port),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-        }
-
-    @contextlib.contextmanager
-    def opened(self) -> Iterator[None]:
-        """Let the processes in, as long as the block lasts."""
-        from torch.distributed import TCPStore
-
-        descriptor = self._listener.detach()
-        server = TCPStore("127.0.0.1", self.port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor)
-        yield
-        del server
 
 
 def lone_environment() -> dict[str, str]:

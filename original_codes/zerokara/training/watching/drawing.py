@@ -54,7 +54,7 @@ class Drawing:
         hidden = {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", _MODULE, str(self._run_dir), str(niceness)],
+                [sys.executable, "-P", "-m", _MODULE, str(self._run_dir), str(niceness)],
                 env={**os.environ, **threads, **hidden},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -1,0 +1,33 @@
+"""Collectives stay on this machine: which network interface gloo and NCCL may listen on. Without torch.
+
+Left to itself gloo listens on the address of the host's name and NCCL on the first interface that is not the loopback
+one: on the local network, where every machine can connect. The processes of one node need neither.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import psutil
+
+
+def environment() -> dict[str, str]:
+    """Variables that bind gloo and NCCL to the loopback interface, each as the user has set it where it is set.
+
+    Empty where there is no such interface. NCCL needs sockets to get started only (its bootstrap); on one node the data
+    goes through NVLink, PCIe or shared memory all the same (NCCL's guide, NCCL_SOCKET_IFNAME). Its RAS service, which
+    answers questions about a job's health on further ports, is off.
+    """
+    name = _interface()
+    if name is None:
+        return {}
+    wanted = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}", "NCCL_RAS_ENABLE": "0"}
+    return {variable: os.environ.get(variable) or value for variable, value in wanted.items()}
+
+
+def _interface() -> str | None:
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.family == socket.AF_INET and each.address == "127.0.0.1" for each in addresses):
+            return name
+    return None

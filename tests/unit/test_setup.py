@@ -1,0 +1,123 @@
+"""setup.sh installs the files that the lock files name by their hashes, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = (ROOT, ROOT / "tests" / "clients")
+LOCKS = [
+    path
+    for folder in FOLDERS
+    for path in sorted(folder.glob("requirements*.lock"))
+    if path.name != "requirements-javascript.lock"  # npm's: tests/clients/run.sh
+]
+SHA256 = re.compile(r"--hash=sha256:[0-9a-f]{64}(?![0-9a-f])")
+CPU_BUILD = "6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b"
+CUDA_BUILD = "60fcdcb2f3876e21146cb4524ef06397d727ca9ad5f020818547e25075fe3cb7"
+"""torch's wheels for Python 3.11 on x86-64, the one of PyTorch's own index and that of PyPI."""
+
+
+def entries(lock: str) -> dict[str, str]:
+    """Each requirement of a lock file and what belongs to it, by the name of the package."""
+    joined = re.sub(r"#.*", "", lock).replace("\\\n", " ")
+    return {re.split(r"[=; ]", line)[0]: line for line in joined.splitlines() if line.strip()}
+
+
+@pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.name)
+def test_every_requirement_has_one_version_and_a_hash(path: Path) -> None:
+    found = entries(path.read_text(encoding="utf-8"))
+    assert found
+    for name, entry in found.items():
+        assert re.match(r"[a-z0-9-]+==[^ *]+ ", entry), f"{name} is not pinned"
+        assert SHA256.search(entry), f"{name} has no hash"
+        assert len(SHA256.findall(entry)) == entry.count("--hash"), f"{name} has a hash that is none"
+
+
+def test_a_requirement_without_a_hash_is_found() -> None:
+    found = entries("# a comment\na==1 \\\n    --hash=sha256:12\n    # via b\nb==2 ; python_version < '3.12'\n")
+    assert found.keys() == {"a", "b"}
+    assert not SHA256.search(found["a"]) and not SHA256.search(found["b"])
+
+
+def test_the_locks_hold_what_is_asked_for() -> None:
+    asked = entries((ROOT / "requirements.in").read_text(encoding="utf-8"))
+    locked = entries((ROOT / "requirements.lock").read_text(encoding="utf-8"))
+    locked |= entries((ROOT / "requirements-torch.lock").read_text(encoding="utf-8"))
+    pins = {re.sub(r"[._]", "-", name.lower()): entry.split()[0].partition("==")[2] for name, entry in asked.items()}
+    assert pins == {name: locked[name].split()[0].partition("==")[2] for name in pins}
+
+
+def test_torch_is_locked_in_both_builds_with_what_the_one_for_cuda_needs() -> None:
+    torch = (ROOT / "requirements-torch.lock").read_text(encoding="utf-8")
+    hashes = SHA256.findall(torch)
+    assert f"--hash=sha256:{CPU_BUILD}" in hashes and f"--hash=sha256:{CUDA_BUILD}" in hashes
+    described = re.findall(r"^#    cp3\d+ (?:x86_64|aarch64) +([0-9a-f]{64})$", torch, re.MULTILINE)
+    assert hashes[-8:] == [f"--hash=sha256:{each}" for each in described]
+    names = entries((ROOT / "requirements.lock").read_text(encoding="utf-8")).keys()
+    assert {"triton", "cuda-bindings", "nvidia-nccl-cu13", "nvidia-cudnn-cu13"} <= names and "torch" not in names
+
+
+STAND_IN = """#!/usr/bin/env bash
+# Stands in for .venv/bin/python: writes down what pip was to install.
+case "$*" in
+    *"pip install"*)
+        number=$(ls calls | wc -l)
+        printf '%s\\n' "$*" "safe path: ${PYTHONSAFEPATH:-}" >calls/$number
+        cat "${@: -1}" >>calls/$number ;;
+    *"pip index versions torch"*) echo "Available versions: 9.9.9, $OFFERED, 1.0" ;;
+    *requires*) [[ $OFFERED != *cpu* ]] ;;
+    *sysconfig*) echo .venv ;;
+esac
+"""
+
+
+def run_setup(tmp_path: Path, offered: str) -> subprocess.CompletedProcess[str]:
+    """Run setup.sh with an index that offers these builds of torch; what pip was asked for lies in calls/."""
+    for name in ("setup.sh", "requirements.lock", "requirements-torch.lock"):
+        shutil.copy(ROOT / name, tmp_path)
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    (tmp_path / "calls").mkdir()
+    python.write_text(STAND_IN, encoding="utf-8")
+    python.chmod(0o755)
+    environment = {**os.environ, "OFFERED": offered}
+    command = [str(tmp_path / "setup.sh"), "--further"]
+    return subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("offered", ["2.13.0+cpu", "2.13.0"])
+def test_all_that_setup_installs_must_have_the_hash_that_is_locked(tmp_path: Path, offered: str) -> None:
+    assert run_setup(tmp_path, offered).returncode == 0
+    calls = [path.read_text(encoding="utf-8").split("\n", 2) for path in sorted((tmp_path / "calls").iterdir())]
+    assert len(calls) == 3
+    for command, _, _ in calls:
+        assert {"--require-hashes", "--no-deps", "--further"} <= set(command.split())
+        assert ("--only-binary" in command) != ("--no-build-isolation" in command)
+    assert [where for _, where, _ in calls] == ["safe path: 1", "safe path: 1", "safe path: "]
+    torch, others, built = (entries(text) for *_, text in calls)
+    assert torch.keys() == {"torch"} and torch["torch"].startswith(f"torch=={offered} ")
+    assert built.keys() == {"deepspeed", "megatron-core"}
+    cuda = {
+        name
+        for name in entries((ROOT / "requirements.lock").read_text("utf-8"))
+        if re.match("nvidia|cuda|triton", name)
+    }
+    assert len(cuda) > 15 and (cuda <= others.keys()) == ("cpu" not in offered)
+    assert not cuda & others.keys() or "cpu" not in offered
+    together = torch.keys() | others.keys() | built.keys() | cuda
+    assert together == entries((ROOT / "requirements.lock").read_text("utf-8")).keys() | {"torch"}
+
+
+@pytest.mark.parametrize("offered", ["2.13.0+cu126", "2.13.0+rocm7.1, 2.13.0+cpu"])
+def test_a_build_of_torch_that_is_not_locked_is_refused(tmp_path: Path, offered: str) -> None:
+    done = run_setup(tmp_path, offered)
+    build = offered.split(",")[0]
+    assert done.returncode == 2 and not list((tmp_path / "calls").iterdir())
+    assert f".venv/bin/pip install torch=={build} --further" in done.stderr
