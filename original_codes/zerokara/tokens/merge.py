@@ -68,7 +68,7 @@ class MergeState:
         """The state of an unfinished merge, for whatever settings."""
         try:
             return cls(**orjson.loads((folder / STATE_NAME).read_bytes()))
-        except (OSError, orjson.JSONDecodeError, TypeError):
+        except (FileNotFoundError, orjson.JSONDecodeError, TypeError):  # what cannot be read just now ends the step
             return None
 
     def write(self, folder: Path) -> None:
