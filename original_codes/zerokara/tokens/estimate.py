@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -136,7 +137,11 @@ def peak_bytes(config: DataSettings, files: Sequence[InputFile], expected: Estim
 
 def _disk_bytes(folder: Path) -> int:
     """What the files of a folder take on the disk."""
-    return sum(path.stat().st_blocks * 512 for path in folder.iterdir()) if folder.is_dir() else 0
+    total = 0
+    with suppress(FileNotFoundError):  # another run may be at work there, which is told when this one wants to begin
+        for path in folder.iterdir():
+            total += path.stat().st_blocks * 512
+    return total
 
 
 def _places(files: Sequence[InputFile]) -> Iterator[Range]:
