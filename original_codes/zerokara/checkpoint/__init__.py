@@ -1,6 +1,6 @@
 """Checkpoints: folders ``global_stepN`` that appear whole, are checked by hash, and hold all by parameter name."""
 
-from zerokara.checkpoint.folders import all_steps, check, folder_of, newest_complete
+from zerokara.checkpoint.folders import all_steps, check, folder_of, newest_complete, step_of
 from zerokara.checkpoint.recovery import broken_names, newest_to_resume, set_aside, sweep
 from zerokara.checkpoint.retention import Retention, mark, prune
 from zerokara.checkpoint.state import TrainingState, bytes_needed, read_moments, read_state, read_weights, save
@@ -22,5 +22,6 @@ __all__ = [
     "read_weights",
     "save",
     "set_aside",
+    "step_of",
     "sweep",
 ]

@@ -50,6 +50,11 @@ def folder_of(run_dir: Path, step: int) -> Path:
     return run_dir / f"global_step{step}"
 
 
+def step_of(folder: Path) -> int:
+    """The step of a checkpoint's folder, by its name."""
+    return int(folder.name.removeprefix("global_step"))
+
+
 def all_steps(run_dir: Path) -> list[int]:
     """Steps with a checkpoint folder, whole or not, ascending."""
     names = (_NAME.fullmatch(path.name) for path in run_dir.glob("global_step*") if path.is_dir())

@@ -131,7 +131,7 @@ class Session:
     def _start_state(self) -> TrainingState:
         # The first process looks, for all: hashing is reading the whole checkpoint.
         newest = checkpoint.newest_to_resume(self.run_dir, self._say) if self.rank == 0 else None
-        found = torch.tensor([checkpoint.read_state(newest).step if newest else -1], device=self.device)
+        found = torch.tensor([checkpoint.step_of(newest) if newest else -1], device=self.device)
         torch.distributed.broadcast(found, src=0)
         step = int(found.item())
         folder = self._resumed_from = checkpoint.folder_of(self.run_dir, step) if step >= 0 else None
