@@ -8,31 +8,22 @@ nothing and changing one byte is noticed. Format: indented JSON with the fields 
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import platform
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import orjson
 
-from zerokara import __version__
+from zerokara import __version__, hashing
 from zerokara.durable import write_json
 from zerokara.errors import Fault, UserError, shown
-from zerokara.progress import Progress
 
 FORMAT = 1
 """Raised when an earlier zerokara would misread what this one writes; further fields alone are no reason."""
-MAX_HASH_THREADS = 8
-SILENT_SECONDS = 0.5
-"""Hashing that is done so soon shows no progress."""
-_HASH_PIECE_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -74,6 +65,11 @@ class Work:
     key_of: Callable[[str], str] = str
     """What the user's YAML calls a setting or an input, where that is another name."""
 
+    def input_files(self) -> list[Path]:
+        """The inputs that lie on a disk of this machine."""
+        values = ([value] if isinstance(value, Path) else value for value in self.inputs.values())
+        return [file for files in values for file in files if isinstance(file, Path)]
+
 
 @dataclass(frozen=True)
 class Manifest:
@@ -92,12 +88,6 @@ class Manifest:
 
 class NewerFormatError(UserError):
     """A newer zerokara wrote it, in a form that this one does not know."""
-
-
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a file's content, in hexadecimal."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def already_done(manifest_path: Path, work: Work, *, redo: bool = False) -> Manifest | None:
@@ -136,7 +126,7 @@ def finish(
     facts: dict[str, Any],
     seconds: float,
     known: Manifest | None = None,
-    ahead: HashesAhead | None = None,
+    ahead: hashing.HashesAhead | None = None,
     written: Mapping[Path, str] | None = None,
     published: bool = False,
 ) -> Manifest:
@@ -154,7 +144,7 @@ def finish(
         outputs=_records(
             outputs,
             lambda path: os.path.relpath(path, folder.resolve()),
-            {_Place(path).key: sha256 for path, sha256 in (written or {}).items()},
+            {hashing.Place(path).key: sha256 for path, sha256 in (written or {}).items()},
         ),
         facts=_as_json(facts),
         seconds=round(seconds, 3),
@@ -240,14 +230,12 @@ def _brief(records: list[FileRecord]) -> str:
     return f"{len(records)} files, {total:,} bytes"
 
 
-def _records(
-    paths: Paths, name: Callable[[Path], str], known: dict[tuple[str, int, int], str]
-) -> dict[str, list[FileRecord]]:
+def _records(paths: Paths, name: Callable[[Path], str], known: dict[hashing.Key, str]) -> dict[str, list[FileRecord]]:
     """The records of files; `name` gives a record's `path` for an absolute one."""
     members = {key: [value] if isinstance(value, Path) else list(value) for key, value in paths.items()}
-    places = {file: _Place(file) for files in members.values() for file in files if isinstance(file, Path)}
+    places = {file: hashing.Place(file) for files in members.values() for file in files if isinstance(file, Path)}
     to_hash = {place.key: place for place in places.values() if place.key not in known}
-    known = known | _hashes(list(to_hash.values()))
+    known = known | hashing.hashes(list(to_hash.values()))
 
     def record(file: Path | RemoteFile) -> FileRecord:
         if isinstance(file, RemoteFile):
@@ -263,113 +251,7 @@ def _last_names(path: Path) -> str:
     return shown("/".join(path.parts[-2:]))
 
 
-class _Place:
-    """A file on a disk."""
-
-    def __init__(self, path: Path):
-        status = path.stat()
-        self.path = path.resolve()
-        self.key = (shown(self.path), status.st_size, status.st_mtime_ns)
-        """What its content is known by: its absolute path, size and modification time."""
-
-
-def _hashes(places: list[_Place]) -> dict[tuple[str, int, int], str]:
-    """The SHA-256 of each file, by threads (hashing lets go of the interpreter), with progress when it takes long."""
-    if not places:
-        return {}
-    counter = _Counter()
-    # The largest first, so that none is begun when the others end.
-    order = sorted(places, key=lambda place: -place.key[1])
-    with ThreadPoolExecutor(min(MAX_HASH_THREADS, len(os.sched_getaffinity(0)), len(order))) as threads:
-        futures = {place.key: threads.submit(_counted_sha256, place.path, counter) for place in order}
-        try:
-            _watch(list(futures.values()), counter, sum(place.key[1] for place in places))
-            return {key: future.result() for key, future in futures.items()}
-        except BaseException:
-            counter.stopped = True  # Ctrl-C must not wait for a hundred gigabytes.
-            threads.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
-class HashesAhead:
-    """The hashes of a step's inputs, found by a few threads while the step works; `result` waits for them."""
-
-    def __init__(self, work: Work) -> None:
-        files = [
-            file
-            for value in work.inputs.values()
-            for file in ([value] if isinstance(value, Path) else value)
-            if isinstance(file, Path)
-        ]
-        self._places = places = {place.key: place for place in map(_Place, files)}
-        self._counter, self._total = _Counter(), sum(place.key[1] for place in places.values())
-        # One thread keeps up with some dozen processes at work on the same text.
-        self._threads = ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // 16))
-        self._futures = {
-            key: self._threads.submit(_counted_sha256, place.path, self._counter)
-            for key, place in sorted(places.items())
-        }
-
-    def result(self) -> dict[tuple[str, int, int], str]:
-        """Path, size and modification time of each file as they were at the start, to its hash.
-
-        Raises:
-            OSError: a file is gone.
-        """
-        _watch(list(self._futures.values()), self._counter, self._total)
-        return {key: future.result() for key, future in self._futures.items()}
-
-    def by_path(self) -> dict[Path, str]:
-        """As `result`, by the absolute path alone."""
-        return {self._places[key].path: sha256 for key, sha256 in self.result().items()}
-
-    def __enter__(self) -> HashesAhead:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._counter.stopped = True
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-class _Counter:
-    """Bytes hashed so far, over all threads."""
-
-    def __init__(self) -> None:
-        self.done, self.stopped = 0, False
-        self._lock = threading.Lock()
-
-    def add(self, count: int) -> None:
-        with self._lock:
-            self.done += count
-
-
-def _counted_sha256(path: Path, counter: _Counter) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb", buffering=0) as file:
-        while not counter.stopped and (piece := file.read(_HASH_PIECE_BYTES)):
-            digest.update(piece)
-            counter.add(len(piece))
-    return digest.hexdigest()
-
-
-def _watch(futures: list[Future[str]], counter: _Counter, total: int) -> None:
-    """Wait for the hashes; whoever waits longer than a moment sees how far they are."""
-    waiting = wait(futures, timeout=SILENT_SECONDS, return_when="FIRST_EXCEPTION").not_done
-    if not waiting:
-        return
-    with Progress("checking the input", total, "B") as progress:
-        shown = 0
-        while waiting:
-            waiting = wait(waiting, timeout=0.2, return_when="FIRST_EXCEPTION").not_done
-            progress.advance(counter.done - shown)
-            shown = counter.done
-            if any(future.done() and future.exception() for future in futures):
-                return
-
-
-def _known_records(known: Manifest | None) -> dict[tuple[str, int, int], str]:
+def _known_records(known: Manifest | None) -> dict[hashing.Key, str]:
     """Hashes that need no second reading: same path, size and modification time."""
     if known is None:
         return {}
@@ -384,7 +266,7 @@ def is_unchanged(record: FileRecord, manifest_path: Path) -> bool:
     status = path.stat()
     if status.st_size != record.bytes:
         return False
-    return status.st_mtime_ns == record.modified_ns or sha256_of(path) == record.sha256
+    return status.st_mtime_ns == record.modified_ns or hashing.sha256_of(path) == record.sha256
 
 
 def _as_json(value: Any) -> Any:

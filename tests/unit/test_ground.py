@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from zerokara import manifest, progress
+from zerokara import hashing, manifest, progress
 from zerokara.durable import appearing_file, appearing_folder, write_text
 from zerokara.errors import Fault, RunError, UserError, redacted, shown
 from zerokara.steps import command
@@ -155,13 +155,11 @@ def test_many_inputs_are_hashed_by_threads_and_known_ones_not_again(
     for number, path in enumerate(paths):
         path.write_bytes(b"%d" % number * (number * 10_000))
     hashed: list[Path] = []
-    counted = manifest._counted_sha256
-    monkeypatch.setattr(
-        manifest, "_counted_sha256", lambda path, counter: hashed.append(path) or counted(path, counter)
-    )
+    counted = hashing._counted_sha256
+    monkeypatch.setattr(hashing, "_counted_sha256", lambda path, counter: hashed.append(path) or counted(path, counter))
     work = manifest.Work("step", {}, {"corpus": [*paths, paths[3]]})
     made = manifest.finish(tmp_path / "manifest.json", work, {}, {}, 1.0)
-    assert [record.sha256 for record in made.inputs["corpus"][:40]] == [manifest.sha256_of(path) for path in paths]
+    assert [record.sha256 for record in made.inputs["corpus"][:40]] == [hashing.sha256_of(path) for path in paths]
     assert made.inputs["corpus"][40] == made.inputs["corpus"][3] and len(hashed) == 40
     paths[7].write_bytes(b"other")
     with pytest.raises(UserError, match="corpus changed"):
@@ -177,9 +175,9 @@ def test_hashing_that_takes_long_shows_how_far_it_is(
     work = manifest.Work("step", {}, {"corpus": path})
     manifest.finish(tmp_path / "manifest.json", work, {}, {}, 1.0)
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(manifest, "SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(hashing, "SILENT_SECONDS", 0.0)
     monkeypatch.setattr(progress, "LINE_INTERVAL_SECONDS", 0.0)
-    monkeypatch.setattr(manifest, "_HASH_PIECE_BYTES", 50_000)
+    monkeypatch.setattr(hashing, "_PIECE_BYTES", 50_000)
     manifest.finish(tmp_path / "manifest.json", work, {}, {}, 1.0)
     assert "checking the input: 3.0 MB of 3.0 MB (100%)" in capsys.readouterr().err
 
@@ -188,7 +186,7 @@ def test_an_input_that_cannot_be_read_stops_the_hashing(tmp_path: Path, monkeypa
     paths = [tmp_path / f"{number}.txt" for number in range(9)]
     for path in paths:
         path.write_bytes(b"x")
-    monkeypatch.setattr(manifest, "_counted_sha256", _broken_hash)
+    monkeypatch.setattr(hashing, "_counted_sha256", _broken_hash)
     with pytest.raises(OSError, match="Input/output error"):
         manifest.finish(tmp_path / "manifest.json", manifest.Work("step", {}, {"corpus": paths}), {}, {}, 1.0)
 
@@ -274,7 +272,7 @@ def test_hashes_found_ahead_are_those_of_the_files(tmp_path: Path) -> None:
     for name, content in (("a", b"one"), ("b", b"two" * 1000)):
         (tmp_path / name).write_bytes(content)
     work = manifest.Work("x", {}, {"input": [tmp_path / "a", tmp_path / "b"]})
-    with manifest.HashesAhead(work) as ahead:
+    with hashing.HashesAhead(work.input_files()) as ahead:
         found = ahead.result()
         made = manifest.finish(tmp_path / "m.json", work, {}, {}, 0.0, ahead=ahead)
     expected = [hashlib.sha256(content).hexdigest() for content in (b"one", b"two" * 1000)]
@@ -285,7 +283,7 @@ def test_hashes_found_ahead_are_those_of_the_files(tmp_path: Path) -> None:
 def test_a_file_that_changed_after_its_hash_is_hashed_again(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"one")
     work = manifest.Work("x", {}, {"input": tmp_path / "a"})
-    with manifest.HashesAhead(work) as ahead:
+    with hashing.HashesAhead(work.input_files()) as ahead:
         ahead.result()
         (tmp_path / "a").write_bytes(b"three")
         made = manifest.finish(tmp_path / "m.json", work, {}, {}, 0.0, ahead=ahead)

@@ -32,6 +32,7 @@ FLOORS = {
     "errors": 0,
     "durable": 0,
     "file_lock": 0,
+    "hashing": 0,
     "manifest": 0,
     "progress": 0,
     "markdown": 0,

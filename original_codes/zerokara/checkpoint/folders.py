@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TypeVar
 
-from zerokara import manifest
+from zerokara import hashing, manifest
 from zerokara.durable import PARTIAL_SUFFIX
 from zerokara.errors import Fault, RunError, UserError
 
@@ -93,7 +93,7 @@ def check(folder: Path, parts: Collection[str] = PARTS, by_size_alone: bool = Fa
         elif path.stat().st_size != output.bytes:
             rule = f"has {path.stat().st_size:,} bytes where the checkpoint was written with {output.bytes:,}"
             faults.append(Fault(where=str(path), rule=rule, remedy="take an older checkpoint"))
-        elif not by_size_alone and manifest.sha256_of(path) != output.sha256:
+        elif not by_size_alone and hashing.sha256_of(path) != output.sha256:
             rule = "was changed after the checkpoint was written (its SHA-256 differs)"
             faults.append(Fault(where=str(path), rule=rule, remedy="take an older checkpoint"))
     if faults:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from zerokara import manifest
+from zerokara import hashing, manifest
 from zerokara.errors import Fault, UserError
 
 STEP = "convert"
@@ -59,7 +59,7 @@ def check_unchanged(folder: Path, made: manifest.Manifest) -> None:
             faults.append(Fault(where=str(folder / MANIFEST_NAME), rule=rule, remedy=_REMEDY))
         elif not path.is_file():
             faults.append(Fault(where=str(path), rule="is missing from the exported folder", remedy=_REMEDY))
-        elif path.stat().st_size != record.bytes or manifest.sha256_of(path) != record.sha256:
+        elif path.stat().st_size != record.bytes or hashing.sha256_of(path) != record.sha256:
             rule = "has changed since the export was proved"
             faults.append(Fault(where=str(path), rule=rule, remedy=_REMEDY))
     if faults:

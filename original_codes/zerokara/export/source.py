@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from zerokara import checkpoint, config, manifest
+from zerokara import checkpoint, config, hashing
 from zerokara.checkpoint.state import WEIGHTS_NAME
 from zerokara.config import ConvertConfig, PretrainConfig
 from zerokara.errors import Fault, UserError
@@ -122,7 +122,7 @@ def _opened(folder: Path, settings: ConvertConfig) -> Source:
         rule = "is missing beside the checkpoint"
         raise UserError([Fault(where=str(run_dir / name), rule=rule, remedy=remedy) for name in missing])
     state = checkpoint.read_state(folder)
-    found = manifest.sha256_of(run_dir / TOKENIZER_NAME)
+    found = hashing.sha256_of(run_dir / TOKENIZER_NAME)
     if found != state.tokenizer_sha256:
         rule = f"is not the tokenizer of {folder.name}: sha256 {found[:12]}, trained with {state.tokenizer_sha256[:12]}"
         raise UserError(Fault(where=str(run_dir / TOKENIZER_NAME), rule=rule, remedy="put the right file back"))

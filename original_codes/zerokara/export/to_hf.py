@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 from torch import Tensor
 
-from zerokara import manifest
+from zerokara import hashing, manifest
 from zerokara.config import ConvertConfig
 from zerokara.durable import ASIDE_ENDING, SyncAhead, appearing_folder, free_name, write_bytes, write_json, write_text
 from zerokara.errors import RunError
@@ -66,11 +66,11 @@ def export(source: Source, settings: ConvertConfig, documents: Sequence[str]) ->
         outputs["tokenizer"] = _write_tokenizer(partial, source, encoder)
         clock.lap("writing")
         # The disk and one core have the new files while the proofs go on.
-        with manifest.HashesAhead(manifest.Work(STEP, {}, {"weights": outputs["weights"]})) as hashing:
+        with hashing.HashesAhead(outputs["weights"]) as ahead:
             known = facts.gather(source, encoder, settings.dtype)
             known |= _prove(partial, source, weights, settings, encoder, documents, clock)
             del known["proof"]["token_ids"]["examples"]  # lines of the corpus; the folder may be for everyone
-            written = hashing.by_path()
+            written = ahead.by_path()
         name = settings.huggingface_name or folder.name
         card = model_card.render(known, name=name, language=settings.language, license=settings.license)
         write_text(partial / "README.md", card)

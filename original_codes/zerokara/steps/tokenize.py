@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerokara import manifest
+from zerokara import hashing, manifest
 from zerokara.corpus.heads import check_heads
 from zerokara.corpus.inputs import InputFile, find_files, for_manifest
 from zerokara.corpus.sizes import total_plain_bytes
@@ -87,7 +87,7 @@ def _tokenize(
     if options.dry_run:
         print("dry run: nothing was written")
         return None
-    with manifest.HashesAhead(work) as ahead:
+    with hashing.HashesAhead(work.input_files()) as ahead:
         made = encode_corpus(config, files, tokenizer, choice, workers)
         facts = _facts(config, files, made, tokenizer)
         manifest.finish(paths.manifest, work, _outputs(paths), facts, time.monotonic() - started, ahead=ahead)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from zerokara import manifest
+from zerokara import hashing, manifest
 from zerokara.steps import command, tokenize, train_tokenizer
 
 RAW = os.fsdecode(b"d\xe9\x1b[31m")
@@ -53,8 +53,8 @@ def test_both_steps_take_any_name(
 
 def test_hashes_are_found_by_any_name(place: Path) -> None:
     path = place / "corpus" / RAW / f"{RAW}.jsonl"
-    with manifest.HashesAhead(manifest.Work("step", {}, {"text": path})) as hashing:
-        assert hashing.by_path() == {path: manifest.sha256_of(path)}
+    with hashing.HashesAhead([path]) as ahead:
+        assert ahead.by_path() == {path: hashing.sha256_of(path)}
 
 
 def test_paths_of_the_configuration_are_plain_text(
