@@ -178,6 +178,8 @@ def test_hashing_that_takes_long_shows_how_far_it_is(
     monkeypatch.setattr(hashing, "SILENT_SECONDS", 0.0)
     monkeypatch.setattr(progress, "LINE_INTERVAL_SECONDS", 0.0)
     monkeypatch.setattr(hashing, "_PIECE_BYTES", 50_000)
+    add = hashing._Counter.add
+    monkeypatch.setattr(hashing._Counter, "add", lambda counter, count: (time.sleep(0.002), add(counter, count)))
     manifest.finish(tmp_path / "manifest.json", work, {}, {}, 1.0)
     assert "checking the input: 3.0 MB of 3.0 MB (100%)" in capsys.readouterr().err
 
