@@ -180,7 +180,9 @@ def _rows(config: PretrainConfig, made: Encoded, facts: dict[str, Any], paths: T
 
 
 def _took(facts: dict[str, Any], seconds: float) -> tuple[str, str]:
-    took = f"{seconds_text(seconds)}; encoding {bytes_text(facts['text_bytes_per_second'])}/s of text"
+    took = seconds_text(seconds)
+    if facts["text_bytes_per_second"]:
+        took += f"; encoding {bytes_text(facts['text_bytes_per_second'])}/s of text"
     if facts["resumed_shards"]:
         took += f", after {facts['resumed_shards']:,} shards that an earlier run had finished"
     return "took", took
