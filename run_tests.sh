@@ -13,12 +13,13 @@ if [ "${1:-}" = --kernels ]; then
     exec $python tests/kernels.py "${@:2}"
 fi
 
-part() { # part NAME COMMAND...: runs the command and says how long it took
-    local name=$1 started=$SECONDS
+part() { # part NAME COMMAND...: runs the command, says how long it took, and ends with its exit code
+    local name=$1 started=$SECONDS code=0
     shift
     printf '── %s\n' "$name"
-    "$@"
+    "$@" || code=$? # by itself `set -e` is off where `part` stands before an `||`
     printf '   %s: %d s\n' "$name" $((SECONDS - started))
+    return $code
 }
 
 # Two of the optional analysers, the lighter one for each language, so that their tests are real ones.

@@ -130,6 +130,8 @@ def client(program: Path | str, packages: str, *arguments: Path | str, fails: bo
     missing = [str(folder) for folder in folders if not folder.is_dir()]
     if missing:
         pytest.fail(f"{' and '.join(missing)}: not there; run: bash tests/clients/run.sh")
+    # Modules of a program's own lie beside it, where Python does not look by itself (PYTHONSAFEPATH).
+    folders.append((PROGRAMS / program).parent)
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(map(str, folders)),

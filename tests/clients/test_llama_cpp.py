@@ -45,7 +45,8 @@ def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[float]:
 
 def test_a_unigram_tokenizer_is_refused_loudly(exports: Exports, tmp_path: Path) -> None:
     assert not (exports["llama"] / "tokenizer.model").exists()
-    convert(exports["llama"], tmp_path / "model.gguf", fails=True)
+    said = convert(exports["llama"], tmp_path / "model.gguf", fails=True)
+    assert "BPE pre-tokenizer was not recognized" in said
     assert not (tmp_path / "model.gguf").exists()
 
 

@@ -121,3 +121,12 @@ def test_a_build_of_torch_that_is_not_locked_is_refused(tmp_path: Path, offered:
     build = offered.split(",")[0]
     assert done.returncode == 2 and not list((tmp_path / "calls").iterdir())
     assert f".venv/bin/pip install torch=={build} --further" in done.stderr
+
+
+def test_a_part_that_fails_is_not_passed_over() -> None:
+    """Bash forgets `set -e` in whatever stands before an ``||``, functions included."""
+    text = (ROOT / "run_tests.sh").read_text(encoding="utf-8")
+    function = text[text.index("part() {") : text.index("\n}\n", text.index("part() {")) + 3]
+    for command, code in (("part here false", 1), ("part here false || exit 3", 3), ("part here true || exit 3", 0)):
+        done = subprocess.run(["bash", "-euc", function + command], capture_output=True, text=True, check=False)
+        assert done.returncode == code and "here: " in done.stdout, command
