@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -324,3 +327,17 @@ def test_a_terminal_obeys_no_name_or_text_of_others(capsys: pytest.CaptureFixtur
     assert told.count("a\\x1b]0;pwned\\x07\\x1b[2J\\r\\x9b31m\\udcff.jsonl\tx") == 5
     assert f"cannot read or write {shown(name)}: " in told
     assert not set("\x1b\x07\r\x9b\udcff") & set(told)
+
+
+@pytest.mark.parametrize(("words", "code"), [(1, 0), (100_000, 141)])
+def test_a_reader_that_leaves_is_no_traceback(words: int, code: int) -> None:
+    """As in ``bash 2_tokenize.sh | head -1``: what is done is done, what is not done stops."""
+    program = f"from zerokara.steps import command; raise SystemExit(command.guarded(lambda: print('word ' * {words})))"
+    reading, writing = os.pipe()
+    os.close(reading)
+    environment = {**os.environ, "PYTHONPATH": str(Path(command.__file__).parents[2]), "PYTHONUNBUFFERED": ""}
+    command_line = [sys.executable, "-c", program]
+    done = subprocess.run(command_line, env=environment, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    told = done.stderr.splitlines()
+    assert (done.returncode, len(told)) == (code, 0 if code == 0 else 1), told

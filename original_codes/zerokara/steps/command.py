@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import select
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -22,6 +24,8 @@ _Config = TypeVar("_Config", bound=Settings)
 REDO_HELP = "do it again and replace what an earlier run left"
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it (128 + SIGINT)."""
+UNREAD = 141
+"""Exit code where nobody reads the output any more, as shells have it (128 + SIGPIPE)."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +145,9 @@ def guarded(work: Callable[[], None], again: str = SAME_COMMAND) -> int:
         print(f"failed: {plain(str(error))}", file=sys.stderr)
         return error.exit_code
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and _is_unread():
+            print(f"stopped, for nobody reads this any more; to resume: {again or SAME_COMMAND}", file=sys.stderr)
+            return UNREAD
         if isinstance(error, OSError) and error.filename is not None:
             words = f"failed: cannot read or write {shown(os.fsdecode(error.filename))}: {error.strerror or error}"
         else:  # not foreseen
@@ -153,4 +160,17 @@ def guarded(work: Callable[[], None], again: str = SAME_COMMAND) -> int:
     except KeyboardInterrupt:
         print(f"stopped; to resume: {again}" if again else "stopped", file=sys.stderr)
         return INTERRUPTED
+    _is_unread()
     return 0
+
+
+def _is_unread() -> bool:
+    """Whether the program that was to read what is printed has left (``| head``); then nothing is printed any more."""
+    with suppress(OSError):  # a stand-in of a test is no file
+        output = select.poll()
+        output.register(sys.stdout.fileno(), 0)
+        if any(events & select.POLLERR for _, events in output.poll(0)):
+            # Python would complain of it once more when it leaves.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return True
+    return False
