@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import orjson
+
 from zerokara import manifest
 from zerokara.checkpoint.folders import IDENTITY_NAME
 from zerokara.durable import PARTIAL_SUFFIX
@@ -30,6 +32,8 @@ TOKENIZER_NAMES = ("tokenizer.model", "tokenizer.vocab", "report.json", "report.
 LOG_NAME = "training.log"
 LOG_HEADER = "# zerokara, step 1: what SentencePiece's trainer says\n"
 """First line of the log, which is there after a training that failed too, without a manifest."""
+MAX_RECORD_BYTES = 2**16
+"""More than a line of a quarantine file has."""
 WORK_NAME = f"work{PARTIAL_SUFFIX}"
 """Folder of step 1 in `output_dir`, there from its start until its manifest is written."""
 
@@ -79,7 +83,8 @@ def of_tokens(config: PretrainConfig) -> Iterator[Fault]:
         yield from cannot
         return
     under_way = any(paths.work_folder.glob("*.json"))
-    yield from _not_ours(config, "output_prefix", files[:-1], paths.manifest, TOKENS_STEP, under_way)
+    written = [path for path in files[:-1] if path != paths.quarantine or not _is_our_quarantine(path)]
+    yield from _not_ours(config, "output_prefix", written, paths.manifest, TOKENS_STEP, under_way)
 
 
 def token_files(config: PretrainConfig) -> list[Path]:
@@ -173,7 +178,7 @@ def _not_ours(
             yield config.fault(key, rule, f"choose another {key}, or move away what lies there")
             return
         ours = {record.parent / one.path for outputs in made.outputs.values() for one in outputs}
-    elif under_way:
+    if under_way:
         return
     others = [path.name for path in files if path.exists() and path not in ours]
     if others:
@@ -188,6 +193,19 @@ def _is_our_log(path: Path) -> bool:
         return True
     with open(path, "rb") as file:
         return file.read(len(LOG_HEADER)) == LOG_HEADER.encode()
+
+
+def _is_our_quarantine(path: Path) -> bool:
+    """Whether a quarantine file is of step 2, by its first line: a refused run leaves it without a manifest."""
+    if not path.exists():
+        return True
+    with open(path, "rb") as file:
+        line = file.readline(MAX_RECORD_BYTES)
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return False
+    return isinstance(record, dict) and {"file", "line", "offset", "reason", "excerpt"} <= record.keys()
 
 
 def _runs_around(path: Path) -> Iterator[Path]:

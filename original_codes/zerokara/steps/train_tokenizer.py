@@ -109,8 +109,7 @@ def _make(
     from zerokara.tokenizer import report, sampling, segmentation, training
 
     work_dir, log_path = folder / outputs.WORK_NAME, folder / outputs.LOG_NAME
-    shutil.rmtree(work_dir, ignore_errors=True)
-    work_dir.mkdir()
+    _empty(work_dir)
     had_log = log_path.exists()
     try:
         sample = sampling.draw(
@@ -138,7 +137,11 @@ def _make(
     except BaseException as error:
         if isinstance(error, UserError) and not had_log:
             log_path.unlink(missing_ok=True)
-        shutil.rmtree(work_dir, ignore_errors=True)
+        _empty(work_dir)
+        if (folder / "manifest.json").exists() or not (folder / outputs.TOKENIZER_NAMES[0]).exists():
+            shutil.rmtree(
+                work_dir, ignore_errors=True
+            )  # else it tells that what a killed run left without a manifest is ours
         raise
     return sample.report, trained, measured
 
@@ -165,6 +168,16 @@ def _write_outputs(folder: Path, model: bytes, measured: Report) -> None:
     write_json(folder / "report.json", measured.as_json())
     write_text(folder / "report.txt", measured.as_text())
     write_text(folder / "report.html", report_page.page(measured))
+
+
+def _empty(folder: Path) -> None:
+    """Make a folder, or empty the one that is there."""
+    folder.mkdir(exist_ok=True)
+    for left in folder.iterdir():
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink()
 
 
 def _let_appear(folder: Path, work: manifest.Work, facts: dict[str, Any], seconds: float) -> None:

@@ -23,7 +23,7 @@ from zerokara.corpus.inputs import InputFile
 from zerokara.durable import PARTIAL_SUFFIX, made_folder, write_json
 from zerokara.errors import Fault, UserError
 from zerokara.progress import Progress
-from zerokara.tokens.layout import TokenPaths
+from zerokara.tokens.layout import TokenPaths, bin_path
 from zerokara.tokens.shards import ShardResult, is_whole, result_path
 
 FORMAT = 3
@@ -76,8 +76,14 @@ def claimed(paths: TokenPaths) -> Iterator[Path]:
         finally:  # only with the lock: what lies there may be another run's
             if folder.is_dir():
                 _remove_unfinished(folder)
-                if not any(folder.glob("*-*.json")):  # nothing is finished yet
+                # Kept where something is finished, or where it tells alone that the token files there are of step 2.
+                if not any(folder.glob("*-*.json")) and not _lack_manifest(paths):
                     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _lack_manifest(paths: TokenPaths) -> bool:
+    """Whether token files lie there of a run that was killed before it wrote the manifest."""
+    return not paths.manifest.exists() and any(bin_path(prefix).exists() for prefix in (paths.train, paths.valid))
 
 
 def discard(paths: TokenPaths) -> None:

@@ -15,6 +15,8 @@ from zerokara.errors import Fault
 from zerokara.export import place
 from zerokara.export.exported import STEP
 from zerokara.steps import outputs, tokenize, train_tokenizer
+from zerokara.tokenizer import sampling
+from zerokara.tokens import encode
 from zerokara.tokens.layout import TokenPaths
 
 Main = Callable[[list[str]], int]
@@ -100,6 +102,50 @@ def test_a_step_that_was_killed_knows_its_own_files(tmp_path: Path) -> None:
     assert faults_of(PretrainConfig, output_prefix=paths.output_prefix)
     (paths.work_folder / "plan.json").touch()
     assert not faults_of(PretrainConfig, output_prefix=paths.output_prefix)
+
+
+def test_a_corpus_that_was_refused_and_mended_is_tokenised(
+    tiny_data: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The refused run has left its quarantine file, which the manifest of the run before does not name."""
+    corpus, prefix = tmp_path / "corpus.jsonl", tmp_path / "out" / "tokens"
+    good = Path(tiny_data["input_jsonl"]).read_bytes()
+    given = of_step_2(tiny_data, prefix, *settings(f"input_jsonl={corpus}"), "--redo")
+    for content, code in ((good, 0), (good + b"{broken\n" * 60, 2)):
+        corpus.write_bytes(content)
+        assert tokenize.main(given) == code, capfd.readouterr().err
+    assert TokenPaths(str(prefix)).quarantine.exists()
+    corpus.write_bytes(good)
+    with monkeypatch.context() as stopped:  # before anything is finished: the work folder goes
+        stopped.setattr(encode, "_encode", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert tokenize.main(given) == 130
+    assert not TokenPaths(str(prefix)).work_folder.exists()
+    assert tokenize.main(given) == 0, capfd.readouterr().err
+    assert not TokenPaths(str(prefix)).quarantine.exists()
+
+
+def test_a_run_after_a_killed_one_that_is_stopped_disowns_nothing(
+    tiny_data: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between the first name and the manifest; the next start stopped before it has finished anything."""
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    first, second = tmp_path / "tokenizer", tmp_path / "tokens"
+    (first / outputs.WORK_NAME).mkdir(parents=True)
+    (first / "tokenizer.model").touch()
+    paths = TokenPaths(str(second))
+    Path(f"{paths.train}.bin").touch()
+    paths.work_folder.mkdir()
+    (paths.work_folder / "plan.json").touch()
+    with monkeypatch.context() as stopped:
+        stopped.setattr(sampling, "draw", stop)
+        stopped.setattr(encode, "_encode", stop)
+        assert train_tokenizer.main(of_step_1(tiny_data, first)) == 130
+        assert tokenize.main(of_step_2(tiny_data, second)) == 130
+    assert not faults_of(TokenizerConfig, output_dir=str(first))
+    assert not faults_of(PretrainConfig, output_prefix=str(second))
 
 
 def test_a_file_beside_what_a_manifest_names_is_not_ours(tmp_path: Path) -> None:
