@@ -2,7 +2,7 @@
 
 A file may come from anywhere, and YAML can do more than hold settings. A tag (``!!python/object``) asks for an object
 to be made; a few lines of anchors and aliases stand for gigabytes; ten thousand brackets overflow the stack. Here all
-of that is refused while the text is read, before anything is made of it. YAML 1.2, by ruamel.yaml 0.18.
+of that is refused while the text is read, before anything is made of it. YAML 1.2, by ruamel.yaml 0.19.
 """
 
 from __future__ import annotations
