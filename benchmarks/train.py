@@ -49,7 +49,7 @@ import torch
 from torch import Tensor
 
 from zerokara import config
-from zerokara.huggingface import families, rules
+from zerokara.huggingface import families, weight_rules
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import bytes_text, count_text
 from zerokara.training.compute import devices
@@ -98,7 +98,7 @@ class Task:
     def initial(self) -> dict[str, Tensor]:
         """The initial weights by Hugging Face's names."""
         ours = torch.load(self.weights)
-        return dict(rules.to_hf(families.rules_for(self.shape), ours, self.shape))
+        return dict(weight_rules.to_hf(families.rules_for(self.shape), ours, self.shape))
 
 
 class Turns:

@@ -15,10 +15,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from zerokara.huggingface import families, proof, rules, to_hf
-from zerokara.huggingface.proof import LogitProof
-from zerokara.huggingface.rules import Rule
+from zerokara.huggingface import families, logit_proof, to_hf, weight_rules
+from zerokara.huggingface.logit_proof import LogitProof
 from zerokara.huggingface.transforms import QUERY_KEY_VALUE, Parts, Transform
+from zerokara.huggingface.weight_rules import WeightRule
 from zerokara.huggingface.windows import Windows
 from zerokara.model import megatron, parallel
 from zerokara.model.shapes import ModelShape
@@ -89,7 +89,7 @@ def export_and_prove(folder: Path, shape: ModelShape, dtype: str = "fp32") -> Lo
 
 def prove(folder: Path, weights: dict[str, Tensor], shape: ModelShape, dtype: str = "fp32") -> LogitProof:
     windows, prompts = windows_and_prompts(shape)
-    found, _ = proof.prove(folder, weights, shape, dtype, windows, prompts, num_sampled=1)
+    found, _ = logit_proof.prove(folder, weights, shape, dtype, windows, prompts, num_sampled=1)
     return found
 
 
@@ -102,7 +102,7 @@ def rounded(found: LogitProof) -> float:
 def test_logits_arg_max_and_greedy_are_equal(tmp_path: Path, shape: ModelShape, dtype: str) -> None:
     found = export_and_prove(tmp_path / "hf", shape, dtype)
     assert found.faults == [] and found.holds
-    assert found.logit_std > proof.SPREAD and found.notes == []
+    assert found.logit_std > logit_proof.SPREAD and found.notes == []
     assert found.max_difference <= rounded(found)
     assert found.positions == 48 + 48 + 31 + 2
     assert found.greedy_tokens == 3 * (shape.seq_len - 1) >= 3 * 20
@@ -119,14 +119,14 @@ def test_the_rules_know_every_parameter_of_the_real_module_and_lose_no_bit(shape
             weights[name][shape.vocab_size :] = 0
     config = families.hf_config(shape, SPECIAL, "fp32")
     checked, hf_shapes = families.checked_rules(weights, shape, config)
-    hf = dict(rules.to_hf(checked, weights, shape))
+    hf = dict(weight_rules.to_hf(checked, weights, shape))
     assert {name: tuple(tensor.shape) for name, tensor in hf.items()} == hf_shapes
-    back = dict(rules.from_hf(checked, hf, shape))
+    back = dict(weight_rules.from_hf(checked, hf, shape))
     assert back.keys() == weights.keys()
     assert all(torch.equal(back[name], weights[name]) for name in weights)
 
 
-def _swapped_names(rule: Rule) -> Rule:
+def _swapped_names(rule: WeightRule) -> WeightRule:
     return replace(rule, hf=(*rule.hf[:-2], rule.hf[-1], rule.hf[-2]))
 
 
@@ -155,7 +155,7 @@ def _one_expert_drawn(ours: Tensor, shape: ModelShape) -> Parts:
     return (*ours[:-1].unbind(), ours.std() * torch.randn(ours[-1].shape, generator=generator))
 
 
-def _with_to_hf(to_hf: Callable[[Tensor, ModelShape], Parts]) -> Callable[[Rule], Rule]:
+def _with_to_hf(to_hf: Callable[[Tensor, ModelShape], Parts]) -> Callable[[WeightRule], WeightRule]:
     return lambda rule: replace(rule, transform=Transform(to_hf, rule.transform.from_hf))
 
 

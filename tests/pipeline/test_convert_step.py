@@ -16,7 +16,7 @@ import pytest
 import torch
 from made_runs import make_run, make_tokenizer
 
-from zerokara.huggingface import exported, families
+from zerokara.huggingface import exported_folder, families
 from zerokara.huggingface.transforms import Transform
 from zerokara.steps import convert_to_hf
 
@@ -47,8 +47,8 @@ def test_a_run_becomes_a_proved_folder(run_dir: Path, tokenizer: Path, capsys: p
     folder = run_dir.parent / "hf"
     said = capsys.readouterr().out
     assert "prompt   the model" in said and "sampled  the model" in said and "6_upload.py --dry-run" in said
-    made = exported.proved(folder)
-    exported.check_unchanged(folder, made)
+    made = exported_folder.proved(folder)
+    exported_folder.check_unchanged(folder, made)
     assert made.facts["seconds"].keys() == {"writing", "proof of token ids", "proof of logits"}
     text = (folder / "manifest.json").read_text(encoding="utf-8")
     assert str(run_dir.parent) not in text and '"/' not in text, "it says nothing of this machine"
@@ -60,7 +60,7 @@ def test_a_run_becomes_a_proved_folder(run_dir: Path, tokenizer: Path, capsys: p
     assert made.inputs["checkpoint"][0].path == "global_step10/manifest.json"
     on_disk = {path.name for path in folder.iterdir()} - {"manifest.json"}
     assert "tokenizer.model" in on_disk, "the tokenizer is BPE: llama.cpp gives the same ids"
-    assert on_disk == {record.path for record in exported.files(made)}
+    assert on_disk == {record.path for record in exported_folder.files(made)}
     proof = made.facts["proof"]
     assert proof["logits"]["max_difference"] < 1e-4 and proof["logits"]["logit_std"] > 0.5
     assert proof["logits"]["greedy_tokens"] >= 20 and proof["token_ids"]["equal"] == proof["token_ids"]["lines"] > 100
@@ -77,7 +77,7 @@ def test_a_run_becomes_a_proved_folder(run_dir: Path, tokenizer: Path, capsys: p
     assert convert(run_dir, "--set", "dtype=fp32", "--redo") == 0
     assert f"notes.txt; it is kept as {folder}.old-1" in capsys.readouterr().out
     assert (run_dir.parent / "hf.old-1" / "notes.txt").read_text(encoding="utf-8") == "mine"
-    assert exported.proved(folder).facts["model"]["dtype"] == "fp32"
+    assert exported_folder.proved(folder).facts["model"]["dtype"] == "fp32"
 
 
 def test_stock_transformers_reads_what_the_card_says(tmp_path: Path, tokenizer: Path) -> None:
@@ -192,7 +192,7 @@ def test_a_disk_that_fills_up_leaves_nothing_and_the_same_command_goes_on(
     assert "no room for the export" in said and "model.safetensors" in said and "run the same command again" in said
     assert not list(run_dir.parent.glob("hf*"))
     assert convert(run_dir) == 0
-    assert exported.proved(run_dir.parent / "hf").facts["proof"]["holds"]
+    assert exported_folder.proved(run_dir.parent / "hf").facts["proof"]["holds"]
 
 
 def test_wrong_folders_are_told(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from zerokara import config, manifest
 from zerokara.config import PretrainConfig, TokenizerConfig
 from zerokara.errors import Fault
 from zerokara.huggingface import output_folder
-from zerokara.huggingface.exported import STEP
+from zerokara.huggingface.exported_folder import STEP
 from zerokara.steps import outputs, tokenize, train_tokenizer
 from zerokara.tokenizer import sampling
 from zerokara.tokens import encode

@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 
-from zerokara.huggingface import model_card, usage
+from zerokara.publishing import model_card, usage
 
 
 @pytest.fixture
