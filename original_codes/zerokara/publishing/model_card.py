@@ -70,8 +70,9 @@ def _introduction(facts: dict[str, Any], language: Sequence[str]) -> str:
 
 _ABILITIES = {
     "text-generation": "continues text",
-    "text2text-generation": "fills masked spans of a text (sentinel tokens <extra_id_0>, <extra_id_1>, …), and is meant "
-    "to be fine-tuned",
+    "text2text-generation": (
+        "fills masked spans of a text (sentinel tokens <extra_id_0>, <extra_id_1>, …), and is meant to be fine-tuned"
+    ),
 }
 
 

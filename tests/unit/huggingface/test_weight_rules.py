@@ -131,20 +131,13 @@ def test_all_offenders_are_listed_at_once() -> None:
     hf = {"A": (2,), "B": (3, 2), "C": (1,), "unfilled": (1,)}
     with pytest.raises(RunError) as caught:
         weight_rules.check(table, ours, hf, TINY)
-    said = str(caught.value)
-    for words in (
-        "surplus: stands in the checkpoint, and no rule uses it",
-        "gone: a rule names it, and it is missing in the checkpoint",
-        "unfilled: stands in the Hugging Face model, and no rule uses it",
-        "E: a rule names it, and it is missing in the Hugging Face model",
-        "A: 2 rules name it in the Hugging Face model",
-        "b: has shape [2, 2], must have [3, 2]",
-        "6 faults",
-    ):
-        assert words in said
+    offenders = [line.strip() for line in str(caught.value).splitlines() if line.startswith("  ")]
+    assert sorted(line.partition(":")[0] for line in offenders) == ["A", "E", "b", "gone", "surplus", "unfilled"]
+    (shapes,) = (line for line in offenders if line.startswith("b:"))
+    assert "[2, 2]" in shapes and "[3, 2]" in shapes
 
 
-def test_shapes_that_do_not_join_are_told() -> None:
+def test_shapes_that_do_not_fit_together_are_listed() -> None:
     table = [WeightRule("fc", ("gate", "up"), GATE_AND_UP)]
-    with pytest.raises(RunError, match=r"gate, up: shapes .* do not join"):
+    with pytest.raises(RunError, match=r"  gate, up: "):
         weight_rules.check(table, {"fc": (4, 2)}, {"gate": (2, 2), "up": (2, 3)}, TINY)
