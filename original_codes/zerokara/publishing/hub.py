@@ -1,8 +1,8 @@
 """The upload of an exported folder to the Hugging Face Hub, and the comparison of what is there with what was sent.
 
 In: a folder with a proved manifest. Out: one commit that holds exactly the files of the manifest, so that nobody ever
-sees half a model; large files are uploaded before it, one by one, and what the Hub already has (by SHA-256, or by chunks
-with Xet) is not sent again, so that a second run resumes where the first was interrupted.
+sees half a model; large files are uploaded before it, one by one, and what the Hub already has (by SHA-256, or by
+chunks with Xet) is not sent again, so that a second run resumes where the first was interrupted.
 
 The token is found by huggingface_hub itself (``HF_TOKEN`` or ``hf auth login``) and never passes through here.
 Written for huggingface_hub 2.4 (its `upload_folder` makes several commits, and it selects by pattern, not by list).
@@ -248,8 +248,8 @@ def _refusal(error: Any, repository: str, account: Sequence[str]) -> str:
         )
     if status in (409, 412):
         return (
-            f"somebody else changed {repository} during this upload{reason}; none of their files was replaced. See their "
-            "commit on the Hub under Files and versions; to commit this export on top of it"
+            f"somebody else changed {repository} during this upload{reason}; none of their files was replaced. See "
+            "their commit on the Hub under Files and versions; to commit this export on top of it"
         )
     if status == 429:
         return f"too many requests to the Hub{reason}; wait some minutes"
