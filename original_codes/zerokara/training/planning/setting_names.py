@@ -9,7 +9,7 @@ _KEYS = {
     "relative_buckets": "relative_attention_num_buckets",
     "relative_distance": "relative_attention_max_distance",
     "expert_size": "moe_ffn_hidden_size",
-    "num_readers": "num_processes",
+    "data_parallel_size": "num_processes",
     "steps": "train_tokens, epochs or max_steps (number of steps)",
     "tokenizer": "input_tokenizer_file (its content)",
     "tokenizer_sha256": "input_tokenizer_file (SHA-256 of its content)",
