@@ -62,7 +62,7 @@ def encode_corpus(
     choice: Choice | None = None,
     workers: Workers | None = None,
     task_bytes: int | None = None,
-    say: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
 ) -> Encoded:
     """Write the token files and the quarantine file of `config.output_prefix`, by the encoder that was chosen.
 
@@ -91,13 +91,13 @@ def encode_corpus(
             choice = plain(encoder, "")
         if finished:
             size = sum(result.done.text_bytes for result in finished.values())
-            say(f"  going on: {len(finished):,} shards of {bytes_text(size)} of text were finished before")
+            log(f"  going on: {len(finished):,} shards of {bytes_text(size)} of text were finished before")
         resumed, started = len(finished), time.monotonic()
         try:
             queue, done = _encode(config, files, choice, plan, folder, finished, workers)
         except StandInDiffersError as difference:
             what = f"{choice.name} gave other ids than SentencePiece for {difference.excerpt}"
-            say(f"  {what}: SentencePiece does it all anew")
+            log(f"  {what}: SentencePiece does it all anew")
             choice, resumed = plain(encoder, ""), 0
             plan = replace(plan, encoder=choice.name)
             work_folder.begin_anew(folder, plan)
