@@ -17,12 +17,12 @@ from made_tokens import write_tokens
 from zerokara.checkpoint import TrainingState, read_moments, read_state, read_weights
 from zerokara.config import PretrainConfig, load
 from zerokara.tokenizer.model_file import Kind, ModelFile, Piece
+from zerokara.training.monitoring import metrics
 from zerokara.training.processes import launcher
-from zerokara.training.watching import metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 NUM_SENTINELS = 10
-T5 = {"architecture": "t5", "num_kv_heads": "auto", "head_size": "16"}
+T5 = {"architecture": "t5", "num_kv_heads": "auto", "head_dim": "16"}
 """Settings that make the small model an encoder and a decoder, whose heads are together wider than the model."""
 
 
