@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from zerokara.tokenizer.choice import StandInDiffersError
+from zerokara.tokenizer.fast_encoder import FastEncoderDiffersError
 
 
 class FailingEncoder:
@@ -39,7 +39,7 @@ class FailingEncoder:
 
 
 class LyingEncoder:
-    """Gives wrong ids, and finds that out at its second batch, as a stand-in does that differs now and then."""
+    """Gives wrong ids, and finds that out at its second batch, as a fast encoder does that differs now and then."""
 
     def __init__(self, vocab_size: int):
         self.vocab_size, self.eos_id = vocab_size, 2
@@ -48,5 +48,5 @@ class LyingEncoder:
     def encode_joined(self, texts: Any) -> Any:
         self._batches += 1
         if self._batches == 2:
-            raise StandInDiffersError("'a text'")
+            raise FastEncoderDiffersError("'a text'")
         return np.tile(np.array([7, 7, 7, 2], dtype=np.int32), len(texts)), [1] * len(texts)

@@ -20,7 +20,7 @@ from zerokara.corpus.sizes import total_plain_bytes
 from zerokara.errors import shown
 from zerokara.progress import bytes_text, count_text, opening, seconds_text, summary
 from zerokara.steps import outputs
-from zerokara.tokenizer.choice import TokenizerFacts, check_there
+from zerokara.tokenizer.tokenizer_facts import TokenizerFacts, check_exists
 from zerokara.tokens.estimate import check_disk_space, sample
 from zerokara.tokens.layout import TokenPaths, bin_path, idx_path
 from zerokara.tokens.preparation import Forecast, Preparation, Prepared
@@ -49,7 +49,7 @@ def _tokenize(
 ) -> tuple[dict[str, Any], list[tuple[str, str]]] | None:
     """The step itself: what it found, as facts and as rows; None where there was nothing to do."""
     model_path = Path(config.input_tokenizer_file)
-    check_there(model_path)
+    check_exists(model_path)
     workers.open(Forecast(model_path))
     files = find_files(config.input_jsonl, config.place("input_jsonl"))
     outputs.check_inputs(config, "input_jsonl", files, outputs.token_files(config))
@@ -80,7 +80,7 @@ def _tokenize(
     to_what = f"about {count_text(expected.tokens)} tokens, {bytes_text(expected.output_bytes)}"
     opening(
         f"step 2 tokenise: {from_what} → {bin_path(paths.train)} ({to_what}), {workers.number} workers\n"
-        f"  encoder: {choice.name}, {choice.word}"
+        f"  encoder: {choice.name}, {choice.reason}"
     )
     for note in prepared.notes:
         print(f"  tokenizer: {note}")

@@ -21,7 +21,10 @@ from zerokara.corpus.inputs import InputFile, check_unchanged
 from zerokara.corpus.sizes import total_plain_bytes
 from zerokara.errors import RunError, UserError, shown
 from zerokara.progress import Progress, bytes_text, count_text
-from zerokara.tokenizer.choice import Choice, StandInDiffersError, Tokenizer, plain
+from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokenizer.encoder_choice import EncoderChoice, sentencepiece_itself
+from zerokara.tokenizer.fast_encoder import FastEncoderDiffersError
+from zerokara.tokenizer.tokenizer_facts import TokenizerFacts
 from zerokara.tokens import work_folder
 from zerokara.tokens.accounts import (
     SourceTally,
@@ -58,8 +61,8 @@ class Encoded:
 def encode_corpus(
     config: DataSettings,
     files: Sequence[InputFile],
-    encoder: Tokenizer,
-    choice: Choice | None = None,
+    encoder: Encoder | TokenizerFacts,
+    choice: EncoderChoice | None = None,
     workers: Workers | None = None,
     task_bytes: int | None = None,
     log: Callable[[str], None] = print,
@@ -74,7 +77,7 @@ def encode_corpus(
         RunError: a worker died, the disk is full, the corpus changed meanwhile.
     """
     paths = TokenPaths(config.output_prefix)
-    choice = choice or plain(encoder, "")
+    choice = choice or sentencepiece_itself(encoder, "")
     if task_bytes is None:
         task_bytes = usual_task_bytes(config, total_plain_bytes(files))
     wanted = work_folder.Plan(
@@ -88,17 +91,17 @@ def encode_corpus(
     with _foreseen_errors(paths), work_folder.claimed(paths) as folder:
         plan, finished = work_folder.settle(folder, wanted, MergeState.read(folder, config).last_shard)
         if plan.encoder.startswith("sentencepiece") and not choice.name.startswith("sentencepiece"):
-            choice = plain(encoder, "")
+            choice = sentencepiece_itself(encoder, "")
         if finished:
             size = sum(result.done.text_bytes for result in finished.values())
             log(f"  going on: {len(finished):,} shards of {bytes_text(size)} of text were finished before")
         resumed, started = len(finished), time.monotonic()
         try:
             queue, done = _encode(config, files, choice, plan, folder, finished, workers)
-        except StandInDiffersError as difference:
+        except FastEncoderDiffersError as difference:
             what = f"{choice.name} gave other ids than SentencePiece for {difference.excerpt}"
             log(f"  {what}: SentencePiece does it all anew")
-            choice, resumed = plain(encoder, ""), 0
+            choice, resumed = sentencepiece_itself(encoder, ""), 0
             plan = replace(plan, encoder=choice.name)
             work_folder.begin_anew(folder, plan)
             finished = {}
@@ -121,7 +124,7 @@ def discard_work(config: DataSettings) -> None:
 def _encode(
     config: DataSettings,
     files: Sequence[InputFile],
-    choice: Choice,
+    choice: EncoderChoice,
     plan: work_folder.Plan,
     folder: Path,
     finished: dict[str, ShardResult],

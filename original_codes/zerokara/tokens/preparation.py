@@ -8,7 +8,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerokara.tokenizer.choice import Choice, TokenizerFacts, facts_of
+from zerokara.tokenizer.encoder_choice import EncoderChoice
+from zerokara.tokenizer.tokenizer_facts import TokenizerFacts
 from zerokara.tokens.estimate import Estimate, Place, estimate
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ class Prepared:
     """What was found."""
 
     tokenizer: TokenizerFacts
-    choice: Choice
+    choice: EncoderChoice
     """Without the encoder itself, which the nursery has open."""
     expected: Estimate
     notes: Sequence[str] = ()
@@ -41,16 +42,16 @@ class Preparation:
     is_question = True
 
     def __call__(self, opened: dict[object, Any]) -> Prepared:
-        from zerokara.tokenizer import foreign, huggingface, stand_in
+        from zerokara.tokenizer import compatibility, encoder_choice
 
         encoder, stand = _opened(self.model_path, opened)
-        huggingface.check(encoder)
+        compatibility.check_exportable(encoder)
         turns = zip_longest(*(place.texts for place in self.places))
         texts = (text for turn in turns for text in turn if text is not None)
-        choice = stand_in.choose(encoder, texts, self.corpus_bytes, stand)
+        choice = encoder_choice.choose(encoder, texts, self.corpus_bytes, stand)
         opened[choice.open_encoder] = choice.encoder
         expected = estimate(self.corpus_bytes, self.places, choice.encoder)
-        return Prepared(facts_of(encoder), replace(choice, encoder=None), expected, foreign.notes(encoder))
+        return Prepared(encoder.facts, replace(choice, encoder=None), expected, compatibility.notes(encoder))
 
 
 @dataclass(frozen=True)
@@ -61,12 +62,12 @@ class Forecast:
     is_question = False
 
     def __call__(self) -> tuple[Encoder, Any]:
-        """The encoder, and its stand-in where there may be one."""
-        from zerokara.tokenizer import stand_in
+        """The encoder, and the fast encoder, or the reason why there is none."""
+        from zerokara.tokenizer import encoder_choice
         from zerokara.tokenizer.encoder import Encoder
 
         encoder = Encoder(self.model_path)
-        return encoder, stand_in.opened(encoder)
+        return encoder, encoder_choice.open_fast_encoder(encoder)
 
 
 def _opened(model_path: Path, opened: dict[object, Any]) -> tuple[Encoder, Any]:

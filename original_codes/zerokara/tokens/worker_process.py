@@ -40,7 +40,7 @@ def main(descriptor: int) -> None:
 
 def _load() -> None:
     """Import what workers need."""
-    import zerokara.tokenizer.stand_in
+    import zerokara.tokenizer.encoder_choice
     import zerokara.tokens.shards  # noqa: F401
 
 
@@ -96,7 +96,7 @@ def _work(connection: Connection, opened: _Opened) -> None:
     """Do tasks until the connection closes."""
     from zerokara.corpus.reading import OpenStreams
     from zerokara.errors import UserError
-    from zerokara.tokenizer.choice import StandInDiffersError
+    from zerokara.tokenizer.fast_encoder import FastEncoderDiffersError
     from zerokara.tokens.shards import Job, write_shard
 
     try:
@@ -110,7 +110,7 @@ def _work(connection: Connection, opened: _Opened) -> None:
     except OSError as error:
         # Made anew: subclasses of OSError from other packages do not always survive the way to the parent.
         _tell(connection, OSError(error.errno, error.strerror or str(error), error.filename))
-    except (StandInDiffersError, UserError) as failure:
+    except (FastEncoderDiffersError, UserError) as failure:
         _tell(connection, failure)
     except Exception:  # told to the parent, who raises it: a child's traceback alone would be lost among others
         _tell(connection, traceback.format_exc())

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from zerokara.errors import Fault, RunError, UserError
-from zerokara.tokenizer.choice import Opener
+from zerokara.tokenizer.encoder_choice import EncoderOpener
 from zerokara.tokens.messages import FORK, EndOf, Question
 
 if TYPE_CHECKING:  # the workers are started before the parent has loaded these itself
@@ -54,7 +54,7 @@ class _Worker:
         Raises:
             RunError: it died, or met an error that was not foreseen.
             OSError, UserError: as it met it.
-            StandInDiffersError: its encoder gave other ids than SentencePiece.
+            FastEncoderDiffersError: its encoder gave other ids than SentencePiece.
         """
         message: Tally | ShardResult | Exception = _receive(self.connection, self._death)
         if isinstance(message, Exception):
@@ -148,11 +148,11 @@ class Workers:
             RunError: a worker died or met an error that was not foreseen.
             OSError: as the worker met it (a full disk, a file that is gone).
             UserError: a file that can never be read.
-            StandInDiffersError: a stand-in for SentencePiece gave other ids.
+            FastEncoderDiffersError: the fast encoder gave other ids than SentencePiece.
         """
         from zerokara.tokens.shards import ShardResult
 
-        if isinstance(job.open_encoder, Opener):  # once, for all of them
+        if isinstance(job.open_encoder, EncoderOpener):  # once, for all of them
             self.open(job.open_encoder)
         made = [_Worker(number, self._connection) for number in range(self.number)]
         self._workers = {worker.connection: worker for worker in made}

@@ -24,7 +24,7 @@ from zerokara.errors import RunError, UserError
 from zerokara.steps.command import Options
 from zerokara.steps.tokenize import tokenize
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.stand_in import Choice
+from zerokara.tokenizer.encoder_choice import EncoderChoice
 from zerokara.tokens import encode, merge, work_folder
 from zerokara.tokens.encode import discard_work, encode_corpus
 from zerokara.tokens.indexed import IndexedTokens
@@ -293,21 +293,21 @@ def test_texts_that_the_tokenizer_leaves_nothing_of(make_config: MakeConfig, tmp
     assert sum(report.tokens for report in reports) == 4
 
 
-def test_a_stand_in_that_differs_is_left_and_all_done_anew(
+def test_a_fast_encoder_that_differs_is_left_and_all_done_anew(
     make_config: MakeConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain = make_config()
     _encode(plain)
     config = make_config(output_prefix=str(tmp_path / "other" / "tokens"), num_workers=2)
     encoder = Encoder(config.input_tokenizer_file)
-    choice = Choice(encoder, partial(LyingEncoder, encoder.vocab_size), "quick 1.0", "")
+    choice = EncoderChoice(encoder, partial(LyingEncoder, encoder.vocab_size), "quick 1.0", "")
     files = find_files(config.input_jsonl, "")
     made = encode_corpus(config, files, encoder, choice, task_bytes=4000)
     assert made.encoder == "sentencepiece 0.2.3" and made.resumed_shards == 0
     assert "quick 1.0 gave other ids than SentencePiece for 'a text': SentencePiece does it all anew" in (
         capsys.readouterr().out
     )
-    # A run that goes on after that does not try the stand-in again.
+    # A run that goes on after that does not try the fast encoder again.
     for path in list(TokenPaths(config.output_prefix).work_folder.glob("*-*.json"))[:2]:
         path.unlink()
     assert encode_corpus(config, files, encoder, choice).encoder == "sentencepiece 0.2.3"

@@ -16,7 +16,6 @@ from zerokara.corpus.inputs import find_files
 from zerokara.corpus.packed import zstd_module
 from zerokara.errors import RunError, UserError
 from zerokara.steps.tokenize import _likely_tokenizer
-from zerokara.tokenizer.choice import facts_of
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.estimate import Place
 from zerokara.tokens.preparation import Forecast, Preparation, Prepared
@@ -123,7 +122,7 @@ def test_the_nursery_opens_and_estimates(model_path: Path) -> None:
         workers.open(Forecast(Path("nothing there")))  # a wrong guess
         workers.ask(Preparation(model_path, [Place(["a line\n" * 50], 400)], 4000))
         prepared = workers.answer()
-    assert isinstance(prepared, Prepared) and prepared.tokenizer == facts_of(encoder)
+    assert isinstance(prepared, Prepared) and prepared.tokenizer == encoder.facts
     assert prepared.choice.encoder is None and prepared.choice.name.startswith("sentencepiece")
     assert prepared.expected.tokens == 10 * len(encoder.encode_joined(["a line\n" * 50])[0])
 
