@@ -8,19 +8,19 @@ and step 3 takes the files as any others.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
-from types import TracebackType
 
 from zerokara import manifest
 from zerokara.config import PretrainConfig
 from zerokara.corpus.inputs import find_files
 from zerokara.corpus.reading import OpenStreams
-from zerokara.steps import tokenize
+from zerokara.steps.tokenize import manifest_work
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokens.encode import discard_work, encode_corpus
+from zerokara.tokens.encode import EncodedCorpus, RunTasks, discard_work, encode_corpus
 from zerokara.tokens.layout import TokenPaths
 from zerokara.tokens.shards import Job, ShardResult, Tally, write_shard
+from zerokara.tokens.summary import manifest_facts
 from zerokara.tokens.tasks import TaskQueue
 
 
@@ -30,36 +30,31 @@ def write_documents_as_corpus(path: Path, texts: Sequence[str]) -> Path:
     return path
 
 
+def run_in_this_process(job: Job, queue: TaskQueue, num_workers: int) -> Generator[Tally | ShardResult, None, None]:
+    """Do the tasks one after another, in the place of `run_in_workers`."""
+    encoder = job.open_encoder()
+    with OpenStreams() as streams:
+        while task := queue.next(0):
+            tallies: list[Tally] = []
+            result = write_shard(job, task, encoder, tallies.append, streams)
+            queue.finished(task, result.at_end)
+            yield from tallies
+            yield result
+
+
+def encode(
+    config: PretrainConfig, task_bytes: int | None = None, run_tasks: RunTasks = run_in_this_process
+) -> EncodedCorpus:
+    """Encode the corpus of `config` with SentencePiece; the work folder stays, and there is no manifest."""
+    files, encoder = find_files(config.input_jsonl, config.place("input_jsonl")), Encoder(config.input_tokenizer_file)
+    return encode_corpus(config, files, encoder, None, task_bytes, lambda message: None, run_tasks)
+
+
 def write_tokens(config: PretrainConfig) -> TokenPaths:
     """Write the token files of both splits, the quarantine file and the manifest of `config`."""
-    paths, encoder = TokenPaths(config.output_prefix), Encoder(config.input_tokenizer_file)
+    paths, encoded = TokenPaths(config.output_prefix), encode(config)
     files = find_files(config.input_jsonl, config.place("input_jsonl"))
-    made = encode_corpus(config, files, encoder, workers=SameProcess(), log=lambda message: None)  # type: ignore[arg-type]
-    facts = tokenize._facts(config, files, made, encoder)
-    manifest.finish(paths.manifest, tokenize._work(config, files), tokenize._outputs(paths), facts, 0.0)
+    facts = manifest_facts(config, files, encoded, Encoder(config.input_tokenizer_file))
+    manifest.finish(paths.manifest, manifest_work(config, files), {"tokens": paths.outputs}, facts, 0.0)
     discard_work(config)
     return paths
-
-
-class SameProcess:
-    """Takes the place of `Workers`: does the tasks one after another, here."""
-
-    number = 1
-
-    def __enter__(self) -> SameProcess:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None: ...
-
-    def run(self, job: Job, queue: TaskQueue) -> Iterator[Tally | ShardResult]:
-        """Yield a tally and a result for each task."""
-        encoder = job.open_encoder()
-        with OpenStreams() as streams:
-            while task := queue.next(0):
-                tallies: list[Tally] = []
-                result = write_shard(job, task, encoder, tallies.append, streams)
-                queue.finished(task, result.at_end)
-                yield from tallies
-                yield result
