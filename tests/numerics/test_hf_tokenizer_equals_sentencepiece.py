@@ -15,6 +15,7 @@ from zerokara.config import TokenizerConfig
 from zerokara.errors import UserError
 from zerokara.tokenizer import huggingface, proof, training
 from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokenizer.hard_texts import HARD_TEXTS
 from zerokara.tokenizer.model_file import ModelFile
 
 ALPHABETS = (
@@ -97,7 +98,7 @@ def test_ids_are_equal_for_hard_texts_lines_and_documents(
     result = proof.prove(encoder, tmp_path, _documents(), 10_000)
     assert result.ok, str(result)
     assert (result.lines, result.whole_texts) == (800, 160)
-    assert result.hard_texts >= len(proof.HARD_TEXTS) + 5
+    assert result.hard_texts >= len(HARD_TEXTS) + 5
     assert result.equal == result.lines and not result.ties, "scores that sum without rounding leave no ties"
 
 

@@ -36,6 +36,7 @@ FLOORS = {
     "manifest": 0,
     "progress": 0,
     "markdown": 0,
+    "parent_death_signal": 0,
     "writable": 0,
 }
 """Where each room stands; it may import its own floor and those below."""

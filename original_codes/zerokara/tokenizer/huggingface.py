@@ -35,10 +35,9 @@ from pathlib import Path
 from typing import Any
 
 from zerokara.durable import write_bytes, write_json
-from zerokara.errors import Fault, UserError
+from zerokara.tokenizer.compatibility import check_exportable
 from zerokara.tokenizer.encoder import SPACE_MARK, Encoder
-from zerokara.tokenizer.model_file import Kind, ModelFile, Piece
-from zerokara.tokenizer.units import NEWLINE
+from zerokara.tokenizer.model_file import ModelFile, Piece, PieceType
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 MODEL_FILE = "tokenizer.model"
@@ -60,7 +59,7 @@ def write(encoder: Encoder, folder: Path, model_max_length: int, is_encoder_deco
 
     Raises: UserError when the model is of a kind that cannot be written exactly.
     """
-    check(encoder)
+    check_exportable(encoder)
     model = encoder.model
     end = encoder.piece(encoder.eos_id) if is_encoder_decoder else None
     config = _tokenizer_config(encoder, model, model_max_length, is_encoder_decoder)
@@ -86,38 +85,6 @@ def is_for_llama_cpp(encoder: Encoder) -> bool:
     keeps_text = model.normalization == "identity" and not model.remove_extra_whitespaces
     prefixes_lines = model.add_dummy_prefix and encoder.by_line
     return model.is_bpe and model.byte_fallback and keeps_text and not prefixes_lines
-
-
-def check(encoder: Encoder) -> None:
-    """See that the model can be written exactly, best before anything is trained with it.
-
-    Raises:
-        UserError: it cannot; names every rule that Hugging Face's tokenizers have no way to follow.
-    """
-    model = encoder.model
-    line_end = {NEWLINE} if encoder.by_line else set()
-    symbols = [piece.text for piece in model.pieces if piece.kind is Kind.USER_DEFINED and piece.text not in line_end]
-    unused = [piece.text for piece in model.pieces if piece.kind is Kind.UNUSED]
-    rules = []
-    if not (model.is_unigram or model.is_bpe):
-        rules.append("is neither a unigram nor a BPE model")
-    if model.whitespace_as_suffix:
-        rules.append("puts spaces at the end of pieces (treat_whitespace_as_suffix)")
-    if model.add_dummy_prefix and symbols:
-        rules.append(f"has both a dummy prefix and user-defined symbols ({_some(symbols)})")
-    if model.remove_extra_whitespaces and symbols:
-        rules.append(f"drops repeated spaces and has user-defined symbols ({_some(symbols)})")
-    if unused:
-        rules.append(f"has pieces marked as unused ({_some(unused)})")
-    if rules:
-        remedy = "take another tokenizer, or train one with step 1"
-        reason = "which a tokenizer of Hugging Face cannot do exactly, so that no export could be proved"
-        raise UserError([Fault(str(encoder.model_path), f"{rule}, {reason}", remedy=remedy) for rule in rules])
-
-
-def _some(texts: list[str]) -> str:
-    """The first of many, as they are written in Python."""
-    return ", ".join(map(repr, texts[:3])) + (f", … {len(texts):,} in all" if texts[3:] else "")
 
 
 def tokenizer_json(model: ModelFile, end: str | None = None, by_line: bool = True) -> dict[str, Any]:
@@ -149,18 +116,18 @@ def _template(model: ModelFile, end: str | None) -> dict[str, Any]:
 
 
 def _added_tokens(model: ModelFile) -> list[dict[str, Any]]:
-    kinds = (Kind.UNKNOWN, Kind.CONTROL, Kind.USER_DEFINED)
+    kinds = (PieceType.UNKNOWN, PieceType.CONTROL, PieceType.USER_DEFINED)
 
     def settings(piece: Piece) -> dict[str, Any]:
         # A gap in a text took the space before it along: "The <extra_id_0> barks." has none that stands alone.
-        is_gap = piece.kind is Kind.CONTROL and piece.text.startswith("<extra_id_")
+        is_gap = piece.type is PieceType.CONTROL and piece.text.startswith("<extra_id_")
         # A symbol of spaces (Gemma's) is found among the marks that stand for them, which normalisation makes.
         return {"single_word": False, "lstrip": is_gap, "rstrip": False, "normalized": SPACE_MARK in piece.text}
 
     return [
-        {"id": i, "content": piece.text, **settings(piece), "special": piece.kind is not Kind.USER_DEFINED}
+        {"id": i, "content": piece.text, **settings(piece), "special": piece.type is not PieceType.USER_DEFINED}
         for i, piece in enumerate(model.pieces)
-        if piece.kind in kinds
+        if piece.type in kinds
     ]
 
 
@@ -199,9 +166,11 @@ def _names_apart(model: ModelFile) -> dict[str, Any] | None:
     piece. Where another model lacks one ("<" in T5's), no piece reaches from it to the next character, so that the
     text can be cut there and nothing else changes.
     """
-    learnt = [piece.text for piece in model.pieces if piece.kind in (Kind.NORMAL, Kind.USER_DEFINED)]
+    learnt = [piece.text for piece in model.pieces if piece.type in (PieceType.NORMAL, PieceType.USER_DEFINED)]
     alone, known = {text for text in learnt if len(text) == 1}, set("".join(learnt))
-    names = [piece.text for piece in model.pieces if piece.kind in (Kind.UNKNOWN, Kind.CONTROL, Kind.BYTE)]
+    names = [
+        piece.text for piece in model.pieces if piece.type in (PieceType.UNKNOWN, PieceType.CONTROL, PieceType.BYTE)
+    ]
     cuts = set()
     for name in names:
         if not alone.issuperset(name):
@@ -229,17 +198,17 @@ def _decoder(model: ModelFile, by_line: bool) -> dict[str, Any]:
 
 
 def _unigram(model: ModelFile) -> dict[str, Any]:
-    normal = [piece.score for piece in model.pieces if piece.kind is Kind.NORMAL]
+    normal = [piece.score for piece in model.pieces if piece.type is PieceType.NORMAL]
     unknown = min(normal) - _UNKNOWN_PENALTY
     longest = max(len(piece.text) for piece in model.pieces)
     # Below the cost of the longest name spelt in single characters, all of which are pieces (training sees to it). It
     # also becomes the lowest score, from which tokenizers derives that of unknown characters; the number of those is
     # the same in every segmentation, so that changes none.
     never = float(int(unknown - _UNKNOWN_PENALTY) * (longest + 1))
-    scores = {Kind.NORMAL: None, Kind.USER_DEFINED: _SYMBOL_SCORE}
+    scores = {PieceType.NORMAL: None, PieceType.USER_DEFINED: _SYMBOL_SCORE}
     vocabulary = []
     for piece in model.pieces:
-        score = scores.get(piece.kind, never)
+        score = scores.get(piece.type, never)
         vocabulary.append([piece.text, piece.score if score is None else score])
     return {
         "type": "Unigram",
@@ -265,7 +234,7 @@ def _bpe(model: ModelFile) -> dict[str, Any]:
 
 
 def _merges(model: ModelFile) -> list[list[str]]:
-    scores = {piece.text: piece.score for piece in model.pieces if piece.kind is Kind.NORMAL}
+    scores = {piece.text: piece.score for piece in model.pieces if piece.type is PieceType.NORMAL}
     merges: list[list[str]] = []
     for text in sorted((text for text in scores if len(text) > 1), key=lambda text: -scores[text]):
         cuts = ((text[:i], text[i:]) for i in range(1, len(text)))
@@ -282,7 +251,7 @@ def _tokenizer_config(
     encoder: Encoder, model: ModelFile, model_max_length: int, is_encoder_decoder: bool
 ) -> dict[str, Any]:
     named = {encoder.bos_id, encoder.eos_id, encoder.unk_id, encoder.pad_id}
-    extra = [piece.text for i, piece in enumerate(model.pieces) if piece.kind is Kind.CONTROL and i not in named]
+    extra = [piece.text for i, piece in enumerate(model.pieces) if piece.type is PieceType.CONTROL and i not in named]
     return {
         "tokenizer_class": TOKENIZER_CLASS,
         "model_max_length": model_max_length,

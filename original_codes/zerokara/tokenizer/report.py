@@ -17,9 +17,9 @@ import numpy as np
 
 from zerokara.progress import Progress, bytes_text
 from zerokara.tokenizer import report_measures as measuring
-from zerokara.tokenizer.model_file import Kind, ModelFile
+from zerokara.tokenizer.model_file import ModelFile, PieceType
 from zerokara.tokenizer.report_measures import Cell, Counts, Coverage, Measures
-from zerokara.tokenizer.report_tokenizers import IN_FOLDER, Tokenizer, open_tokenizer
+from zerokara.tokenizer.report_tokenizers import IN_FOLDER, MeasuredTokenizer, open_tokenizer
 from zerokara.tokenizer.sampling import SourceTexts
 
 NUM_LISTED = 50
@@ -233,7 +233,7 @@ def make(
     )
 
 
-def open_model(name: str | Path) -> Tokenizer:
+def open_model(name: str | Path) -> MeasuredTokenizer:
     """Open a tokenizer to compare with: a SentencePiece model, a `tokenizer.json`, or a folder that holds one.
 
     Raises: UserError when it is none.
@@ -241,10 +241,10 @@ def open_model(name: str | Path) -> Tokenizer:
     return open_tokenizer(name)
 
 
-def _of_pieces(ours: Tokenizer, model: ModelFile, usage: Counts) -> dict[str, Any]:
+def _of_pieces(ours: MeasuredTokenizer, model: ModelFile, usage: Counts) -> dict[str, Any]:
     """The fields of the report that speak of our own pieces."""
     counts, pieces = usage.tolist(), ours.pieces
-    learnt = [i for i, piece in enumerate(model.pieces) if piece.kind is Kind.NORMAL]
+    learnt = [i for i, piece in enumerate(model.pieces) if piece.type is PieceType.NORMAL]
     by_count = sorted(range(len(counts)), key=lambda i: (-counts[i], i))
     by_length = sorted(learnt, key=lambda i: (-len(pieces[i]), i))
     vocabulary = np.bincount(ours.piece_characters).tolist()

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from zerokara.progress import Progress
 from zerokara.tokenizer.encoder import Ids
-from zerokara.tokenizer.report_tokenizers import Kind, Tokenizer
+from zerokara.tokenizer.report_tokenizers import MeasuredTokenizer, TokenKind
 
 Counts = npt.NDArray[np.int64]
 """int64[ids of a tokenizer]: how often each was used."""
@@ -95,7 +95,7 @@ class Coverage(NamedTuple):
 
 
 def measure(
-    tokenizer: Tokenizer, texts: Iterable[str], used: Counts | None = None, progress: Progress | None = None
+    tokenizer: MeasuredTokenizer, texts: Iterable[str], used: Counts | None = None, progress: Progress | None = None
 ) -> Measures:
     """Measure a tokenizer on texts; adds to `used` how often each id was, and advances the progress by bytes."""
     counts = np.zeros(len(tokenizer.pieces), dtype=np.int64)
@@ -115,14 +115,14 @@ def measure(
                 measures.round_trip_failures += 1
                 if len(measures.failure_examples) < _MAX_FAILURES_SHOWN:
                     measures.failure_examples.append(line[:100])
-        if batch_counts[tokenizer.kinds == Kind.UNKNOWN].any():
-            with_unknown = ((tokenizer.kinds[line_ids] == Kind.UNKNOWN).any() for line_ids in ids)
+        if batch_counts[tokenizer.kinds == TokenKind.UNKNOWN].any():
+            with_unknown = ((tokenizer.kinds[line_ids] == TokenKind.UNKNOWN).any() for line_ids in ids)
             measures.unknown_characters += sum(map(tokenizer.unknown_characters, compress(batch_lines, with_unknown)))
         if progress is not None:
             progress.advance(measures.bytes - bytes_before)
     measures.characters += measures.line_end_tokens
     measures.bytes += measures.line_end_tokens
-    by_kind = np.bincount(tokenizer.kinds, weights=counts, minlength=len(Kind)).astype(np.int64).tolist()
+    by_kind = np.bincount(tokenizer.kinds, weights=counts, minlength=len(TokenKind)).astype(np.int64).tolist()
     measures.piece_tokens, measures.character_tokens, measures.byte_tokens, measures.unknown_tokens = by_kind
     measures.tokens = int(counts.sum()) + measures.line_end_tokens
     if used is not None:
@@ -135,7 +135,7 @@ def sample_bytes(sentences: Path) -> int:
     return min(sentences.stat().st_size, MAX_USAGE_BYTES)
 
 
-def count_sample(tokenizer: Tokenizer, sentences: Path, used: Counts, progress: Progress | None = None) -> int:
+def count_sample(tokenizer: MeasuredTokenizer, sentences: Path, used: Counts, progress: Progress | None = None) -> int:
     """Add to `used` how often the lines of a file use each id, spread evenly where it is large; gives their bytes."""
     step = max(1, math.ceil(sentences.stat().st_size / MAX_USAGE_BYTES))
     total = 0
@@ -160,7 +160,7 @@ def total(measures: Sequence[Measures]) -> Measures:
     return made
 
 
-def coverage(tokenizer: Tokenizer, used: Counts) -> list[Coverage]:
+def coverage(tokenizer: MeasuredTokenizer, used: Counts) -> list[Coverage]:
     """How much the 1, 2, 5, 10, 20, 50, … most frequent pieces cover, up to all that were used."""
     order = np.argsort(-used, kind="stable")[: np.count_nonzero(used)]
     tokens = np.cumsum(used[order])
@@ -183,7 +183,7 @@ def example_lines(texts: Sequence[str], number: int) -> list[str]:
     return [_shortened(line) for line in chosen]
 
 
-def cells(tokenizer: Tokenizer, line: str) -> list[Cell]:
+def cells(tokenizer: MeasuredTokenizer, line: str) -> list[Cell]:
     """A line cut as the tokenizer cuts it; the texts join to the line again."""
     groups: list[tuple[int, int, list[int]]] = []
     for span in tokenizer.spans(line):
@@ -201,9 +201,11 @@ def cells(tokenizer: Tokenizer, line: str) -> list[Cell]:
     return [*made, Cell(line[done:], [], "dropped")] if done < len(line) else made
 
 
-def _cell_kind(tokenizer: Tokenizer, ids: list[int]) -> str:
-    kinds = {Kind(tokenizer.kinds[i]) for i in ids}
-    worst = next(kind for kind in (Kind.UNKNOWN, Kind.BYTE, Kind.PIECE, Kind.CHARACTER) if kind in kinds)
+def _cell_kind(tokenizer: MeasuredTokenizer, ids: list[int]) -> str:
+    kinds = {TokenKind(tokenizer.kinds[i]) for i in ids}
+    worst = next(
+        kind for kind in (TokenKind.UNKNOWN, TokenKind.BYTE, TokenKind.PIECE, TokenKind.CHARACTER) if kind in kinds
+    )
     return worst.name.lower()
 
 

@@ -17,7 +17,7 @@ from zerokara.tokenizer import report, report_page
 from zerokara.tokenizer import report_measures as measuring
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.model_file import ModelFile
-from zerokara.tokenizer.report_tokenizers import Kind, open_tokenizer
+from zerokara.tokenizer.report_tokenizers import TokenKind, open_tokenizer
 from zerokara.tokenizer.sampling import SourceTexts
 
 TEXTS = ["the quick fox\n今日はとてもよい天気です。", "rare 龘 and ▁ mark\n\n", "오늘 날씨가 좋아서 42"]
@@ -147,7 +147,7 @@ def test_the_whole_report(toy: Encoder, toy_bpe: Encoder, tmp_path: Path) -> Non
     assert all(counts[piece] == count for piece, count in made.most_frequent)
     assert made.most_frequent[0][1] == max(counts.values())
     assert made.usage_tokens == counts.total()
-    learnt = [piece.text for piece in ModelFile(toy.model_bytes).pieces if piece.kind == 1]
+    learnt = [piece.text for piece in ModelFile(toy.model_bytes).pieces if piece.type == 1]
     assert set(made.unused_pieces) == {piece for piece in learnt if not counts[piece]}
     assert made.num_learnt_pieces == len(learnt)
     assert [len(piece) for piece, _ in made.longest] == sorted(map(len, learnt), reverse=True)[:50]
@@ -203,9 +203,9 @@ def test_nothing_to_measure_is_no_fault(toy: Encoder, tmp_path: Path) -> None:
 
 def test_kinds_by_id(toy: Encoder) -> None:
     tokenizer = open_tokenizer(toy.model_path)
-    kinds = {i: Kind(kind) for i, kind in enumerate(tokenizer.kinds)}
-    assert {i for i, kind in kinds.items() if kind is Kind.BYTE} == toy.byte_ids
-    assert kinds[toy.unk_id] is Kind.UNKNOWN
+    kinds = {i: TokenKind(kind) for i, kind in enumerate(tokenizer.kinds)}
+    assert {i for i, kind in kinds.items() if kind is TokenKind.BYTE} == toy.byte_ids
+    assert kinds[toy.unk_id] is TokenKind.UNKNOWN
     assert all(tokenizer.piece_bytes[i] == size for i, size in enumerate(toy.piece_bytes()))
 
 

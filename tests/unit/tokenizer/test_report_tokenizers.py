@@ -14,7 +14,7 @@ from zerokara.errors import UserError
 from zerokara.tokenizer import huggingface, report
 from zerokara.tokenizer import report_measures as measuring
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.report_tokenizers import Kind, open_tokenizer
+from zerokara.tokenizer.report_tokenizers import TokenKind, open_tokenizer
 
 LINES = [
     "the quick fox",
@@ -83,7 +83,7 @@ def test_a_word_piece_equals_a_count_by_hand(tmp_path: Path) -> None:
     assert (measures.unknown_tokens, measures.unknown_characters) == (1, 2), "one token hides a word"
     assert measures.tokens == 5 and measures.round_trip_failures == 1
     assert measures.failure_examples == ["The 龘靐 fox"]
-    assert tokenizer.kinds[tokenizer.pieces.index("##o")] == Kind.CHARACTER
+    assert tokenizer.kinds[tokenizer.pieces.index("##o")] == TokenKind.CHARACTER
     cells = measuring.cells(tokenizer, "The 龘靐 fox")
     assert [(cell.text, cell.kind) for cell in cells] == [
         ("The", "piece"),
