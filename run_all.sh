@@ -115,7 +115,7 @@ import sys
 from pathlib import Path
 
 from zerokara import config
-from zerokara.export import exported
+from zerokara.huggingface import exported
 from zerokara.steps.convert_to_hf import notebook_for
 
 tokenizer = config.load(config.TokenizerConfig, Path(sys.argv[1]))

@@ -207,7 +207,7 @@ def make(folder: Path, size: tuple[int, ...]) -> None:
     import torch
 
     from zerokara.config import PretrainConfig, as_yaml
-    from zerokara.export import families, rules
+    from zerokara.huggingface import families, rules
     from zerokara.model.shapes import ModelShape
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -137,7 +137,7 @@ def start(
     engine = Engine(model, settings, 1, template)
     if compilation.reason_against(settings.compile, device.type, settings.zero_stage):
         return engine, False
-    return engine, compilation.start(model, settings.micro_batch, isolated=False, say=print)
+    return engine, compilation.start(model, settings.micro_batch, isolated=False, log=print)
 
 
 def step(engine: Engine, settings: config.PretrainConfig, shape: ModelShape, device: torch.device, number: int) -> None:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from zerokara.export.families import TORCH_DTYPES
+from zerokara.huggingface.families import TORCH_DTYPES
 from zerokara.model.loss import summed_cross_entropy
 from zerokara.progress import bytes_text
 from zerokara.training.compute import devices

@@ -49,7 +49,7 @@ import torch
 from torch import Tensor
 
 from zerokara import config
-from zerokara.export import families, rules
+from zerokara.huggingface import families, rules
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import bytes_text, count_text
 from zerokara.training.compute import devices
@@ -146,7 +146,7 @@ def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]
     model = build(task.shape)
     model.load_state_dict(torch.load(task.weights), strict=False)
     engine = Engine(model, settings, 1, {})
-    if compiled and not compilation.start(model, settings.micro_batch, isolated=False, say=print):
+    if compiled and not compilation.start(model, settings.micro_batch, isolated=False, log=print):
         raise RuntimeError("the layers could not be compiled")
     state = dict.fromkeys(TrainingState.__dataclass_fields__, 0) | {"recent_losses": ()}
 

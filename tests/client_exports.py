@@ -27,7 +27,7 @@ PACKAGES = ROOT / ".clients"
 """What run.sh installed, a folder for each lock."""
 PROGRAMS = ROOT / "tests" / "clients" / "programs"
 NUM_SENTINELS = 4
-WIDE_T5 = {"optimizer": "adafactor", "head_size": 12, "seq_len": 64}
+WIDE_T5 = {"optimizer": "adafactor", "head_dim": 12, "seq_len": 64}
 TOKENIZERS: dict[str, dict[str, Any]] = {
     "unigram": {},
     "bpe": {"model_type": "bpe"},
@@ -42,7 +42,7 @@ EXPORTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("bpe", {"architecture": "mixtral", "num_kv_heads": 2, "rope_theta": 1e4, "num_experts": 4}),
     "qwen3_moe": (
         "unigram",
-        {"architecture": "qwen3_moe", "num_kv_heads": 2, "rope_theta": 5000.0, "num_experts": 5, "sparse_layers": (1,)},
+        {"architecture": "qwen3_moe", "num_kv_heads": 2, "rope_theta": 5000.0, "num_experts": 5, "moe_layers": (1,)},
     ),
     "t5": ("sentinels", {"architecture": "t5", **WIDE_T5}),
     "t5-tied": ("sentinels", {"architecture": "t5", "tie_word_embeddings": True, **WIDE_T5}),

@@ -55,7 +55,7 @@ def make_run(place: Path, tokenizer: Path, architecture: str, **settings: Any) -
     shape = ModelShape.from_config(config, vocab_size)
     lines = [
         {"step": 1, "loss": 6.0}, {"step": 5, "valid_loss": 5.5, "valid_bits_per_byte": 2.25},
-        {"step": 10, "loss": 3.0, "suspects": [{"documents": [{"source": str(corpus), "first": 0, "last": 1}]}]},
+        {"step": 10, "loss": 3.0, "bad_samples": [{"documents": [{"source": str(corpus), "first": 0, "last": 1}]}]},
         {"step": 20, "loss": 1.0},
     ]  # fmt: skip
     metrics = "".join(json.dumps(line) + "\n" for line in lines) + '{"step": 2'
@@ -76,6 +76,6 @@ def wide_weights(shape: ModelShape) -> dict[str, torch.Tensor]:
     for name, parameter in megatron.build(shape, seed=5).named_parameters():
         is_norm = name.endswith("layernorm.weight")
         drawn = float(is_norm) + 0.2 * torch.randn(parameter.shape, generator=generator)
-        keeps = shape.traits.encodes and not is_norm
+        keeps = shape.traits.is_encoder_decoder and not is_norm
         weights[name] = parameter.detach().clone() if keeps else drawn
     return weights

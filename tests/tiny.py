@@ -16,12 +16,12 @@ import sentencepiece
 from zerokara.checkpoint import TrainingState, read_moments, read_state, read_weights
 from zerokara.steps import tokenize
 from zerokara.tokenizer.model_file import ModelFile, Piece, PieceType
+from zerokara.training.monitoring import metrics
 from zerokara.training.processes import launcher
-from zerokara.training.watching import metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 NUM_SENTINELS = 10
-T5 = {"architecture": "t5", "num_kv_heads": "auto", "head_size": "16"}
+T5 = {"architecture": "t5", "num_kv_heads": "auto", "head_dim": "16"}
 """Settings that make the small model an encoder and a decoder, whose heads are together wider than the model."""
 
 

@@ -23,7 +23,7 @@ def plain(text: str) -> str:
     return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     """Print a line at once. Where the output goes to a file on a full disk the words are lost, and nothing else."""
     with contextlib.suppress(OSError):
         print(plain(text), flush=True)

@@ -50,7 +50,7 @@ from zerokara.checkpoint import folders, tensor_file
 from zerokara.errors import UserError
 from zerokara.samples.batches import Batches
 from zerokara.steps import train
-from zerokara.training import evaluation, loop, saving, session, suspects
+from zerokara.training import bad_samples, evaluation, loop, saving, session
 from zerokara.training.compute import engine
 from zerokara.training.planning import cores, preparation, run_folder
 from zerokara.training.processes import launcher
@@ -202,7 +202,7 @@ def _spoil_losses(patches: contextlib.ExitStack, positions: set[int]) -> None:
 
     _patch(patches, Batches, "at", watched)
     _patch(patches, loop, "as_tensors", spoilt)
-    _patch(patches, suspects, "as_tensors", spoilt)
+    _patch(patches, bad_samples, "as_tensors", spoilt)
 
 
 def _spoil_gradients(patches: contextlib.ExitStack, steps: set[int]) -> None:
@@ -251,14 +251,14 @@ def _hold(
 
         _patch(patches, saving._Shelf, "put", putting)
     else:
-        fault_of_loss, step = loop.StepGuard.fault_of_loss, _clock(patches)
+        skip_reason_of_loss, step = loop.StepGuard.skip_reason_of_loss, _clock(patches)
 
         def judging(self: Any, loss: float) -> str:
             if step() == at_step:
                 hold()
-            return fault_of_loss(self, loss)
+            return skip_reason_of_loss(self, loss)
 
-        _patch(patches, loop.StepGuard, "fault_of_loss", judging)
+        _patch(patches, loop.StepGuard, "skip_reason_of_loss", judging)
 
 
 def _fill_in_save(patches: contextlib.ExitStack, number: int, filler: str) -> None:

@@ -18,7 +18,7 @@ import psutil
 from tiny import Trained
 
 from zerokara import checkpoint
-from zerokara.training.watching import metrics
+from zerokara.training.monitoring import metrics
 
 STEPS = 44
 """Of 8 sequences over the corpus of `DATA`: the run crosses the edge of an epoch, as a test sees to."""

@@ -16,7 +16,7 @@ from zerokara.samples.documents import SampleDocuments
 from zerokara.samples.packed import PackedTokens
 from zerokara.samples.sources import read_sources
 from zerokara.tokens.layout import TokenPaths
-from zerokara.training.watching import metrics
+from zerokara.training.monitoring import metrics
 
 BAD = {"nan_at": [8 * 4 + 5, 8 * 9, 8 * 10 + 7]}
 """Sequences of steps 5, 10 and 11."""
@@ -36,13 +36,13 @@ def test_a_bad_batch_is_skipped_and_its_documents_named(
         assert [line["step"] for line in lines if "skipped" in line] == [5, 10, 11]
         assert [line["step"] for line in lines if "loss" in line] == [n for n in range(1, 45) if n not in (5, 10, 11)]
         assert [line["loss"] for line in lines if "loss" in line][:4] == unbroken.losses[:4]
-        (suspect,) = next(line for line in lines if line.get("skipped") == "the loss is nan")["suspects"]
-        assert suspect["position"] == 37 and suspect["loss"] == "nan"
+        (sample,) = next(line for line in lines if line.get("skipped") == "the loss is nan")["bad_samples"]
+        assert sample["position"] == 37 and sample["loss"] == "nan"
         paths = TokenPaths(forge.settings["output_prefix"])
         sources = read_sources(forge.settings["output_prefix"])
-        touched = SampleDocuments(PackedTokens(paths.train, causal(32)), sources).touched_by(suspect["sample"])
+        touched = SampleDocuments(PackedTokens(paths.train, causal(32)), sources).touched_by(sample["sample"])
         named = {"source": sources[0].name, "first": touched[0].document, "last": touched[-1].document}
-        assert suspect["documents"] == [named]
+        assert sample["documents"] == [named]
         state = checkpoint.read_state(with_bad_steps.folder / "global_step44")
         assert (state.step, state.skipped_steps, state.skipped_in_row) == (44, 3, 0)
         assert state.updates == 41 and len(state.recent_losses) == 41
@@ -70,7 +70,7 @@ def assert_left_out(run_dir: Path) -> None:
         (3, "the loss is nan"),
         (5, "the gradient is not finite"),
     ]
-    assert [len(line["suspects"]) for line in lines] == [1, 3]
+    assert [len(line["bad_samples"]) for line in lines] == [1, 3]
     folders = {step: checkpoint.folder_of(run_dir, step) for step in range(1, 7)}
     contents = {step: checkpoint.read_weights(f) | checkpoint.read_moments(f) for step, f in folders.items()}
     same = [

@@ -16,8 +16,8 @@ from tiny import Trained
 
 from zerokara import checkpoint
 from zerokara.errors import RunError
+from zerokara.training.monitoring import metrics
 from zerokara.training.planning import run_lock
-from zerokara.training.watching import metrics
 
 
 class Kills:

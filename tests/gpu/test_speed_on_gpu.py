@@ -53,7 +53,7 @@ def test_attention_is_flash_attention_with_grouped_keys() -> None:
 def test_compiled_equals_written() -> None:
     model = a_model(torch.float32)
     written, gradients = nats_and_gradients(model)
-    assert compilation.start(model, BATCH, isolated=False, say=print)
+    assert compilation.start(model, BATCH, isolated=False, log=print)
     assert loss.fused_softmax is not None
     compiled, compiled_gradients = nats_and_gradients(model)
     assert compiled == pytest.approx(written, rel=1e-5)

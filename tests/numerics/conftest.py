@@ -10,4 +10,4 @@ __all__ = ["gap_data", "python_path", "tiny_data", "train_runs"]
 def deepspeeds_stage_1(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stage 1 as several processes have it, who cannot do without DeepSpeed."""
     of = optimizers.by_whole_tensors
-    monkeypatch.setattr(optimizers, "by_whole_tensors", lambda config, num_readers: of(config, 2))
+    monkeypatch.setattr(optimizers, "by_whole_tensors", lambda config, data_parallel_size: of(config, 2))

@@ -68,10 +68,10 @@ def random_batch(config: configuration.PretrainConfig, generator: torch.Generato
     """The model's arguments for a micro batch, as `blank_arguments` has them."""
     read, labels = (
         torch.randint(4, VOCABULARY, (config.micro_batch, length), generator=generator)
-        for length in (config.lengths.read, config.lengths.written)
+        for length in (config.lengths.input, config.lengths.target)
     )
-    further = [labels] if config.traits.encodes else []
-    if config.isolate_documents:
+    further = [labels] if config.traits.is_encoder_decoder else []
+    if config.intra_document_masking:
         further.append((read < 50).cumsum(1))
     return [read, labels, torch.ones(labels.shape), *further]
 

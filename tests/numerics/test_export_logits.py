@@ -15,11 +15,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from zerokara.export import families, proof, rules, to_hf
-from zerokara.export.proof import LogitProof
-from zerokara.export.rules import Rule
-from zerokara.export.transforms import QUERY_KEY_VALUE, Parts, Transform
-from zerokara.export.windows import Windows
+from zerokara.huggingface import families, proof, rules, to_hf
+from zerokara.huggingface.proof import LogitProof
+from zerokara.huggingface.rules import Rule
+from zerokara.huggingface.transforms import QUERY_KEY_VALUE, Parts, Transform
+from zerokara.huggingface.windows import Windows
 from zerokara.model import megatron, parallel
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.objective import Prompt
@@ -29,15 +29,13 @@ LLAMA = ModelShape("llama", 3, 48, 6, 3, 80, 48, 201, True, 5000.0, 1e-5, 0.02)
 """6 heads, 3 kv heads; 201 pieces padded to 256 rows."""
 GPT2 = ModelShape("gpt2", 3, 48, 6, 6, 96, 48, 201, True, 10000.0, 1e-5, 0.02)
 QWEN3 = replace(LLAMA, architecture="qwen3")
-T5 = ModelShape(
-    "t5", 3, 48, 6, 6, 80, 48, 201, True, 10000.0, 1e-6, 0.0, head_size=12, sample_tokens=54, written_len=12
-)
+T5 = ModelShape("t5", 3, 48, 6, 6, 80, 48, 201, True, 10000.0, 1e-6, 0.0, head_dim=12, sample_tokens=54, target_len=12)
 """Heads that are together wider than the model."""
 MIXTRAL = replace(
-    LLAMA, architecture="mixtral", num_experts=4, experts_per_token=2, expert_size=40, sparse_layers=(0, 1, 2)
+    LLAMA, architecture="mixtral", num_experts=4, experts_per_token=2, expert_size=40, moe_layers=(0, 1, 2)
 )
-QWEN3_MOE = replace(MIXTRAL, architecture="qwen3_moe", num_experts=5, experts_per_token=3, sparse_layers=(1,))
-SWITCH = replace(T5, architecture="switch", num_experts=4, experts_per_token=1, expert_size=80, sparse_layers=(1,))
+QWEN3_MOE = replace(MIXTRAL, architecture="qwen3_moe", num_experts=5, experts_per_token=3, moe_layers=(1,))
+SWITCH = replace(T5, architecture="switch", num_experts=4, experts_per_token=1, expert_size=80, moe_layers=(1,))
 SHAPES = [
     shape
     for base in (LLAMA, QWEN3, GPT2, MIXTRAL, QWEN3_MOE, T5, SWITCH)
@@ -61,7 +59,9 @@ def spread_weights(shape: ModelShape, seed: int = 1) -> dict[str, Tensor]:
     for name, parameter in megatron.build(shape).named_parameters():
         mean = 1.0 if name.endswith("layernorm.weight") else 0.0
         weights[name] = mean + 0.2 * torch.randn(parameter.shape, generator=generator)
-        if shape.traits.encodes and not mean:  # its own initial weights are as wide as they may be: nothing is scaled
+        if (
+            shape.traits.is_encoder_decoder and not mean
+        ):  # its own initial weights are as wide as they may be: nothing is scaled
             weights[name] = parameter.detach().clone()
     return weights
 
@@ -73,7 +73,7 @@ def windows_and_prompts(shape: ModelShape) -> tuple[Windows, list[Prompt]]:
         return [torch.randint(0, shape.vocab_size, (n,), generator=generator).tolist() for n in lengths]
 
     windows = texts(48, 48, 31, 2)
-    if not shape.traits.encodes:
+    if not shape.traits.is_encoder_decoder:
         heads = (windows[0][:1], windows[1][:1], windows[2][-1:])
         return Windows(windows), [Prompt([], list(head)) for head in heads]
     read = texts(30, 48, 5, 17)
@@ -132,7 +132,7 @@ def _swapped_names(rule: Rule) -> Rule:
 
 def _ungrouped(ours: Tensor, shape: ModelShape) -> Parts:
     """As if all queries stood before all keys, instead of kv head by kv head."""
-    kv_rows = shape.num_kv_heads * shape.head_size
+    kv_rows = shape.num_kv_heads * shape.head_dim
     return ours.split((shape.hidden_size, kv_rows, kv_rows))
 
 
@@ -140,7 +140,7 @@ def _interleaved(ours: Tensor, shape: ModelShape) -> Parts:
     """As if rotary positions turned neighbours against each other and not halves."""
 
     def permute(rows: Tensor) -> Tensor:
-        return rows.reshape(-1, shape.head_size // 2, 2, rows.shape[-1]).transpose(1, 2).reshape(rows.shape)
+        return rows.reshape(-1, shape.head_dim // 2, 2, rows.shape[-1]).transpose(1, 2).reshape(rows.shape)
 
     query, key, value = QUERY_KEY_VALUE.to_hf(ours, shape)
     return permute(query), permute(key), value

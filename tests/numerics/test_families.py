@@ -13,19 +13,19 @@ import rounding
 import torch
 from tiny import T5, nothing_small
 
-from zerokara.export import families, rules
+from zerokara.huggingface import families, rules
 from zerokara.model import parallel
 from zerokara.model.megatron import build
 from zerokara.model.shapes import ModelShape
-from zerokara.training.watching import metrics
+from zerokara.training.monitoring import metrics
 
-SPARSE = {"num_experts": 4, "sparse_layers": "[1]", "router_balance_loss": 0.02, "router_z_loss": 0.001}
+SPARSE = {"num_experts": 4, "moe_layers": "[1]", "router_aux_loss_coef": 0.02, "router_z_loss_coef": 0.001}
 FAMILIES = {
     "t5": {**T5, "optimizer": "adafactor", "zero_stage": 0, "lr_schedule": "inverse_sqrt", "weight_decay": 0},
     "switch": {**T5, **SPARSE, "architecture": "switch", "optimizer": "muon", "lr": 0.003},
     "t5_moe": {**T5, **SPARSE, "architecture": "t5_moe", "expert_capacity": 1.0},
-    "mixtral": {**SPARSE, "architecture": "mixtral", "sparse_layers": "auto"},
-    "qwen3_moe": {**SPARSE, "architecture": "qwen3_moe", "expert_ffn_hidden_size": 32, "expert_capacity": 1.25},
+    "mixtral": {**SPARSE, "architecture": "mixtral", "moe_layers": "auto"},
+    "qwen3_moe": {**SPARSE, "architecture": "qwen3_moe", "moe_ffn_hidden_size": 32, "expert_capacity": 1.25},
 }
 OTHER_MICRO_BATCHES = ["t5", "switch", "qwen3_moe"]
 EXPORTED = ["t5", "switch", "mixtral", "qwen3_moe"]
@@ -113,7 +113,7 @@ def test_texts_with_gaps_are_filled_while_it_trains(runs: dict) -> None:
 def test_routers_are_told_by_layer(runs: dict, name: str) -> None:
     lines = [line for line in metrics.read(runs[name].folder) if "loss" in line]
     shape = ModelShape.from_json(runs[name].state.shape)
-    number = len(shape.sparse_layers) * (2 if shape.traits.encodes else 1)
+    number = len(shape.moe_layers) * (2 if shape.traits.is_encoder_decoder else 1)
     for line in lines:
         assert {len(line[key]) for key in ("expert_load", "expert_dropped", "router_entropy")} == {number}
         assert all(1 <= load <= 4 for load in line["expert_load"])

@@ -22,7 +22,7 @@ from tiny import Trained
 
 from zerokara import config
 from zerokara.errors import UserError
-from zerokara.export import exported, families, from_hf
+from zerokara.huggingface import exported, families, from_hf
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.batches import Batches, BatchPlan
 from zerokara.samples.objective import objective
@@ -208,7 +208,7 @@ def test_training_begins_with_the_loss_of_the_model(continued: dict[str, Continu
     model = getattr(transformers, family.auto_class).from_pretrained(made.start, dtype=torch.float32)
     labels = torch.from_numpy(read.labels)
     with torch.no_grad():
-        beside = {"labels": labels} if family.encodes else {}
+        beside = {"labels": labels} if family.is_encoder_decoder else {}
         logits = model(input_ids=torch.from_numpy(read.inputs), **beside).logits[..., : encoder.vocab_size]
     theirs = float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()))
     assert made.run.losses[0] == pytest.approx(theirs, abs=1e-5)

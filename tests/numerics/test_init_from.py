@@ -12,7 +12,7 @@ import transformers
 from tiny import T5
 
 from zerokara import config
-from zerokara.export import families, to_hf
+from zerokara.huggingface import families, to_hf
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.batches import Batches, BatchPlan
 from zerokara.samples.objective import objective
@@ -66,7 +66,7 @@ def loss_of_hugging_face(folder: Path, settings: config.PretrainConfig) -> float
     inputs, labels = torch.from_numpy(read.inputs), torch.from_numpy(read.labels)
     family = families.FAMILIES[settings.architecture]
     model = getattr(transformers, family.auto_class).from_pretrained(folder, dtype=torch.float32)
-    shifted = {} if family.encodes else {"shift_labels": labels}
+    shifted = {} if family.is_encoder_decoder else {"shift_labels": labels}
     with torch.no_grad():
         return float(model(input_ids=inputs, labels=labels, **shifted).loss)
 

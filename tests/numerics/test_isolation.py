@@ -139,7 +139,7 @@ def test_without_isolation_nothing_is_masked(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_run_with_isolated_documents_is_another_and_the_same_in_every_stage_of_zero(train_runs: Callable) -> None:
     # At the rate of the other tests this run passes a spike of its loss, which makes much of a last digit.
     common = {"lr": 0.003, "eval_interval": 10}
-    isolated = {**common, "isolate_documents": True}
+    isolated = {**common, "intra_document_masking": True}
     runs = train_runs(
         {
             "plain": {"zero_stage": 0, **common},

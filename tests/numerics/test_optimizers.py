@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from zerokara import config
-from zerokara.export import families, rules
+from zerokara.huggingface import families, rules
 from zerokara.model import parallel
 from zerokara.model.megatron import build
 from zerokara.model.shapes import ModelShape

@@ -72,7 +72,7 @@ def test_whole_runs_are_equal(train_runs: Callable) -> None:
     """Under the hooks of ZeRO 3, with tensor parallelism, and with documents isolated."""
     settings = {
         "stage3": {"zero_stage": 3},
-        "tensors": {"zero_stage": 1, "tensor_parallel_size": 2, "isolate_documents": True},
+        "tensors": {"zero_stage": 1, "tensor_parallel_size": 2, "intra_document_masking": True},
     }
     runs = {
         f"{name}_{mode}": {**of_run, "train_tokens": 6 * 8 * 32, "activation_checkpointing": mode}

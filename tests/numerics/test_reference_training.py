@@ -16,7 +16,7 @@ import transformers
 from safetensors.torch import save_file
 
 from zerokara import config
-from zerokara.export import families, rules
+from zerokara.huggingface import families, rules
 from zerokara.model import parallel
 from zerokara.model.megatron import build
 from zerokara.model.shapes import ModelShape
@@ -50,7 +50,7 @@ def batches() -> list[torch.Tensor]:
 
 def arguments(ids: torch.Tensor, shape: ModelShape) -> list[torch.Tensor]:
     """What our model takes of a batch; where there is an encoder it reads the first half, the rest is written."""
-    if not shape.traits.encodes:
+    if not shape.traits.is_encoder_decoder:
         return [ids[:, :-1], ids[:, 1:], torch.ones(ids[:, 1:].shape)]
     read, labels = ids[:, :24], ids[:, 24:]
     start = torch.full((len(ids), 1), 3)
@@ -59,7 +59,7 @@ def arguments(ids: torch.Tensor, shape: ModelShape) -> list[torch.Tensor]:
 
 def loss_of(model: Any, ids: torch.Tensor, shape: ModelShape) -> torch.Tensor:
     """The same batch to transformers' model."""
-    if not shape.traits.encodes:
+    if not shape.traits.is_encoder_decoder:
         return model(input_ids=ids[:, :-1], labels=ids[:, 1:], shift_labels=ids[:, 1:].contiguous()).loss
     return model(input_ids=ids[:, :24], labels=ids[:, 24:].contiguous()).loss
 
@@ -88,7 +88,7 @@ def losses_of_hugging_face(
     converted = dict(rules.to_hf(families.rules_for(shape), {k: v.detach() for k, v in ours.items()}, shape))
     if shape.tie_word_embeddings:
         converted["lm_head.weight"] = next(iter(converted.values()))
-    if family.encodes or shape.sparse_layers:  # files hold less and other tensors than the class in memory
+    if family.is_encoder_decoder or shape.moe_layers:  # files hold less and other tensors than the class in memory
         converted.pop("lm_head.weight") if shape.tie_word_embeddings else None
         folder = tempfile.mkdtemp()
         save_file({name: tensor.clone() for name, tensor in converted.items()}, f"{folder}/model.safetensors")
@@ -126,8 +126,8 @@ TIED = "tie_word_embeddings=true"
 GPT2 = ("architecture=gpt2", "num_kv_heads=auto", "lr=0.003")
 """A lower rate than Llama's: only of a well-conditioned training do the last digits mean anything (rounding.py)."""
 QWEN3 = "architecture=qwen3"
-T5 = ("architecture=t5", "num_kv_heads=auto", "head_size=16", "lr=0.003")
-MIXTRAL = ("architecture=mixtral", "num_experts=4", "lr=0.003", "router_balance_loss=0", "router_z_loss=0")
+T5 = ("architecture=t5", "num_kv_heads=auto", "head_dim=16", "lr=0.003")
+MIXTRAL = ("architecture=mixtral", "num_experts=4", "lr=0.003", "router_aux_loss_coef=0", "router_z_loss_coef=0")
 """transformers balances over the whole batch and all layers at once: another loss, left out here."""
 SWITCH = ("architecture=switch", *T5[1:], *MIXTRAL[1:], TIED)
 """Untied, transformers' class trains an embedding for each of its two parts."""
@@ -174,7 +174,7 @@ def test_losses_equal_hugging_faces(
     init_distributed("cpu")
     settings = config.load(config.PretrainConfig, "/dev/null", [*OVERRIDES, f"zero_stage={zero_stage}", *overrides])
     shape = ModelShape.from_config(settings, VOCAB)
-    if shape.traits.encodes:  # large weights learn more in so few steps
+    if shape.traits.is_encoder_decoder:  # large weights learn more in so few steps
         shape = dataclasses.replace(shape, init_std=0.0)
     assert shape.padded_vocab_size > shape.vocab_size
     ours = losses_of_ours(settings, shape, batches)

@@ -11,8 +11,8 @@ import torch
 
 from zerokara import config
 from zerokara.steps import tokenize
+from zerokara.training.monitoring import metrics
 from zerokara.training.planning.consumption import consumption_of
-from zerokara.training.watching import metrics
 
 STAGES = (
     "[{tokens: 3200, source_weights: [3, 1]}, {tokens: 8064, source_weights: [1, 5]}, "

@@ -40,7 +40,7 @@ def exported(
     }  # fmt: skip
     given = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     assert tokenize.main(["--config", tiny_data["config"], *given]) == 0
-    longer = {"train_tokens": 220 * 8 * 32, "max_epochs_per_source": 1000, "isolate_documents": "true"}
+    longer = {"train_tokens": 220 * 8 * 32, "max_epochs_per_source": 1000, "intra_document_masking": "true"}
     run = train_runs({"short": {**settings, **longer}})["short"]
     config = place / "convert.yaml"
     config.write_text(

@@ -16,8 +16,8 @@ import pytest
 import torch
 from made_runs import make_run, make_tokenizer
 
-from zerokara.export import exported, families
-from zerokara.export.transforms import Transform
+from zerokara.huggingface import exported, families
+from zerokara.huggingface.transforms import Transform
 from zerokara.steps import convert_to_hf
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from nbclient import NotebookClient
 
-from zerokara.training.watching import metrics
+from zerokara.training.monitoring import metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = (
@@ -70,11 +70,12 @@ def test_t5_reads_gaps_and_fills_them(corpus: Path, tmp_path: Path, monkeypatch:
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
     steps = ("max_steps=120", "eval_interval=120", "save_interval=120")
-    said = through_all_steps(tmp_path, corpus, "ro_t5", "head_size=16", "lr=0.01", *steps)
+    said = through_all_steps(tmp_path, corpus, "ro_t5", "head_dim=16", "lr=0.01", *steps)
     lines = [line for line in metrics.read(tmp_path / "run") if "valid_bits_per_byte" in line]
     assert lines[-1]["valid_bits_per_byte"] < lines[0]["valid_bits_per_byte"] - 1
     assert (
-        "samples of 52 tokens: 48 to read, with 3 gaps, 12 to write" in said and "5_fill_gaps_with_model.ipynb" in said
+        "samples of 52 tokens: 48 to read, with 3 gaps, 12 to write" in said
+        and "5_fill_masked_spans_with_model.ipynb" in said
     )
     assert "T5ForConditionalGeneration" in said
 
@@ -90,7 +91,7 @@ def test_t5_reads_gaps_and_fills_them(corpus: Path, tmp_path: Path, monkeypatch:
         written = model.generate(torch.tensor([ids]), max_new_tokens=20)[0].tolist()
     assert written[:2] == [tokenizer.pad_token_id, ours[0]] and ours[1] in written, tokenizer.decode(written)
 
-    notebook = nbformat.read(ROOT / "5_fill_gaps_with_model.ipynb", as_version=4)
+    notebook = nbformat.read(ROOT / "5_fill_masked_spans_with_model.ipynb", as_version=4)
     nbformat.validate(notebook)
     assert all(not cell.outputs for cell in notebook.cells if cell.cell_type == "code"), "it is kept without outputs"
     settings = tmp_path / "convert_config.yaml"
@@ -111,7 +112,7 @@ def test_t5_reads_gaps_and_fills_them(corpus: Path, tmp_path: Path, monkeypatch:
 
 
 def test_experts_are_trained_and_exported(corpus: Path, tmp_path: Path) -> None:
-    small = ("num_kv_heads=1", "num_experts=4", "expert_ffn_hidden_size=32", "sparse_layers=[1]")
+    small = ("num_kv_heads=1", "num_experts=4", "moe_ffn_hidden_size=32", "moe_layers=[1]")
     said = through_all_steps(tmp_path, corpus, "ko_moe", *small)
     lines = [line for line in metrics.read(tmp_path / "run") if "valid_bits_per_byte" in line]
     assert lines[-1]["valid_bits_per_byte"] < lines[0]["valid_bits_per_byte"] - 0.4
@@ -123,7 +124,7 @@ def test_experts_are_trained_and_exported(corpus: Path, tmp_path: Path) -> None:
 
 
 def test_what_no_class_holds_is_refused_plainly(tmp_path: Path, gap_data: dict[str, str]) -> None:
-    settings = ["architecture=t5_moe", "num_kv_heads=auto", "sparse_layers=[1]", f"output_model_dir={tmp_path}/run"]
+    settings = ["architecture=t5_moe", "num_kv_heads=auto", "moe_layers=[1]", f"output_model_dir={tmp_path}/run"]
     options = [word for setting in (*settings, "max_steps=2") for word in ("--set", setting)]
     run("bash", "3_train_node1.sh", "--config", gap_data["config"], *options)
     made = (f"input_model_dir={tmp_path}/run", f"output_tokenizer_and_model_dir={tmp_path}/hf")

@@ -16,11 +16,11 @@ import pytest
 import rounding
 
 from zerokara import checkpoint, manifest
-from zerokara.export import families, to_hf
+from zerokara.huggingface import families, to_hf
 from zerokara.model.shapes import ModelShape
 from zerokara.tokenizer import huggingface
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.training.watching import metrics
+from zerokara.training.monitoring import metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -349,7 +349,7 @@ def test_resume_is_proved_on_the_users_own_configuration(
     """With one process, gaps and experts, which must give equal bits, and with two processes; both at a time, for
     starting is what takes long."""
     one = ("num_processes=1", "zero_stage=1", "optimizer=muon", "eval_interval=1", "save_interval=1")
-    one += ("architecture=t5_moe", "num_kv_heads=auto", "sparse_layers=[1]", "sample_prompts=[abc <extra_id_0>]")
+    one += ("architecture=t5_moe", "num_kv_heads=auto", "moe_layers=[1]", "sample_prompts=[abc <extra_id_0>]")
     settings = {"one": (gap_data["config"], *WATCHED, *one), "two": (tiny_data["config"], *WATCHED)}
     started, before = {}, everything(finished)
     for name, (config, *words) in settings.items():

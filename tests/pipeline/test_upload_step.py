@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from zerokara import manifest
-from zerokara.export.exported import MANIFEST_NAME, STEP
+from zerokara.huggingface.exported import MANIFEST_NAME, STEP
 
 
 def _load_server() -> ModuleType:

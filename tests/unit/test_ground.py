@@ -320,7 +320,7 @@ def test_a_terminal_obeys_no_name_or_text_of_others(capsys: pytest.CaptureFixtur
         raise UserError(Fault(where="config.yaml:3", found=name, rule="is of no format known here"))
 
     assert (command.guarded(unreadable), command.guarded(wrong)) == (1, 2)
-    progress.say(name)
+    progress.log(name)
     progress.opening(name)
     progress.summary("step 2: done", [(name, name)])
     told = "".join(capsys.readouterr())

@@ -21,7 +21,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 FLOORS = {
     "steps": 5,
     "training": 4,
-    "export": 4,
+    "huggingface": 4,
     "samples": 3,
     "model": 3,
     "tokens": 3,
@@ -41,7 +41,7 @@ FLOORS = {
 }
 """Where each room stands; it may import its own floor and those below."""
 
-CHAMBERS = {"": 3, "processes": 2, "planning": 1, "watching": 1, "compute": 0}
+CHAMBERS = {"": 3, "processes": 2, "planning": 1, "monitoring": 1, "compute": 0}
 """The rooms within training/, which is the largest; the empty name is what lies in training/ itself."""
 
 MAX_MODULE_LINES = 400
@@ -180,9 +180,9 @@ def test_imports_never_go_round() -> None:
     ("path", "line"),
     [
         ("model/shape.py", "from zerokara.training import engine"),
-        ("model/shape.py", "def f():\n    import zerokara.export.rules"),
+        ("model/shape.py", "def f():\n    import zerokara.huggingface.rules"),
         ("config/loading.py", "from zerokara import corpus"),
-        ("export/card.py", "from zerokara.steps.convert import main"),
+        ("huggingface/card.py", "from zerokara.steps.convert import main"),
         ("errors.py", "import zerokara.config"),
     ],
 )
@@ -200,7 +200,7 @@ def test_imports_within_training_go_down() -> None:
     faults = [fault for path in inside for fault in chamber_faults(relative(path), path.read_text(encoding="utf-8"))]
     assert not faults, "\n".join(faults)
     assert chamber_faults("training/compute/engine.py", "from zerokara.training.planning import schedule")
-    assert chamber_faults("training/watching/metrics.py", "def f():\n    from zerokara.training import session")
+    assert chamber_faults("training/monitoring/metrics.py", "def f():\n    from zerokara.training import session")
     assert not chamber_faults("training/loop.py", "from zerokara.training import compute, guards")
 
 
@@ -211,7 +211,7 @@ def test_each_vendor_stays_behind_its_border() -> None:
 
 def test_a_vendor_outside_its_border_is_found() -> None:
     assert vendor_faults("training/loop.py", "def f():\n    import deepspeed")
-    assert vendor_faults("export/weights.py", "from megatron.core import parallel_state")
+    assert vendor_faults("huggingface/weights.py", "from megatron.core import parallel_state")
     assert not vendor_faults("training/compute/engine.py", "import deepspeed")
     assert not vendor_faults("model/adapter.py", "from megatron.core.transformer import spec_utils")
 
@@ -325,7 +325,7 @@ def test_training_names_no_family() -> None:
 
 
 def test_every_family_has_its_entries() -> None:
-    from zerokara.export.families import FAMILIES
+    from zerokara.huggingface.families import FAMILIES
     from zerokara.model.megatron import _FAMILIES
     from zerokara.samples.objective import OBJECTIVES
 

@@ -20,16 +20,16 @@ class Architecture:
     """Whether the feed-forward layers have a gate beside their rising matrix."""
     has_biases: bool = False
     """Whether matrices and norms have a bias."""
-    norms_heads: bool = False
+    qk_norm: bool = False
     """Whether each head's queries and keys are normed, with one weight for all heads of a layer."""
     positions: Literal["rotary", "learned", "relative"] = "rotary"
     """Queries and keys are turned by their position; each position has a vector; each distance has a bias."""
-    shares_heads: bool = True
+    supports_gqa: bool = True
     """Whether several query heads may share one key and value head."""
-    encodes: bool = False
+    is_encoder_decoder: bool = False
     """Whether an encoder reads, and a decoder that looks at it writes."""
     sparse_every: int = 0
-    """One layer in so many holds experts, unless sparse_layers says which; 0 where none may."""
+    """One layer in so many holds experts, unless moe_layers says which; 0 where none may."""
     experts_per_token: int = 0
     """How many experts a token is given, unless it is said otherwise."""
     no_class: str = ""
@@ -40,24 +40,24 @@ class Architecture:
 
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(),
-    "qwen3": Architecture(norms_heads=True),
-    "gpt2": Architecture(gated=False, has_biases=True, positions="learned", shares_heads=False),
+    "qwen3": Architecture(qk_norm=True),
+    "gpt2": Architecture(gated=False, has_biases=True, positions="learned", supports_gqa=False),
     "mixtral": Architecture(sparse_every=1, experts_per_token=2),
-    "qwen3_moe": Architecture(norms_heads=True, sparse_every=1, experts_per_token=2),
-    "t5": Architecture(positions="relative", shares_heads=False, encodes=True, objective="span_corruption"),
+    "qwen3_moe": Architecture(qk_norm=True, sparse_every=1, experts_per_token=2),
+    "t5": Architecture(positions="relative", supports_gqa=False, is_encoder_decoder=True, objective="span_corruption"),
     "switch": Architecture(
         gated=False,
         positions="relative",
-        shares_heads=False,
-        encodes=True,
+        supports_gqa=False,
+        is_encoder_decoder=True,
         sparse_every=2,
         experts_per_token=1,
         objective="span_corruption",
     ),
     "t5_moe": Architecture(
         positions="relative",
-        shares_heads=False,
-        encodes=True,
+        supports_gqa=False,
+        is_encoder_decoder=True,
         sparse_every=4,
         experts_per_token=2,
         no_class="SwitchTransformersForConditionalGeneration, the nearest, gives a token one expert, has no gates, and "

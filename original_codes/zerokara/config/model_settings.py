@@ -39,12 +39,12 @@ class ModelSettings(Settings):
     num_layers: PositiveWhole = 6
     """Transformer layers; of t5 so many in the encoder and as many in the decoder."""
     hidden_size: PositiveWhole = 256
-    """Width of the model; a multiple of num_attn_heads, unless head_size is given."""
+    """Width of the model; a multiple of num_attn_heads, unless head_dim is given."""
     num_attn_heads: PositiveWhole = 4
     """Attention heads."""
     num_kv_heads: PositiveWhole | Auto = "auto"
     """Key and value heads shared among the attention heads (not gpt2, not t5); `auto` is one for each."""
-    head_size: PositiveWhole | Auto = "auto"
+    head_dim: PositiveWhole | Auto = "auto"
     """Width of an attention head; `auto` is hidden_size / num_attn_heads."""
     ffn_hidden_size: PositiveWhole | Auto = "auto"
     """Inner width of the feed-forward layers; `auto` is 8/3 of hidden_size rounded up to 64, for gpt2 4 times."""
@@ -56,9 +56,9 @@ class ModelSettings(Settings):
     t5 false, as in its version 1.1."""
     rope_theta: PositiveNumber = 10000.0
     """Base of the rotary positions (not gpt2, not t5); larger for long sequences."""
-    relative_attention_buckets: Annotated[PositiveWhole, Field(ge=4, multiple_of=4)] = 32
+    relative_attention_num_buckets: Annotated[PositiveWhole, Field(ge=4, multiple_of=4)] = 32
     """t5: kinds of distance that have a bias of their own in each head; a multiple of 4."""
-    relative_attention_distance: PositiveWhole = 128
+    relative_attention_max_distance: PositiveWhole = 128
     """t5: distance in tokens from which on all are of one kind."""
     noise_density: Annotated[float, Field(gt=0, lt=1)] = 0.15
     """t5: share of the tokens that the encoder does not see and the decoder writes."""
@@ -68,9 +68,9 @@ class ModelSettings(Settings):
     """mixtral, qwen3_moe, switch, t5_moe: feed-forward networks in each sparse layer."""
     experts_per_token: PositiveWhole | Auto = "auto"
     """How many of them each token takes; `auto` is 2, of switch 1."""
-    expert_ffn_hidden_size: PositiveWhole | Auto = "auto"
+    moe_ffn_hidden_size: PositiveWhole | Auto = "auto"
     """Inner width of each; `auto` is ffn_hidden_size."""
-    sparse_layers: Layers | Auto = "auto"
+    moe_layers: Layers | Auto = "auto"
     """Which layers hold experts, counted from 0, e.g. [3, 7, 11]; `auto` is every one, of switch every second, of
     t5_moe every fourth. The others are dense. Encoder and decoder are alike."""
     norm_epsilon: PositiveNumber | Auto = "auto"
@@ -104,12 +104,12 @@ class ModelSettings(Settings):
         """What normalisations add to the variance, with `auto` resolved."""
         if self.norm_epsilon != "auto":
             return self.norm_epsilon
-        return 1e-6 if self.traits.encodes else 1e-5
+        return 1e-6 if self.traits.is_encoder_decoder else 1e-5
 
     @property
     def expert_size(self) -> int:
         """Inner width of an expert with `auto` resolved."""
-        return self.ffn_size if self.expert_ffn_hidden_size == "auto" else self.expert_ffn_hidden_size
+        return self.ffn_size if self.moe_ffn_hidden_size == "auto" else self.moe_ffn_hidden_size
 
     @property
     def top_k(self) -> int:
@@ -124,19 +124,19 @@ class ModelSettings(Settings):
         every = self.traits.sparse_every
         if not every:
             return ()
-        if self.sparse_layers == "auto":
+        if self.moe_layers == "auto":
             return tuple(range(every - 1, self.num_layers, every))
-        return tuple(sorted(set(self.sparse_layers)))
+        return tuple(sorted(set(self.moe_layers)))
 
     @property
     def head_width(self) -> int:
         """Width of an attention head with `auto` resolved."""
-        return self.hidden_size // self.num_attn_heads if self.head_size == "auto" else self.head_size
+        return self.hidden_size // self.num_attn_heads if self.head_dim == "auto" else self.head_dim
 
     @property
     def ties_embeddings(self) -> bool:
         """Whether one matrix reads and predicts, with `auto` resolved."""
-        return not self.traits.encodes if self.tie_word_embeddings == "auto" else self.tie_word_embeddings
+        return not self.traits.is_encoder_decoder if self.tie_word_embeddings == "auto" else self.tie_word_embeddings
 
     @property
     def lengths(self) -> SampleLengths:
@@ -145,18 +145,18 @@ class ModelSettings(Settings):
             return sample_lengths.causal(self.seq_len)
         return sample_lengths.with_spans(self.seq_len, self.noise_density, self.mean_span_length)
 
-    @rule("hidden_size", "num_attn_heads", "head_size")
+    @rule("hidden_size", "num_attn_heads", "head_dim")
     def _heads_divide_width(self) -> Iterator[Fault]:
-        if self.head_size == "auto" and self.hidden_size % self.num_attn_heads:
+        if self.head_dim == "auto" and self.hidden_size % self.num_attn_heads:
             lower = self.hidden_size // self.num_attn_heads * self.num_attn_heads
-            remedy = f"try {lower or self.num_attn_heads} or {lower + self.num_attn_heads}, or give head_size"
+            remedy = f"try {lower or self.num_attn_heads} or {lower + self.num_attn_heads}, or give head_dim"
             yield self.fault("hidden_size", f"must be a multiple of num_attn_heads = {self.num_attn_heads}", remedy)
 
-    @rule("architecture", "hidden_size", "num_attn_heads", "head_size")
+    @rule("architecture", "hidden_size", "num_attn_heads", "head_dim")
     def _rotary_needs_even_heads(self) -> Iterator[Fault]:
-        divides = self.head_size != "auto" or self.hidden_size % self.num_attn_heads == 0
+        divides = self.head_dim != "auto" or self.hidden_size % self.num_attn_heads == 0
         if self.traits.positions == "rotary" and divides and self.head_width % 2:
-            key = "hidden_size" if self.head_size == "auto" else "head_size"
+            key = "hidden_size" if self.head_dim == "auto" else "head_dim"
             yield self.fault(key, f"must give heads of even width for rotary positions; they have {self.head_width}")
 
     @rule("num_attn_heads", "num_kv_heads", "architecture")
@@ -165,26 +165,26 @@ class ModelSettings(Settings):
             divisors = [n for n in range(1, self.num_attn_heads + 1) if self.num_attn_heads % n == 0]
             rule_text = f"must divide num_attn_heads = {self.num_attn_heads}"
             yield self.fault("num_kv_heads", rule_text, f"one of {divisors}")
-        elif not self.traits.shares_heads and self.kv_heads != self.num_attn_heads:
+        elif not self.traits.supports_gqa and self.kv_heads != self.num_attn_heads:
             rule_text = f"must be auto for architecture {self.architecture}, which does not share heads"
             yield self.fault("num_kv_heads", rule_text)
 
-    @rule("architecture", "num_layers", "sparse_layers")
+    @rule("architecture", "num_layers", "moe_layers")
     def _sparse_layers_are_there(self) -> Iterator[Fault]:
         if not self.traits.sparse_every:
             return
         if not self.sparse or self.sparse[-1] >= self.num_layers:
             rule_text = f"must name some of the {self.num_layers} layers, counted from 0"
-            yield self.fault("sparse_layers", rule_text, f"e.g. [{self.num_layers - 1}]")
+            yield self.fault("moe_layers", rule_text, f"e.g. [{self.num_layers - 1}]")
         elif self.architecture == "mixtral" and len(self.sparse) < self.num_layers:
             rule_text = "must be auto for architecture mixtral, whose layers are all sparse"
-            yield self.fault("sparse_layers", rule_text, "take architecture: qwen3_moe")
+            yield self.fault("moe_layers", rule_text, "take architecture: qwen3_moe")
         elif self.architecture == "switch" and not switch_step(self.num_layers, self.sparse):
             rule_text = (
                 "must be 1, 1 + n, 1 + 2n, … for architecture switch (transformers' class has no other), and as many "
                 "as num_layers // n"
             )
-            yield self.fault("sparse_layers", rule_text, "auto, or take architecture: t5_moe")
+            yield self.fault("moe_layers", rule_text, "auto, or take architecture: t5_moe")
 
     @rule("architecture", "num_experts", "experts_per_token")
     def _tokens_find_their_experts(self) -> Iterator[Fault]:
@@ -194,18 +194,18 @@ class ModelSettings(Settings):
             rule_text = "must be 1 for architecture switch"
             yield self.fault("experts_per_token", rule_text, "auto, or take architecture: t5_moe")
 
-    @rule("architecture", "ffn_hidden_size", "expert_ffn_hidden_size")
+    @rule("architecture", "ffn_hidden_size", "moe_ffn_hidden_size")
     def _experts_are_as_wide_as_dense_layers(self) -> Iterator[Fault]:
         if self.architecture == "switch" and self.expert_size != self.ffn_size:
             rule_text = f"must be that of the dense layers, {self.ffn_size}, for architecture switch"
-            yield self.fault("expert_ffn_hidden_size", rule_text, "auto")
+            yield self.fault("moe_ffn_hidden_size", rule_text, "auto")
 
-    @rule("architecture", "relative_attention_buckets", "relative_attention_distance")
+    @rule("architecture", "relative_attention_num_buckets", "relative_attention_max_distance")
     def _distances_fill_the_buckets(self) -> Iterator[Fault]:
-        exact = self.relative_attention_buckets // 2
-        if self.traits.positions == "relative" and self.relative_attention_distance <= exact:
-            rule_text = f"must be more than {exact}: half of relative_attention_buckets are for single distances"
-            yield self.fault("relative_attention_distance", rule_text, f"try {8 * exact}")
+        exact = self.relative_attention_num_buckets // 2
+        if self.traits.positions == "relative" and self.relative_attention_max_distance <= exact:
+            rule_text = f"must be more than {exact}: half of relative_attention_num_buckets are for single distances"
+            yield self.fault("relative_attention_max_distance", rule_text, f"try {8 * exact}")
 
     @rule("architecture", "seq_len")
     def _a_span_fits(self) -> Iterator[Fault]:

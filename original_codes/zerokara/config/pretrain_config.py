@@ -22,7 +22,7 @@ class PretrainConfig(TrainingSettings, ModelSettings, DataSettings):
         """`init_std` with `auto` resolved; 0 stands for T5's rule, which belongs to Adafactor."""
         if self.init_std != "auto":
             return self.init_std
-        return 0.0 if self.traits.encodes and self.optimizer == "adafactor" else 0.02
+        return 0.0 if self.traits.is_encoder_decoder and self.optimizer == "adafactor" else 0.02
 
     @rule("input_jsonl", "source_weights", "stages", "train_tokens")
     def _curriculum_holds_together(self) -> Iterator[Fault]:
@@ -46,16 +46,16 @@ class PretrainConfig(TrainingSettings, ModelSettings, DataSettings):
             rule_text = f"must be 1 for architecture {self.architecture}: its experts are whole on each process"
             yield self.fault("tensor_parallel_size", rule_text, "spread their state with zero_stage 1, 2 or 3")
 
-    @rule("architecture", "isolate_documents")
+    @rule("architecture", "intra_document_masking")
     def _only_decoders_isolate(self) -> Iterator[Fault]:
-        if self.isolate_documents and self.traits.encodes:
+        if self.intra_document_masking and self.traits.is_encoder_decoder:
             rule_text = f"must be false for architecture {self.architecture}, whose gaps may reach over documents"
-            yield self.fault("isolate_documents", rule_text)
+            yield self.fault("intra_document_masking", rule_text)
 
     def identity(self) -> dict[str, Any]:
         """The settings that fix the shape of the weights: a run cannot go on when one of them changes."""
         shape = {key: getattr(self, key) for key in ModelSettings.model_fields if key != "init_std"}
-        resolved: dict[str, Any] = {"head_size": self.head_width, "tie_word_embeddings": self.ties_embeddings}
-        resolved |= {"experts_per_token": self.top_k, "sparse_layers": list(self.sparse)}
-        resolved["expert_ffn_hidden_size"] = self.expert_size
+        resolved: dict[str, Any] = {"head_dim": self.head_width, "tie_word_embeddings": self.ties_embeddings}
+        resolved |= {"experts_per_token": self.top_k, "moe_layers": list(self.sparse)}
+        resolved["moe_ffn_hidden_size"] = self.expert_size
         return {**shape, **resolved, "num_kv_heads": self.kv_heads, "ffn_hidden_size": self.ffn_size}

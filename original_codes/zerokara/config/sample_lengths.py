@@ -1,13 +1,14 @@
-"""How many tokens one training sample takes of the corpus, and how many the model reads and writes of it.
+"""The lengths of a training sample: tokens taken from the corpus, input tokens and target tokens of the model.
 
-A causal sample of S tokens is read as it is; each token is predicted from those before it, the first of the next sample
-as well. A sample with corrupted spans (Raffel et al., 2020) is cut so that what the encoder reads is just as long as it
-may be: of n tokens, N = round(n · density) are noise, in M = round(N / mean length) spans; the encoder reads the other
-n − N, a sentinel for each span, and an end; the decoder writes the noise, a sentinel for each span, and an end. That
-length is met exactly, but where half of the text and more is noise, token by token: there it may be one less. Source of
-the form and of the roundings: T5's preprocessors (text-to-text-transfer-transformer, `random_spans_helper`).
+A causal sample of S tokens is its own input; each token is predicted from those before it, the first of the next sample
+as well. In span corruption (Raffel et al., 2020) the raw length is the longest whose encoder input still fits. Of n raw
+tokens, N = round(n · density) are noise tokens in M = round(N / mean length) masked spans. The encoder input is the
+other n − N tokens, a sentinel for each span, and an end token; the decoder target is the noise tokens, a sentinel for
+each span, and an end token. The input length is met exactly, except where half of the tokens or more are noise in spans
+of one token: there it may be one shorter. Source of the form and of the roundings: T5's preprocessors
+(text-to-text-transfer-transformer, `random_spans_helper`).
 
-Example, density 0.15, mean length 3, 512 tokens to read: n = 568, N = 85, M = 28, and the decoder writes 114.
+Example: density 0.15, mean length 3, encoder input 512. Then n = 568, N = 85, M = 28, and the target has 114 tokens.
 """
 
 from __future__ import annotations
@@ -19,45 +20,45 @@ from dataclasses import dataclass
 class SampleLengths:
     """The lengths of one sample, in tokens."""
 
-    taken: int
-    """Of the corpus."""
-    read: int
-    """That the model (its encoder, where it has one) reads."""
-    written: int
-    """That are predicted."""
+    raw: int
+    """Tokens taken from the corpus."""
+    input: int
+    """Input tokens of the model, or of its encoder where it has one."""
+    target: int
+    """Predicted tokens."""
     overlap: int = 0
-    """That are looked at beyond `taken`: the next sample begins with them."""
-    noise: int = 0
-    """That the encoder does not see."""
-    spans: int = 0
-    """In which the noise lies."""
+    """Tokens beyond `raw` that the sample shares with the next one: the last label is the next sample's first token."""
+    num_noise_tokens: int = 0
+    """Tokens hidden from the encoder."""
+    num_spans: int = 0
+    """Masked spans that hold the noise tokens."""
 
     def samples_in(self, num_tokens: int) -> int:
-        """Samples that a text of so many tokens makes."""
-        return max(0, (num_tokens - self.overlap) // self.taken)
+        """Number of samples in `num_tokens` tokens."""
+        return max(0, (num_tokens - self.overlap) // self.raw)
 
     @property
-    def in_words(self) -> str:
-        """The tokens that must be there for one sample."""
-        if self.noise:
-            return f"{self.taken:,} (a text whose gaps leave {self.read:,} to read)"
-        return f"seq_len + {self.overlap} = {self.taken + self.overlap:,}"
+    def requirement(self) -> str:
+        """The least number of tokens that makes a sample, for people."""
+        if self.num_noise_tokens:
+            return f"{self.raw:,} (an encoder input of {self.input:,} after span corruption)"
+        return f"seq_len + {self.overlap} = {self.raw + self.overlap:,}"
 
 
 def causal(seq_len: int) -> SampleLengths:
-    """The lengths where each token is predicted from those before it."""
-    return SampleLengths(taken=seq_len, read=seq_len, written=seq_len, overlap=1)
+    """Lengths for next-token prediction."""
+    return SampleLengths(raw=seq_len, input=seq_len, target=seq_len, overlap=1)
 
 
 def with_spans(seq_len: int, noise_density: float, mean_span_length: float) -> SampleLengths:
-    """The lengths where an encoder reads `seq_len` tokens, 3 or more, of a text with corrupted spans."""
-    lengths = _of_text(2, noise_density, mean_span_length)
-    while (longer := _of_text(lengths.taken + 1, noise_density, mean_span_length)).read <= seq_len:
+    """Lengths for span corruption with an encoder input of `seq_len` tokens, 3 or more."""
+    lengths = _of_raw(2, noise_density, mean_span_length)
+    while (longer := _of_raw(lengths.raw + 1, noise_density, mean_span_length)).input <= seq_len:
         lengths = longer
     return lengths
 
 
-def _of_text(taken: int, noise_density: float, mean_span_length: float) -> SampleLengths:
-    noise = min(max(round(taken * noise_density), 1), taken - 1)
-    spans = min(max(round(noise / mean_span_length), 1), taken - noise)
-    return SampleLengths(taken, taken - noise + spans + 1, noise + spans + 1, noise=noise, spans=spans)
+def _of_raw(raw: int, noise_density: float, mean_span_length: float) -> SampleLengths:
+    noise = min(max(round(raw * noise_density), 1), raw - 1)
+    spans = min(max(round(noise / mean_span_length), 1), raw - noise)
+    return SampleLengths(raw, raw - noise + spans + 1, noise + spans + 1, num_noise_tokens=noise, num_spans=spans)

@@ -73,14 +73,14 @@ class LearningSettings(Settings):
     weight_decay: NaturalNumber = 0.1
     """Decay of the weights in each step, as a share of the learning rate (Adafactor: of the scaled one; T5 has 0); not
     on norms and biases."""
-    relative_attention_lr_factor: PositiveNumber | Auto = "auto"
+    relative_attention_lr_multiplier: PositiveNumber | Auto = "auto"
     """t5: how many times as fast as the rest the biases of distances learn: they start at hundredths, and a token knows
     its neighbours when they are several whole ones. `auto` is 30, with adafactor 1, as T5."""
-    router_balance_loss: NaturalNumber = 0.01
+    router_aux_loss_coef: NaturalNumber = 0.01
     """Experts: weight of the loss that keeps them equally busy (Switch Transformer), sequence by sequence."""
-    router_z_loss: NaturalNumber = 0.001
+    router_z_loss_coef: NaturalNumber = 0.001
     """Experts: weight of the loss that keeps the router's logits small (ST-MoE)."""
-    expert_capacity: NaturalNumber = 0.0
+    expert_capacity_factor: NaturalNumber = 0.0
     """Experts: most tokens of a sequence that one takes in training, in even shares, e.g. 1.25; what is beyond is left
     out. 0 is no limit. Validation and the exported model have none."""
     gradient_clipping: NaturalNumber = 1.0
@@ -97,9 +97,9 @@ class LearningSettings(Settings):
 
     @property
     def distances_lr_factor(self) -> float:
-        """`relative_attention_lr_factor` with `auto` resolved."""
-        if self.relative_attention_lr_factor != "auto":
-            return self.relative_attention_lr_factor
+        """`relative_attention_lr_multiplier` with `auto` resolved."""
+        if self.relative_attention_lr_multiplier != "auto":
+            return self.relative_attention_lr_multiplier
         return 1.0 if self.optimizer == "adafactor" else 30.0
 
     @rule("lr", "min_lr")
@@ -134,7 +134,7 @@ class ReadingSettings(Settings):
     `source_tokens`, exactly so many of each source. A stage of another order than the one before restarts each source
     that it reads. With train_tokens auto the run is as long as the stages, and `rest` is `epochs` times the tokens
     there are."""
-    isolate_documents: bool = False
+    intra_document_masking: bool = False
     """Whether each document in a sequence is read as if it stood alone: attention stays within it, positions restart.
     Somewhat slower; good for short documents."""
 
@@ -149,9 +149,6 @@ class MachineSettings(Settings):
     there are GPUs, or cores."""
     tensor_parallel_size: PositiveWhole = 1
     """Processes that share the matrices of each layer, for models that are too large for one GPU; on one node."""
-    expert_parallel_size: PositiveWhole = 1
-    """Processes that share out the experts of a layer. Only 1: DeepSpeed's ZeRO (0.19) averages every gradient over all
-    processes, unless it belongs to DeepSpeed's own MoE layers; experts of another's model would be mixed up."""
     micro_batch_size: PositiveWhole | Auto = 8
     """Sequences that one process computes at a time. `auto` is the most that fits into a GPU's memory and divides the
     batch, or on a CPU as many as make it fastest; a run keeps it as long as it goes on with the same settings."""
@@ -236,15 +233,6 @@ class TrainingSettings(WatchingSettings, MachineSettings, ReadingSettings, Learn
         if self.compile == "on" and (self.zero_stage == 3 or self.tensor_parallel_size > 1):
             rule_text = "cannot serve zero_stage 3 or tensor_parallel_size above 1, which work within the layers"
             yield self.fault("compile", rule_text, "set compile: auto")
-
-    @rule("expert_parallel_size")
-    def _experts_are_not_shared_out(self) -> Iterator[Fault]:
-        if self.expert_parallel_size > 1:
-            rule_text = (
-                "must be 1: DeepSpeed's ZeRO (0.19) averages each gradient over all processes and knows other groups "
-                "for its own MoE layers only, so experts that live on some processes would be mixed up"
-            )
-            yield self.fault("expert_parallel_size", rule_text, "spread the experts' state with zero_stage 1, 2 or 3")
 
     @rule("offload", "zero_stage")
     def _offload_needs_zero(self) -> Iterator[Fault]:

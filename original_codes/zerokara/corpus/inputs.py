@@ -21,7 +21,7 @@ from zerokara.corpus.packed import Packing
 from zerokara.corpus.search import Search
 from zerokara.durable import PARTIAL_SUFFIX
 from zerokara.errors import Fault, RunError, UserError, shown
-from zerokara.progress import say
+from zerokara.progress import log
 
 Kind = Literal["jsonl", "txt", "parquet"]
 KIND_OF_SUFFIX: dict[str, Kind] = {".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".txt": "txt"}
@@ -230,16 +230,16 @@ def _lost(search: Search, where: str) -> list[Fault]:
 def _tell(search: Search, entry: str) -> None:
     """Say what was left out."""
     if search.num_repeats:
-        say(f"note: {shown(entry)}: {search.num_repeats:,} links lead to what is there already, and are left out")
+        log(f"note: {shown(entry)}: {search.num_repeats:,} links lead to what is there already, and are left out")
     for path in sorted(search.not_files.values())[:MAX_TOLD]:
-        say(f"note: {shown(path)} is a pipe, a socket or a device, and is left out")
+        log(f"note: {shown(path)} is a pipe, a socket or a device, and is left out")
     if search.suspects:
         more = f" and {len(search.suspects) - 1:,} more" if search.suspects[1:] else ""
         what = "of a format not known here, and left out; pack it as .gz or .zst"
-        say(f"note: {shown(min(search.suspects))}{more}: {what}")
+        log(f"note: {shown(min(search.suspects))}{more}: {what}")
     folders = [link for link in sorted(search.dangling) if not link.suffix and not link.name.startswith(".")]
     for link in folders[:MAX_TOLD]:
-        say(f"note: {shown(link)} is a link to nothing; if it was a folder of the corpus, its text is missing")
+        log(f"note: {shown(link)} is a link to nothing; if it was a folder of the corpus, its text is missing")
 
 
 def _listed(path: Path, entry: str, where: str, faults: list[Fault]) -> Iterator[tuple[str, str]]:

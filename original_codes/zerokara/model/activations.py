@@ -38,7 +38,7 @@ class Stack:
     """Bytes of a number in the computation."""
     device: Literal["cpu", "cuda"]
     tensor_parallel_size: int = 1
-    isolate_documents: bool = False
+    intra_document_masking: bool = False
 
     @property
     def tokens(self) -> int:
@@ -78,7 +78,7 @@ class Stack:
     @property
     def are_sparse(self) -> list[bool]:
         """Of each layer, whether it holds experts."""
-        return [layer in self.shape.sparse_layers for layer in range(self.shape.num_layers)]
+        return [layer in self.shape.moe_layers for layer in range(self.shape.num_layers)]
 
     @property
     def bias_bytes(self) -> int:
@@ -129,7 +129,7 @@ def norm_activations(stack: Stack) -> int:
 
 def _shared(stack: Stack) -> int:
     kept = 0
-    if stack.isolate_documents:
+    if stack.intra_document_masking:
         kept += stack.tokens * stack.seq_len  # one mask, by bytes
     if stack.shape.traits.positions == "relative":
         # The kind of each distance as an integer of 8 bytes; the bias, which at least the forward pass holds; and
@@ -152,14 +152,14 @@ def _attention(stack: Stack) -> int:
     fused_qkv = heads + 2 * grouped
     if shape.traits.positions == "learned":
         kept = fused_qkv + heads
-    elif stack.isolate_documents and grouped != heads:  # keys and values are repeated for each query
+    elif stack.intra_document_masking and grouped != heads:  # keys and values are repeated for each query
         kept = 4 * heads
     else:  # rotated queries and keys, and the values, which lie in the matrix of all three
         kept = heads + grouped + fused_qkv + heads
-    rotations = 0 if shape.traits.positions == "learned" else 4 * stack.seq_len * shape.head_size * wide
+    rotations = 0 if shape.traits.positions == "learned" else 4 * stack.seq_len * shape.head_dim * wide
     # Each layer's kernel makes numbers of the mask that says where attention may go.
-    mask = tokens * stack.seq_len * wide if stack.isolate_documents else 0
-    normed = _head_norms(stack) if shape.traits.norms_heads else 0
+    mask = tokens * stack.seq_len * wide if stack.intra_document_masking else 0
+    normed = _head_norms(stack) if shape.traits.qk_norm else 0
     return (tokens * kept * wide + normed) // share + _largest_logits(stack) + rotations + mask
 
 
@@ -177,7 +177,7 @@ def _head_norms(stack: Stack) -> int:
         return stack.tokens * (2 * 4 * (heads + grouped) + inverse_roots)
     # What went in: the matrix of queries, keys and values, where nobody else keeps it; and queries that no longer lie
     # in it, as several of several groups do not.
-    went_in = heads + 2 * grouped if stack.isolate_documents and grouped != heads else 0
+    went_in = heads + 2 * grouped if stack.intra_document_masking and grouped != heads else 0
     went_in += heads if 1 < shape.num_kv_heads < shape.num_attn_heads else 0
     came_out = 4 * (heads + grouped) if stack.device == "cpu" else 0
     return stack.tokens * (went_in * wide + came_out + inverse_roots)

@@ -44,7 +44,7 @@ def reason_against(mode: str, device_type: str, zero_stage: int) -> str | None:
     return None
 
 
-def start(model: Any, micro_batch_size: int, isolated: bool, say: Callable[[str], None]) -> bool:
+def start(model: Any, micro_batch_size: int, isolated: bool, log: Callable[[str], None]) -> bool:
     """Compile the layers of a `megatron.Model` on its device; False when it failed and they run as written.
 
     `isolated` tells whether batches come with segments. No gradient and no weight is touched.
@@ -57,7 +57,7 @@ def start(model: Any, micro_batch_size: int, isolated: bool, say: Callable[[str]
         layer.forward = _CompiledForward(layer.forward)
     if device.type == "cuda":
         loss.fused_softmax = torch.compile(loss.softmax_times_mask)
-    say(f"compiling the layers (torch.compile; kept in {folder}, the next start is quicker)")
+    log(f"compiling the layers (torch.compile; kept in {folder}, the next start is quicker)")
     started = time.monotonic()
     try:
         _rehearse(model, micro_batch_size, isolated, device)
@@ -66,9 +66,9 @@ def start(model: Any, micro_batch_size: int, isolated: bool, say: Callable[[str]
             layer.forward = forward
         loss.fused_softmax = None
         first_line = next(iter(str(error).strip().splitlines()), "")
-        say(f"not compiled, the layers run as written: {type(error).__name__}: {first_line}")
+        log(f"not compiled, the layers run as written: {type(error).__name__}: {first_line}")
         return False
-    say(f"compiled in {seconds_text(time.monotonic() - started)}")
+    log(f"compiled in {seconds_text(time.monotonic() - started)}")
     return True
 
 

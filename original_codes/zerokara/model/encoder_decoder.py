@@ -26,7 +26,7 @@ from zerokara.model.sharding import Sharding
 
 
 class EncoderDecoder(T5Model):
-    """``model(read_BS, written_BT=…)`` gives logits, with labels the summed cross-entropy."""
+    """``model(encoder_input_ids_BS, decoder_input_ids_BT=…)`` gives logits, with labels the summed cross-entropy."""
 
     shape: ModelShape
     sharding: Sharding
@@ -41,28 +41,29 @@ class EncoderDecoder(T5Model):
 
     def forward(
         self,
-        read_BS: Tensor,
+        encoder_input_ids_BS: Tensor,
         labels_BT: Tensor | None = None,
         mask_BT: Tensor | None = None,
-        written_BT: Tensor | None = None,
+        decoder_input_ids_BT: Tensor | None = None,
         at_B: Tensor | None = None,
-        readable_BS: Tensor | None = None,
+        encoder_attention_mask_BS: Tensor | None = None,
     ) -> Tensor:
         """Give logits [B, T, padded V], or with labels the nats summed over tokens with mask 1, a scalar in fp32.
 
-        `written_BT` is what the decoder reads: a start, and what it wrote so far. `readable_BS` is False where a text
-        is over. With `at_B` the logits are those of that one position of each row, [B, 1, padded V].
+        `decoder_input_ids_BT` is the decoder's input: a start token, and the target shifted right by one.
+        `encoder_attention_mask_BS` is False at padding. With `at_B` the logits are
+        those of that one position of each row, [B, 1, padded V].
         """
-        assert written_BT is not None, "a decoder reads what was written so far"
-        may_read = None if readable_BS is None else readable_BS[:, None, None, :].bool()
-        bias = _bias(self.encoder_relative_pos_emb, read_BS.size(1))
+        assert decoder_input_ids_BT is not None, "a decoder reads what was written so far"
+        may_read = None if encoder_attention_mask_BS is None else encoder_attention_mask_BS[:, None, None, :].bool()
+        bias = _bias(self.encoder_relative_pos_emb, encoder_input_ids_BS.size(1))
         if may_read is not None:
             bias = bias.masked_fill(~may_read, float("-inf"))
-        encoded_SBD = self.encoder(self._embedded(read_BS), attention_mask=None, attention_bias=bias)
-        length = written_BT.size(1)
-        later_TT = torch.ones(length, length, dtype=torch.bool, device=written_BT.device).triu(1)
+        encoded_SBD = self.encoder(self._embedded(encoder_input_ids_BS), attention_mask=None, attention_bias=bias)
+        length = decoder_input_ids_BT.size(1)
+        later_TT = torch.ones(length, length, dtype=torch.bool, device=decoder_input_ids_BT.device).triu(1)
         hidden_TBD = self.decoder(
-            self._embedded(written_BT),
+            self._embedded(decoder_input_ids_BT),
             attention_mask=None,
             attention_bias=_bias(self.decoder_relative_pos_emb, length).masked_fill(later_TT, float("-inf")),
             context=encoded_SBD,
@@ -83,9 +84,14 @@ class EncoderDecoder(T5Model):
     def blank_arguments(self, num_samples: int, isolated: bool, device: torch.device) -> list[Tensor]:
         """A micro batch of the shape that training gives `forward`, with nothing in it."""
         assert not isolated, "what an encoder reads is not isolated"
-        read_BS = torch.zeros(num_samples, self.shape.seq_len, dtype=torch.int64, device=device)
-        written_BT = torch.zeros(num_samples, self.shape.written_len, dtype=torch.int64, device=device)
-        return [read_BS, written_BT, torch.ones(written_BT.shape, device=device), written_BT]
+        encoder_input_ids_BS = torch.zeros(num_samples, self.shape.seq_len, dtype=torch.int64, device=device)
+        decoder_input_ids_BT = torch.zeros(num_samples, self.shape.target_len, dtype=torch.int64, device=device)
+        return [
+            encoder_input_ids_BS,
+            decoder_input_ids_BT,
+            torch.ones(decoder_input_ids_BT.shape, device=device),
+            decoder_input_ids_BT,
+        ]
 
     def _embedded(self, tokens_BS: Tensor) -> Tensor:
         embedded: Tensor = self.embedding(input_ids=tokens_BS, position_ids=None)

@@ -53,7 +53,7 @@ class Routing:
     @classmethod
     def from_config(cls, config: PretrainConfig) -> Routing:
         """As a run has it."""
-        return cls(config.router_balance_loss, config.router_z_loss, config.expert_capacity)
+        return cls(config.router_aux_loss_coef, config.router_z_loss_coef, config.expert_capacity_factor)
 
 
 class Matrices(torch.nn.Module):

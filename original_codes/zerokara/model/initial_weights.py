@@ -54,11 +54,11 @@ def _fill(whole: Tensor, name: str, shape: ModelShape, seed: int) -> None:
         whole.fill_(1)
     else:
         whole.normal_(0, _std(name, shape), generator=_generator(seed, name))
-        if shape.traits.encodes and name.endswith("linear_q.weight"):
-            whole /= math.sqrt(shape.head_size)
-        elif shape.traits.encodes and name.endswith("linear_qkv.weight"):
+        if shape.traits.is_encoder_decoder and name.endswith("linear_q.weight"):
+            whole /= math.sqrt(shape.head_dim)
+        elif shape.traits.is_encoder_decoder and name.endswith("linear_qkv.weight"):
             queries, _, _ = row_blocks(name, shape)
-            whole[torch.from_numpy(queries)] /= math.sqrt(shape.head_size)
+            whole[torch.from_numpy(queries)] /= math.sqrt(shape.head_dim)
     if name.endswith(_PADDED):
         # Padding rows are no part of the model; zero, they add nothing to the gradient of anything either.
         whole[shape.vocab_size :].zero_()

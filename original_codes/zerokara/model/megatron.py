@@ -36,8 +36,8 @@ from zerokara.model.auxiliary import Auxiliary
 from zerokara.model.decoder import Decoder
 from zerokara.model.encoder_decoder import EncoderDecoder
 from zerokara.model.experts import Experts, Routing, experts_of
-from zerokara.model.head_norm import HeadNorm
 from zerokara.model.linear import ColumnLinear, RowLinear
+from zerokara.model.qk_norm import HeadNorm
 from zerokara.model.shapes import ModelShape
 from zerokara.model.sharding import Cut, Sharding
 
@@ -59,11 +59,11 @@ def build(
     """
     cpu.prepare()
     config = _FAMILIES[shape.architecture](shape)
-    if shape.sparse_layers:
+    if shape.moe_layers:
         _add_experts(config, shape, routing)
-    model = _encoder_decoder(shape, config) if shape.traits.encodes else _decoder(shape, config)
+    model = _encoder_decoder(shape, config) if shape.traits.is_encoder_decoder else _decoder(shape, config)
     model.shape, model.sharding = shape, Sharding.of(shape)
-    if shape.sparse_layers:
+    if shape.moe_layers:
         model.auxiliary = Auxiliary()
         for experts in experts_of(model.all_layers()):
             experts.shared = model.auxiliary
@@ -120,7 +120,7 @@ def _common(shape: ModelShape, **family: Any) -> TransformerConfig:
         hidden_size=shape.hidden_size,
         num_attention_heads=shape.num_attn_heads,
         num_query_groups=shape.num_kv_heads,
-        kv_channels=shape.head_size,
+        kv_channels=shape.head_dim,
         ffn_hidden_size=shape.ffn_hidden_size,
         layernorm_epsilon=shape.norm_epsilon,
         init_method_std=shape.init_std,
@@ -196,7 +196,7 @@ _FAMILIES: dict[str, Callable[[ModelShape], TransformerConfig]] = {
 
 def _block_spec(shape: ModelShape, causal: bool, looks: bool = False) -> TransformerBlockSubmodules:
     """Of a stack of layers; `looks` tells whether they look at an encoder."""
-    head_norm = HeadNorm if shape.traits.norms_heads else IdentityOp
+    qk_norm = HeadNorm if shape.traits.qk_norm else IdentityOp
     attention = ModuleSpec(
         module=SelfAttention,
         params={"attn_mask_type": AttnMaskType.causal if causal else AttnMaskType.no_mask},
@@ -204,8 +204,8 @@ def _block_spec(shape: ModelShape, causal: bool, looks: bool = False) -> Transfo
             linear_qkv=ColumnLinear,
             core_attention=FusedAttention,
             linear_proj=RowLinear,
-            q_layernorm=head_norm,
-            k_layernorm=head_norm,
+            q_layernorm=qk_norm,
+            k_layernorm=qk_norm,
         ),
     )
     dense = ModuleSpec(module=MLP, submodules=MLPSubmodules(linear_fc1=ColumnLinear, linear_fc2=RowLinear))
@@ -218,7 +218,7 @@ def _block_spec(shape: ModelShape, causal: bool, looks: bool = False) -> Transfo
                 self_attn_bda=get_bias_dropout_add,
                 **(_cross_attention() if looks else {}),
                 pre_mlp_layernorm=WrappedTorchNorm,
-                mlp=Experts if layer in shape.sparse_layers else dense,
+                mlp=Experts if layer in shape.moe_layers else dense,
                 mlp_bda=get_bias_dropout_add,
             ),
         )

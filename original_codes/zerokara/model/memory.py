@@ -52,12 +52,12 @@ class Layout:
     zero_stage: int = 1
     whole_tensors: bool = False
     """Whether `training.compute.whole_tensors` updates the weights, and not DeepSpeed's ZeRO."""
-    num_readers: int = 1
+    data_parallel_size: int = 1
     """Processes that share out the data, and by ZeRO the state."""
     tensor_parallel_size: int = 1
     offload: Literal["none", "optimizer", "all"] = "none"
     activation_checkpointing: Literal["off", "selective", "full"] = "off"
-    isolate_documents: bool = False
+    intra_document_masking: bool = False
     bucket_elements: int = 50_000_000
     """DeepSpeed's reduce_bucket_size."""
 
@@ -72,11 +72,11 @@ class Layout:
             width_bytes=self.width_bytes,
             device=self.device,
             tensor_parallel_size=self.tensor_parallel_size,
-            isolate_documents=self.isolate_documents,
+            intra_document_masking=self.intra_document_masking,
         )
-        if not self.shape.traits.encodes:
+        if not self.shape.traits.is_encoder_decoder:
             return (first,)
-        return first, replace(first, seq_len=self.shape.written_len, looked_at=self.shape.seq_len)
+        return first, replace(first, seq_len=self.shape.target_len, looked_at=self.shape.seq_len)
 
     @property
     def width_bytes(self) -> int:
@@ -174,9 +174,9 @@ def _state(layout: Layout) -> list[Part]:
 
 def _of_whole_tensors(layout: Layout) -> list[Part]:
     count, wide = local_parameters(layout), layout.width_bytes
-    owners = layout.num_readers if layout.zero_stage else 1
+    owners = layout.data_parallel_size if layout.zero_stage else 1
     largest = layout.shape.padded_vocab_size // layout.tensor_parallel_size * layout.shape.hidden_size
-    summed = min(GLOO_CHUNK_BYTES, 4 * count) if layout.num_readers > 1 and layout.device == "cpu" else 0
+    summed = min(GLOO_CHUNK_BYTES, 4 * count) if layout.data_parallel_size > 1 and layout.device == "cpu" else 0
     return [
         Part("weights", wide * count),
         Part("fp32 weights", 4 * count // owners if wide == 2 else 0),
@@ -194,7 +194,7 @@ def _largest_of_experts(layout: Layout) -> int:
 
 
 def _of_deepspeed(layout: Layout) -> list[Part]:
-    count, wide, readers = local_parameters(layout), layout.width_bytes, layout.num_readers
+    count, wide, readers = local_parameters(layout), layout.width_bytes, layout.data_parallel_size
     share = -(-count // readers)
     aside = layout.offload != "none" and layout.device == "cuda"
     optimizer = layout.optimizer_bytes // layout.tensor_parallel_size // readers

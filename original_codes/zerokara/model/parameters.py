@@ -23,10 +23,10 @@ def parameter_shapes(shape: ModelShape) -> dict[str, Shape]:
     """Name and whole shape of every parameter, the vocabulary padded."""
     vocabulary = (shape.padded_vocab_size, shape.hidden_size)
     found: dict[str, Shape] = {"embedding.word_embeddings.weight": vocabulary, **_positions(shape)}
-    stacks = {"encoder": False, "decoder": True} if shape.traits.encodes else {"decoder": False}
+    stacks = {"encoder": False, "decoder": True} if shape.traits.is_encoder_decoder else {"decoder": False}
     for stack, looks in stacks.items():
         for layer in range(shape.num_layers):
-            parts = _layer(shape, looks, sparse=layer in shape.sparse_layers)
+            parts = _layer(shape, looks, sparse=layer in shape.moe_layers)
             found |= {f"{stack}.layers.{layer}.{name}": of_one for name, of_one in parts.items()}
         found |= _norm(shape, f"{stack}.final_layernorm")
     if not shape.tie_word_embeddings:
@@ -71,8 +71,8 @@ def _layer(shape: ModelShape, looks: bool, sparse: bool) -> dict[str, Shape]:
         found["mlp.router.weight"] = (shape.num_experts, width)
         found["mlp.experts_fc1.weight"] = (shape.num_experts, rising, width)
         found["mlp.experts_fc2.weight"] = (shape.num_experts, width, shape.expert_size)
-    if shape.traits.norms_heads:
-        found |= {f"self_attention.{one}_layernorm.weight": (shape.head_size,) for one in "qk"}
+    if shape.traits.qk_norm:
+        found |= {f"self_attention.{one}_layernorm.weight": (shape.head_dim,) for one in "qk"}
     return found
 
 
@@ -98,10 +98,10 @@ def row_blocks(name: str, shape: ModelShape) -> tuple[NDArray[np.int64], ...]:
     """
     if "linear_qkv" in name:
         kv_heads, queries = shape.num_kv_heads, shape.num_attn_heads // shape.num_kv_heads
-        rows = np.arange(kv_heads * (queries + 2) * shape.head_size).reshape(kv_heads, queries + 2, shape.head_size)
+        rows = np.arange(kv_heads * (queries + 2) * shape.head_dim).reshape(kv_heads, queries + 2, shape.head_dim)
         return rows[:, :queries].reshape(-1), rows[:, queries].reshape(-1), rows[:, queries + 1].reshape(-1)
     if "linear_kv" in name:
-        rows = np.arange(2 * shape.heads_width).reshape(shape.num_attn_heads, 2, shape.head_size)
+        rows = np.arange(2 * shape.heads_width).reshape(shape.num_attn_heads, 2, shape.head_dim)
         return rows[:, 0].reshape(-1), rows[:, 1].reshape(-1)
     if "_fc1" in name and shape.traits.gated:
         inner = shape.expert_size if "experts" in name else shape.ffn_hidden_size

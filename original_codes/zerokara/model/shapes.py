@@ -37,27 +37,27 @@ class ModelShape:
     norm_epsilon: float
     init_std: float
     """Of the initial weights; 0 stands for T5's rule, by the widths."""
-    head_size: int = 0
+    head_dim: int = 0
     """E; 0 stands for D / H."""
     relative_buckets: int = 32
     relative_distance: int = 128
     sample_tokens: int = 0
     """Tokens of the corpus that one training sample takes; 0 stands for S."""
-    written_len: int = 0
+    target_len: int = 0
     """Tokens of it that are predicted; 0 stands for S."""
     num_experts: int = 0
     """Of each sparse layer."""
     experts_per_token: int = 0
     expert_size: int = 0
     """Inner width of an expert."""
-    sparse_layers: tuple[int, ...] = ()
+    moe_layers: tuple[int, ...] = ()
     """The layers that hold experts, counted from 0; of each stack."""
 
     def __post_init__(self) -> None:
         for name, value in (
-            ("head_size", self.hidden_size // self.num_attn_heads),
+            ("head_dim", self.hidden_size // self.num_attn_heads),
             ("sample_tokens", self.seq_len),
-            ("written_len", self.seq_len),
+            ("target_len", self.seq_len),
         ):
             if not getattr(self, name):
                 object.__setattr__(self, name, value)
@@ -78,25 +78,25 @@ class ModelShape:
             rope_theta=config.rope_theta,
             norm_epsilon=config.epsilon,
             init_std=config.initial_std,
-            head_size=config.head_width,
-            relative_buckets=config.relative_attention_buckets,
-            relative_distance=config.relative_attention_distance,
-            sample_tokens=config.lengths.taken,
-            written_len=config.lengths.written,
+            head_dim=config.head_width,
+            relative_buckets=config.relative_attention_num_buckets,
+            relative_distance=config.relative_attention_max_distance,
+            sample_tokens=config.lengths.raw,
+            target_len=config.lengths.target,
             num_experts=config.num_experts if config.sparse else 0,
             experts_per_token=config.top_k,
             expert_size=config.expert_size if config.sparse else 0,
-            sparse_layers=config.sparse,
+            moe_layers=config.sparse,
         )
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> ModelShape:
         """The inverse of `as_json`."""
-        return cls(**{**values, "sparse_layers": tuple(values.get("sparse_layers", ()))})
+        return cls(**{**values, "moe_layers": tuple(values.get("moe_layers", ()))})
 
     def as_json(self) -> dict[str, Any]:
         """The shape as JSON values."""
-        return {**asdict(self), "sparse_layers": list(self.sparse_layers)}
+        return {**asdict(self), "moe_layers": list(self.moe_layers)}
 
     @property
     def padded_vocab_size(self) -> int:
@@ -111,12 +111,12 @@ class ModelShape:
     @property
     def heads_width(self) -> int:
         """Width of all heads together, H·E."""
-        return self.num_attn_heads * self.head_size
+        return self.num_attn_heads * self.head_dim
 
     @property
     def kv_width(self) -> int:
         """Width of all kv heads together, K·E."""
-        return self.num_kv_heads * self.head_size
+        return self.num_kv_heads * self.head_dim
 
     def num_parameters(self, padded: bool = True) -> int:
         """Trained numbers, the padding rows of the vocabulary included or (as exported) not."""
@@ -129,7 +129,7 @@ class ModelShape:
 
     def num_active_parameters(self) -> int:
         """Of those, padding left out, the ones that one token meets: all, but of the experts the ones it takes."""
-        if not self.sparse_layers:
+        if not self.moe_layers:
             return self.num_parameters(padded=False)
         idle = (self.num_experts - self.experts_per_token) * self._expert_matrices()
         return self.num_parameters(padded=False) - self._num_sparse * idle
@@ -138,7 +138,7 @@ class ModelShape:
     def size_text(self) -> str:
         """The parameters, for people; where a token meets only some of them, those too."""
         text = f"{count_text(self.num_parameters(padded=False))} parameters"
-        return f"{text}, {count_text(self.num_active_parameters())} active" if self.sparse_layers else text
+        return f"{text}, {count_text(self.num_active_parameters())} active" if self.moe_layers else text
 
     def flops_per_token(self) -> float:
         """Floating-point operations of training on one token of the corpus, forward and backward.
@@ -148,11 +148,11 @@ class ModelShape:
         2022), appendix B, with the causal half counted as FlashAttention's benchmarks do. Where an encoder reads and a
         decoder writes, each weight counts for the tokens that it multiplies.
         """
-        read, written = self.seq_len, self.written_len
+        read, written = self.seq_len, self.target_len
         output = self.padded_vocab_size * self.hidden_size
         layers = self.num_layers * (self._attention_matrices() + self._mlp_matrices())
-        layers += len(self.sparse_layers) * self._experts_over_dense(self.experts_per_token)
-        if not self.traits.encodes:
+        layers += len(self.moe_layers) * self._experts_over_dense(self.experts_per_token)
+        if not self.traits.is_encoder_decoder:
             return 6.0 * (layers + output) + 6.0 * self.num_layers * self.heads_width * read
         width, heads = self.hidden_size, self.heads_width
         encoder = 6.0 * read * layers + 12.0 * self.num_layers * heads * read * read
@@ -173,10 +173,10 @@ class ModelShape:
         return self.hidden_size * (2 if self.traits.has_biases else 1)
 
     def _last_norms(self) -> int:
-        return self._norm_parameters() * (2 if self.traits.encodes else 1)
+        return self._norm_parameters() * (2 if self.traits.is_encoder_decoder else 1)
 
     def _layer_norms(self) -> int:
-        return 2 * self._norm_parameters() + (2 * self.head_size if self.traits.norms_heads else 0)
+        return 2 * self._norm_parameters() + (2 * self.head_dim if self.traits.qk_norm else 0)
 
     def _layer_biases(self) -> int:
         if not self.traits.has_biases:
@@ -192,7 +192,7 @@ class ModelShape:
     @property
     def _num_sparse(self) -> int:
         """Sparse layers of all stacks."""
-        return len(self.sparse_layers) * (2 if self.traits.encodes else 1)
+        return len(self.moe_layers) * (2 if self.traits.is_encoder_decoder else 1)
 
     def _expert_matrices(self) -> int:
         return (3 if self.traits.gated else 2) * self.hidden_size * self.expert_size
@@ -204,6 +204,6 @@ class ModelShape:
     def _layer_parameters(self) -> int:
         """Of one dense layer; where there is an encoder, of one of its layers and one of the decoder's."""
         each = self._attention_matrices() + self._mlp_matrices() + self._layer_norms() + self._layer_biases()
-        if not self.traits.encodes:
+        if not self.traits.is_encoder_decoder:
             return each
         return 2 * each + 4 * self.hidden_size * self.heads_width + self._norm_parameters()

@@ -37,7 +37,7 @@ class SampleDocuments:
     def touched_by(self, sample: int) -> list[DocumentPlace]:
         """The documents of which sample `sample` holds a token, in order."""
         first = self._samples.first_token(sample)
-        last = first + self._samples.lengths.taken + self._samples.lengths.overlap - 1
+        last = first + self._samples.lengths.raw + self._samples.lengths.overlap - 1
         return [self._place(document) for document in range(self._document_at(first), self._document_at(last) + 1)]
 
     def _document_at(self, token: int) -> int:

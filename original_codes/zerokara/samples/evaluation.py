@@ -69,7 +69,7 @@ class WholeSamples:
 
     def batches(self, micro_batch_size: int, rank: int = 0, num_ranks: int = 1) -> Iterator[tuple[int, Batch]]:
         """The micro batches that `rank` evaluates, each with the part of which it counts; as many on every rank."""
-        taken, key = self._objective.lengths.taken, 0
+        taken, key = self._objective.lengths.raw, 0
         for number, part in enumerate(self._parts):
             num_samples = -(-len(part) // taken)
             for start in range(0, num_samples, micro_batch_size * num_ranks):
@@ -85,7 +85,7 @@ class PredictedOnce:
 
     def __init__(self, taken: Sequence[NDArray[Any]], objective: Objective, start_id: int):
         """`taken` are the tokens of each part; `start_id` stands before the first."""
-        self._objective, self.seq_len, self.start_id = objective, objective.lengths.taken, start_id
+        self._objective, self.seq_len, self.start_id = objective, objective.lengths.raw, start_id
         self.tokens: NDArray[Any] = taken[0] if len(taken) == 1 else np.concatenate(taken)
         """The ids that are predicted, in order; their pieces' bytes are the denominator of bits per byte."""
         self.num_tokens = len(self.tokens)

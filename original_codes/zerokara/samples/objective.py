@@ -105,7 +105,7 @@ class Causal:
     @classmethod
     def from_config(cls, config: PretrainConfig, encoder: Encoder) -> Causal:
         """The entry of a run."""
-        return cls(config.lengths, encoder.eos_id if config.isolate_documents else None)
+        return cls(config.lengths, encoder.eos_id if config.intra_document_masking else None)
 
     @property
     def marks(self) -> list[int]:
@@ -126,7 +126,7 @@ class Causal:
 
     def prompt(self, encoder: Encoder, text: str, most_tokens: int) -> Prompt:
         """The text's ids; one that would fill the model's reading length keeps its end."""
-        return Prompt([], encoder.prompt_ids(text)[-max(1, self.lengths.read - most_tokens) :])
+        return Prompt([], encoder.prompt_ids(text)[-max(1, self.lengths.input - most_tokens) :])
 
 
 @dataclass(frozen=True)
@@ -150,12 +150,12 @@ class SpanCorruption:
             UserError: a sample has more gaps than the tokenizer has sentinels.
         """
         lengths, there = config.lengths, encoder.sentinel_ids
-        if lengths.spans > len(there):
+        if lengths.num_spans > len(there):
             rule = (
-                f"has {len(there)} sentinels <extra_id_N>; a text of {lengths.taken} tokens has {lengths.spans} gaps, "
+                f"has {len(there)} sentinels <extra_id_N>; {lengths.raw} tokens have {lengths.num_spans} masked spans, "
                 "each with one of its own"
             )
-            remedy = f"train a tokenizer with extra_ids: {max(100, lengths.spans)} (step 1), or lower seq_len"
+            remedy = f"train a tokenizer with extra_ids: {max(100, lengths.num_spans)} (step 1), or lower seq_len"
             raise UserError(config.fault("input_tokenizer_file", rule, remedy))
         return cls(lengths, config.seed, np.array(there, dtype=np.int64), encoder.eos_id, encoder.pad_id)
 
@@ -177,9 +177,9 @@ class SpanCorruption:
 
         Where in a sample a token stands says nothing about which it is, so that each is masked equally often.
         """
-        sentinels = self.sentinels[: self.lengths.spans]
+        sentinels = self.sentinels[: self.lengths.num_spans]
         expected = np.zeros(max(len(token_counts), int(sentinels.max()) + 1, self.end_id + 1))
-        expected[: len(token_counts)] = token_counts * (self.lengths.noise / token_counts.sum())
+        expected[: len(token_counts)] = token_counts * (self.lengths.num_noise_tokens / token_counts.sum())
         expected[sentinels] += 1
         expected[self.end_id] += 1
         return expected
@@ -196,7 +196,7 @@ class SpanCorruption:
             sentinel = _SENTINEL.fullmatch(part)
             number = int(sentinel.group(1)) if sentinel else len(self.sentinels)
             ids += encoder.encode(part).tolist() if number >= len(self.sentinels) else [int(self.sentinels[number])]
-        return Prompt([*ids[-(self.lengths.read - 1) :], self.end_id], [self.start_id])
+        return Prompt([*ids[-(self.lengths.input - 1) :], self.end_id], [self.start_id])
 
 
 def _shifted(labels: Ids, start_id: int) -> Ids:
@@ -224,14 +224,14 @@ def side_by_side(
 ) -> tuple[Ids, dict[str, NDArray[np.int64]]]:
     """The model's first and its named arguments for its logits at the end of each text: `begun` and what is `written`.
 
-    What fills a row up is read by nothing that counts: a decoder looks back only, an encoder is told (`readable_BS`).
+    What fills a row up is read by nothing that counts: a decoder is causal, an encoder has a mask.
     """
     texts = [prompt.begun + tokens for prompt, tokens in zip(prompts, written, strict=True)]
     rows, named = _filled(texts, fill_id), {"at_B": np.array([len(text) - 1 for text in texts], dtype=np.int64)}
     if not prompts[0].read:
         return rows, named
     read = [prompt.read for prompt in prompts]
-    named |= {"written_BT": rows, "readable_BS": _filled([[1] * len(each) for each in read], 0)}
+    named |= {"decoder_input_ids_BT": rows, "encoder_attention_mask_BS": _filled([[1] * len(each) for each in read], 0)}
     return _filled(read, fill_id), named
 
 

@@ -58,27 +58,27 @@ class PackedTokens:
         if not 0 <= index < self.num_samples:
             raise IndexError(f"sample {index} of {self.num_samples}")
         start = self.first_token(index)
-        return self._tokens[start : start + self.lengths.taken + self.lengths.overlap].astype(np.int64)
+        return self._tokens[start : start + self.lengths.raw + self.lengths.overlap].astype(np.int64)
 
     def first_token(self, index: int) -> int:
         """Where in the .bin sample `index` begins."""
         part = bisect_right(self._first_samples, index) - 1
-        return self._first_tokens[part] + (index - self._first_samples[part]) * self.lengths.taken
+        return self._first_tokens[part] + (index - self._first_samples[part]) * self.lengths.raw
 
     def many(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """The samples at `indices`: int64 [len(indices), S + o]."""
         return np.stack([self[int(index)] for index in indices])
 
     def _too_short(self, where: str) -> Fault:
-        taken, overlap = self.lengths.taken, self.lengths.overlap
+        taken, overlap = self.lengths.raw, self.lengths.overlap
         remedy = "give more text (step 2)"
         if self.num_tokens > overlap:
-            remedy += f", or set seq_len to at most {self.lengths.read * (self.num_tokens - overlap) // taken:,}"
+            remedy += f", or set seq_len to at most {self.lengths.input * (self.num_tokens - overlap) // taken:,}"
         return Fault(
             where=where or str(bin_path(self.prefix)),
             key="seq_len",
-            found=self.lengths.read,
+            found=self.lengths.input,
             rule=f"{bin_path(self.prefix)} holds {self.num_tokens:,} tokens, and one sequence takes "
-            f"{self.lengths.in_words}",
+            f"{self.lengths.requirement}",
             remedy=remedy,
         )

@@ -109,12 +109,12 @@ def _mixed_stages(config: PretrainConfig, sources: Sequence[Source]) -> tuple[Mi
         length: int | None = None
         if stage.source_tokens is not None:
             # So many samples of each are exactly the seats that weights of so many give.
-            whole = tuple(_samples_in(tokens, config.lengths.taken) for tokens in stage.source_tokens)
+            whole = tuple(_samples_in(tokens, config.lengths.raw) for tokens in stage.source_tokens)
             length = sum(whole)
         else:
             whole = tuple(there) if isinstance(weights, str) else whole_weights(weights)
             if num is not None:
-                length = _samples_in(num, config.lengths.taken)
+                length = _samples_in(num, config.lengths.raw)
         stages.append(MixedStage(whole, length, stage.order or config.order, stage.name or ""))
     return tuple(stages)
 
@@ -139,7 +139,7 @@ def _length_faults(config: PretrainConfig, sources: Sequence[Source], stages: Se
                 seen.add((key, source))
                 rule = (
                     f"asks for {source.name}, which has {source.num_tokens:,} training tokens; one sequence takes "
-                    f"{config.lengths.in_words}"
+                    f"{config.lengths.requirement}"
                 )
                 yield config.fault(key, rule, "give it 0, or more text (step 2)")
         if not sum(stage.weights):

@@ -36,10 +36,10 @@ def corrupt(tokens: Ids, noise: NDArray[np.bool_], sentinels: Ids, end_id: int) 
 
 def noise_mask(lengths: SampleLengths, seed: int, keys: Ids) -> NDArray[np.bool_]:
     """True where a token is noise, [b, n], for samples of these keys."""
-    kept = _span_lengths(lengths.taken - lengths.noise, lengths.spans, seed, keys, stream=0)
-    noise = _span_lengths(lengths.noise, lengths.spans, seed, keys, stream=1)
-    in_turn = np.stack([kept, noise], axis=2).reshape(len(keys), 2 * lengths.spans)
-    changes = np.zeros((len(keys), lengths.taken), dtype=np.int64)
+    kept = _span_lengths(lengths.raw - lengths.num_noise_tokens, lengths.num_spans, seed, keys, stream=0)
+    noise = _span_lengths(lengths.num_noise_tokens, lengths.num_spans, seed, keys, stream=1)
+    in_turn = np.stack([kept, noise], axis=2).reshape(len(keys), 2 * lengths.num_spans)
+    changes = np.zeros((len(keys), lengths.raw), dtype=np.int64)
     begins = np.cumsum(in_turn, axis=1)[:, :-1]
     np.put_along_axis(changes, begins, 1, axis=1)
     return np.cumsum(changes, axis=1) % 2 == 1

@@ -14,8 +14,8 @@ from typing import Any
 from zerokara import manifest
 from zerokara.config import ConvertConfig
 from zerokara.durable import ASIDE_ENDING, free_name
-from zerokara.export import check_text, place, source
-from zerokara.export.exported import MANIFEST_NAME
+from zerokara.huggingface import check_text, output_folder, source
+from zerokara.huggingface.exported import MANIFEST_NAME
 from zerokara.progress import bytes_text, opening, plain, seconds_text, summary
 from zerokara.steps import command, next_command, outputs
 
@@ -30,22 +30,22 @@ def convert(config: ConvertConfig, options: command.Options) -> None:
     folder = Path(config.output_tokenizer_and_model_dir)
     outputs.check(outputs.of_export(config), unless=folder / MANIFEST_NAME)
     found = source.find(config, meanwhile=_import_libraries)
-    place.check_class(found)
-    from zerokara.export import to_hf
+    output_folder.check_class(found)
+    from zerokara.huggingface import to_hf
 
-    place.check_place(config, found)
+    output_folder.check_place(config, found)
     done = manifest.already_done(folder / MANIFEST_NAME, to_hf.work(found, config), redo=options.redo)
     if done is not None:
         opening(f"step 4 convert: done already, {folder} was made from {found.folder} (--redo: again)")
-        _tell_samples(done.facts["samples"], found.shape.traits.encodes)
-        print(_next(config, options, found.shape.traits.encodes))
+        _tell_samples(done.facts["samples"], found.shape.traits.is_encoder_decoder)
+        print(_next(config, options, found.shape.traits.is_encoder_decoder))
         return
     outputs.check(outputs.of_export(config))
-    place.check_space(config, found)
+    output_folder.check_space(config, found)
     files = check_text.files_for(config, found.config)
     parameters = found.shape.size_text
     opening(f"step 4 convert: {found.folder} ({parameters}) → {folder} ({config.dtype}), then the proofs")
-    if others := place.to_keep(folder):
+    if others := output_folder.to_keep(folder):
         names = f"{', '.join(others[:5])}{' …' if others[5:] else ''}"
         kept = free_name(folder, ASIDE_ENDING)
         print(f"  {folder} holds what step 4 did not write, or not as it is now: {names}; it is kept as {kept}")
@@ -53,14 +53,14 @@ def convert(config: ConvertConfig, options: command.Options) -> None:
         print("dry run: nothing was written")
         return
     made = to_hf.export(found, config, check_text.documents(files, found.config, config.check_lines))
-    _tell_samples(made.facts["samples"], found.shape.traits.encodes)
+    _tell_samples(made.facts["samples"], found.shape.traits.is_encoder_decoder)
     summary("step 4 convert: done", _rows(made))
-    print(_next(config, options, found.shape.traits.encodes))
+    print(_next(config, options, found.shape.traits.is_encoder_decoder))
 
 
 def _import_libraries() -> None:
     """Torch, transformers and megatron-core: seconds, and not needed where the configuration is wrong."""
-    import zerokara.export.to_hf  # noqa: F401
+    import zerokara.huggingface.to_hf  # noqa: F401
 
 
 def _rows(made: manifest.Manifest) -> list[tuple[str, str]]:
@@ -94,24 +94,24 @@ def _rows(made: manifest.Manifest) -> list[tuple[str, str]]:
     return rows + [("note", note) for note in logits["notes"]]
 
 
-def _tell_samples(samples: list[dict[str, Any]], encodes: bool) -> None:
+def _tell_samples(samples: list[dict[str, Any]], is_encoder_decoder: bool) -> None:
     for sample in samples:
         print(plain(f"\nprompt   {sample['prompt']}"))
         for kind in ("greedy", "sampled"):
             # What fills gaps does not go on from the prompt.
-            print(plain(f"{kind:<8} {'' if encodes else sample['prompt']}{sample[kind]}"))
+            print(plain(f"{kind:<8} {'' if is_encoder_decoder else sample['prompt']}{sample[kind]}"))
 
 
-def _next(config: ConvertConfig, options: command.Options, encodes: bool) -> str:
+def _next(config: ConvertConfig, options: command.Options, is_encoder_decoder: bool) -> str:
     upload = next_command.render(next_command.UPLOAD, options, "convert_config.yaml", config, flags=["--dry-run"])
-    notebook = notebook_for(encodes)
+    notebook = notebook_for(is_encoder_decoder)
     folder = config.output_tokenizer_and_model_dir
     return f"next: play with {folder} in {notebook}, or see what an upload would send: {upload}"
 
 
-def notebook_for(encodes: bool) -> str:
+def notebook_for(is_encoder_decoder: bool) -> str:
     """The notebook for a model: an encoder-decoder fills masked spans, a decoder continues text."""
-    return "5_fill_gaps_with_model.ipynb" if encodes else "5_play_with_model.ipynb"
+    return "5_fill_masked_spans_with_model.ipynb" if is_encoder_decoder else "5_play_with_model.ipynb"
 
 
 if __name__ == "__main__":

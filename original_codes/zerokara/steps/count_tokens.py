@@ -28,7 +28,7 @@ def count_tokens(config: PretrainConfig, options: command.Options) -> None:
     counts = count(config.output_prefix)
     paths = TokenPaths(config.output_prefix)
     lengths = config.lengths
-    one_pass = lengths.samples_in(counts.train.tokens) * lengths.taken
+    one_pass = lengths.samples_in(counts.train.tokens) * lengths.raw
     if one_pass == 0:
         rule = f"is longer than the whole training text, which has {counts.train.tokens:,} tokens"
         raise UserError(config.fault("seq_len", rule, f"set it below {counts.train.tokens:,}, or use more text"))
@@ -111,7 +111,7 @@ def write_train_tokens(config_path: Path, train_tokens: int) -> None:
 def _split_text(split: SplitCount, lengths: SampleLengths) -> str:
     return (
         f"{split.documents:,} documents, {split.tokens:,} tokens ({split.mean_tokens:.1f} a document with its end, "
-        f"{bytes_text(split.bytes)}), {lengths.samples_in(split.tokens):,} sequences of {lengths.taken}"
+        f"{bytes_text(split.bytes)}), {lengths.samples_in(split.tokens):,} sequences of {lengths.raw}"
     )
 
 

@@ -17,7 +17,7 @@ from zerokara import manifest
 from zerokara.checkpoint.folders import IDENTITY_NAME
 from zerokara.durable import PARTIAL_SUFFIX
 from zerokara.errors import Fault, UserError
-from zerokara.export.exported import UPLOAD_RECORD_NAME
+from zerokara.huggingface.exported import UPLOAD_RECORD_NAME
 from zerokara.tokens.layout import TokenPaths, bin_path, idx_path
 from zerokara.writable import reason_against_entry, reason_against_file, reason_against_folder
 

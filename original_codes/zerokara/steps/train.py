@@ -182,7 +182,7 @@ def _evaluate(first_look: preparation.Preparation, options: command.Options, arg
 
 
 def _check_start(first_look: preparation.Preparation) -> None:
-    from zerokara.export import from_hf  # brings torch in
+    from zerokara.huggingface import from_hf  # brings torch in
 
     from_hf.check(first_look.config, first_look.shape, first_look.encoder)
 
@@ -293,7 +293,7 @@ def _work(plan: preparation.Preparation) -> manifest.Work:
     watching = {"num_workers", "log_interval", "tensorboard", "wandb", "wandb_project", "keep_last", "keep_every"}
     # What these come to stands in the run's identity.
     watching |= {"plots", "sample_prompts", "sample_tokens", "max_hours", "max_hours_per_start"}
-    watching |= {"source_weights", "stages", "max_epochs_per_source", "isolate_documents"}
+    watching |= {"source_weights", "stages", "max_epochs_per_source", "intra_document_masking"}
     settings = config.model_dump(mode="json", exclude=placed | watching)
     return manifest.Work(
         step="3_train",

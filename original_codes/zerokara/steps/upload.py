@@ -14,7 +14,7 @@ from pathlib import Path
 from zerokara import manifest
 from zerokara.config import ConvertConfig
 from zerokara.errors import UserError
-from zerokara.export import exported, hub, usage
+from zerokara.huggingface import exported, hub, usage
 from zerokara.progress import bytes_text, opening, seconds_text, summary
 from zerokara.steps import command, next_command, outputs
 

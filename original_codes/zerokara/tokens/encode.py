@@ -65,7 +65,7 @@ def encode_corpus(
     choice: EncoderChoice | None = None,
     workers: Workers | None = None,
     task_bytes: int | None = None,
-    say: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
 ) -> Encoded:
     """Write the token files and the quarantine file of `config.output_prefix`, by the encoder that was chosen.
 
@@ -94,13 +94,13 @@ def encode_corpus(
             choice = sentencepiece_itself(encoder, "")
         if finished:
             size = sum(result.done.text_bytes for result in finished.values())
-            say(f"  going on: {len(finished):,} shards of {bytes_text(size)} of text were finished before")
+            log(f"  going on: {len(finished):,} shards of {bytes_text(size)} of text were finished before")
         resumed, started = len(finished), time.monotonic()
         try:
             queue, done = _encode(config, files, choice, plan, folder, finished, workers)
         except FastEncoderDiffersError as difference:
             what = f"{choice.name} gave other ids than SentencePiece for {difference.excerpt}"
-            say(f"  {what}: SentencePiece does it all anew")
+            log(f"  {what}: SentencePiece does it all anew")
             choice, resumed = sentencepiece_itself(encoder, ""), 0
             plan = replace(plan, encoder=choice.name)
             work_folder.begin_anew(folder, plan)

@@ -21,9 +21,9 @@ from zerokara.model.megatron import Model, build
 from zerokara.progress import summary
 from zerokara.training.compute import devices
 from zerokara.training.evaluation import ValidationResult, start_validation
+from zerokara.training.monitoring import metrics
 from zerokara.training.planning.preparation import Preparation
 from zerokara.training.processes import joining
-from zerokara.training.watching import metrics
 
 
 def evaluate(preparation: Preparation, folder: Path) -> None:

@@ -38,7 +38,7 @@ class StepGuard:
         """The last good ones, oldest first."""
         return tuple(self._losses)
 
-    def fault_of_loss(self, loss: float) -> str:
+    def skip_reason_of_loss(self, loss: float) -> str:
         """Why a step with this loss must not reach the weights; nothing if it may."""
         if not math.isfinite(loss):
             return f"the loss is {loss}"
@@ -55,20 +55,20 @@ class StepGuard:
         )
 
     @staticmethod
-    def fault_of_norm(norm: float) -> str:
-        """As `fault_of_loss`, of the gradient's norm."""
+    def skip_reason_of_norm(norm: float) -> str:
+        """As `skip_reason_of_loss`, of the gradient's norm."""
         return "" if math.isfinite(norm) else "the gradient is not finite"
 
-    def note(self, loss: float, fault: str) -> None:
+    def note(self, loss: float, skip_reason: str) -> None:
         """Take in a step that was judged."""
-        if fault:
+        if skip_reason:
             self.skipped_steps += 1
             self.skipped_in_row += 1
         else:
             self.skipped_in_row = 0
             self._losses.append(loss)
 
-    def require_patience(self, step: int, fault: str) -> None:
+    def require_patience(self, step: int, reason: str) -> None:
         """See that a step that was skipped, and noted, is not one too many.
 
         Raises:
@@ -76,7 +76,7 @@ class StepGuard:
         """
         if self.skipped_in_row > self._most:
             raise GivenUp(
-                f"step {step}: {fault}; {self.skipped_in_row} skipped in a row, and max_skipped_steps is {self._most}. "
+                f"step {step}: {reason}; {self.skipped_in_row} skipped in a row, and max_skipped_steps is {self._most}. "
                 "The weights were not touched. Look at the documents named above; resume from the newest checkpoint "
                 "with a lower learning rate (--set lr=…), or allow more (--set max_skipped_steps=…)"
             )

@@ -12,20 +12,20 @@ from typing import Any
 import torch
 
 from zerokara.checkpoint import TrainingState
-from zerokara.progress import bytes_text, count_text, say, seconds_text
+from zerokara.progress import bytes_text, count_text, log, seconds_text
 from zerokara.samples.mixed_order import MixedOrder
 from zerokara.training import sampling
+from zerokara.training.bad_samples import BadSample
 from zerokara.training.compute import devices
 from zerokara.training.evaluation import ValidationResult
 from zerokara.training.loop import StepRecord
+from zerokara.training.monitoring import metrics
+from zerokara.training.monitoring.drawing import Drawing
+from zerokara.training.monitoring.pace import Pace
 from zerokara.training.planning.consumption import stages_told
 from zerokara.training.planning.position import Position
 from zerokara.training.planning.preparation import Preparation
 from zerokara.training.sampling import Sample
-from zerokara.training.suspects import Suspect
-from zerokara.training.watching import metrics
-from zerokara.training.watching.drawing import Drawing
-from zerokara.training.watching.pace import Pace
 
 _UNLOGGED = "unlogged_losses"
 
@@ -52,14 +52,14 @@ class Logbook:
             self._open(state)
         if device.type == "cuda" and devices.peak_flops(device) is None:
             name = torch.cuda.get_device_name(device)
-            self.say(f"mfu is n/a: the peak of {name} is not in training/compute/devices.py")
+            self.log(f"mfu is n/a: the peak of {name} is not in training/compute/devices.py")
 
     def _open(self, state: TrainingState) -> None:
         run_dir, config = self._preparation.run_dir, self._preparation.config
-        self._recorder = metrics.Recorder(run_dir, config, state.step, self.say)
+        self._recorder = metrics.Recorder(run_dir, config, state.step, self.log)
         sampling.forget_after(run_dir, state.step if state.step else -1)
         if config.plots:
-            self._drawing = Drawing(run_dir, self.say)
+            self._drawing = Drawing(run_dir, self.log)
         if state.step:
             self._record({"step": state.step, "tokens": state.tokens, "resumed": True, "seconds": state.seconds})
 
@@ -69,14 +69,14 @@ class Logbook:
         return self._earlier_seconds + time.monotonic() - self._started
 
     def add(self, record: StepRecord) -> None:
-        """Take in one step; it is told by the next `log`, or if it was skipped by `log_skipped`."""
+        """Take in one step; it is told by the next `log_step`, or if it was skipped by `log_skipped`."""
         self.pace.step(record.seconds)
-        if not record.fault:
+        if not record.skip_reason:
             self._window.append(record)
             # A start that goes on from here tells the mean of all steps since the last line, as if there were no break.
             self.facts[_UNLOGGED] = [*self.facts.get(_UNLOGGED, []), record.loss]
 
-    def log(self, statistics: Mapping[str, Sequence[float]] | None = None) -> None:
+    def log_step(self, statistics: Mapping[str, Sequence[float]] | None = None) -> None:
         """Record and tell the steps since the last call, as one line; none where all of them were skipped.
 
         `statistics` are further numbers, each by layer, that the model has of itself.
@@ -109,7 +109,7 @@ class Logbook:
         self._record(line)
         mfu = "n/a" if line["mfu"] is None else f"{line['mfu']:.1%}"
         busiest = f"busiest expert {max(line['expert_load']):.2f}  " if "expert_load" in line else ""
-        self.say(
+        self.log(
             f"step {record.step}/{schedule.num_steps}  loss {line['loss']:.4f}  lr {record.learning_rate:.2e}  "
             f"norm {record.grad_norm:.3f}  {count_text(speed)} tok/s  mfu {mfu}  "
             f"memory {bytes_text(line['memory_bytes'])}  {busiest}epoch {line['epoch']:.3f}  "
@@ -123,20 +123,20 @@ class Logbook:
             return None
         return tokens_per_second * preparation.shape.flops_per_token() / (peak * preparation.num_processes)
 
-    def log_skipped(self, record: StepRecord, suspects: Sequence[Suspect]) -> None:
+    def log_skipped(self, record: StepRecord, bad_samples: Sequence[BadSample]) -> None:
         """Record and tell a step that was skipped, and the sequences that are to blame."""
         step = record.step
         self._record(
             {
                 "step": step,
                 "tokens": self._position.tokens(step),
-                "skipped": record.fault,
-                "suspects": [suspect.as_json() for suspect in suspects],
+                "skipped": record.skip_reason,
+                "bad_samples": [sample.as_json() for sample in bad_samples],
             }
         )
-        self.say(f"step {step}  SKIPPED, the weights are as before: {record.fault}")
-        for suspect in suspects:
-            self.say(f"step {step}    {suspect}")
+        self.log(f"step {step}  SKIPPED, the weights are as before: {record.skip_reason}")
+        for sample in bad_samples:
+            self.log(f"step {step}    {sample}")
 
     def log_validation(self, step: int, result: ValidationResult) -> None:
         """Record and tell what a validation found."""
@@ -147,9 +147,9 @@ class Logbook:
         facts.update(valid_loss=result.loss, valid_bits_per_byte=bits, valid_step=step)
         if bits < facts.get("best_valid_bits_per_byte", float("inf")):
             facts.update(best_valid_bits_per_byte=bits, best_valid_step=step)
-        self.say(f"step {step}  validation loss {result.loss:.4f}  {bits:.4f} bits per byte")
+        self.log(f"step {step}  validation loss {result.loss:.4f}  {bits:.4f} bits per byte")
         for score in result.sources:
-            self.say(f"step {step}    {score.loss:.4f}  {score.bits_per_byte:.4f} bits per byte  {score.name}")
+            self.log(f"step {step}    {score.loss:.4f}  {score.bits_per_byte:.4f} bits per byte  {score.name}")
         if self._drawing is not None and step:
             self._drawing.refresh()
 
@@ -160,26 +160,26 @@ class Logbook:
         try:
             sampling.add(self._preparation.run_dir, step, samples)
         except OSError as error:  # a full disk: the next validation writes again
-            self.say(f"{sampling.FILE_NAME}: {error.strerror or error}")
+            self.log(f"{sampling.FILE_NAME}: {error.strerror or error}")
         self._recorder.text(step, "samples", sampling.as_markdown(samples))
         for sample in samples:
-            self.say(f"step {step}  {sampling.excerpt(sample.prompt, 40)}⟪{sampling.excerpt(sample.greedy)}⟫")
+            self.log(f"step {step}  {sampling.excerpt(sample.prompt, 40)}⟪{sampling.excerpt(sample.greedy)}⟫")
 
     def say_stages(self, step: int, resumed: bool = False) -> None:
         """Tell which stages begin in the step after `step`, or in which one a resumed run stands."""
         next_samples = range(self._position.samples(step), self._position.samples(step + 1))
         for words in stages_told(self._preparation.reading, self._order, next_samples, resumed):
-            self.say(f"step {step + 1}  {words}")
+            self.log(f"step {step + 1}  {words}")
 
     def flush(self) -> None:
         """Bring to disk what was recorded: a checkpoint is about to say that it happened."""
         if self._recorder is not None:
             self._recorder.flush()
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Print a line, once for all processes."""
         if self._rank == 0:
-            say(text)
+            log(text)
 
     def close(self) -> None:
         """Flush what was recorded to disk, and draw it."""

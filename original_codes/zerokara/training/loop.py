@@ -33,7 +33,7 @@ class StepRecord:
     grad_norm: float
     """Before clipping; nan where the step was skipped for its loss."""
     seconds: float
-    fault: str = ""
+    skip_reason: str = ""
     """Why the step was skipped; empty where it was not."""
 
 
@@ -68,14 +68,14 @@ def train(
         # All processes meet here: so all learn of a request that reached one, and leave after the same step.
         total_nats, requests = _sum_over_processes([counts * nats.item(), float(stop.look())], device)
         loss, learning_rate, grad_norm = total_nats / global_tokens, schedule.learning_rate(step), math.nan
-        fault = guard.fault_of_loss(loss)
-        if fault:
+        skip_reason = guard.skip_reason_of_loss(loss)
+        if skip_reason:
             engine.discard()
         else:
             grad_norm = engine.update(learning_rate)
-            fault = guard.fault_of_norm(grad_norm)
-        guard.note(loss, fault)
-        record = StepRecord(step, loss, learning_rate, grad_norm, time.perf_counter() - started, fault)
+            skip_reason = guard.skip_reason_of_norm(grad_norm)
+        guard.note(loss, skip_reason)
+        record = StepRecord(step, loss, learning_rate, grad_norm, time.perf_counter() - started, skip_reason)
         if at_edge(record, requests > 0):
             return step == schedule.num_steps
     return True

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zerokara.errors import Fault, RunError, UserError
-from zerokara.progress import bytes_text, count_text, say, seconds_text
+from zerokara.progress import bytes_text, count_text, log, seconds_text
 from zerokara.samples.batches import Batches, BatchPlan
 from zerokara.tokens.indexed import IndexedTokens
 from zerokara.training.planning import memory_budget
@@ -86,7 +86,7 @@ def _trial_steps(preparation: Preparation, device: torch.device) -> tuple[float,
     """The time of one step, and the loss of the last."""
     import torch
 
-    from zerokara.export import from_hf
+    from zerokara.huggingface import from_hf
     from zerokara.model import compilation, parallel
     from zerokara.model.experts import Routing
     from zerokara.model.megatron import build
@@ -103,8 +103,8 @@ def _trial_steps(preparation: Preparation, device: torch.device) -> tuple[float,
         engine.load_state(from_hf.weights(config, preparation.shape), {}, num_updates=0)
     reason = compilation.reason_against(config.compile, device.type, config.zero_stage)
     if reason is None:
-        compilation.start(model, config.micro_batch, config.isolate_documents, _say)
-    _say(f"kernels: {_kernels(preparation, device)}{f'; layers not compiled ({reason})' if reason else ''}")
+        compilation.start(model, config.micro_batch, config.intra_document_masking, _log)
+    _log(f"kernels: {_kernels(preparation, device)}{f'; layers not compiled ({reason})' if reason else ''}")
     plan = BatchPlan(config.global_batch_size, config.micro_batch, parallel.data_size())
     batches = Batches(reading.tokens(), reading.order(), plan, preparation.objective, parallel.data_rank())
     times, loss = [], 0.0
@@ -149,13 +149,13 @@ def _attention_kernel(preparation: Preparation, device: torch.device) -> str:
     """Which kernel `scaled_dot_product_attention` takes, as torch tells it."""
     import torch
 
-    shape, isolated = preparation.shape, preparation.config.isolate_documents
+    shape, isolated = preparation.shape, preparation.config.intra_document_masking
     biased = shape.traits.positions == "relative"
     if device.type == "cpu":
         plain = "plain operations, since each distance has a learned bias, and "
         return f"attention by {plain if biased else ''}torch's flash kernel for CPUs"
     dtype = torch.bfloat16 if preparation.config.precision == "bf16" else torch.float32
-    size = (1, shape.num_attn_heads, shape.seq_len, shape.head_size)
+    size = (1, shape.num_attn_heads, shape.seq_len, shape.head_dim)
     query = torch.empty(size, dtype=dtype, device=device)
     pairs = (1, 1, shape.seq_len, shape.seq_len)
     mask = torch.ones(pairs, dtype=torch.bool, device=device) if isolated else None
@@ -182,7 +182,7 @@ def _tell(preparation: Preparation, device: torch.device, seconds: float, loss: 
     torch.distributed.all_reduce(peak, torch.distributed.ReduceOp.MAX)
     schedule = preparation.schedule
     speed = schedule.batch_tokens / seconds
-    _say(
+    _log(
         f"trial of {TRIAL_STEPS} steps: loss {loss:.3f}, {seconds_text(seconds)} a step, {count_text(speed)} tok/s; "
         f"all {schedule.num_steps:,} steps would take {seconds_text(schedule.num_steps * seconds)}, validations and "
         "saves not counted"
@@ -191,12 +191,12 @@ def _tell(preparation: Preparation, device: torch.device, seconds: float, loss: 
     expected = needed.without_saving()
     if device.type == "cuda":  # torch counts what it has given out, and nothing else
         expected -= needed.bytes_of("framework")
-    _say(
+    _log(
         f"memory: the fullest process held {bytes_text(peak.item())} at most, the estimate (without the copy that is "
         f"being saved) was {bytes_text(expected)} ({expected / peak.item() - 1:+.0%})"
     )
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     if os.environ.get("RANK", "0") == "0":
-        say(text)
+        log(text)

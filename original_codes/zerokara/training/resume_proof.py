@@ -27,10 +27,10 @@ from zerokara.config import PretrainConfig
 from zerokara.durable import make_folders, write_text
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.progress import bytes_text
+from zerokara.training.monitoring import metrics
 from zerokara.training.planning import preparation, run_folder
 from zerokara.training.planning.preparation import Preparation
 from zerokara.training.processes import launcher
-from zerokara.training.watching import metrics
 
 MODULE = "zerokara.training.resume_proof"
 LOCK_NAME = "proof.lock"

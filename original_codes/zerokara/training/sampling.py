@@ -72,7 +72,7 @@ class Sampler:
         device: torch.device,
     ):
         self._encoder, self._texts, self._device, self._seed = encoder, prompts, device, seed
-        self._num_tokens = min(num_tokens, objective.lengths.read - 1)
+        self._num_tokens = min(num_tokens, objective.lengths.input - 1)
         self._prompts = [objective.prompt(encoder, prompt, self._num_tokens) for prompt in prompts]
         self._never = sorted({encoder.unk_id, *encoder.control_ids} - {encoder.eos_id, *objective.marks})
 

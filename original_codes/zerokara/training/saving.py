@@ -50,13 +50,13 @@ class Saver:
         engine: Engine,
         device: torch.device,
         rank: int,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
         resumed_from: Path | None = None,
     ):
-        self._engine, self._device, self._rank, self._say = engine, device, rank, say
+        self._engine, self._device, self._rank, self._log = engine, device, rank, log
         config = preparation.config
         retention = Retention(config.keep_last, config.keep_every, config.keep_best)
-        self._shelf = _Shelf(preparation.run_dir, retention, resumed_from, say)
+        self._shelf = _Shelf(preparation.run_dir, retention, resumed_from, log)
         self._copies = {"weights": HostCopy(device), "moments": HostCopy(device)}
         self._writing: _Writing | None = None
 
@@ -108,19 +108,19 @@ class Saver:
             writing.join(WORD_SECONDS)
             if writing.is_alive():
                 waited = seconds_text(time.monotonic() - started)
-                self._say(
+                self._log(
                     f"step {step}  waiting for the checkpoint of step {writing.step} to be written, since {waited}"
                 )
         waited_seconds = time.monotonic() - started
         if waited_seconds > 1:
-            self._say(
+            self._log(
                 f"step {step}  waited {seconds_text(waited_seconds)} for the checkpoint of step {writing.step} to be "
                 "written: save_interval is short for this disk"
             )
         if writing.failure is not None:
             raise writing.failure
         if writing.trouble:
-            self._say(f"step {writing.step}  was never saved; step {step} takes its place")
+            self._log(f"step {writing.step}  was never saved; step {step} takes its place")
 
     def _last_attempts(self) -> str:
         """Wait for the last save; why it failed, or nothing."""
@@ -135,7 +135,7 @@ class Saver:
                 told = time.monotonic()
                 left = seconds_text(PATIENCE_SECONDS - waited)
                 what = f"trying for {left} more: {writing.trouble}" if writing.trouble else "being written"
-                self._say(f"the checkpoint of step {writing.step} is not yet saved, {what}")
+                self._log(f"the checkpoint of step {writing.step} is not yet saved, {what}")
         if writing is None:
             return ""
         if writing.failure is not None:
@@ -152,8 +152,8 @@ class Saver:
 class _Shelf:
     """The checkpoints of a run folder, for the one thread that writes there."""
 
-    def __init__(self, run_dir: Path, retention: Retention, resumed_from: Path | None, say: Callable[[str], None]):
-        self.run_dir, self.retention, self.newest, self.say = run_dir, retention, resumed_from, say
+    def __init__(self, run_dir: Path, retention: Retention, resumed_from: Path | None, log: Callable[[str], None]):
+        self.run_dir, self.retention, self.newest, self.log = run_dir, retention, resumed_from, log
 
     def put(self, state: TrainingState, weights: dict[str, Tensor], moments: dict[str, Tensor]) -> Path:
         """Write a checkpoint.
@@ -169,7 +169,7 @@ class _Shelf:
             if checkpoint.prune(self.run_dir, self.retention):
                 checkpoint.mark(self.run_dir)
         except OSError as error:  # the checkpoint stands; what was to be done beside it is done with the next
-            self.say(f"step {state.step}  older checkpoints are left alone for now: {error}")
+            self.log(f"step {state.step}  older checkpoints are left alone for now: {error}")
         return folder
 
     def _require_room(self, needed: int) -> None:
@@ -236,7 +236,7 @@ class _Writing(threading.Thread):
                 f"{error.filename or self._shelf.run_dir}: {error.strerror or error}",
             )
             if first:
-                self._shelf.say(
+                self._shelf.log(
                     f"step {self.step}  NOT saved: {self.trouble}. Training goes on, and it is tried again every "
                     f"{RETRY_SECONDS:g} s"
                 )
@@ -244,5 +244,5 @@ class _Writing(threading.Thread):
         after = ", after all" if self.trouble else ""
         self.trouble = ""
         took, waited = seconds_text(time.monotonic() - started), seconds_text(self._copy_seconds)
-        self._shelf.say(f"step {self.step}  saved {folder} in {took}{after}; training waited {waited}")
+        self._shelf.log(f"step {self.step}  saved {folder} in {took}{after}; training waited {waited}")
         return True

@@ -17,13 +17,13 @@ import torch.distributed
 from zerokara import checkpoint
 from zerokara.checkpoint import TrainingState
 from zerokara.errors import RunError
-from zerokara.export import from_hf
+from zerokara.huggingface import from_hf
 from zerokara.model import compilation, parallel
 from zerokara.model.experts import Routing, statistics
 from zerokara.model.megatron import Model, build, num_parameters
-from zerokara.progress import count_text, say, seconds_text
+from zerokara.progress import count_text, log, seconds_text
 from zerokara.samples.batches import Batches, BatchPlan
-from zerokara.training import suspects
+from zerokara.training import bad_samples
 from zerokara.training.compute import devices
 from zerokara.training.compute.engine import Engine
 from zerokara.training.evaluation import start_validation
@@ -35,7 +35,7 @@ from zerokara.training.planning.limits import TimeLimits
 from zerokara.training.planning.position import Position
 from zerokara.training.planning.preparation import Preparation
 from zerokara.training.processes import identity, joining
-from zerokara.training.processes.agreement import Agreement, ComeApart
+from zerokara.training.processes.agreement import Agreement, ProcessesDiverged
 from zerokara.training.processes.stopping import FILE_NAME as STOP_NAME
 from zerokara.training.processes.stopping import StopFile, StopRequest
 from zerokara.training.sampling import Sampler
@@ -68,7 +68,7 @@ class Session:
         self.logbook = Logbook(preparation, self.state, self.device, self.rank)
         if self.rank == 0:
             self.stop.watch(TimeLimits(self.config, preparation.checkpoint_bytes, lambda: self.logbook.seconds).look)
-        self.saver = Saver(preparation, self.engine, self.device, self.rank, self._say, self._resumed_from)
+        self.saver = Saver(preparation, self.engine, self.device, self.rank, self._log, self._resumed_from)
         self.guard = StepGuard(self.config, self.state)
         plan = BatchPlan(self.config.global_batch_size, self.config.micro_batch, parallel.data_size())
         reading = preparation.reading
@@ -84,7 +84,7 @@ class Session:
         try:
             finished = self._train()
             self.saver.finish()
-        except (GivenUp, ComeApart) as error:
+        except (GivenUp, ProcessesDiverged) as error:
             self.saver.finish()
             if self.rank:
                 raise SystemExit(error.exit_code) from None
@@ -98,7 +98,7 @@ class Session:
         if not finished:
             reached = self.state.step == self._stop_after
             reason = self.stop.reason or ("its caller" if reached else "another process")
-            self._say(f"stopped by {reason} after step {self.state.step}, saved")
+            self._log(f"stopped by {reason} after step {self.state.step}, saved")
             if self.rank == 0:
                 self._stop_file.forget()
         if self._lock is not None:
@@ -108,7 +108,7 @@ class Session:
     def _train(self) -> bool:
         done = self.state.step
         waited = time.time() - psutil.Process().create_time()
-        self._say(
+        self._log(
             f"ready after {seconds_text(waited)}; stop with Ctrl-C, SIGTERM, or: touch {self.run_dir / STOP_NAME}; "
             "nothing is lost"
         )
@@ -130,7 +130,7 @@ class Session:
 
     def _start_state(self) -> TrainingState:
         # The first process looks, for all: hashing is reading the whole checkpoint.
-        newest = checkpoint.newest_to_resume(self.run_dir, self._say) if self.rank == 0 else None
+        newest = checkpoint.newest_to_resume(self.run_dir, self._log) if self.rank == 0 else None
         found = torch.tensor([checkpoint.step_of(newest) if newest else -1], device=self.device)
         torch.distributed.broadcast(found, src=0)
         step = int(found.item())
@@ -167,20 +167,20 @@ class Session:
                 engine.load_state(checkpoint.read_weights(folder), checkpoint.read_moments(folder), state.updates)
             else:
                 engine.load_state(checkpoint.read_weights(folder), {}, num_updates=0)
-                self._say(f"optimizer was {state.optimizer}, is {self.config.optimizer}: its state starts anew")
-            self._say(f"going on from {folder}: step {self.state.step}, {count_text(self.state.tokens)} tokens done")
+                self._log(f"optimizer was {state.optimizer}, is {self.config.optimizer}: its state starts anew")
+            self._log(f"going on from {folder}: step {self.state.step}, {count_text(self.state.tokens)} tokens done")
         elif self.config.init_from:
             engine.load_state(from_hf.weights(self.config, preparation.shape), {}, num_updates=0)
             surplus = from_hf.num_surplus_rows(self.config, preparation.shape)
             without = f", without {surplus:,} rows of its embedding that no token has" if surplus else ""
-            self._say(f"starting from the weights of {self.config.init_from}{without}")
+            self._log(f"starting from the weights of {self.config.init_from}{without}")
         self._compile(model)
         return engine
 
     def _compile(self, model: Model) -> None:
         config = self.config
         if compilation.reason_against(config.compile, self.device.type, config.zero_stage) is None:
-            compilation.start(model, config.micro_batch, config.isolate_documents, self._say)
+            compilation.start(model, config.micro_batch, config.intra_document_masking, self._log)
 
     def _start_sampler(self) -> Sampler | None:
         config = self.config
@@ -196,11 +196,11 @@ class Session:
         asked_to_stop |= step == self._stop_after
         self.agreement.check(step)
         self.logbook.add(record)
-        if record.fault:
-            self._name_suspects(record)
-            self.guard.require_patience(step, record.fault)
+        if record.skip_reason:
+            self._report_bad_samples(record)
+            self.guard.require_patience(step, record.skip_reason)
         if last or step % config.log_interval == 0 or step == 1:
-            self.logbook.log(statistics(self._layers))
+            self.logbook.log_step(statistics(self._layers))
         if last or (step % config.eval_interval == 0 and not asked_to_stop):
             asked_to_stop |= not self._validate(step, to_the_end=last)
         if last or asked_to_stop or step % config.save_interval == 0:
@@ -226,9 +226,9 @@ class Session:
                 self.logbook.log_samples(step, self.sampler(self.engine.module))
         return True
 
-    def _name_suspects(self, record: StepRecord) -> None:
+    def _report_bad_samples(self, record: StepRecord) -> None:
         consumed = self.position.samples(record.step - 1)
-        found = suspects.find(self.engine.module, self.batches, self.preparation.reading, consumed)
+        found = bad_samples.find(self.engine.module, self.batches, self.preparation.reading, consumed)
         self.logbook.log_skipped(record, found)
 
     def _save(self, step: int) -> None:
@@ -259,6 +259,6 @@ class Session:
             facts=facts,
         )
 
-    def _say(self, text: str) -> None:
+    def _log(self, text: str) -> None:
         if self.rank == 0:
-            say(text)
+            log(text)

@@ -33,7 +33,7 @@ def test_every_fault_is_told_at_once_in_the_order_of_the_file(tmp_path: Path) ->
     assert faults_of(tmp_path, text) == [
         "config.yaml:2: lr: stands twice, first at line 1; keep one",
         "config.yaml:3: hiden_size = 5: there is no such setting; did you mean hidden_size?",
-        "config.yaml:4: hidden_size = 250: must be a multiple of num_attn_heads = 4; try 248 or 252, or give head_size",
+        "config.yaml:4: hidden_size = 250: must be a multiple of num_attn_heads = 4; try 248 or 252, or give head_dim",
         "config.yaml:5: micro_batch_size = abc: must be a whole number or 'auto'; "
         "write a number without quotes or units",
         "config.yaml:6: epochs = -1: must be greater than 0",
@@ -76,11 +76,11 @@ def test_global_batch_is_explained_with_numbers(tmp_path: Path) -> None:
         ("train_tokens: 1.5\n", "train_tokens = 1.5: must be a whole number or 'auto'"),
         ("hidden_size: 12\n", "hidden_size = 12: must give heads of even width for rotary positions; they have 3"),
         ("architecture: gpt2\nnum_kv_heads: 2\n", "must be auto for architecture gpt2"),
-        ("architecture: t5\nisolate_documents: true\n", "must be false for architecture t5, whose gaps may reach"),
-        ("relative_attention_buckets: 30\n", "must be a multiple of 4"),
-        ("architecture: t5\nrelative_attention_distance: 16\n", "must be more than 16: half of"),
+        ("architecture: t5\nintra_document_masking: true\n", "must be false for architecture t5, whose gaps may reach"),
+        ("relative_attention_num_buckets: 30\n", "must be a multiple of 4"),
+        ("architecture: t5\nrelative_attention_max_distance: 16\n", "must be more than 16: half of"),
         ("architecture: t5\nseq_len: 2\n", "must be at least 3: a token, the sentinel of a gap, and an end"),
-        ("head_size: 7\n", "head_size = 7: must give heads of even width"),
+        ("head_dim: 7\n", "head_dim = 7: must give heads of even width"),
         (
             "keep_every: 150\nsave_interval: 100\n",
             "keep_every = 150: must be a multiple of save_interval = 100; try 200",

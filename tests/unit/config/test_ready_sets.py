@@ -50,9 +50,9 @@ def test_a_set_is_whole_and_its_steps_fit_together(name: str) -> None:
         f"models/{name}",
         f"models/{name}_hf",
     )
-    assert (tokenizer.extra_ids > 0) == training.traits.encodes
+    assert (tokenizer.extra_ids > 0) == training.traits.is_encoder_decoder
     prompts = [*converting.test_prompt_text, *training.sample_prompts]
-    assert all(("<extra_id_0>" in prompt) == training.traits.encodes for prompt in prompts)
+    assert all(("<extra_id_0>" in prompt) == training.traits.is_encoder_decoder for prompt in prompts)
 
 
 def test_what_two_sets_write_to_one_place_is_the_same() -> None:

@@ -15,7 +15,7 @@ from zerokara.config.sample_lengths import SampleLengths, causal, with_spans
 def test_t5s_own_lengths(read: int, taken: int, written: int, noise: int, spans: int) -> None:
     """`written` counts a sentinel for each span and an end; noise is what else there is."""
     found = with_spans(read, 0.15, 3)
-    assert found == SampleLengths(taken, read, written, overlap=0, noise=noise, spans=spans)
+    assert found == SampleLengths(taken, read, written, overlap=0, num_noise_tokens=noise, num_spans=spans)
     assert noise + spans + 1 == written and taken - noise + spans + 1 == read
 
 
@@ -24,11 +24,11 @@ def test_t5s_own_lengths(read: int, taken: int, written: int, noise: int, spans:
 def test_every_length_is_met_exactly_by_the_longest_text(density: float, mean: float) -> None:
     for read in range(16, 300, 7):
         found = with_spans(read, density, mean)
-        noise = round(found.taken * density)
+        noise = round(found.raw * density)
         exactly = density < 0.5 or mean > 1
-        assert found.read in ((read,) if exactly else (read, read - 1)) and found.noise == noise
-        assert 1 <= found.spans <= min(noise, found.taken - noise)
-        assert with_spans(read + 1, density, mean).taken >= found.taken
+        assert found.input in ((read,) if exactly else (read, read - 1)) and found.num_noise_tokens == noise
+        assert 1 <= found.num_spans <= min(noise, found.raw - noise)
+        assert with_spans(read + 1, density, mean).raw >= found.raw
 
 
 def test_causal_samples_look_one_token_further() -> None:
@@ -40,7 +40,7 @@ def test_causal_samples_look_one_token_further() -> None:
 def test_a_configuration_has_them() -> None:
     given = ["architecture=t5", "seq_len=512"]
     settings = config.load(config.PretrainConfig, "/dev/null", given)
-    assert settings.lengths.taken == 568 and settings.ties_embeddings is False
+    assert settings.lengths.raw == 568 and settings.ties_embeddings is False
     sparse = config.load(config.PretrainConfig, "/dev/null", [*given, "noise_density=0.5", "mean_span_length=8"])
-    assert sparse.lengths.written > settings.lengths.written
+    assert sparse.lengths.target > settings.lengths.target
     assert settings.identity() != sparse.identity(), "a run cannot go on with other samples"

@@ -60,7 +60,7 @@ def test_a_failure_is_told_and_the_layers_run_as_written(model: Decoder, monkeyp
 
     monkeypatch.setattr(torch, "compile", failing)
     said: list[str] = []
-    assert not compilation.start(model, 2, isolated=False, say=said.append)
+    assert not compilation.start(model, 2, isolated=False, log=said.append)
     assert said[-1] == "not compiled, the layers run as written: RuntimeError: no C++ compiler"
     ids = torch.zeros(2, 16, dtype=torch.int64)
     model(ids, ids).backward()
@@ -77,7 +77,7 @@ def test_only_training_at_the_first_shape_is_compiled(model: Decoder, monkeypatc
         return count
 
     monkeypatch.setattr(torch, "compile", counting)
-    assert compilation.start(model, 2, isolated=False, say=lambda _: None)
+    assert compilation.start(model, 2, isolated=False, log=lambda _: None)
     assert all(parameter.grad is None for parameter in model.parameters())
     ids = torch.zeros(3, 16, dtype=torch.int64)
     model(ids, ids)

@@ -21,9 +21,9 @@ from zerokara.model.shapes import ModelShape
 SMALL = ["num_layers=3", "hidden_size=48", "num_attn_heads=4", "seq_len=24", "num_experts=4"]
 FAMILIES = [
     ("architecture=mixtral", "num_kv_heads=2"),
-    ("architecture=qwen3_moe", "sparse_layers=[1]", "expert_ffn_hidden_size=40"),
+    ("architecture=qwen3_moe", "moe_layers=[1]", "moe_ffn_hidden_size=40"),
     ("architecture=switch",),
-    ("architecture=t5_moe", "sparse_layers=[0, 2]", "experts_per_token=3", "tie_word_embeddings=true"),
+    ("architecture=t5_moe", "moe_layers=[0, 2]", "experts_per_token=3", "tie_word_embeddings=true"),
 ]
 ROUTING = Routing(balance=0.3, z=0.2)
 
@@ -156,9 +156,9 @@ def test_the_gradient_is_that_of_the_loss_and_of_what_routers_add(
     shape = shape_of(*overrides)
     generator = torch.Generator().manual_seed(4)
     read = torch.randint(0, 300, (3, 24), generator=generator)
-    labels = torch.randint(0, 300, (3, shape.written_len), generator=generator)
+    labels = torch.randint(0, 300, (3, shape.target_len), generator=generator)
     arguments = [read, labels, torch.ones(labels.shape)]
-    if shape.traits.encodes:
+    if shape.traits.is_encoder_decoder:
         arguments.append(labels.roll(1, dims=1))
 
     def gradients(whole: bool) -> tuple[float, dict[str, Tensor]]:
@@ -201,7 +201,7 @@ def test_sequences_know_nothing_of_each_other() -> None:
 
 
 def test_what_routers_did_is_told_by_layer() -> None:
-    model = build(shape_of("architecture=qwen3_moe", "sparse_layers=[0, 2]"), seed=1, routing=Routing(capacity=0.5))
+    model = build(shape_of("architecture=qwen3_moe", "moe_layers=[0, 2]"), seed=1, routing=Routing(capacity=0.5))
     layers = model.all_layers()
     assert statistics(layers) == {}
     ids = torch.randint(0, 300, (3, 24), generator=torch.Generator().manual_seed(4))

@@ -88,7 +88,7 @@ def test_they_are_distributed_as_megatron_cores(overrides: tuple[str, ...], monk
     ids=["auto", "a number", "as T5"],
 )
 def test_with_an_encoder(overrides: tuple[str, ...], embedding: float, queries: float, added: float) -> None:
-    """With Adafactor by the widths, as transformers' T5; queries in place of the scores' division by √head_size."""
+    """With Adafactor by the widths, as transformers' T5; queries in place of the scores' division by √head_dim."""
     shape = shape_of("architecture=t5", "num_kv_heads=auto", "init_std=auto", "ffn_hidden_size=256", *overrides)
     drawn = weights(shape)
     rows, keys, _ = initial_weights.row_blocks("encoder.layers.0.self_attention.linear_qkv.weight", shape)

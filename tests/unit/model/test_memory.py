@@ -20,14 +20,16 @@ from zerokara.model.sharding import Cut, Sharding
 
 def shape_of(architecture: str = "llama", kv_heads: int = 4, tied: bool = True, layers: int = 2) -> ModelShape:
     shape = ModelShape(architecture, layers, 64, 4, kv_heads, 192, 32, 500, tied, 1e4, 1e-5, 0.02)
-    if shape.traits.encodes:  # heads that are not as wide together as the model, and fewer tokens written than read
-        shape = replace(shape, head_size=24, written_len=20)
+    if (
+        shape.traits.is_encoder_decoder
+    ):  # heads that are not as wide together as the model, and fewer tokens written than read
+        shape = replace(shape, head_dim=24, target_len=20)
     if not shape.traits.sparse_every:
         return shape
     per_token = shape.traits.experts_per_token
     # The second layer, which the tests count, and in switch no other.
     sparse = (1,) if architecture == "switch" else tuple(range(layers))
-    return replace(shape, num_experts=6, experts_per_token=per_token, expert_size=96, sparse_layers=sparse)
+    return replace(shape, num_experts=6, experts_per_token=per_token, expert_size=96, moe_layers=sparse)
 
 
 def layout_of(shape: ModelShape | None = None, **settings: Any) -> Layout:
@@ -57,11 +59,11 @@ def kept_before_each_layer(layout: Layout) -> list[int]:
     generator = torch.Generator().manual_seed(1)
     read, written = (
         torch.randint(4, 500, (layout.micro_batch, length), generator=generator)
-        for length in (layout.shape.seq_len, layout.shape.written_len)
+        for length in (layout.shape.seq_len, layout.shape.target_len)
     )
-    segments = (read < 50).cumsum(1) if layout.isolate_documents else None
+    segments = (read < 50).cumsum(1) if layout.intra_document_masking else None
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        model(read, written, None, written if layout.shape.traits.encodes else segments)
+        model(read, written, None, written if layout.shape.traits.is_encoder_decoder else segments)
     return counted
 
 
@@ -77,7 +79,7 @@ def test_a_layer_keeps_what_is_counted(
     layout = layout_of(
         shape_of(architecture, kv_heads, layers=3),
         precision=precision,
-        isolate_documents=isolated,
+        intra_document_masking=isolated,
         activation_checkpointing=mode,
     )
     assert_each_second_layer_is_counted(layout)
@@ -143,12 +145,12 @@ def test_more_tokens_need_more_wherever_they_are(device: str) -> None:
     settings = {"device": device, "optimizer_bytes": 0}
     both = bytes_of(layout_of(shape, **settings))
     assert bytes_of(layout_of(replace(shape, seq_len=64), **settings)) > both
-    assert bytes_of(layout_of(replace(shape, written_len=40), **settings)) > both
+    assert bytes_of(layout_of(replace(shape, target_len=40), **settings)) > both
 
 
 def test_a_bias_whose_gradient_is_needed_keeps_all_pairs_on_a_cpu_only() -> None:
     # Quadratic there: four times as much of twice as many tokens. On a GPU each sequence adds only its tokens.
-    wide = replace(shape_of("t5"), seq_len=2048, written_len=2048)
+    wide = replace(shape_of("t5"), seq_len=2048, target_len=2048)
     on_cpu, on_gpu = (
         [of_a_layer(layout_of(wide, device=device, micro_batch=size)) for size in (1, 2)] for device in ("cpu", "cuda")
     )
@@ -166,7 +168,7 @@ def bytes_of(layout: Layout) -> int:
 
 def test_each_setting_that_saves_memory_does() -> None:
     large = replace(shape_of(layers=12), hidden_size=1024, ffn_hidden_size=2816, num_attn_heads=16, num_kv_heads=16)
-    base = layout_of(large, device="cuda", precision="bf16", num_readers=4, micro_batch=64, zero_stage=1)
+    base = layout_of(large, device="cuda", precision="bf16", data_parallel_size=4, micro_batch=64, zero_stage=1)
     assert bytes_of(replace(base, micro_batch=32)) < bytes_of(base)
     by_mode = [bytes_of(replace(base, activation_checkpointing=mode)) for mode in ("full", "selective", "off")]
     assert by_mode == sorted(set(by_mode)) and bytes_of(replace(base, zero_stage=2)) < bytes_of(base)
@@ -177,7 +179,9 @@ def test_each_setting_that_saves_memory_does() -> None:
     assert by_stage == sorted(set(by_stage))
     offloaded = estimate(replace(base, offload="optimizer"))
     assert offloaded.device_bytes < bytes_of(base) and offloaded.host_bytes > estimate(base).host_bytes
-    assert bytes_of(replace(base, tensor_parallel_size=2, num_readers=2)) < bytes_of(replace(base, num_readers=2))
+    assert bytes_of(replace(base, tensor_parallel_size=2, data_parallel_size=2)) < bytes_of(
+        replace(base, data_parallel_size=2)
+    )
     assert bytes_of(replace(base, optimizer_bytes=0)) < bytes_of(base)
 
 

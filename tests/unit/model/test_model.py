@@ -37,9 +37,9 @@ def _groups() -> None:
         ("tie_word_embeddings=false",),
         ("architecture=gpt2",),
         ("architecture=gpt2", "tie_word_embeddings=false", "ffn_hidden_size=100"),
-        ("num_kv_heads=2", "head_size=20"),
+        ("num_kv_heads=2", "head_dim=20"),
         ("architecture=t5",),
-        ("architecture=t5", "tie_word_embeddings=true", "head_size=16"),
+        ("architecture=t5", "tie_word_embeddings=true", "head_dim=16"),
     ],
 )
 def test_counted_parameters_are_those_built(overrides: tuple[str, ...]) -> None:
@@ -88,11 +88,11 @@ def test_the_future_is_not_seen() -> None:
 
 def written_by(model: EncoderDecoder, read: torch.Tensor, written: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
-        return model(read, written_BT=written, **named)
+        return model(read, decoder_input_ids_BT=written, **named)
 
 
 def test_an_encoder_sees_all_and_a_decoder_what_was_written() -> None:
-    model = build(shape_of("architecture=t5", "head_size=16"))
+    model = build(shape_of("architecture=t5", "head_dim=16"))
     assert isinstance(model, EncoderDecoder)
     generator = torch.Generator().manual_seed(0)
     read, written = (torch.randint(0, 300, (1, length), generator=generator) for length in (20, 12))
@@ -116,15 +116,15 @@ def test_what_fills_up_an_encoders_text_is_not_seen() -> None:
     read, written = (torch.randint(0, 300, (1, length), generator=generator) for length in (9, 5))
     longer = torch.cat([read, torch.randint(0, 300, (1, 4), generator=generator)], dim=1)
     readable = torch.tensor([[1] * 9 + [0] * 4])
-    filled = written_by(model, longer, written, readable_BS=readable)
+    filled = written_by(model, longer, written, encoder_attention_mask_BS=readable)
     rounding.assert_same_tensor(filled, written_by(model, read, written))
     assert rounding.tensor_times_tolerance(written_by(model, longer, written), filled) > rounding.BROKEN
 
 
 def test_flops_of_an_encoder_and_decoder_by_hand() -> None:
     """Of one sample of 34 tokens, 32 to read and 8 to write: each weight by the tokens that it multiplies."""
-    shape = shape_of("architecture=t5", "head_size=16", "ffn_hidden_size=100")
-    assert (shape.sample_tokens, shape.seq_len, shape.written_len) == (34, 32, 8)
+    shape = shape_of("architecture=t5", "head_dim=16", "ffn_hidden_size=100")
+    assert (shape.sample_tokens, shape.seq_len, shape.target_len) == (34, 32, 8)
     attention, mlp, heads = 4 * 48 * 96, 3 * 48 * 100, 96
     encoder = 32 * (attention + mlp) + 2 * 32 * 32 * heads
     decoder = 8 * (attention + mlp) + 8 * 8 * heads  # causal: half

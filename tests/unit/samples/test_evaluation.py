@@ -98,7 +98,7 @@ def with_gaps() -> SpanCorruption:
 def test_texts_with_gaps_cover_every_part_whole(prefix: Path, num_ranks: int, micro: int) -> None:
     """17 tokens in parts of 12, 0 and 5: each is cut by itself, its last sample filled up from its beginning."""
     made = with_gaps()
-    taken, tokens = made.lengths.taken, evaluation_batches(prefix, causal(4), start_id=2).tokens.tolist()
+    taken, tokens = made.lengths.raw, evaluation_batches(prefix, causal(4), start_id=2).tokens.tolist()
     parts = [tokens[:12], [], tokens[12:]]
     evaluation = evaluation_batches(prefix, made, start_id=2, part_tokens=[12, 0, 5])
     assert isinstance(evaluation, WholeSamples) and evaluation.num_parts == 3
@@ -122,4 +122,4 @@ def test_every_validation_asks_for_the_same_words(prefix: Path) -> None:
         batches = evaluation_batches(prefix, with_gaps(), start_id=2).batches(micro)
         return [row for _, batch in batches for row in batch.labels[batch.loss_mask[:, 0] > 0].tolist()]
 
-    assert labels(1) == labels(3) and len(labels(1)) == -(-17 // with_gaps().lengths.taken)
+    assert labels(1) == labels(3) and len(labels(1)) == -(-17 // with_gaps().lengths.raw)

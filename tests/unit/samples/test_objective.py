@@ -44,16 +44,16 @@ def gaps(seq_len: int = 32) -> SpanCorruption:
 
 def test_the_decoder_reads_what_it_wrote_one_later() -> None:
     made = gaps()
-    tokens = np.random.default_rng(0).integers(4, 80, (3, made.lengths.taken))
+    tokens = np.random.default_rng(0).integers(4, 80, (3, made.lengths.raw))
     batch = made(tokens, np.arange(3))
-    assert batch.inputs.shape == (3, 32) and batch.labels.shape == (3, made.lengths.written)
+    assert batch.inputs.shape == (3, 32) and batch.labels.shape == (3, made.lengths.target)
     assert batch.written is not None
     assert (batch.written[:, 0] == 3).all() and np.array_equal(batch.written[:, 1:], batch.labels[:, :-1])
     assert (batch.inputs[:, -1] == 2).all() and (batch.labels[:, -1] == 2).all() and (batch.labels[:, 0] == 99).all()
     assert batch.loss_mask.all() and len(batch.arguments()) == 4
     for row in range(3):
         assert np.array_equal(merged(batch.inputs[row], batch.labels[row], made.sentinels, 2), tokens[row])
-    real = np.repeat([[True], [False], [True]], made.lengths.taken, axis=1)
+    real = np.repeat([[True], [False], [True]], made.lengths.raw, axis=1)
     assert made(tokens, np.arange(3), real).loss_mask[:, 0].tolist() == [1, 0, 1]
 
 
@@ -63,7 +63,7 @@ def test_a_prompt_has_gaps(gap_data: dict[str, str]) -> None:
     first, last = encoder.encode("abc").tolist(), encoder.encode(" de").tolist()
     assert made.prompt(encoder, "abc <extra_id_0> de<extra_id_1>", 5) == Prompt([*first, ids[0], *last, ids[1], 2], [3])
     assert made.prompt(encoder, "abc", 5).read == [*first, ids[0], 2], "one without a gap gets one at its end"
-    assert len(made.prompt(encoder, "abc " * 100, 5).read) == made.lengths.read
+    assert len(made.prompt(encoder, "abc " * 100, 5).read) == made.lengths.input
     spelt = made.prompt(encoder, "abc<extra_id_77>", 5).read
     assert spelt[len(first) : -1] == encoder.encode("<extra_id_77>").tolist(), "no sentinel of that name: it is text"
 
@@ -74,14 +74,17 @@ def test_texts_stand_side_by_side() -> None:
     assert rows.tolist() == [[5, 6, 8], [7, 0, 0]] and {k: v.tolist() for k, v in named.items()} == {"at_B": [2, 0]}
     prompts = [Prompt([5, 6, 2], [3]), Prompt([7, 2], [3])]
     rows, named = side_by_side(prompts, [[8], [9]], fill_id=0)
-    assert rows.tolist() == [[5, 6, 2], [7, 2, 0]] and named["readable_BS"].tolist() == [[1, 1, 1], [1, 1, 0]]
-    assert named["written_BT"].tolist() == [[3, 8], [3, 9]] and named["at_B"].tolist() == [1, 1]
+    assert rows.tolist() == [[5, 6, 2], [7, 2, 0]] and named["encoder_attention_mask_BS"].tolist() == [
+        [1, 1, 1],
+        [1, 1, 0],
+    ]
+    assert named["decoder_input_ids_BT"].tolist() == [[3, 8], [3, 9]] and named["at_B"].tolist() == [1, 1]
 
 
 def test_too_few_sentinels_are_an_error_with_numbers(gap_data: dict[str, str]) -> None:
     encoder = Encoder(gap_data["input_tokenizer_file"])
     settings = load(PretrainConfig, "/dev/null", ["architecture=t5", "seq_len=512"])
-    with pytest.raises(UserError, match=r"has 10 sentinels.*a text of 568 tokens has 28 gaps.*extra_ids: 100"):
+    with pytest.raises(UserError, match=r"has 10 sentinels.*568 tokens have 28 masked spans.*extra_ids: 100"):
         objective(settings, encoder)
     fitting = objective(load(PretrainConfig, "/dev/null", ["architecture=t5", "seq_len=64"]), encoder)
-    assert fitting.lengths.taken == with_spans(64, 0.15, 3).taken and len(fitting.marks) == 10
+    assert fitting.lengths.raw == with_spans(64, 0.15, 3).raw and len(fitting.marks) == 10

@@ -30,11 +30,11 @@ def test_the_example_of_the_docstring() -> None:
 @pytest.mark.parametrize(("read_len", "density", "mean"), [(512, 0.15, 3.0), (64, 0.5, 1.0), (40, 0.3, 6.0)])
 def test_both_sides_together_are_the_text_for_a_thousand_keys(read_len: int, density: float, mean: float) -> None:
     lengths = with_spans(read_len, density, mean)
-    tokens = np.random.default_rng(1).integers(3, 900, (1000, lengths.taken))
+    tokens = np.random.default_rng(1).integers(3, 900, (1000, lengths.raw))
     noise = spans.noise_mask(lengths, 7, np.arange(1000))
-    sentinels = np.arange(10_000, 10_000 - lengths.spans, -1)
+    sentinels = np.arange(10_000, 10_000 - lengths.num_spans, -1)
     read, written = spans.corrupt(tokens, noise, sentinels, END)
-    assert read.shape == (1000, lengths.read) and written.shape == (1000, lengths.written)
+    assert read.shape == (1000, lengths.input) and written.shape == (1000, lengths.target)
     for row in range(1000):
         merged = spans.merged(read[row], written[row], sentinels, END)
         assert merged.tolist() == tokens[row].tolist()
@@ -50,10 +50,10 @@ def runs_of(noise: np.ndarray) -> list[tuple[bool, int]]:
 def test_spans_are_as_long_as_the_closed_form_says() -> None:
     """Of all ways to cut N into M parts, a part has length k in C(N − k − 1, M − 2) of C(N − 1, M − 1)."""
     lengths = with_spans(512, 0.15, 3)
-    number, parts = 4000, lengths.spans
+    number, parts = 4000, lengths.num_spans
     noise = spans.noise_mask(lengths, 3, np.arange(number))
-    assert (noise.sum(axis=1) == lengths.noise).all()
-    for kind, total in ((True, lengths.noise), (False, lengths.taken - lengths.noise)):
+    assert (noise.sum(axis=1) == lengths.num_noise_tokens).all()
+    for kind, total in ((True, lengths.num_noise_tokens), (False, lengths.raw - lengths.num_noise_tokens)):
         found = [length for row in noise for is_noise, length in runs_of(row) if is_noise is kind]
         assert len(found) == number * parts
         for k in (1, 2, 3, 5, 10):
@@ -63,7 +63,7 @@ def test_spans_are_as_long_as_the_closed_form_says() -> None:
     # Every text begins with what is kept and ends in noise; far from both each place is as likely as its neighbours.
     assert not noise[:, 0].any() and noise[:, -1].all()
     middle = noise[:, 100:468].mean(axis=0)
-    assert middle.mean() == pytest.approx(lengths.noise / lengths.taken, rel=0.03)
+    assert middle.mean() == pytest.approx(lengths.num_noise_tokens / lengths.raw, rel=0.03)
     assert abs(middle - middle.mean()).max() < 5 * (0.15 * 0.85 / number) ** 0.5
 
 
@@ -79,6 +79,6 @@ def test_gaps_belong_to_the_seed_and_the_key_alone() -> None:
 
 
 def test_a_single_gap() -> None:
-    lengths = SampleLengths(taken=5, read=5, written=4, noise=2, spans=1)
+    lengths = SampleLengths(raw=5, input=5, target=4, num_noise_tokens=2, num_spans=1)
     noise = spans.noise_mask(lengths, 1, np.arange(3))
     assert noise.tolist() == [[False, False, False, True, True]] * 3

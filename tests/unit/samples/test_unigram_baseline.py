@@ -14,7 +14,7 @@ from zerokara.tokens.indexed import IndexedTokens
 from zerokara.training.planning import preparation
 from zerokara.training.planning.preparation import Preparation
 
-T5 = ("architecture=t5", "num_kv_heads=auto", "head_size=16")
+T5 = ("architecture=t5", "num_kv_heads=auto", "head_dim=16")
 EPOCHS = 10
 
 
@@ -39,21 +39,21 @@ def test_a_t5_is_measured_by_what_its_decoder_predicts(gap_data: dict[str, str])
     counts, num_samples = counted(plan, EPOCHS)
     corpus = token_counts(IndexedTokens(plan.token_paths.train))
     expected, lengths = plan.objective.target_counts(corpus), plan.objective.lengths
-    assert expected.sum() == pytest.approx(lengths.written) and lengths.spans > 1
+    assert expected.sum() == pytest.approx(lengths.target) and lengths.num_spans > 1
     sentinels = plan.objective.marks
-    used, unused = sentinels[: lengths.spans], sentinels[lengths.spans :]
+    used, unused = sentinels[: lengths.num_spans], sentinels[lengths.num_spans :]
     assert (counts[used] == num_samples).all() and (expected[used] == 1).all() and not counts[unused].any()
     # A text of 28 thousand tokens is cut at the same places in each epoch, and the last of a sample is always masked.
     assert plan.unigram_entropy == pytest.approx(entropy(counts), abs=0.03)
     # Neither the corpus's own entropy nor its share of the targets will do.
     assert abs(plan.unigram_entropy - entropy(corpus)) > 0.5
-    assert abs(plan.unigram_entropy - entropy(corpus) * lengths.noise / lengths.written) > 0.5
+    assert abs(plan.unigram_entropy - entropy(corpus) * lengths.num_noise_tokens / lengths.target) > 0.5
 
 
 def test_a_t5_is_measured_exactly_where_samples_begin_anywhere(gap_data: dict[str, str]) -> None:
     plan = prepared(gap_data, *T5)
     tokens = np.asarray(IndexedTokens(plan.token_paths.train).tokens, dtype=np.int64)
-    num_samples, taken = 60_000, plan.objective.lengths.taken
+    num_samples, taken = 60_000, plan.objective.lengths.raw
     starts = np.random.default_rng(0).integers(0, len(tokens), num_samples)
     batch = plan.objective(tokens[(starts[:, None] + np.arange(taken)) % len(tokens)], np.arange(num_samples))
     counts = np.bincount(batch.labels.ravel(), minlength=plan.encoder.vocab_size)

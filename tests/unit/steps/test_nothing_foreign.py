@@ -12,8 +12,8 @@ import pytest
 from zerokara import config, manifest
 from zerokara.config import PretrainConfig, TokenizerConfig
 from zerokara.errors import Fault
-from zerokara.export import place
-from zerokara.export.exported import STEP
+from zerokara.huggingface import output_folder
+from zerokara.huggingface.exported import STEP
 from zerokara.steps import outputs, tokenize, train_tokenizer
 from zerokara.tokenizer import sampling
 from zerokara.tokens import encode
@@ -205,8 +205,8 @@ def test_what_somebody_wrote_into_an_export_is_found(tmp_path: Path) -> None:
     manifest.finish(tmp_path / "manifest.json", manifest.Work(STEP, {}), made, {}, 1.0)
     (tmp_path / "upload.manifest.json").touch()
     (tmp_path / "model.safetensors").touch()  # copied: another time of change, the same content
-    assert place.to_keep(tmp_path) == place.to_keep(tmp_path / "new") == []
+    assert output_folder.to_keep(tmp_path) == output_folder.to_keep(tmp_path / "new") == []
     (tmp_path / "README.md").write_text("mine", encoding="utf-8")
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.txt").touch()
-    assert place.to_keep(tmp_path) == ["README.md", "notes/a.txt"]
+    assert output_folder.to_keep(tmp_path) == ["README.md", "notes/a.txt"]

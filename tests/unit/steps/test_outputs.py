@@ -12,7 +12,7 @@ import pytest
 
 from zerokara import config, manifest
 from zerokara.errors import UserError
-from zerokara.export.exported import MANIFEST_NAME, STEP
+from zerokara.huggingface.exported import MANIFEST_NAME, STEP
 from zerokara.steps import check_line, count_tokens, outputs, tokenize, train, train_tokenizer, upload
 from zerokara.tokens.layout import TokenPaths
 

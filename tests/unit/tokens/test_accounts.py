@@ -179,7 +179,7 @@ def _mixed(tmp_path: Path, corpus: Path) -> list[str]:
 def _encode(config: PretrainConfig, task_bytes: int | None = None) -> Encoded:
     files = find_files(config.input_jsonl, "")
     said: list[str] = []
-    return encode_corpus(config, files, Encoder(config.input_tokenizer_file), task_bytes=task_bytes, say=said.append)
+    return encode_corpus(config, files, Encoder(config.input_tokenizer_file), task_bytes=task_bytes, log=said.append)
 
 
 def _hashes(config: PretrainConfig) -> dict[str, str]:

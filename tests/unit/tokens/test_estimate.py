@@ -54,7 +54,7 @@ def test_bad_lines_and_documents_are_foreseen(
     config = make_config(max_bad_fraction=1.0)
     files = find_files([str(corpus)], "")
     expected = estimate(total_plain_bytes(files), sample(config, files), Encoder(config.input_tokenizer_file))
-    encode_corpus(config, files, Encoder(config.input_tokenizer_file), say=lambda _: None)
+    encode_corpus(config, files, Encoder(config.input_tokenizer_file), log=lambda _: None)
     written = TokenPaths(config.output_prefix).quarantine.stat().st_size
     assert expected.documents == pytest.approx(300, rel=0.2) and expected.bad_bytes == pytest.approx(written, rel=0.2)
 

@@ -33,7 +33,7 @@ TASK_BYTES = 4000
 def _encode(config: PretrainConfig, task_bytes: int = TASK_BYTES) -> Encoded:
     said: list[str] = []
     files = find_files(config.input_jsonl, "")
-    return encode_corpus(config, files, Encoder(config.input_tokenizer_file), task_bytes=task_bytes, say=said.append)
+    return encode_corpus(config, files, Encoder(config.input_tokenizer_file), task_bytes=task_bytes, log=said.append)
 
 
 def _files(config: PretrainConfig) -> dict[str, bytes]:
@@ -113,7 +113,7 @@ def test_what_was_finished_is_told_and_not_done_again(
             _encode(config)
     said: list[str] = []
     files = find_files(config.input_jsonl, "")
-    made = encode_corpus(config, files, Encoder(config.input_tokenizer_file), say=said.append)
+    made = encode_corpus(config, files, Encoder(config.input_tokenizer_file), log=said.append)
     assert len(said) == 1 and said[0].startswith("  going on: 4 shards of ")
     assert made.encoded.documents < 300 == sum(s.train.documents + s.valid.documents for s in made.sources)
     discard_work(config)

@@ -12,7 +12,7 @@ from zerokara.model import parallel
 from zerokara.model.megatron import build
 from zerokara.model.shapes import ModelShape
 from zerokara.training.processes import agreement
-from zerokara.training.processes.agreement import Agreement, ComeApart
+from zerokara.training.processes.agreement import Agreement, ProcessesDiverged
 
 SMALL = ["num_layers=1", "hidden_size=16", "num_attn_heads=2", "seq_len=8"]
 
@@ -71,7 +71,7 @@ def test_one_bit_is_found_in_time_and_named(monkeypatch: pytest.MonkeyPatch, dty
         other.install(monkeypatch, step)
         try:
             mine.check(step)
-        except ComeApart as error:
+        except ProcessesDiverged as error:
             found.append((step, str(error)))
     steps = [step for step, _ in found]
     assert len(steps) == 2 and steps[1] - steps[0] == 10, "once in every ten steps"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from zerokara import config
-from zerokara.training.watching import curve_names
+from zerokara.training.monitoring import curve_names
 
 
 def names_of(run_dir: Path, **settings: object) -> curve_names.CurveNames:
@@ -38,7 +38,7 @@ def test_sources_of_one_name_are_told_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "layers"),
     [
-        ({"architecture": "qwen3_moe", "sparse_layers": (1, 3, 5)}, ("layer 1", "layer 3", "layer 5")),
+        ({"architecture": "qwen3_moe", "moe_layers": (1, 3, 5)}, ("layer 1", "layer 3", "layer 5")),
         ({"architecture": "switch", "num_layers": 2}, ("encoder layer 1", "decoder layer 1")),
         ({"architecture": "llama"}, ()),
     ],

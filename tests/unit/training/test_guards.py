@@ -21,25 +21,25 @@ def guard(*overrides: str, state: TrainingState = START) -> StepGuard:
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_is_a_fault(loss: float) -> None:
     judge = guard()
-    assert judge.fault_of_loss(loss) == f"the loss is {loss}"
-    assert judge.fault_of_norm(loss) == "the gradient is not finite"
-    assert judge.fault_of_loss(1e9) == "" and judge.fault_of_norm(1e9) == ""  # spike_sigmas is 0
+    assert judge.skip_reason_of_loss(loss) == f"the loss is {loss}"
+    assert judge.skip_reason_of_norm(loss) == "the gradient is not finite"
+    assert judge.skip_reason_of_loss(1e9) == "" and judge.skip_reason_of_norm(1e9) == ""  # spike_sigmas is 0
 
 
 def test_a_leap_is_measured_against_the_last_good_losses() -> None:
     judge = guard("spike_sigmas=3")
     for number in range(FEWEST_STEPS):
-        assert judge.fault_of_loss(100.0) == ""  # too few to say
+        assert judge.skip_reason_of_loss(100.0) == ""  # too few to say
         judge.note(2.0 if number % 2 else 4.0, "")  # mean 3, deviation 1
-    assert judge.fault_of_loss(5.9) == "" and judge.fault_of_loss(-50.0) == ""
-    fault = judge.fault_of_loss(6.5)
+    assert judge.skip_reason_of_loss(5.9) == "" and judge.skip_reason_of_loss(-50.0) == ""
+    fault = judge.skip_reason_of_loss(6.5)
     assert fault == "the loss 6.5000 is 3.5 deviations above the last 20 steps' mean of 3.0000 (spike_sigmas is 3)"
     judge.note(6.5, fault)
-    assert judge.fault_of_loss(6.5) == fault  # what was skipped is no measure
+    assert judge.skip_reason_of_loss(6.5) == fault  # what was skipped is no measure
     for _ in range(WINDOW_STEPS):
         judge.note(8.0, "")
     assert judge.recent_losses == (8.0,) * WINDOW_STEPS
-    assert judge.fault_of_loss(8.0) == "" and "is far above" in judge.fault_of_loss(8.001)
+    assert judge.skip_reason_of_loss(8.0) == "" and "is far above" in judge.skip_reason_of_loss(8.001)
 
 
 def test_one_too_many_in_a_row_gives_up() -> None:
@@ -77,5 +77,5 @@ def test_a_resumed_guard_judges_as_the_one_before() -> None:
     )
     again = guard("spike_sigmas=2", state=state)
     for loss in (3.0, 4.2, 4.5, 5.0, math.nan):
-        assert again.fault_of_loss(loss) == first.fault_of_loss(loss)
+        assert again.skip_reason_of_loss(loss) == first.skip_reason_of_loss(loss)
     assert (again.skipped_steps, again.skipped_in_row, len(again.recent_losses)) == (1, 1, WINDOW_STEPS)

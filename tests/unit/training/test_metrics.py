@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from zerokara import config
-from zerokara.training.watching import metrics
+from zerokara.training.monitoring import metrics
 
 
 def settings(*overrides: str) -> config.PretrainConfig:

@@ -78,7 +78,7 @@ def test_the_plan_says_what_decays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "times"), [((), 30), (("optimizer=adafactor",), 1), (("relative_attention_lr_factor=7",), 7)]
+    ("overrides", "times"), [((), 30), (("optimizer=adafactor",), 1), (("relative_attention_lr_multiplier=7",), 7)]
 )
 def test_tables_of_distances_learn_faster_and_do_not_decay(overrides: tuple[str, ...], times: float) -> None:
     settings, shape = of("architecture=t5", "num_kv_heads=auto", "weight_decay=0.1", *overrides)

@@ -6,10 +6,10 @@ import pytest
 
 from zerokara import config
 from zerokara.errors import UserError
+from zerokara.training.monitoring import pace
+from zerokara.training.monitoring.pace import Pace
 from zerokara.training.planning import limits
 from zerokara.training.planning.limits import TimeLimits
-from zerokara.training.watching import pace
-from zerokara.training.watching.pace import Pace
 
 
 def settings(*overrides: str) -> config.PretrainConfig:

@@ -10,8 +10,8 @@ from typing import Any
 import orjson
 import pytest
 
-from zerokara.training.watching import drawing, plots
-from zerokara.training.watching.drawing import Drawing
+from zerokara.training.monitoring import drawing, plots
+from zerokara.training.monitoring.drawing import Drawing
 
 
 def write_run(run_dir: Path, **more: Any) -> None:
@@ -20,7 +20,7 @@ def write_run(run_dir: Path, **more: Any) -> None:
         numbers = {"loss": 6 / step**0.2, "learning_rate": 0.1, "grad_norm": 1.0, "tokens_per_second": 5e3, "mfu": None}
         lines.append({"step": step, "tokens": step * 1000, **numbers, **more})
     lines.append({"step": 20, "tokens": 20_000, "resumed": True})
-    lines.append({"step": 30, "tokens": 30_000, "skipped": "its loss is nan", "suspects": []})
+    lines.append({"step": 30, "tokens": 30_000, "skipped": "its loss is nan", "bad_samples": []})
     lines.append({"step": 59, "tokens": 59_000, "valid_loss": 2.7, "valid_bits_per_byte": 1.4})
     run_dir.mkdir()
     (run_dir / "metrics.jsonl").write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))

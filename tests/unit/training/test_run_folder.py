@@ -56,8 +56,8 @@ def test_another_curriculum_is_refused_and_a_longer_one_goes_on(settings) -> Non
     begin(preparation.prepare(settings(), 1))
     with pytest.raises(UserError, match="another run: stages, source_weights or"):
         check("[{tokens: rest}]")
-    with pytest.raises(UserError, match="belongs to another run: isolate_documents was False, is now True"):
-        run_folder.check(preparation.prepare(settings("isolate_documents=true"), 1))
+    with pytest.raises(UserError, match="belongs to another run: intra_document_masking was False, is now True"):
+        run_folder.check(preparation.prepare(settings("intra_document_masking=true"), 1))
     begun = "[{tokens: 640, source_weights: [2]}, {tokens: 640, order: shuffle}]"
     two_passes = begun.replace("640, order", "12800, order")
     shutil.rmtree(preparation.prepare(settings(), 1).run_dir)
@@ -103,7 +103,7 @@ def test_differences_are_told_by_the_keys_of_the_yaml(settings) -> None:  # type
     work = train._work(mixed)
     names = {work.key_of(name).split()[0].rstrip(",") for name in [*work.settings, *work.inputs]}
     assert names <= set(PretrainConfig.model_fields)
-    assert [word.split()[0] for word in setting_names.differences(was, {**was, "seq_len": 1, "written_len": 1})] == [
+    assert [word.split()[0] for word in setting_names.differences(was, {**was, "seq_len": 1, "target_len": 1})] == [
         "seq_len"
     ]
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from zerokara import config
-from zerokara.training.watching import metrics, weights_and_biases
+from zerokara.training.monitoring import metrics, weights_and_biases
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 HOST = "the-name-of-this-machine"

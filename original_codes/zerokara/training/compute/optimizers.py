@@ -20,8 +20,8 @@ equal pieces, at any place, so that no matrix keeps its rows and columns; Adafac
 `whole_tensors`, where at stage 1 every tensor belongs, whole, to one process. What tensor parallelism cuts is no whole
 matrix either. DeepSpeed's offload moves its pieces.
 
-What is added to the attention scores by distance learns `relative_attention_lr_factor` times as fast as the rest, and
-does not decay: a weight of a matrix is some hundredths, one of these becomes several whole ones.
+The relative position bias learns `relative_attention_lr_multiplier` times as fast as the rest, and has no weight
+decay: a weight of a matrix is some hundredths, a bias grows to several units.
 
 Adafactor is as the T5 papers have it (Shazeer and Stern, 2018; Raffel et al., 2020): second moments by rows and columns
 whose decay is 1 − step^−0.8, an update of at most root mean square 1, scaled with that of the weights, no first moment,
@@ -58,13 +58,13 @@ ADAFACTOR_DECAY, ADAFACTOR_CLIPPING, ADAFACTOR_EPSILONS = -0.8, 1.0, (1e-30, 1e-
 """Shazeer and Stern, 2018, algorithm 6; the epsilons are added to squared gradients, and the least scale of weights."""
 
 
-def by_whole_tensors(config: PretrainConfig, num_readers: int) -> bool:
+def by_whole_tensors(config: PretrainConfig, data_parallel_size: int) -> bool:
     """Whether `whole_tensors` updates the weights, and not DeepSpeed's ZeRO; `num_readers` processes share the data.
 
     Where one process reads all, stage 1 has nothing to share out, and DeepSpeed's copies of the gradients and of their
     squares in fp64 took a tenth of a step of 40M parameters on two cores.
     """
-    nothing_to_share = config.zero_stage == 1 and num_readers == 1 and config.offload == "none"
+    nothing_to_share = config.zero_stage == 1 and data_parallel_size == 1 and config.offload == "none"
     return config.zero_stage == 0 or config.optimizer != "adamw" or nothing_to_share
 
 

@@ -121,7 +121,7 @@ def table_lines(table: Consumption) -> Iterator[str]:
 def warnings(config: PretrainConfig, table: Consumption) -> Iterator[str]:
     """A line for each stage that the run ends before: where it would begin, where the run ends, and what would do."""
     end = sum(use.tokens_taken for use in table.sources)
-    if config.max_steps != "auto" and end == config.max_steps * config.global_batch_size * config.lengths.taken:
+    if config.max_steps != "auto" and end == config.max_steps * config.global_batch_size * config.lengths.raw:
         remedy = f"raise max_steps above {config.max_steps:,}"
     elif config.train_tokens != "auto":
         remedy = "raise train_tokens, or set it to auto, which is as long as the stages"
@@ -179,7 +179,7 @@ def _of_mixture(plan: ReadingPlan, order: MixedOrder, num_samples: int) -> Consu
     total = _uses(plan, [sum(column) for column in zip(*by_stage, strict=True)])
     if len(uses) == 1:
         return Consumption((), total)
-    firsts = [first * plan.lengths.taken for first in order.firsts]
+    firsts = [first * plan.lengths.raw for first in order.firsts]
     stages = [
         StageUse(stage_title(plan, number), use, first, tuple(_restarts(plan, order, number)))
         for number, (use, first) in enumerate(zip(uses, firsts, strict=True))
@@ -199,7 +199,7 @@ def _restarts(plan: ReadingPlan, order: MixedOrder, stage: int) -> Iterator[str]
 
 def _uses(plan: ReadingPlan, samples_taken: Sequence[int]) -> tuple[SourceUse, ...]:
     return tuple(
-        SourceUse(source.name, source.num_tokens, taken * plan.lengths.taken, taken / there if there else 0.0)
+        SourceUse(source.name, source.num_tokens, taken * plan.lengths.raw, taken / there if there else 0.0)
         for source, taken, there in zip(plan.sources, samples_taken, plan.samples_per_part, strict=True)
     )
 
@@ -227,8 +227,8 @@ def _of_stream(plan: ReadingPlan, order: SampleOrder, num_samples: int) -> Consu
 
 def _tokens_of_each(plan: ReadingPlan, indices: NDArray[np.int64], length: int) -> NDArray[np.int64]:
     """Tokens of each source in stretches of `length` samples that begin at the samples `indices` of the stream."""
-    starts = indices * plan.lengths.taken
-    ends = starts + length * plan.lengths.taken
+    starts = indices * plan.lengths.raw
+    ends = starts + length * plan.lengths.raw
     return np.array(
         [
             int(np.maximum(0, np.minimum(ends, source.end_token) - np.maximum(starts, source.first_token)).sum())

@@ -105,7 +105,7 @@ def layout_of(
 ) -> Layout:
     """What the memory of a run depends on; `micro_batch_size` and `precision` must be resolved."""
     assert config.precision != "auto"
-    num_readers = num_processes // config.tensor_parallel_size
+    data_parallel_size = num_processes // config.tensor_parallel_size
     return Layout(
         shape=shape,
         micro_batch=config.micro_batch,
@@ -113,12 +113,12 @@ def layout_of(
         device=device,
         optimizer_bytes=optimizers.state_bytes(config.optimizer, shape),
         zero_stage=config.zero_stage,
-        whole_tensors=optimizers.by_whole_tensors(config, num_readers),
-        num_readers=num_readers,
+        whole_tensors=optimizers.by_whole_tensors(config, data_parallel_size),
+        data_parallel_size=data_parallel_size,
         tensor_parallel_size=config.tensor_parallel_size,
         offload=config.offload,
         activation_checkpointing=config.activation_checkpointing,
-        isolate_documents=config.isolate_documents,
+        intra_document_masking=config.intra_document_masking,
         bucket_elements=int(template.get("zero_optimization", {}).get("reduce_bucket_size", _DEFAULT_BUCKET)),
     )
 

@@ -72,6 +72,6 @@ def _with_fewer_layers(question: Question) -> Iterator[Question]:
     """The same model with fewer and fewer layers, at the smallest micro batch."""
     config = question.config.model_copy(update={"micro_batch_size": 1})
     for number in range(question.shape.num_layers - 1, 0, -1):
-        sparse = tuple(layer for layer in question.shape.sparse_layers if layer < number)
-        shape = replace(question.shape, num_layers=number, sparse_layers=sparse)
+        sparse = tuple(layer for layer in question.shape.moe_layers if layer < number)
+        shape = replace(question.shape, num_layers=number, moe_layers=sparse)
         yield replace(question, config=config, shape=shape)

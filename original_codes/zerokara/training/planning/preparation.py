@@ -240,9 +240,9 @@ def plan_rows(preparation: Preparation) -> list[tuple[str, str]]:
         ("baseline", baseline_text(preparation.unigram_entropy)),
         ("a checkpoint", disk_text(preparation)),
     ]
-    num_readers = preparation.num_processes // config.tensor_parallel_size
+    data_parallel_size = preparation.num_processes // config.tensor_parallel_size
     rows[4:4] = [("optimizer", line) for line in optimizers.plan_lines(config, shape)]
-    if optimizers.by_whole_tensors(config, num_readers) and config.deepspeed_template != "auto":
+    if optimizers.by_whole_tensors(config, data_parallel_size) and config.deepspeed_template != "auto":
         rows.append(("note", f"deepspeed_template has no effect: {optimizers.WITHOUT_DEEPSPEED}"))
     return rows
 
@@ -254,14 +254,14 @@ def baseline_text(unigram_entropy: float) -> str:
 
 def _length_text(preparation: Preparation) -> str:
     lengths = preparation.objective.lengths
-    if not lengths.noise:
-        return f"{lengths.read} tokens long"
-    gaps = f"{lengths.read} to read, with {lengths.spans} gaps, {lengths.written} to write"
-    return f"samples of {lengths.taken} tokens: {gaps}"
+    if not lengths.num_noise_tokens:
+        return f"{lengths.input} tokens long"
+    gaps = f"{lengths.input} to read, with {lengths.num_spans} gaps, {lengths.target} to write"
+    return f"samples of {lengths.raw} tokens: {gaps}"
 
 
 def _order_text(preparation: Preparation) -> str:
-    reading, isolated = preparation.reading, ", documents isolated" if preparation.config.isolate_documents else ""
+    reading, isolated = preparation.reading, ", documents isolated" if preparation.config.intra_document_masking else ""
     if len(reading.stages) > 1:
         return f"{len(reading.stages)} stages{isolated}"
     return (f"mixed: {stage_title(reading, 0)}" if reading.stages else f"{reading.kind} order") + isolated

@@ -26,14 +26,14 @@ _MAY_CHANGE_SILENTLY = {"output_model_dir", "input_jsonl", "input_tokenizer_file
 """Places and step 2's own settings: their content is told by hashes."""
 
 
-_NOT_KNOWN_BEFORE: dict[str, Any] = {"curriculum": None, "isolate_documents": False}
+_NOT_KNOWN_BEFORE: dict[str, Any] = {"curriculum": None, "intra_document_masking": False}
 """What a run is of which these are not told: it began before they were settings, or does without them."""
 
 
 def identity_of(preparation: Preparation) -> dict[str, Any]:
     """What a run is made of; a folder that holds another must not be gone on with."""
     config = preparation.config
-    later = {"curriculum": preparation.reading.identity(), "isolate_documents": config.isolate_documents}
+    later = {"curriculum": preparation.reading.identity(), "intra_document_masking": config.intra_document_masking}
     return {
         **preparation.shape.as_json(),
         "seed": config.seed,

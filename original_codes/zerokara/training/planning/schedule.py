@@ -48,7 +48,7 @@ class Schedule:
             num_steps=num_steps,
             warmup_steps=warmup_steps,
             global_batch_size=config.global_batch_size,
-            sample_tokens=config.lengths.taken,
+            sample_tokens=config.lengths.raw,
             samples_per_epoch=samples_per_epoch,
             lr=config.lr,
             min_lr=config.min_lr,
@@ -141,13 +141,13 @@ def _num_steps(config: PretrainConfig, samples_per_epoch: int, stage_samples: Se
     if config.train_tokens == "auto":
         samples = declared + (config.epochs * samples_per_epoch if is_open else 0)
     else:
-        samples = config.train_tokens / config.lengths.taken
+        samples = config.train_tokens / config.lengths.raw
     num_steps = max(1, round(samples / config.global_batch_size))
     if not is_open and num_steps * config.global_batch_size > declared:
         # There is nothing behind the last stage: what does not fill a step is left.
         num_steps = declared // config.global_batch_size
         if not num_steps:
-            rule = f"have {declared:,} sequences of {config.lengths.taken} together, fewer than global_batch_size = "
+            rule = f"have {declared:,} sequences of {config.lengths.raw} together, fewer than global_batch_size = "
             raise UserError(config.fault("stages", rule + f"{config.global_batch_size}", "give them more tokens"))
     return num_steps if config.max_steps == "auto" else min(num_steps, config.max_steps)
 

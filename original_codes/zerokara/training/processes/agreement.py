@@ -31,7 +31,7 @@ _LEAST = 64
 """Numbers of each parameter that are compared at least: fewer would cost as much."""
 
 
-class ComeApart(RunError):
+class ProcessesDiverged(RunError):
     """Processes hold different weights. Raised in every process at the same step."""
 
 
@@ -58,7 +58,7 @@ class Agreement:
         if not self._is_anywhere(finding):
             return
         finding = _first_of_all(finding, next(iter(self._parameters.values())).device)
-        raise ComeApart(
+        raise ProcessesDiverged(
             f"step {step}: {finding}: they no longer train one model. Nothing of this "
             "step was saved; the next start resumes from the newest checkpoint. If it happens again, suspect the "
             "memory or the network of one of these devices"

@@ -1,0 +1,193 @@
+"""The table of families: which rules, and which Hugging Face class and configuration, an architecture has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zerokara.huggingface import gpt2, llama, mixtral, qwen3, qwen3_moe, rules, switch, t5
+from zerokara.huggingface.rules import Rule
+from zerokara.huggingface.transforms import COPIED_VOCABULARY, VOCABULARY
+from zerokara.model.shapes import ModelShape
+
+UNTIED_OUTPUT = Rule("output_layer.weight", ("lm_head.weight",), VOCABULARY)
+"""The output matrix; a tied model has none of its own, on either side."""
+TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Family:
+    """One architecture as Hugging Face knows it."""
+
+    model_type: str
+    """transformers' name of the configuration."""
+    class_name: str
+    rules: tuple[Rule, ...]
+    config_values: Callable[[ModelShape], dict[str, Any]]
+    settings: dict[str, str]
+    """Keys of these values ↔ keys of config.yaml; what is in neither place is fixed for the family."""
+    words: str
+    """What the family is, for the model card."""
+    is_encoder_decoder: bool = False
+    """Whether an encoder reads and a decoder writes."""
+    older_names: Mapping[str, str] = field(default_factory=dict)
+    """Keys of config.json, dotted where nested ↔ the names at its top under which other clients look for the values."""
+    copies: tuple[str, ...] = ()
+    """Names under which the class keeps its embedding again; they stand in no file, but for `stores_copies`."""
+    stores_copies: bool = False
+    """Whether the file of an untied model must hold them: transformers would draw them anew."""
+    says_tied: Callable[[Any], bool] = lambda config: bool(config.tie_word_embeddings)
+    """Whether a loaded configuration says that one matrix reads and predicts."""
+
+    @property
+    def auto_class(self) -> str:
+        """transformers' name of the class that loads it."""
+        return "AutoModelForSeq2SeqLM" if self.is_encoder_decoder else "AutoModelForCausalLM"
+
+    @property
+    def task(self) -> str:
+        """The Hub's name for what it does."""
+        return "text2text-generation" if self.is_encoder_decoder else "text-generation"
+
+
+@dataclass(frozen=True)
+class SpecialIds:
+    """Ids of the control pieces; the same in tokenizer, trainer, and generation."""
+
+    bos: int | None
+    """None where the tokenizer has none, as T5's."""
+    eos: int
+    pad: int
+
+
+def _family(module: ModuleType, model_type: str, words: str, **more: Any) -> Family:
+    """What a module of this room says of its family."""
+    names = getattr(module, "OLDER_NAMES", {})
+    return Family(
+        model_type,
+        module.CLASS_NAME,
+        module.RULES,
+        module.config_values,
+        module.SETTINGS,
+        words=words,
+        older_names=names,
+        **more,
+    )
+
+
+FAMILIES = {
+    "llama": _family(llama, "llama", "Llama-like: RMSNorm, SwiGLU, rotary positions, grouped queries"),
+    "qwen3": _family(
+        qwen3,
+        "qwen3",
+        "Qwen3-like: RMSNorm, also of each head's queries and keys, SwiGLU, rotary positions, grouped queries",
+    ),
+    "gpt2": _family(gpt2, "gpt2", "GPT-2-like: LayerNorm, GELU, learned positions"),
+    "mixtral": _family(
+        mixtral, "mixtral", "Mixtral-like: Llama with experts in each layer, of which each token takes some"
+    ),
+    "qwen3_moe": _family(
+        qwen3_moe,
+        "qwen3_moe",
+        "Qwen3-MoE-like: Qwen3 with experts in its sparse layers, of which each token takes some",
+    ),
+    "switch": _family(
+        switch,
+        "switch_transformers",
+        "Switch Transformer: T5 with experts in its sparse layers, of which each token takes one",
+        is_encoder_decoder=True,
+        copies=t5.COPIES,
+        stores_copies=True,
+    ),
+    "t5": _family(
+        t5,
+        "t5",
+        "T5 version 1.1: an encoder and a decoder, RMSNorm, gated GELU, relative positions",
+        is_encoder_decoder=True,
+        copies=t5.COPIES,
+        says_tied=t5.says_tied,
+    ),
+}
+
+
+def family_of(model_type: str) -> Family:
+    """The family of a transformers configuration."""
+    return next(family for family in FAMILIES.values() if family.model_type == model_type)
+
+
+def rules_for(shape: ModelShape) -> list[Rule]:
+    """Every rule of a model, layers written out."""
+    family = FAMILIES[shape.architecture]
+    table = family.rules
+    if family.stores_copies and not shape.tie_word_embeddings:
+        first, *others = table
+        table = (replace(first, hf=(*first.hf, *family.copies), transform=COPIED_VOCABULARY), *others)
+    table = table if shape.tie_word_embeddings else (*table, UNTIED_OUTPUT)
+    return rules.expand(table, shape.num_layers, shape.moe_layers, shape.num_experts)
+
+
+def hf_config(shape: ModelShape, special: SpecialIds, dtype: str) -> Any:
+    """The transformers configuration of a model; `dtype` is that of the saved weights, ``fp32`` or ``bf16``."""
+    from transformers import AutoConfig
+
+    family = FAMILIES[shape.architecture]
+    config = AutoConfig.for_model(
+        family.model_type,
+        vocab_size=shape.vocab_size,
+        tie_word_embeddings=shape.tie_word_embeddings,
+        bos_token_id=special.bos,
+        eos_token_id=special.eos,
+        pad_token_id=special.pad,
+        dtype=str(TORCH_DTYPES[dtype]).removeprefix("torch."),
+        # The decoder begins with padding, as T5's does.
+        **({"decoder_start_token_id": special.pad} if family.is_encoder_decoder else {}),
+        **family.config_values(shape),
+    )
+    config.architectures = [family.class_name]
+    config.tie_word_embeddings = shape.tie_word_embeddings  # T5Config makes it true, whatever it is told
+    return config
+
+
+def hf_shapes(config: Any) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor that Hugging Face's own class keeps, asked of a model without content."""
+    import transformers
+
+    family = family_of(config.model_type)
+    with torch.device("meta"):
+        model = getattr(transformers, family.auto_class).from_config(config)
+        state = stored(model)
+    stored_copies = family.stores_copies and not config.tie_word_embeddings
+    tied = {*(() if stored_copies else family.copies), *(UNTIED_OUTPUT.hf if config.tie_word_embeddings else ())}
+    return {name: tuple(tensor.shape) for name, tensor in state.items() if name not in tied}
+
+
+def stored(model: Any) -> dict[str, Tensor]:
+    """The tensors of a model of transformers by the names under which files hold them.
+
+    transformers keeps the matrices of all experts together, files hold them one by one (core_model_loading.py).
+    """
+    from transformers.core_model_loading import revert_weight_conversion
+
+    return dict(revert_weight_conversion(model, model.state_dict()))
+
+
+def checked_rules(
+    weights: Mapping[str, Tensor], shape: ModelShape, config: Any
+) -> tuple[list[Rule], dict[str, tuple[int, ...]]]:
+    """The rules of a model, once they are known to turn exactly `weights` into exactly what `config` asks for.
+
+    Also gives name and shape of each Hugging Face tensor.
+
+    Raises:
+        RunError: lists every tensor that is left over, missing, or of a wrong shape.
+    """
+    found = rules_for(shape)
+    ours = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    expected = hf_shapes(config)
+    rules.check(found, ours, expected, shape)
+    return found, expected

@@ -1,0 +1,66 @@
+"""The GPT-2-like family ↔ ``GPT2LMHeadModel`` (transformers 5.23): weight rules and configuration.
+
+LayerNorm, learned positions, tanh GELU (``gelu_new``), biases everywhere. Hugging Face's GPT-2 keeps its matrices in
+``Conv1D`` layers, that is transposed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zerokara.huggingface.rules import Rule
+from zerokara.huggingface.transforms import JOINED_QUERY_KEY_VALUE, SAME, TRANSPOSED, VOCABULARY, Transform
+from zerokara.model.shapes import ModelShape
+
+CLASS_NAME = "GPT2LMHeadModel"
+_OURS, _HF = "decoder.layers.{i}.", "transformer.h.{i}."
+
+
+def _weight_and_bias(ours: str, hf: str, weight: Transform = SAME, bias: Transform = SAME) -> tuple[Rule, Rule]:
+    return Rule(f"{ours}.weight", (f"{hf}.weight",), weight), Rule(f"{ours}.bias", (f"{hf}.bias",), bias)
+
+
+RULES = (
+    Rule("embedding.word_embeddings.weight", ("transformer.wte.weight",), VOCABULARY),
+    Rule("embedding.position_embeddings.weight", ("transformer.wpe.weight",)),
+    *_weight_and_bias(_OURS + "input_layernorm", _HF + "ln_1"),
+    *_weight_and_bias(
+        _OURS + "self_attention.linear_qkv", _HF + "attn.c_attn", JOINED_QUERY_KEY_VALUE, JOINED_QUERY_KEY_VALUE
+    ),
+    *_weight_and_bias(_OURS + "self_attention.linear_proj", _HF + "attn.c_proj", TRANSPOSED),
+    *_weight_and_bias(_OURS + "pre_mlp_layernorm", _HF + "ln_2"),
+    *_weight_and_bias(_OURS + "mlp.linear_fc1", _HF + "mlp.c_fc", TRANSPOSED),
+    *_weight_and_bias(_OURS + "mlp.linear_fc2", _HF + "mlp.c_proj", TRANSPOSED),
+    *_weight_and_bias("decoder.final_layernorm", "transformer.ln_f"),
+)
+
+
+SETTINGS = {
+    "n_positions": "seq_len",
+    "n_embd": "hidden_size",
+    "n_layer": "num_layers",
+    "n_head": "num_attn_heads",
+    "n_inner": "ffn_hidden_size",
+    "layer_norm_epsilon": "norm_epsilon",
+}
+"""Keys of ``GPT2Config`` and of config.yaml."""
+OLDER_NAMES = {"n_positions": "n_ctx"}
+"""The context length as llama.cpp and the first transformers call it."""
+
+
+def config_values(shape: ModelShape) -> dict[str, Any]:
+    """The arguments of ``GPT2Config``."""
+    return {
+        "n_positions": shape.seq_len,
+        "n_embd": shape.hidden_size,
+        "n_layer": shape.num_layers,
+        "n_head": shape.num_attn_heads,
+        "n_inner": shape.ffn_hidden_size,
+        "activation_function": "gelu_new",
+        # Ours are trained without dropout; 0 here, so that whoever goes on training starts from the same arithmetic.
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "layer_norm_epsilon": shape.norm_epsilon,
+        "initializer_range": shape.init_std,
+    }

@@ -1,0 +1,65 @@
+"""The Llama-like family ↔ ``LlamaForCausalLM`` (transformers 5.23): weight rules and configuration.
+
+Rotary positions need no rule: megatron-core with ``rotary_interleaved`` off and Hugging Face both turn the first half
+of a head against its second half. RMSNorm, SwiGLU, grouped queries, no biases.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zerokara.huggingface.rules import Rule
+from zerokara.huggingface.transforms import GATE_AND_UP, QUERY_KEY_VALUE, VOCABULARY
+from zerokara.model.shapes import ModelShape
+
+CLASS_NAME = "LlamaForCausalLM"
+_OURS, _HF = "decoder.layers.{i}.", "model.layers.{i}."
+
+RULES = (
+    Rule("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), VOCABULARY),
+    Rule(_OURS + "input_layernorm.weight", (_HF + "input_layernorm.weight",)),
+    Rule(
+        _OURS + "self_attention.linear_qkv.weight",
+        (_HF + "self_attn.q_proj.weight", _HF + "self_attn.k_proj.weight", _HF + "self_attn.v_proj.weight"),
+        QUERY_KEY_VALUE,
+    ),
+    Rule(_OURS + "self_attention.linear_proj.weight", (_HF + "self_attn.o_proj.weight",)),
+    Rule(_OURS + "pre_mlp_layernorm.weight", (_HF + "post_attention_layernorm.weight",)),
+    Rule(_OURS + "mlp.linear_fc1.weight", (_HF + "mlp.gate_proj.weight", _HF + "mlp.up_proj.weight"), GATE_AND_UP),
+    Rule(_OURS + "mlp.linear_fc2.weight", (_HF + "mlp.down_proj.weight",)),
+    Rule("decoder.final_layernorm.weight", ("model.norm.weight",)),
+)
+
+
+SETTINGS = {
+    "hidden_size": "hidden_size",
+    "intermediate_size": "ffn_hidden_size",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_attn_heads",
+    "num_key_value_heads": "num_kv_heads",
+    "max_position_embeddings": "seq_len",
+    "rms_norm_eps": "norm_epsilon",
+    "rope_parameters.rope_theta": "rope_theta",
+}
+"""Keys of ``LlamaConfig`` and of config.yaml."""
+OLDER_NAMES = {"rope_parameters.rope_theta": "rope_theta"}
+"""transformers 4 and llama.cpp look here, and else take a base of their own (1e4; of Mixtral 1e6) without a word."""
+
+
+def config_values(shape: ModelShape) -> dict[str, Any]:
+    """The arguments of ``LlamaConfig``."""
+    return {
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.ffn_hidden_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_attn_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": shape.seq_len,
+        "initializer_range": shape.init_std,
+        "rms_norm_eps": shape.norm_epsilon,
+        "rope_parameters": {"rope_type": "default", "rope_theta": float(shape.rope_theta)},
+        "attention_bias": False,
+        "mlp_bias": False,
+    }

@@ -1,0 +1,147 @@
+"""The small inverse pairs of which every weight rule is made.
+
+A transform turns one of our tensors into one or more of Hugging Face's, and back without losing a bit (padding rows
+of the vocabulary are the one thing that is left behind, and come back as zeros). All of them only move, drop or pad
+rows, so they also work on tensors without content (device ``meta``): that is how shapes are checked.
+
+Shape suffixes: D width, H heads, K kv heads, G = H/K query heads that share a kv head, E head width, F feed-forward,
+V real vocabulary, P padded vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from zerokara.model.shapes import ModelShape
+
+Parts = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Transform:
+    """One tensor of ours ↔ the parts that Hugging Face keeps of it, in the order of the rule's names."""
+
+    to_hf: Callable[[Tensor, ModelShape], Parts]
+    from_hf: Callable[[Parts, ModelShape], Tensor]
+
+
+def _same(ours: Tensor, shape: ModelShape) -> Parts:
+    return (ours,)
+
+
+def _same_back(parts: Parts, shape: ModelShape) -> Tensor:
+    return parts[0]
+
+
+def _transposed(ours: Tensor, shape: ModelShape) -> Parts:
+    return (ours.t(),)
+
+
+def _transposed_back(parts: Parts, shape: ModelShape) -> Tensor:
+    return parts[0].t()
+
+
+def _real_rows(ours_PD: Tensor, shape: ModelShape) -> Parts:
+    return (ours_PD[: shape.vocab_size],)
+
+
+def _real_rows_thrice(ours_PD: Tensor, shape: ModelShape) -> Parts:
+    return _real_rows(ours_PD, shape) * 3
+
+
+def _padded_rows(parts: Parts, shape: ModelShape) -> Tensor:
+    # Zeros, as a new model has them: a zero row adds nothing to any gradient, and M4 masks its logit.
+    rows_VD, *_ = parts
+    padding = rows_VD.new_zeros((shape.padded_vocab_size - shape.vocab_size, *rows_VD.shape[1:]))
+    return torch.cat((rows_VD, padding))
+
+
+def _queries_keys_values(ours: Tensor, shape: ModelShape) -> Parts:
+    """Rows of megatron-core stand kv head by kv head: its G query heads, then its key, then its value."""
+    group_size = shape.num_attn_heads // shape.num_kv_heads
+    rest = ours.shape[1:]
+    grouped = ours.reshape(shape.num_kv_heads, group_size + 2, shape.head_dim, *rest)
+    query, key, value = grouped.split((group_size, 1, 1), dim=1)
+    return tuple(part.reshape(-1, *rest) for part in (query, key, value))
+
+
+def _grouped(parts: Parts, shape: ModelShape) -> Tensor:
+    rest = parts[0].shape[1:]
+    by_group = [part.reshape(shape.num_kv_heads, -1, shape.head_dim, *rest) for part in parts]
+    return torch.cat(by_group, dim=1).reshape(-1, *rest)
+
+
+def _keys_values(ours: Tensor, shape: ModelShape) -> Parts:
+    """Rows of megatron-core stand head by head: its key, then its value."""
+    by_head = ours.reshape(shape.num_attn_heads, 2, shape.head_dim, *ours.shape[1:])
+    return tuple(part.reshape(-1, *ours.shape[1:]) for part in by_head.unbind(dim=1))
+
+
+def _keys_values_back(parts: Parts, shape: ModelShape) -> Tensor:
+    rest = parts[0].shape[1:]
+    by_head = [part.reshape(shape.num_attn_heads, shape.head_dim, *rest) for part in parts]
+    return torch.stack(by_head, dim=1).reshape(-1, *rest)
+
+
+def _one_qkv(ours: Tensor, shape: ModelShape) -> Parts:
+    """All queries, then all keys, then all values, in one tensor (GPT-2's ``c_attn``); a weight lies transposed."""
+    joined = torch.cat(_queries_keys_values(ours, shape))
+    return (joined.t(),) if joined.dim() == 2 else (joined,)
+
+
+def _one_qkv_back(parts: Parts, shape: ModelShape) -> Tensor:
+    joined = parts[0].t() if parts[0].dim() == 2 else parts[0]
+    query_rows, key_rows = shape.heads_width, shape.kv_width
+    return _grouped(joined.split((query_rows, key_rows, key_rows)), shape)
+
+
+def _halves(ours: Tensor, shape: ModelShape) -> Parts:
+    return tuple(ours.chunk(2))
+
+
+def _halves_back(parts: Parts, shape: ModelShape) -> Tensor:
+    return torch.cat(parts)
+
+
+def _each_expert(ours: Tensor, shape: ModelShape) -> Parts:
+    return tuple(ours.unbind())
+
+
+def _each_expert_back(parts: Parts, shape: ModelShape) -> Tensor:
+    return torch.stack(parts)
+
+
+def _halves_of_each_expert(ours: Tensor, shape: ModelShape) -> Parts:
+    """The gates of all experts, then what they are multiplied with."""
+    gates, ups = ours.chunk(2, dim=1)
+    return (*gates.unbind(), *ups.unbind())
+
+
+def _halves_of_each_expert_back(parts: Parts, shape: ModelShape) -> Tensor:
+    half = len(parts) // 2
+    return torch.cat((torch.stack(parts[:half]), torch.stack(parts[half:])), dim=1)
+
+
+SAME = Transform(_same, _same_back)
+TRANSPOSED = Transform(_transposed, _transposed_back)
+"""GPT-2's ``Conv1D`` keeps [in, out] where a linear layer keeps [out, in]."""
+VOCABULARY = Transform(_real_rows, _padded_rows)
+"""[P, D] ↔ [V, D]."""
+COPIED_VOCABULARY = Transform(_real_rows_thrice, _padded_rows)
+"""[P, D] ↔ [V, D] three times: of the copies one counts."""
+QUERY_KEY_VALUE = Transform(_queries_keys_values, _grouped)
+"""[K·(G+2)·E, D] ↔ [H·E, D], [K·E, D], [K·E, D]; biases alike."""
+KEY_VALUE = Transform(_keys_values, _keys_values_back)
+"""[H·2·E, D] ↔ [H·E, D], [H·E, D]: of the attention that looks at an encoder."""
+JOINED_QUERY_KEY_VALUE = Transform(_one_qkv, _one_qkv_back)
+"""[K·(G+2)·E, D] ↔ [D, (H+2K)·E]; a bias stays one-dimensional."""
+EXPERTS = Transform(_each_expert, _each_expert_back)
+"""[X, R, C] ↔ X times [R, C]."""
+EXPERTS_GATE_AND_UP = Transform(_halves_of_each_expert, _halves_of_each_expert_back)
+"""[X, 2F, D] ↔ X times [F, D], the gates, and X times [F, D]."""
+GATE_AND_UP = Transform(_halves, _halves_back)
+"""[2F, D] ↔ [F, D], [F, D]: megatron-core applies the activation to the first half."""

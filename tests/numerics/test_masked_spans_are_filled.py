@@ -1,0 +1,63 @@
+"""R4, M2: a T5 soon fills its gaps from the text around them, because the biases of distances learn fast."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from zerokara import config
+from zerokara.model import parallel
+from zerokara.model.megatron import build
+from zerokara.model.shapes import ModelShape
+from zerokara.samples.spans import corrupt, noise_mask
+from zerokara.training.compute.engine import Engine, init_distributed
+
+SYMBOLS, FIRST, END, START = 24, 4, 2, 3
+SENTINELS = np.arange(FIRST + SYMBOLS, FIRST + SYMBOLS + 12)
+STEPS, BATCH = 180, 32
+SETTINGS = [
+    "architecture=t5", "num_kv_heads=auto", "num_layers=2", "hidden_size=48", "num_attn_heads=4", "head_dim=12",
+    "ffn_hidden_size=96", "seq_len=24", "noise_density=0.2", "mean_span_length=1", "optimizer=muon", "lr=0.005",
+    f"global_batch_size={BATCH}", f"micro_batch_size={BATCH}", "zero_stage=0", "precision=fp32",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "0")  # DeepSpeed asks for it; the launcher sets it
+    parallel.start_alone()
+    init_distributed("cpu")
+
+
+def samples(settings: config.PretrainConfig, begin: int, number: int) -> tuple[Tensor, list[Tensor]]:
+    """Texts of pairs: a symbol, drawn, and the one that always follows it. A gap follows from one of its neighbours."""
+    partner = np.random.default_rng(7).permutation(SYMBOLS)
+    text = np.random.default_rng(begin).integers(0, SYMBOLS, (number, settings.lengths.raw))
+    text[:, 1::2] = partner[text[:, : text.shape[1] // 2 * 2 : 2]]
+    numbers = np.arange(begin, begin + number)
+    read, written = corrupt(text + FIRST, noise_mask(settings.lengths, 1, numbers), SENTINELS, END)
+    labels = torch.tensor(written)
+    return torch.tensor(read), [labels, torch.ones(labels.shape), torch.nn.functional.pad(labels, (1, -1), value=START)]
+
+
+def what_another_text_costs(*overrides: str) -> float:
+    """Train, and give by how many nats a token gets worse when the encoder reads the text of another sample."""
+    settings = config.load(config.PretrainConfig, "/dev/null", [*SETTINGS, *overrides])
+    shape = ModelShape.from_config(settings, int(SENTINELS[-1]) + 1)
+    model = build(shape, seed=2)
+    engine = Engine(model, settings, num_processes=1, template={})
+    for step in range(STEPS):
+        read, others = samples(settings, step * BATCH, BATCH)
+        engine.accumulate([read, *others], float(others[0].numel()))
+        engine.update(settings.lr * min(1, (step + 1) / 20))
+    read, others = samples(settings, STEPS * BATCH, 256)
+    with torch.inference_mode():
+        right, wrong = (model(text, *others).item() for text in (read, read.roll(1, 0)))
+    return (wrong - right) / others[0].numel()
+
+
+def test_the_text_is_looked_at() -> None:
+    fast, slow = what_another_text_costs(), what_another_text_costs("relative_attention_lr_multiplier=1")
+    assert fast > 1 and fast > 2 * slow, f"{fast:.2f} nats, where the biases of distances learn no faster {slow:.2f}"

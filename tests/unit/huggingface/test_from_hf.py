@@ -1,0 +1,277 @@
+"""`init_from`: which Hugging Face folders a training may start from, what is wrong with others, and the weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from zerokara import config
+from zerokara.config.architectures import ARCHITECTURES
+from zerokara.errors import RunError, UserError
+from zerokara.huggingface import families, from_hf, to_hf
+from zerokara.model import megatron, parallel
+from zerokara.model.shapes import ModelShape
+from zerokara.tokenizer import huggingface
+from zerokara.tokenizer.encoder import Encoder
+
+SPECIAL = families.SpecialIds(1, 2, 3)
+SIZES = ["num_layers=2", "hidden_size=24", "num_attn_heads=4", "ffn_hidden_size=40", "seq_len=16"]
+
+
+@pytest.fixture(scope="module")
+def encoder(tiny_data: dict[str, str]) -> Encoder:
+    return Encoder(tiny_data["input_tokenizer_file"])
+
+
+def settings_of(folder: Path, *overrides: str) -> config.PretrainConfig:
+    return config.load(config.PretrainConfig, "/dev/null", [*SIZES, f"init_from={folder}", *overrides])
+
+
+def exported(
+    folder: Path, encoder: Encoder, *overrides: str, shared: bool = True, **hf_values: Any
+) -> config.PretrainConfig:
+    """Make a Hugging Face folder of random weights; gives the settings that start from it."""
+    settings = settings_of(folder, *overrides)
+    shape = ModelShape.from_config(settings, encoder.vocab_size)
+    made = families.hf_config(shape, SPECIAL, "fp32")
+    for key, value in hf_values.items():
+        setattr(made, key, value)
+    torch.manual_seed(3)
+    auto_class = getattr(transformers, families.FAMILIES[shape.architecture].auto_class)
+    model = auto_class.from_config(made)
+    for name in families.FAMILIES[shape.architecture].copies if shared else ():
+        model.get_parameter(name).data.copy_(model.get_input_embeddings().weight)
+    model.save_pretrained(folder)
+    huggingface.write(encoder, folder, model_max_length=16)
+    return settings
+
+
+def check(settings: config.PretrainConfig, encoder: Encoder) -> None:
+    from_hf.check(settings, ModelShape.from_config(settings, encoder.vocab_size), encoder)
+
+
+def faults_of(settings: config.PretrainConfig, encoder: Encoder) -> str:
+    with pytest.raises(UserError) as caught:
+        check(settings, encoder)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("tied", ["true", "false"])
+@pytest.mark.parametrize("architecture", families.FAMILIES)
+def test_a_model_comes_here_and_goes_back_without_losing_a_bit(
+    tmp_path: Path, encoder: Encoder, architecture: str, tied: str
+) -> None:
+    heads = ("num_kv_heads=2",) if ARCHITECTURES[architecture].supports_gqa else ()
+    settings = exported(tmp_path / "hf", encoder, f"architecture={architecture}", f"tie_word_embeddings={tied}", *heads)
+    check(settings, encoder)
+    shape = ModelShape.from_config(settings, encoder.vocab_size)
+    weights = from_hf.weights(settings, shape)
+    parallel.start_alone()
+    assert weights.keys() == dict(megatron.build(shape).named_parameters()).keys()
+    (tmp_path / "back").mkdir()
+    to_hf.write_model(tmp_path / "back", weights, shape, SPECIAL, "fp32", "4GB")
+    theirs, back = (load_file(tmp_path / name / "model.safetensors") for name in ("hf", "back"))
+    copies = set(families.FAMILIES[architecture].copies)  # which a file of transformers may hold as well
+    assert back.keys() - copies == theirs.keys() - copies and all(
+        torch.equal(back[name], theirs[name]) for name in back
+    )
+
+
+def test_what_no_class_holds_cannot_be_started_from(tmp_path: Path, encoder: Encoder) -> None:
+    words = faults_of(settings_of(tmp_path, "architecture=t5_moe", "moe_layers=[1]"), encoder)
+    assert (
+        "has no class for architecture t5_moe: SwitchTransformersForConditionalGeneration, the nearest, gives" in words
+    )
+
+
+def test_embeddings_that_are_not_shared_are_refused(tmp_path: Path, encoder: Encoder) -> None:
+    given = ("architecture=switch", "num_experts=2")
+    settings = exported(tmp_path, encoder, *given, shared=False)
+    with pytest.raises(RunError, match="encoder and decoder read with embeddings of their own"):
+        from_hf.weights(settings, ModelShape.from_config(settings, encoder.vocab_size))
+
+
+def test_experts_must_be_those_of_the_model(tmp_path: Path, encoder: Encoder) -> None:
+    given = ("architecture=qwen3_moe", "num_experts=4", "moe_layers=[1]")
+    exported(tmp_path, encoder, *given)
+    check(settings_of(tmp_path, *given), encoder)
+    words = faults_of(settings_of(tmp_path, given[0], "num_experts=3", "experts_per_token=1", given[2]), encoder)
+    assert "num_experts = 3: the model of init_from has 4; set num_experts: 4" in words
+    assert "experts_per_token = 1: the model of init_from has 2; set experts_per_token: 2" in words
+    assert "mlp_only_layers = [0]: must be []" in faults_of(settings_of(tmp_path, *given[:2]), encoder)
+
+
+def test_all_that_differs_is_told_at_once(tmp_path: Path, encoder: Encoder) -> None:
+    exported(tmp_path, encoder, "num_kv_heads=2", "rope_theta=5000", attention_bias=True)
+    other = ("num_kv_heads=4", "num_layers=3", "rope_theta=10000", "norm_epsilon=1e-6", "tie_word_embeddings=false")
+    words = faults_of(settings_of(tmp_path, *other), encoder)
+    for expected in (
+        "num_layers = 3: the model of init_from has 2; set num_layers: 2",
+        "num_kv_heads = 4: the model of init_from has 2; set num_kv_heads: 2",
+        "rope_theta = 10000.0: the model of init_from has 5000.0; set rope_theta: 5000.0",
+        "norm_epsilon = 1e-06: the model of init_from has 1e-05; set norm_epsilon: 1e-05",
+        "tie_word_embeddings = False: the model of init_from has True; set tie_word_embeddings: True",
+        "config.json: attention_bias = True: must be False; models of architecture llama have no other",
+    ):
+        assert expected in words
+    assert words.count("\n") == 5
+
+
+def test_a_longer_model_may_read_shorter_sequences_where_positions_are_not_learned(
+    tmp_path: Path, encoder: Encoder
+) -> None:
+    exported(tmp_path / "llama", encoder)
+    check(settings_of(tmp_path / "llama", "seq_len=8"), encoder)
+    words = faults_of(settings_of(tmp_path / "llama", "seq_len=32"), encoder)
+    assert "seq_len = 32: the model of init_from has 16" in words
+    exported(tmp_path / "gpt2", encoder, "architecture=gpt2")
+    assert "seq_len = 8" in faults_of(settings_of(tmp_path / "gpt2", "architecture=gpt2", "seq_len=8"), encoder)
+
+
+def test_what_holds_no_model_of_ours_is_told(tmp_path: Path, encoder: Encoder) -> None:
+    assert "holds no Hugging Face model; name a folder" in faults_of(settings_of(tmp_path / "nowhere"), encoder)
+    exported(tmp_path / "qwen3", encoder, "architecture=qwen3")
+    words = faults_of(settings_of(tmp_path / "qwen3"), encoder)
+    assert "architecture = llama" in words and "of type qwen3; set architecture: qwen3" in words
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "bert/config.json").write_text('{"model_type": "bert"}', encoding="utf-8")
+    assert "of type bert; there are llama, qwen3, gpt2, mixtral, qwen3_moe, switch, t5" in faults_of(
+        settings_of(tmp_path / "bert"), encoder
+    )
+    (tmp_path / "bert/config.json").write_text('{"model_type": ', encoding="utf-8")
+    assert "transformers cannot read it" in faults_of(settings_of(tmp_path / "bert"), encoder)
+
+
+class Program:
+    """What runs as it is unpickled."""
+
+    def __init__(self, made: Path):
+        self.made = made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.made),)
+
+
+def test_a_pickle_is_refused_and_never_opened(tmp_path: Path, encoder: Encoder) -> None:
+    folder, made = tmp_path / "hf", tmp_path / "made"
+    settings = exported(folder, encoder)
+    shape = ModelShape.from_config(settings, encoder.vocab_size)
+    whole = (folder / "model.safetensors").read_bytes()
+    with open(folder / "pytorch_model.bin", "wb") as file:
+        pickle.dump({"x": Program(made)}, file)
+    check(settings, encoder)  # beside safetensors it does no harm
+    (folder / "model.safetensors").unlink()
+    words = faults_of(settings, encoder)
+    assert "holds its weights in a pickle (pytorch_model.bin), which may run any program" in words
+    assert "AutoModelForCausalLM as M" in words and f"set init_from: {folder}-safetensors" in words
+    with pytest.raises(OSError, match=r"no file named model\.safetensors"):
+        from_hf.weights(settings, shape)
+
+    index = folder / "model.safetensors.index.json"
+    for part in ("pytorch_model.bin", "../model.safetensors", 3):
+        index.write_text(json.dumps({"weight_map": {"lm_head.weight": part}}), encoding="utf-8")
+        assert f"that are no safetensors beside it: {part}" in faults_of(settings, encoder)
+    for text in ("[]", "{", '{"weight_map": 3}'):
+        index.write_text(text, encoding="utf-8")
+        assert "it has no weight_map" in faults_of(settings, encoder)
+    index.unlink()
+    (folder / "pytorch_model.bin").rename(folder / "elsewhere")
+    assert "holds no weights: neither model.safetensors nor" in faults_of(settings, encoder)
+
+    (folder / "model.safetensors").write_bytes(whole)
+    values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps({**values, "transformers_weights": "elsewhere"}), encoding="utf-8")
+    assert "names a file of weights of its own in config.json (elsewhere)" in faults_of(settings, encoder)
+    assert not made.exists()
+
+
+def test_weights_that_broke_off_are_told_before_the_training(tmp_path: Path, encoder: Encoder) -> None:
+    settings = exported(tmp_path, encoder)
+    whole = tmp_path / "model.safetensors"
+    whole.write_bytes(whole.read_bytes()[:-1])
+    words = faults_of(settings, encoder)
+    assert "weights that cannot be read: model.safetensors (" in words and "download the folder again" in words
+    index = {"weight_map": {"a": "model-1.safetensors"}}
+    whole.unlink()
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    assert "weights that cannot be read: model-1.safetensors (No such file" in faults_of(settings, encoder)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("config.json", {"hidden_size": "x"}),
+        ("config.json", {"dtype": "x"}),
+        ("config.json", {"model_type": ["x"]}),
+        ("tokenizer_config.json", {"added_tokens_decoder": [1]}),
+    ],
+)
+def test_whatever_stands_in_a_folders_json_there_is_a_fault(
+    tmp_path: Path, encoder: Encoder, name: str, values: dict[str, Any]
+) -> None:
+    settings = exported(tmp_path, encoder)
+    there = json.loads((tmp_path / name).read_text(encoding="utf-8"))
+    (tmp_path / name).write_text(json.dumps(there | values), encoding="utf-8")
+    words = faults_of(settings, encoder)
+    assert "transformers can" in words and "\n" not in words
+    (tmp_path / name).write_text("[" * 100_000, encoding="utf-8")
+    assert "transformers can" in faults_of(settings, encoder)
+
+
+def test_code_that_a_folder_brings_is_not_run(tmp_path: Path, encoder: Encoder) -> None:
+    folder, made = tmp_path / "hf", tmp_path / "made"
+    settings = exported(folder, encoder)
+    code = f"import os\nos.mkdir({str(made)!r})\nclass Evil: pass\n"
+    (folder / "evil.py").write_text(code, encoding="utf-8")
+    names = ("AutoConfig", "AutoModel", "AutoModelForCausalLM")
+    for name, brought in (
+        ("config.json", dict.fromkeys(names, "evil.Evil")),
+        ("tokenizer_config.json", {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}),
+    ):
+        values = json.loads((folder / name).read_text(encoding="utf-8"))
+        (folder / name).write_text(json.dumps({**values, "auto_map": brought}), encoding="utf-8")
+    check(settings, encoder)
+    from_hf.weights(settings, ModelShape.from_config(settings, encoder.vocab_size))
+    values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps({**values, "model_type": "evil"}), encoding="utf-8")
+    assert "transformers cannot read it" in faults_of(settings, encoder)
+    assert not made.exists()
+
+
+def test_another_tokenizer_is_refused(tmp_path: Path, encoder: Encoder) -> None:
+    settings = exported(tmp_path, encoder)
+    tokenizer = json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary[400], vocabulary[401] = vocabulary[401], vocabulary[400]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    assert "2 of 500 ids stand for other pieces, the first is 400, here" in faults_of(settings, encoder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model"):
+        (tmp_path / name).unlink(missing_ok=True)
+    assert "holds no tokenizer that transformers can read" in faults_of(settings, encoder)
+
+
+def test_further_pieces_begin_as_the_mean(tmp_path: Path, encoder: Encoder) -> None:
+    smaller = exported(tmp_path, encoder, "tie_word_embeddings=false")
+    shape = ModelShape.from_config(smaller, encoder.vocab_size)
+    extended = replace(shape, vocab_size=encoder.vocab_size + 7)
+    with pytest.raises(UserError, match=r"has 507 pieces, the model of init_from 500; .*resize_vocabulary: mean"):
+        from_hf.check(smaller, extended, encoder)
+    settings = settings_of(tmp_path, "tie_word_embeddings=false", "resize_vocabulary=mean")
+    from_hf.check(settings, extended, encoder)
+    plain, weights = from_hf.weights(smaller, shape), from_hf.weights(settings, extended)
+    for name in ("embedding.word_embeddings.weight", "output_layer.weight"):
+        old = plain[name][:500]
+        assert torch.equal(weights[name][:500], old) and old.std() > 0
+        assert weights[name].shape == (extended.padded_vocab_size, 24) and weights[name][507:].eq(0).all()
+        torch.testing.assert_close(weights[name][500:507], old.mean(dim=0).expand(7, -1))
+    with pytest.raises(UserError, match=r"has 499 pieces, the model of init_from 500; its id 499 is '.*'; take the"):
+        from_hf.check(settings, replace(shape, vocab_size=499), encoder)
