@@ -153,6 +153,11 @@ def count_text(number: float) -> str:
     return f"{number:.0f}" if float(number).is_integer() or abs(number) >= 100 else f"{number:.2f}"
 
 
+def plural(number: int, singular: str, plural: str = "") -> str:
+    """A number with its noun: ``1 process``, ``2,400 processes``; the plural adds an s unless it is given."""
+    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
+
+
 def seconds_text(seconds: float) -> str:
     """A duration short enough for a line: ``4.2 s``, ``3 min 20 s``, ``5 h 12 min``, ``2 d 3 h``."""
     if seconds != seconds or seconds == float("inf"):

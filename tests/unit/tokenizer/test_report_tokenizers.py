@@ -11,7 +11,8 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from zerokara.errors import UserError
-from zerokara.tokenizer import huggingface, report
+from zerokara.huggingface import tokenizer_json
+from zerokara.tokenizer import report
 from zerokara.tokenizer import report_measures as measuring
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.report_tokenizers import TokenKind, open_tokenizer
@@ -99,7 +100,7 @@ def test_our_own_tokenizer_measures_alike_in_both_formats(
     train_toy: Callable[..., Path], tmp_path: Path, settings: dict[str, object]
 ) -> None:
     model_path = train_toy(**settings)
-    huggingface.write(Encoder(model_path), tmp_path, 100)
+    tokenizer_json.write(Encoder(model_path), tmp_path, 100)
     texts = ["\n".join(LINES), "no 龘 newline"]
     ours, theirs = (measuring.measure(open_tokenizer(path), texts) for path in (model_path, tmp_path))
     assert ours == theirs and ours.byte_tokens + ours.unknown_tokens > 0
@@ -109,7 +110,7 @@ def test_our_own_tokenizer_measures_alike_in_both_formats(
 
 def test_cells_of_every_kind_join_to_the_line(tmp_path: Path, toy: Encoder) -> None:
     (tmp_path / "ours").mkdir()
-    huggingface.write(toy, tmp_path / "ours", 100)
+    tokenizer_json.write(toy, tmp_path / "ours", 100)
     for path in (byte_level(tmp_path), word_piece(tmp_path), tmp_path / "ours"):
         tokenizer = open_tokenizer(path)
         for line in LINES:
