@@ -46,7 +46,8 @@ import numpy as np
 import orjson
 
 from zerokara import manifest
-from zerokara.tokenizer import encoder_choice, huggingface
+from zerokara.huggingface import tokenizer_json
+from zerokara.tokenizer import encoder_choice
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.fast_encoder import FastEncoder
 from zerokara.tokens.indexed import IndexedTokens
@@ -179,7 +180,7 @@ def main() -> None:
     seconds: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        huggingface.write(encoder, folder, 2048)
+        tokenizer_json.write(encoder, folder, 2048)
         runs: dict[str, Callable[[], float]] = {
             "bare encoder": lambda: bare(partial(_chosen, choice.open_encoder), texts, given.workers),
             "bare sentencepiece": lambda: bare(partial(_sentencepiece, given.model), texts, given.workers),

@@ -189,7 +189,7 @@ class _Job:
         )
         assert process.stderr is not None and process.stdout is not None
         try:
-            last_words = follow(process.stderr, self.config, vocab_size, self.log)
+            last_words = follow(process.stderr, self.config.model_type, vocab_size, self.log)
             code = process.wait()
             said = process.stdout.read()
         finally:

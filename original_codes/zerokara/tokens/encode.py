@@ -41,7 +41,6 @@ from zerokara.tokens.shards import Job, ShardResult, Tally
 from zerokara.tokens.tasks import TaskQueue, num_workers, usual_task_bytes
 from zerokara.tokens.workers import run_in_workers
 
-
 RunTasks = Callable[[Job, TaskQueue, int], Generator[Tally | ShardResult, None, None]]
 """Does the tasks of a queue with so many workers, as `run_in_workers`."""
 

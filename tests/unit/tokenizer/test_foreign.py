@@ -15,7 +15,8 @@ import sentencepiece
 from foreign_models import GEMMA, LLAMA, T5, documents
 
 from zerokara.errors import UserError
-from zerokara.tokenizer import compatibility, encoder_choice, huggingface, units
+from zerokara.huggingface import tokenizer_json
+from zerokara.tokenizer import compatibility, encoder_choice, units
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.model_file import ModelFile, PieceType
 
@@ -157,11 +158,12 @@ def test_the_faster_encoder_serves_them_too_where_it_is_proved(made: Made, kind:
 
 def test_llama_cpp_is_given_what_it_reads_alike(made: Made, tmp_path: Path, train_toy: TrainToy) -> None:
     """It puts a space before a text, as these do, and none before a line, as a prefix of step 1 does."""
-    assert huggingface.is_for_llama_cpp(Encoder(made("llama"))) and huggingface.is_for_llama_cpp(Encoder(made("gemma")))
+    for same in (made("llama"), made("gemma")):
+        assert tokenizer_json.is_for_llama_cpp(Encoder(same))
     for other in (made("t5"), made("llama", remove_extra_whitespaces=True)):
-        assert not huggingface.is_for_llama_cpp(Encoder(other))
-    assert not huggingface.is_for_llama_cpp(Encoder(train_toy(model_type="bpe", add_dummy_prefix=True)))
-    huggingface.write(Encoder(made("llama")), tmp_path, 64)
+        assert not tokenizer_json.is_for_llama_cpp(Encoder(other))
+    assert not tokenizer_json.is_for_llama_cpp(Encoder(train_toy(model_type="bpe", add_dummy_prefix=True)))
+    tokenizer_json.write(Encoder(made("llama")), tmp_path, 64)
     assert (tmp_path / "tokenizer.model").read_bytes() == made("llama").read_bytes()
     assert "add_prefix_space" not in json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))
 
