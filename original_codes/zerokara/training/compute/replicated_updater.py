@@ -21,7 +21,6 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from zerokara.config import PretrainConfig
 from zerokara.model import parallel
 from zerokara.model.megatron import Model
-from zerokara.model.sharding import Cut
 from zerokara.training.compute import devices, optimizers
 
 CHUNK = 2**26
@@ -109,7 +108,7 @@ class ReplicatedUpdater:
         master = self._masters[name]
         if key is None:
             return master.detach()
-        rule = optimizers.rule_of(self._config.optimizer, name, tuple(master.shape))
+        rule = optimizers.algorithm_of(self._config.optimizer, name, tuple(master.shape))
         tensor: Tensor = self._optimizers[rule].state[master][key]
         return tensor
 
@@ -147,11 +146,11 @@ class ReplicatedUpdater:
 
     def _norm(self) -> Tensor:
         """The gradient norm over all parameters; what tensor-parallel ranks replicate counts once."""
-        cut = self.module.sharding.cut
+        is_replicated = self.module.sharding.is_replicated
         counted = [
             gradient
             for name, gradient in self._gradients.items()
-            if parallel.tensor_rank() == 0 or cut(name) is not Cut.REPLICATED
+            if parallel.tensor_rank() == 0 or not is_replicated(name)
         ]
         norm = get_total_norm(counted)
         if parallel.tensor_size() == 1:
