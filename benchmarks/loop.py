@@ -28,7 +28,9 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from zerokara import checkpoint, config
+from zerokara import checkpoint
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus import embedded
 from zerokara.progress import bytes_text, count_text
 from zerokara.training.host_memory import HostCopy
@@ -136,8 +138,8 @@ def make_data(folder: Path) -> list[str]:
 
 def train(data: list[str], given: argparse.Namespace, folder: Path) -> Watched:
     """Train as a process that the launcher started does."""
-    settings = config.load(
-        config.PretrainConfig,
+    settings = load(
+        PretrainConfig,
         "/dev/null",
         [*SHAPE, *data, f"output_model_dir={folder}/run", f"save_interval={SAVE_INTERVAL}", *given.set],
     )

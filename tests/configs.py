@@ -1,4 +1,4 @@
-"""Configurations for tests: small, valid, and made from the class itself, so that a test names only what it is about."""
+"""Configurations for tests: small, valid, made from the class, so that a test names only the settings it is about."""
 
 from __future__ import annotations
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from zerokara import config
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
 from zerokara.model.megatron import build
 from zerokara.model.shapes import ModelShape
@@ -27,7 +28,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def engine_for(*overrides: str) -> Engine:
-    settings = config.load(config.PretrainConfig, "/dev/null", [*COMMON, *overrides])
+    settings = load(PretrainConfig, "/dev/null", [*COMMON, *overrides])
     shape = ModelShape.from_config(settings, 1000)
     return Engine(build(shape, seed=1), settings, num_processes=1, template={})
 

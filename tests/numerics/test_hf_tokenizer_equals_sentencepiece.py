@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import sentencepiece
 
-from zerokara.config import TokenizerConfig
+from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import UserError
 from zerokara.tokenizer import huggingface, proof, training
 from zerokara.tokenizer.encoder import Encoder

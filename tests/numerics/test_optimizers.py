@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from zerokara import config
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.huggingface import families, rules
 from zerokara.model import parallel
 from zerokara.model.megatron import build
@@ -50,8 +51,8 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     init_distributed("cpu")
 
 
-def settings_and_shape(*overrides: str) -> tuple[config.PretrainConfig, ModelShape]:
-    settings = config.load(config.PretrainConfig, "/dev/null", [*OVERRIDES, *overrides])
+def settings_and_shape(*overrides: str) -> tuple[PretrainConfig, ModelShape]:
+    settings = load(PretrainConfig, "/dev/null", [*OVERRIDES, *overrides])
     return settings, ModelShape.from_config(settings, VOCAB)
 
 

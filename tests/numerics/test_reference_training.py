@@ -15,7 +15,8 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from zerokara import config
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.huggingface import families, rules
 from zerokara.model import parallel
 from zerokara.model.megatron import build
@@ -64,7 +65,7 @@ def loss_of(model: Any, ids: torch.Tensor, shape: ModelShape) -> torch.Tensor:
     return model(input_ids=ids[:, :24], labels=ids[:, 24:].contiguous()).loss
 
 
-def losses_of_ours(settings: config.PretrainConfig, shape: ModelShape, batches: list[torch.Tensor]) -> list[float]:
+def losses_of_ours(settings: PretrainConfig, shape: ModelShape, batches: list[torch.Tensor]) -> list[float]:
     engine = Engine(build(shape, seed=1), settings, num_processes=1, template={})
     schedule = Schedule.from_config(settings, samples_per_epoch=1)
     losses = []
@@ -77,7 +78,7 @@ def losses_of_ours(settings: config.PretrainConfig, shape: ModelShape, batches: 
 
 
 def losses_of_hugging_face(
-    settings: config.PretrainConfig, shape: ModelShape, batches: list[torch.Tensor], weight_decay: float
+    settings: PretrainConfig, shape: ModelShape, batches: list[torch.Tensor], weight_decay: float
 ) -> list[float]:
     ours = dict(build(shape, seed=1).named_parameters())
     special = families.SpecialIds(bos=1, eos=2, pad=3)
@@ -172,7 +173,7 @@ def test_losses_equal_hugging_faces(
     monkeypatch.setenv("LOCAL_RANK", "0")  # DeepSpeed asks for it; the launcher sets it
     parallel.start_alone()
     init_distributed("cpu")
-    settings = config.load(config.PretrainConfig, "/dev/null", [*OVERRIDES, f"zero_stage={zero_stage}", *overrides])
+    settings = load(PretrainConfig, "/dev/null", [*OVERRIDES, f"zero_stage={zero_stage}", *overrides])
     shape = ModelShape.from_config(settings, VOCAB)
     if shape.traits.is_encoder_decoder:  # large weights learn more in so few steps
         shape = dataclasses.replace(shape, init_std=0.0)
@@ -186,7 +187,7 @@ def test_losses_equal_hugging_faces(
 @pytest.mark.parametrize("wrong", ["weight decay", "no clipping"])
 def test_a_broken_twin_is_noticed(wrong: str, batches: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     """One thing is left out of Hugging Face's training."""
-    settings = config.load(config.PretrainConfig, "/dev/null", OVERRIDES)
+    settings = load(PretrainConfig, "/dev/null", OVERRIDES)
     shape = ModelShape.from_config(settings, VOCAB)
     parallel.start_alone()
     right = losses_of_hugging_face(settings, shape, batches, settings.weight_decay)
@@ -206,7 +207,7 @@ def test_precision_is_as_configured_or_nothing_starts(
     parallel.start_alone()
     init_distributed("cpu")
     stated = [*OVERRIDES, f"zero_stage={zero_stage}", f"precision={precision}"]
-    settings = config.load(config.PretrainConfig, "/dev/null", stated)
+    settings = load(PretrainConfig, "/dev/null", stated)
     shape = ModelShape.from_config(settings, VOCAB)
     model = build(shape)
     engine = Engine(model, settings, num_processes=1, template={})
@@ -215,7 +216,7 @@ def test_precision_is_as_configured_or_nothing_starts(
     assert {weight.dtype for _, weight in engine.weights()} == {torch.float32}
     if zero_stage:  # the twin: DeepSpeed is told another precision than the configuration states
         other = "fp32" if precision == "bf16" else "bf16"
-        told = settings_for(config.load(config.PretrainConfig, "/dev/null", [*stated, f"precision={other}"]), 1, {})
+        told = settings_for(load(PretrainConfig, "/dev/null", [*stated, f"precision={other}"]), 1, {})
         monkeypatch.setattr(engine_module, "settings_for", lambda *_: told)
         with pytest.raises(AssertionError, match="DeepSpeed's precision differs"):
             Engine(build(shape), settings, num_processes=1, template={})
@@ -224,7 +225,7 @@ def test_precision_is_as_configured_or_nothing_starts(
 def test_padding_rows_never_win() -> None:
     """M4: the loss is that of the real vocabulary alone, whatever stands in the padding rows."""
     parallel.start_alone()
-    settings = config.load(config.PretrainConfig, "/dev/null", OVERRIDES)
+    settings = load(PretrainConfig, "/dev/null", OVERRIDES)
     shape = ModelShape.from_config(settings, VOCAB)
     model = build(shape)
     ids = torch.randint(0, VOCAB, (2, 9))

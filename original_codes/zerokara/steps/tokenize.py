@@ -28,7 +28,7 @@ from zerokara.tokens.tasks import num_workers
 from zerokara.tokens.workers import Workers
 
 if TYPE_CHECKING:  # numpy, and the classes of the configuration, are loaded when the workers are at it too
-    from zerokara.config import PretrainConfig
+    from zerokara.config.pretrain_config import PretrainConfig
     from zerokara.steps import command
     from zerokara.tokens.encode import Encoded
 
@@ -208,7 +208,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _main(argv: Sequence[str], workers: Workers | None) -> int:
-    from zerokara.config import PretrainConfig
+    from zerokara.config.pretrain_config import PretrainConfig
     from zerokara.steps import command
 
     return command.run(partial(tokenize, workers=workers), argv, PretrainConfig, "config.yaml", __doc__ or "")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokara import checkpoint, manifest
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import RunError, Stopped
 from zerokara.progress import count_text, opening, seconds_text, summary
 from zerokara.steps import command, next_command, outputs

@@ -13,7 +13,7 @@ import select
 from collections.abc import Iterator
 from typing import IO
 
-from zerokara.config import TokenizerConfig
+from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.progress import Progress
 
 NUM_SUB_ITERATIONS = 1

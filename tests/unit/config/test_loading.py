@@ -10,8 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from zerokara.config import ConvertConfig, PretrainConfig, TokenizerConfig, as_yaml, help_text, load
+from zerokara.config.convert_config import ConvertConfig
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.refresh import class_for
+from zerokara.config.rendering import as_yaml, help_text
+from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import UserError
 from zerokara.training.planning.schedule import Schedule
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from zerokara import progress
-from zerokara.config import TokenizerConfig
+from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.tokenizer import following
 
 UNIGRAM_LOG = [

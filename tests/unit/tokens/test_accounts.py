@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from zerokara import manifest
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus import documents
 from zerokara.corpus.inputs import InputFile, find_files
 from zerokara.corpus.packed import CUT, zstd_module

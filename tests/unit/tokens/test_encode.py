@@ -18,7 +18,7 @@ import pytest
 from failing_encoder import LyingEncoder
 
 from zerokara import manifest
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.inputs import find_files
 from zerokara.errors import RunError, UserError
 from zerokara.steps.command import Options

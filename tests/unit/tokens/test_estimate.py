@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.inputs import find_files
 from zerokara.corpus.sizes import total_plain_bytes
 from zerokara.errors import UserError

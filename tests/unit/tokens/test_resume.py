@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.inputs import find_files
 from zerokara.errors import RunError
 from zerokara.tokenizer.encoder import Encoder

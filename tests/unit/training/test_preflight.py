@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from zerokara import config
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
 from zerokara.tokens.layout import bin_path
 from zerokara.training import preflight
@@ -24,7 +25,7 @@ THERE = Budget("cpu", 8 * 10**9, 8 * 10**9)
 
 
 def prepared(tiny_data: dict[str, str], *overrides: str) -> preparation.Preparation:
-    return preparation.prepare(config.load(config.PretrainConfig, tiny_data["config"], [*overrides]), 1, "fp32")
+    return preparation.prepare(load(PretrainConfig, tiny_data["config"], [*overrides]), 1, "fp32")
 
 
 def test_the_head_of_the_data_is_shown_as_text(tiny_data: dict[str, str]) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from zerokara import manifest
 from zerokara.checkpoint import all_steps
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import Fault, UserError
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import bytes_text, count_text
