@@ -11,7 +11,8 @@ import sentencepiece
 import torch
 
 from zerokara import checkpoint, hashing
-from zerokara.config import PretrainConfig, as_yaml
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.rendering import as_yaml
 from zerokara.model import megatron, parallel
 from zerokara.model.shapes import ModelShape
 

@@ -17,7 +17,7 @@ import orjson
 from torch import Tensor
 
 from zerokara import hashing, manifest
-from zerokara.config import ConvertConfig
+from zerokara.config.convert_config import ConvertConfig
 from zerokara.durable import ASIDE_ENDING, SyncAhead, appearing_folder, free_name, write_bytes, write_json, write_text
 from zerokara.errors import RunError
 from zerokara.huggingface import (

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from zerokara.config import PretrainConfig
 from zerokara.config.architectures import ARCHITECTURES, Architecture
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.progress import count_text
 
 VOCABULARY_MULTIPLE = 128

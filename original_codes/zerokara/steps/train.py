@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.progress import summary
 from zerokara.steps import command, next_command, outputs
 from zerokara.training import launching, resume_proof, run_manifest

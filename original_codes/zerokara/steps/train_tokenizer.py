@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerokara import manifest
-from zerokara.config import TokenizerConfig
+from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.corpus.format_check import check_formats
 from zerokara.corpus.inputs import InputFile, check_unchanged, find_files, for_manifest
 from zerokara.durable import made_folder, sync_folder, write_bytes, write_json, write_text

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from zerokara.config import TokenizerConfig
+from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.corpus.inputs import InputFile
 from zerokara.errors import UserError
 from zerokara.progress import bytes_text

@@ -21,8 +21,7 @@ from typing import IO, Any
 import numpy as np
 import sentencepiece
 
-from zerokara.config import TokenizerConfig
-from zerokara.config.tokenizer_config import NUM_BYTE_PIECES, NUM_CONTROL_PIECES
+from zerokara.config.tokenizer_config import NUM_BYTE_PIECES, NUM_CONTROL_PIECES, TokenizerConfig
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.progress import bytes_text
 from zerokara.tokenizer.encoder import SPACE_MARK

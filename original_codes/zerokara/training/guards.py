@@ -11,7 +11,7 @@ import math
 from collections import deque
 
 from zerokara.checkpoint import TrainingState
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import RunError
 
 WINDOW_STEPS = 100

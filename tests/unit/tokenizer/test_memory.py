@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from zerokara.config import TokenizerConfig
+from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.corpus.inputs import InputFile, find_files
 from zerokara.errors import UserError
 from zerokara.tokenizer import memory, training

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from zerokara.config import TokenizerConfig
+from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import RunError, UserError
 from zerokara.tokenizer import morphemes, segmentation, training
 from zerokara.tokenizer.encoder import Encoder

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from zerokara import hashing, manifest
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.format_check import check_formats
 from zerokara.corpus.inputs import InputFile, find_files, for_manifest
 from zerokara.progress import bytes_text, count_text, log, opening, summary

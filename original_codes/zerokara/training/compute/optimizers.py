@@ -38,7 +38,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model.parameters import Shape, is_distance_bias, is_layer_matrix, parameter_shapes, row_blocks
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import count_text

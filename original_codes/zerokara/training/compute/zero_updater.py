@@ -25,7 +25,7 @@ from deepspeed.utils import (
 )
 from torch import Tensor
 
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
 from zerokara.model.megatron import Model
 from zerokara.training.compute import optimizers

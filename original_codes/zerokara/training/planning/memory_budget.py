@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import psutil
 
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model.memory import Estimate, Layout, estimate
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import bytes_text
