@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -12,6 +11,7 @@ from types import TracebackType
 
 from zerokara.errors import shown
 from zerokara.progress import Progress
+from zerokara.resources import available_cores
 
 MAX_THREADS = 8
 SILENT_SECONDS = 0.5
@@ -44,7 +44,7 @@ def hashes(places: list[Place]) -> dict[Key, str]:
     counter = _Counter()
     # The largest first, so that none is begun when the others end.
     order = sorted(places, key=lambda place: -place.key[1])
-    with ThreadPoolExecutor(min(MAX_THREADS, len(os.sched_getaffinity(0)), len(order))) as threads:
+    with ThreadPoolExecutor(min(MAX_THREADS, available_cores(), len(order))) as threads:
         futures = {place.key: threads.submit(_counted_sha256, place.path, counter) for place in order}
         try:
             _watch(list(futures.values()), counter, sum(place.key[1] for place in places))
@@ -55,14 +55,14 @@ def hashes(places: list[Place]) -> dict[Key, str]:
             raise
 
 
-class HashesAhead:
+class BackgroundHashes:
     """The hashes of files, found by a few threads while a step works; `result` waits for them."""
 
     def __init__(self, files: Iterable[Path]) -> None:
         self._places = places = {place.key: place for place in map(Place, files)}
         self._counter, self._total = _Counter(), sum(place.key[1] for place in places.values())
         # One thread keeps up with some dozen processes at work on the same text.
-        self._threads = ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // 16))
+        self._threads = ThreadPoolExecutor(max(1, available_cores() // 16))
         self._futures = {
             key: self._threads.submit(_counted_sha256, place.path, self._counter)
             for key, place in sorted(places.items())
@@ -81,7 +81,7 @@ class HashesAhead:
         """As `result`, by the absolute path alone."""
         return {self._places[key].path: sha256 for key, sha256 in self.result().items()}
 
-    def __enter__(self) -> HashesAhead:
+    def __enter__(self) -> BackgroundHashes:
         return self
 
     def __exit__(

@@ -55,7 +55,7 @@ class FileRecord:
 
 
 @dataclass(frozen=True)
-class Work:
+class StepSpec:
     """What a step is about to do, in terms that do not depend on where files lie."""
 
     step: str
@@ -90,7 +90,7 @@ class NewerFormatError(UserError):
     """A newer zerokara wrote it, in a form that this one does not know."""
 
 
-def already_done(manifest_path: Path, work: Work, *, redo: bool = False) -> Manifest | None:
+def already_done(manifest_path: Path, work: StepSpec, *, redo: bool = False) -> Manifest | None:
     """Give the manifest when the very same work is done and its outputs are still there, or None when it is to do.
 
     Raises:
@@ -119,14 +119,14 @@ def already_done(manifest_path: Path, work: Work, *, redo: bool = False) -> Mani
     return None if missing else done
 
 
-def finish(
+def write(
     manifest_path: Path,
-    work: Work,
+    work: StepSpec,
     outputs: Paths,
     facts: dict[str, Any],
     seconds: float,
     known: Manifest | None = None,
-    ahead: hashing.HashesAhead | None = None,
+    ahead: hashing.BackgroundHashes | None = None,
     written: Mapping[Path, str] | None = None,
     published: bool = False,
 ) -> Manifest:
@@ -208,7 +208,7 @@ def _is_there(path: Path) -> bool:
         raise
 
 
-def _differences(done: Manifest, work: Work) -> list[str]:
+def _differences(done: Manifest, work: StepSpec) -> list[str]:
     found = []
     now_settings = _as_json(work.settings)
     for name in sorted(done.settings.keys() | now_settings.keys()):

@@ -13,7 +13,7 @@ from zerokara import durable
 
 
 def replace(target: Path, content: str, keep: str = "") -> None:
-    with durable.appearing_folder(target, keep) as partial:
+    with durable.atomic_folder(target, keep) as partial:
         (partial / "file").write_text(content, encoding="utf-8")
 
 
@@ -62,7 +62,7 @@ def test_a_fault_between_the_two_renames_gives_the_old_one_its_name_back(
     assert content(target) == "old" and [path.name for path in tmp_path.iterdir()] == ["folder"]
     # Killed there: whoever comes next puts it back, before anything else is deleted.
     target.rename(tmp_path / "folder.old.partial")
-    with pytest.raises(ValueError, match="stop"), durable.appearing_folder(target):
+    with pytest.raises(ValueError, match="stop"), durable.atomic_folder(target):
         raise ValueError("stop")
     assert content(target) == "old"
     # Killed behind it: the new one stands.
@@ -77,7 +77,7 @@ def test_what_is_replaced_is_kept_where_it_is_wanted(tmp_path: Path) -> None:
         replace(target, str(number), keep=".old-")
     assert [content(tmp_path / name) for name in ("folder.old-1", "folder.old-2", "folder")] == ["0", "1", "2"]
     (tmp_path / "x.failed").mkdir()
-    assert durable.free_name(tmp_path / "x", ".failed").name == "x.failed-2"
+    assert durable.unused_name(tmp_path / "x", ".failed").name == "x.failed-2"
 
 
 def test_links_stay_links_and_permissions_stay(tmp_path: Path) -> None:

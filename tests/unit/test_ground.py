@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from zerokara import hashing, manifest, progress
-from zerokara.durable import appearing_file, appearing_folder, write_text
+from zerokara.durable import atomic_file, atomic_folder, write_text
 from zerokara.errors import Fault, RunError, UserError, redacted, shown
 from zerokara.steps import command
 
 
 def test_fault_reads_as_one_line() -> None:
-    fault = Fault(where="config.yaml:14", key="lr", found=-1, rule="must be greater than 0", remedy="try 3e-4")
+    fault = Fault(where="config.yaml:14", key="lr", value=-1, rule="must be greater than 0", remedy="try 3e-4")
     assert str(fault) == "config.yaml:14: lr = -1: must be greater than 0; try 3e-4"
     assert str(Fault(where="a.bin", rule="is cut off")) == "a.bin: is cut off"
 
@@ -93,7 +93,7 @@ def test_a_traceback_holds_no_secret(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "file.txt"
     write_text(path, "old")
-    with pytest.raises(ValueError, match="stop"), appearing_file(path) as file:
+    with pytest.raises(ValueError, match="stop"), atomic_file(path) as file:
         file.write(b"half")
         raise ValueError("stop")
     assert path.read_text(encoding="utf-8") == "old"
@@ -102,48 +102,50 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
 
 def test_a_folder_appears_whole_and_replaces(tmp_path: Path) -> None:
     target = tmp_path / "out"
-    with appearing_folder(target) as partial:
+    with atomic_folder(target) as partial:
         (partial / "a").write_text("1", encoding="utf-8")
         assert not target.exists()
-    with pytest.raises(ValueError, match="stop"), appearing_folder(target) as partial:
+    with pytest.raises(ValueError, match="stop"), atomic_folder(target) as partial:
         (partial / "b").write_text("2", encoding="utf-8")
         raise ValueError("stop")
     assert [p.name for p in target.iterdir()] == ["a"]
-    with appearing_folder(target) as partial:
+    with atomic_folder(target) as partial:
         (partial / "c").write_text("3", encoding="utf-8")
     assert [p.name for p in target.iterdir()] == ["c"]
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
 @pytest.fixture
-def done(tmp_path: Path) -> tuple[Path, manifest.Work]:
+def done(tmp_path: Path) -> tuple[Path, manifest.StepSpec]:
     source, output = tmp_path / "in.txt", tmp_path / "out.txt"
     source.write_text("in", encoding="utf-8")
     output.write_text("out", encoding="utf-8")
-    work = manifest.Work("step", {"size": 3, "list": ("a",)}, {"source": source})
-    manifest.finish(tmp_path / "manifest.json", work, {"result": output}, {"tokens": 7}, 1.0)
+    work = manifest.StepSpec("step", {"size": 3, "list": ("a",)}, {"source": source})
+    manifest.write(tmp_path / "manifest.json", work, {"result": output}, {"tokens": 7}, 1.0)
     return tmp_path, work
 
 
-def test_same_work_is_done_already_wherever_its_input_lies(done: tuple[Path, manifest.Work]) -> None:
+def test_same_work_is_done_already_wherever_its_input_lies(done: tuple[Path, manifest.StepSpec]) -> None:
     folder, work = done
     found = manifest.already_done(folder / "manifest.json", work)
     assert found is not None and found.facts == {"tokens": 7}
     moved = folder / "elsewhere.txt"
     (folder / "in.txt").rename(moved)
-    assert manifest.already_done(folder / "manifest.json", manifest.Work(work.step, work.settings, {"source": moved}))
+    assert manifest.already_done(
+        folder / "manifest.json", manifest.StepSpec(work.step, work.settings, {"source": moved})
+    )
 
 
-def test_other_work_is_refused_naming_each_difference(done: tuple[Path, manifest.Work]) -> None:
+def test_other_work_is_refused_naming_each_difference(done: tuple[Path, manifest.StepSpec]) -> None:
     folder, work = done
     (folder / "in.txt").write_text("changed", encoding="utf-8")
-    other = manifest.Work("step", {**work.settings, "size": 4}, work.inputs)
+    other = manifest.StepSpec("step", {**work.settings, "size": 4}, work.inputs)
     with pytest.raises(UserError, match=r"size was 3, is now 4; source changed \(2 bytes.*7 bytes.*--redo"):
         manifest.already_done(folder / "manifest.json", other)
     assert manifest.already_done(folder / "manifest.json", other, redo=True) is None
 
 
-def test_a_missing_or_changed_output_is_to_do(done: tuple[Path, manifest.Work]) -> None:
+def test_a_missing_or_changed_output_is_to_do(done: tuple[Path, manifest.StepSpec]) -> None:
     folder, work = done
     (folder / "out.txt").write_text("tuo", encoding="utf-8")
     assert manifest.already_done(folder / "manifest.json", work) is None
@@ -160,8 +162,8 @@ def test_many_inputs_are_hashed_by_threads_and_known_ones_not_again(
     hashed: list[Path] = []
     counted = hashing._counted_sha256
     monkeypatch.setattr(hashing, "_counted_sha256", lambda path, counter: hashed.append(path) or counted(path, counter))
-    work = manifest.Work("step", {}, {"corpus": [*paths, paths[3]]})
-    made = manifest.finish(tmp_path / "manifest.json", work, {}, {}, 1.0)
+    work = manifest.StepSpec("step", {}, {"corpus": [*paths, paths[3]]})
+    made = manifest.write(tmp_path / "manifest.json", work, {}, {}, 1.0)
     assert [record.sha256 for record in made.inputs["corpus"][:40]] == [hashing.sha256_of(path) for path in paths]
     assert made.inputs["corpus"][40] == made.inputs["corpus"][3] and len(hashed) == 40
     paths[7].write_bytes(b"other")
@@ -175,15 +177,15 @@ def test_hashing_that_takes_long_shows_how_far_it_is(
 ) -> None:
     path = tmp_path / "in.txt"
     path.write_bytes(b"x" * 3_000_000)
-    work = manifest.Work("step", {}, {"corpus": path})
-    manifest.finish(tmp_path / "manifest.json", work, {}, {}, 1.0)
+    work = manifest.StepSpec("step", {}, {"corpus": path})
+    manifest.write(tmp_path / "manifest.json", work, {}, {}, 1.0)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(hashing, "SILENT_SECONDS", 0.0)
     monkeypatch.setattr(progress, "LINE_INTERVAL_SECONDS", 0.0)
     monkeypatch.setattr(hashing, "_PIECE_BYTES", 50_000)
     add = hashing._Counter.add
     monkeypatch.setattr(hashing._Counter, "add", lambda counter, count: (time.sleep(0.002), add(counter, count)))
-    manifest.finish(tmp_path / "manifest.json", work, {}, {}, 1.0)
+    manifest.write(tmp_path / "manifest.json", work, {}, {}, 1.0)
     assert "checking the input: 3.0 MB of 3.0 MB (100%)" in capsys.readouterr().err
 
 
@@ -193,7 +195,7 @@ def test_an_input_that_cannot_be_read_stops_the_hashing(tmp_path: Path, monkeypa
         path.write_bytes(b"x")
     monkeypatch.setattr(hashing, "_counted_sha256", _broken_hash)
     with pytest.raises(OSError, match="Input/output error"):
-        manifest.finish(tmp_path / "manifest.json", manifest.Work("step", {}, {"corpus": paths}), {}, {}, 1.0)
+        manifest.write(tmp_path / "manifest.json", manifest.StepSpec("step", {}, {"corpus": paths}), {}, {}, 1.0)
 
 
 def _broken_hash(path: Path, counter: object) -> str:
@@ -201,10 +203,10 @@ def _broken_hash(path: Path, counter: object) -> str:
 
 
 def test_what_lies_on_the_hub_is_known_by_its_content_id(tmp_path: Path) -> None:
-    def work(content: str, name: str = "hf://datasets/o/n@c/f.jsonl") -> manifest.Work:
-        return manifest.Work("step", {}, {"corpus": [manifest.RemoteFile(name, 7, content)]})
+    def work(content: str, name: str = "hf://datasets/o/n@c/f.jsonl") -> manifest.StepSpec:
+        return manifest.StepSpec("step", {}, {"corpus": [manifest.RemoteFile(name, 7, content)]})
 
-    made = manifest.finish(tmp_path / "manifest.json", work("git:abc"), {}, {}, 1.0)
+    made = manifest.write(tmp_path / "manifest.json", work("git:abc"), {}, {}, 1.0)
     assert made.inputs["corpus"] == [manifest.FileRecord("hf://datasets/o/n@c/f.jsonl", 7, "git:abc", 0)]
     assert manifest.already_done(tmp_path / "manifest.json", work("git:abc", "hf://datasets/o/n@d/g.jsonl")) is not None
     with pytest.raises(UserError, match="corpus changed"):
@@ -213,11 +215,11 @@ def test_what_lies_on_the_hub_is_known_by_its_content_id(tmp_path: Path) -> None
 
 def test_what_differs_is_told_by_the_names_of_the_yaml(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"one")
-    work = manifest.Work("x", {"steps": 1}, {"tokenizer": tmp_path / "a"})
-    manifest.finish(tmp_path / "m.json", work, {}, {}, 0.0)
+    work = manifest.StepSpec("x", {"steps": 1}, {"tokenizer": tmp_path / "a"})
+    manifest.write(tmp_path / "m.json", work, {}, {}, 0.0)
     (tmp_path / "a").write_bytes(b"three")
     keys = {"steps": "max_steps", "tokenizer": "input_tokenizer_file"}
-    other = manifest.Work("x", {"steps": 2}, {"tokenizer": tmp_path / "a"}, keys.__getitem__)
+    other = manifest.StepSpec("x", {"steps": 2}, {"tokenizer": tmp_path / "a"}, keys.__getitem__)
     with pytest.raises(UserError, match="something else: max_steps was 1, is now 2; input_tokenizer_file changed "):
         manifest.already_done(tmp_path / "m.json", other)
 
@@ -276,10 +278,10 @@ def test_units(text: str, expected: str) -> None:
 def test_hashes_found_ahead_are_those_of_the_files(tmp_path: Path) -> None:
     for name, content in (("a", b"one"), ("b", b"two" * 1000)):
         (tmp_path / name).write_bytes(content)
-    work = manifest.Work("x", {}, {"input": [tmp_path / "a", tmp_path / "b"]})
-    with hashing.HashesAhead(work.input_files()) as ahead:
+    work = manifest.StepSpec("x", {}, {"input": [tmp_path / "a", tmp_path / "b"]})
+    with hashing.BackgroundHashes(work.input_files()) as ahead:
         found = ahead.result()
-        made = manifest.finish(tmp_path / "m.json", work, {}, {}, 0.0, ahead=ahead)
+        made = manifest.write(tmp_path / "m.json", work, {}, {}, 0.0, ahead=ahead)
     expected = [hashlib.sha256(content).hexdigest() for content in (b"one", b"two" * 1000)]
     assert [record.sha256 for record in made.inputs["input"]] == expected
     assert sorted(found.values()) == sorted(expected)
@@ -287,11 +289,11 @@ def test_hashes_found_ahead_are_those_of_the_files(tmp_path: Path) -> None:
 
 def test_a_file_that_changed_after_its_hash_is_hashed_again(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"one")
-    work = manifest.Work("x", {}, {"input": tmp_path / "a"})
-    with hashing.HashesAhead(work.input_files()) as ahead:
+    work = manifest.StepSpec("x", {}, {"input": tmp_path / "a"})
+    with hashing.BackgroundHashes(work.input_files()) as ahead:
         ahead.result()
         (tmp_path / "a").write_bytes(b"three")
-        made = manifest.finish(tmp_path / "m.json", work, {}, {}, 0.0, ahead=ahead)
+        made = manifest.write(tmp_path / "m.json", work, {}, {}, 0.0, ahead=ahead)
     assert made.inputs["input"][0].sha256 == hashlib.sha256(b"three").hexdigest()
 
 
@@ -317,7 +319,7 @@ def test_a_terminal_obeys_no_name_or_text_of_others(capsys: pytest.CaptureFixtur
         raise PermissionError(13, "Permission denied", name)
 
     def wrong() -> None:
-        raise UserError(Fault(where="config.yaml:3", found=name, rule="is of no format known here"))
+        raise UserError(Fault(where="config.yaml:3", value=name, rule="is of no format known here"))
 
     assert (command.guarded(unreadable), command.guarded(wrong)) == (1, 2)
     progress.log(name)

@@ -1,8 +1,8 @@
 """Checkpoints: folders ``global_stepN`` that appear whole, are checked by hash, and hold all by parameter name."""
 
 from zerokara.checkpoint.folders import all_steps, check, folder_of, newest_complete, step_of
-from zerokara.checkpoint.recovery import broken_names, newest_to_resume, set_aside, sweep
-from zerokara.checkpoint.retention import Retention, mark, prune
+from zerokara.checkpoint.recovery import broken_names, newest_to_resume, remove_leftovers, set_aside
+from zerokara.checkpoint.retention import Retention, prune, write_markers
 from zerokara.checkpoint.state import TrainingState, bytes_needed, read_moments, read_state, read_weights, save
 
 __all__ = [
@@ -13,15 +13,15 @@ __all__ = [
     "bytes_needed",
     "check",
     "folder_of",
-    "mark",
     "newest_complete",
     "newest_to_resume",
     "prune",
     "read_moments",
     "read_state",
     "read_weights",
+    "remove_leftovers",
     "save",
     "set_aside",
     "step_of",
-    "sweep",
+    "write_markers",
 ]

@@ -148,7 +148,7 @@ def unreadable(error: OSError, place: Path | None = None) -> str:
     return f"{error.filename or place or 'a file'} cannot be read ({error.strerror or error})"
 
 
-def outline(folder: Path) -> manifest.Manifest | None:
+def check_sizes(folder: Path) -> manifest.Manifest | None:
     """As `check`, by the sizes alone; None where nothing shows that the folder is whole."""
     try:
         return check(folder, by_size_alone=True)
@@ -157,7 +157,7 @@ def outline(folder: Path) -> manifest.Manifest | None:
 
 
 def remove(folder: Path) -> None:
-    """Delete a checkpoint: it is gone at once, and a deletion that is cut short leaves only what `sweep` deletes."""
+    """Delete a checkpoint: it is gone at once; what an interrupted deletion leaves, `remove_leftovers` deletes."""
     doomed = folder.with_name(folder.name + DELETED_SUFFIX)
     shutil.rmtree(doomed, ignore_errors=True)
     with contextlib.suppress(FileNotFoundError):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from zerokara import manifest
 from zerokara.checkpoint.folders import DELETED_SUFFIX, PASSING, all_steps, check, folder_of, patiently, unreadable
-from zerokara.durable import PARTIAL_SUFFIX, free_name, recover
+from zerokara.durable import PARTIAL_SUFFIX, recover, unused_name
 from zerokara.errors import RunError, UserError
 
 BROKEN_SUFFIX = ".broken"
@@ -31,7 +31,7 @@ def newest_to_resume(run_dir: Path, tell: Callable[[str], None] = print) -> Path
             nothing was changed then.
         NewerFormatError: a newer zerokara wrote the newest.
     """
-    patiently(lambda: sweep(run_dir), tell)
+    patiently(lambda: remove_leftovers(run_dir), tell)
     refused: list[tuple[Path, str]] = []
     newest = None
     for step in reversed(patiently(lambda: all_steps(run_dir), tell)):
@@ -80,7 +80,7 @@ def set_aside(folder: Path) -> Path:
     Raises:
         RunError: it cannot be renamed.
     """
-    aside = free_name(folder, BROKEN_SUFFIX)
+    aside = unused_name(folder, BROKEN_SUFFIX)
     try:
         os.rename(folder, aside)
     except OSError as error:
@@ -93,7 +93,7 @@ def broken_names(run_dir: Path) -> list[str]:
     return sorted(path.name for path in run_dir.glob(f"global_step*{BROKEN_SUFFIX}*") if path.is_dir())
 
 
-def sweep(run_dir: Path) -> None:
+def remove_leftovers(run_dir: Path) -> None:
     """Delete what saves and deletions left behind that were killed, and complete what was cut short.
 
     Raises:

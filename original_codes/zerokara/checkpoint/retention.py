@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from zerokara.checkpoint.folders import VALIDATION_FACT, all_steps, folder_of, outline, remove
+from zerokara.checkpoint.folders import VALIDATION_FACT, all_steps, check_sizes, folder_of, remove
 from zerokara.durable import write_text
 
 LATEST_NAME = "latest"
@@ -47,7 +47,7 @@ def prune(run_dir: Path, retention: Retention) -> list[Path]:
     return doomed
 
 
-def mark(run_dir: Path) -> None:
+def write_markers(run_dir: Path) -> None:
     """Let `latest` and `best` name the newest whole checkpoint and the one with the lowest validation loss.
 
     Raises:
@@ -66,7 +66,7 @@ def mark(run_dir: Path) -> None:
 
 def _whole(run_dir: Path) -> dict[int, float | None]:
     """Step → validation loss of each checkpoint that is whole."""
-    records = {step: outline(folder_of(run_dir, step)) for step in all_steps(run_dir)}
+    records = {step: check_sizes(folder_of(run_dir, step)) for step in all_steps(run_dir)}
     return {step: record.facts.get(VALIDATION_FACT) for step, record in records.items() if record is not None}
 
 

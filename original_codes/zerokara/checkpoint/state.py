@@ -27,9 +27,9 @@ import orjson
 
 from zerokara import manifest
 from zerokara.checkpoint import tensor_file
-from zerokara.checkpoint.folders import MANIFEST_NAME, VALIDATION_FACT, folder_of, outline
+from zerokara.checkpoint.folders import MANIFEST_NAME, VALIDATION_FACT, check_sizes, folder_of
 from zerokara.checkpoint.recovery import set_aside
-from zerokara.durable import appearing_folder, write_json
+from zerokara.durable import atomic_folder, write_json
 from zerokara.errors import Fault, UserError
 
 if TYPE_CHECKING:  # safetensors brings torch in; only those who read tensors pay for it
@@ -95,14 +95,14 @@ def save(run_dir: Path, state: TrainingState, weights: Mapping[str, Tensor], mom
     """
     started = time.monotonic()
     folder = folder_of(run_dir, state.step)
-    if folder.exists() and outline(folder) is None:
+    if folder.exists() and check_sizes(folder) is None:
         set_aside(folder)
-    with appearing_folder(folder) as partial:
+    with atomic_folder(folder) as partial:
         hashes = {name: tensor_file.write(partial / name, tensors) for name, tensors in _files(weights, moments)}
         write_json(partial / STATE_NAME, asdict(state))
-        manifest.finish(
+        manifest.write(
             partial / MANIFEST_NAME,
-            manifest.Work(step="checkpoint", settings={"shape": state.shape, "tokenizer": state.tokenizer_sha256}),
+            manifest.StepSpec(step="checkpoint", settings={"shape": state.shape, "tokenizer": state.tokenizer_sha256}),
             outputs={name.partition(".")[0]: partial / name for name in (WEIGHTS_NAME, OPTIMIZER_NAME, STATE_NAME)},
             facts={
                 "step": state.step,

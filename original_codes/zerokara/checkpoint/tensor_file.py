@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import orjson
 
-from zerokara.durable import SyncAhead
+from zerokara.durable import BackgroundSync
 
 if TYPE_CHECKING:  # those who only look for checkpoints need no torch
     import torch
@@ -57,7 +57,7 @@ class TensorWriter:
         path: Path,
         shapes: Mapping[str, tuple[int, ...]],
         dtype: torch.dtype,
-        ahead: SyncAhead | None = None,
+        ahead: BackgroundSync | None = None,
         digest: Digest | None = None,
     ):
         """Announce names and shapes of all tensors, in order.

@@ -147,7 +147,7 @@ def _apply(overrides: Sequence[str], values: dict[str, Any], faults: list[Fault]
         key, equals, value = text.partition("=")
         key = key.strip()
         if not equals or not key:
-            faults.append(Fault(where="--set", found=text, rule="must be key=value", remedy="e.g. --set lr=3e-4"))
+            faults.append(Fault(where="--set", value=text, rule="must be key=value", remedy="e.g. --set lr=3e-4"))
             continue
         try:
             values[key] = plain_yaml.read_value(value)
@@ -155,11 +155,11 @@ def _apply(overrides: Sequence[str], values: dict[str, Any], faults: list[Fault]
         except ReaderError:
             rule = "must be UTF-8 text without control characters"
             remedy = "a file with such a name is found by its folder, or by a pattern"
-            faults.append(Fault("--set", rule, key, found=shown(value), remedy=remedy))
+            faults.append(Fault("--set", rule, key, value=shown(value), remedy=remedy))
         except YAMLError as error:
             reason = getattr(error, "problem", None) or error
             remedy = _quoting(value)
-            faults.append(Fault("--set", f"is not a YAML value ({reason})", key, found=value, remedy=remedy))
+            faults.append(Fault("--set", f"is not a YAML value ({reason})", key, value=value, remedy=remedy))
     return overridden
 
 
@@ -173,7 +173,7 @@ def _unknown(key: str, value: object, known: list[str], source: Source, inside: 
     near = difflib.get_close_matches(key, known, n=1)
     remedy = f"did you mean {near[0]}?" if near else "remove it"
     whole = f"{inside}.{key}" if inside else key
-    return Fault(where=source.where(whole), key=whole, found=value, rule="there is no such setting", remedy=remedy)
+    return Fault(where=source.where(whole), key=whole, value=value, rule="there is no such setting", remedy=remedy)
 
 
 def _key_of(detail: ErrorDetails) -> str:
@@ -203,7 +203,7 @@ def _invalid(key: str, details: list[ErrorDetails], source: Source) -> Fault:
     if details[0]["type"] == "string_pattern_mismatch":
         found = shown(found)
     found = list(found) if isinstance(found, tuple) else found
-    return Fault(where=source.where(key), key=key, found=found, rule="must be " + " or ".join(words), remedy=hint)
+    return Fault(where=source.where(key), key=key, value=found, rule="must be " + " or ".join(words), remedy=hint)
 
 
 _RULES = {

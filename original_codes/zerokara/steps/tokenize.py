@@ -87,15 +87,15 @@ def _tokenize(
     if options.dry_run:
         print("dry run: nothing was written")
         return None
-    with hashing.HashesAhead(work.input_files()) as ahead:
+    with hashing.BackgroundHashes(work.input_files()) as ahead:
         made = encode_corpus(config, files, tokenizer, choice, workers)
         facts = _facts(config, files, made, tokenizer)
-        manifest.finish(paths.manifest, work, _outputs(paths), facts, time.monotonic() - started, ahead=ahead)
+        manifest.write(paths.manifest, work, _outputs(paths), facts, time.monotonic() - started, ahead=ahead)
     discard_work(config)
     return facts, _rows(config, made, facts, paths)
 
 
-def _work(config: PretrainConfig, files: Sequence[InputFile]) -> manifest.Work:
+def _work(config: PretrainConfig, files: Sequence[InputFile]) -> manifest.StepSpec:
     settings = {
         "text_field": config.text_field,
         "txt_document": config.txt_document,
@@ -109,7 +109,7 @@ def _work(config: PretrainConfig, files: Sequence[InputFile]) -> manifest.Work:
         "input_jsonl": for_manifest(files),
     }
     keys = {"files_per_source": "input_jsonl (number of files of each entry)"}
-    return manifest.Work(outputs.TOKENS_STEP, settings, inputs, lambda name: keys.get(name, name))
+    return manifest.StepSpec(outputs.TOKENS_STEP, settings, inputs, lambda name: keys.get(name, name))
 
 
 def _outputs(paths: TokenPaths) -> dict[str, Path | list[Path]]:

@@ -267,7 +267,7 @@ def _finish(
         "unigram_entropy": plan.unigram_entropy,
     }
     made = {"metrics": plan.run_dir / "metrics.jsonl", "checkpoint": newest / "manifest.json"}
-    return manifest.finish(record_path, _work(first_look), made, facts, state.seconds)
+    return manifest.write(record_path, _work(first_look), made, facts, state.seconds)
 
 
 def _rows(made: manifest.Manifest, newest: Path, run_dir: Path) -> list[tuple[str, str]]:
@@ -287,7 +287,7 @@ def _rows(made: manifest.Manifest, newest: Path, run_dir: Path) -> list[tuple[st
     return [*rows, *((name, str(path)) for name, path in found if path.exists())]
 
 
-def _work(plan: preparation.Preparation) -> manifest.Work:
+def _work(plan: preparation.Preparation) -> manifest.StepSpec:
     config = plan.config
     placed = {"output_model_dir", "input_jsonl", "input_tokenizer_file", "output_prefix", "deepspeed_template"}
     watching = {"num_workers", "log_interval", "tensorboard", "wandb", "wandb_project", "keep_last", "keep_every"}
@@ -295,7 +295,7 @@ def _work(plan: preparation.Preparation) -> manifest.Work:
     watching |= {"plots", "sample_prompts", "sample_tokens", "max_hours", "max_hours_per_start"}
     watching |= {"source_weights", "stages", "max_epochs_per_source", "intra_document_masking"}
     settings = config.model_dump(mode="json", exclude=placed | watching)
-    return manifest.Work(
+    return manifest.StepSpec(
         step="3_train",
         settings={**settings, **run_folder.identity_of(plan), "steps": plan.schedule.num_steps},
         inputs={"tokenizer": Path(config.input_tokenizer_file)},

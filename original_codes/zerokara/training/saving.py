@@ -165,9 +165,9 @@ class _Shelf:
         folder = checkpoint.save(self.run_dir, state, weights, moments)
         self.newest = folder
         try:
-            checkpoint.mark(self.run_dir)
+            checkpoint.write_markers(self.run_dir)
             if checkpoint.prune(self.run_dir, self.retention):
-                checkpoint.mark(self.run_dir)
+                checkpoint.write_markers(self.run_dir)
         except OSError as error:  # the checkpoint stands; what was to be done beside it is done with the next
             self.log(f"step {state.step}  older checkpoints are left alone for now: {error}")
         return folder

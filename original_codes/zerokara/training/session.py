@@ -137,7 +137,7 @@ class Session:
         folder = self._resumed_from = checkpoint.folder_of(self.run_dir, step) if step >= 0 else None
         if self.rank == 0:
             with contextlib.suppress(OSError):  # the two names are for people; the next save sets them right
-                checkpoint.mark(self.run_dir)
+                checkpoint.write_markers(self.run_dir)
         return (
             checkpoint.read_state(folder)
             if folder

@@ -85,13 +85,13 @@ def test_pruning_keeps_the_newest_and_the_multiples(tmp_path: Path) -> None:
 def test_pruning_keeps_the_best_by_validation(tmp_path: Path) -> None:
     for step, loss in ((10, 3.0), (20, 2.0), (30, None), (40, 2.0), (50, 4.0), (60, float("nan"))):
         saved(tmp_path, step, loss)
-    checkpoint.mark(tmp_path)
+    checkpoint.write_markers(tmp_path)
     assert (tmp_path / "best").read_text(encoding="utf-8") == "global_step40\n"  # the newer of two as good
     assert names(checkpoint.prune(tmp_path, Retention(1, keep_best=True))) == [
         "global_step10", "global_step20", "global_step30", "global_step50",
     ]  # fmt: skip
     checkpoint.prune(tmp_path, Retention(1))
-    checkpoint.mark(tmp_path)
+    checkpoint.write_markers(tmp_path)
     assert checkpoint.all_steps(tmp_path) == [60] and not (tmp_path / "best").exists()
     assert (tmp_path / "latest").read_text(encoding="utf-8") == "global_step60\n"
 
@@ -106,7 +106,7 @@ def test_what_is_broken_never_counts_as_kept_and_stays(tmp_path: Path) -> None:
         saved(tmp_path, step)
     (tmp_path / "global_step30" / "weights.safetensors").write_bytes(b"x")
     assert names(checkpoint.prune(tmp_path, Retention(1))) == ["global_step10"]
-    checkpoint.mark(tmp_path)
+    checkpoint.write_markers(tmp_path)
     assert (tmp_path / "latest").read_text(encoding="utf-8") == "global_step20\n"
     assert checkpoint.all_steps(tmp_path) == [20, 30]
 
@@ -123,7 +123,7 @@ def test_a_half_written_folder_of_a_killed_save_does_not_count(tmp_path: Path) -
     (tmp_path / "global_step20.partial").mkdir()
     (tmp_path / "latest.77.partial").touch()
     assert checkpoint.all_steps(tmp_path) == [10]
-    checkpoint.sweep(tmp_path)
+    checkpoint.remove_leftovers(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["global_step10"]
 
 

@@ -53,7 +53,7 @@ def test_both_steps_take_any_name(
 
 def test_hashes_are_found_by_any_name(place: Path) -> None:
     path = place / "corpus" / RAW / f"{RAW}.jsonl"
-    with hashing.HashesAhead([path]) as ahead:
+    with hashing.BackgroundHashes([path]) as ahead:
         assert ahead.by_path() == {path: hashing.sha256_of(path)}
 
 
