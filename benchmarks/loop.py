@@ -28,7 +28,8 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from zerokara import checkpoint, config
+from zerokara import config
+from zerokara.checkpoint import store
 from zerokara.corpus import embedded
 from zerokara.progress import bytes_text, count_text
 from zerokara.training.host_memory import HostCopy
@@ -185,7 +186,7 @@ def synchronous_seconds(session: Watched, number: int) -> float:
     """Time for a save as it would be without a thread: gathered, hashed, written, synced, renamed."""
     started = time.perf_counter()
     state = _copy(session, {part: HostCopy(session.device) for part in ("weights", "moments")})
-    checkpoint.save(
+    store.save(
         session.run_dir,
         replace(session.state, step=session.state.step + 1 + number),
         state["weights"],

@@ -21,6 +21,31 @@ def content(folder: Path) -> str:
     return (folder / "file").read_text(encoding="utf-8")
 
 
+def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "file.txt"
+    durable.write_text(path, "old")
+    with pytest.raises(ValueError, match="stop"), durable.atomic_file(path) as file:
+        file.write(b"half")
+        raise ValueError("stop")
+    assert path.read_text(encoding="utf-8") == "old"
+    assert [p.name for p in path.parent.iterdir()] == ["file.txt"]
+
+
+def test_a_folder_appears_whole_and_replaces(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    with durable.atomic_folder(target) as partial:
+        (partial / "a").write_text("1", encoding="utf-8")
+        assert not target.exists()
+    with pytest.raises(ValueError, match="stop"), durable.atomic_folder(target) as partial:
+        (partial / "b").write_text("2", encoding="utf-8")
+        raise ValueError("stop")
+    assert [p.name for p in target.iterdir()] == ["a"]
+    with durable.atomic_folder(target) as partial:
+        (partial / "c").write_text("3", encoding="utf-8")
+    assert [p.name for p in target.iterdir()] == ["c"]
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
 @pytest.mark.parametrize("exchanges", [True, False])
 def test_a_folder_is_replaced_and_at_no_moment_away(
     tmp_path: Path, exchanges: bool, monkeypatch: pytest.MonkeyPatch

@@ -1,16 +1,18 @@
-"""Checkpoints: folders ``global_stepN`` that appear whole, are checked by hash, and hold all by parameter name."""
+"""Checkpoints: folders ``global_stepN`` that appear whole, are checked by hash, and hold tensors by parameter name.
+
+`checkpoint.store`, which writes them, is imported by itself: it loads torch.
+"""
 
 from zerokara.checkpoint.folders import all_steps, check, folder_of, newest_complete, step_of
 from zerokara.checkpoint.recovery import broken_names, newest_to_resume, remove_leftovers, set_aside
 from zerokara.checkpoint.retention import Retention, prune, write_markers
-from zerokara.checkpoint.state import TrainingState, bytes_needed, read_moments, read_state, read_weights, save
+from zerokara.checkpoint.state import TrainingState, read_moments, read_state, read_weights
 
 __all__ = [
     "Retention",
     "TrainingState",
     "all_steps",
     "broken_names",
-    "bytes_needed",
     "check",
     "folder_of",
     "newest_complete",
@@ -20,7 +22,6 @@ __all__ = [
     "read_state",
     "read_weights",
     "remove_leftovers",
-    "save",
     "set_aside",
     "step_of",
     "write_markers",

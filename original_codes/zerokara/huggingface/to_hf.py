@@ -85,11 +85,11 @@ def export(source: Source, settings: ConvertConfig, documents: Sequence[str]) ->
         outputs["tokenizer"] = _write_tokenizer(partial, source, encoder)
         clock.lap("writing")
         # The disk and one core have the new files while the proofs go on.
-        with hashing.BackgroundHashes(outputs["weights"]) as ahead:
+        with hashing.BackgroundHashes(outputs["weights"]) as hashing_weights:
             known = card_facts.gather(source, encoder, settings.dtype)
             known |= _prove(partial, source, weights, settings, encoder, documents, clock)
             del known["proof"]["token_ids"]["examples"]  # lines of the corpus; the folder may be for everyone
-            written = ahead.by_path()
+            hashes = hashing_weights.result()
         name = settings.huggingface_name or folder.name
         card = model_card.render(known, name=name, language=settings.language, license=settings.license)
         write_text(partial / "README.md", card)
@@ -99,7 +99,7 @@ def export(source: Source, settings: ConvertConfig, documents: Sequence[str]) ->
         known["seconds"] = clock.laps
         seconds = time.monotonic() - started
         return manifest.write(
-            partial / MANIFEST_NAME, work(source, settings), outputs, known, seconds, written=written, published=True
+            partial / MANIFEST_NAME, work(source, settings), outputs, known, seconds, hashes=hashes, published=True
         )
 
 

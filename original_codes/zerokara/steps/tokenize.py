@@ -87,10 +87,11 @@ def _tokenize(
     if options.dry_run:
         print("dry run: nothing was written")
         return None
-    with hashing.BackgroundHashes(work.input_files()) as ahead:
+    with hashing.BackgroundHashes(work.input_files()) as hashing_inputs:
         made = encode_corpus(config, files, tokenizer, choice, workers)
         facts = _facts(config, files, made, tokenizer)
-        manifest.write(paths.manifest, work, _outputs(paths), facts, time.monotonic() - started, ahead=ahead)
+        hashes = hashing_inputs.result()
+        manifest.write(paths.manifest, work, _outputs(paths), facts, time.monotonic() - started, hashes)
     discard_work(config)
     return facts, _rows(config, made, facts, paths)
 

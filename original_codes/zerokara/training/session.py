@@ -15,7 +15,7 @@ import torch
 import torch.distributed
 
 from zerokara import checkpoint
-from zerokara.checkpoint import TrainingState
+from zerokara.checkpoint import Retention, TrainingState
 from zerokara.errors import RunError
 from zerokara.huggingface import from_hf
 from zerokara.model import compilation, parallel
@@ -68,7 +68,15 @@ class Session:
         self.logbook = Logbook(preparation, self.state, self.device, self.rank)
         if self.rank == 0:
             self.stop.watch(TimeLimits(self.config, preparation.checkpoint_bytes, lambda: self.logbook.seconds).look)
-        self.saver = Saver(preparation, self.engine, self.device, self.rank, self._log, self._resumed_from)
+        self.saver = Saver(
+            run_dir=self.run_dir,
+            retention=Retention(self.config.keep_last, self.config.keep_every, self.config.keep_best),
+            engine=self.engine,
+            device=self.device,
+            rank=self.rank,
+            log=self._log,
+            resumed_from=self._resumed_from,
+        )
         self.guard = StepGuard(self.config, self.state)
         plan = BatchPlan(self.config.global_batch_size, self.config.micro_batch, parallel.data_size())
         reading = preparation.reading
