@@ -30,7 +30,7 @@ from typing import Any
 
 from zerokara.training.session import Session
 
-from zerokara import checkpoint
+from zerokara.checkpoint import store
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus import embedded
@@ -188,7 +188,7 @@ def synchronous_seconds(session: Watched, number: int) -> float:
     """Time for a save as it would be without a thread: gathered, hashed, written, synced, renamed."""
     started = time.perf_counter()
     state = _copy(session, {part: HostCopy(session.device) for part in ("weights", "moments")})
-    checkpoint.save(
+    store.save(
         session.run_dir,
         replace(session.state, step=session.state.step + 1 + number),
         state["weights"],

@@ -119,7 +119,7 @@ def test_other_work_at_the_same_place_is_refused_until_redone(root: Path, place:
     assert _step(root).returncode == 0
     before = (place / "out" / "tokens_text_document.bin").read_bytes()
     other = _step(root, "--set", "split_seed=9")
-    assert other.returncode == 2 and "split_seed was 1234, is now 9" in other.stderr and "--redo" in other.stderr
+    assert other.returncode == 2 and "split_seed = 9: was 1234" in other.stderr and "--redo" in other.stderr
     with open(place / "corpus.jsonl", "a", encoding="utf-8") as file:
         file.write('{"text": "one more"}\n')
     changed = _step(root)

@@ -38,6 +38,7 @@ FLOORS = {
     "hashing": 0,
     "manifest": 0,
     "progress": 0,
+    "resources": 0,
     "markdown": 0,
     "parent_death_signal": 0,
     "writable": 0,

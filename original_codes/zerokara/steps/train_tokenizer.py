@@ -146,7 +146,7 @@ def _make(
     return sample.report, trained, measured
 
 
-def _work(config: TokenizerConfig, files: Sequence[InputFile]) -> manifest.Work:
+def _work(config: TokenizerConfig, files: Sequence[InputFile]) -> manifest.StepSpec:
     from zerokara.tokenizer.report_tokenizers import find_file
 
     left_out = {"input", "output_dir", "compare_with"}
@@ -156,7 +156,7 @@ def _work(config: TokenizerConfig, files: Sequence[InputFile]) -> manifest.Work:
     if config.compare_with:
         inputs["compare_with"] = [find_file(name) for name in config.compare_with]
     keys = {"files_per_source": "input (number of files of each entry)"}
-    return manifest.Work(outputs.TOKENIZER_STEP, settings, inputs, lambda name: keys.get(name, name))
+    return manifest.StepSpec(outputs.TOKENIZER_STEP, settings, inputs, lambda name: keys.get(name, name))
 
 
 def _write_outputs(folder: Path, model: bytes, measured: Report) -> None:
@@ -180,14 +180,14 @@ def _empty(folder: Path) -> None:
             left.unlink()
 
 
-def _let_appear(folder: Path, work: manifest.Work, facts: dict[str, Any], seconds: float) -> None:
+def _let_appear(folder: Path, work: manifest.StepSpec, facts: dict[str, Any], seconds: float) -> None:
     """Give the files their names and write the manifest; the work folder, which tells that they are ours, goes last."""
     (folder / "manifest.json").unlink(missing_ok=True)  # what stands there is no longer true from here on
     for name in outputs.TOKENIZER_NAMES:
         os.replace(folder / outputs.WORK_NAME / name, folder / name)
     sync_folder(folder)
     made: dict[str, Path | list[Path]] = {"tokenizer": [folder / name for name in outputs.TOKENIZER_NAMES]}
-    manifest.finish(folder / "manifest.json", work, made, facts, seconds)
+    manifest.write(folder / "manifest.json", work, made, facts, seconds)
     shutil.rmtree(folder / outputs.WORK_NAME, ignore_errors=True)
 
 

@@ -96,7 +96,7 @@ def prove(plan: RunPlan, num_steps: int) -> None:
     if 2 * num_steps > plan.schedule.num_steps:
         rule = f"a proof of 2 × {num_steps} steps needs a run of as many; this one has {plan.schedule.num_steps}"
         remedy = f"at most --verify-resume {plan.schedule.num_steps // 2} fits"
-        raise UserError(Fault(where="--verify-resume", found=num_steps, rule=rule, remedy=remedy))
+        raise UserError(Fault(where="--verify-resume", value=num_steps, rule=rule, remedy=remedy))
     bitwise = plan.num_processes == 1 and not torch.cuda.is_available()
     folder = plan.run_dir.with_name(plan.run_dir.name + ".verify-resume")
     print(f"proving resume in {folder}, which is deleted afterwards: 2 × {num_steps} steps unbroken, {num_steps} and")
@@ -168,7 +168,9 @@ def _scratch(folder: Path, needed: int) -> Iterator[None]:
     make_folders(folder)
     with file_lock.held(lock) as is_ours:
         if not is_ours:
-            raise UserError(Fault(str(folder), f"{file_lock.holder(lock) or 'another command'} is proving resume here"))
+            raise UserError(
+                Fault(str(folder), f"{file_lock.read_holder(lock) or 'another command'} is proving resume here")
+            )
         for left in folder.iterdir():
             if left.is_dir():
                 shutil.rmtree(left)
