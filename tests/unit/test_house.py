@@ -33,6 +33,7 @@ FLOORS = {
     "durable": 0,
     "file_lock": 0,
     "hashing": 0,
+    "machine_memory": 0,
     "manifest": 0,
     "progress": 0,
     "markdown": 0,

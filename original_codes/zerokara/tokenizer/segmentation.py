@@ -25,9 +25,9 @@ from pathlib import Path
 
 from zerokara.config import TokenizerConfig
 from zerokara.errors import RunError
+from zerokara.machine_memory import available_bytes
 from zerokara.progress import Progress
 from zerokara.tokenizer.lifeline import end_with_parent
-from zerokara.tokenizer.memory import available_bytes
 from zerokara.tokenizer.morphemes import Analyse, Analyser, boundaries
 
 BLOCK_BYTES = 128 * 1024

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from zerokara.training.planning.memory_budget import control_groups
+from zerokara.machine_memory import control_groups
 
 _THREADS_NAME = "OMP_NUM_THREADS"
 _WAIT_NAME = "OMP_WAIT_POLICY"

@@ -25,9 +25,9 @@ import psutil
 
 from zerokara.config import PretrainConfig
 from zerokara.errors import RunError
+from zerokara.machine_memory import control_groups
 from zerokara.model import loopback
 from zerokara.training.planning import cores, limits, processors
-from zerokara.training.planning.memory_budget import control_groups
 from zerokara.training.processes import meeting
 
 _LAUNCHER = "deepspeed.launcher.launch"
