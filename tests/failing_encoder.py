@@ -20,6 +20,7 @@ class FailingEncoder:
 
     def __init__(self, *action: Any):
         self.action = action
+        self._calls = 0
 
     def __call__(self) -> Any:
         return self
@@ -32,8 +33,9 @@ class FailingEncoder:
             os._exit(3)
         if what == "full":
             raise OSError(errno.ENOSPC, "No space left on device", "shard")
-        if what == "slow":
-            time.sleep(0.1)
+        if what in ("slow", "stuck"):
+            time.sleep(0.1 if what == "slow" or self._calls < 8 else 1000)  # a task has six batches
+            self._calls += 1
             return np.tile(np.array([1, 2], dtype=np.int32), len(texts)), [1] * len(texts)
         raise ZeroDivisionError("a fault of ours")
 

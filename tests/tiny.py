@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 import sentencepiece
+from made_tokens import write_tokens
 
 from zerokara.checkpoint import TrainingState, read_moments, read_state, read_weights
-from zerokara.steps import tokenize
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.tokenizer.model_file import ModelFile, Piece, PieceType
 from zerokara.training.monitoring import metrics
 from zerokara.training.processes import launcher
@@ -90,7 +92,7 @@ def make_data(folder: Path, num_documents: int = 150, num_sentinels: int = 0, **
     }
     config = folder / "config.yaml"
     config.write_text("".join(f"{key}: {value}\n" for key, value in settings.items()), encoding="utf-8")
-    assert tokenize.main(["--config", str(config)]) == 0
+    write_tokens(load(PretrainConfig, config))
     return {"config": str(config), **settings}
 
 

@@ -79,7 +79,7 @@ def test_the_step_from_text_to_tokenizer(root: Path, place: Path) -> None:
     again = _step(root, place)
     assert again.returncode == 0 and "done already" in again.stdout
     other = _step(root, place, "--set", "vocab_size=480")
-    assert other.returncode == 2 and "vocab_size was 500, is now 480" in other.stderr and "--redo" in other.stderr
+    assert other.returncode == 2 and "vocab_size = 480: was 500" in other.stderr and "--redo" in other.stderr
     assert (place / "tokenizer" / "tokenizer.model").read_bytes() == first
     redone = _step(root, place, "--redo")
     assert redone.returncode == 0 and (place / "tokenizer" / "tokenizer.model").read_bytes() == first

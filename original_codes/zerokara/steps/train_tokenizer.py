@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerokara import manifest
-from zerokara.config import TokenizerConfig
-from zerokara.corpus.heads import check_heads
+from zerokara.config.tokenizer_config import TokenizerConfig
+from zerokara.corpus.format_check import check_formats
 from zerokara.corpus.inputs import InputFile, find_files, for_manifest
 from zerokara.durable import made_folder
 from zerokara.progress import bytes_text, opening, plural, seconds_text, summary
@@ -44,7 +44,7 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
         return
     outputs.check(outputs.of_tokenizer(config))
     analyser = analyser_of(config)
-    check_heads(files, config.text_field, config.txt_document, config.fault("text_field", "").where)
+    check_formats(files, config.text_field, config.txt_document, config.fault("text_field", "").where)
     budget = memory.budget(config, files)
     opening(
         f"step 1 tokenizer: {plural(len(files), 'file')}, {bytes_text(sum(file.bytes for file in files))} → "
@@ -71,7 +71,7 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
     }
     made: manifest.Paths = {"tokenizer": building.move_into_place(folder)}
     seconds = time.monotonic() - started
-    manifest.finish(manifest_path, work, made, facts, seconds)
+    manifest.write(manifest_path, work, made, facts, seconds)
     building.discard_work(folder)
     rows = [*_rows(built, budget), ("took", seconds_text(seconds)), ("report", str(folder / "report.html"))]
     title = f"step 1 tokenizer: done, {built.report.vocab_size:,} pieces in {model_path}"
@@ -93,7 +93,7 @@ def _rows(built: BuiltTokenizer, budget: SampleBudget) -> list[tuple[str, str]]:
     ]
 
 
-def _work(config: TokenizerConfig, files: Sequence[InputFile], others: list[Path]) -> manifest.Work:
+def _work(config: TokenizerConfig, files: Sequence[InputFile], others: list[Path]) -> manifest.StepSpec:
     left_out = {"input", "output_dir", "compare_with"}
     settings: dict[str, Any] = {key: value for key, value in config.model_dump().items() if key not in left_out}
     settings["files_per_source"] = [sum(file.source == i for file in files) for i in range(len(config.input))]
@@ -101,7 +101,7 @@ def _work(config: TokenizerConfig, files: Sequence[InputFile], others: list[Path
     if others:
         inputs["compare_with"] = others
     keys = {"files_per_source": "input (number of files of each entry)"}
-    return manifest.Work(outputs.TOKENIZER_STEP, settings, inputs, lambda name: keys.get(name, name))
+    return manifest.StepSpec(outputs.TOKENIZER_STEP, settings, inputs, lambda name: keys.get(name, name))
 
 
 def _next(config: TokenizerConfig, options: command.Options) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from zerokara.config import TokenizerConfig
+from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.corpus.inputs import InputFile, check_unchanged
 from zerokara.durable import sync_folder, write_bytes, write_json, write_text
 from zerokara.errors import UserError

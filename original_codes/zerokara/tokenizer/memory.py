@@ -14,14 +14,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-import psutil
-
-from zerokara.config import TokenizerConfig
+from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.corpus.inputs import InputFile
 from zerokara.errors import UserError
 from zerokara.progress import bytes_text
+from zerokara.resources import available_memory
 from zerokara.tokenizer.corpus_statistics import CorpusStatistics, statistics_of
 from zerokara.tokenizer.sampling import PASSAGE_OVERHEAD_BYTES
 
@@ -38,10 +36,6 @@ _CHUNK_BYTES = 500_000_000
 """The unigram trainer looks for candidates in this much text at a time (`kMaxChunkBytes`)."""
 _MORPHEMES_PER_BYTE = 0.22
 """Of Japanese; Korean has 0.20."""
-_CGROUP_FILES = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-)
 
 
 @dataclass(frozen=True)
@@ -61,7 +55,7 @@ class SampleBudget:
 def budget(config: TokenizerConfig, files: Sequence[InputFile]) -> SampleBudget:
     """Resolve `sample_bytes: auto` and estimate the peak memory, from the beginnings of the files."""
     statistics = statistics_of(files, config.text_field, config.txt_document)
-    available = available_bytes()
+    available = available_memory()
     if config.sample_bytes == "auto":
         fits = _largest(config, statistics, int(AUTO_SHARE * available))
         sample_bytes = max(AUTO_LEAST_BYTES, min(AUTO_MOST_BYTES, fits))
@@ -121,17 +115,3 @@ def _largest(config: TokenizerConfig, statistics: CorpusStatistics, memory_bytes
         fits = max(_training_bytes(config, statistics, middle), _sampling_bytes(statistics, middle)) <= memory_bytes
         low, high = (middle, high) if fits else (low, middle)
     return low // 10_000 * 10_000
-
-
-def available_bytes() -> int:
-    """Memory that this process may still allocate: of the machine, or of the container's limit if that is less."""
-    available = int(psutil.virtual_memory().available)
-    for limit_file, used_file in _CGROUP_FILES:
-        try:
-            limit = Path(limit_file).read_text(encoding="ascii").strip()
-            used = int(Path(used_file).read_text(encoding="ascii"))
-        except OSError:
-            continue
-        if limit != "max":
-            available = min(available, max(0, int(limit) - used))
-    return available

@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 import sentencepiece
 
-from zerokara.config import TokenizerConfig
-from zerokara.config.tokenizer_config import NUM_BYTE_PIECES
+from zerokara.config.tokenizer_config import NUM_BYTE_PIECES, TokenizerConfig
 from zerokara.tokenizer.encoder import SPACE_MARK
 
 _BOUNDARY = "\x1f"

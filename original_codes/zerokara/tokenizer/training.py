@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from zerokara.config import TokenizerConfig
-from zerokara.config.tokenizer_config import NUM_BYTE_PIECES, NUM_CONTROL_PIECES
+from zerokara.config.tokenizer_config import NUM_BYTE_PIECES, NUM_CONTROL_PIECES, TokenizerConfig
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.progress import bytes_text, log
+from zerokara.resources import available_cores
 from zerokara.tokenizer.encoder import SPACE_MARK
 from zerokara.tokenizer.model_file import ModelFile
 from zerokara.tokenizer.required_characters import num_required_characters, required_characters
@@ -69,7 +69,7 @@ def check(config: TokenizerConfig) -> None:
 def num_threads(config: TokenizerConfig) -> int:
     """The threads to train with."""
     if config.num_threads == "auto":
-        return min(len(os.sched_getaffinity(0)), MAX_THREADS)
+        return min(available_cores(), MAX_THREADS)
     return config.num_threads
 
 
