@@ -103,7 +103,7 @@ def test_the_corpus_is_looked_at_and_not_read_whole(tmp_path: Path) -> None:
 def test_auto_follows_the_free_memory_within_bounds(japanese: list[InputFile], monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
     for free in (10**8, 10**9, 4 * 10**9, 10**12):
-        monkeypatch.setattr(memory, "available_bytes", lambda free=free: free)
+        monkeypatch.setattr(memory, "available_memory", lambda free=free: free)
         made = memory.budget(TokenizerConfig(), japanese)
         sizes.append(made.sample_bytes)
         # The text that there is needs less.
@@ -124,7 +124,7 @@ def test_a_sample_too_large_for_the_machine_is_refused_with_what_fits(
     (fault,) = caught.value.faults
     assert fault.key == "sample_bytes" and str(made.largest_bytes) in fault.remedy
     assert 1_000_000 <= made.largest_bytes < 1_300_000
-    monkeypatch.setattr(memory, "available_bytes", lambda: 500_000_000)
+    monkeypatch.setattr(memory, "available_memory", lambda: 500_000_000)
     memory.check(config, memory.budget(config, japanese))
 
 

@@ -107,7 +107,7 @@ def test_user_symbols_are_not_cut() -> None:
 def test_an_analyser_that_changes_the_text_is_refused() -> None:
     assert list(morphemes._spans_of("a b", ["a", "b"])) == [(0, 1), (2, 3)]
     for surfaces in (["a", "B"], ["b"]):
-        with pytest.raises(RunError, match="'[bB]'"):
+        with pytest.raises(RunError, match=r"'[bB]'"):
             list(morphemes._spans_of("a b", surfaces))
 
 
@@ -206,7 +206,7 @@ def test_too_large_a_vocabulary_is_told_with_the_largest_that_works(tmp_path: Pa
     with pytest.raises(UserError) as caught:
         _train(tmp_path, lines, _kanji_and_endings, vocab_size=90_000)
     (fault,) = caught.value.faults
-    assert (fault.key, fault.found) == ("vocab_size", 90_000)
+    assert (fault.key, fault.value) == ("vocab_size", 90_000)
     largest = int(re.findall(r"set (\d+) or", fault.remedy)[0])
     assert len(_train(tmp_path, lines, _kanji_and_endings, vocab_size=largest).pieces) == largest
 
@@ -249,7 +249,7 @@ def test_a_missing_analyser_is_told_with_the_command_that_installs_it(
     with pytest.raises(UserError) as caught:
         morphemes.analyser_of(TokenizerConfig(pre_segment=name))
     (fault,) = caught.value.faults
-    assert (fault.key, fault.found) == ("pre_segment", name)
+    assert (fault.key, fault.value) == ("pre_segment", name)
     assert fault.remedy.endswith(".venv/bin/pip install " + " ".join(ANALYSERS[name].requirements))
     assert morphemes.analyser_of(TokenizerConfig()) is None
 

@@ -30,7 +30,7 @@ def _size_that_works(train_toy: TrainToy, **settings: Any) -> int:
     with pytest.raises(UserError) as caught:
         train_toy(**settings)
     (fault,) = caught.value.faults
-    assert fault.key == "vocab_size" and fault.found == settings["vocab_size"]
+    assert fault.key == "vocab_size" and fault.value == settings["vocab_size"]
     (number,) = re.findall(r"set (\d+) or", fault.remedy)
     return int(number)
 
