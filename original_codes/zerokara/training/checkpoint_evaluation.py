@@ -20,7 +20,7 @@ from zerokara.errors import Fault, UserError
 from zerokara.model.megatron import Model, build
 from zerokara.progress import summary
 from zerokara.training.compute import devices
-from zerokara.training.evaluation import ValidationResult, start_validation
+from zerokara.training.evaluation import Validation, ValidationResult, ValidationSettings
 from zerokara.training.monitoring import metrics
 from zerokara.training.planning.preparation import Preparation
 from zerokara.training.processes import joining
@@ -31,9 +31,8 @@ def evaluate(preparation: Preparation, folder: Path) -> None:
     device = devices.local_device(int(os.environ.get("LOCAL_RANK", "0")))
     joining.join(preparation, device)
     model = _loaded(preparation, folder).to(device)
-    validation = start_validation(preparation, device)
-    assert validation is not None, "the launching process has seen that there are validation documents"
-    result = validation(model)
+    settings = ValidationSettings.from_config(preparation.config, preparation.reading.sources)
+    result = Validation(settings, preparation.objective, preparation.encoder, device)(model)
     assert result is not None
     if torch.distributed.get_rank() == 0:
         _report(preparation, folder, result)

@@ -26,9 +26,9 @@ from zerokara.samples.batches import Batches, BatchPlan
 from zerokara.training import bad_samples
 from zerokara.training.compute import devices
 from zerokara.training.compute.engine import Engine
-from zerokara.training.evaluation import start_validation
+from zerokara.training.evaluation import Validation, ValidationSettings
 from zerokara.training.guards import GivenUp, StepGuard
-from zerokara.training.logbook import Logbook
+from zerokara.training.logbook import Logbook, LogbookSettings
 from zerokara.training.loop import StepRecord, train
 from zerokara.training.planning import run_lock
 from zerokara.training.planning.limits import TimeLimits
@@ -64,12 +64,15 @@ class Session:
         self.position = Position.going_on(self.state, self.config.global_batch_size, self.schedule.sample_tokens)
         self.engine = self._start_engine()
         identity.prove(joining.ANSWER_SECONDS)  # of the groups that DeepSpeed has made
-        self.validation, self.sampler = start_validation(preparation, self.device), self._start_sampler()
-        self.logbook = Logbook(preparation, self.state, self.device, self.rank)
+        self.validation, self.sampler = self._start_validation(), self._start_sampler()
+        settings = LogbookSettings.from_config(
+            self.config, self.schedule, preparation.num_processes, preparation.shape.flops_per_token()
+        )
+        self.logbook = Logbook(settings, preparation.reading, self.position, self.state, self.device, self.rank)
         if self.rank == 0:
             self.stop.watch(TimeLimits(self.config, preparation.checkpoint_bytes, lambda: self.logbook.seconds).look)
         self.saver = Saver(preparation, self.engine, self.device, self.rank, self._log, self._resumed_from)
-        self.guard = StepGuard(self.config, self.state)
+        self.guard = StepGuard(self.config.spike_sigmas, self.config.max_skipped_steps, self.state)
         plan = BatchPlan(self.config.global_batch_size, self.config.micro_batch, parallel.data_size())
         reading = preparation.reading
         self.batches = Batches(reading.tokens(), reading.order(), plan, preparation.objective, parallel.data_rank())
@@ -114,7 +117,7 @@ class Session:
         )
         if self._lacks_validation(done):
             self._validate(done)
-        self.logbook.say_stages(done, resumed=done > 0)
+        self.logbook.log_stages(done, resumed=done > 0)
         self.stop.can_wait()
         return train(
             engine=self.engine,
@@ -182,6 +185,13 @@ class Session:
         if compilation.reason_against(config.compile, self.device.type, config.zero_stage) is None:
             compilation.start(model, config.micro_batch, config.intra_document_masking, self._log)
 
+    def _start_validation(self) -> Validation | None:
+        preparation = self.preparation
+        if not preparation.num_valid_tokens:
+            return None
+        settings = ValidationSettings.from_config(self.config, preparation.reading.sources)
+        return Validation(settings, preparation.objective, preparation.encoder, self.device)
+
     def _start_sampler(self) -> Sampler | None:
         config = self.config
         if not config.sample_prompts:
@@ -206,7 +216,7 @@ class Session:
         if last or asked_to_stop or step % config.save_interval == 0:
             self._save(step)
         if not last:
-            self.logbook.say_stages(step)
+            self.logbook.log_stages(step)
         return asked_to_stop
 
     def _lacks_validation(self, done: int) -> bool:
