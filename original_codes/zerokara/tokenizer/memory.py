@@ -22,7 +22,7 @@ from zerokara.config import TokenizerConfig
 from zerokara.corpus.inputs import InputFile
 from zerokara.errors import UserError
 from zerokara.progress import bytes_text
-from zerokara.tokenizer.outlook import Outlook, look
+from zerokara.tokenizer.corpus_statistics import Outlook, look
 from zerokara.tokenizer.sampling import PASSAGE_OVERHEAD_BYTES
 
 BASE_BYTES = 22_000_000

@@ -25,8 +25,8 @@ from pathlib import Path
 
 from zerokara.config import TokenizerConfig
 from zerokara.errors import RunError
+from zerokara.parent_death_signal import end_with_parent
 from zerokara.progress import Progress
-from zerokara.tokenizer.lifeline import end_with_parent
 from zerokara.tokenizer.memory import available_bytes
 from zerokara.tokenizer.morphemes import Analyse, Analyser, boundaries
 

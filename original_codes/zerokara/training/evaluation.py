@@ -24,7 +24,7 @@ from zerokara.samples.objective import Objective
 from zerokara.samples.sources import Source
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.layout import TokenPaths
-from zerokara.training.loop import as_tensors
+from zerokara.training.batch_loader import to_device
 
 BATCHES_BETWEEN_LOOKS = 16
 """Micro batches between two checks for a stop request: rare enough to cost nothing, and the request is seen soon."""
@@ -131,7 +131,7 @@ class Validation:
                 if give_up is not None and number % BATCHES_BETWEEN_LOOKS == 0 and give_up():
                     module.train()
                     return None
-                nats[part] += module(*as_tensors(batch, self._device)).double()
+                nats[part] += module(*to_device(batch, self._device)).double()
                 predicted = batch.labels[batch.loss_mask > 0]
                 counts[:, part] += len(predicted), self._token_bytes[predicted].sum(dtype=np.int64)
         module.train()

@@ -15,7 +15,7 @@ import torch
 
 from zerokara.checkpoint import TrainingState
 from zerokara.config import PretrainConfig
-from zerokara.progress import bytes_text, count_text, log, seconds_text
+from zerokara.progress import bytes_text, count_text, seconds_text
 from zerokara.samples.mixed_order import MixedOrder
 from zerokara.samples.reading_plan import ReadingPlan
 from zerokara.training import sampling
@@ -31,6 +31,7 @@ from zerokara.training.monitoring.weights_and_biases import WandbSettings, Weigh
 from zerokara.training.planning.consumption import stages_told
 from zerokara.training.planning.position import Position
 from zerokara.training.planning.schedule import Schedule
+from zerokara.training.processes.joining import Processes
 from zerokara.training.sampling import Sample
 
 _UNLOGGED = "unlogged_losses"
@@ -79,16 +80,15 @@ class Logbook:
         reading: ReadingPlan,
         position: Position,
         state: TrainingState,
-        device: torch.device,
-        rank: int,
+        processes: Processes,
     ):
-        """Open the records of a start that begins at `state`, in the process `rank`."""
+        """Open the records of a start that begins at `state`."""
         self._settings, self._schedule, self._position = settings, settings.schedule, position
         self._reading, self._order = reading, reading.order()
-        self._device, self._rank = device, rank
+        self._device, self._log = processes.device, processes.log
         self._started, self._earlier_seconds = time.monotonic(), state.seconds
         self._window: list[StepRecord] = []
-        self._peak_flops = devices.peak_flops(device)
+        self._peak_flops = devices.peak_flops(self._device)
         self.pace = Pace(
             self._schedule.num_steps, {"validation": settings.eval_interval, "save": settings.save_interval}
         )
@@ -97,11 +97,11 @@ class Logbook:
         """Numbers for the checkpoint's state and the model card."""
         self._recorder: Recorder | None = None
         self._drawing: Drawing | None = None
-        if rank == 0:
+        if processes.is_first:
             self._open(state)
-        if device.type == "cuda" and self._peak_flops is None:
-            name = torch.cuda.get_device_name(device)
-            self.log(f"mfu is n/a: the peak of {name} is not in training/compute/devices.py")
+        if self._device.type == "cuda" and self._peak_flops is None:
+            name = torch.cuda.get_device_name(self._device)
+            self._log(f"mfu is n/a: the peak of {name} is not in training/compute/devices.py")
 
     def _open(self, state: TrainingState) -> None:
         settings, run_dir = self._settings, self._settings.run_dir
@@ -109,11 +109,11 @@ class Logbook:
         if settings.tensorboard:
             watchers["tensorboard"] = lambda: TensorBoard(run_dir, state.step)
         if (wandb := settings.wandb) is not None:
-            watchers["wandb"] = lambda: WeightsAndBiases(run_dir, wandb, self.log)
-        self._recorder = Recorder(run_dir, state.step, watchers, self.log)
+            watchers["wandb"] = lambda: WeightsAndBiases(run_dir, wandb, self._log)
+        self._recorder = Recorder(run_dir, state.step, watchers, self._log)
         sampling.forget_after(run_dir, state.step if state.step else -1)
         if settings.plots:
-            self._drawing = Drawing(run_dir, self.log)
+            self._drawing = Drawing(run_dir, self._log)
         if state.step:
             self._record({"step": state.step, "tokens": state.tokens, "resumed": True, "seconds": state.seconds})
 
@@ -163,7 +163,7 @@ class Logbook:
         self._record(line)
         mfu = "n/a" if line["mfu"] is None else f"{line['mfu']:.1%}"
         expert_load = f"expert_load {max(line['expert_load']):.2f}  " if "expert_load" in line else ""
-        self.log(
+        self._log(
             f"step {record.step}/{schedule.num_steps}  loss {line['loss']:.4f}  lr {record.learning_rate:.2e}  "
             f"grad_norm {record.grad_norm:.3f}  {count_text(speed)} tok/s  mfu {mfu}  "
             f"memory {bytes_text(line['memory_bytes'])}  {expert_load}epoch {line['epoch']:.3f}  "
@@ -187,9 +187,9 @@ class Logbook:
                 "bad_samples": [sample.as_json() for sample in bad_samples],
             }
         )
-        self.log(f"step {step}  SKIPPED, the weights are unchanged: {record.skip_reason}")
+        self._log(f"step {step}  SKIPPED, the weights are unchanged: {record.skip_reason}")
         for sample in bad_samples:
-            self.log(f"step {step}    {sample}")
+            self._log(f"step {step}    {sample}")
 
     def log_validation(self, step: int, result: ValidationResult) -> None:
         """Record and log a validation."""
@@ -200,9 +200,9 @@ class Logbook:
         facts.update(valid_loss=result.loss, valid_bits_per_byte=bits, valid_step=step)
         if bits < facts.get("best_valid_bits_per_byte", float("inf")):
             facts.update(best_valid_bits_per_byte=bits, best_valid_step=step)
-        self.log(f"step {step}  valid_loss {result.loss:.4f}  {bits:.4f} bits per byte")
+        self._log(f"step {step}  valid_loss {result.loss:.4f}  {bits:.4f} bits per byte")
         for score in result.sources:
-            self.log(f"step {step}    {score.loss:.4f}  {score.bits_per_byte:.4f} bits per byte  {score.name}")
+            self._log(f"step {step}    {score.loss:.4f}  {score.bits_per_byte:.4f} bits per byte  {score.name}")
         if self._drawing is not None and step:
             self._drawing.refresh()
 
@@ -213,26 +213,21 @@ class Logbook:
         try:
             sampling.add(self._settings.run_dir, step, samples)
         except OSError as error:  # a full disk: the next validation writes again
-            self.log(f"{sampling.FILE_NAME}: {error.strerror or error}")
+            self._log(f"{sampling.FILE_NAME}: {error.strerror or error}")
         self._recorder.text(step, "samples", sampling.as_markdown(samples))
         for sample in samples:
-            self.log(f"step {step}  {sampling.excerpt(sample.prompt, 40)}⟪{sampling.excerpt(sample.sampled)}⟫")
+            self._log(f"step {step}  {sampling.excerpt(sample.prompt, 40)}⟪{sampling.excerpt(sample.sampled)}⟫")
 
     def log_stages(self, step: int, resumed: bool = False) -> None:
         """Log which stages begin in the step after `step`, and for a resumed run the stage that it is in."""
         next_samples = range(self._position.samples(step), self._position.samples(step + 1))
         for message in stages_told(self._reading, self._order, next_samples, resumed):
-            self.log(f"step {step + 1}  {message}")
+            self._log(f"step {step + 1}  {message}")
 
     def flush(self) -> None:
         """Bring the records to disk: a checkpoint that refers to them is about to be written."""
         if self._recorder is not None:
             self._recorder.flush()
-
-    def log(self, text: str) -> None:
-        """Print a line, once for all processes."""
-        if self._rank == 0:
-            log(text)
 
     def close(self) -> None:
         """Bring the records to disk, and draw the plots for the last time."""

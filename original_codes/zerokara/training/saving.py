@@ -29,7 +29,7 @@ from zerokara.errors import RunError
 from zerokara.progress import bytes_text, seconds_text
 from zerokara.training.compute.engine import Engine
 from zerokara.training.host_memory import HostCopy
-from zerokara.training.planning.preparation import Preparation
+from zerokara.training.planning.run_plan import RunPlan as Preparation
 
 RETRY_SECONDS = 5.0
 """Between two attempts of a save that the disk refused."""
