@@ -39,8 +39,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from zerokara.config import PretrainConfig
-from zerokara.model.parameters import Shape, is_distance_bias, is_layer_matrix, parameter_shapes, row_blocks
-from zerokara.model.shapes import ModelShape
+from zerokara.model.parameters import is_layer_matrix, is_relative_position_bias, row_blocks
+from zerokara.model.shapes import ModelShape, TensorShape
 from zerokara.progress import count_text
 
 if TYPE_CHECKING:
@@ -68,14 +68,14 @@ def by_whole_tensors(config: PretrainConfig, data_parallel_size: int) -> bool:
     return config.zero_stage == 0 or config.optimizer != "adamw" or nothing_to_share
 
 
-def algorithm_of(optimizer: str, name: str, shape: Shape) -> Rule:
+def algorithm_of(optimizer: str, name: str, shape: TensorShape) -> Rule:
     """The rule by which an optimizer updates the parameter `name`."""
     if optimizer == "adafactor":
         return "adafactor"
     return "muon" if optimizer == "muon" and is_layer_matrix(name, shape) else "adamw"
 
 
-def state_shapes(optimizer: str, name: str, shape: Shape) -> dict[str, Shape]:
+def state_shapes(optimizer: str, name: str, shape: TensorShape) -> dict[str, TensorShape]:
     """What the optimizer remembers of the parameter `name`, each in fp32, by torch's and transformers' names."""
     rule = algorithm_of(optimizer, name, shape)
     if rule == "muon":
@@ -91,7 +91,7 @@ def state_bytes(optimizer: str, shape: ModelShape) -> int:
     """Size of all that the optimizer remembers of a model, as in a checkpoint."""
     return 4 * sum(
         math.prod(state)
-        for name, of_parameter in parameter_shapes(shape).items()
+        for name, of_parameter in shape.parameter_shapes().items()
         for state in state_shapes(optimizer, name, of_parameter).values()
     )
 
@@ -109,9 +109,9 @@ _TITLES_OF_KINDS: dict[Kind, tuple[str, str]] = {
 }
 
 
-def kind_of(name: str, shape: Shape) -> Kind:
+def kind_of(name: str, shape: TensorShape) -> Kind:
     """What decides about a parameter's decay and learning rate: matrices alone decay."""
-    if is_distance_bias(name):
+    if is_relative_position_bias(name):
         return "distances"
     return "matrix" if len(shape) > 1 else "vector"
 
@@ -128,7 +128,7 @@ class Group:
     names: tuple[str, ...]
 
 
-def parameter_groups(config: PretrainConfig, parameters: Mapping[str, Shape]) -> list[Group]:
+def parameter_groups(config: PretrainConfig, parameters: Mapping[str, TensorShape]) -> list[Group]:
     """The groups that are not empty; each parameter is in one."""
     found: dict[tuple[Rule, Kind], list[str]] = {}
     for name, shape in parameters.items():
@@ -147,7 +147,7 @@ def parameter_groups(config: PretrainConfig, parameters: Mapping[str, Shape]) ->
 
 def plan_lines(config: PretrainConfig, shape: ModelShape) -> list[str]:
     """What is updated by which rule, and what decays, a line for each rule."""
-    parameters = parameter_shapes(shape)
+    parameters = shape.parameter_shapes()
     told: dict[Rule, list[str]] = {}
     for group in parameter_groups(config, parameters):
         numbers = count_text(sum(math.prod(parameters[name]) for name in group.names))
