@@ -79,7 +79,7 @@ def test_the_step_from_text_to_tokenizer(root: Path, place: Path) -> None:
     again = _step(root, place)
     assert again.returncode == 0 and "is there already, made from the same text" in again.stdout
     other = _step(root, place, "--set", "vocab_size=480")
-    assert other.returncode == 2 and "vocab_size was 500, is now 480" in other.stderr and "--redo" in other.stderr
+    assert other.returncode == 2 and "vocab_size = 480: was 500" in other.stderr and "--redo" in other.stderr
     assert (place / "tokenizer" / "tokenizer.model").read_bytes() == first
     redone = _step(root, place, "--redo")
     assert redone.returncode == 0 and (place / "tokenizer" / "tokenizer.model").read_bytes() == first
@@ -120,7 +120,7 @@ def test_the_step_answers_in_under_a_second_and_imports_nothing_heavy(root: Path
     assert time.monotonic() - started < 5, "a second on an idle machine"
     code = (
         "import sys; from zerokara.steps import train_tokenizer;"
-        "from zerokara.tokenizer import encoder, huggingface, memory, proof, report, sampling, training;"
+        "from zerokara.tokenizer import encoder_choice, memory, report, sampling, training;"
         "print(sorted({'torch', 'transformers', 'tokenizers'} & set(sys.modules)))"
     )
     shown = subprocess.run(

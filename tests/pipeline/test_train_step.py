@@ -16,9 +16,8 @@ import pytest
 import rounding
 
 from zerokara import checkpoint, manifest
-from zerokara.huggingface import families, to_hf
+from zerokara.huggingface import families, to_hf, tokenizer_json
 from zerokara.model.shapes import ModelShape
-from zerokara.tokenizer import huggingface
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.training.monitoring import metrics
 
@@ -111,10 +110,10 @@ def test_a_finished_run_is_complete_until_it_is_made_longer(
     again = step_3(tiny_data["config"], *same)
     assert again.returncode == 0 and "is complete already" in again.stdout
     shorter = step_3(tiny_data["config"], *same, "max_steps=10")
-    assert shorter.returncode == 2 and "max_steps was 20, is now 10" in shorter.stderr
+    assert shorter.returncode == 2 and "max_steps = 10: was 20" in shorter.stderr
     assert "steps was" not in shorter.stderr.replace("max_steps was", "")  # no word that is no key
     other = step_3(tiny_data["config"], *same, "lr=0.02")
-    assert other.returncode == 2 and "lr was 0.01, is now 0.02" in other.stderr
+    assert other.returncode == 2 and "lr = 0.02: was 0.01" in other.stderr
     assert manifest.read(longer / "manifest.json").facts["steps"] == 25
 
 
@@ -329,7 +328,7 @@ def test_a_run_starts_from_an_exported_model(tiny_data: dict[str, str], finished
     shape = ModelShape.from_json(checkpoint.read_state(newest).shape)
     special = families.SpecialIds(encoder.bos_id, encoder.eos_id, encoder.pad_id)
     to_hf.write_model(exported, checkpoint.read_weights(newest), shape, special, "fp32", "4GB")
-    huggingface.write(encoder, exported, model_max_length=shape.seq_len)
+    tokenizer_json.write(encoder, exported, model_max_length=shape.seq_len)
     start = (f"output_model_dir={tmp_path / 'run'}", f"init_from={exported}", "max_steps=2", "num_processes=1")
     wider = step_3(tiny_data["config"], *start, "hidden_size=64", options=("--verify-resume",))
     assert wider.returncode == 2 and "hidden_size" in wider.stderr and not list(tmp_path.glob("run*")), wider.stderr

@@ -30,7 +30,7 @@ import torch.distributed
 from torch import Tensor
 from torch.nn.functional import grouped_mm, linear, one_hot
 
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
 from zerokara.model.auxiliary_loss import AuxiliaryLoss
 from zerokara.model.megatron_core import TransformerConfig

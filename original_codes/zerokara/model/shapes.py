@@ -13,8 +13,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from zerokara.config import PretrainConfig
 from zerokara.config.architectures import ARCHITECTURES, Architecture
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.progress import count_text
 
 VOCABULARY_MULTIPLE = 128

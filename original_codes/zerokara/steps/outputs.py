@@ -22,7 +22,10 @@ from zerokara.tokens.layout import TokenPaths, bin_path, idx_path
 from zerokara.writable import reason_against_entry, reason_against_file, reason_against_folder
 
 if TYPE_CHECKING:  # building a class takes time, and a step needs one of them
-    from zerokara.config import ConvertConfig, PretrainConfig, Settings, TokenizerConfig
+    from zerokara.config.convert_config import ConvertConfig
+    from zerokara.config.pretrain_config import PretrainConfig
+    from zerokara.config.settings import Settings
+    from zerokara.config.tokenizer_config import TokenizerConfig
     from zerokara.corpus.inputs import InputFile
 
 TOKENIZER_STEP, TOKENS_STEP = "train_tokenizer", "tokenize"

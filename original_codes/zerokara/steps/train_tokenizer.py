@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerokara import manifest
-from zerokara.config import TokenizerConfig
-from zerokara.corpus.heads import check_heads
+from zerokara.config.tokenizer_config import TokenizerConfig
+from zerokara.corpus.format_check import check_formats
 from zerokara.corpus.inputs import InputFile, check_unchanged, find_files, for_manifest
 from zerokara.durable import made_folder, sync_folder, write_bytes, write_json, write_text
 from zerokara.errors import UserError
@@ -49,7 +49,7 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
         return
     outputs.check(outputs.of_tokenizer(config))
     analyser = analyser_of(config)
-    check_heads(files, config.text_field, config.txt_document, config.fault("text_field", "").where)
+    check_formats(files, config.text_field, config.txt_document, config.fault("text_field", "").where)
     plan = memory.plan(config, files)
     size = bytes_text(sum(file.bytes for file in files))
     opening(
@@ -146,7 +146,7 @@ def _make(
     return sample.report, trained, measured
 
 
-def _work(config: TokenizerConfig, files: Sequence[InputFile]) -> manifest.Work:
+def _work(config: TokenizerConfig, files: Sequence[InputFile]) -> manifest.StepSpec:
     from zerokara.tokenizer.report_tokenizers import find_file
 
     left_out = {"input", "output_dir", "compare_with"}
@@ -156,7 +156,7 @@ def _work(config: TokenizerConfig, files: Sequence[InputFile]) -> manifest.Work:
     if config.compare_with:
         inputs["compare_with"] = [find_file(name) for name in config.compare_with]
     keys = {"files_per_source": "input (number of files of each entry)"}
-    return manifest.Work(outputs.TOKENIZER_STEP, settings, inputs, lambda name: keys.get(name, name))
+    return manifest.StepSpec(outputs.TOKENIZER_STEP, settings, inputs, lambda name: keys.get(name, name))
 
 
 def _write_outputs(folder: Path, model: bytes, measured: Report) -> None:
@@ -180,14 +180,14 @@ def _empty(folder: Path) -> None:
             left.unlink()
 
 
-def _let_appear(folder: Path, work: manifest.Work, facts: dict[str, Any], seconds: float) -> None:
+def _let_appear(folder: Path, work: manifest.StepSpec, facts: dict[str, Any], seconds: float) -> None:
     """Give the files their names and write the manifest; the work folder, which tells that they are ours, goes last."""
     (folder / "manifest.json").unlink(missing_ok=True)  # what stands there is no longer true from here on
     for name in outputs.TOKENIZER_NAMES:
         os.replace(folder / outputs.WORK_NAME / name, folder / name)
     sync_folder(folder)
     made: dict[str, Path | list[Path]] = {"tokenizer": [folder / name for name in outputs.TOKENIZER_NAMES]}
-    manifest.finish(folder / "manifest.json", work, made, facts, seconds)
+    manifest.write(folder / "manifest.json", work, made, facts, seconds)
     shutil.rmtree(folder / outputs.WORK_NAME, ignore_errors=True)
 
 

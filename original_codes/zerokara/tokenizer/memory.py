@@ -14,15 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-import psutil
-
-from zerokara.config import TokenizerConfig
+from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.corpus.inputs import InputFile
 from zerokara.errors import UserError
 from zerokara.progress import bytes_text
-from zerokara.tokenizer.outlook import Outlook, look
+from zerokara.resources import available_memory
+from zerokara.tokenizer.corpus_statistics import Outlook, look
 from zerokara.tokenizer.sampling import PASSAGE_OVERHEAD_BYTES
 
 BASE_BYTES = 22_000_000
@@ -36,10 +34,6 @@ _CHUNK_BYTES = 500_000_000
 """The unigram trainer looks for candidates in so much text at a time (`kMaxChunkBytes`)."""
 _MORPHEMES_PER_BYTE = 0.22
 """Of Japanese; Korean has 0.20."""
-_CGROUP_FILES = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-)
 
 
 @dataclass(frozen=True)
@@ -57,7 +51,7 @@ class Plan:
 def plan(config: TokenizerConfig, files: Sequence[InputFile]) -> Plan:
     """Settle `sample_bytes: auto` and estimate the peak memory; looks at the beginnings of the files."""
     outlook = look(files, config.text_field, config.txt_document)
-    available = available_bytes()
+    available = available_memory()
     if config.sample_bytes == "auto":
         budget = max(AUTO_LEAST_BYTES, min(AUTO_MOST_BYTES, _largest(config, outlook, int(AUTO_SHARE * available))))
     else:
@@ -110,17 +104,3 @@ def _largest(config: TokenizerConfig, outlook: Outlook, memory_bytes: int) -> in
         fits = max(_trainer(config, outlook, middle), _sampling(outlook, middle)) <= memory_bytes
         low, high = (middle, high) if fits else (low, middle)
     return low // 10_000 * 10_000
-
-
-def available_bytes() -> int:
-    """Memory that this process may still take: of the machine, or of the container's limit if that is less."""
-    available = int(psutil.virtual_memory().available)
-    for limit_file, used_file in _CGROUP_FILES:
-        try:
-            limit = Path(limit_file).read_text(encoding="ascii").strip()
-            used = int(Path(used_file).read_text(encoding="ascii"))
-        except OSError:
-            continue
-        if limit != "max":
-            available = min(available, max(0, int(limit) - used))
-    return available

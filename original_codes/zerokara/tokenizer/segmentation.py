@@ -23,11 +23,11 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
-from zerokara.config import TokenizerConfig
+from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import RunError
+from zerokara.parent_death_signal import end_with_parent
 from zerokara.progress import Progress
-from zerokara.tokenizer.lifeline import end_with_parent
-from zerokara.tokenizer.memory import available_bytes
+from zerokara.resources import available_memory
 from zerokara.tokenizer.morphemes import Analyse, Analyser, boundaries
 
 BLOCK_BYTES = 128 * 1024
@@ -76,7 +76,7 @@ def segment(config: TokenizerConfig, analyser: Analyser, sentences: Path, target
     Raises: RunError when a process of the analysis dies.
     """
     rules, size = Rules.of(config), sentences.stat().st_size
-    num_processes = 1 if size < ALONE_BYTES else max(1, min(num_processes, available_bytes() // PROCESS_BYTES))
+    num_processes = 1 if size < ALONE_BYTES else max(1, min(num_processes, available_memory() // PROCESS_BYTES))
     label = f"cutting between morphemes with {analyser.name}"
     with open(target, "wb") as file, Progress(label, total=size, unit="B") as progress:
         blocks = _blocks(sentences)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear, silu
 
-from zerokara import config
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import experts as experts_module
 from zerokara.model import parallel
 from zerokara.model.experts import Experts, Routing, experts_of, statistics
@@ -33,7 +34,7 @@ def _groups() -> None:
 
 
 def shape_of(*overrides: str) -> ModelShape:
-    return ModelShape.from_config(config.load(config.PretrainConfig, "/dev/null", [*SMALL, *overrides]), 300)
+    return ModelShape.from_config(load(PretrainConfig, "/dev/null", [*SMALL, *overrides]), 300)
 
 
 def layer_of(*overrides: str, routing: Routing = ROUTING) -> Experts:
@@ -68,7 +69,7 @@ def test_the_korean_base_has_the_parameters_that_its_makers_say() -> None:
         "architecture=t5_moe", "num_layers=12", "hidden_size=768", "num_attn_heads=12", "ffn_hidden_size=2048",
         "num_experts=16", "seq_len=512",
     ]  # fmt: skip
-    settings = config.load(config.PretrainConfig, "/dev/null", given)
+    settings = load(PretrainConfig, "/dev/null", given)
     assert settings.sparse == (3, 7, 11) and settings.top_k == 2
     shape = ModelShape.from_config(settings, 50_358)
     assert shape.num_parameters(padded=False) == pytest.approx(700.6e6, rel=1e-3)

@@ -7,7 +7,8 @@ import rounding
 import torch
 from torch.nn.functional import cross_entropy
 
-from zerokara import config
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import loss as loss_module
 from zerokara.model import parallel
 from zerokara.model.attention import isolation
@@ -20,7 +21,7 @@ SMALL = ["num_layers=2", "hidden_size=48", "num_attn_heads=6", "seq_len=32"]
 
 
 def shape_of(*overrides: str, vocab_size: int = 300) -> ModelShape:
-    return ModelShape.from_config(config.load(config.PretrainConfig, "/dev/null", [*SMALL, *overrides]), vocab_size)
+    return ModelShape.from_config(load(PretrainConfig, "/dev/null", [*SMALL, *overrides]), vocab_size)
 
 
 @pytest.fixture(autouse=True, scope="module")

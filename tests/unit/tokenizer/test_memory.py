@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from zerokara.config import TokenizerConfig
+from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.corpus.inputs import InputFile, find_files
 from zerokara.errors import UserError
 from zerokara.tokenizer import memory, training
-from zerokara.tokenizer.outlook import look
+from zerokara.tokenizer.corpus_statistics import look
 
 HIRAGANA = "のにをはがとでもたしいてなられるかすまけりこよさあ"
 KANJI = "".join(map(chr, range(0x4E00, 0x4E00 + 1200)))
@@ -103,7 +103,7 @@ def test_the_corpus_is_looked_at_and_not_read_whole(tmp_path: Path) -> None:
 def test_auto_follows_the_free_memory_within_bounds(japanese: list[InputFile], monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
     for free in (10**8, 10**9, 4 * 10**9, 10**12):
-        monkeypatch.setattr(memory, "available_bytes", lambda free=free: free)
+        monkeypatch.setattr(memory, "available_memory", lambda free=free: free)
         made = memory.plan(TokenizerConfig(), japanese)
         sizes.append(made.sample_bytes)
         # The text that there is needs less.
@@ -116,14 +116,14 @@ def test_auto_follows_the_free_memory_within_bounds(japanese: list[InputFile], m
 def test_a_sample_too_large_for_the_machine_is_refused_with_what_fits(
     japanese: list[InputFile], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "available_bytes", lambda: 50_000_000)
+    monkeypatch.setattr(memory, "available_memory", lambda: 50_000_000)
     config = TokenizerConfig(sample_bytes=400_000_000)
     made = memory.plan(config, japanese)
     with pytest.raises(
         UserError, match=r"sample_bytes = 400000000: needs about .* 50\.0 MB are free; set 1[0-2]\d0000 or"
     ):
         memory.check(config, japanese, made)
-    monkeypatch.setattr(memory, "available_bytes", lambda: 500_000_000)
+    monkeypatch.setattr(memory, "available_memory", lambda: 500_000_000)
     memory.check(config, japanese, memory.plan(config, japanese))
 
 
@@ -131,7 +131,3 @@ def test_many_tiny_documents_count_with_what_python_needs_for_them(tmp_path: Pat
     (tmp_path / "tiny.txt").write_text("tiny\n" * 10_000, "utf-8")
     made = memory.plan(TokenizerConfig(txt_document="line"), find_files([str(tmp_path)], "config.yaml:1"))
     assert made.sampling_bytes > 10_000 * 250
-
-
-def test_the_machine_has_memory() -> None:
-    assert memory.available_bytes() > 10**6

@@ -7,15 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from zerokara import config
 from zerokara.checkpoint import TrainingState
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.training.guards import FEWEST_STEPS, WINDOW_STEPS, GivenUp, StepGuard
 
 START = TrainingState(0, 0, 0, 0.0, {}, "t", "d", "fp32", {})
 
 
 def guard(*overrides: str, state: TrainingState = START) -> StepGuard:
-    return StepGuard(config.load(config.PretrainConfig, "/dev/null", list(overrides)), state)
+    return StepGuard(load(PretrainConfig, "/dev/null", list(overrides)), state)
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])

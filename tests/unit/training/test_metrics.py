@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from zerokara import config
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.training.monitoring import metrics
 
 
-def settings(*overrides: str) -> config.PretrainConfig:
-    return config.load(config.PretrainConfig, "/dev/null", ["tensorboard=false", *overrides])
+def settings(*overrides: str) -> PretrainConfig:
+    return load(PretrainConfig, "/dev/null", ["tensorboard=false", *overrides])
 
 
 def step_line(step: int, **values: Any) -> dict[str, Any]:

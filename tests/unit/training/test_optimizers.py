@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from zerokara import config
-from zerokara.config import PretrainConfig
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
 from zerokara.model.parameters import row_blocks
 from zerokara.model.shapes import ModelShape
@@ -19,7 +19,7 @@ OVERRIDES = ["num_layers=2", "hidden_size=64", "num_attn_heads=4", "num_kv_heads
 
 
 def of(*overrides: str) -> tuple[PretrainConfig, ModelShape]:
-    settings = config.load(PretrainConfig, "/dev/null", [*OVERRIDES, *overrides])
+    settings = load(PretrainConfig, "/dev/null", [*OVERRIDES, *overrides])
     return settings, ModelShape.from_config(settings, 500)
 
 
@@ -119,7 +119,7 @@ def test_where_whole_matrices_are_needed(tmp_path: Path) -> None:
         "optimizer: muon\nzero_stage: 3\noffload: all\nnum_processes: 2\ntensor_parallel_size: 2\n", "utf-8"
     )
     with pytest.raises(UserError) as caught:
-        config.load(PretrainConfig, path)
+        load(PretrainConfig, path)
     needs = "with optimizer: muon, which needs whole matrices"
     assert [str(fault).replace(str(tmp_path) + "/", "") for fault in caught.value.faults] == [
         f"config.yaml:2: zero_stage = 3: must be 0 or 1 {needs}: at 2 and 3 DeepSpeed cuts them anywhere; "

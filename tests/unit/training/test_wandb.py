@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from zerokara import config
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.training.monitoring import metrics, weights_and_biases
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
@@ -32,14 +33,14 @@ def fresh_library() -> Iterator[None]:
     wandb.teardown()
 
 
-def settings(mode: str, place: Path | None = None) -> config.PretrainConfig:
+def settings(mode: str, place: Path | None = None) -> PretrainConfig:
     """With paths below `place`, if there is one."""
     given = ["tensorboard=false", f"wandb={mode}", "sample_prompts=[and/or]"]
     if place:
         stages = "[{tokens: 100, source_weights: [1]}]"
         given += [f"input_jsonl=[{place}/a.jsonl]", f"output_prefix={place}/tokens/", f"init_from={place}/hf"]
         given += [f"output_model_dir={place}", f"input_tokenizer_file={place}/t.model", f"stages={stages}"]
-    return config.load(config.PretrainConfig, "/dev/null", given)
+    return load(PretrainConfig, "/dev/null", given)
 
 
 def assert_nothing_of_the_machine(sent: bytes, place: Path) -> None:

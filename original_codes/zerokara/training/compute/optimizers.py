@@ -39,7 +39,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model.parameters import is_layer_matrix, is_relative_position_bias, row_blocks
 from zerokara.model.shapes import ModelShape, TensorShape
 from zerokara.progress import count_text

@@ -27,7 +27,7 @@ from zerokara.durable import write_bytes
 from zerokara.progress import log
 
 if TYPE_CHECKING:  # whoever only reads (the plots, in a process of their own) does not wait for it
-    from zerokara.config import PretrainConfig
+    from zerokara.config.pretrain_config import PretrainConfig
 
 FILE_NAME = "metrics.jsonl"
 

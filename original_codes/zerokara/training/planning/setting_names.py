@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _KEYS = {
-    "num_readers": "num_processes",
+    "data_parallel_size": "num_processes",
     "steps": "train_tokens, epochs or max_steps (number of steps)",
     "tokenizer": "input_tokenizer_file (its content)",
     "tokenizer_sha256": "input_tokenizer_file (SHA-256 of its content)",
