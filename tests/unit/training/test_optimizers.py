@@ -13,7 +13,7 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
 from zerokara.model.parameters import row_blocks
 from zerokara.model.shapes import ModelShape
-from zerokara.training.compute import optimizers
+from zerokara.training.compute import optimizers, torch_optimizers
 
 OVERRIDES = ["num_layers=2", "hidden_size=64", "num_attn_heads=4", "num_kv_heads=2", "ffn_hidden_size=96"]
 
@@ -98,7 +98,7 @@ def test_tables_of_distances_learn_faster_and_do_not_decay(overrides: tuple[str,
 
 def test_the_learning_rate_of_a_group() -> None:
     groups: list[dict[str, Any]] = [{"lr_scale": 1.0}, {"lr_scale": 30.0}]
-    optimizers.set_learning_rate(groups, 0.001)
+    torch_optimizers.set_learning_rate(groups, 0.001)
     assert [group["lr"] for group in groups] == [0.001, 0.03]
 
 

@@ -18,8 +18,8 @@ processes holds 1/N of the state and of bf16's master weights (Adafactor: 6 + 4/
 
 Why not everywhere: from stage 1 on DeepSpeed (0.19.8) flattens the parameters of a group and partitions that evenly, at
 any place, so that no matrix keeps its rows and columns; Adafactor and Muon need them. They run under
-`whole_tensors`, where at stage 1 every tensor belongs, whole, to one process. Tensor parallelism and DeepSpeed's
-offload partition matrices too.
+`replicated_updater`, where at stage 1 every tensor belongs to one process, unpartitioned. Tensor parallelism and
+DeepSpeed's offload partition matrices too.
 
 The relative position bias learns `relative_attention_lr_multiplier` times as fast as the rest, without weight decay: a
 weight of a matrix is some hundredths, a bias grows to several units.
@@ -29,24 +29,20 @@ a decay of 1 − step^−0.8, an update of at most root mean square 1, scaled wi
 the learning rate of our schedule. torch.optim.Adafactor (2.13) is another one: it takes no learning rate above 1/√step,
 and puts epsilon elsewhere.
 
-No torch on import: a plan states what an optimizer costs before anything heavy is loaded.
+Pure Python: a plan states what an optimizer costs before torch is loaded. `torch_optimizers` makes them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.model.parameters import is_layer_matrix, is_relative_position_bias, row_blocks
+from zerokara.model.parameters import is_layer_matrix, is_relative_position_bias
 from zerokara.model.shapes import ModelShape, TensorShape
 from zerokara.progress import count_text
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 WITHOUT_DEEPSPEED = (
     "zero_stage 0, adafactor and muon do not use DeepSpeed's ZeRO, nor does zero_stage 1 at a data-parallel size of 1"
@@ -55,13 +51,9 @@ WITHOUT_DEEPSPEED = (
 Algorithm = Literal["adamw", "adafactor", "muon"]
 TITLES: dict[Algorithm, str] = {"adamw": "AdamW", "adafactor": "Adafactor", "muon": "Muon"}
 
-ADAFACTOR_DECAY, ADAFACTOR_CLIPPING, ADAFACTOR_EPSILONS = -0.8, 1.0, (1e-30, 1e-3)
-"""Shazeer and Stern, 2018, algorithm 6; the epsilons are added to squared gradients, and a lower bound of the weights'
-root mean square."""
-
 
 def by_whole_tensors(config: PretrainConfig, data_parallel_size: int) -> bool:
-    """Whether `whole_tensors` updates the weights, and not DeepSpeed's ZeRO.
+    """Whether `replicated_updater` updates the weights, and not DeepSpeed's ZeRO.
 
     At a data-parallel size of 1, stage 1 has nothing to partition, and DeepSpeed's copies of the gradients and of their
     squares in fp64 took a tenth of a step of 40M parameters on two cores.
@@ -158,97 +150,3 @@ def plan_lines(config: PretrainConfig, shape: ModelShape) -> list[str]:
         faster = f", {group.lr_scale:g} times the learning rate" if group.lr_scale != 1 else ""
         lines.setdefault(group.algorithm, []).append(f"{len(group.names)} {kind} ({numbers}) {decay}{faster}")
     return [f"{TITLES[algorithm]}: {', '.join(parts)}" for algorithm, parts in lines.items()]
-
-
-def build(
-    config: PretrainConfig, tensors: Mapping[str, Tensor], shape: ModelShape
-) -> dict[Algorithm, torch.optim.Optimizer]:
-    """Torch optimizers for fp32 `tensors` (some or all parameters, by name), one for each algorithm in use."""
-    parameters = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    groups: dict[Algorithm, list[dict[str, Any]]] = {}
-    for group in parameter_groups(config, parameters):
-        entry = {"params": [tensors[name] for name in group.names], "weight_decay": group.weight_decay}
-        groups.setdefault(group.algorithm, []).append({**entry, "lr_scale": group.lr_scale})
-    return {algorithm: _BUILDERS[algorithm](config, entries, tensors, shape) for algorithm, entries in groups.items()}
-
-
-def make_state(optimizer: str, made: Mapping[Algorithm, torch.optim.Optimizer], tensors: Mapping[str, Tensor]) -> None:
-    """Make the state of `tensors`, all zeros. Optimizers do it in their first update: too late to load a checkpoint."""
-    import torch
-
-    for name, tensor in tensors.items():
-        shape = tuple(tensor.shape)
-        algorithm = algorithm_of(optimizer, name, shape)
-        state: dict[str, Any] = {
-            key: torch.zeros(of_key, dtype=torch.float32, device=tensor.device)
-            for key, of_key in state_shapes(optimizer, name, shape).items()
-        }
-        if algorithm == "adamw":
-            state["step"] = torch.zeros((), dtype=torch.float32, device=tensor.device)
-        elif algorithm == "adafactor":
-            state |= {"step": 0, "RMS": 0}
-        made[algorithm].state[tensor] = state
-
-
-def set_learning_rate(groups: Iterable[dict[str, Any]], learning_rate: float) -> None:
-    """Set the learning rate of torch's parameter groups from that of the schedule."""
-    for group in groups:
-        group["lr"] = learning_rate * group["lr_scale"]
-
-
-def set_count(made: Mapping[Algorithm, torch.optim.Optimizer], num_updates: int) -> None:
-    """Set the number of updates that the optimizers have made, which the bias correction of AdamW needs."""
-    for one in made.values():
-        for state in one.state.values():
-            if isinstance(state.get("step"), int):
-                state["step"] = num_updates
-            elif "step" in state:
-                state["step"].fill_(num_updates)
-
-
-def _adamw(
-    config: PretrainConfig, groups: list[dict[str, Any]], tensors: Mapping[str, Tensor], shape: ModelShape
-) -> torch.optim.Optimizer:
-    import torch
-
-    betas = config.adam_beta1, config.adam_beta2
-    return torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.adam_epsilon, fused=True)
-
-
-def _adafactor(
-    config: PretrainConfig, groups: list[dict[str, Any]], tensors: Mapping[str, Tensor], shape: ModelShape
-) -> torch.optim.Optimizer:
-    from transformers.optimization import Adafactor
-
-    return Adafactor(
-        groups,
-        lr=config.lr,
-        eps=ADAFACTOR_EPSILONS,
-        clip_threshold=ADAFACTOR_CLIPPING,
-        decay_rate=ADAFACTOR_DECAY,
-        beta1=None,
-        scale_parameter=True,
-        relative_step=False,
-    )
-
-
-def _muon(
-    config: PretrainConfig, groups: list[dict[str, Any]], tensors: Mapping[str, Tensor], shape: ModelShape
-) -> torch.optim.Optimizer:
-    import torch
-
-    from zerokara.training.compute.muon import Muon
-
-    blocks = {
-        tensor: [torch.from_numpy(rows).to(tensor.device) for rows in row_blocks(name, shape)]
-        for name, tensor in tensors.items()
-    }
-    dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
-    return Muon(groups, config.lr, config.muon_momentum, config.weight_decay, blocks, dtype)
-
-
-_BUILDERS: dict[Algorithm, Callable[..., torch.optim.Optimizer]] = {
-    "adamw": _adamw,
-    "adafactor": _adafactor,
-    "muon": _muon,
-}
