@@ -28,7 +28,7 @@ class Architecture:
     """Whether several query heads may share one key and value head."""
     is_encoder_decoder: bool = False
     """Whether an encoder reads, and a decoder that looks at it writes."""
-    sparse_every: int = 0
+    moe_every: int = 0
     """One layer in so many holds experts, unless moe_layers says which; 0 where none may."""
     experts_per_token: int = 0
     """How many experts a token is given, unless it is said otherwise."""
@@ -42,15 +42,15 @@ ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(),
     "qwen3": Architecture(qk_norm=True),
     "gpt2": Architecture(gated=False, has_biases=True, positions="learned", supports_gqa=False),
-    "mixtral": Architecture(sparse_every=1, experts_per_token=2),
-    "qwen3_moe": Architecture(qk_norm=True, sparse_every=1, experts_per_token=2),
+    "mixtral": Architecture(moe_every=1, experts_per_token=2),
+    "qwen3_moe": Architecture(qk_norm=True, moe_every=1, experts_per_token=2),
     "t5": Architecture(positions="relative", supports_gqa=False, is_encoder_decoder=True, objective="span_corruption"),
     "switch": Architecture(
         gated=False,
         positions="relative",
         supports_gqa=False,
         is_encoder_decoder=True,
-        sparse_every=2,
+        moe_every=2,
         experts_per_token=1,
         objective="span_corruption",
     ),
@@ -58,7 +58,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         positions="relative",
         supports_gqa=False,
         is_encoder_decoder=True,
-        sparse_every=4,
+        moe_every=4,
         experts_per_token=2,
         no_class="SwitchTransformersForConditionalGeneration, the nearest, gives a token one expert, has no gates, and "
         "takes sparse layers at 1, 1 + n, 1 + 2n, … only",

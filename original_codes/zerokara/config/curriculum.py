@@ -11,7 +11,7 @@ from zerokara.config.settings import NaturalNumber, NaturalWhole, PositiveWhole,
 
 Proportional = Literal["proportional"]
 Weights = Annotated[Proportional | tuple[NaturalNumber, ...], BeforeValidator(as_tuple)]
-Order = Literal["shuffle", "sequential"]
+OrderKind = Literal["shuffle", "sequential"]
 
 
 class Stage(BaseModel):
@@ -25,7 +25,7 @@ class Stage(BaseModel):
     """As at the top level."""
     source_tokens: Annotated[tuple[NaturalWhole, ...], BeforeValidator(as_tuple)] | None = None
     """Instead of tokens and weights: exactly so many tokens of each entry of input_jsonl."""
-    order: Order | None = None
+    order: OrderKind | None = None
     """As at the top level."""
     name: Text | None = None
     """What to call the stage in the log."""

@@ -20,7 +20,7 @@ from ruamel.yaml.reader import ReaderError
 
 from zerokara.config import other_names, plain_yaml
 from zerokara.config.curriculum import Stage
-from zerokara.config.settings import Settings, Source
+from zerokara.config.settings import Origin, Settings
 from zerokara.errors import Fault, UserError, shown
 
 _Config = TypeVar("_Config", bound=Settings)
@@ -37,13 +37,13 @@ def load(config_class: type[_Config], path: str | Path, overrides: Sequence[str]
     faults: list[Fault] = []
     values, lines = _read_file(Path(path), faults)
     overridden = _apply(overrides, values, faults)
-    source = Source(str(path), lines, frozenset(overridden))
+    origin = Origin(str(path), lines, frozenset(overridden))
 
     unknown = [key for key in values if key not in config_class.model_fields]
     if unknown:
         _check_is_the_file(path, lines.keys() & values.keys(), unknown, config_class)
     for key in unknown:
-        faults.append(_unknown(key, values.pop(key), config_class, source))
+        faults.append(_unknown(key, values.pop(key), config_class, origin))
     wrong: set[str] = set()
     try:
         config = config_class(**values)
@@ -52,12 +52,12 @@ def load(config_class: type[_Config], path: str | Path, overrides: Sequence[str]
         for detail in error.errors():
             by_key.setdefault(_key_of(detail), []).append(detail)
             wrong.add(str(detail["loc"][0]))
-        faults.extend(_invalid(key, details, source) for key, details in by_key.items())
+        faults.extend(_invalid(key, details, origin) for key, details in by_key.items())
         # Every setting has a default: with it in place of the wrong values the rules can speak about the right ones.
         config = config_class(**{key: value for key, value in values.items() if key not in wrong})
-    config._source = source
+    config._origin = origin
     broken = list(config.rule_faults(wrong))
-    faults.extend(_causes(broken, config_class, path, source) if overridden else broken)
+    faults.extend(_causes(broken, config_class, path, origin) if overridden else broken)
     if faults:
         raise UserError(sorted(faults, key=lambda fault: lines.get(fault.key or "", 0)))
     return config
@@ -79,7 +79,7 @@ def _check_is_the_file(path: str | Path, keys: Set[str], unknown: Sequence[str],
         raise UserError(Fault(str(path), rule, remedy="is it the right file for this step?"))
 
 
-def _causes(broken: list[Fault], config_class: type[Settings], path: str | Path, source: Source) -> Iterator[Fault]:
+def _causes(broken: list[Fault], config_class: type[Settings], path: str | Path, origin: Origin) -> Iterator[Fault]:
     """Broken rules, those that the file breaks by itself without the options of the command line."""
     alone: set[tuple[str | None, str]] = set()
     if broken:
@@ -88,7 +88,7 @@ def _causes(broken: list[Fault], config_class: type[Settings], path: str | Path,
         except UserError as error:
             alone = {(fault.key, fault.rule) for fault in error.faults}
     for fault in broken:
-        yield replace(fault, where=source.where(fault.key or "")) if (fault.key, fault.rule) in alone else fault
+        yield replace(fault, where=origin.where(fault.key or "")) if (fault.key, fault.rule) in alone else fault
 
 
 def _read_file(path: Path, faults: list[Fault]) -> tuple[dict[str, Any], dict[str, int]]:
@@ -184,14 +184,14 @@ def _quoting(rest: str) -> str:
     return f'put it in quotes: "{word}"' if word[:1] in ("@", "`", "*", "&", "%", "!") else ""
 
 
-def _unknown(key: str, value: object, config_class: type[Settings], source: Source) -> Fault:
+def _unknown(key: str, value: object, config_class: type[Settings], origin: Origin) -> Fault:
     root = re.split(r"[.\[]", key)[0]
     if root != key and root in config_class.model_fields:  # --set stages[1].order=…
         rule = "a part of a value cannot be set by itself"
         remedy = f"set the whole of it (--set '{root}=[…]'), or edit it in the file"
     else:
         rule, remedy = "there is no such setting", other_names.remedy_for(key, config_class)
-    return Fault(where=source.where(key), key=key, found=value, rule=rule, remedy=remedy)
+    return Fault(where=origin.where(key), key=key, found=value, rule=rule, remedy=remedy)
 
 
 def _key_of(detail: ErrorDetails) -> str:
@@ -206,11 +206,11 @@ def _key_of(detail: ErrorDetails) -> str:
     return key
 
 
-def _invalid(key: str, details: list[ErrorDetails], source: Source) -> Fault:
+def _invalid(key: str, details: list[ErrorDetails], origin: Origin) -> Fault:
     if details[0]["type"] == "extra_forbidden":
         near = difflib.get_close_matches(key.rpartition(".")[2], Stage.model_fields, n=1)
         remedy = f"did you mean {near[0]}?" if near else f"a stage has {', '.join(Stage.model_fields)}"
-        return Fault(source.where(key), "there is no such setting", key, found=details[0]["input"], remedy=remedy)
+        return Fault(origin.where(key), "there is no such setting", key, found=details[0]["input"], remedy=remedy)
     # A union (`a number or "auto"`) reports one error for each of its members: they are alternatives.
     words = list(dict.fromkeys(_rule_text(detail) for detail in details))
     found = details[0]["input"]
@@ -222,7 +222,7 @@ def _invalid(key: str, details: list[ErrorDetails], source: Source) -> Fault:
     if details[0]["type"] == "string_pattern_mismatch":
         found = shown(found)
     found = list(found) if isinstance(found, tuple) else found
-    return Fault(where=source.where(key), key=key, found=found, rule="must be " + " or ".join(words), remedy=hint)
+    return Fault(where=origin.where(key), key=key, found=found, rule="must be " + " or ".join(words), remedy=hint)
 
 
 _RULES = {

@@ -107,21 +107,21 @@ class ModelSettings(Settings):
         return 1e-6 if self.traits.is_encoder_decoder else 1e-5
 
     @property
-    def expert_size(self) -> int:
+    def expert_ffn_size(self) -> int:
         """Inner width of an expert with `auto` resolved."""
         return self.ffn_size if self.moe_ffn_hidden_size == "auto" else self.moe_ffn_hidden_size
 
     @property
     def top_k(self) -> int:
         """Experts that a token takes with `auto` resolved; 0 where there are none."""
-        if not self.traits.sparse_every:
+        if not self.traits.moe_every:
             return 0
         return self.traits.experts_per_token if self.experts_per_token == "auto" else self.experts_per_token
 
     @property
-    def sparse(self) -> tuple[int, ...]:
+    def expert_layers(self) -> tuple[int, ...]:
         """The layers with experts, `auto` resolved."""
-        every = self.traits.sparse_every
+        every = self.traits.moe_every
         if not every:
             return ()
         if self.moe_layers == "auto":
@@ -129,7 +129,7 @@ class ModelSettings(Settings):
         return tuple(sorted(set(self.moe_layers)))
 
     @property
-    def head_width(self) -> int:
+    def head_dimension(self) -> int:
         """Width of an attention head with `auto` resolved."""
         return self.hidden_size // self.num_attn_heads if self.head_dim == "auto" else self.head_dim
 
@@ -155,9 +155,11 @@ class ModelSettings(Settings):
     @rule("architecture", "hidden_size", "num_attn_heads", "head_dim")
     def _rotary_needs_even_heads(self) -> Iterator[Fault]:
         divides = self.head_dim != "auto" or self.hidden_size % self.num_attn_heads == 0
-        if self.traits.positions == "rotary" and divides and self.head_width % 2:
+        if self.traits.positions == "rotary" and divides and self.head_dimension % 2:
             key = "hidden_size" if self.head_dim == "auto" else "head_dim"
-            yield self.fault(key, f"must give heads of even width for rotary positions; they have {self.head_width}")
+            yield self.fault(
+                key, f"must give heads of even width for rotary positions; they have {self.head_dimension}"
+            )
 
     @rule("num_attn_heads", "num_kv_heads", "architecture")
     def _kv_heads_divide_heads(self) -> Iterator[Fault]:
@@ -171,15 +173,15 @@ class ModelSettings(Settings):
 
     @rule("architecture", "num_layers", "moe_layers")
     def _sparse_layers_are_there(self) -> Iterator[Fault]:
-        if not self.traits.sparse_every:
+        if not self.traits.moe_every:
             return
-        if not self.sparse or self.sparse[-1] >= self.num_layers:
+        if not self.expert_layers or self.expert_layers[-1] >= self.num_layers:
             rule_text = f"must name some of the {self.num_layers} layers, counted from 0"
             yield self.fault("moe_layers", rule_text, f"e.g. [{self.num_layers - 1}]")
-        elif self.architecture == "mixtral" and len(self.sparse) < self.num_layers:
+        elif self.architecture == "mixtral" and len(self.expert_layers) < self.num_layers:
             rule_text = "must be auto for architecture mixtral, whose layers are all sparse"
             yield self.fault("moe_layers", rule_text, "take architecture: qwen3_moe")
-        elif self.architecture == "switch" and not switch_step(self.num_layers, self.sparse):
+        elif self.architecture == "switch" and not switch_step(self.num_layers, self.expert_layers):
             rule_text = (
                 "must be 1, 1 + n, 1 + 2n, … for architecture switch (transformers' class has no other), and as many "
                 "as num_layers // n"
@@ -196,7 +198,7 @@ class ModelSettings(Settings):
 
     @rule("architecture", "ffn_hidden_size", "moe_ffn_hidden_size")
     def _experts_are_as_wide_as_dense_layers(self) -> Iterator[Fault]:
-        if self.architecture == "switch" and self.expert_size != self.ffn_size:
+        if self.architecture == "switch" and self.expert_ffn_size != self.ffn_size:
             rule_text = f"must be that of the dense layers, {self.ffn_size}, for architecture switch"
             yield self.fault("moe_ffn_hidden_size", rule_text, "auto")
 

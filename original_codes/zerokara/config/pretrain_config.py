@@ -72,7 +72,7 @@ class PretrainConfig(TrainingSettings, ModelSettings, DataSettings):
 
     @rule("architecture", "tensor_parallel_size")
     def _experts_are_whole(self) -> Iterator[Fault]:
-        if self.tensor_parallel_size > 1 and self.traits.sparse_every:
+        if self.tensor_parallel_size > 1 and self.traits.moe_every:
             rule_text = f"must be 1 for architecture {self.architecture}: its experts are whole on each process"
             yield self.fault("tensor_parallel_size", rule_text, "spread their state with zero_stage 1, 2 or 3")
 
@@ -85,7 +85,7 @@ class PretrainConfig(TrainingSettings, ModelSettings, DataSettings):
     def identity(self) -> dict[str, Any]:
         """The settings that fix the shape of the weights: a run cannot go on when one of them changes."""
         shape = {key: getattr(self, key) for key in ModelSettings.model_fields if key != "init_std"}
-        resolved: dict[str, Any] = {"head_dim": self.head_width, "tie_word_embeddings": self.ties_embeddings}
-        resolved |= {"experts_per_token": self.top_k, "moe_layers": list(self.sparse)}
-        resolved["moe_ffn_hidden_size"] = self.expert_size
+        resolved: dict[str, Any] = {"head_dim": self.head_dimension, "tie_word_embeddings": self.ties_embeddings}
+        resolved |= {"experts_per_token": self.top_k, "moe_layers": list(self.expert_layers)}
+        resolved["moe_ffn_hidden_size"] = self.expert_ffn_size
         return {**shape, **resolved, "num_kv_heads": self.kv_heads, "ffn_hidden_size": self.ffn_size}

@@ -50,7 +50,7 @@ Text = Annotated[str, Field(min_length=1, pattern=r"^[^\x00-\x08\x0a-\x1f\x7f-\x
 
 
 @dataclass(frozen=True)
-class Source:
+class Origin:
     """Where the values came from: the file, and the line of each key (or the option that set it), nested ones too."""
 
     path: str = "(defaults)"
@@ -76,8 +76,8 @@ class Source:
         return self.path
 
 
-Rule = Callable[[Any], Iterator[Fault]]
-_RuleType = TypeVar("_RuleType", bound=Rule)
+SettingsRule = Callable[[Any], Iterator[Fault]]
+_RuleType = TypeVar("_RuleType", bound=SettingsRule)
 
 
 def rule(*keys: str) -> Callable[[_RuleType], _RuleType]:
@@ -97,7 +97,7 @@ class Settings(BaseModel):
 
     title: ClassVar[str] = ""
     """Heading of a group of fields in the YAML file."""
-    _source: Source = PrivateAttr(default_factory=Source)
+    _origin: Origin = PrivateAttr(default_factory=Origin)
 
     def __eq__(self, other: object) -> bool:
         """Equal by value, wherever the values came from."""
@@ -109,11 +109,11 @@ class Settings(BaseModel):
     @property
     def path(self) -> Path:
         """The file that the values came from."""
-        return Path(self._source.path)
+        return Path(self._origin.path)
 
-    def place(self, key: str) -> str:
+    def where(self, key: str) -> str:
         """Where `key` was set: ``config.yaml:14``."""
-        return self._source.where(key)
+        return self._origin.where(key)
 
     def fault(self, key: str, rule: str, remedy: str = "", others: Sequence[str] = ()) -> Fault:
         """A fault at `key` (``lr``, ``stages[1].order``), with the file, the line and the value found.
@@ -128,7 +128,7 @@ class Settings(BaseModel):
         if isinstance(shown, BaseModel):
             shown = shown.model_dump(exclude_none=True)
         shown = list(shown) if isinstance(shown, tuple) else shown
-        where = self._source.where(key, dict.fromkeys([*others, *re.findall(r"\w+", rule)]))
+        where = self._origin.where(key, dict.fromkeys([*others, *re.findall(r"\w+", rule)]))
         return Fault(where=where, key=key, found=shown, rule=rule, remedy=remedy)
 
     def rule_faults(self, wrong_keys: set[str]) -> Iterator[Fault]:
@@ -140,4 +140,4 @@ class Settings(BaseModel):
                 if keys and name not in seen and not wrong_keys & set(keys):
                     seen.add(name)
                     for fault in method(self):
-                        yield replace(fault, where=self._source.where(fault.key or "", keys))
+                        yield replace(fault, where=self._origin.where(fault.key or "", keys))

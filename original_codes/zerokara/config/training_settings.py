@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from zerokara.config.curriculum import Order, Stage, Weights
+from zerokara.config.curriculum import OrderKind, Stage, Weights
 from zerokara.config.settings import (
     Auto,
     NaturalNumber,
@@ -23,7 +23,7 @@ from zerokara.config.settings import (
 from zerokara.errors import Fault
 
 
-class LearningSettings(Settings):
+class OptimizationSettings(Settings):
     """How long the run is and how the weights learn."""
 
     title: ClassVar[str] = "The training (step 3)"
@@ -96,7 +96,7 @@ class LearningSettings(Settings):
     the `mean` of the model's own."""
 
     @property
-    def distances_lr_factor(self) -> float:
+    def bias_lr_multiplier(self) -> float:
         """`relative_attention_lr_multiplier` with `auto` resolved."""
         if self.relative_attention_lr_multiplier != "auto":
             return self.relative_attention_lr_multiplier
@@ -115,12 +115,12 @@ class LearningSettings(Settings):
             yield self.fault("decay_fraction", rule_text, f"try at most {room:g}")
 
 
-class ReadingSettings(Settings):
+class DataOrderSettings(Settings):
     """In which order the data is read."""
 
     title: ClassVar[str] = "The order of the data (step 3)"
 
-    order: Order = "shuffle"
+    order: OrderKind = "shuffle"
     """`shuffle` reads the sequences in another order each epoch, `sequential` as they stand in the corpus."""
     source_weights: Weights = "proportional"
     """How much of the training comes from each entry of input_jsonl: `proportional` reads every token equally often; or
@@ -176,7 +176,7 @@ class MachineSettings(Settings):
         return self.micro_batch_size
 
 
-class WatchingSettings(Settings):
+class MonitoringSettings(Settings):
     """What is logged, evaluated, and saved, and when a run stops itself."""
 
     title: ClassVar[str] = "Watching and saving (step 3)"
@@ -220,7 +220,7 @@ class WatchingSettings(Settings):
             yield self.fault("keep_every", rule_text, f"try {nearest}")
 
 
-class TrainingSettings(WatchingSettings, MachineSettings, ReadingSettings, LearningSettings):
+class TrainingSettings(MonitoringSettings, MachineSettings, DataOrderSettings, OptimizationSettings):
     """All that step 3 adds to the data and the model."""
 
     @rule("global_batch_size", "micro_batch_size", "num_processes", "tensor_parallel_size")

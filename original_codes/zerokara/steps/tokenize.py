@@ -51,7 +51,7 @@ def _tokenize(
     model_path = Path(config.input_tokenizer_file)
     check_there(model_path)
     workers.open(Forecast(model_path))
-    files = find_files(config.input_jsonl, config.place("input_jsonl"))
+    files = find_files(config.input_jsonl, config.where("input_jsonl"))
     outputs.check_inputs(config, "input_jsonl", files, outputs.token_files(config))
     workers.number = num_workers(config, files)
     work = _work(config, files)
@@ -68,7 +68,7 @@ def _tokenize(
             discard_work(config)
         return None
     outputs.check(outputs.of_tokens(config))
-    check_heads(files, config.text_field, config.txt_document, config.place("text_field"))
+    check_heads(files, config.text_field, config.txt_document, config.where("text_field"))
     workers.ask(Preparation(model_path, sample(config, files), total_plain_bytes(files)))
     from zerokara.tokens.encode import discard_work, encode_corpus  # while the encoder is proved
 

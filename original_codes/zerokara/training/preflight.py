@@ -15,7 +15,7 @@ import numpy as np
 
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.progress import bytes_text, count_text, log, seconds_text
-from zerokara.samples.batches import Batches, BatchPlan
+from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.tokens.indexed import IndexedTokens
 from zerokara.training.planning import memory_budget
 from zerokara.training.planning.memory_budget import Budget
@@ -105,7 +105,7 @@ def _trial_steps(preparation: Preparation, device: torch.device) -> tuple[float,
     if reason is None:
         compilation.start(model, config.micro_batch, config.intra_document_masking, _log)
     _log(f"kernels: {_kernels(preparation, device)}{f'; layers not compiled ({reason})' if reason else ''}")
-    plan = BatchPlan(config.global_batch_size, config.micro_batch, parallel.data_size())
+    plan = BatchLayout(config.global_batch_size, config.micro_batch, parallel.data_size())
     batches = Batches(reading.tokens(), reading.order(), plan, preparation.objective, parallel.data_rank())
     times, loss = [], 0.0
     for step in range(1, TRIAL_STEPS + 1):

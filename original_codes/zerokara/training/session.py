@@ -22,7 +22,7 @@ from zerokara.model import compilation, parallel
 from zerokara.model.experts import Routing, statistics
 from zerokara.model.megatron import Model, build, num_parameters
 from zerokara.progress import count_text, log, seconds_text
-from zerokara.samples.batches import Batches, BatchPlan
+from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.training import bad_samples
 from zerokara.training.compute import devices
 from zerokara.training.compute.engine import Engine
@@ -70,7 +70,7 @@ class Session:
             self.stop.watch(TimeLimits(self.config, preparation.checkpoint_bytes, lambda: self.logbook.seconds).look)
         self.saver = Saver(preparation, self.engine, self.device, self.rank, self._log, self._resumed_from)
         self.guard = StepGuard(self.config, self.state)
-        plan = BatchPlan(self.config.global_batch_size, self.config.micro_batch, parallel.data_size())
+        plan = BatchLayout(self.config.global_batch_size, self.config.micro_batch, parallel.data_size())
         reading = preparation.reading
         self.batches = Batches(reading.tokens(), reading.order(), plan, preparation.objective, parallel.data_rank())
 

@@ -69,7 +69,7 @@ def test_texts_are_bounded_by_the_models_length_and_the_same_each_time(encoder: 
     assert torch.equal(torch.random.get_rng_state(), before), "training's own dice were used"
     assert first == again and first[0].greedy != first[0].sampled
     assert max(length for _, length in model.shapes) == 15  # and predicts the 16th
-    assert [prompt.begun for prompt in made._prompts] == [[encoder.eos_id], encoder.prompt_ids(words)[-6:]]
+    assert [prompt.decoder_ids for prompt in made._prompts] == [[encoder.eos_id], encoder.prompt_ids(words)[-6:]]
 
 
 def test_chance_draws_from_the_fewest_likeliest_that_make_up_top_p() -> None:

@@ -138,7 +138,7 @@ def groups_of(config: PretrainConfig, parameters: Mapping[str, Shape]) -> list[G
             rule,
             kind,
             weight_decay=config.weight_decay if kind == "matrix" else 0.0,
-            lr_scale=config.distances_lr_factor if kind == "distances" else 1.0,
+            lr_scale=config.bias_lr_multiplier if kind == "distances" else 1.0,
             names=tuple(names),
         )
         for (rule, kind), names in found.items()

@@ -19,8 +19,8 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import Fault, UserError
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import bytes_text, count_text
+from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.objective import Objective, objective
-from zerokara.samples.reading_plan import ReadingPlan
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.count import check_belongs
 from zerokara.tokens.entropy import entropy, token_counts
@@ -52,7 +52,7 @@ class Preparation:
     """The tokenizer."""
     objective: Objective
     """What the model reads and must predict."""
-    reading: ReadingPlan
+    reading: DataPlan
     """What is read, in which order."""
     num_train_tokens: int
     num_valid_tokens: int
@@ -107,8 +107,8 @@ def prepare(given: PretrainConfig, num_processes: int, precision: Literal["bf16"
     encoder = Encoder(config.input_tokenizer_file)
     paths = TokenPaths(config.output_prefix)
     tokens = check_belongs(config.output_prefix, encoder.sha256)
-    reading = ReadingPlan.from_config(config)
-    samples = reading.tokens(where=config.place("seq_len"))
+    reading = DataPlan.from_config(config)
+    samples = reading.tokens(where=config.where("seq_len"))
     made_objective = objective(config, encoder)
     shape = ModelShape.from_config(config, encoder.vocab_size)
     if shape.padded_vocab_size % config.tensor_parallel_size:
