@@ -1,6 +1,6 @@
 """YAML file → frozen configuration object, strictly: one error that lists every fault with file and line.
 
-Pure: reads the one file and nothing else of the world. YAML 1.2, so that ``6e-4`` is a number and ``no`` is a word.
+Pure: it reads that one file and nothing else. YAML 1.2, so that ``6e-4`` is a number and ``no`` is a word.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def load(config_class: type[_Config], path: str | Path, overrides: Sequence[str]
             by_key.setdefault(_key_of(detail), []).append(detail)
             wrong.add(str(detail["loc"][0]))
         faults.extend(_invalid(key, details, origin) for key, details in by_key.items())
-        # Every setting has a default: with it in place of the wrong values the rules can speak about the right ones.
+        # Every setting has a default: with it in place of the wrong values, the rules can check the valid ones.
         config = config_class(**{key: value for key, value in values.items() if key not in wrong})
     config._origin = origin
     broken = list(config.rule_faults(wrong))
@@ -80,15 +80,15 @@ def _check_is_the_file(path: str | Path, keys: Set[str], unknown: Sequence[str],
 
 
 def _causes(broken: list[Fault], config_class: type[Settings], path: str | Path, origin: Origin) -> Iterator[Fault]:
-    """Broken rules, those that the file breaks by itself without the options of the command line."""
-    alone: set[tuple[str | None, str]] = set()
+    """The broken rules; those that the file breaks by itself do not cite the command line."""
+    in_file: set[tuple[str | None, str]] = set()
     if broken:
         try:
             load(config_class, path)
         except UserError as error:
-            alone = {(fault.key, fault.rule) for fault in error.faults}
+            in_file = {(fault.key, fault.rule) for fault in error.faults}
     for fault in broken:
-        yield replace(fault, where=origin.where(fault.key or "")) if (fault.key, fault.rule) in alone else fault
+        yield replace(fault, where=origin.where(fault.key or "")) if (fault.key, fault.rule) in in_file else fault
 
 
 def _read_file(path: Path, faults: list[Fault]) -> tuple[dict[str, Any], dict[str, int]]:
@@ -122,7 +122,7 @@ def _read_file(path: Path, faults: list[Fault]) -> tuple[dict[str, Any], dict[st
         if key in lines:
             faults.append(
                 Fault(
-                    where=f"{path}:{line}", key=key, rule=f"stands twice, first at line {lines[key]}", remedy="keep one"
+                    where=f"{path}:{line}", key=key, rule=f"is set twice, first in line {lines[key]}", remedy="keep one"
                 )
             )
             continue
@@ -131,13 +131,13 @@ def _read_file(path: Path, faults: list[Fault]) -> tuple[dict[str, Any], dict[st
         try:
             values[key] = plain_yaml.value(value_node)
         except YAMLError as error:
-            rule = f"is no value of YAML ({getattr(error, 'problem', None) or error})"
-            faults.append(Fault(f"{path}:{line}", rule, key, remedy="put it in quotes where it is meant as text"))
+            rule = f"is not a YAML value ({getattr(error, 'problem', None) or error})"
+            faults.append(Fault(f"{path}:{line}", rule, key, remedy="put it in quotes if it is meant as text"))
     return values, lines
 
 
 def _read_nested(node: Node, key: str, path: str, lines: dict[str, int], faults: list[Fault]) -> None:
-    """Note the lines of what stands inside a value, as ``key[1].name``; a name that stands twice is a fault."""
+    """Note the lines of nested values, as ``key[1].name``; a name that is given twice is a fault."""
     if isinstance(node, SequenceNode):
         for index, item in enumerate(node.value):
             lines[f"{key}[{index}]"] = item.start_mark.line + 1
@@ -147,7 +147,7 @@ def _read_nested(node: Node, key: str, path: str, lines: dict[str, int], faults:
         for key_node, value_node in node.value:
             inner, line = f"{key}.{key_node.value}", key_node.start_mark.line + 1
             if inner in lines:
-                rule_text = f"stands twice, first at line {lines[inner]}"
+                rule_text = f"is set twice, first in line {lines[inner]}"
                 faults.append(Fault(where=f"{path}:{line}", key=inner, rule=rule_text, remedy="keep one"))
                 continue
             kept.append((key_node, value_node))
@@ -169,7 +169,7 @@ def _apply(overrides: Sequence[str], values: dict[str, Any], faults: list[Fault]
             overridden.add(key)
         except ReaderError:
             rule = "must be UTF-8 text without control characters"
-            remedy = "a file with such a name is found by its folder, or by a pattern"
+            remedy = "name such a file by its folder, or by a pattern"
             faults.append(Fault("--set", rule, key, found=shown(value), remedy=remedy))
         except YAMLError as error:
             reason = getattr(error, "problem", None) or error
@@ -179,7 +179,7 @@ def _apply(overrides: Sequence[str], values: dict[str, Any], faults: list[Fault]
 
 
 def _quoting(rest: str) -> str:
-    """What to do about a value that begins as no value of ours may: ``@files.txt``, ``*.jsonl``, ``%``."""
+    """The remedy for a value that begins with a reserved character of YAML: ``@files.txt``, ``*.jsonl``, ``%``."""
     word = rest.split(maxsplit=1)[0].rstrip(",]") if rest.strip() else ""
     return f'put it in quotes: "{word}"' if word[:1] in ("@", "`", "*", "&", "%", "!") else ""
 
