@@ -58,10 +58,10 @@ def count_tokens(config: PretrainConfig, options: command.Options) -> None:
 def _mixture(config: PretrainConfig) -> tuple[int, list[str]]:
     """The tokens of a run that mixes sources, and the table of what it takes of each."""
     # Half a second with numpy and the order itself: only where sources are mixed.
-    from zerokara.samples.reading_plan import ReadingPlan
+    from zerokara.samples.data_plan import DataPlan
     from zerokara.training.planning import consumption
 
-    plan = ReadingPlan.from_config(config)
+    plan = DataPlan.from_config(config)
     schedule = consumption.schedule_of(config, plan)
     table = consumption.consumption(plan, schedule)
     consumption.check_epochs(config, table)
