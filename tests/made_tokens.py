@@ -32,11 +32,10 @@ def write_documents_as_corpus(path: Path, texts: Sequence[str]) -> Path:
 
 def run_in_this_process(job: Job, queue: TaskQueue, num_workers: int) -> Generator[Tally | ShardResult, None, None]:
     """Do the tasks one after another, in the place of `run_in_workers`."""
-    encoder = job.open_encoder()
     with OpenStreams() as streams:
         while task := queue.next(0):
             tallies: list[Tally] = []
-            result = write_shard(job, task, encoder, tallies.append, streams)
+            result = write_shard(job, task, tallies.append, streams)
             queue.finished(task, result.at_end)
             yield from tallies
             yield result
