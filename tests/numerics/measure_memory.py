@@ -17,15 +17,17 @@ import torch
 import torch._inductor.compile_fx  # which torch.optim and DeepSpeed load when they are first used
 import torch.distributed
 
-from zerokara import config as configuration
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
 from zerokara.model.megatron import build
 from zerokara.model.shapes import ModelShape
-from zerokara.training.compute import devices
+from zerokara.training.compute import devices, updater
 from zerokara.training.compute.deepspeed_settings import load_template
-from zerokara.training.compute.engine import Engine, init_distributed
-from zerokara.training.planning.preparation import template_path
+from zerokara.training.compute.engine import open_engine
+from zerokara.training.planning.run_plan import template_path
 from zerokara.training.processes import meeting
+from zerokara.training.processes.process_group import init_process_group
 
 VOCABULARY = 2000
 STEPS = 2
@@ -37,20 +39,21 @@ def resident(key: str) -> int:
     return int(found[1]) * 1024
 
 
-def train(config: configuration.PretrainConfig) -> int:
+def train(config: PretrainConfig) -> int:
     """Train a few steps on random ids; gives the peak."""
     torch.set_num_threads(1)
     devices.give_back_freed_memory()
     if config.optimizer == "adafactor":
         import transformers.optimization  # noqa: F401  # of the libraries, as torch is
-    init_distributed("cpu", meeting.init_method())
+    init_process_group(torch.device("cpu"), meeting.init_method())
     parallel.start(config.seed, config.tensor_parallel_size)
     shape = ModelShape.from_config(config, VOCABULARY)
     torch.nn.Linear(512, 512)(torch.randn(256, 512)).sum().backward()  # starts what torch starts only when needed
     base = resident("RssAnon")
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # VmHWM begins anew (proc(5))
     model = build(shape, seed=1, activation_checkpointing=config.activation_checkpointing)
-    engine = Engine(model, config, parallel.data_size(), load_template(template_path(config)))
+    chosen = updater.choose(config.zero_stage, config.optimizer, config.offload, parallel.data_size())
+    engine = open_engine(model, config, chosen, parallel.data_size(), load_template(template_path(config)))
     del model
     generator = torch.Generator().manual_seed(parallel.data_rank())
     for _ in range(STEPS):
@@ -64,7 +67,7 @@ def train(config: configuration.PretrainConfig) -> int:
     return resident("VmHWM") - resident("RssFile") - resident("RssShmem") - base
 
 
-def random_batch(config: configuration.PretrainConfig, generator: torch.Generator) -> list[torch.Tensor]:
+def random_batch(config: PretrainConfig, generator: torch.Generator) -> list[torch.Tensor]:
     """The model's arguments for a micro batch, as `blank_arguments` has them."""
     read, labels = (
         torch.randint(4, VOCABULARY, (config.micro_batch, length), generator=generator)
@@ -76,7 +79,7 @@ def random_batch(config: configuration.PretrainConfig, generator: torch.Generato
     return [read, labels, torch.ones(labels.shape), *further]
 
 
-def fork(config: configuration.PretrainConfig, rank: int, processes: int, told: dict[str, str], write_to: int) -> int:
+def fork(config: PretrainConfig, rank: int, processes: int, told: dict[str, str], write_to: int) -> int:
     child = os.fork()
     if child:
         return child
@@ -93,9 +96,7 @@ def fork(config: configuration.PretrainConfig, rank: int, processes: int, told: 
 
 
 def measure(config_path: str, processes: int, settings: dict[str, Any]) -> int:
-    config = configuration.load(
-        configuration.PretrainConfig, config_path, [f"{key}={value}" for key, value in settings.items()]
-    )
+    config = load(PretrainConfig, config_path, [f"{key}={value}" for key, value in settings.items()])
     read_from, write_to = os.pipe()
     with meeting.place() as told:
         children = [fork(config, rank, processes, told, write_to) for rank in range(processes)]

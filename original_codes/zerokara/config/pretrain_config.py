@@ -3,30 +3,60 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from zerokara.config import curriculum
+from zerokara.config.curriculum import declared_tokens
 from zerokara.config.data_settings import DataSettings
 from zerokara.config.model_settings import ModelSettings
 from zerokara.config.settings import rule
 from zerokara.config.training_settings import TrainingSettings
 from zerokara.errors import Fault
 
+RESOLVED_NAME = "config_resolved.yaml"
+"""In a run folder: all settings of its newest start."""
+
 
 class PretrainConfig(TrainingSettings, ModelSettings, DataSettings):
-    """Data, model and training."""
+    """Data, model and training, each in a class of its own: code that needs only one of them takes that one."""
 
     @property
     def initial_std(self) -> float:
-        """`init_std` with `auto` resolved; 0 stands for T5's rule, which belongs to Adafactor."""
+        """`init_std` with `auto` resolved; 0 stands for T5's own rule, which goes with Adafactor."""
         if self.init_std != "auto":
             return self.init_std
         return 0.0 if self.traits.is_encoder_decoder and self.optimizer == "adafactor" else 0.02
 
     @rule("input_jsonl", "source_weights", "stages", "train_tokens")
     def _curriculum_holds_together(self) -> Iterator[Fault]:
-        yield from curriculum.faults(self)
+        """Nothing here looks at the data: `samples` sees how many sequences a source holds."""
+        yield from self._weight_faults("source_weights", self.source_weights)
+        for index, stage in enumerate(self.stages):
+            place = f"stages[{index}]"
+            yield from self._weight_faults(f"{place}.source_weights", stage.source_weights)
+            yield from self._weight_faults(f"{place}.source_tokens", stage.source_tokens)
+            if stage.source_tokens is not None:
+                for key in ("tokens", "source_weights"):
+                    if getattr(stage, key) is not None:
+                        yield self.fault(f"{place}.{key}", "cannot be given together with source_tokens", "keep one")
+            elif stage.tokens is None:
+                yield self.fault(place, "does not say how long it is", "give it tokens, or source_tokens")
+            elif stage.tokens == "rest" and index != len(self.stages) - 1:
+                yield self.fault(f"{place}.tokens", "must be a number in every stage but the last")
+        known = declared_tokens(self.stages)
+        if known is not None and self.train_tokens != "auto" and self.train_tokens > known:
+            rule_text = f"is more than the {known:,} tokens of all stages together"
+            yield self.fault("train_tokens", rule_text, "set it to auto, or let a last stage have `tokens: rest`")
+
+    def _weight_faults(self, key: str, weights: Sequence[float] | str | None) -> Iterator[Fault]:
+        if weights is None or isinstance(weights, str):
+            return
+        entries = self.input_jsonl
+        if len(weights) != len(entries):
+            rule_text = f"must have one number for each of the {len(entries)} entries of input_jsonl: "
+            yield self.fault(key, rule_text + ", ".join(entries))
+        elif math.fsum(weights) <= 0:
+            yield self.fault(key, "must have a number above 0")
 
     @rule("tensor_parallel_size", "architecture", "hidden_size", "num_attn_heads", "num_kv_heads", "ffn_hidden_size")
     def _tensor_parallel_divides_the_layers(self) -> Iterator[Fault]:
@@ -37,25 +67,25 @@ class PretrainConfig(TrainingSettings, ModelSettings, DataSettings):
         if wrong:
             most = math.gcd(*shared.values())
             possible = [number for number in range(1, most + 1) if most % number == 0]
-            rule_text = f"must divide {', '.join(shared)}: {' and '.join(wrong)} cannot be shared by {size} processes"
+            rule_text = f"must divide {', '.join(shared)}: {' and '.join(wrong)} cannot be split over {size} processes"
             yield self.fault("tensor_parallel_size", rule_text, f"one of {possible}")
 
     @rule("architecture", "tensor_parallel_size")
-    def _experts_are_whole(self) -> Iterator[Fault]:
-        if self.tensor_parallel_size > 1 and self.traits.sparse_every:
-            rule_text = f"must be 1 for architecture {self.architecture}: its experts are whole on each process"
-            yield self.fault("tensor_parallel_size", rule_text, "spread their state with zero_stage 1, 2 or 3")
+    def _experts_are_not_split(self) -> Iterator[Fault]:
+        if self.tensor_parallel_size > 1 and self.traits.moe_every:
+            rule_text = f"must be 1 for architecture {self.architecture}: its experts are not split"
+            yield self.fault("tensor_parallel_size", rule_text, "shard their state with zero_stage 1, 2 or 3 instead")
 
     @rule("architecture", "intra_document_masking")
-    def _only_decoders_isolate(self) -> Iterator[Fault]:
+    def _only_decoders_mask_documents(self) -> Iterator[Fault]:
         if self.intra_document_masking and self.traits.is_encoder_decoder:
-            rule_text = f"must be false for architecture {self.architecture}, whose gaps may reach over documents"
+            rule_text = f"must be false for architecture {self.architecture}, whose masked spans may cross documents"
             yield self.fault("intra_document_masking", rule_text)
 
     def identity(self) -> dict[str, Any]:
-        """The settings that fix the shape of the weights: a run cannot go on when one of them changes."""
+        """The settings that determine the shapes of the weights, resolved: a run resumes only with the same ones."""
         shape = {key: getattr(self, key) for key in ModelSettings.model_fields if key != "init_std"}
-        resolved: dict[str, Any] = {"head_dim": self.head_width, "tie_word_embeddings": self.ties_embeddings}
-        resolved |= {"experts_per_token": self.top_k, "moe_layers": list(self.sparse)}
-        resolved["moe_ffn_hidden_size"] = self.expert_size
+        resolved: dict[str, Any] = {"head_dim": self.head_dimension, "tie_word_embeddings": self.ties_embeddings}
+        resolved |= {"experts_per_token": self.top_k, "moe_layers": list(self.expert_layers)}
+        resolved["moe_ffn_hidden_size"] = self.expert_ffn_size
         return {**shape, **resolved, "num_kv_heads": self.kv_heads, "ffn_hidden_size": self.ffn_size}

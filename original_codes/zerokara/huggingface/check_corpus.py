@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import zip_longest
 
-from zerokara.config import ConvertConfig, PretrainConfig
+from zerokara.config.convert_config import ConvertConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus import inputs, reading
 from zerokara.errors import UserError
 
@@ -21,9 +22,9 @@ def files_for(settings: ConvertConfig, trained_with: PretrainConfig) -> list[inp
         UserError: a file is not there.
     """
     if settings.check_corpus:
-        return inputs.find_files(settings.check_corpus, settings.place("check_corpus"))
+        return inputs.find_files(settings.check_corpus, settings.where("check_corpus"))
     try:
-        return inputs.find_files(trained_with.input_jsonl, settings.place("check_corpus"))
+        return inputs.find_files(trained_with.input_jsonl, settings.where("check_corpus"))
     except UserError as error:
         rule = f"the corpus that the model was trained on is gone ({error})"
         raise UserError(settings.fault("check_corpus", rule, "name raw text of the same kind here")) from error

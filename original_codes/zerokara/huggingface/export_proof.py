@@ -17,9 +17,9 @@ from zerokara.huggingface import continuations, logit_proof, windows
 from zerokara.huggingface.checkpoint_source import CheckpointSource
 from zerokara.huggingface.continuations import Continuation
 from zerokara.huggingface.logit_proof import LogitProof
+from zerokara.huggingface.tokenizer_proof import TokenizerProof
 from zerokara.samples.objective import Prompt, objective
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.proof import TokenizerProof
 
 _CORPUS_PROMPTS, _CORPUS_PROMPT_TOKENS = 2, 8
 """Besides the user's prompts, the first tokens of this many documents are continued greedily."""

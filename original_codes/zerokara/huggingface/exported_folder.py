@@ -12,7 +12,7 @@ from zerokara import hashing, manifest
 from zerokara.errors import Fault, UserError
 
 if TYPE_CHECKING:  # step 1 asks for a name here, and needs neither
-    from zerokara.config import ConvertConfig
+    from zerokara.config.convert_config import ConvertConfig
     from zerokara.huggingface.checkpoint_source import CheckpointSource
 
 STEP = "convert"
@@ -22,12 +22,12 @@ UPLOAD_RECORD_NAME = "upload.manifest.json"
 _REMEDY = "run step 4 again with --redo"
 
 
-def work(source: CheckpointSource, settings: ConvertConfig) -> manifest.Work:
+def work(source: CheckpointSource, settings: ConvertConfig) -> manifest.StepSpec:
     """The conversion to do, for the chain of manifests."""
     names = (
         "dtype", "max_shard_size", "check_lines", "test_prompt_text", "huggingface_name", "language", "license",
     )  # fmt: skip
-    return manifest.Work(
+    return manifest.StepSpec(
         step=STEP,
         settings={name: getattr(settings, name) for name in names},
         inputs={"checkpoint": source.manifest_path, "tokenizer": source.tokenizer_path},

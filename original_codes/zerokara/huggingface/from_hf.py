@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from zerokara.checkpoint import folders
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.huggingface import families, weight_rules
 from zerokara.huggingface.transforms import COPIED_VOCABULARY, VOCABULARY
@@ -212,7 +212,7 @@ def _differing_settings(config: PretrainConfig, shape: ModelShape, hf_config: An
             yield config.fault(settings[key], f"the model of init_from has {value}", f"set {settings[key]}: {value}")
         else:
             rule = f"must be {expected}, as in every model of architecture {shape.architecture}"
-            yield Fault(where=where, key=key, found=value, rule=rule)
+            yield Fault(where=where, key=key, value=value, rule=rule)
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -202,7 +202,7 @@ def _compare_greedy(generated: GeneratedTokens, expected: list[Tensor], tie: flo
     """Compare each token that transformers chose with the arg max of our model there; returns ties and faults."""
     ties, faults = 0, []
     for prompt, tokens, logits_SV in zip(generated.prompts, generated.greedy, expected, strict=True):
-        after_SV = logits_SV[len(prompt.begun) - 1 :]
+        after_SV = logits_SV[len(prompt.decoder_ids) - 1 :]
         for at, (token, row_V) in enumerate(zip(tokens, after_SV, strict=True)):
             best = int(row_V.argmax())
             if token == best:
@@ -211,7 +211,7 @@ def _compare_greedy(generated: GeneratedTokens, expected: list[Tensor], tie: flo
                 ties += 1
                 continue
             faults.append(
-                f"greedy continuation of {prompt.read or prompt.begun} differs at token {at}: "
+                f"greedy continuation of {prompt.encoder_ids or prompt.decoder_ids} differs at token {at}: "
                 f"{token} exported, {best} trained"
             )
             break  # after a wrong token the two read different text

@@ -16,7 +16,7 @@ from huggingface_hub import constants
 from torch import Tensor
 
 from zerokara.checkpoint.tensor_file import TensorWriter, nbytes
-from zerokara.durable import SyncAhead, write_json
+from zerokara.durable import BackgroundSync, write_json
 from zerokara.progress import Progress
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -28,7 +28,7 @@ def write(
     shapes: Shapes,
     dtype: torch.dtype,
     max_shard_size: str,
-    disk: SyncAhead | None = None,
+    disk: BackgroundSync | None = None,
 ) -> list[Path]:
     """Write all `tensors`, rounded to `dtype`, and return the files.
 

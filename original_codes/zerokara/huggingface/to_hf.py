@@ -9,7 +9,7 @@ from pathlib import Path
 import orjson
 from torch import Tensor
 
-from zerokara.durable import SyncAhead, write_json
+from zerokara.durable import BackgroundSync, write_json
 from zerokara.huggingface import config_names, families, shards, weight_rules
 from zerokara.model.shapes import ModelShape
 
@@ -21,7 +21,7 @@ def write_model(
     special: families.SpecialIds,
     dtype: str,
     max_shard_size: str,
-    disk: SyncAhead | None = None,
+    disk: BackgroundSync | None = None,
 ) -> dict[str, list[Path]]:
     """Write weights and configurations into `folder`; returns the files by kind (``weights``, ``config``).
 

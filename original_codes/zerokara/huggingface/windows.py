@@ -56,8 +56,11 @@ class Windows:
 
     def with_prompts(self, prompts: Sequence[Prompt], generated: Sequence[Sequence[int]]) -> Windows:
         """These windows, and one more for each prompt with what was generated after it."""
-        texts = [[*prompt.begun, *tokens] for prompt, tokens in zip(prompts, generated, strict=True)]
-        encoder_inputs = self.encoder_input_ids and [*self.encoder_input_ids, *(prompt.read for prompt in prompts)]
+        texts = [[*prompt.decoder_ids, *tokens] for prompt, tokens in zip(prompts, generated, strict=True)]
+        encoder_inputs = self.encoder_input_ids and [
+            *self.encoder_input_ids,
+            *(prompt.encoder_ids for prompt in prompts),
+        ]
         return Windows([*self.tokens, *texts], encoder_inputs)
 
     def through(self, model: Model, label: str) -> list[Tensor]:
@@ -105,8 +108,8 @@ def of_samples(documents: Sequence[Sequence[int]], shape: ModelShape, objective:
     number = max(1, min(_budget(shape) // objective.lengths.target, -(-len(stream) // raw)))
     keys = np.arange(number)
     batch = objective(stream[(keys[:, None] * raw + np.arange(raw)) % len(stream)], keys)
-    assert batch.written is not None, "there is an encoder"
-    return Windows(batch.written.tolist(), batch.inputs.tolist())
+    assert batch.decoder_inputs is not None, "there is an encoder"
+    return Windows(batch.decoder_inputs.tolist(), batch.inputs.tolist())
 
 
 def _budget(shape: ModelShape) -> int:

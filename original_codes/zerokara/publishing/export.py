@@ -16,15 +16,29 @@ from typing import Any
 import orjson
 
 from zerokara import hashing, manifest
-from zerokara.config import ConvertConfig
-from zerokara.durable import ASIDE_ENDING, SyncAhead, appearing_folder, free_name, write_bytes, write_json, write_text
+from zerokara.config.convert_config import ConvertConfig
+from zerokara.durable import (
+    ASIDE_ENDING,
+    BackgroundSync,
+    atomic_folder,
+    unused_name,
+    write_bytes,
+    write_json,
+    write_text,
+)
 from zerokara.errors import RunError
-from zerokara.huggingface import export_proof, exported_folder, families, output_folder, to_hf
+from zerokara.huggingface import (
+    export_proof,
+    exported_folder,
+    families,
+    output_folder,
+    to_hf,
+    tokenizer_json,
+    tokenizer_proof,
+)
 from zerokara.huggingface.checkpoint_source import METRICS_NAME, CheckpointSource
 from zerokara.huggingface.export_proof import ExportProof
 from zerokara.publishing import card_facts, model_card
-from zerokara.tokenizer import huggingface as tokenizer_json
-from zerokara.tokenizer import proof as tokenizer_proof
 from zerokara.tokenizer.encoder import Encoder
 
 FAILED_SUFFIX = ".failed"
@@ -39,14 +53,14 @@ def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequenc
     clock = _Clock()
     folder = Path(settings.output_tokenizer_and_model_dir)
     keep = ASIDE_ENDING if output_folder.to_keep(folder) else ""
-    with output_folder.full_disk_explained(folder), appearing_folder(folder, keep) as partial, SyncAhead() as disk:
+    with output_folder.full_disk_explained(folder), atomic_folder(folder, keep) as partial, BackgroundSync() as disk:
         encoder, weights, shape = Encoder(source.tokenizer_path), source.weights(), source.shape
         special = families.SpecialIds(encoder.bos_id if encoder.bos_id >= 0 else None, encoder.eos_id, encoder.pad_id)
         outputs = to_hf.write_model(partial, weights, shape, special, settings.dtype, settings.max_shard_size, disk)
         is_encoder_decoder = shape.traits.is_encoder_decoder
         outputs["tokenizer"] = tokenizer_json.write(encoder, partial, shape.seq_len, is_encoder_decoder)
         clock.lap("writing")
-        with hashing.HashesAhead(outputs["weights"]) as hashes:  # on one core, during the proofs
+        with hashing.BackgroundHashes(outputs["weights"]) as weight_hashes:  # on one core, during the proofs
             token_ids = tokenizer_proof.prove(encoder, partial, documents, settings.check_lines)
             clock.lap("proof of token ids")
             logits, continuations = export_proof.prove_logits(
@@ -56,7 +70,7 @@ def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequenc
             proof = ExportProof(logits, token_ids, continuations)
             if proof.faults:
                 raise _failed(proof, partial, folder)
-            written = hashes.by_path()
+            hashes = weight_hashes.result()
         facts = card_facts.gather(source, encoder, settings.dtype) | proof.as_json()
         outputs["card"], outputs["curve"] = [partial / "README.md"], [partial / METRICS_NAME]
         name = settings.huggingface_name or folder.name
@@ -64,20 +78,20 @@ def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequenc
         write_text(partial / "README.md", card)
         curve = (orjson.dumps(_without_folders(line)) + b"\n" for line in source.metrics())
         write_bytes(partial / METRICS_NAME, b"".join(curve))
-        return manifest.finish(
+        return manifest.write(
             partial / exported_folder.MANIFEST_NAME,
             exported_folder.work(source, settings),
             outputs,
             facts | {"seconds": clock.laps},
             clock.seconds,
-            written=written,
+            hashes=hashes,
             published=True,
         )
 
 
 def _failed(proof: ExportProof, partial: Path, folder: Path) -> RunError:
     """Keep what was written, and its numbers, under another name; returns the error that tells so."""
-    kept = free_name(folder, FAILED_SUFFIX)
+    kept = unused_name(folder, FAILED_SUFFIX)
     write_json(partial / "proof.json", proof.as_json(examples=True))
     os.rename(partial, kept)
     listed = "\n".join(f"  {fault}" for fault in proof.faults)
