@@ -30,7 +30,6 @@ import numpy as np
 import psutil
 import torch
 from torch.profiler import ProfilerActivity, profile
-from zerokara.training.planning.preparation import template_path
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
@@ -40,12 +39,14 @@ from zerokara.model.memory import estimate
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import bytes_text, count_text
 from zerokara.samples.objective import Causal
-from zerokara.training.compute import devices
+from zerokara.training.batch_loader import to_device
+from zerokara.training.compute import devices, updater
 from zerokara.training.compute.deepspeed_settings import load_template
-from zerokara.training.compute.engine import Engine, init_distributed
-from zerokara.training.loop import as_tensors
+from zerokara.training.compute.engine import Engine, open_engine
 from zerokara.training.planning.memory_budget import layout_of
+from zerokara.training.planning.run_plan import template_path
 from zerokara.training.processes import launcher
+from zerokara.training.processes.process_group import init_process_group
 
 VOCAB_SIZE = 50_000
 SIZES = {
@@ -89,7 +90,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     settings = load(PretrainConfig, "/dev/null", ["global_batch_size=32", *shape_settings, *given.set])
     settings = settings.model_copy(update={"global_batch_size": ACCUMULATED * settings.micro_batch})
     shape = ModelShape.from_config(settings, 1000 if given.tiny else VOCAB_SIZE)
-    template = load_template(template_path(settings))
+    template = load_template(template_path(settings.deepspeed_template))
     built_before = built_operators()
     engine, compiled = start(settings, shape, template, device)
     seconds: list[float] = []
@@ -132,10 +133,11 @@ def start(
     os.environ.update(launcher.lone_environment())
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    init_distributed(device.type)
+    init_process_group(device)
     parallel.start(settings.seed)
     model = build(shape, seed=settings.seed)
-    engine = Engine(model, settings, 1, template)
+    chosen = updater.choose(settings.zero_stage, settings.optimizer, settings.offload, data_parallel_size=1)
+    engine = open_engine(model, settings, chosen, data_parallel_size=1, template=template)
     if compilation.reason_against(settings.compile, device.type, settings.zero_stage):
         return engine, False
     return engine, compilation.start(model, settings.micro_batch, isolated=False, log=print)
@@ -150,7 +152,7 @@ def step(engine: Engine, settings: PretrainConfig, shape: ModelShape, device: to
         if index:
             engine.finish_micro_batch()
         ids = chance.integers(4, shape.vocab_size, (settings.micro_batch, settings.seq_len + 1))
-        engine.accumulate(as_tensors(make_batch(ids, np.arange(len(ids))), device), global_tokens)
+        engine.accumulate(to_device(make_batch(ids, np.arange(len(ids))), device), global_tokens)
     norm = engine.update(1e-4)
     assert np.isfinite(norm), norm
 

@@ -172,7 +172,7 @@ class Trainer:
         if is_last or (step % config.eval_interval == 0 and not stops):
             stops |= not self._validate(step, to_the_end=is_last)
         if is_last or stops or step % config.save_interval == 0:
-            self._save(step)
+            self.save(step)
         if not is_last:
             self.logbook.log_stages(step)
         return stops
@@ -202,7 +202,8 @@ class Trainer:
         found = bad_samples.find(run.engine.module, run.batches, run.plan.reading, consumed)
         self.logbook.log_skipped(record, found)
 
-    def _save(self, step: int) -> None:
+    def save(self, step: int) -> None:
+        """Save the state after `step`; every process must call it."""
         run, book, guard = self.run, self.logbook, self.guard
         self.state = replace(
             state_of(run.plan, step, run.position.samples(step), dict(book.facts), book.seconds),
