@@ -41,7 +41,7 @@ def kept_before_each_layer(layout: Layout) -> list[int]:
     """Bytes of all that is kept for the backward pass when each layer begins, in their order, weights left out."""
     parallel.start_alone()
     dtype = torch.bfloat16 if layout.precision == "bf16" else torch.float32
-    mode, routing = layout.activation_checkpointing, Routing(balance=0.01, z=0.001)
+    mode, routing = layout.activation_checkpointing, Routing(aux_loss_coef=0.01, z_loss_coef=0.001)
     model = build(layout.shape, dtype, activation_checkpointing=mode, routing=routing).train()
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}

@@ -44,10 +44,6 @@ from zerokara.model.parameters import is_layer_matrix, is_relative_position_bias
 from zerokara.model.shapes import ModelShape, TensorShape
 from zerokara.progress import count_text
 
-WITHOUT_DEEPSPEED = (
-    "zero_stage 0, adafactor and muon do not use DeepSpeed's ZeRO, nor does zero_stage 1 at a data-parallel size of 1"
-)
-
 Algorithm = Literal["adamw", "adafactor", "muon"]
 TITLES: dict[Algorithm, str] = {"adamw": "AdamW", "adafactor": "Adafactor", "muon": "Muon"}
 
