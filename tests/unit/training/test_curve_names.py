@@ -1,4 +1,4 @@
-"""What the curves of a run are called."""
+"""Names of the curves of a run."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def test_a_source_is_called_by_its_file_or_folder(tmp_path: Path) -> None:
         "a.ndjson.zst",
     )
     names = names_of(tmp_path, input_jsonl=entries)
-    assert names.of_sources == ("reviews", "laws", "books@v1", "all", "*", "a")
+    assert names.sources == ("reviews", "laws", "books@v1", "all", "*", "a")
     long = names_of(tmp_path, input_jsonl=("x" * 40 + ".jsonl",))
     assert long.source(0) == "x" * 27 + "…" and long.source(1) == "source 2"
 
 
 def test_sources_of_one_name_are_told_apart(tmp_path: Path) -> None:
     names = names_of(tmp_path, input_jsonl=("a/text.jsonl", "b/text.jsonl.zst", "c/other.txt"))
-    assert names.of_sources == ("source 1 text", "source 2 text", "other")
+    assert names.sources == ("source 1 text", "source 2 text", "other")
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_layer_with_experts_has_its_number(
     tmp_path: Path, settings: dict[str, object], layers: tuple[str, ...]
 ) -> None:
     names = names_of(tmp_path, **settings)
-    assert names.of_sparse_layers == layers and names.sparse_layer(7) == "sparse layer 8"
+    assert names.moe_layers == layers and names.moe_layer(7) == "MoE layer 8"
 
 
 def test_a_configuration_that_cannot_be_read_stops_no_picture(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_time_left_follows_a_change_of_pace() -> None:
         made.step(1.0)
     for _ in range(100):
         made.step(3.0)
-    assert 2.6 < made.seconds_a_step < 3.0
+    assert 2.6 < made.seconds_per_step < 3.0
 
 
 def test_hours_are_counted_over_all_starts_and_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
