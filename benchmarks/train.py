@@ -48,7 +48,8 @@ import psutil
 import torch
 from torch import Tensor
 
-from zerokara import config
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.huggingface import families, rules
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import bytes_text, count_text
@@ -69,7 +70,7 @@ WARM_UP_STEPS = 1
 class Task:
     """What every contender is given."""
 
-    settings: config.PretrainConfig
+    settings: PretrainConfig
     shape: ModelShape
     ids: np.ndarray
     """Training sequences in order, then those of the validation: [sequences, S + 1]."""
@@ -373,7 +374,7 @@ def make_task(given: argparse.Namespace, folder: Path) -> Task:
     from zerokara.model import parallel
     from zerokara.model.megatron import build
 
-    settings = config.load(config.PretrainConfig, "/dev/null", [*SHAPE, f"precision={given.precision}", *given.set])
+    settings = load(PretrainConfig, "/dev/null", [*SHAPE, f"precision={given.precision}", *given.set])
     batch = given.batch or settings.micro_batch
     steps = given.rounds + WARM_UP_STEPS
     settings = settings.model_copy(

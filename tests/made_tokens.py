@@ -12,7 +12,7 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 
 from zerokara import manifest
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.inputs import find_files
 from zerokara.corpus.reading import OpenStreams
 from zerokara.steps.tokenize import manifest_work
@@ -55,6 +55,6 @@ def write_tokens(config: PretrainConfig) -> TokenPaths:
     paths, encoded = TokenPaths(config.output_prefix), encode(config)
     files = find_files(config.input_jsonl, config.place("input_jsonl"))
     facts = manifest_facts(config, files, encoded, Encoder(config.input_tokenizer_file))
-    manifest.finish(paths.manifest, manifest_work(config, files), {"tokens": paths.outputs}, facts, 0.0)
+    manifest.write(paths.manifest, manifest_work(config, files), {"tokens": paths.outputs}, facts, 0.0)
     discard_work(config)
     return paths

@@ -45,8 +45,9 @@ from unittest import mock
 import numpy as np
 
 import zerokara
-from zerokara import config
 from zerokara.checkpoint import folders, tensor_file
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
 from zerokara.samples.batches import Batches
 from zerokara.steps import train
@@ -99,7 +100,7 @@ def _work(job: dict[str, Any]) -> None:
             os.dup2(output, descriptor)
         os.environ.update(launcher.lone_environment())
         with armed(job["fault"]):
-            loaded = config.load(config.PretrainConfig, job["arguments"][1], job["arguments"][3::2])
+            loaded = load(PretrainConfig, job["arguments"][1], job["arguments"][3::2])
             run_folder.claim(make_plan(loaded, 1, launcher.precision(loaded)))
             code = train.main(job["arguments"])
     except UserError as error:

@@ -16,9 +16,9 @@ import psutil
 import pytest
 import sentencepiece
 
-from zerokara import config as configuration
 from zerokara import manifest
-from zerokara.config import PretrainConfig
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.tokens.count import check_belongs
 
 CONFIG = """\
@@ -100,7 +100,7 @@ def test_the_step_from_start_to_count(root: Path, place: Path) -> None:
     assert written.returncode == 0, written.stderr
     expected = CONFIG.replace("train_tokens:   auto   #", f"train_tokens: {2 * one_pass}   #")
     assert (place / "config.yaml").read_text(encoding="utf-8") == expected
-    assert configuration.load(PretrainConfig, "config.yaml").train_tokens == 2 * one_pass
+    assert load(PretrainConfig, "config.yaml").train_tokens == 2 * one_pass
     assert "2.000 passes" in _count(root).stdout
 
 
@@ -119,7 +119,7 @@ def test_other_work_at_the_same_place_is_refused_until_redone(root: Path, place:
     assert _step(root).returncode == 0
     before = (place / "out" / "tokens_text_document.bin").read_bytes()
     other = _step(root, "--set", "split_seed=9")
-    assert other.returncode == 2 and "split_seed was 1234, is now 9" in other.stderr and "--redo" in other.stderr
+    assert other.returncode == 2 and "split_seed = 9: was 1234" in other.stderr and "--redo" in other.stderr
     with open(place / "corpus.jsonl", "a", encoding="utf-8") as file:
         file.write('{"text": "one more"}\n')
     changed = _step(root)

@@ -110,10 +110,10 @@ def test_a_finished_run_is_complete_until_it_is_made_longer(
     again = step_3(tiny_data["config"], *same)
     assert again.returncode == 0 and "is complete already" in again.stdout
     shorter = step_3(tiny_data["config"], *same, "max_steps=10")
-    assert shorter.returncode == 2 and "max_steps was 20, is now 10" in shorter.stderr
+    assert shorter.returncode == 2 and "max_steps = 10: was 20" in shorter.stderr
     assert "steps was" not in shorter.stderr.replace("max_steps was", "")  # no word that is no key
     other = step_3(tiny_data["config"], *same, "lr=0.02")
-    assert other.returncode == 2 and "lr was 0.01, is now 0.02" in other.stderr
+    assert other.returncode == 2 and "lr = 0.02: was 0.01" in other.stderr
     assert manifest.read(longer / "manifest.json").facts["steps"] == 25
 
 

@@ -67,7 +67,7 @@ def claimed(paths: TokenPaths) -> Iterator[Path]:
     folder = paths.work_folder
     with made_folder(folder.parent), file_lock.held(paths.lock) as is_ours:
         if not is_ours:
-            rule = f"{file_lock.holder(paths.lock) or 'another run of step 2'} is writing here"
+            rule = f"{file_lock.read_holder(paths.lock) or 'another run of step 2'} is writing here"
             remedy = "wait for it, or choose another output_prefix"
             raise UserError(Fault(where=str(folder), rule=rule, remedy=remedy))
         folder.mkdir(exist_ok=True)

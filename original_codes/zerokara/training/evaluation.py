@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.distributed
 
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
 from zerokara.samples.evaluation import evaluation_batches
 from zerokara.samples.objective import Objective

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from zerokara.checkpoint import TrainingState
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.progress import bytes_text, count_text, seconds_text
 from zerokara.samples.mixed_order import MixedOrder
 from zerokara.samples.reading_plan import ReadingPlan

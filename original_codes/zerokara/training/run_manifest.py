@@ -50,7 +50,7 @@ def write(plan: RunPlan, newest: Path) -> manifest.Manifest:
         "unigram_entropy": plan.unigram_entropy,
     }
     made = {"metrics": plan.run_dir / run_folder.METRICS_NAME, "checkpoint": newest / "manifest.json"}
-    return manifest.finish(record_path(plan), work_of(plan), made, facts, state.seconds)
+    return manifest.write(record_path(plan), work_of(plan), made, facts, state.seconds)
 
 
 def summary_rows(made: manifest.Manifest, newest: Path, run_dir: Path) -> list[tuple[str, str]]:
@@ -71,10 +71,10 @@ def summary_rows(made: manifest.Manifest, newest: Path, run_dir: Path) -> list[t
     return [*rows, *((name, str(path)) for name, path in further if path.exists())]
 
 
-def work_of(plan: RunPlan) -> manifest.Work:
+def work_of(plan: RunPlan) -> manifest.StepSpec:
     """Return what a run is made from, for its manifest."""
     settings = plan.given.model_dump(mode="json", exclude=_PLACES | _MONITORING | _IN_IDENTITY)
-    return manifest.Work(
+    return manifest.StepSpec(
         step="3_train",
         settings={**settings, **run_folder.identity_of(plan), "steps": plan.schedule.num_steps},
         inputs={"tokenizer": Path(plan.given.input_tokenizer_file)},

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from zerokara import checkpoint
+from zerokara.checkpoint import Retention
 from zerokara.model.experts import statistics
 from zerokara.progress import seconds_text
 from zerokara.training import bad_samples
@@ -67,7 +68,7 @@ def _newest_checkpoint(plan: RunPlan, processes: Processes) -> Path | None:
     step = processes.from_first(checkpoint.step_of(newest) if newest else -1)
     if processes.is_first:
         with contextlib.suppress(OSError):  # the two names are for people; the next save sets them right
-            checkpoint.mark(plan.run_dir)
+            checkpoint.write_markers(plan.run_dir)
     return checkpoint.folder_of(plan.run_dir, step) if step >= 0 else None
 
 
@@ -96,7 +97,15 @@ class Trainer:
         if processes.is_first:
             stop.watch(TimeLimits(config, plan.checkpoint_bytes, lambda: self.logbook.seconds).look)
         resumed_from = checkpoint.folder_of(plan.run_dir, run.state.step) if run.state.step else None
-        self.saver = Saver(plan, run.engine, device, rank, processes.log, resumed_from)
+        self.saver = Saver(
+            run_dir=plan.run_dir,
+            retention=Retention(config.keep_last, config.keep_every, config.keep_best),
+            engine=run.engine,
+            device=device,
+            rank=rank,
+            log=processes.log,
+            resumed_from=resumed_from,
+        )
         self.guard = StepGuard(config.spike_sigmas, config.max_skipped_steps, run.state)
 
     def train(self) -> bool:

@@ -16,7 +16,7 @@ import pytest
 from made_tokens import encode
 
 from zerokara import manifest
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus import documents
 from zerokara.corpus.inputs import InputFile, find_files
 from zerokara.corpus.packed import CUT, zstd_module
@@ -105,7 +105,7 @@ def test_a_packed_file_that_is_cut_off_counts_whole(
         check_bad_fraction(make_config(max_bad_fraction=0.5), tally, TokenPaths("x"))
     (fault,) = raised.value.faults
     documents_bad, size = tally.bad_documents, f"{path.stat().st_size:,}"
-    assert fault.key == "max_bad_fraction" and fault.found == 0.5
+    assert fault.key == "max_bad_fraction" and fault.value == 0.5
     assert f"{documents_bad[0]:,} of {documents_bad[1]:,} documents are bad" in fault.rule
     assert f"{size} of {size} bytes on the disk (1)" in fault.rule and str(path) in fault.rule
     check_bad_fraction(make_config(max_bad_fraction=1), tally, TokenPaths("x"))

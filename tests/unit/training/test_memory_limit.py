@@ -10,7 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from zerokara import config
+from zerokara import resources
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import Fault, UserError
 from zerokara.steps import train
 from zerokara.training import launching
@@ -22,7 +24,7 @@ GB = 10**9
 
 
 def prepared(tiny_data: dict[str, str], *settings: str, processes: int = 1) -> RunPlan:
-    given = config.load(config.PretrainConfig, tiny_data["config"], [*settings])
+    given = load(PretrainConfig, tiny_data["config"], [*settings])
     return run_plan.make_plan(given, processes, "fp32")
 
 
@@ -82,7 +84,7 @@ def test_what_would_fit_is_told_with_its_key(tiny_data: dict[str, str], monkeypa
     plan = prepared(tiny_data, *wide)
     machine(monkeypatch, GB)
     fault = refused(plan)
-    assert (fault.where, fault.key, fault.found) == ("--set", "micro_batch_size", 4096)
+    assert (fault.where, fault.key, fault.value) == ("--set", "micro_batch_size", 4096)
     question = plan.memory_question(Budget("cpu", GB, GB))
     (changed, needed), *_ = question.remedies()
     assert f"micro_batch_size: {changed['micro_batch_size']} (about " in fault.remedy
@@ -93,7 +95,7 @@ def test_fewer_processes_share_a_machine_better(tiny_data: dict[str, str], monke
     plan = prepared(tiny_data, "num_processes=4", "global_batch_size=4", "micro_batch_size=1", processes=4)
     machine(monkeypatch, 1.3 * GB)
     fault = refused(plan)
-    assert fault.key == "num_processes" and fault.found == 4 and fault.remedy.startswith("2 would fit (about ")
+    assert fault.key == "num_processes" and fault.value == 4 and fault.remedy.startswith("2 would fit (about ")
 
 
 def test_where_nothing_else_helps_the_layers_that_fit_are_told(
@@ -103,7 +105,7 @@ def test_where_nothing_else_helps_the_layers_that_fit_are_told(
     plan = prepared(tiny_data, *size)
     machine(monkeypatch, 4 * GB)
     fault = refused(plan)
-    assert fault.key == "num_layers" and fault.found == 40
+    assert fault.key == "num_layers" and fault.value == 40
     number = int(fault.remedy.rpartition("num_layers: ")[2].split()[0])
     question = plan.memory_question(Budget("cpu", 4 * GB, 4 * GB))
     fits = [replace(question, shape=replace(plan.shape, num_layers=layers)) for layers in (number, number + 1)]
@@ -115,7 +117,7 @@ def test_where_nothing_else_helps_the_layers_that_fit_are_told(
 def test_what_else_runs_does_not_count_and_limits_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     memory = namedtuple("memory", "total available")
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory(64 * GB, 1 * GB))
-    monkeypatch.setattr(memory_budget, "control_groups", lambda: iter([tmp_path]))
+    monkeypatch.setattr(resources, "control_groups", lambda: iter([tmp_path]))
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     assert memory_budget.whole_machine(2, None) == Budget("cpu", 32 * GB, 32 * GB)
     assert memory_budget.whole_machine(2, 80 * GB) == Budget("cuda", 80 * GB, 32 * GB)

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from zerokara import checkpoint, config, file_lock
-from zerokara.checkpoint import TrainingState
+from zerokara import file_lock
+from zerokara.checkpoint import TrainingState, store
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import RunError, UserError
 from zerokara.training import resume_proof
 from zerokara.training.planning.run_plan import RunPlan, make_plan
@@ -23,7 +25,7 @@ def write_run(run_dir: Path, losses: dict[int, float], steps: list[int], change:
     for step in steps:
         weights = {"w": torch.full((10,), 1.0 + step) + change * (torch.arange(10) == 3)}
         state = TrainingState(step, 8 * step, 256 * step, 1.0, {}, "t", "d", "fp32", {})
-        checkpoint.save(run_dir, state, weights, {"w.exp_avg": 2 * weights["w"]})
+        store.save(run_dir, state, weights, {"w.exp_avg": 2 * weights["w"]})
 
 
 LOSSES = {1: 4.0, 2: 3.0, 3: 2.0, 4: 1.5}
@@ -32,7 +34,7 @@ LOSSES = {1: 4.0, 2: 3.0, 3: 2.0, 4: 1.5}
 @pytest.fixture
 def plan(tiny_data: dict[str, str], tmp_path: Path) -> RunPlan:
     options = [f"output_model_dir={tmp_path}/run", "num_processes=1", "micro_batch_size=4"]
-    return make_plan(config.load(config.PretrainConfig, tiny_data["config"], options), 1, "fp32")
+    return make_plan(load(PretrainConfig, tiny_data["config"], options), 1, "fp32")
 
 
 def training(change: float, losses: dict[int, float] = LOSSES) -> Callable[[RunPlan, Path, int], None]:

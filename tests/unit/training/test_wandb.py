@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from zerokara import config
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.training.monitoring import metrics, weights_and_biases
 from zerokara.training.monitoring.metrics import Recorder
 from zerokara.training.monitoring.weights_and_biases import WandbSettings, WeightsAndBiases
@@ -39,7 +40,7 @@ def wandb_settings(mode: str, folder: Path) -> WandbSettings:
     given = [f"wandb={mode}", "sample_prompts=[and/or]", "stages=[{tokens: 100, source_weights: [1]}]"]
     given += [f"input_jsonl=[{folder}/a.jsonl]", f"output_prefix={folder}/tokens/", f"init_from={folder}/hf"]
     given += [f"output_model_dir={folder}", f"input_tokenizer_file={folder}/t.model"]
-    return WandbSettings.from_config(config.load(config.PretrainConfig, "/dev/null", given))
+    return WandbSettings.from_config(load(PretrainConfig, "/dev/null", given))
 
 
 def open_recorder(run_dir: Path, mode: str, resumed_step: int, messages: list[str]) -> Recorder:

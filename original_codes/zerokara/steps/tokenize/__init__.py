@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from zerokara import hashing, manifest
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.format_check import check_formats
 from zerokara.corpus.inputs import InputFile, find_files, for_manifest
 from zerokara.progress import bytes_text, count_text, log, opening, summary
@@ -43,17 +43,17 @@ def tokenize(config: PretrainConfig, options: command.Options) -> None:
     if options.dry_run:
         log("dry run: nothing was written")
         return
-    with hashing.HashesAhead(work.input_files()) as ahead:
+    with hashing.BackgroundHashes(work.input_files()) as hashing_inputs:
         encoded = encode_corpus(config, files, prepared.encoder, prepared.choice)
         facts = manifest_facts(config, files, encoded, prepared.encoder)
         seconds = time.monotonic() - started
-        manifest.finish(paths.manifest, work, {"tokens": paths.outputs}, facts, seconds, ahead=ahead)
+        manifest.write(paths.manifest, work, {"tokens": paths.outputs}, facts, seconds, hashing_inputs.result())
     discard_work(config)
     rows = summary_rows(config, encoded, facts, time.monotonic() - started)
     summary("step 2 tokenise: done", rows, _next_commands(config, options))
 
 
-def manifest_work(config: PretrainConfig, files: Sequence[InputFile]) -> manifest.Work:
+def manifest_work(config: PretrainConfig, files: Sequence[InputFile]) -> manifest.StepSpec:
     """The settings and inputs that the token files depend on."""
     settings = {
         "text_field": config.text_field,
@@ -68,7 +68,7 @@ def manifest_work(config: PretrainConfig, files: Sequence[InputFile]) -> manifes
         "input_jsonl": for_manifest(files),
     }
     keys = {"files_per_source": "input_jsonl (number of files of each entry)"}
-    return manifest.Work(outputs.TOKENS_STEP, settings, inputs, lambda name: keys.get(name, name))
+    return manifest.StepSpec(outputs.TOKENS_STEP, settings, inputs, lambda name: keys.get(name, name))
 
 
 def _log_plan(config: PretrainConfig, files: Sequence[InputFile], prepared: PreparedEncoding) -> None:

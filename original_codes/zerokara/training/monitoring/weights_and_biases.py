@@ -28,7 +28,7 @@ from typing import Any
 
 import orjson
 
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.durable import write_json
 from zerokara.errors import redacted
 

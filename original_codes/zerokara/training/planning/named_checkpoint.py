@@ -35,7 +35,7 @@ def find(plan: RunPlan, name: str) -> Path:
         if not there:
             steps = ", ".join(str(step) for step in checkpoint.all_steps(run_dir)) or "none"
             rule = f"is no checkpoint, neither by itself nor in {run_dir}; that has those of the steps {steps}"
-            raise UserError(Fault(where="--evaluate", rule=rule, found=name))
+            raise UserError(Fault(where="--evaluate", rule=rule, value=name))
         folder = there[0]
         checkpoint.check(folder)
     state = checkpoint.read_state(folder)
