@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from configs import config_of
 
-from zerokara.config.pretrain_config import RESOLVED_NAME, PretrainConfig
+from zerokara.config.pretrain_config import RESOLVED_NAME
 from zerokara.config.rendering import as_yaml
 from zerokara.training.monitoring import curve_names
 
 
-def names_of(run_dir: Path, **settings: object) -> curve_names.CurveNames:
-    (run_dir / RESOLVED_NAME).write_text(as_yaml(PretrainConfig(**settings)), encoding="utf-8")
+def names_of(run_dir: Path, **settings: Any) -> curve_names.CurveNames:
+    (run_dir / RESOLVED_NAME).write_text(as_yaml(config_of(**settings)), encoding="utf-8")
     return curve_names.of_run(run_dir)
 
 
@@ -39,14 +41,12 @@ def test_sources_of_one_name_are_told_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "layers"),
     [
-        ({"architecture": "qwen3_moe", "moe_layers": (1, 3, 5)}, ("layer 1", "layer 3", "layer 5")),
+        ({"architecture": "qwen3_moe", "num_layers": 6, "moe_layers": (1, 3, 5)}, ("layer 1", "layer 3", "layer 5")),
         ({"architecture": "switch", "num_layers": 2}, ("encoder layer 1", "decoder layer 1")),
         ({"architecture": "llama"}, ()),
     ],
 )
-def test_a_layer_with_experts_has_its_number(
-    tmp_path: Path, settings: dict[str, object], layers: tuple[str, ...]
-) -> None:
+def test_a_layer_with_experts_has_its_number(tmp_path: Path, settings: dict[str, Any], layers: tuple[str, ...]) -> None:
     names = names_of(tmp_path, **settings)
     assert names.moe_layers == layers and names.moe_layer(7) == "MoE layer 8"
 
