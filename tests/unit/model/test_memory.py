@@ -23,7 +23,7 @@ def shape_of(architecture: str = "llama", kv_heads: int = 4, tied: bool = True, 
         shape.traits.is_encoder_decoder
     ):  # heads that are not as wide together as the model, and fewer tokens written than read
         shape = replace(shape, head_dim=24, target_len=20)
-    if not shape.traits.sparse_every:
+    if not shape.traits.moe_every:
         return shape
     per_token = shape.traits.experts_per_token
     # The second layer, which the tests count, and in switch no other.
