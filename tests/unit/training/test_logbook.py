@@ -13,9 +13,9 @@ from configs import config_of
 
 from zerokara.checkpoint import TrainingState
 from zerokara.config.sample_lengths import causal
+from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.mixed_order import MixedStage
-from zerokara.samples.reading_plan import ReadingPlan
-from zerokara.samples.sources import Source
+from zerokara.samples.sources import TokenSource
 from zerokara.training.bad_samples import BadSample
 from zerokara.training.evaluation import Score, ValidationResult
 from zerokara.training.logbook import Logbook, LogbookSettings
@@ -27,14 +27,14 @@ from zerokara.training.processes.joining import Processes
 from zerokara.training.sampling import Sample
 
 START = TrainingState(0, 0, 0, 0.0, {}, "t", "d", "fp32", {})
-SOURCES = (Source("a.jsonl", 0, 33 * 40), Source("b.jsonl", 33 * 40, 33 * 120))
+SOURCES = (TokenSource("a.jsonl", 0, 33 * 40), TokenSource("b.jsonl", 33 * 40, 33 * 120))
 
 
 def logbook(run_dir: Path, state: TrainingState = START, rank: int = 0, mixed: bool = False) -> Logbook:
     """A run of 10 steps of 8 sequences of 32 tokens, an epoch being 160 sequences."""
     config = config_of(output_model_dir=run_dir, max_steps=10)
     stages = (MixedStage((1, 3), None, "shuffle"),) if mixed else ()
-    reading = ReadingPlan(run_dir / "train", SOURCES, causal(32), 1, "shuffle", stages)
+    reading = DataPlan(run_dir / "train", SOURCES, causal(32), 1, "shuffle", stages)
     schedule = Schedule.from_config(config, samples_per_epoch=160)
     settings = LogbookSettings.from_config(config, schedule, num_processes=1, flops_per_token=1e6)
     return Logbook(settings, reading, Position.going_on(state, 8, 32), state, Processes(torch.device("cpu"), rank))
