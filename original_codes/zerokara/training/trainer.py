@@ -20,7 +20,7 @@ from zerokara.progress import seconds_text
 from zerokara.training import bad_samples
 from zerokara.training.batch_loader import loading
 from zerokara.training.evaluation import Validation, ValidationSettings
-from zerokara.training.guards import GivenUp, StepGuard
+from zerokara.training.guards import StepGuard, TooManySkippedSteps
 from zerokara.training.logbook import Logbook, LogbookSettings
 from zerokara.training.loop import StepRecord, train
 from zerokara.training.planning import run_lock
@@ -119,7 +119,7 @@ class Trainer:
         try:
             finished = self._train()
             self.saver.finish()
-        except (GivenUp, ProcessesDiverged) as error:
+        except (TooManySkippedSteps, ProcessesDiverged) as error:
             self.saver.finish()
             if not processes.is_first:
                 raise SystemExit(error.exit_code) from None
@@ -166,7 +166,7 @@ class Trainer:
         self.logbook.add(record)
         if record.skip_reason:
             self._report_bad_samples(record)
-            self.guard.require_patience(step, record.skip_reason)
+            self.guard.check_skipped_in_row(step, record.skip_reason)
         if is_last or step % config.log_interval == 0 or step == 1:
             self.logbook.log_step(statistics(self._layers))
         if is_last or (step % config.eval_interval == 0 and not stops):
