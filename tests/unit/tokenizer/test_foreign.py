@@ -73,10 +73,10 @@ def test_a_long_text_is_cut_where_nothing_reaches_across(made: Made, limit: int)
 
 def test_only_what_nothing_reaches_across_is_cut(made: Made) -> None:
     """Not the score of a unigram, not a symbol of two line ends, not what normalisation makes of a line end."""
-    assert Encoder(made("t5")).run_characters == units.UNCUT
-    assert Encoder(made("gemma")).run_characters == units.UNCUT
-    assert Encoder(made("llama", remove_extra_whitespaces=True)).run_characters == units.UNCUT
-    assert Encoder(made("llama", normalization_rule_name="nfkc")).run_characters == units.UNCUT
+    assert Encoder(made("t5")).run_characters == units.UNSPLIT
+    assert Encoder(made("gemma")).run_characters == units.UNSPLIT
+    assert Encoder(made("llama", remove_extra_whitespaces=True)).run_characters == units.UNSPLIT
+    assert Encoder(made("llama", normalization_rule_name="nfkc")).run_characters == units.UNSPLIT
     assert Encoder(made("gemma", user_defined_symbols=["\n"])).run_characters == units._BPE_RUN_CHARACTERS
 
 
@@ -173,6 +173,6 @@ def test_what_goes_on_from_a_text_keeps_its_space(made: Made, kind: str) -> None
     encoder = Encoder(made(kind))
     start, whole = encoder.encode("the").tolist(), encoder.encode("the fox the").tolist()
     assert whole[: len(start)] == start
-    assert encoder.spelt(whole[len(start) :]) == " fox the" and encoder.spelt([]) == ""
+    assert encoder.decode_continuation(whole[len(start) :]) == " fox the" and encoder.decode_continuation([]) == ""
     for mark in encoder.sentinel_ids[:1]:
-        assert encoder.spelt([mark, *whole]) == "<extra_id_0> the fox the"
+        assert encoder.decode_continuation([mark, *whole]) == "<extra_id_0> the fox the"
