@@ -149,9 +149,9 @@ def _clock(patches: contextlib.ExitStack) -> Callable[[], int]:
     """Give a function that tells which step is being made."""
     note, start, now = loop.StepGuard.note, loop.StepGuard.__init__, {"step": 0}
 
-    def starting(self: Any, settings: Any, state: Any) -> None:
+    def starting(self: Any, spike_sigmas: float, max_skipped_steps: int, state: Any) -> None:
         now["step"] = state.step + 1
-        start(self, settings, state)
+        start(self, spike_sigmas, max_skipped_steps, state)
 
     def counting(self: Any, *arguments: Any) -> None:
         now["step"] += 1

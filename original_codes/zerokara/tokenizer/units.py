@@ -101,7 +101,7 @@ class Lines:
         return ids[0] if len(ids) == 1 else np.int32(self.newline_id).tobytes().join(ids)
 
     def decode(self, ids: list[int]) -> str:
-        """Decode line by line where lines have a dummy prefix: SentencePiece removes it only from the start of a text."""
+        """Decode by lines where each has a dummy prefix: SentencePiece removes it only from the start of a text."""
         if not self.prefixes_lines:
             return self.decode_ids(ids)
         lines: list[list[int]] = [[]]

@@ -16,7 +16,6 @@ from zerokara.model import experts as experts_module
 from zerokara.model import parallel
 from zerokara.model.experts import Experts, Routing, experts_of, statistics
 from zerokara.model.megatron import build
-from zerokara.model.parameters import parameter_shapes
 from zerokara.model.shapes import ModelShape
 
 SMALL = ["num_layers=3", "hidden_size=48", "num_attn_heads=4", "seq_len=24", "num_experts=4"]
@@ -56,7 +55,7 @@ def hidden(length: int = 24, batch: int = 3, seed: int = 0) -> Tensor:
 def test_counted_parameters_are_those_built(overrides: tuple[str, ...]) -> None:
     shape = shape_of(*overrides)
     built = {name: tuple(part.shape) for name, part in build(shape).named_parameters()}
-    assert built == parameter_shapes(shape)
+    assert built == shape.parameter_shapes()
     assert sum(math.prod(size) for size in built.values()) == shape.num_parameters()
     padding = (shape.padded_vocab_size - shape.vocab_size) * 48 * (1 if shape.tie_word_embeddings else 2)
     in_experts = sum(math.prod(size) for name, size in built.items() if ".experts_" in name)
@@ -71,7 +70,7 @@ def test_the_korean_base_has_the_parameters_that_its_makers_say() -> None:
         "num_experts=16", "seq_len=512",
     ]  # fmt: skip
     settings = load(PretrainConfig, "/dev/null", given)
-    assert settings.sparse == (3, 7, 11) and settings.top_k == 2
+    assert settings.expert_layers == (3, 7, 11) and settings.top_k == 2
     shape = ModelShape.from_config(settings, 50_358)
     assert shape.num_parameters(padded=False) == pytest.approx(700.6e6, rel=1e-3)
     assert shape.num_active_parameters() == pytest.approx(304.2e6, rel=1e-3)
