@@ -286,7 +286,7 @@ def test_every_yaml_loads(path: Path) -> None:
 def test_nothing_names_a_place_on_one_machine() -> None:
     place = re.compile(r"(?<![\w.~}])/(work|root|home/\w+|mnt|Users)/")
     faults = []
-    for path in shipped_files(".py", ".sh", ".md", ".yaml", ".json", ".toml", ".lock", ".ipynb", "run"):
+    for path in shipped_files(".py", ".sh", ".md", ".yaml", ".json", ".toml", ".lock", ".ipynb", ".jinja", "run"):
         if path == Path(__file__):
             continue
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):

@@ -8,8 +8,7 @@ special token is text.
 Byte tokens are byte-fallback pieces (<0xE3>), and in byte-level BPE (GPT-2's kind, whose vocabulary spells bytes in a
 table of 256 characters) all tokens whose bytes are no whole characters.
 
-Source: sentencepiece 0.2.3; the format of tokenizers 0.23's `tokenizer.json`. The second is imported only to
-open such a file.
+Source: sentencepiece 0.2.3; the format of tokenizers 0.23's `tokenizer.json`.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 import sentencepiece
+from tokenizers import Tokenizer
 
 from zerokara.errors import Fault, UserError
 from zerokara.tokenizer.encoder import SPACE_MARK, Ids
@@ -154,8 +154,6 @@ class HuggingFaceTokenizer(MeasuredTokenizer):
     """The contents of a `tokenizer.json`: BPE, byte-level BPE, Unigram, WordPiece or whole words."""
 
     def __init__(self, content: bytes) -> None:
-        from tokenizers import Tokenizer
-
         settings = orjson.loads(content)
         # Nothing is to be added or truncated; the last would also change offsets (`trim_offsets`).
         settings.update(truncation=None, padding=None, post_processor=None)

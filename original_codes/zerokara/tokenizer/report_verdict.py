@@ -64,8 +64,10 @@ def _beside(report: Report, ours: Measures, name: str) -> str:
 def _rank(ours: Measures, others: list[Measures]) -> str:
     better = sum(one.tokens < ours.tokens for one in others)
     if not better:
-        return "No tokenizer here that keeps the text compresses better."
-    return f"{better} of the {len(others) + 1} that keep the text {'compresses' if better == 1 else 'compress'} better."
+        return "No other tokenizer here that gives the text back exactly compresses better."
+    return (
+        f"{better} of the {len(others)} others that give the text back exactly compress{'es' * (better == 1)} better."
+    )
 
 
 def _changed(measures: Measures) -> str:
