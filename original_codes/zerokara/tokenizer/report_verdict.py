@@ -21,7 +21,7 @@ def verdict(report: Report) -> str:
     others = [name for name in report.all_sources if name != OURS]
     if not others:
         return (
-            f"{_amounts(ours)}. Nothing stood beside it: to see how that compares with well-known tokenizers, name "
+            f"{_amounts(ours)}. No other tokenizer was measured: to compare with well-known ones, name "
             "some in compare_with (their tokenizer.json or .model) and run step 1 again with --redo."
         )
     lossless = sorted(
