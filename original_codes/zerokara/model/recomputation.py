@@ -1,9 +1,9 @@
 """Activation checkpointing: what the backward pass needs is computed again rather than kept.
 
 ``full`` keeps the input of each layer and computes the layer once more in the backward pass; ``selective`` computes
-only its feed-forward half again, with the norm before it: in llama's layers about three fifths of what a layer keeps
-(`activations.layer_activations`), for less than half of its arithmetic. The same operations run on the same numbers, so
-gradients are equal to the last bit (tests/numerics/test_recomputation.py).
+only its feed-forward half again, with the norm before it: in llama's layers about three fifths of what a layer keeps,
+for less than half of its arithmetic. The same operations run on the same numbers, so gradients are equal to the last
+bit (tests/numerics/test_recomputation.py).
 
 The methods of a layer are replaced, not its modules: parameters keep their names.
 

@@ -24,9 +24,7 @@ from zerokara.steps import command, next_command, outputs
 from zerokara.training import preflight, resume_proof
 from zerokara.training.planning import (
     limits,
-    machine,
-    memory_budget,
-    memory_limit,
+    memory_forecast,
     preparation,
     processors,
     run_folder,
@@ -34,7 +32,8 @@ from zerokara.training.planning import (
     setting_names,
 )
 from zerokara.training.planning.consumption import check_epochs, table_lines, warnings
-from zerokara.training.planning.memory_budget import Budget
+from zerokara.training.planning.memory_forecast import MachineMemory
+from zerokara.training.planning.micro_batch import MicroBatchChoice, first_choice
 from zerokara.training.processes import launcher
 
 DEFAULT_CONFIG = "config.yaml"
@@ -72,7 +71,7 @@ def _launch(config: PretrainConfig, options: command.Options, argv: Sequence[str
         if config.init_from:
             _check_start(first_look)
         plan, *_ = _on_this_machine(config, options)
-        memory_limit.check(plan, launcher.gpu_bytes())
+        _check_memory(plan)
         resume_proof.prove(plan, options.verify_resume)
         return
     if options.evaluate is not None:
@@ -107,13 +106,13 @@ def _start_run(
     config, run_dir = first_look.given, first_look.run_dir
     if config.init_from and (options.redo or not checkpoint.all_steps(run_dir)):
         _check_start(first_look)
-    plan, there, found = _on_this_machine(config, options)
-    memory_limit.check(plan, launcher.gpu_bytes())
+    plan, available, found = _on_this_machine(config, options)
+    _check_memory(plan)
     opening(f"step 3 train: {config.output_prefix}_text_document → {run_dir}")
     for name, value in [
         *launcher.device_rows(plan.num_processes),
         *preparation.plan_rows(plan),
-        *preflight.rows(plan, there),
+        *preflight.rows(plan, available),
     ]:
         print(f"  {name:<12}  {value}")
     for line in [*table_lines(plan.consumption), *warnings(config, plan.consumption), *aside]:
@@ -124,9 +123,10 @@ def _start_run(
         _try(plan, argv)
         print("dry run: everything is in order; nothing was written")
         return
-    question = plan.memory_question(there)
-    is_new_choice = config.micro_batch_size == "auto" and (options.redo or not machine.is_recorded(question, run_dir))
-    if is_new_choice and there.device == "cuda":
+    forecast = plan.memory_forecast(available)
+    before = None if options.redo else MicroBatchChoice.read(run_dir)
+    is_new_choice = config.micro_batch_size == "auto" and not (before and before.holds_for(forecast))
+    if is_new_choice and available.device == "cuda":
         plan = _try(plan, argv)
     if options.redo:
         run_folder.set_aside(run_dir)  # the last thing before the start: whatever is refused above has cost nothing
@@ -134,7 +134,7 @@ def _start_run(
     options = replace(options, again=next_command.again(argv, without=("--redo",)))
     run_folder.claim(plan)
     if is_new_choice:
-        machine.record(question, run_dir, plan.config.micro_batch)
+        MicroBatchChoice.of(forecast, plan.config.micro_batch).write(run_dir)
     try:
         _train_to_the_end(first_look, plan, options, argv)
     except Stopped:
@@ -189,18 +189,27 @@ def _check_start(first_look: preparation.Preparation) -> None:
 
 def _on_this_machine(
     config: PretrainConfig, options: command.Options
-) -> tuple[preparation.Preparation, Budget, list[str]]:
-    """The run with every `auto` resolved, what memory there is for a process, and a word for each choice that changed.
+) -> tuple[preparation.Preparation, MachineMemory, list[str]]:
+    """The run with every `auto` resolved, the available memory, and a line for each choice that changed.
 
     From here on torch is loaded.
     """
     plan = preparation.prepare(config, launcher.num_processes(config), launcher.precision(config))
-    there = memory_budget.budget(plan.num_processes, launcher.gpu_bytes())
+    available = MachineMemory.available(plan.num_processes, launcher.gpu_bytes())
     if config.micro_batch_size != "auto":
-        return plan, there, []
-    question = plan.memory_question(there)
-    chosen, found = (question.widest(), []) if options.redo else machine.micro_batch(question, plan.run_dir)
-    return preparation.with_micro_batch(plan, chosen), there, found
+        return plan, available, []
+    forecast = plan.memory_forecast(available)
+    before = None if options.redo else MicroBatchChoice.read(plan.run_dir)
+    if before and before.holds_for(forecast):
+        return preparation.with_micro_batch(plan, before.micro_batch_size), available, []
+    chosen = MicroBatchChoice.of(forecast, first_choice(forecast))
+    changes = before.changes_to(chosen) if before else []
+    return preparation.with_micro_batch(plan, chosen.micro_batch_size), available, changes
+
+
+def _check_memory(plan: preparation.Preparation) -> None:
+    installed = MachineMemory.installed(plan.num_processes, launcher.gpu_bytes())
+    memory_forecast.check(plan.memory_forecast(installed), plan.given)
 
 
 def _start(plan: preparation.Preparation, argv: Sequence[str], *further: str) -> int:
@@ -221,7 +230,8 @@ def _try(plan: preparation.Preparation, argv: Sequence[str]) -> preparation.Prep
     """
     print(f"trying {preflight.TRIAL_STEPS} steps in {plan.num_processes} process(es)", flush=True)
     while code := _start(plan, argv, "--dry-run"):
-        smaller = [size for size in plan.micro_batches if size <= plan.config.micro_batch // 2]
+        sizes = plan.memory_forecast(MachineMemory(None, 0)).layout.micro_batch_sizes
+        smaller = [size for size in reversed(sizes) if size <= plan.config.micro_batch // 2]
         if code != launcher.OUT_OF_MEMORY or plan.given.micro_batch_size != "auto" or not smaller:
             raise RunError(f"the trial ended with exit code {code}; the words above say why. Nothing was written")
         print(f"micro_batch_size: auto: {plan.config.micro_batch} does not fit, trying {smaller[0]}", flush=True)

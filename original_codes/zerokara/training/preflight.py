@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zerokara.errors import Fault, RunError, UserError
-from zerokara.progress import bytes_text, count_text, log, seconds_text
+from zerokara.progress import count_text, log, seconds_text
 from zerokara.samples.batches import Batches, BatchPlan
 from zerokara.tokens.indexed import IndexedTokens
-from zerokara.training.planning import memory_budget
-from zerokara.training.planning.memory_budget import Budget
+from zerokara.training.planning.memory_forecast import MachineMemory, MemoryForecast
 from zerokara.training.planning.preparation import Preparation
 
 if TYPE_CHECKING:
@@ -33,22 +32,17 @@ _LOOKED_AT = 1 << 20
 """Ids whose range is checked, at the beginning and at the end of the data."""
 
 
-def rows(preparation: Preparation, there: Budget) -> list[tuple[str, str]]:
-    """The head of the data, the tokenizer, and the memory by part against what is there.
+def rows(preparation: Preparation, available: MachineMemory) -> list[tuple[str, str]]:
+    """The head of the data, the tokenizer, and the memory by part against what is available.
 
     Raises:
         UserError: an id of the data is none of the tokenizer's.
     """
-    question = preparation.memory_question(there)
-    needed = question.needed()
-    found = [
+    return [
         ("data begins", _data_head(preparation)),
         ("tokenizer", f"sha256 {preparation.tokenizer_sha256[:12]}…, the one that the data was made with"),
-        *memory_budget.table(needed, there),
+        *preparation.memory_forecast(available).rows(),
     ]
-    if not there.holds(needed):
-        found.append(("note", f"this may not fit; {memory_budget.advice(question)}"))
-    return found
 
 
 def _data_head(preparation: Preparation) -> str:
@@ -76,10 +70,11 @@ def trial(preparation: Preparation) -> None:
     from zerokara.training.processes import joining
 
     device = devices.local_device(int(os.environ.get("LOCAL_RANK", "0")))
+    forecast = preparation.memory_forecast(out_of_memory.machine_memory(device, preparation.num_processes))
     with out_of_memory.explained(preparation, device):
         joining.join(preparation, device)
         seconds, loss = _trial_steps(preparation, device)
-        _tell(preparation, device, seconds, loss)
+        _tell(preparation, forecast, device, seconds, loss)
 
 
 def _trial_steps(preparation: Preparation, device: torch.device) -> tuple[float, float]:
@@ -172,10 +167,11 @@ def _attention_kernel(preparation: Preparation, device: torch.device) -> str:
     return "attention by plain operations, slow and with a matrix of all pairs: no fused kernel takes this shape"
 
 
-def _tell(preparation: Preparation, device: torch.device, seconds: float, loss: float) -> None:
+def _tell(
+    preparation: Preparation, forecast: MemoryForecast, device: torch.device, seconds: float, loss: float
+) -> None:
     import torch
 
-    from zerokara.training import out_of_memory
     from zerokara.training.compute import devices
 
     peak = torch.tensor([float(devices.peak_memory(device))], dtype=torch.float64, device=device)
@@ -187,14 +183,7 @@ def _tell(preparation: Preparation, device: torch.device, seconds: float, loss: 
         f"all {schedule.num_steps:,} steps would take {seconds_text(schedule.num_steps * seconds)}, validations and "
         "saves not counted"
     )
-    needed = preparation.memory_question(out_of_memory.room(device, preparation.num_processes)).needed()
-    expected = needed.without_saving()
-    if device.type == "cuda":  # torch counts what it has given out, and nothing else
-        expected -= needed.bytes_of("framework")
-    _log(
-        f"memory: the fullest process held {bytes_text(peak.item())} at most, the estimate (without the copy that is "
-        f"being saved) was {bytes_text(expected)} ({expected / peak.item() - 1:+.0%})"
-    )
+    _log(f"memory: {forecast.measured_text(int(peak.item()))}")
 
 
 def _log(text: str) -> None:

@@ -17,10 +17,10 @@ from zerokara.errors import UserError
 from zerokara.tokens.layout import bin_path
 from zerokara.training import preflight
 from zerokara.training.planning import preparation
-from zerokara.training.planning.memory_budget import Budget
+from zerokara.training.planning.memory_forecast import MachineMemory
 
 ROOT = Path(__file__).resolve().parents[3]
-THERE = Budget("cpu", 8 * 10**9, 8 * 10**9)
+THERE = MachineMemory(gpu_bytes=None, main_bytes=8 * 10**9)
 
 
 def prepared(tiny_data: dict[str, str], *overrides: str) -> preparation.Preparation:
@@ -33,9 +33,9 @@ def test_the_head_of_the_data_is_shown_as_text(tiny_data: dict[str, str]) -> Non
     shown = rows["data begins"].partition(" = ")[2].strip("'")
     assert len(shown) > 20 and shown in Path(tiny_data["input_jsonl"]).read_text(encoding="utf-8")
     assert rows["tokenizer"].startswith(f"sha256 {plan.tokenizer_sha256[:12]}")
-    assert "of 8.0 GB" in rows["memory"] and "note" not in rows
-    tight = dict(preflight.rows(plan, Budget("cpu", 10**8, 10**8)))
-    assert "this may not fit; no setting makes it fit here" in tight["note"]
+    assert rows["memory"].startswith("8.0 GB: ") and "note" not in rows
+    tight = dict(preflight.rows(plan, MachineMemory(gpu_bytes=None, main_bytes=10**8)))
+    assert "may not fit" in tight["note"] and "no setting" in tight["note"]
 
 
 @pytest.mark.parametrize("place", [3, -3])

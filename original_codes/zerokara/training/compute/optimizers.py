@@ -36,7 +36,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from zerokara.config import PretrainConfig
 from zerokara.model.parameters import Shape, is_distance_bias, is_layer_matrix, parameter_shapes, row_blocks
@@ -58,8 +58,19 @@ ADAFACTOR_DECAY, ADAFACTOR_CLIPPING, ADAFACTOR_EPSILONS = -0.8, 1.0, (1e-30, 1e-
 """Shazeer and Stern, 2018, algorithm 6; the epsilons are added to squared gradients, and the least scale of weights."""
 
 
-def by_whole_tensors(config: PretrainConfig, data_parallel_size: int) -> bool:
-    """Whether `whole_tensors` updates the weights, and not DeepSpeed's ZeRO; `num_readers` processes share the data.
+class UpdateSettings(Protocol):
+    """The settings that decide who updates the weights."""
+
+    @property
+    def optimizer(self) -> str: ...
+    @property
+    def zero_stage(self) -> int: ...
+    @property
+    def offload(self) -> str: ...
+
+
+def by_whole_tensors(config: UpdateSettings, data_parallel_size: int) -> bool:
+    """Whether `whole_tensors` updates the weights, and not DeepSpeed's ZeRO.
 
     Where one process reads all, stage 1 has nothing to share out, and DeepSpeed's copies of the gradients and of their
     squares in fp64 took a tenth of a step of 40M parameters on two cores.

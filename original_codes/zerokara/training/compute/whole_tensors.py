@@ -24,6 +24,7 @@ from zerokara.model import parallel
 from zerokara.model.megatron import Model
 from zerokara.model.sharding import Cut
 from zerokara.training.compute import devices, optimizers
+from zerokara.training.compute.ownership import owners_of
 
 CHUNK = 2**26
 """Numbers that are summed over the processes at a time: gloo needs as much room again."""
@@ -120,15 +121,9 @@ class WholeTensors:
 
     @staticmethod
     def _dealt(model: Model, num_owners: int) -> dict[str, int | None]:
-        """The owner of each tensor, the largest first to whoever has least; None where every process owns all."""
+        """The owner of each tensor; None where every process owns all."""
         sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-        owners: dict[str, int | None] = dict.fromkeys(sizes)
-        if num_owners > 1:
-            loads = [0] * num_owners
-            for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
-                owners[name] = least = loads.index(min(loads))
-                loads[least] += sizes[name]
-        return owners
+        return dict(owners_of(sizes, num_owners)) if num_owners > 1 else dict.fromkeys(sizes)
 
     def _make_gradients(self, device: torch.device) -> dict[str, Tensor]:
         """One flat buffer in fp32, and each parameter's part of it."""

@@ -29,7 +29,8 @@ from zerokara.tokens.layout import TokenPaths
 from zerokara.training.compute import optimizers
 from zerokara.training.compute.deepspeed_settings import load_template
 from zerokara.training.planning.consumption import Consumption, consumption, schedule_of, stage_title
-from zerokara.training.planning.memory_budget import Budget, Question
+from zerokara.training.planning.memory import TrainingLayout
+from zerokara.training.planning.memory_forecast import MachineMemory, MemoryForecast
 from zerokara.training.planning.schedule import Schedule
 
 
@@ -38,7 +39,7 @@ class Preparation:
     """A run, ready to start."""
 
     config: PretrainConfig
-    """The settings, every `auto` that depends on the machine replaced (micro_batch_size by `machine.micro_batch`)."""
+    """The settings, every `auto` that depends on the machine replaced (micro_batch_size by `planning.micro_batch`)."""
     given: PretrainConfig
     """The settings as the user gave them."""
     shape: ModelShape
@@ -79,15 +80,10 @@ class Preparation:
         """Size of one checkpoint on disk."""
         return optimizers.checkpoint_bytes(self.config.optimizer, self.shape)
 
-    @property
-    def micro_batches(self) -> list[int]:
-        """The micro batches into which a process can cut its share of the global batch, the largest first."""
-        share = self.config.global_batch_size * self.config.tensor_parallel_size // self.num_processes
-        return [size for size in range(share, 0, -1) if share % size == 0]
-
-    def memory_question(self, there: Budget) -> Question:
-        """This run's memory, against what is there for one of its processes."""
-        return Question(self.config, self.shape, self.num_processes, self.template, there)
+    def memory_forecast(self, machine: MachineMemory) -> MemoryForecast:
+        """The memory that this run needs, against the memory of a machine."""
+        layout = TrainingLayout.from_config(self.config, self.shape, self.num_processes, machine.device, self.template)
+        return MemoryForecast(layout, machine)
 
 
 def prepare(given: PretrainConfig, num_processes: int, precision: Literal["bf16", "fp32"] | None = None) -> Preparation:

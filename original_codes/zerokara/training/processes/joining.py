@@ -11,7 +11,8 @@ from zerokara.errors import RunError
 from zerokara.model import parallel
 from zerokara.training.compute import devices
 from zerokara.training.compute.engine import init_distributed
-from zerokara.training.planning import cores, memory_budget
+from zerokara.training.planning import cores
+from zerokara.training.planning.memory_forecast import MachineMemory
 from zerokara.training.planning.preparation import Preparation
 from zerokara.training.processes import identity, meeting
 
@@ -29,12 +30,11 @@ def join(preparation: Preparation, device: torch.device) -> None:
         torch.cuda.set_device(device)
     else:
         torch.set_num_threads(cores.threads(preparation.num_processes))
-        there = memory_budget.budget(preparation.num_processes, None)
-        spares = preparation.config.activation_checkpointing != "off"
-        if spares or not preparation.memory_question(there).is_roomy:
-            devices.give_back_freed_memory()
-        else:
+        available = MachineMemory.available(preparation.num_processes, None)
+        if preparation.memory_forecast(available).can_keep_freed_memory:
             devices.keep_freed_memory()
+        else:
+            devices.give_back_freed_memory()
     init_distributed(device.type, meeting.init_method())
     require_answers()
     parallel.start(preparation.config.seed, preparation.config.tensor_parallel_size)
