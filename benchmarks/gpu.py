@@ -31,19 +31,21 @@ import psutil
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from zerokara import config
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import compilation, parallel
 from zerokara.model.megatron import build
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import bytes_text, count_text
 from zerokara.samples.objective import Causal
-from zerokara.training.compute import devices
+from zerokara.training.batch_loader import as_tensors, on_device
+from zerokara.training.compute import devices, updater
 from zerokara.training.compute.deepspeed_settings import load_template
-from zerokara.training.compute.engine import Engine, init_distributed
-from zerokara.training.loop import as_tensors
+from zerokara.training.compute.engine import Engine, open_engine
 from zerokara.training.planning.memory import Device, TrainingLayout, state_parts
-from zerokara.training.planning.preparation import template_path
+from zerokara.training.planning.run_plan import template_path
 from zerokara.training.processes import launcher
+from zerokara.training.processes.process_group import init_process_group
 
 VOCAB_SIZE = 50_000
 SIZES = {
@@ -84,10 +86,10 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     shape_settings = [*SIZES[given.size], "seq_len=2048", "precision=bf16"]
     if given.tiny:
         shape_settings = [*TINY, "precision=bf16" if device.type == "cuda" else "precision=fp32"]
-    settings = config.load(config.PretrainConfig, "/dev/null", ["global_batch_size=32", *shape_settings, *given.set])
+    settings = load(PretrainConfig, "/dev/null", ["global_batch_size=32", *shape_settings, *given.set])
     settings = settings.model_copy(update={"global_batch_size": ACCUMULATED * settings.micro_batch})
     shape = ModelShape.from_config(settings, 1000 if given.tiny else VOCAB_SIZE)
-    template = load_template(template_path(settings))
+    template = load_template(template_path(settings.deepspeed_template))
     built_before = built_operators()
     engine, compiled = start(settings, shape, template, device)
     seconds: list[float] = []
@@ -125,22 +127,23 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def start(
-    settings: config.PretrainConfig, shape: ModelShape, template: dict[str, Any], device: torch.device
+    settings: PretrainConfig, shape: ModelShape, template: dict[str, Any], device: torch.device
 ) -> tuple[Engine, bool]:
     """The engine as a training process has it, alone; and whether its layers are compiled."""
     os.environ.update(launcher.lone_environment())
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    init_distributed(device.type)
+    init_process_group(device)
     parallel.start(settings.seed)
     model = build(shape, seed=settings.seed)
-    engine = Engine(model, settings, 1, template)
+    chosen = updater.choose(settings.zero_stage, settings.optimizer, settings.offload, data_parallel_size=1)
+    engine = open_engine(model, settings, chosen, 1, template)
     if compilation.reason_against(settings.compile, device.type, settings.zero_stage):
         return engine, False
-    return engine, compilation.start(model, settings.micro_batch, isolated=False, log=print)
+    return engine, compilation.start(model, settings.micro_batch, intra_document_masking=False, log=print)
 
 
-def step(engine: Engine, settings: config.PretrainConfig, shape: ModelShape, device: torch.device, number: int) -> None:
+def step(engine: Engine, settings: PretrainConfig, shape: ModelShape, device: torch.device, number: int) -> None:
     """One update, from arrays of ids to the norm of the gradient (which waits for the device)."""
     chance = np.random.default_rng(number)
     make_batch = Causal(settings.lengths)
@@ -149,14 +152,12 @@ def step(engine: Engine, settings: config.PretrainConfig, shape: ModelShape, dev
         if index:
             engine.finish_micro_batch()
         ids = chance.integers(4, shape.vocab_size, (settings.micro_batch, settings.seq_len + 1))
-        engine.accumulate(as_tensors(make_batch(ids, np.arange(len(ids))), device), global_tokens)
+        engine.accumulate(on_device(as_tensors(make_batch(ids, np.arange(len(ids)))), device), global_tokens)
     norm = engine.update(1e-4)
     assert np.isfinite(norm), norm
 
 
-def attention_kernels(
-    engine: Engine, settings: config.PretrainConfig, shape: ModelShape, device: torch.device
-) -> list[str]:
+def attention_kernels(engine: Engine, settings: PretrainConfig, shape: ModelShape, device: torch.device) -> list[str]:
     """Names of what computed the attention in one step: on a GPU kernels, on a CPU torch's operators."""
     kinds = [ProfilerActivity.CUDA, ProfilerActivity.CPU] if device.type == "cuda" else [ProfilerActivity.CPU]
     with profile(activities=kinds, acc_events=True) as seen:

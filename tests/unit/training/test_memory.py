@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +11,7 @@ import torch
 from zerokara.model import parallel
 from zerokara.model.experts import Routing
 from zerokara.model.megatron import build
-from zerokara.model.parameters import parameter_shapes
 from zerokara.model.shapes import ModelShape
-from zerokara.model.sharding import Cut, Sharding
 from zerokara.training.planning import memory
 from zerokara.training.planning.memory import TrainingLayout, min_activation_bytes, state_parts
 
@@ -27,10 +24,11 @@ def shape_of(architecture: str = "llama", kv_heads: int = 4) -> ModelShape:
     if shape.traits.is_encoder_decoder:
         # Heads that are together wider than the model, and a decoder shorter than its encoder.
         shape = replace(shape, head_dim=24, target_len=20)
-    if not shape.traits.sparse_every:
+    if not shape.traits.moe_every:
         return shape
     per_token = shape.traits.experts_per_token
-    return replace(shape, num_experts=6, experts_per_token=per_token, expert_size=96, moe_layers=tuple(range(LAYERS)))
+    experts = {"num_experts": 6, "experts_per_token": per_token, "moe_ffn_hidden_size": 96}
+    return replace(shape, **experts, moe_layers=tuple(range(LAYERS)))
 
 
 def layout_of(shape: ModelShape | None = None, **settings: Any) -> TrainingLayout:
@@ -68,16 +66,11 @@ def test_bytes_of_a_parameter_on_one_process(precision: str, optimizer: str, exp
     assert found.keys() - expected.keys() <= {"optimizer state", memory.SAVE_COPY}
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("size", [1, 2])
-def test_a_process_holds_the_parameters_that_are_cut_for_it(architecture: str, size: int) -> None:
-    shape = shape_of(architecture)
-    cuts = Sharding.of(shape)
-    held = {
-        name: math.prod(of_one) // (1 if cuts.cut(name) is Cut.REPLICATED else size)
-        for name, of_one in parameter_shapes(shape).items()
-    }
-    assert layout_of(shape, num_processes=size, tensor_parallel_size=size).local_sizes == held
+def test_tensor_parallelism_shares_out_all_matrices() -> None:
+    shape = shape_of()
+    whole, half = (sum(layout_of(num_processes=2, tensor_parallel_size=size).local_sizes.values()) for size in (1, 2))
+    norms = (2 * LAYERS + 1) * shape.hidden_size
+    assert whole == shape.num_parameters() and half == (whole - norms) // 2 + norms
 
 
 def test_each_setting_that_saves_memory_does() -> None:

@@ -6,8 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from configs import TINY, config_of
 
-from zerokara import config, machine_memory
+from zerokara import resources
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import Fault, UserError
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import bytes_text
@@ -27,19 +29,6 @@ LARGE: dict[str, Any] = {
     "micro_batch_size": 32,
 }
 """1.3 billion parameters."""
-SMALL: dict[str, Any] = {
-    "num_layers": 2,
-    "hidden_size": 48,
-    "num_attn_heads": 4,
-    "seq_len": 32,
-    "global_batch_size": 8,
-    "micro_batch_size": 4,
-    "precision": "fp32",
-}
-
-
-def config_of(**settings: Any) -> config.PretrainConfig:
-    return config.load(config.PretrainConfig, "/dev/null", [f"{key}={value}" for key, value in settings.items()])
 
 
 def forecast_of(
@@ -54,7 +43,7 @@ def forecast_of(
     return MemoryForecast(layout, machine)
 
 
-def refused(forecast: MemoryForecast, given: config.PretrainConfig) -> Fault:
+def refused(forecast: MemoryForecast, given: PretrainConfig) -> Fault:
     with pytest.raises(UserError) as caught:
         memory_forecast.check(forecast, given)
     (fault,) = caught.value.faults
@@ -113,11 +102,11 @@ def test_only_what_the_optimizer_can_do_is_advised(optimizer: str) -> None:
 
 @pytest.mark.parametrize("gpu", [False, True])
 def test_a_run_is_refused_where_it_certainly_does_not_fit(gpu: bool) -> None:
-    needed = forecast_of(SMALL, gpu=1 if gpu else None).pools[0].min_bytes
-    given = config_of(**SMALL)
+    needed = forecast_of(TINY, gpu=1 if gpu else None).pools[0].min_bytes
+    given = config_of(**TINY)
 
     def of(size: int) -> MemoryForecast:
-        return forecast_of(SMALL, gpu=size) if gpu else forecast_of(SMALL, main=size)
+        return forecast_of(TINY, gpu=size) if gpu else forecast_of(TINY, main=size)
 
     memory_forecast.check(of(needed), given)
     assert not of(needed).fits and "note" in dict(of(needed).rows()), "between, there is a note"
@@ -132,42 +121,42 @@ def test_main_memory_beside_a_gpu_counts_too() -> None:
 
 
 def test_a_refusal_names_the_key_that_makes_it_fit() -> None:
-    wide = {**SMALL, "global_batch_size": 16384, "micro_batch_size": 16384}
-    forecast = forecast_of(SMALL, main=GB, **wide)
+    wide = {**TINY, "global_batch_size": 16384, "micro_batch_size": 16384}
+    forecast = forecast_of(TINY, main=GB, **wide)
     fault = refused(forecast, config_of(**wide))
-    assert (fault.where, fault.key, fault.found) == ("--set", "micro_batch_size", 16384)
+    assert (fault.key, fault.value) == ("micro_batch_size", 16384)
     (changes, changed), *_ = forecast.remedies()
     assert f"micro_batch_size: {changes['micro_batch_size']} (" in fault.remedy and changed.fits
 
 
 def test_fewer_processes_share_a_machine_better() -> None:
     settings = {"num_processes": 4, "global_batch_size": 4, "micro_batch_size": 1}
-    fault = refused(forecast_of(SMALL, processes=4, main=1.1 * GB, **settings), config_of(**{**SMALL, **settings}))
-    assert (fault.key, fault.found) == ("num_processes", 4) and fault.remedy.startswith("2 would fit")
+    fault = refused(forecast_of(TINY, processes=4, main=1.1 * GB, **settings), config_of(**{**TINY, **settings}))
+    assert (fault.key, fault.value) == ("num_processes", 4) and fault.remedy.startswith("2 would fit")
 
 
 def test_where_nothing_else_helps_the_number_of_layers_that_fit_is_named() -> None:
-    settings = {**SMALL, "num_layers": 40, "hidden_size": 1024, "num_attn_heads": 8, "micro_batch_size": 1}
-    forecast, given = forecast_of(SMALL, main=4 * GB, **settings), config_of(**settings)
+    settings = {**TINY, "num_layers": 40, "hidden_size": 1024, "num_attn_heads": 8, "micro_batch_size": 1}
+    forecast, given = forecast_of(TINY, main=4 * GB, **settings), config_of(**settings)
     fault = refused(forecast, given)
-    assert (fault.key, fault.found) == ("num_layers", 40)
+    assert (fault.key, fault.value) == ("num_layers", 40)
     number = int(fault.remedy.rpartition("num_layers: ")[2].split()[0])
     shape = forecast.layout.shape
     fits = [forecast.changed(shape=replace(shape, num_layers=layers)).fits for layers in (number, number + 1)]
     assert fits == [True, False]
-    assert refused(forecast_of(SMALL, main=0.3 * GB, **settings), given).key == "hidden_size", "libraries take more"
+    assert refused(forecast_of(TINY, main=0.3 * GB, **settings), given).key == "hidden_size", "libraries take more"
 
 
 def test_freed_memory_is_kept_only_where_there_is_plenty() -> None:
-    ample = forecast_of(SMALL).pools[0].ample_bytes
+    ample = forecast_of(TINY).pools[0].ample_bytes
     enough = memory_forecast.KEPT_SHARE * ample / SAFE_SHARE
-    assert forecast_of(SMALL, main=1.01 * enough).can_keep_freed_memory
-    assert not forecast_of(SMALL, main=0.99 * enough).can_keep_freed_memory
-    assert not forecast_of(SMALL, activation_checkpointing="full").can_keep_freed_memory
+    assert forecast_of(TINY, main=1.01 * enough).can_keep_freed_memory
+    assert not forecast_of(TINY, main=0.99 * enough).can_keep_freed_memory
+    assert not forecast_of(TINY, activation_checkpointing="full").can_keep_freed_memory
 
 
 def test_the_measured_peak_stands_beside_what_is_available() -> None:
-    text = forecast_of(SMALL, processes=2, main=8 * GB).measured_text(GB)
+    text = forecast_of(TINY, processes=2, main=8 * GB).measured_text(GB)
     assert "1.0 GB" in text and "4.0 GB" in text and "25%" in text
 
 
@@ -179,7 +168,7 @@ def test_a_start_and_a_dry_run_refuse_alike(
     capsys: pytest.CaptureFixture[str],
     options: list[str],
 ) -> None:
-    monkeypatch.setattr(machine_memory, "installed_bytes", lambda processes: int(0.3 * GB))
+    monkeypatch.setattr(resources, "total_memory", lambda processes: int(0.3 * GB))
     given = ["--config", tiny_data["config"], "--set", f"output_model_dir={tmp_path / 'run'}"]
     assert train.main([*given, *options]) == 2
     printed = capsys.readouterr()

@@ -12,30 +12,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from zerokara import config
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
 from zerokara.tokens.layout import bin_path
-from zerokara.training import preflight
-from zerokara.training.planning import preparation
-from zerokara.training.planning.memory_forecast import MachineMemory
+from zerokara.training.planning import plan_rows, run_plan
 
 ROOT = Path(__file__).resolve().parents[3]
-THERE = MachineMemory(gpu_bytes=None, main_bytes=8 * 10**9)
 
 
-def prepared(tiny_data: dict[str, str], *overrides: str) -> preparation.Preparation:
-    return preparation.prepare(config.load(config.PretrainConfig, tiny_data["config"], [*overrides]), 1, "fp32")
+def prepared(tiny_data: dict[str, str], *overrides: str) -> run_plan.RunPlan:
+    return run_plan.make_plan(load(PretrainConfig, tiny_data["config"], [*overrides]), 1, "fp32")
 
 
 def test_the_head_of_the_data_is_shown_as_text(tiny_data: dict[str, str]) -> None:
     plan = prepared(tiny_data)
-    rows = dict(preflight.rows(plan, THERE))
+    rows = dict(plan_rows.data_rows(plan))
     shown = rows["data begins"].partition(" = ")[2].strip("'")
     assert len(shown) > 20 and shown in Path(tiny_data["input_jsonl"]).read_text(encoding="utf-8")
     assert rows["tokenizer"].startswith(f"sha256 {plan.tokenizer_sha256[:12]}")
-    assert rows["memory"].startswith("8.0 GB: ") and "note" not in rows
-    tight = dict(preflight.rows(plan, MachineMemory(gpu_bytes=None, main_bytes=10**8)))
-    assert "may not fit" in tight["note"] and "no setting" in tight["note"]
 
 
 @pytest.mark.parametrize("place", [3, -3])
@@ -50,7 +45,7 @@ def test_an_id_that_the_tokenizer_lacks_is_found(tiny_data: dict[str, str], tmp_
     with pytest.raises(
         UserError, match=r"holds the id 500; the tokenizer has 500 pieces; run step 2 again with --redo"
     ):
-        preflight.rows(plan, THERE)
+        plan_rows.data_rows(plan)
 
 
 SILENT = """

@@ -12,7 +12,8 @@ from typing import Any
 
 import orjson
 
-from zerokara.config import PretrainConfig, plain_yaml
+from zerokara.config import plain_yaml
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import Fault, UserError
 
 _OWNED = {
@@ -91,7 +92,7 @@ def load_template(path: Path) -> dict[str, Any]:
         Fault(
             where=f"{path}:{_line_of(text, key)}",
             key=key,
-            found=value,
+            value=value,
             rule=f"belongs to config.yaml ({_OWNED[key]})",
             remedy="remove it here",
         )

@@ -1,4 +1,4 @@
-"""Which process owns which tensor, where ZeRO stage 1 spreads whole tensors (`whole_tensors`). No torch."""
+"""Which rank owns which tensor, where ZeRO stage 1 shards by whole tensors (`replicated_updater`). Pure Python."""
 
 from __future__ import annotations
 

@@ -18,17 +18,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from zerokara.config import PretrainConfig
-from zerokara.model.parameters import parameter_shapes
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.model import parameters
 from zerokara.model.shapes import ModelShape
-from zerokara.training.compute import optimizers
+from zerokara.training.compute import optimizers, updater
 from zerokara.training.compute.ownership import owners_of
 
 ACTIVATION_MARGIN = 3.5
 """Activations of eager layers over `min_activation_bytes`: 1.4 (gpt2) to 3.4 (qwen3 in bf16), counted on a CPU."""
 SAVE_COPY = "checkpoint being saved"
-_REPLICATED = ("position_embeddings", "relative_attention_bias", "mlp.router", "mlp.experts")
-"""Parts of the names of matrices that tensor parallelism does not cut (`model.sharding`, which needs torch)."""
 _DEEPSPEED_DEFAULTS = {
     "contiguous_gradients": True,
     "reduce_bucket_size": 500_000_000,
@@ -108,12 +106,7 @@ class TrainingLayout:
     @cached_property
     def local_sizes(self) -> dict[str, int]:
         """Numbers of each parameter that one process of a tensor-parallel group holds."""
-        sizes = {}
-        for name, shape in parameter_shapes(self.shape).items():
-            whole = len(shape) == 1 and not ("linear_qkv" in name or "linear_fc1" in name)
-            whole = whole or any(part in name for part in _REPLICATED)
-            sizes[name] = math.prod(shape) // (1 if whole else self.tensor_parallel_size)
-        return sizes
+        return parameters.local_sizes(self.shape, self.tensor_parallel_size)
 
 
 @dataclass(frozen=True)
@@ -130,17 +123,17 @@ class MemoryPart:
 
 def state_parts(layout: TrainingLayout) -> list[MemoryPart]:
     """The state of one process (the one with most), by part."""
-    unpartitioned = optimizers.by_whole_tensors(layout, layout.data_parallel_size)
-    parts = _unpartitioned_parts(layout) if unpartitioned else _zero_parts(layout)
+    serving = updater.choose(layout.zero_stage, layout.optimizer, layout.offload, layout.data_parallel_size)
+    parts = _replicated_parts(layout) if serving == "replicated" else _zero_parts(layout)
     copy = optimizers.checkpoint_bytes(layout.optimizer, layout.shape)
     parts.append(MemoryPart(SAVE_COPY, copy, on_host=layout.device == "cuda", once=True))
     return [part for part in parts if part.num_bytes]
 
 
-def _unpartitioned_parts(layout: TrainingLayout) -> list[MemoryPart]:
-    """Of `compute.whole_tensors`: at ZeRO stage 1 each tensor has one owner, with its master weights and its state."""
+def _replicated_parts(layout: TrainingLayout) -> list[MemoryPart]:
+    """Of `compute.replicated_updater`: at stage 1 each tensor has one owner, with its master weights and its state."""
     sizes, count = layout.local_sizes, sum(layout.local_sizes.values())
-    shapes = parameter_shapes(layout.shape)
+    shapes = layout.shape.parameter_shapes()
     owners = owners_of(sizes, layout.data_parallel_size if layout.zero_stage else 1)
     masters, state = [0] * layout.data_parallel_size, [0] * layout.data_parallel_size
     for name, owner in owners.items():
@@ -197,13 +190,13 @@ def min_activation_bytes(layout: TrainingLayout) -> int:
     """
     shape, shared, mode = layout.shape, layout.tensor_parallel_size, layout.activation_checkpointing
     number = layout.micro_batch_size * layout.compute_bytes
-    hidden, heads = number * shape.hidden_size, number * shape.heads_width // shared
+    hidden, heads = number * shape.hidden_size, number * shape.query_projection_size // shared
     stacks = [(shape.seq_len, 0)]
     if shape.traits.is_encoder_decoder:
         stacks.append((shape.target_len, shape.seq_len))
     total = 0
     for tokens, encoder_tokens in stacks:
-        attention = tokens * (hidden + 2 * heads + 2 * number * shape.kv_width // shared)
+        attention = tokens * (hidden + 2 * heads + 2 * number * shape.kv_projection_size // shared)
         if encoder_tokens:
             attention += tokens * (hidden + 2 * heads) + encoder_tokens * 2 * heads
         if shape.traits.positions == "relative" and layout.device == "cpu":
@@ -213,7 +206,7 @@ def min_activation_bytes(layout: TrainingLayout) -> int:
         for layer in range(shape.num_layers):
             inside = shape.ffn_hidden_size // shared
             if layer in shape.moe_layers:
-                inside = shape.experts_per_token * shape.expert_size
+                inside = shape.experts_per_token * shape.moe_ffn_hidden_size
             whole.append(attention + tokens * (hidden + number * inside * (2 if shape.traits.gated else 1)))
         kept = {"selective": attention + tokens * hidden, "full": tokens * hidden}
         # What is not kept is computed again for one layer at a time.

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from zerokara import machine_memory
-from zerokara.config import PretrainConfig
+from zerokara import resources
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
 from zerokara.progress import bytes_text
 from zerokara.training.planning.memory import (
@@ -50,12 +50,12 @@ class MachineMemory:
     @classmethod
     def available(cls, num_processes: int, gpu_bytes: int | None) -> MachineMemory:
         """What is free now."""
-        return cls(gpu_bytes, machine_memory.available_bytes(num_processes))
+        return cls(gpu_bytes, resources.available_memory(num_processes))
 
     @classmethod
     def installed(cls, num_processes: int, gpu_bytes: int | None) -> MachineMemory:
         """What would be free if nothing else ran."""
-        return cls(gpu_bytes, machine_memory.installed_bytes(num_processes))
+        return cls(gpu_bytes, resources.total_memory(num_processes))
 
     @property
     def device(self) -> Device:
