@@ -38,7 +38,7 @@ from zerokara.model.megatron import build
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import bytes_text, count_text
 from zerokara.samples.objective import Causal
-from zerokara.training.batch_loader import as_tensors, on_device
+from zerokara.training.batch_loader import to_device
 from zerokara.training.compute import devices, updater
 from zerokara.training.compute.deepspeed_settings import load_template
 from zerokara.training.compute.engine import Engine, open_engine
@@ -152,7 +152,7 @@ def step(engine: Engine, settings: PretrainConfig, shape: ModelShape, device: to
         if index:
             engine.finish_micro_batch()
         ids = chance.integers(4, shape.vocab_size, (settings.micro_batch, settings.seq_len + 1))
-        engine.accumulate(on_device(as_tensors(make_batch(ids, np.arange(len(ids)))), device), global_tokens)
+        engine.accumulate(to_device(make_batch(ids, np.arange(len(ids))), device), global_tokens)
     norm = engine.update(1e-4)
     assert np.isfinite(norm), norm
 

@@ -34,9 +34,9 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def gap_data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The same with a tokenizer that has marks for gaps."""
-    return make_data(tmp_path_factory.mktemp("gaps"), num_sentinels=NUM_SENTINELS)
+def span_data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The same with a tokenizer that has sentinel tokens."""
+    return make_data(tmp_path_factory.mktemp("spans"), num_sentinels=NUM_SENTINELS)
 
 
 def make_data(folder: Path, num_documents: int = 150, num_sentinels: int = 0, **further: str) -> dict[str, str]:

@@ -43,9 +43,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def runs(train_runs: Callable, gap_data: dict[str, str], folder: Path) -> dict:
+def runs(train_runs: Callable, span_data: dict[str, str], folder: Path) -> dict:
     """Each family: alone; cut short and gone on; with another micro batch; with two processes."""
-    data = {key: gap_data[key] for key in ("input_tokenizer_file", "output_prefix")}
+    data = {key: span_data[key] for key in ("input_tokenizer_file", "output_prefix")}
     plain = {name: {"zero_stage": 1, **data, **WATCHED, **settings} for name, settings in FAMILIES.items()}
     plain["t5_tied"] = {**plain["t5"], "optimizer": "adamw", "tie_word_embeddings": "true", "lr": 0.003}
     first = {

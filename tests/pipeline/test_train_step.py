@@ -343,13 +343,13 @@ def test_a_run_starts_from_an_exported_model(tiny_data: dict[str, str], finished
 
 
 def test_resume_is_proved_on_the_users_own_configuration(
-    tiny_data: dict[str, str], gap_data: dict[str, str], finished: Path, tmp_path: Path
+    tiny_data: dict[str, str], span_data: dict[str, str], finished: Path, tmp_path: Path
 ) -> None:
     """With one process, gaps and experts, which must give equal bits, and with two processes; both at a time, for
     starting is what takes long."""
     one = ("num_processes=1", "zero_stage=1", "optimizer=muon", "eval_interval=1", "save_interval=1")
     one += ("architecture=t5_moe", "num_kv_heads=auto", "moe_layers=[1]", "sample_prompts=[abc <extra_id_0>]")
-    settings = {"one": (gap_data["config"], *WATCHED, *one), "two": (tiny_data["config"], *WATCHED)}
+    settings = {"one": (span_data["config"], *WATCHED, *one), "two": (tiny_data["config"], *WATCHED)}
     started, before = {}, everything(finished)
     for name, (config, *words) in settings.items():
         run_dir = shutil.copytree(finished, tmp_path / name, symlinks=True)

@@ -22,9 +22,9 @@ def files_for(settings: ConvertConfig, trained_with: PretrainConfig) -> list[inp
         UserError: a file is not there.
     """
     if settings.check_corpus:
-        return inputs.find_files(settings.check_corpus, settings.place("check_corpus"))
+        return inputs.find_files(settings.check_corpus, settings.where("check_corpus"))
     try:
-        return inputs.find_files(trained_with.input_jsonl, settings.place("check_corpus"))
+        return inputs.find_files(trained_with.input_jsonl, settings.where("check_corpus"))
     except UserError as error:
         rule = f"the corpus that the model was trained on is not there any more ({error})"
         raise UserError(settings.fault("check_corpus", rule, "name some raw text of the same kind here")) from error

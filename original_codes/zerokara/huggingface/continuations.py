@@ -80,7 +80,7 @@ def continue_all(model: Any, prompts: Sequence[Prompt], num_sampled: int, shape:
     given = list(prompts)
     if not given:
         return Continued([], [], [])
-    rows = [prompt.read or prompt.begun for prompt in (*given, *given[:num_sampled])]
+    rows = [prompt.encoder_ids or prompt.decoder_ids for prompt in (*given, *given[:num_sampled])]
     longest = max(map(len, rows))
     tokens_BS = torch.tensor([[0] * (longest - len(row)) + row for row in rows], device=model.device)
     mask_BS = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=model.device)

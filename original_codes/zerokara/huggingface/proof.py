@@ -203,7 +203,7 @@ def _compare_greedy(said: Continued, expected: list[Tensor], tie: float) -> tupl
     """Each token that transformers chose must be the likeliest that ours has in its place, or tie with it."""
     ties, faults = 0, []
     for prompt, tokens, logits_SV in zip(said.prompts, said.greedy, expected, strict=True):
-        after_SV = logits_SV[len(prompt.begun) - 1 :]
+        after_SV = logits_SV[len(prompt.decoder_ids) - 1 :]
         for at, (token, row_V) in enumerate(zip(tokens, after_SV, strict=True)):
             best = int(row_V.argmax())
             if token == best:
@@ -211,7 +211,7 @@ def _compare_greedy(said: Continued, expected: list[Tensor], tie: float) -> tupl
             if token < len(row_V) and float(row_V[best] - row_V[token]) <= tie:
                 ties += 1
                 continue
-            what = prompt.read or prompt.begun
+            what = prompt.encoder_ids or prompt.decoder_ids
             faults.append(f"greedy continuation of {what} differs at token {at}: {token} exported, {best} trained")
             break  # what follows a wrong token says nothing more
     return ties, faults

@@ -56,8 +56,8 @@ class Windows:
 
     def and_more(self, prompts: Sequence[Prompt], written: Sequence[Sequence[int]]) -> Windows:
         """These, and behind them prompts with what was written after each."""
-        texts = [[*prompt.begun, *tokens] for prompt, tokens in zip(prompts, written, strict=True)]
-        read = [*self.read, *(prompt.read for prompt in prompts)] if self.read else None
+        texts = [[*prompt.decoder_ids, *tokens] for prompt, tokens in zip(prompts, written, strict=True)]
+        read = [*self.read, *(prompt.encoder_ids for prompt in prompts)] if self.read else None
         return Windows([*self.tokens, *texts], read)
 
     def through(self, model: Model, label: str) -> list[Tensor]:
@@ -105,8 +105,8 @@ def of_samples(documents: Sequence[Sequence[int]], shape: ModelShape, objective:
     number = max(1, min(_budget(shape) // objective.lengths.target, -(-len(stream) // taken)))
     places = np.arange(number)
     batch = objective(stream[(places[:, None] * taken + np.arange(taken)) % len(stream)], places)
-    assert batch.written is not None, "there is an encoder"
-    return Windows(batch.written.tolist(), batch.inputs.tolist())
+    assert batch.decoder_inputs is not None, "there is an encoder"
+    return Windows(batch.decoder_inputs.tolist(), batch.inputs.tolist())
 
 
 def _budget(shape: ModelShape) -> int:

@@ -47,12 +47,12 @@ def chain_faults(tokenizer: TokenizerConfig, training: PretrainConfig, convertin
     """Where a step would read something else than what the step before it writes."""
     made = Path(tokenizer.output_dir) / "tokenizer.model"
     if not _same(training.input_tokenizer_file, made):
-        rule = f"is not the tokenizer that step 1 makes, {made} (output_dir, {tokenizer.place('output_dir')})"
+        rule = f"is not the tokenizer that step 1 makes, {made} (output_dir, {tokenizer.where('output_dir')})"
         yield training.fault("input_tokenizer_file", rule, f"write {made}, {_ONE_BY_ONE}")
     run = Path(training.output_model_dir)
     checkpoint = Path(converting.input_model_dir)
     if not (_same(checkpoint, run) or _same(checkpoint.parent, run)):
-        rule = f"is not the run that step 3 makes, {run} (output_model_dir, {training.place('output_model_dir')})"
+        rule = f"is not the run that step 3 makes, {run} (output_model_dir, {training.where('output_model_dir')})"
         yield converting.fault("input_model_dir", rule, f"write {run}, {_ONE_BY_ONE}")
 
 

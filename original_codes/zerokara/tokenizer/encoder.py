@@ -33,7 +33,6 @@ import sentencepiece
 from zerokara.errors import Fault, UserError
 from zerokara.tokenizer import foreign
 from zerokara.tokenizer.model_file import ModelFile, PieceType
-from zerokara.tokenizer.tokenizer_facts import TokenizerFacts, check_exists
 from zerokara.tokenizer.units import Lines, unit_of
 
 Ids = npt.NDArray[np.int32]
@@ -187,17 +186,12 @@ class Encoder:
         return hashlib.sha256(self._content).hexdigest()
 
     @property
-    def facts(self) -> TokenizerFacts:
-        """What another process should know of it."""
-        return TokenizerFacts(self.model_path, self.vocab_size, self.eos_id, self.run_characters, self.sha256)
-
-    @property
     def model_bytes(self) -> bytes:
         """The model file's bytes as they were read."""
         return self._content
 
-    def __reduce__(self) -> tuple[type["Encoder"], tuple[Path]]:
-        return Encoder, (self.model_path,)
+    def __reduce__(self) -> tuple[type["Encoder"], tuple[Path, int]]:
+        return Encoder, (self.model_path, self.run_characters)
 
 
 _KNOWN_VERSION = "0.2.3"
@@ -230,5 +224,9 @@ def _opened(content: bytes, path: Path) -> tuple[Any, bytes]:
 
 
 def _read_model(path: Path) -> bytes:
-    check_exists(path)
-    return path.read_bytes()
+    if not path.is_file():
+        raise UserError(Fault(str(path), "there is no such tokenizer file", remedy="make one with step 1"))
+    content = path.read_bytes()
+    if not content:
+        raise UserError(Fault(str(path), "the tokenizer file is empty", remedy="make one with step 1"))
+    return content

@@ -16,8 +16,8 @@ import torch
 from zerokara.checkpoint import TrainingState
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.progress import bytes_text, count_text, seconds_text
+from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.mixed_order import MixedOrder
-from zerokara.samples.reading_plan import ReadingPlan
 from zerokara.training import sampling
 from zerokara.training.bad_samples import BadSample
 from zerokara.training.compute import devices
@@ -77,7 +77,7 @@ class Logbook:
     def __init__(
         self,
         settings: LogbookSettings,
-        reading: ReadingPlan,
+        reading: DataPlan,
         position: Position,
         state: TrainingState,
         processes: Processes,

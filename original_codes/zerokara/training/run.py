@@ -18,7 +18,7 @@ from zerokara.model import compilation, megatron, parallel
 from zerokara.model.experts import Routing
 from zerokara.model.megatron import Model, num_parameters
 from zerokara.progress import count_text
-from zerokara.samples.batches import Batches, BatchPlan
+from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.training.compute.engine import Engine, open_engine
 from zerokara.training.planning.memory_forecast import MachineMemory
 from zerokara.training.planning.position import Position
@@ -83,7 +83,7 @@ def open_run(plan: RunPlan, processes: Processes, resume_from: Path | None = Non
     reason = compilation.reason_against(config.compile, processes.device.type, config.zero_stage)
     if reason is None:
         compilation.start(model, config.micro_batch, config.intra_document_masking, processes.log)
-    share = BatchPlan(config.global_batch_size, config.micro_batch, parallel.data_size())
+    share = BatchLayout(config.global_batch_size, config.micro_batch, parallel.data_size())
     reading = plan.reading
     batches = Batches(reading.tokens(), reading.order(), share, plan.objective, parallel.data_rank())
     return Run(plan, processes, model, engine, state, batches)

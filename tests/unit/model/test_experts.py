@@ -70,7 +70,7 @@ def test_the_korean_base_has_the_parameters_that_its_makers_say() -> None:
         "num_experts=16", "seq_len=512",
     ]  # fmt: skip
     settings = load(PretrainConfig, "/dev/null", given)
-    assert settings.sparse == (3, 7, 11) and settings.top_k == 2
+    assert settings.expert_layers == (3, 7, 11) and settings.top_k == 2
     shape = ModelShape.from_config(settings, 50_358)
     assert shape.num_parameters(padded=False) == pytest.approx(700.6e6, rel=1e-3)
     assert shape.num_active_parameters() == pytest.approx(304.2e6, rel=1e-3)

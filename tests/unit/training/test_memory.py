@@ -124,7 +124,7 @@ def kept_bytes(layout: TrainingLayout) -> int:
     """What is kept for the backward pass when the layers are done, weights left out."""
     parallel.start_alone()
     shape, dtype = layout.shape, torch.bfloat16 if layout.precision == "bf16" else torch.float32
-    mode, routing = layout.activation_checkpointing, Routing(balance=0.01, z=0.001)
+    mode, routing = layout.activation_checkpointing, Routing(aux_loss_coef=0.01, z_loss_coef=0.001)
     model = build(shape, dtype, activation_checkpointing=mode, routing=routing).train()
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}
@@ -150,9 +150,13 @@ def kept_bytes(layout: TrainingLayout) -> int:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_the_bounds_hold_what_layers_keep(architecture: str, precision: str) -> None:
-    layout = layout_of(shape_of(architecture), precision=precision)
+@pytest.mark.parametrize(
+    ("architecture", "settings"),
+    [*((name, {}) for name in ARCHITECTURES), ("llama", {"kv_heads": 2}), ("llama", {"masking": True})],
+)
+def test_the_bounds_hold_what_layers_keep(architecture: str, settings: dict[str, Any], precision: str) -> None:
+    shape = shape_of(architecture, settings.get("kv_heads", 4))
+    layout = layout_of(shape, precision=precision, intra_document_masking=settings.get("masking", False))
     whole = kept_bytes(layout)
     for mode in ("off", "selective", "full"):
         of_mode = replace(layout, activation_checkpointing=mode)

@@ -118,7 +118,7 @@ def parameter_groups(config: PretrainConfig, parameters: Mapping[str, TensorShap
             algorithm,
             kind,
             weight_decay=config.weight_decay if kind == "matrix" else 0.0,
-            lr_scale=config.distances_lr_factor if kind == "relative_position_bias" else 1.0,
+            lr_scale=config.bias_lr_multiplier if kind == "relative_position_bias" else 1.0,
             names=tuple(names),
         )
         for (algorithm, kind), names in found.items()

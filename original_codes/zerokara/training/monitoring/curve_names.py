@@ -41,7 +41,7 @@ def of_run(run_dir: Path) -> CurveNames:
     except (UserError, OSError):
         return CurveNames()
     stacks = ("encoder ", "decoder ") if settings.traits.is_encoder_decoder else ("",)
-    layers = tuple(f"{stack}layer {layer}" for stack in stacks for layer in settings.sparse)
+    layers = tuple(f"{stack}layer {layer}" for stack in stacks for layer in settings.expert_layers)
     return CurveNames(_names_of(settings.input_jsonl), layers)
 
 

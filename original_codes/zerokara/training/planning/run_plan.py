@@ -15,8 +15,8 @@ from zerokara import manifest
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import Fault, UserError
 from zerokara.model.shapes import ModelShape
+from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.objective import Objective, objective
-from zerokara.samples.reading_plan import ReadingPlan
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.count import check_belongs
 from zerokara.tokens.entropy import entropy, token_counts
@@ -52,7 +52,7 @@ class RunPlan:
     """The tokenizer."""
     objective: Objective
     """Turns samples into model inputs and targets."""
-    reading: ReadingPlan
+    reading: DataPlan
     """The training samples and their order."""
     num_train_tokens: int
     num_valid_tokens: int
@@ -106,8 +106,8 @@ def make_plan(given: PretrainConfig, num_processes: int, precision: Literal["bf1
     encoder = Encoder(config.input_tokenizer_file)
     paths = TokenPaths(config.output_prefix)
     tokens = check_belongs(config.output_prefix, encoder.sha256)
-    reading = ReadingPlan.from_config(config)
-    samples = reading.tokens(where=config.place("seq_len"))
+    reading = DataPlan.from_config(config)
+    samples = reading.tokens(where=config.where("seq_len"))
     made_objective = objective(config, encoder)
     shape = ModelShape.from_config(config, encoder.vocab_size)
     if shape.padded_vocab_size % config.tensor_parallel_size:

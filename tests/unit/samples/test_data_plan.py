@@ -11,13 +11,13 @@ import pytest
 from token_sources import settings, some_lengths, write_sources
 
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.errors import UserError
-from zerokara.samples.batches import Batches, BatchPlan
+from zerokara.errors import Fault, UserError
+from zerokara.samples.batches import Batches, BatchLayout
+from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.documents import SampleDocuments
 from zerokara.samples.mixed_order import BLOCK_SAMPLES, derived_seed
 from zerokara.samples.objective import Causal
 from zerokara.samples.order import KeyedPermutation
-from zerokara.samples.reading_plan import ReadingPlan
 
 SEQ_LEN = 8
 TOTALS = (803, 4005, 330)  # 100, 500 and 41 samples
@@ -30,13 +30,13 @@ def owner(tmp_path: Path) -> dict[int, tuple[int, int]]:
     return write_sources(tmp_path, some_lengths(1, TOTALS))
 
 
-def plan_of(folder: Path, *overrides: str, num_sources: int = 3) -> ReadingPlan:
-    return ReadingPlan.from_config(settings(folder, num_sources, f"seq_len={SEQ_LEN}", f"seed={SEED}", *overrides))
+def plan_of(folder: Path, *overrides: str, num_sources: int = 3) -> DataPlan:
+    return DataPlan.from_config(settings(folder, num_sources, f"seq_len={SEQ_LEN}", f"seed={SEED}", *overrides))
 
 
-def consumed(plan: ReadingPlan, num: int, ranks: int = 1) -> list[list[int]]:
+def consumed(plan: DataPlan, num: int, ranks: int = 1) -> list[list[int]]:
     """The samples of the first `num` positions as processes read them, put in the order of their positions."""
-    batch = BatchPlan(global_batch_size=48, micro_batch_size=2, num_ranks=ranks)
+    batch = BatchLayout(global_batch_size=48, micro_batch_size=2, num_ranks=ranks)
     rows: dict[int, list[int]] = {}
     for rank in range(ranks):
         batches = Batches(plan.tokens(), plan.order(), batch, Causal(plan.lengths), rank)
@@ -96,7 +96,7 @@ def test_what_is_consumed_is_what_was_declared(tmp_path: Path, owner: dict, rank
     _, indices = plan.order().at_many(np.arange(0, 2800, 7))
     for row, index in zip(got[::7], indices.tolist(), strict=True):
         own = list(dict.fromkeys(owner[token] for token in row))
-        assert [(place.source, place.document) for place in documents.touched_by(index)] == own
+        assert [(place.source, place.document) for place in documents.in_sample(index)] == own
         assert len({source for source, _ in own}) == 1  # no sample mixes sources
 
 
@@ -142,24 +142,22 @@ def test_proportional_in_a_stage_is_by_length(tmp_path: Path, owner: dict) -> No
     assert order.counts(641) == [100, 500, 41]  # type: ignore[union-attr]
 
 
-def message(folder: Path, *overrides: str, num_sources: int = 3) -> str:
+def fault_of(folder: Path, *overrides: str, num_sources: int = 3) -> Fault:
     with pytest.raises(UserError) as caught:
         plan_of(folder, *overrides, num_sources=num_sources)
-    return str(caught.value)
+    (fault,) = caught.value.faults
+    return fault
 
 
-def test_what_cannot_be_read_is_refused_with_numbers(tmp_path: Path, owner: dict) -> None:
-    assert message(tmp_path, "source_weights=[1, 1]", num_sources=2) == (
-        "--set: input_jsonl = ['a.jsonl', 'b.jsonl']: is not what the token files were made from: "
-        "a.jsonl, b.jsonl, c.jsonl; write it as it was, or tokenise again: step 2 with --redo"
-    )
-    assert "is not what the token files were made from: a.jsonl, b.jsonl, c.jsonl" in message(
-        tmp_path, "source_weights=[1, 1, 2]", "input_jsonl=[b.jsonl, a.jsonl, c.jsonl]"
-    )
-    assert message(tmp_path, "source_weights=[1, 0, 2]", "seq_len=400") == (
-        "--set: source_weights = [1.0, 0.0, 2.0]: asks for c.jsonl, which has 330 training tokens; one sequence takes "
-        "seq_len + 1 = 401; give it 0, or more text (step 2)"
-    )
+def test_a_mixture_of_other_sources_is_refused(tmp_path: Path, owner: dict) -> None:
+    fault = fault_of(tmp_path, "source_weights=[1, 1]", num_sources=2)
+    assert (fault.where, fault.key, fault.found) == ("--set", "input_jsonl", ["a.jsonl", "b.jsonl"])
+    assert "a.jsonl, b.jsonl, c.jsonl" in fault.rule and "--redo" in fault.remedy
+    fault = fault_of(tmp_path, "source_weights=[1, 1, 2]", "input_jsonl=[b.jsonl, a.jsonl, c.jsonl]")
+    assert fault.key == "input_jsonl" and "a.jsonl, b.jsonl, c.jsonl" in fault.rule
+    fault = fault_of(tmp_path, "source_weights=[1, 0, 2]", "seq_len=400")
+    assert (fault.where, fault.key, fault.found) == ("--set", "source_weights", [1.0, 0.0, 2.0])
+    assert "c.jsonl" in fault.rule and "330" in fault.rule and "401" in fault.rule
     moved = plan_of(tmp_path, "source_weights=[1, 1, 2]", "input_jsonl=[x/a.jsonl, x/b.jsonl, x/c.jsonl]")
     assert moved.stages[0].weights == (1, 1, 2)  # the same text at another place
 
@@ -195,5 +193,7 @@ def test_a_stage_of_another_order_restarts_its_sources(tmp_path: Path, owner: di
 def test_sources_that_are_not_the_tokens_are_refused(tmp_path: Path, owner: dict) -> None:
     manifest_path = tmp_path / "tokens_text_document.manifest.json"
     manifest_path.write_text(manifest_path.read_text(encoding="utf-8").replace("4005", "4004"), encoding="utf-8")
-    with pytest.raises(UserError, match=r"says that the sources have 5,137 training tokens; .*\.bin holds 5,138; make"):
-        ReadingPlan.from_config(PretrainConfig(output_prefix=str(tmp_path / "tokens")))
+    with pytest.raises(UserError) as caught:
+        DataPlan.from_config(PretrainConfig(output_prefix=str(tmp_path / "tokens")))
+    (fault,) = caught.value.faults
+    assert fault.where == str(manifest_path) and "5,137" in fault.rule and "5,138" in fault.rule
