@@ -20,7 +20,7 @@ from zerokara.model.megatron import Model, num_parameters
 from zerokara.progress import count_text
 from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.training.compute.engine import Engine, open_engine
-from zerokara.training.planning import memory_budget
+from zerokara.training.planning.memory_forecast import MachineMemory
 from zerokara.training.planning.position import Position
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes import identity, joining
@@ -54,9 +54,8 @@ def join(plan: RunPlan) -> Processes:
         RunError: a process did not answer, or is none of this run.
     """
     config = plan.config
-    recomputes = config.activation_checkpointing != "off"
-    there = memory_budget.budget(plan.num_processes, None)
-    keeps_freed_memory = not recomputes and plan.memory_question(there).is_roomy
+    on_cpu = MachineMemory.available(plan.num_processes, gpu_bytes=None)
+    keeps_freed_memory = plan.memory_forecast(on_cpu).can_keep_freed_memory
     return joining.join(plan.num_processes, config.tensor_parallel_size, config.seed, keeps_freed_memory)
 
 
