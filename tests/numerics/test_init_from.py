@@ -12,12 +12,11 @@ import transformers
 from tiny import T5
 
 from zerokara import config
-from zerokara.huggingface import families, to_hf
+from zerokara.huggingface import families, to_hf, tokenizer_json
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.batches import Batches, BatchPlan
 from zerokara.samples.objective import objective
 from zerokara.samples.reading_plan import ReadingPlan
-from zerokara.tokenizer import huggingface
 from zerokara.tokenizer.encoder import Encoder
 
 WATCHED = {"eval_interval": 1000}
@@ -46,7 +45,7 @@ def runs(train_runs: Callable, gap_data: dict[str, str], tmp_path_factory: pytes
         shape = ModelShape.from_json(run.state.shape)
         special = families.SpecialIds(encoder.bos_id, encoder.eos_id, encoder.pad_id)
         to_hf.write_model(place, run.weights, shape, special, "fp32", "4GB")
-        huggingface.write(encoder, place, model_max_length=shape.seq_len)
+        tokenizer_json.write(encoder, place, model_max_length=shape.seq_len)
     onward = {
         f"{name}_on": {**each, **SHORT, "init_from": str(folder / f"{name}_hf")} for name, each in settings.items()
     }

@@ -16,7 +16,7 @@ import pytest
 import torch
 from made_runs import make_run, make_tokenizer
 
-from zerokara.huggingface import exported, families
+from zerokara.huggingface import exported, families, tokenizer_json
 from zerokara.huggingface.transforms import Transform
 from zerokara.steps import convert_to_hf
 
@@ -117,15 +117,13 @@ def test_a_failed_proof_ends_with_1_and_keeps_the_folder_aside(
 def test_a_tokenizer_that_gives_other_ids_fails(
     run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from zerokara.tokenizer import huggingface
-
-    right = huggingface.tokenizer_json
+    right = tokenizer_json.content
 
     def broken(*given: Any) -> object:
         content = right(*given)
         return content | {"model": content["model"] | {"merges": content["model"]["merges"][1:]}}
 
-    monkeypatch.setattr(huggingface, "tokenizer_json", broken)
+    monkeypatch.setattr(tokenizer_json, "content", broken)
     assert convert(run_dir) == 1
     assert "token ids:" in capsys.readouterr().err
     assert not (run_dir.parent / "hf").exists()

@@ -163,7 +163,7 @@ def test_user_faults_exit_with_2_and_leave_no_bin(root: Path, place: Path, setti
 def test_what_was_encoded_is_kept_when_only_a_limit_was_too_strict(root: Path, place: Path) -> None:
     assert _step(root, "--set", "max_bad_fraction=0.001").returncode == 2
     again = _step(root)
-    assert again.returncode == 0 and "going on: 1 shards of" in again.stdout
+    assert again.returncode == 0 and " 1 shards of" in again.stdout
     assert not (place / "out" / "tokens_tokenizing.partial").exists()
 
 
@@ -217,11 +217,11 @@ def test_a_killed_worker_ends_the_step(root: Path, place: Path) -> None:
     while not list(work_folder.glob("*-*.json")):
         assert step.poll() is None, "it ended before it could be stopped"
         time.sleep(0.01)
-    (nursery,) = psutil.Process(step.pid).children()
-    assert "zerokara.tokens.worker_process" in nursery.cmdline()
-    nursery.children()[0].kill()
+    workers = [child for child in psutil.Process(step.pid).children(recursive=True) if child.ppid() != step.pid]
+    assert len(workers) == 2
+    workers[0].kill()
     _, errors = step.communicate(timeout=20)
-    assert step.returncode == 1 and "a tokenising process died (killed by SIGKILL)" in errors
+    assert step.returncode == 1 and "SIGKILL" in errors and "corpus.jsonl" in errors and "num_workers=1" in errors
     assert [path.name for path in (place / "out").iterdir()] == [work_folder.name]
     assert not list(work_folder.glob("*.partial")), "finished shards only"
 

@@ -16,9 +16,8 @@ import pytest
 import rounding
 
 from zerokara import checkpoint, manifest
-from zerokara.huggingface import families, to_hf
+from zerokara.huggingface import families, to_hf, tokenizer_json
 from zerokara.model.shapes import ModelShape
-from zerokara.tokenizer import huggingface
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.training.monitoring import metrics
 
@@ -329,7 +328,7 @@ def test_a_run_starts_from_an_exported_model(tiny_data: dict[str, str], finished
     shape = ModelShape.from_json(checkpoint.read_state(newest).shape)
     special = families.SpecialIds(encoder.bos_id, encoder.eos_id, encoder.pad_id)
     to_hf.write_model(exported, checkpoint.read_weights(newest), shape, special, "fp32", "4GB")
-    huggingface.write(encoder, exported, model_max_length=shape.seq_len)
+    tokenizer_json.write(encoder, exported, model_max_length=shape.seq_len)
     start = (f"output_model_dir={tmp_path / 'run'}", f"init_from={exported}", "max_steps=2", "num_processes=1")
     wider = step_3(tiny_data["config"], *start, "hidden_size=64", options=("--verify-resume",))
     assert wider.returncode == 2 and "hidden_size" in wider.stderr and not list(tmp_path.glob("run*")), wider.stderr

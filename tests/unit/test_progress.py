@@ -20,9 +20,31 @@ def test_plain_progress_lines_tell_rate_and_time_left(monkeypatch: pytest.Monkey
     assert "left" in stream.getvalue() and "docs 3" in stream.getvalue()
 
 
+def test_an_estimated_total_is_never_passed_and_each_phase_has_its_own_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    monkeypatch.setattr(progress, "LINE_INTERVAL_SECONDS", 0.0)
+    stream = io.StringIO()
+    with progress.Progress("training", total=10, unit="round", stream=stream) as bar:
+        now = 100.0
+        bar.advance(5)
+        assert "100.0 s left" in stream.getvalue() or "1 min 40 s left" in stream.getvalue()
+        bar.phase("pruning")
+        assert "left" not in stream.getvalue().splitlines()[-1], "nothing of this phase is done yet"
+        now = 102.0
+        bar.advance(2)
+        assert "7 of 10 (70%), 3.0 s left" in stream.getvalue().splitlines()[-1]
+        bar.advance(4)
+        last = stream.getvalue().splitlines()[-1]
+        assert "11 of 11 (100%)" in last and "left" not in last
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
+        (progress.plural(1, "process", "processes"), "1 process"),
+        (progress.plural(2400, "process", "processes"), "2,400 processes"),
+        (progress.plural(0, "file"), "0 files"),
         (progress.bytes_text(999), "999 B"),
         (progress.bytes_text(12_345_678), "12.3 MB"),
         (progress.count_text(12_345), "12.3k"),

@@ -38,15 +38,15 @@ from zerokara.huggingface import (
     proof,
     rules,
     shards,
+    tokenizer_json,
     windows,
 )
 from zerokara.huggingface.exported import MANIFEST_NAME, STEP
 from zerokara.huggingface.source import METRICS_NAME, Source
+from zerokara.huggingface.tokenizer_proof import TokenizerProof, prove
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.objective import Prompt, objective
-from zerokara.tokenizer import huggingface
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.proof import TokenizerProof, prove
 
 FAILED_SUFFIX = ".failed"
 _CORPUS_PROMPTS, _CORPUS_PROMPT_TOKENS = 2, 8
@@ -163,7 +163,7 @@ def write_model(
 def _write_tokenizer(folder: Path, source: Source, encoder: Encoder) -> list[Path]:
     before = set(folder.iterdir())
     shape = source.shape
-    huggingface.write(encoder, folder, shape.seq_len, is_encoder_decoder=shape.traits.is_encoder_decoder)
+    tokenizer_json.write(encoder, folder, shape.seq_len, is_encoder_decoder=shape.traits.is_encoder_decoder)
     return sorted(set(folder.iterdir()) - before)
 
 

@@ -75,11 +75,11 @@ def _std_by_width(name: str, shape: ModelShape) -> float:
         return 1.0
     width = shape.hidden_size
     if name.endswith("linear_proj.weight"):
-        width = shape.heads_width
+        width = shape.query_projection_size
     elif name.endswith("linear_fc2.weight"):
         width = shape.ffn_hidden_size
     elif name.endswith("experts_fc2.weight"):
-        width = shape.expert_size
+        width = shape.moe_ffn_hidden_size
     return 1 / math.sqrt(width)
 
 

@@ -39,7 +39,7 @@ from zerokara.model.experts import Experts, Routing, experts_of
 from zerokara.model.linear import ColumnLinear, RowLinear
 from zerokara.model.qk_norm import HeadNorm
 from zerokara.model.shapes import ModelShape
-from zerokara.model.sharding import Cut, Sharding
+from zerokara.model.sharding import Sharding
 
 Model = Decoder | EncoderDecoder
 
@@ -70,7 +70,7 @@ def build(
     for name, parameter in model.named_parameters():
         # What DeepSpeed goes by to count a replicated parameter once in the norm of the gradient (runtime/utils.py,
         # is_model_parallel_parameter); megatron-core marks only what it draws itself.
-        parameter.tensor_model_parallel = model.sharding.cut(name) is not Cut.REPLICATED
+        parameter.tensor_model_parallel = not model.sharding.is_replicated(name)
     if seed is not None:
         initial_weights.draw(model, shape, seed)
     recomputation.apply(model.all_layers(), activation_checkpointing)
@@ -106,8 +106,8 @@ def _encoder_decoder(shape: ModelShape, config: TransformerConfig) -> EncoderDec
         parallel_output=True,
         share_embeddings_and_output_weights=shape.tie_word_embeddings,
         position_embedding_type="relative",
-        relative_attention_num_buckets=shape.relative_buckets,
-        relative_attention_max_distance=shape.relative_distance,
+        relative_attention_num_buckets=shape.relative_attention_num_buckets,
+        relative_attention_max_distance=shape.relative_attention_max_distance,
     )
     model.drop_unused_heads()
     return model
@@ -176,7 +176,7 @@ def _switch(shape: ModelShape) -> TransformerConfig:
 def _add_experts(config: TransformerConfig, shape: ModelShape, routing: Routing) -> None:
     """Tell `Experts` by megatron-core's own names; set afterwards, they change nothing else."""
     config.num_moe_experts, config.moe_router_topk = shape.num_experts, shape.experts_per_token
-    config.moe_ffn_hidden_size = shape.expert_size
+    config.moe_ffn_hidden_size = shape.moe_ffn_hidden_size
     config.moe_aux_loss_coeff, config.moe_z_loss_coeff = routing.balance, routing.z
     config.moe_expert_capacity_factor = routing.capacity
 

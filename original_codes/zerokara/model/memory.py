@@ -190,7 +190,7 @@ def _of_whole_tensors(layout: Layout) -> list[Part]:
 def _largest_of_experts(layout: Layout) -> int:
     """Numbers of the rising matrices of all experts of a layer, which are one tensor; 0 where there are no experts."""
     shape = layout.shape
-    return shape.num_experts * shape.expert_size * shape.hidden_size * (2 if shape.traits.gated else 1)
+    return shape.num_experts * shape.moe_ffn_hidden_size * shape.hidden_size * (2 if shape.traits.gated else 1)
 
 
 def _of_deepspeed(layout: Layout) -> list[Part]:

@@ -38,17 +38,17 @@ def _positions(shape: ModelShape) -> dict[str, Shape]:
     if shape.traits.positions == "learned":
         return {"embedding.position_embeddings.weight": (shape.seq_len, shape.hidden_size)}
     if shape.traits.positions == "relative":
-        table = (shape.relative_buckets, shape.num_attn_heads)
+        table = (shape.relative_attention_num_buckets, shape.num_attn_heads)
         return {f"{stack}_relative_pos_emb.relative_attention_bias.weight": table for stack in ("encoder", "decoder")}
     return {}
 
 
 def _layer(shape: ModelShape, looks: bool, sparse: bool) -> dict[str, Shape]:
     """The parameters of one layer; `looks` tells whether it looks at an encoder, `sparse` whether it holds experts."""
-    width, heads = shape.hidden_size, shape.heads_width
+    width, heads = shape.hidden_size, shape.query_projection_size
     linears = {
         "self_attention.linear_proj": (width, heads),
-        "self_attention.linear_qkv": (heads + 2 * shape.kv_width, width),
+        "self_attention.linear_qkv": (heads + 2 * shape.kv_projection_size, width),
     }
     if not sparse:
         linears["mlp.linear_fc1"] = (shape.ffn_hidden_size * (2 if shape.traits.gated else 1), width)
@@ -67,10 +67,10 @@ def _layer(shape: ModelShape, looks: bool, sparse: bool) -> dict[str, Shape]:
         if shape.traits.has_biases:
             found[f"{name}.bias"] = (rows,)
     if sparse:
-        rising = shape.expert_size * (2 if shape.traits.gated else 1)
+        rising = shape.moe_ffn_hidden_size * (2 if shape.traits.gated else 1)
         found["mlp.router.weight"] = (shape.num_experts, width)
         found["mlp.experts_fc1.weight"] = (shape.num_experts, rising, width)
-        found["mlp.experts_fc2.weight"] = (shape.num_experts, width, shape.expert_size)
+        found["mlp.experts_fc2.weight"] = (shape.num_experts, width, shape.moe_ffn_hidden_size)
     if shape.traits.qk_norm:
         found |= {f"self_attention.{one}_layernorm.weight": (shape.head_dim,) for one in "qk"}
     return found
@@ -101,10 +101,10 @@ def row_blocks(name: str, shape: ModelShape) -> tuple[NDArray[np.int64], ...]:
         rows = np.arange(kv_heads * (queries + 2) * shape.head_dim).reshape(kv_heads, queries + 2, shape.head_dim)
         return rows[:, :queries].reshape(-1), rows[:, queries].reshape(-1), rows[:, queries + 1].reshape(-1)
     if "linear_kv" in name:
-        rows = np.arange(2 * shape.heads_width).reshape(shape.num_attn_heads, 2, shape.head_dim)
+        rows = np.arange(2 * shape.query_projection_size).reshape(shape.num_attn_heads, 2, shape.head_dim)
         return rows[:, 0].reshape(-1), rows[:, 1].reshape(-1)
     if "_fc1" in name and shape.traits.gated:
-        inner = shape.expert_size if "experts" in name else shape.ffn_hidden_size
+        inner = shape.moe_ffn_hidden_size if "experts" in name else shape.ffn_hidden_size
         gate, up = np.split(np.arange(2 * inner), 2)
         return gate, up
     return ()

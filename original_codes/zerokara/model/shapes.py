@@ -39,16 +39,16 @@ class ModelShape:
     """Of the initial weights; 0 stands for T5's rule, by the widths."""
     head_dim: int = 0
     """E; 0 stands for D / H."""
-    relative_buckets: int = 32
-    relative_distance: int = 128
-    sample_tokens: int = 0
+    relative_attention_num_buckets: int = 32
+    relative_attention_max_distance: int = 128
+    raw_len: int = 0
     """Tokens of the corpus that one training sample takes; 0 stands for S."""
     target_len: int = 0
     """Tokens of it that are predicted; 0 stands for S."""
     num_experts: int = 0
     """Of each sparse layer."""
     experts_per_token: int = 0
-    expert_size: int = 0
+    moe_ffn_hidden_size: int = 0
     """Inner width of an expert."""
     moe_layers: tuple[int, ...] = ()
     """The layers that hold experts, counted from 0; of each stack."""
@@ -56,7 +56,7 @@ class ModelShape:
     def __post_init__(self) -> None:
         for name, value in (
             ("head_dim", self.hidden_size // self.num_attn_heads),
-            ("sample_tokens", self.seq_len),
+            ("raw_len", self.seq_len),
             ("target_len", self.seq_len),
         ):
             if not getattr(self, name):
@@ -79,13 +79,13 @@ class ModelShape:
             norm_epsilon=config.epsilon,
             init_std=config.initial_std,
             head_dim=config.head_width,
-            relative_buckets=config.relative_attention_num_buckets,
-            relative_distance=config.relative_attention_max_distance,
-            sample_tokens=config.lengths.raw,
+            relative_attention_num_buckets=config.relative_attention_num_buckets,
+            relative_attention_max_distance=config.relative_attention_max_distance,
+            raw_len=config.lengths.raw,
             target_len=config.lengths.target,
             num_experts=config.num_experts if config.sparse else 0,
             experts_per_token=config.top_k,
-            expert_size=config.expert_size if config.sparse else 0,
+            moe_ffn_hidden_size=config.expert_size if config.sparse else 0,
             moe_layers=config.sparse,
         )
 
@@ -109,12 +109,12 @@ class ModelShape:
         return ARCHITECTURES[self.architecture]
 
     @property
-    def heads_width(self) -> int:
+    def query_projection_size(self) -> int:
         """Width of all heads together, H·E."""
         return self.num_attn_heads * self.head_dim
 
     @property
-    def kv_width(self) -> int:
+    def kv_projection_size(self) -> int:
         """Width of all kv heads together, K·E."""
         return self.num_kv_heads * self.head_dim
 
@@ -153,20 +153,20 @@ class ModelShape:
         layers = self.num_layers * (self._attention_matrices() + self._mlp_matrices())
         layers += len(self.moe_layers) * self._experts_over_dense(self.experts_per_token)
         if not self.traits.is_encoder_decoder:
-            return 6.0 * (layers + output) + 6.0 * self.num_layers * self.heads_width * read
-        width, heads = self.hidden_size, self.heads_width
+            return 6.0 * (layers + output) + 6.0 * self.num_layers * self.query_projection_size * read
+        width, heads = self.hidden_size, self.query_projection_size
         encoder = 6.0 * read * layers + 12.0 * self.num_layers * heads * read * read
         # Looking at the encoder: queries and the way out for each written token, keys and values for each read one.
         looking = 6.0 * self.num_layers * (2 * width * heads * written + 2 * width * heads * read)
         looking += 12.0 * self.num_layers * heads * read * written
         decoder = 6.0 * written * layers + 6.0 * self.num_layers * heads * written * written
-        return (encoder + looking + decoder + 6.0 * written * output) / self.sample_tokens
+        return (encoder + looking + decoder + 6.0 * written * output) / self.raw_len
 
     def _positions(self) -> int:
         if self.traits.positions == "learned":
             return self.seq_len * self.hidden_size
         if self.traits.positions == "relative":  # one table in the encoder, one in the decoder
-            return 2 * self.relative_buckets * self.num_attn_heads
+            return 2 * self.relative_attention_num_buckets * self.num_attn_heads
         return 0
 
     def _norm_parameters(self) -> int:
@@ -181,10 +181,16 @@ class ModelShape:
     def _layer_biases(self) -> int:
         if not self.traits.has_biases:
             return 0
-        return self.heads_width + 2 * self.kv_width + self.hidden_size + self.ffn_hidden_size + self.hidden_size
+        return (
+            self.query_projection_size
+            + 2 * self.kv_projection_size
+            + self.hidden_size
+            + self.ffn_hidden_size
+            + self.hidden_size
+        )
 
     def _attention_matrices(self) -> int:
-        return self.hidden_size * (2 * self.heads_width + 2 * self.kv_width)
+        return self.hidden_size * (2 * self.query_projection_size + 2 * self.kv_projection_size)
 
     def _mlp_matrices(self) -> int:
         return (3 if self.traits.gated else 2) * self.hidden_size * self.ffn_hidden_size
@@ -195,7 +201,7 @@ class ModelShape:
         return len(self.moe_layers) * (2 if self.traits.is_encoder_decoder else 1)
 
     def _expert_matrices(self) -> int:
-        return (3 if self.traits.gated else 2) * self.hidden_size * self.expert_size
+        return (3 if self.traits.gated else 2) * self.hidden_size * self.moe_ffn_hidden_size
 
     def _experts_over_dense(self, num_experts: int) -> int:
         """Matrices of so many experts and their router, less those of the dense layer whose place they take."""
@@ -206,4 +212,4 @@ class ModelShape:
         each = self._attention_matrices() + self._mlp_matrices() + self._layer_norms() + self._layer_biases()
         if not self.traits.is_encoder_decoder:
             return each
-        return 2 * each + 4 * self.hidden_size * self.heads_width + self._norm_parameters()
+        return 2 * each + 4 * self.hidden_size * self.query_projection_size + self._norm_parameters()

@@ -27,8 +27,8 @@ from zerokara.model import parallel
 from zerokara.model.shapes import ModelShape
 
 
-class Cut(Enum):
-    """A way to cut a parameter."""
+class Partition(Enum):
+    """How a parameter is partitioned among tensor-parallel ranks."""
 
     ROWS = "rows"
     GATED_ROWS = "gated rows"
@@ -36,33 +36,33 @@ class Cut(Enum):
     REPLICATED = "replicated"
 
 
-_CUTS = {
-    "word_embeddings.weight": Cut.ROWS,
-    "position_embeddings.weight": Cut.REPLICATED,
-    "input_layernorm.weight": Cut.REPLICATED,
-    "input_layernorm.bias": Cut.REPLICATED,
-    "relative_attention_bias.weight": Cut.REPLICATED,
-    "linear_qkv.weight": Cut.ROWS,
-    "linear_q.weight": Cut.ROWS,
-    "linear_kv.weight": Cut.ROWS,
-    "linear_qkv.bias": Cut.ROWS,
-    "q_layernorm.weight": Cut.REPLICATED,
-    "k_layernorm.weight": Cut.REPLICATED,
-    "linear_proj.weight": Cut.COLUMNS,
-    "linear_proj.bias": Cut.REPLICATED,
-    "pre_cross_attn_layernorm.weight": Cut.REPLICATED,
-    "pre_mlp_layernorm.weight": Cut.REPLICATED,
-    "pre_mlp_layernorm.bias": Cut.REPLICATED,
-    "linear_fc1.weight": Cut.ROWS,
-    "linear_fc1.bias": Cut.ROWS,
-    "linear_fc2.weight": Cut.COLUMNS,
-    "linear_fc2.bias": Cut.REPLICATED,
-    "router.weight": Cut.REPLICATED,
-    "experts_fc1.weight": Cut.REPLICATED,
-    "experts_fc2.weight": Cut.REPLICATED,
-    "final_layernorm.weight": Cut.REPLICATED,
-    "final_layernorm.bias": Cut.REPLICATED,
-    "output_layer.weight": Cut.ROWS,
+_PARTITIONS = {
+    "word_embeddings.weight": Partition.ROWS,
+    "position_embeddings.weight": Partition.REPLICATED,
+    "input_layernorm.weight": Partition.REPLICATED,
+    "input_layernorm.bias": Partition.REPLICATED,
+    "relative_attention_bias.weight": Partition.REPLICATED,
+    "linear_qkv.weight": Partition.ROWS,
+    "linear_q.weight": Partition.ROWS,
+    "linear_kv.weight": Partition.ROWS,
+    "linear_qkv.bias": Partition.ROWS,
+    "q_layernorm.weight": Partition.REPLICATED,
+    "k_layernorm.weight": Partition.REPLICATED,
+    "linear_proj.weight": Partition.COLUMNS,
+    "linear_proj.bias": Partition.REPLICATED,
+    "pre_cross_attn_layernorm.weight": Partition.REPLICATED,
+    "pre_mlp_layernorm.weight": Partition.REPLICATED,
+    "pre_mlp_layernorm.bias": Partition.REPLICATED,
+    "linear_fc1.weight": Partition.ROWS,
+    "linear_fc1.bias": Partition.ROWS,
+    "linear_fc2.weight": Partition.COLUMNS,
+    "linear_fc2.bias": Partition.REPLICATED,
+    "router.weight": Partition.REPLICATED,
+    "experts_fc1.weight": Partition.REPLICATED,
+    "experts_fc2.weight": Partition.REPLICATED,
+    "final_layernorm.weight": Partition.REPLICATED,
+    "final_layernorm.bias": Partition.REPLICATED,
+    "output_layer.weight": Partition.ROWS,
 }
 """By the last two words of the parameter's name."""
 
@@ -79,44 +79,48 @@ class Sharding:
         """The cuts of a model of this shape."""
         return cls(shape.traits.gated)
 
-    def cut(self, name: str) -> Cut:
+    def partition(self, name: str) -> Partition:
         """How the parameter `name` is cut; a KeyError where the table does not know it."""
         ending = ".".join(name.split(".")[-2:])
-        return Cut.GATED_ROWS if self._gated and "linear_fc1" in ending else _CUTS[ending]
+        return Partition.GATED_ROWS if self._gated and "linear_fc1" in ending else _PARTITIONS[ending]
+
+    def is_replicated(self, name: str) -> bool:
+        """Whether every tensor-parallel rank holds all of the parameter `name`."""
+        return self.partition(name) is Partition.REPLICATED
 
     def local(self, name: str, whole: Tensor, rank: int | None = None, size: int | None = None) -> Tensor:
         """What process `rank` of `size` holds of a whole parameter; by default this process of its tensor group."""
         rank = parallel.tensor_rank() if rank is None else rank
         size = parallel.tensor_size() if size is None else size
-        cut = self.cut(name)
-        if size == 1 or cut is Cut.REPLICATED:
+        partition = self.partition(name)
+        if size == 1 or partition is Partition.REPLICATED:
             return whole
-        if cut is Cut.GATED_ROWS:
+        if partition is Partition.GATED_ROWS:
             return torch.cat([_part(half, 0, rank, size) for half in whole.chunk(2)])
-        return _part(whole, 1 if cut is Cut.COLUMNS else 0, rank, size)
+        return _part(whole, 1 if partition is Partition.COLUMNS else 0, rank, size)
 
     def whole(self, name: str, shards: Sequence[Tensor]) -> Tensor:
         """The inverse of `local`, from what all processes of a tensor group hold, in their order."""
-        cut = self.cut(name)
-        if len(shards) == 1 or cut is Cut.REPLICATED:
+        partition = self.partition(name)
+        if len(shards) == 1 or partition is Partition.REPLICATED:
             return shards[0]
-        if cut is Cut.GATED_ROWS:
+        if partition is Partition.GATED_ROWS:
             return torch.cat([shard.chunk(2)[half] for half in (0, 1) for shard in shards])
-        return torch.cat(list(shards), dim=1 if cut is Cut.COLUMNS else 0)
+        return torch.cat(list(shards), dim=1 if partition is Partition.COLUMNS else 0)
 
     def whole_shape(self, name: str, local: torch.Size, size: int | None = None) -> torch.Size:
         """The shape of a whole parameter of which each process of the tensor group holds `local`."""
         size = parallel.tensor_size() if size is None else size
-        cut = self.cut(name)
-        if cut is Cut.REPLICATED:
+        partition = self.partition(name)
+        if partition is Partition.REPLICATED:
             return local
-        if cut is Cut.COLUMNS:
+        if partition is Partition.COLUMNS:
             return torch.Size((local[0], local[1] * size))
         return torch.Size((local[0] * size, *local[1:]))
 
     def gathered(self, name: str, local: Tensor) -> Tensor:
         """The whole of a parameter (or of what has its shape); every process of the tensor group must call it."""
-        if parallel.tensor_size() == 1 or self.cut(name) is Cut.REPLICATED:
+        if parallel.tensor_size() == 1 or self.partition(name) is Partition.REPLICATED:
             return local
         local = local.contiguous()
         shards = [torch.empty_like(local) for _ in range(parallel.tensor_size())]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerokara import manifest
 from zerokara.config import TokenizerConfig
-from zerokara.corpus.heads import check_heads
+from zerokara.corpus.format_check import check_formats
 from zerokara.corpus.inputs import InputFile, check_unchanged, find_files, for_manifest
 from zerokara.durable import made_folder, sync_folder, write_bytes, write_json, write_text
 from zerokara.errors import UserError
@@ -49,7 +49,7 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
         return
     outputs.check(outputs.of_tokenizer(config))
     analyser = analyser_of(config)
-    check_heads(files, config.text_field, config.txt_document, config.fault("text_field", "").where)
+    check_formats(files, config.text_field, config.txt_document, config.fault("text_field", "").where)
     plan = memory.plan(config, files)
     size = bytes_text(sum(file.bytes for file in files))
     opening(

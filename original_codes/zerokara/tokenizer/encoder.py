@@ -32,8 +32,8 @@ import sentencepiece
 
 from zerokara.errors import Fault, UserError
 from zerokara.tokenizer import foreign
-from zerokara.tokenizer.choice import check_there
-from zerokara.tokenizer.model_file import Kind, ModelFile
+from zerokara.tokenizer.model_file import ModelFile, PieceType
+from zerokara.tokenizer.tokenizer_facts import TokenizerFacts, check_exists
 from zerokara.tokenizer.units import Lines, unit_of
 
 Ids = npt.NDArray[np.int32]
@@ -151,7 +151,7 @@ class Encoder:
     @cached_property
     def control_ids(self) -> frozenset[int]:
         """The ids that no text gives: <s>, </s>, <pad>, the extra ids."""
-        return frozenset(i for i, piece in enumerate(self.model.pieces) if piece.kind is Kind.CONTROL)
+        return frozenset(i for i, piece in enumerate(self.model.pieces) if piece.type is PieceType.CONTROL)
 
     @cached_property
     def sentinel_ids(self) -> list[int]:
@@ -185,6 +185,11 @@ class Encoder:
     def sha256(self) -> str:
         """The content hash of the model file, by which the data and the run name their tokenizer."""
         return hashlib.sha256(self._content).hexdigest()
+
+    @property
+    def facts(self) -> TokenizerFacts:
+        """What another process should know of it."""
+        return TokenizerFacts(self.model_path, self.vocab_size, self.eos_id, self.run_characters, self.sha256)
 
     @property
     def model_bytes(self) -> bytes:
@@ -225,5 +230,5 @@ def _opened(content: bytes, path: Path) -> tuple[Any, bytes]:
 
 
 def _read_model(path: Path) -> bytes:
-    check_there(path)
+    check_exists(path)
     return path.read_bytes()

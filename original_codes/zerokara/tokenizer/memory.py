@@ -20,7 +20,7 @@ from zerokara.corpus.inputs import InputFile
 from zerokara.errors import UserError
 from zerokara.progress import bytes_text
 from zerokara.resources import available_memory
-from zerokara.tokenizer.outlook import Outlook, look
+from zerokara.tokenizer.corpus_statistics import Outlook, look
 from zerokara.tokenizer.sampling import PASSAGE_OVERHEAD_BYTES
 
 BASE_BYTES = 22_000_000

@@ -37,6 +37,8 @@ class Analyser:
     """Exact versions, as pip takes them; the same as in the extra of that name in pyproject.toml."""
     modules: tuple[str, ...]
     start: Callable[[], Analyse]
+    language: str
+    """Of the texts it is for: `ja` or `ko`."""
 
     def missing_modules(self) -> list[str]:
         """The modules that are not installed (nothing is imported to find out)."""
@@ -93,19 +95,21 @@ def _found(text: str, surfaces: Iterable[str]) -> Iterator[tuple[int, int]]:
 ANALYSERS = {
     analyser.name: analyser
     for analyser in (
-        Analyser("mecab", ("fugashi==1.5.2", "unidic-lite==1.0.8"), ("fugashi", "unidic_lite"), _start_mecab),
+        Analyser("mecab", ("fugashi==1.5.2", "unidic-lite==1.0.8"), ("fugashi", "unidic_lite"), _start_mecab, "ja"),
         Analyser(
             "sudachi",
             ("SudachiPy==0.7.0", "sudachidict-small==20261015"),
             ("sudachipy", "sudachidict_small"),
             _start_sudachi,
+            "ja",
         ),
-        Analyser("kiwi", ("kiwipiepy==0.24.1",), ("kiwipiepy", "kiwipiepy_model"), _start_kiwi),
+        Analyser("kiwi", ("kiwipiepy==0.24.1",), ("kiwipiepy", "kiwipiepy_model"), _start_kiwi, "ko"),
         Analyser(
             "mecab_ko",
             ("python-mecab-ko==1.3.7", "python-mecab-ko-dic==2.1.1.post2"),
             ("mecab", "mecab_ko_dic"),
             _start_mecab_ko,
+            "ko",
         ),
     )
 }

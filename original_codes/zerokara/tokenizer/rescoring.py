@@ -22,7 +22,7 @@ import sentencepiece
 
 from zerokara.progress import Progress
 from zerokara.tokenizer.encoder import SPACE_MARK
-from zerokara.tokenizer.model_file import Kind, ModelFile
+from zerokara.tokenizer.model_file import ModelFile, PieceType
 
 ROUNDS = 3
 STRENGTH = 2.0
@@ -38,7 +38,7 @@ def rescore(model: ModelFile, sentences: Path, morphemes: Path) -> None:
 
     For text that the normaliser leaves as it is: the lengths of pieces are taken for lengths in the text.
     """
-    lowest = min(piece.score for piece in model.pieces if piece.kind is Kind.NORMAL)
+    lowest = min(piece.score for piece in model.pieces if piece.type is PieceType.NORMAL)
     size = min(MAX_TEXT_BYTES, sentences.stat().st_size)
     with Progress("keeping pieces within morphemes", total=ROUNDS * size, unit="B") as progress:
         for _ in range(ROUNDS):
@@ -47,7 +47,7 @@ def rescore(model: ModelFile, sentences: Path, morphemes: Path) -> None:
             scores = {
                 i: max(lowest, model.pieces[i].score + STRENGTH * math.log(kept[i]))
                 for i in np.flatnonzero(crossings).tolist()
-                if model.pieces[i].kind is Kind.NORMAL
+                if model.pieces[i].type is PieceType.NORMAL
             }
             model.set_scores(scores)
 
@@ -69,9 +69,9 @@ def _count(model: ModelFile, sentences: Path, morphemes: Path, progress: Progres
     return uses, crossings
 
 
-def _length(text: str, kind: Kind) -> int:
+def _length(text: str, kind: PieceType) -> int:
     """Bytes of the text that a piece stands for; those of the unknown are not known."""
-    return 1 if kind is Kind.BYTE else len(text.replace(SPACE_MARK, " ").encode())
+    return 1 if kind is PieceType.BYTE else len(text.replace(SPACE_MARK, " ").encode())
 
 
 def _blocks(sentences: Path, morphemes: Path, has_prefix: bool) -> Iterator[tuple[list[str], Integers]]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import sentencepiece
 
-from zerokara.tokenizer.lifeline import end_with_parent
+from zerokara.parent_death_signal import end_with_parent
 
 
 def _lines(path: Path) -> Iterator[str]:

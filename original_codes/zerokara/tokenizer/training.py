@@ -27,10 +27,10 @@ from zerokara.errors import Fault, RunError, UserError
 from zerokara.progress import bytes_text
 from zerokara.resources import available_cores
 from zerokara.tokenizer.encoder import SPACE_MARK
-from zerokara.tokenizer.following import NUM_SUB_ITERATIONS, SHRINKING, follow
-from zerokara.tokenizer.model_file import Kind, ModelFile, Piece
+from zerokara.tokenizer.model_file import ModelFile
 from zerokara.tokenizer.rescoring import rescore
 from zerokara.tokenizer.sampling import SENTENCE_BYTES
+from zerokara.tokenizer.trainer_log import NUM_SUB_ITERATIONS, SHRINKING, follow
 from zerokara.tokenizer.units import NEWLINE
 
 MAX_THREADS = 32
@@ -103,7 +103,7 @@ def train(
         if morphemes and config.normalization_rule_name == "identity":
             rescore(model, sentences, morphemes)
         model.round_scores()
-    model.append([Piece(f"<extra_id_{i}>", 0.0, Kind.CONTROL) for i in reversed(range(config.extra_ids))])
+    model.append_sentinels(config.extra_ids)
     return Trained(model.to_bytes(), peak, threads)
 
 
@@ -190,7 +190,7 @@ class _Job:
         )
         assert process.stderr is not None and process.stdout is not None
         try:
-            last_words = follow(process.stderr, self.config, vocab_size, self.log)
+            last_words = follow(process.stderr, self.config.model_type, vocab_size, self.log)
             code = process.wait()
             said = process.stdout.read()
         finally:

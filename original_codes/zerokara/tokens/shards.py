@@ -65,6 +65,11 @@ class Tally:
     documents: int = 0
     tokens: int = 0
 
+    def add(self, other: Tally) -> None:
+        """Add what another tally counted."""
+        for one in fields(self):
+            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
+
 
 @dataclass(frozen=True)
 class Damage:
@@ -219,12 +224,8 @@ class _ShardWriter:
         self.result.at_end = reader.at_end
 
     def report_now(self) -> None:
-        tally, done = self._tally, self.result.done
-        done.file_bytes += tally.file_bytes
-        done.text_bytes += tally.text_bytes
-        done.documents += tally.documents
-        done.tokens += tally.tokens
-        self._report(tally)
+        self.result.done.add(self._tally)
+        self._report(self._tally)
         self._tally, self._last_report = Tally(), time.monotonic()
 
     def _flush(self, range_number: int) -> None:

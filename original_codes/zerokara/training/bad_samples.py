@@ -14,7 +14,7 @@ from zerokara.model import parallel
 from zerokara.samples.batches import Batches
 from zerokara.samples.documents import SampleDocuments
 from zerokara.samples.reading_plan import ReadingPlan
-from zerokara.training.loop import as_tensors
+from zerokara.training.batch_loader import to_device
 
 MOST_SEQUENCES = 3
 """Sequences named where no loss stands out by not being finite: those of the highest loss."""
@@ -75,7 +75,7 @@ def _loss_of_each(module: torch.nn.Module, batches: Batches, consumed: int) -> l
     module.eval()
     with torch.no_grad():
         for position, batch in batches.one_by_one(consumed):
-            nats = module(*as_tensors(batch, device)).double() / max(1.0, float(batch.loss_mask.sum()))
+            nats = module(*to_device(batch, device)).double() / max(1.0, float(batch.loss_mask.sum()))
             if counts:
                 losses[position - consumed] = nats
     module.train()

@@ -18,8 +18,9 @@ import torch.distributed
 
 from zerokara.model import parallel
 from zerokara.samples.evaluation import EvaluationBatches, evaluation_batches
-from zerokara.training.loop import as_tensors
-from zerokara.training.planning.preparation import Preparation, has_validation
+from zerokara.training.batch_loader import to_device
+from zerokara.training.planning.run_plan import RunPlan as Preparation
+from zerokara.training.planning.run_plan import has_validation
 
 BATCHES_BETWEEN_LOOKS = 16
 """Micro batches between two looks for a request to stop: the looks cost nothing beside them, and it is soon seen."""
@@ -103,7 +104,7 @@ class Validation:
                 if give_up is not None and number % BATCHES_BETWEEN_LOOKS == 0 and give_up():
                     module.train()
                     return None
-                nats[part] += module(*as_tensors(batch, self._device)).double()
+                nats[part] += module(*to_device(batch, self._device)).double()
                 predicted = batch.labels[batch.loss_mask > 0]
                 counts[:, part] += len(predicted), self._piece_bytes[predicted].sum(dtype=np.int64)
         module.train()

@@ -76,7 +76,7 @@ class StepGuard:
         """
         if self.skipped_in_row > self._most:
             raise GivenUp(
-                f"step {step}: {reason}; {self.skipped_in_row} skipped in a row, and max_skipped_steps is {self._most}. "
-                "The weights were not touched. Look at the documents named above; resume from the newest checkpoint "
+                f"step {step}: {reason}; {self.skipped_in_row} skipped in a row, and max_skipped_steps is {self._most}."
+                " The weights were not touched. Look at the documents named above; resume from the newest checkpoint "
                 "with a lower learning rate (--set lr=…), or allow more (--set max_skipped_steps=…)"
             )

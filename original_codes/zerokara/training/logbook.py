@@ -24,7 +24,7 @@ from zerokara.training.monitoring.drawing import Drawing
 from zerokara.training.monitoring.pace import Pace
 from zerokara.training.planning.consumption import stages_told
 from zerokara.training.planning.position import Position
-from zerokara.training.planning.preparation import Preparation
+from zerokara.training.planning.run_plan import RunPlan as Preparation
 from zerokara.training.sampling import Sample
 
 _UNLOGGED = "unlogged_losses"

@@ -11,7 +11,6 @@ Called by the launcher as a module, it is one of the training processes: ``pytho
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import shutil
@@ -28,8 +27,8 @@ from zerokara.durable import make_folders, write_text
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.progress import bytes_text
 from zerokara.training.monitoring import metrics
-from zerokara.training.planning import preparation, run_folder
-from zerokara.training.planning.preparation import Preparation
+from zerokara.training.planning import run_folder
+from zerokara.training.planning.run_plan import RunPlan, make_plan
 from zerokara.training.processes import launcher
 
 MODULE = "zerokara.training.resume_proof"
@@ -83,7 +82,7 @@ class Difference:
         return self.loss <= LOSS_TOLERANCE[precision] and max(self.shares.values()) <= STATE_TOLERANCE
 
 
-def prove(plan: Preparation, num_steps: int) -> None:
+def prove(plan: RunPlan, num_steps: int) -> None:
     """Prove that a run of `plan` resumes; tells what was found. The run's own folder is not touched.
 
     Raises:
@@ -191,7 +190,7 @@ def _deleted_afterwards(folder: Path, needed: int) -> Iterator[None]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _train(plan: Preparation, run_dir: Path, last_step: int) -> None:
+def _train(plan: RunPlan, run_dir: Path, last_step: int) -> None:
     settings = plan.config.model_copy(update={**_QUIET, "output_model_dir": str(run_dir)})
     job, config_path = run_dir.with_suffix(".json"), run_dir.with_suffix(".yaml")
     write_text(config_path, config.as_yaml(settings))
@@ -204,18 +203,16 @@ def _train(plan: Preparation, run_dir: Path, last_step: int) -> None:
 
 
 def _main(job_path: Path) -> None:
-    from zerokara.training.session import Session
-
     job: dict[str, Any] = json.loads(job_path.read_text(encoding="utf-8"))
     settings = config.load(PretrainConfig, Path(job["config"]))
-    plan = preparation.prepare(settings, int(os.environ["WORLD_SIZE"]), launcher.precision(settings))
+    plan = make_plan(settings, int(os.environ["WORLD_SIZE"]), launcher.precision(settings))
     if int(os.environ["RANK"]) == 0:
         run_folder.claim(plan)
-    session = Session(plan, stop_after=job["last_step"])
-    session.validation = None
-    session.run()
+    # This is the border: from here on torch is imported.
+    from zerokara.training.trainer import train_plan
+
+    train_plan(plan, stop_after=job["last_step"], validates=False)
 
 
 if __name__ == "__main__":
     _main(Path(sys.argv[1]))
-    gc.freeze()  # as at the end of steps/train.py

@@ -124,7 +124,7 @@ def test_what_fills_up_an_encoders_text_is_not_seen() -> None:
 def test_flops_of_an_encoder_and_decoder_by_hand() -> None:
     """Of one sample of 34 tokens, 32 to read and 8 to write: each weight by the tokens that it multiplies."""
     shape = shape_of("architecture=t5", "head_dim=16", "ffn_hidden_size=100")
-    assert (shape.sample_tokens, shape.seq_len, shape.target_len) == (34, 32, 8)
+    assert (shape.raw_len, shape.seq_len, shape.target_len) == (34, 32, 8)
     attention, mlp, heads = 4 * 48 * 96, 3 * 48 * 100, 96
     encoder = 32 * (attention + mlp) + 2 * 32 * 32 * heads
     decoder = 8 * (attention + mlp) + 8 * 8 * heads  # causal: half

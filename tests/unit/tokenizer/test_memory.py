@@ -13,7 +13,7 @@ from zerokara.config import TokenizerConfig
 from zerokara.corpus.inputs import InputFile, find_files
 from zerokara.errors import UserError
 from zerokara.tokenizer import memory, training
-from zerokara.tokenizer.outlook import look
+from zerokara.tokenizer.corpus_statistics import look
 
 HIRAGANA = "のにをはがとでもたしいてなられるかすまけりこよさあ"
 KANJI = "".join(map(chr, range(0x4E00, 0x4E00 + 1200)))

@@ -17,7 +17,7 @@ from zerokara.config import TokenizerConfig
 from zerokara.errors import RunError, UserError
 from zerokara.tokenizer import morphemes, segmentation, training
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.model_file import Kind, ModelFile
+from zerokara.tokenizer.model_file import ModelFile, PieceType
 from zerokara.tokenizer.morphemes import ANALYSERS, Analyse, Analyser, boundaries
 from zerokara.tokenizer.segmentation import Rules
 
@@ -139,7 +139,7 @@ def _train(tmp_path: Path, lines: list[str], analyse: Analyse | None, **settings
 def _crossing_pieces(model: ModelFile, lines: list[str]) -> set[str]:
     """Learnt pieces that stand within no morpheme of the text."""
     inside = "\n".join(part for line in lines for part in segmentation.morphemes(line, _kanji_and_endings, _rules()))
-    learnt = (piece.text.replace("▁", " ") for piece in model.pieces if piece.kind is Kind.NORMAL)
+    learnt = (piece.text.replace("▁", " ") for piece in model.pieces if piece.type is PieceType.NORMAL)
     return {piece for piece in learnt if len(piece.strip()) > 1 and piece not in inside}
 
 

@@ -13,7 +13,7 @@ from zerokara.config import TokenizerConfig
 from zerokara.errors import RunError, UserError
 from zerokara.tokenizer import training
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.model_file import SCORE_STEP, Kind, ModelFile
+from zerokara.tokenizer.model_file import SCORE_STEP, ModelFile, PieceType
 
 TrainToy = Callable[..., Path]
 
@@ -97,7 +97,7 @@ def test_no_piece_crosses_a_line_end_and_scores_sum_without_rounding(toy: Encode
     pieces = ModelFile(toy.model_bytes).pieces
     assert [piece.text for piece in pieces if "\n" in piece.text] == ["\n"]
     assert all((piece.score / SCORE_STEP).is_integer() for piece in pieces)
-    assert pieces[toy.eos_id].kind is Kind.CONTROL and pieces[toy.newline_id].kind is Kind.USER_DEFINED
+    assert pieces[toy.eos_id].type is PieceType.CONTROL and pieces[toy.newline_id].type is PieceType.USER_DEFINED
 
 
 def test_the_trainers_words_are_in_the_log_and_not_on_the_terminal(

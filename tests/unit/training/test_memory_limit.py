@@ -13,17 +13,17 @@ import pytest
 from zerokara import config, resources
 from zerokara.errors import Fault, UserError
 from zerokara.steps import train
-from zerokara.training import preflight
-from zerokara.training.planning import memory_budget, memory_limit, preparation
+from zerokara.training import launching
+from zerokara.training.planning import memory_budget, memory_limit, run_plan
 from zerokara.training.planning.memory_budget import Budget
-from zerokara.training.planning.preparation import Preparation
+from zerokara.training.planning.run_plan import RunPlan
 
 GB = 10**9
 
 
-def prepared(tiny_data: dict[str, str], *settings: str, processes: int = 1) -> Preparation:
+def prepared(tiny_data: dict[str, str], *settings: str, processes: int = 1) -> RunPlan:
     given = config.load(config.PretrainConfig, tiny_data["config"], [*settings])
-    return preparation.prepare(given, processes, "fp32")
+    return run_plan.make_plan(given, processes, "fp32")
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, main_memory: float) -> None:
@@ -36,7 +36,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, main_memory: float) -> None:
     monkeypatch.setattr(memory_limit, "whole_machine", whole)
 
 
-def refused(plan: Preparation, gpu_bytes: int | None = None) -> Fault:
+def refused(plan: RunPlan, gpu_bytes: int | None = None) -> Fault:
     with pytest.raises(UserError) as caught:
         memory_limit.check(plan, gpu_bytes)
     (fault,) = caught.value.faults
@@ -62,7 +62,8 @@ def test_a_run_is_refused_from_a_quarter_more_than_all_there_is(
             assert ("GPU memory" in refused(plan, gpu_bytes).rule) is (device == "cuda")
         if share == 1.24:
             asked = Budget(device, size, 100 * GB)  # type: ignore[arg-type]
-            assert "may not fit" in dict(preflight.rows(plan, asked))["note"], "between, there is a note"
+            rows = dict(launching._memory_rows(launching.LocalPlan(plan, asked)))
+            assert "may not fit" in rows["note"], "between, there is a note"
 
 
 def test_main_memory_beside_a_gpu_counts_too(tiny_data: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ def test_every_parameter_is_in_one_group_and_vectors_do_not_decay() -> None:
     for optimizer in ("adamw", "adafactor", "muon"):
         settings, shape = of(f"optimizer={optimizer}", "architecture=gpt2", "num_kv_heads=auto")
         parameters = parameter_shapes(shape)
-        groups = optimizers.groups_of(settings, parameters)
+        groups = optimizers.parameter_groups(settings, parameters)
         assert sorted(name for group in groups for name in group.names) == sorted(parameters)
         for group in groups:
             assert {len(parameters[name]) > 1 for name in group.names} == {group.weight_decay > 0}
@@ -61,7 +61,9 @@ def test_every_parameter_is_in_one_group_and_vectors_do_not_decay() -> None:
 def test_muon_has_the_matrices_of_the_layers_alone() -> None:
     settings, shape = of("optimizer=muon", "tie_word_embeddings=false")
     groups = {
-        group.rule: group for group in optimizers.groups_of(settings, parameter_shapes(shape)) if group.kind == "matrix"
+        group.rule: group
+        for group in optimizers.parameter_groups(settings, parameter_shapes(shape))
+        if group.kind == "matrix"
     }
     assert set(groups["adamw"].names) == {"embedding.word_embeddings.weight", "output_layer.weight"}
     assert len(groups["muon"].names) == 2 * 4
@@ -82,7 +84,7 @@ def test_the_plan_says_what_decays() -> None:
 )
 def test_tables_of_distances_learn_faster_and_do_not_decay(overrides: tuple[str, ...], times: float) -> None:
     settings, shape = of("architecture=t5", "num_kv_heads=auto", "weight_decay=0.1", *overrides)
-    groups = optimizers.groups_of(settings, parameter_shapes(shape))
+    groups = optimizers.parameter_groups(settings, parameter_shapes(shape))
     tables, others = (
         [g for g in groups if "relative" in g.names[0]],
         [g for g in groups if "relative" not in g.names[0]],

@@ -68,7 +68,7 @@ def by_whole_tensors(config: PretrainConfig, data_parallel_size: int) -> bool:
     return config.zero_stage == 0 or config.optimizer != "adamw" or nothing_to_share
 
 
-def rule_of(optimizer: str, name: str, shape: Shape) -> Rule:
+def algorithm_of(optimizer: str, name: str, shape: Shape) -> Rule:
     """The rule by which an optimizer updates the parameter `name`."""
     if optimizer == "adafactor":
         return "adafactor"
@@ -77,7 +77,7 @@ def rule_of(optimizer: str, name: str, shape: Shape) -> Rule:
 
 def state_shapes(optimizer: str, name: str, shape: Shape) -> dict[str, Shape]:
     """What the optimizer remembers of the parameter `name`, each in fp32, by torch's and transformers' names."""
-    rule = rule_of(optimizer, name, shape)
+    rule = algorithm_of(optimizer, name, shape)
     if rule == "muon":
         return {"momentum_buffer": shape}
     if rule == "adafactor":
@@ -128,11 +128,11 @@ class Group:
     names: tuple[str, ...]
 
 
-def groups_of(config: PretrainConfig, parameters: Mapping[str, Shape]) -> list[Group]:
+def parameter_groups(config: PretrainConfig, parameters: Mapping[str, Shape]) -> list[Group]:
     """The groups that are not empty; each parameter is in one."""
     found: dict[tuple[Rule, Kind], list[str]] = {}
     for name, shape in parameters.items():
-        found.setdefault((rule_of(config.optimizer, name, shape), kind_of(name, shape)), []).append(name)
+        found.setdefault((algorithm_of(config.optimizer, name, shape), kind_of(name, shape)), []).append(name)
     return [
         Group(
             rule,
@@ -149,7 +149,7 @@ def plan_lines(config: PretrainConfig, shape: ModelShape) -> list[str]:
     """What is updated by which rule, and what decays, a line for each rule."""
     parameters = parameter_shapes(shape)
     told: dict[Rule, list[str]] = {}
-    for group in groups_of(config, parameters):
+    for group in parameter_groups(config, parameters):
         numbers = count_text(sum(math.prod(parameters[name]) for name in group.names))
         kind = _TITLES_OF_KINDS[group.kind][len(group.names) != 1]
         decay = f"weight decay {group.weight_decay:g}" if group.kind == "matrix" else "no decay"
@@ -164,7 +164,7 @@ def build(
     """The torch optimizers that update fp32 `tensors` (some or all parameters, by name), one for each rule at work."""
     parameters = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     groups: dict[Rule, list[dict[str, Any]]] = {}
-    for group in groups_of(config, parameters):
+    for group in parameter_groups(config, parameters):
         entry = {"params": [tensors[name] for name in group.names], "weight_decay": group.weight_decay}
         groups.setdefault(group.rule, []).append({**entry, "lr_scale": group.lr_scale})
     return {rule: _BUILDERS[rule](config, entries, tensors, shape) for rule, entries in groups.items()}
@@ -176,7 +176,7 @@ def make_state(optimizer: str, made: Mapping[Rule, torch.optim.Optimizer], tenso
 
     for name, tensor in tensors.items():
         shape = tuple(tensor.shape)
-        rule = rule_of(optimizer, name, shape)
+        rule = algorithm_of(optimizer, name, shape)
         state: dict[str, Any] = {
             key: torch.zeros(of_key, dtype=torch.float32, device=tensor.device)
             for key, of_key in state_shapes(optimizer, name, shape).items()

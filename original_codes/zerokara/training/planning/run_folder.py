@@ -15,7 +15,7 @@ from zerokara.durable import ASIDE_ENDING, PARTIAL_SUFFIX, unused_name, write_by
 from zerokara.errors import Fault, UserError
 from zerokara.progress import bytes_text
 from zerokara.training.planning import run_lock, setting_names
-from zerokara.training.planning.preparation import Preparation
+from zerokara.training.planning.run_plan import RunPlan as Preparation
 
 TOKENIZER_NAME = "tokenizer.model"
 MANIFEST_NAME = "manifest.json"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -17,6 +16,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -26,13 +26,12 @@ import psutil
 from zerokara.config import PretrainConfig
 from zerokara.errors import RunError
 from zerokara.model import loopback
+from zerokara.parent_death_signal import end_with_parent
 from zerokara.resources import available_cores, num_oom_kills
 from zerokara.training.planning import cores, limits, processors
 from zerokara.training.processes import meeting
 
 _LAUNCHER = "deepspeed.launcher.launch"
-_PR_SET_PDEATHSIG = 1
-"""Source: linux/prctl.h."""
 
 
 def is_training_process() -> bool:
@@ -115,7 +114,8 @@ def launch(module: str, arguments: Sequence[str], processes: int) -> int:
     with meeting.place() as told:
         # A session of its own: a Ctrl-C in the terminal would reach the launcher too, which gives its processes 30
         # seconds (launch.py, terminate_process_tree), and saving a large model may take longer.
-        child = subprocess.Popen(command, env=environment | told, start_new_session=True, preexec_fn=_end_with_parent)
+        end_with_us = partial(end_with_parent, os.getpid(), signal.SIGTERM)
+        child = subprocess.Popen(command, env=environment | told, start_new_session=True, preexec_fn=end_with_us)
         with _Forwarding(child.pid) as forwarding:
             code = child.wait()
     if forwarding.asked and code != RunError.exit_code:  # a run that was asked to stop, and could not save, failed
@@ -192,11 +192,6 @@ def _takes_requests(pid: int) -> bool:
             if line.startswith("SigCgt:"):  # proc(5): a mask in hexadecimal, bit 0 for signal 1
                 return bool(int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
     return False
-
-
-def _end_with_parent() -> None:
-    # Linux sends the launcher SIGTERM when the process that started it dies, however it dies (prctl(2)).
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def lone_environment() -> dict[str, str]:

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from zerokara.corpus import documents, heads
-from zerokara.corpus.heads import check_heads
+from zerokara.corpus import documents, format_check
+from zerokara.corpus.format_check import check_formats
 from zerokara.corpus.inputs import find_files
 from zerokara.corpus.packed import zstd_module
 from zerokara.errors import RunError, UserError
@@ -20,8 +20,8 @@ from zerokara.errors import RunError, UserError
 zstd: ModuleType = zstd_module()
 
 
-def _check(*paths: Path, text_field: str = "text", txt_document: heads.TxtDocument = "line") -> None:
-    check_heads(find_files([str(path) for path in paths], ""), text_field, txt_document, "config.yaml:5")
+def _check(*paths: Path, text_field: str = "text", txt_document: format_check.TxtDocument = "line") -> None:
+    check_formats(find_files([str(path) for path in paths], ""), text_field, txt_document, "config.yaml:5")
 
 
 def _jsonl(path: Path, *records: object) -> Path:
@@ -100,7 +100,7 @@ def test_the_look_at_empty_lines_ends(tmp_path: Path, monkeypatch: pytest.Monkey
     path = tmp_path / "a.jsonl"
     for limit, lines in (("MAX_LINES", 80), ("MAX_BYTES", 79)):
         with monkeypatch.context() as patched:
-            patched.setattr(heads, limit, 80)
+            patched.setattr(format_check, limit, 80)
             path.write_bytes(b"\n" * lines + b"no JSON\n" * 50)
             _check(path) if limit == "MAX_LINES" else None
             path.write_bytes(b"\n" * (lines - 60) + b"no JSON\n" * 50)
@@ -206,7 +206,7 @@ def test_a_disk_that_fails_is_told(tmp_path: Path) -> None:
     files = find_files([str(path)], "")
     path.unlink()
     with pytest.raises(RunError, match=r"cannot read .*a\.jsonl: No such file"):
-        check_heads(files, "text", "line", "config.yaml:5")
+        check_formats(files, "text", "line", "config.yaml:5")
 
 
 def test_a_large_txt_as_one_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

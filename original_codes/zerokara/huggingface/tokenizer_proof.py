@@ -1,18 +1,19 @@
 """Proof that the Hugging Face tokenizer gives the ids that training used, on the user's own text and on hard strings.
 
-In: the encoder of the training, a folder with `tokenizer.json`, texts. Out: a `TokenizerProof`, which the export shows
-and which ends it when it is not ok. The folder is loaded by stock `AutoTokenizer`, and called with
+In: the encoder that training used, a folder with `tokenizer.json`, texts. Out: a `TokenizerProof`, which the export
+prints, and without which it fails. The folder is loaded by stock `AutoTokenizer`, and called with
 `split_special_tokens=True`, so that text is text; transformers 5.23 hands that to tokenizers' `encode_special_tokens`.
-By default it reads "</s>" in a text as the control token, as its users expect; T5's sentinels are compared so.
+By default it reads "</s>" in a text as the control token, as its users expect; T5's sentinel tokens are compared that
+way.
 
 Equal means the same ids. For unigram models a line may be a *tie*: the same text in other pieces with the same total
-score (in float64, within 1e-6 relative), which two right implementations may break differently. Models of step 1 have
-scores that sum without rounding, so that both break them alike; other models do not.
+score (in float64, within 1e-6 relative), which two correct implementations may break differently. Models of step 1
+have scores that sum without rounding, so that both break ties alike; other models do not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -22,62 +23,23 @@ import numpy as np
 
 from zerokara.progress import Progress
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.model_file import Kind
+from zerokara.tokenizer.hard_texts import hard_texts
+from zerokara.tokenizer.model_file import PieceType
 from zerokara.tokenizer.units import NEWLINE
 
 TIE_TOLERANCE = 1e-6
 MAX_TIE_SHARE = 0.001
-"""Ties that are put up with, as a share of the lines compared."""
+"""Ties tolerated, as a share of the lines compared."""
 MAX_SHOWN = 10
 """Failures and ties kept as examples."""
 MAX_TEXT_CHARACTERS = 100_000
 """A longer text is compared line by line only: as a whole it would take the vendor too long."""
-MAX_SYMBOLS = 50
-"""User symbols that get hard texts of their own; all of them stand together in two more."""
 _BATCH = 256
-
-HARD_TEXTS = (
-    "",
-    " ",
-    "   leading",
-    "trailing   ",
-    "in  the   middle    and  so on",
-    "\t",
-    "a\tb\t\tc",
-    "\n",
-    "\n\n\nline\n\nline\n",
-    "first line\n  second line\n\tthird line",
-    "carriage\r\nreturn\r\n",
-    "\r",
-    "null\0byte",
-    "full width：ＡＢＣ　１２３～！",
-    "half width: ｶﾞｷﾞﾊﾟ",
-    "combining: e\u0301 か\u3099 n\u0303 \u1112\u1161\u11ab",
-    "emoji: 👩‍👩‍👧‍👦 🏳️‍🌈 👍🏽 🇯🇵",
-    "rare kanji: 𠮷野家 𩸽 㐂 髙﨑 龘",
-    "한국어 문장입니다. 띄어쓰기가 있어요.",
-    "日本語の文です。「引用」もあります。",
-    "Ação, țară, naïve, Größe",
-    "مرحبا بالعالم हिन्दी ไทย",
-    "0123456789 3.14159 1,000,000 ２０２４年",
-    "def f(x):\n    return {'a': [x**2, -1]}  # comment\n",
-    "a" * 1000,
-    "へ" * 333,
-    " " * 257,
-    "=-" * 200,
-    "aaab" * 100,
-    "\u2028line\u2029paragraph\u0085next\x0bvertical\x0cform",
-    "\ufeffbyte order mark \u200b zero width",
-    "private \ue000 last \U0010ffff unknown \u0378",
-    "<0x41><0x0A><0x00>",
-    "block \u2585 space mark \u2581 end",
-)
-"""Texts on which tokenizers have been seen to differ."""
 
 
 @dataclass(frozen=True)
-class Difference:
-    """A text for which the two gave other ids, or other text back."""
+class TokenizerDifference:
+    """A text for which the two gave different ids, or decoded them differently."""
 
     text: str
     ours: list[int]
@@ -102,27 +64,27 @@ class TokenizerProof:
     lines: int
     """Lines of the given texts that were compared one by one."""
     whole_texts: int
-    """Texts of several lines that were compared as a whole beside."""
+    """Texts of several lines that were also compared as a whole."""
     equal: int
     """Lines with the same ids."""
     ties: int
     """Lines that differ by a tie only (unigram)."""
-    tie_examples: tuple[Difference, ...]
-    failures: tuple[Difference, ...]
-    """The first differences that are no ties, of the given and of the hard texts."""
+    tie_examples: tuple[TokenizerDifference, ...]
+    failures: tuple[TokenizerDifference, ...]
+    """The first differences that are not ties, in the given and the hard texts."""
     num_failures: int
     hard_texts: int
-    """Hard texts compared; their ties are put up with, their failures are among the failures."""
+    """Hard texts compared; their ties are tolerated, their failures are among the failures."""
 
     @property
     def ok(self) -> bool:
-        """Whether the tokenizer may be published as the one of the training."""
+        """Whether the tokenizer gives the ids of training, so that it may be published."""
         return not self.num_failures and self.ties <= max(1, MAX_TIE_SHARE * self.lines)
 
     def __str__(self) -> str:
         text = (
             f"{self.lines:,} lines: {self.equal:,} equal, {self.ties:,} ties, {self.num_failures:,} failures; "
-            f"{self.whole_texts:,} whole texts and {self.hard_texts} hard texts beside"
+            f"also {self.whole_texts:,} whole texts and {self.hard_texts} hard texts"
         )
         if self.num_failures:
             return f"{text}; first failure: {self.failures[0]}"
@@ -130,14 +92,14 @@ class TokenizerProof:
 
 
 def prove(encoder: Encoder, hf_folder: Path, lines: Iterable[str], max_lines: int = 10_000) -> TokenizerProof:
-    """Compare the two on texts of one or more lines, until `max_lines` lines are done, and on the hard texts.
+    """Compare the two on the hard texts, and on the given texts until `max_lines` lines are done.
 
     A text of several lines is compared line by line and as a whole.
     """
     comparison = _Comparison(encoder, load(hf_folder))
     hard = hard_texts(encoder)
     comparison.compare(hard)
-    comparison.compare_marks()
+    comparison.compare_sentinels()
     whole_texts = num_lines = 0
     with Progress("comparing token ids", total=max_lines, unit="line") as progress:
         texts = iter(lines)
@@ -163,57 +125,31 @@ def prove(encoder: Encoder, hf_folder: Path, lines: Iterable[str], max_lines: in
 
 
 def load(hf_folder: Path) -> Any:
-    """The tokenizer as any user of the folder gets it."""
+    """Load the tokenizer as any user of the folder does."""
     from transformers import AutoTokenizer  # seconds to import
 
     return AutoTokenizer.from_pretrained(str(hf_folder), local_files_only=True, trust_remote_code=False)
 
 
-def hard_texts(encoder: Encoder) -> list[str]:
-    """Texts on which two implementations are likeliest to differ, for this tokenizer."""
-    return [*HARD_TEXTS, *_spelling_specials(encoder), *_holding_symbols(encoder)]
-
-
-def _holding_symbols(encoder: Encoder) -> Iterator[str]:
-    """Texts that hold the user's symbols: alone, doubled, cut short, inside words and lines."""
-    symbols = [
-        piece.text for piece in encoder.model.pieces if piece.kind is Kind.USER_DEFINED and piece.text != NEWLINE
-    ]
-    for symbol in symbols[:MAX_SYMBOLS]:
-        yield from (symbol, symbol + symbol, f"a{symbol}b", f"one {symbol} two  {symbol}")
-        yield f"{symbol[:-1]} {symbol[1:]}"
-        yield f"{symbol}\n{symbol} \n {symbol}日本{symbol}"
-    yield "".join(symbols)
-    yield " ".join(symbols)
-
-
-def _spelling_specials(encoder: Encoder) -> Iterator[str]:
-    """Texts that spell the control tokens, alone and inside words."""
-    names = [encoder.piece(i) for i in sorted({*encoder.control_ids, encoder.unk_id})]
-    yield from names[:6]
-    yield " ".join(names)
-    yield "x".join(names) + "\n" + "".join(names) + "<EOD>"
-
-
 class _Comparison:
-    """Counts of equal, tied and different texts."""
+    """Counts of equal, tied and different texts, and examples."""
 
     def __init__(self, encoder: Encoder, theirs: Any) -> None:
         self._encoder, self._theirs = encoder, theirs
         model = encoder.model
         self._is_unigram = model.is_unigram
         self._scores = np.array([piece.score for piece in model.pieces], dtype=np.float64)
-        self._is_normal = np.array([piece.kind is Kind.NORMAL for piece in model.pieces])
+        self._is_normal = np.array([piece.type is PieceType.NORMAL for piece in model.pieces])
         self.equal = self.ties = self.num_failures = 0
-        self.tie_examples: list[Difference] = []
-        self.failures: list[Difference] = []
+        self.tie_examples: list[TokenizerDifference] = []
+        self.failures: list[TokenizerDifference] = []
 
     def compare(self, texts: Sequence[str], *, counted: bool = False) -> None:
         """Compare the texts; equal ones and ties are counted where `counted`, failures always."""
         if not texts:
             return
         ours = self._encoder.encode_many(texts)
-        # Not verbose: a text longer than the model's window is no fault here.
+        # Not verbose: a text longer than the context length is no fault here.
         asked = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
         theirs = self._theirs(list(texts), **asked)["input_ids"]
         for text, our_array, their_ids in zip(texts, ours, theirs, strict=True):
@@ -227,27 +163,27 @@ class _Comparison:
             else:
                 self._fail(difference)
 
-    def compare_marks(self) -> None:
-        """See that each sentinel, written in a text as its users do, is its one id, without a space before it."""
-        for mark in self._encoder.sentinel_ids:
+    def compare_sentinels(self) -> None:
+        """Check that each sentinel token, spelt in a text as users do, is its one id, without a space before it."""
+        for sentinel in self._encoder.sentinel_ids:
             before, after = self._encoder.encode("a").tolist(), self._encoder.encode(" b").tolist()
-            text, ours = f"a {self._encoder.piece(mark)} b", [*before, mark, *after]
+            text, ours = f"a {self._encoder.piece(sentinel)} b", [*before, sentinel, *after]
             theirs = list(self._theirs(text, add_special_tokens=False)["input_ids"])
             if theirs != ours:
-                self._fail(Difference(text, ours, theirs, "ids"))
+                self._fail(TokenizerDifference(text, ours, theirs, "ids"))
 
-    def _fail(self, difference: Difference) -> None:
+    def _fail(self, difference: TokenizerDifference) -> None:
         self.num_failures += 1
         self.failures += [difference] if len(self.failures) < MAX_SHOWN else []
 
-    def _difference(self, text: str, ours: list[int], theirs: list[int]) -> Difference | None:
+    def _difference(self, text: str, ours: list[int], theirs: list[int]) -> TokenizerDifference | None:
         if ours != theirs:
-            return Difference(text, ours, theirs, "tie" if self._is_tie(ours, theirs) else "ids")
-        # <unk> is shown otherwise by each, and is no text of the user's anyway.
+            return TokenizerDifference(text, ours, theirs, "tie" if self._is_tie(ours, theirs) else "ids")
+        # Each decodes <unk> differently, and it is no text of the user anyway.
         if self._encoder.unk_id not in ours:
             decoded = self._theirs.decode(theirs, skip_special_tokens=True)
             if decoded != self._encoder.decode(ours):
-                return Difference(text, ours, theirs, "decoded text")
+                return TokenizerDifference(text, ours, theirs, "decoded text")
         return None
 
     def _is_tie(self, ours: list[int], theirs: list[int]) -> bool:
@@ -259,7 +195,7 @@ class _Comparison:
         return near and our_fixed == their_fixed
 
     def _total(self, ids: list[int]) -> tuple[float, list[int]]:
-        """The score of the learnt pieces, and the pieces whose scores are fixed (bytes, symbols, line ends)."""
+        """Return the total score of the learnt pieces, and the ids of the others (bytes, symbols, line ends)."""
         array = np.array(ids, dtype=np.int64)
         normal = self._is_normal[array]
         return float(self._scores[array[normal]].sum()), array[~normal].tolist()

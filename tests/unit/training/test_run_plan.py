@@ -12,7 +12,7 @@ import pytest
 from zerokara import config
 from zerokara.errors import UserError
 from zerokara.progress import bytes_text
-from zerokara.training.planning import preparation
+from zerokara.training.planning import disk_space, run_plan
 from zerokara.training.processes import launcher
 
 
@@ -28,15 +28,15 @@ def settings(tiny_data: dict[str, str], tmp_path: Path):  # type: ignore[no-unty
 def test_checkpoints_that_will_not_fit_are_told_in_numbers(settings, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10, 0, 1_000_000))
-    plan = preparation.prepare(settings("save_interval=2", "keep_last=2"), 1)
+    plan = run_plan.make_plan(settings("save_interval=2", "keep_last=2"), 1)
     with pytest.raises(UserError) as caught:
-        preparation.check_disk(plan)
+        disk_space.check_disk(plan)
     each = 12 * plan.shape.num_parameters()
     # The two newest, the one that is being written, and the best.
     expected = f"4 of {bytes_text(each)} will stand at once and need {bytes_text(4 * each)} more, 1.0 MB are free"
     assert expected in str(caught.value) and "save_interval: 20 is the smallest that fits" in str(caught.value)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10, 0, 10**12))
-    preparation.check_disk(plan)
+    disk_space.check_disk(plan)
 
 
 @pytest.mark.parametrize("room", [1, 2, 3, 4, 6])
@@ -49,30 +49,30 @@ def test_the_save_interval_that_is_advised_is_the_smallest_that_fits(
 ) -> None:
     usage = namedtuple("usage", "total used free")
     given = ("save_interval=2", "keep_last=4", *kept)
-    plan = preparation.prepare(settings(*given), 1)
+    plan = run_plan.make_plan(settings(*given), 1)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10, 0, room * plan.checkpoint_bytes))
-    if preparation.num_standing(plan, 2) <= room:
-        preparation.check_disk(plan)
+    if disk_space.max_checkpoints(plan, 2) <= room:
+        disk_space.check_disk(plan)
         return
     with pytest.raises(UserError) as caught:
-        preparation.check_disk(plan)
+        disk_space.check_disk(plan)
     found = re.search(r"save_interval: (\d+) is the smallest that fits(?: with keep_every: (\d+))?", str(caught.value))
     assert found
     interval, every = int(found[1]), found[2]
     changes = [f"save_interval={interval}", *([f"keep_every={every}"] if every else [])]
-    preparation.check_disk(preparation.prepare(settings(*given, *changes), 1))
+    disk_space.check_disk(run_plan.make_plan(settings(*given, *changes), 1))
     unit = plan.config.keep_every or 1
     for shorter in range(unit, interval, unit):
         changed = [f"save_interval={shorter}", *([f"keep_every={shorter}"] if every else [])]
         with pytest.raises(UserError):
-            preparation.check_disk(preparation.prepare(settings(*given, *changed), 1))
+            disk_space.check_disk(run_plan.make_plan(settings(*given, *changed), 1))
 
 
 def test_the_vocabulary_must_be_shared_in_whole_rows(settings) -> None:  # type: ignore[no-untyped-def]
     heads = ("hidden_size=60", "num_attn_heads=6", "num_kv_heads=3", "ffn_hidden_size=96", "tensor_parallel_size=3")
     rows = "512, the 500 pieces of the tokenizer and their padding"
     with pytest.raises(UserError, match=rf"tensor_parallel_size = 3: must divide {rows}; try a power of two"):
-        preparation.prepare(settings(*heads), 3)
+        run_plan.make_plan(settings(*heads), 3)
 
 
 def test_tokens_of_another_tokenizer_are_refused(settings, tiny_data: dict[str, str], tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -80,7 +80,7 @@ def test_tokens_of_another_tokenizer_are_refused(settings, tiny_data: dict[str, 
     # The same pieces, one more field at the end of the file: another content.
     other.write_bytes(Path(tiny_data["input_tokenizer_file"]).read_bytes() + b"\x3a\x00")
     with pytest.raises(UserError, match=r"was made with another tokenizer: its sha256 is .* --redo"):
-        preparation.prepare(settings(f"input_tokenizer_file={other}"), 1)
+        run_plan.make_plan(settings(f"input_tokenizer_file={other}"), 1)
 
 
 def test_more_processes_than_gpus_are_refused(settings, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
@@ -100,5 +100,5 @@ def test_precision_follows_the_hardware_only_when_asked(settings, monkeypatch: p
     given = settings("precision=auto")
     chosen = launcher.precision(given)
     assert chosen in ("bf16", "fp32")
-    plan = preparation.prepare(given, 1, chosen)
+    plan = run_plan.make_plan(given, 1, chosen)
     assert (plan.config.precision, plan.given.precision) == (chosen, "auto")

@@ -1,4 +1,4 @@
-"""The stand-in for SentencePiece: proved equal before it works, watched while it works, left when it differs."""
+"""The fast encoder: proved equal before the work, checked during it, left when it differs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from gigatoken._load.sentencepiece import sentencepiece_to_tokenizer_json
 
-from zerokara.tokenizer import stand_in, stand_in_model
+from zerokara.tokenizer import encoder_choice, fast_encoder, fast_encoder_model
 from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokenizer.hard_texts import hard_texts
 from zerokara.tokenizer.model_file import ModelFile
-from zerokara.tokenizer.proof import hard_texts
 
 from .conftest import TrainToy, toy_lines
 
@@ -23,8 +23,8 @@ TEXTS = ["\n".join(toy_lines(40, seed)) for seed in range(20)]
 
 
 def test_bpe_is_done_by_gigatoken_with_the_same_ids(toy_bpe: Encoder) -> None:
-    choice = stand_in.choose(toy_bpe, TEXTS)
-    assert choice.name == "gigatoken 0.10.0" and "proved equal to SentencePiece on" in choice.word
+    choice = encoder_choice.choose(toy_bpe, TEXTS)
+    assert choice.name == "gigatoken 0.10.0" and "proved equal to SentencePiece on" in choice.reason
     quick = pickle.loads(pickle.dumps(choice.open_encoder))()
     assert (quick.vocab_size, quick.eos_id) == (toy_bpe.vocab_size, toy_bpe.eos_id)
     texts = [*TEXTS, *hard_texts(toy_bpe), "x" * 5000 + "</s>" + "\n" * 300]
@@ -36,9 +36,9 @@ def test_bpe_is_done_by_gigatoken_with_the_same_ids(toy_bpe: Encoder) -> None:
 def test_the_model_is_as_gigatoken_makes_it_itself(train_toy: TrainToy) -> None:
     encoder = Encoder(train_toy(model_type="bpe", extra_ids=2, user_defined_symbols=["[CALL]"], vocab_size=560))
     model = ModelFile(encoder.model_bytes)
-    special = {i: stand_in_model.marker(i) for i, piece in enumerate(model.pieces) if piece.kind in (2, 3)}
+    special = {i: fast_encoder_model.marker(i) for i, piece in enumerate(model.pieces) if piece.type in (2, 3)}
     model.rename(special)
-    ours = json.loads(stand_in_model.tokenizer_json(encoder.model))
+    ours = json.loads(fast_encoder_model.tokenizer_json(encoder.model))
     theirs = json.loads(sentencepiece_to_tokenizer_json(model.to_bytes()))
     assert (ours["model"].pop("unk_token"), theirs["model"].pop("unk_token")) == (special[encoder.unk_id], "<unk>")
     assert ours == theirs and len(ours["model"]["merges"]) > 100
@@ -51,32 +51,32 @@ def test_control_names_and_user_symbols_are_part_of_the_proof(train_toy: TrainTo
     texts = hard_texts(encoder)
     for needed in ("</s>", "<extra_id_1>", "[CALL][CALL]", "a<|im|>b", "[CALL CALL]", "[CALL]<|im|>"):
         assert any(needed in text for text in texts), needed
-    assert stand_in.choose(encoder, TEXTS).name.startswith("gigatoken")
+    assert encoder_choice.choose(encoder, TEXTS).name.startswith("gigatoken")
 
 
 def test_unigram_stays_with_sentencepiece(toy: Encoder) -> None:
-    choice = stand_in.choose(toy, TEXTS)
-    assert choice.name == "sentencepiece 0.2.3" and choice.word == "the quickest for unigram"
+    choice = encoder_choice.choose(toy, TEXTS)
+    assert choice.name == "sentencepiece 0.2.3" and choice.reason == "the fastest for unigram"
     assert isinstance(choice.open_encoder(), Encoder)
 
 
 def test_a_dummy_prefix_is_outside_what_was_tried(train_toy: TrainToy) -> None:
-    choice = stand_in.choose(Encoder(train_toy(model_type="bpe", add_dummy_prefix=True)), TEXTS)
-    assert choice.name.startswith("sentencepiece") and "puts a space before every line" in choice.word
+    choice = encoder_choice.choose(Encoder(train_toy(model_type="bpe", add_dummy_prefix=True)), TEXTS)
+    assert choice.name.startswith("sentencepiece") and "puts a space before every line" in choice.reason
 
 
 def test_without_byte_fallback_sentencepiece_does_it(train_toy: TrainToy) -> None:
-    choice = stand_in.choose(Encoder(train_toy(model_type="bpe", byte_fallback=False)), TEXTS)
-    assert choice.name.startswith("sentencepiece") and "has no byte fallback" in choice.word
+    choice = encoder_choice.choose(Encoder(train_toy(model_type="bpe", byte_fallback=False)), TEXTS)
+    assert choice.name.startswith("sentencepiece") and "has no byte fallback" in choice.reason
 
 
 def test_it_is_opened_anew_before_it_remembers_too_much(toy_bpe: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stand_in, "MAX_REMEMBERED_TOKENS", 1000)
-    quick = stand_in.StandIn(toy_bpe.model_path)
+    monkeypatch.setattr(fast_encoder, "MAX_CACHED_TOKENS", 1000)
+    quick = fast_encoder.FastEncoder(toy_bpe.model_path)
     first = quick._tokenizer
     for text in TEXTS:
         assert np.array_equal(quick.encode_joined([text])[0], toy_bpe.encode_joined([text])[0])
-    assert quick._tokenizer is not first and quick._tokens < 3000
+    assert quick._tokenizer is not first and quick._cached_tokens < 3000
 
 
 def _other_merges(encoder: Encoder, folder: Path) -> Path:
@@ -90,20 +90,20 @@ def _other_merges(encoder: Encoder, folder: Path) -> Path:
 
 
 def test_other_ids_are_found_before_the_work(toy_bpe: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Wrong(stand_in.StandIn):
-        def __init__(self, model_path: Path, truth: Encoder) -> None:
+    class Wrong(fast_encoder.FastEncoder):
+        def __init__(self, model_path: Path, reference: Encoder) -> None:
             super().__init__(_other_merges(toy_bpe, tmp_path))
 
-    monkeypatch.setattr(stand_in, "StandIn", Wrong)
-    choice = stand_in.choose(toy_bpe, TEXTS)
-    assert choice.name.startswith("sentencepiece") and "gave other ids, first for '" in choice.word
+    monkeypatch.setattr(encoder_choice, "FastEncoder", Wrong)
+    choice = encoder_choice.choose(toy_bpe, TEXTS)
+    assert choice.name.startswith("sentencepiece") and "gave different ids, first for '" in choice.reason
     assert isinstance(choice.open_encoder(), Encoder)
 
 
 def test_other_ids_are_found_while_it_works(toy_bpe: Encoder, tmp_path: Path) -> None:
-    quick = stand_in.StandIn(toy_bpe.model_path)
-    quick._truth = Encoder(_other_merges(toy_bpe, tmp_path))
-    with pytest.raises(stand_in.StandInDiffersError) as raised:
+    quick = fast_encoder.FastEncoder(toy_bpe.model_path)
+    quick._reference = Encoder(_other_merges(toy_bpe, tmp_path))
+    with pytest.raises(fast_encoder.FastEncoderDiffersError) as raised:
         for text in TEXTS:
             quick.encode_joined([text])
     assert pickle.loads(pickle.dumps(raised.value)).excerpt == raised.value.excerpt != ""
@@ -120,6 +120,6 @@ def test_without_gigatoken_the_work_is_done_all_the_same(
         def broken(*_: Any) -> Any:
             raise ValueError("no such format")
 
-        monkeypatch.setattr(stand_in, "StandIn", broken)
-    choice = stand_in.choose(toy_bpe, TEXTS)
-    assert choice.name.startswith("sentencepiece") and "cannot be used here" in choice.word
+        monkeypatch.setattr(encoder_choice, "FastEncoder", broken)
+    choice = encoder_choice.choose(toy_bpe, TEXTS)
+    assert choice.name.startswith("sentencepiece") and "cannot be used here" in choice.reason

@@ -1,7 +1,7 @@
-"""What SentencePiece's trainer says while it works → progress: the part of the work that it is at, and how far.
+"""The log of SentencePiece's trainer → progress: the phase of the training, and how far it is.
 
-In: the lines of its log (sentencepiece 0.2.3). It is silent for minutes in some parts (suffixes, pruning); the progress
-then shows every few seconds how long the work has been going on.
+In: the lines of the log (sentencepiece 0.2.3). The trainer is silent for minutes in some phases (suffixes, pruning);
+the progress then shows every few seconds how long the training has taken.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ import select
 from collections.abc import Iterator
 from typing import IO
 
-from zerokara.config import TokenizerConfig
 from zerokara.progress import Progress
 
 NUM_SUB_ITERATIONS = 1
-"""Estimates of the probabilities before each pruning."""
+"""Estimates of the probabilities before each pruning round."""
 SHRINKING = 0.75
-"""Share of the candidates that each pruning keeps (SentencePiece's default `shrinking_factor`)."""
+"""Share of the candidates that each pruning round keeps (SentencePiece's default `shrinking_factor`)."""
 DESIRED_SHARE = 1.1
-"""The pruning ends at this many times the vocabulary (`unigram_model_trainer.cc`)."""
+"""Pruning ends at this many times the vocabulary (`unigram_model_trainer.cc`)."""
 _PHASES = {
     "Starts training": "reading the sentences",
     "Normalizing sentences": "counting characters",
@@ -32,20 +31,20 @@ _PHASES = {
     "PruneUnreachableSentencePieces pruned": "finishing",
     "Added: freq": "merging",
 }
-"""Parts of the lines that tell the beginning of a phase, in the order in which they come."""
+"""Parts of the lines with which a phase begins, in their order."""
 _PHASE = re.compile("|".join(map(re.escape, _PHASES)))
 _EM_LINE = re.compile(r"EM sub_iter=(\d+) size=(\d+)")
 _MERGE_LINE = re.compile(r"Added: freq=\d+ size=(\d+)")
 _BEAT_SECONDS = 1.0
 
 
-def follow(words: IO[bytes], config: TokenizerConfig, vocab_size: int, log: IO[str]) -> str:
-    """Write the trainer's words to the log and show the progress that they tell; gives the last line."""
+def follow(trainer_output: IO[bytes], model_type: str, vocab_size: int, log: IO[str]) -> str:
+    """Copy the trainer's output to the log and show its progress; return the last line."""
     last, done = "", 0
-    is_bpe = config.model_type == "bpe"
+    is_bpe = model_type == "bpe"
     total = float(vocab_size) if is_bpe else None
-    with Progress(f"training {config.model_type}", total=total, unit="piece" if is_bpe else "round") as progress:
-        for line in _lines(words):
+    with Progress(f"training {model_type}", total=total, unit="piece" if is_bpe else "round") as progress:
+        for line in _lines(trainer_output):
             if not line:
                 progress.beat()
                 continue
@@ -68,19 +67,19 @@ def follow(words: IO[bytes], config: TokenizerConfig, vocab_size: int, log: IO[s
 
 
 def num_rounds(candidates: int, vocab_size: int) -> int:
-    """How often probabilities will be estimated until so many candidates are down to the vocabulary."""
+    """Estimates of the probabilities, about, until so many candidates are pruned to the vocabulary."""
     prunings = math.ceil(math.log(max(1.0, candidates / (DESIRED_SHARE * vocab_size))) / -math.log(SHRINKING))
     return NUM_SUB_ITERATIONS * max(1, prunings)
 
 
-def _lines(words: IO[bytes]) -> Iterator[str]:
-    """The lines as they come, and an empty text for every second without one."""
+def _lines(trainer_output: IO[bytes]) -> Iterator[str]:
+    """The lines as they come, and an empty string for every second without one."""
     rest = b""
     while True:
-        if not select.select([words], [], [], _BEAT_SECONDS)[0]:
+        if not select.select([trainer_output], [], [], _BEAT_SECONDS)[0]:
             yield ""
             continue
-        if not (content := os.read(words.fileno(), 65536)):
+        if not (content := os.read(trainer_output.fileno(), 65536)):
             break
         *lines, rest = (rest + content).split(b"\n")
         yield from (line.decode(errors="backslashreplace") + "\n" for line in lines)

@@ -42,7 +42,7 @@ _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"PAR1": "parquet"}
 _ENDINGS = {"gzip": ".gz", "zstd": ".zst", "parquet": ".parquet"}
 
 
-def check_heads(files: Sequence[InputFile], text_field: str, txt_document: TxtDocument, where: str) -> None:
+def check_formats(files: Sequence[InputFile], text_field: str, txt_document: TxtDocument, where: str) -> None:
     """Look at the first lines of up to `MAX_FILES` files; `where` names the place of the setting for error messages.
 
     Raises:

@@ -1,12 +1,11 @@
-"""Data parallel training by whole tensors: ZeRO stage 0, and stage 1 of a lone process or of rules that need matrices.
+"""Replicated data parallelism: ZeRO stage 0, and stage 1 of a lone rank or of optimizers that need whole matrices.
 
-Gradients are added up in fp32 over micro batches and processes, in one flat buffer; clipped; and every process updates
-the tensors that it owns, whole. At stage 0 it owns all of them. At stage 1 each tensor has one owner, which alone keeps
-its fp32 weights and its optimizer's state, and hands the updated weights to the others. In bf16 the owner's fp32
-weights are rounded into those of the computation; in fp32 they are the same.
+Gradients are accumulated in fp32 over micro batches in one flat buffer, summed over the data-parallel ranks, and
+clipped; then every rank updates the tensors that it owns. At stage 0 every rank owns all of them. At stage 1 each
+tensor has one owner, which alone keeps its fp32 master weights and its optimizer state, and broadcasts the updated
+weights. In bf16 the master weights are rounded into those of the computation; in fp32 they are the same tensors.
 
-This is not DeepSpeed's: its stage 0 adds gradients up in bf16 (runtime/engine.py, 0.19.8), and its stages 1 to 3 cut
-matrices anywhere. The price is that the gradient's way between the processes does not overlap with the backward pass.
+The price, beside DeepSpeed's ZeRO: the all-reduce of the gradients does not overlap with the backward pass.
 """
 
 from __future__ import annotations
@@ -22,24 +21,23 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from zerokara.config import PretrainConfig
 from zerokara.model import parallel
 from zerokara.model.megatron import Model
-from zerokara.model.sharding import Cut
 from zerokara.training.compute import devices, optimizers
 
 CHUNK = 2**26
-"""Numbers that are summed over the processes at a time: gloo needs as much room again."""
+"""Numbers in one all-reduce: gloo needs as much memory again."""
 
 
-class WholeTensors:
-    """An `engine.Updater`: a model whose tensors stay whole."""
+class ReplicatedUpdater:
+    """An `updater.Updater` that shards no tensor."""
 
     def __init__(self, model: Model, config: PretrainConfig):
-        """Take over `model`, whose weights must be fp32: in bf16 they live on, unrounded, with their owners."""
+        """Take over `model`, whose weights must be fp32: in bf16 their owners keep them as master weights."""
         device = devices.local_device(int(os.environ.get("LOCAL_RANK", "0")))
         model.to(device)
         self.module = model
         self._config = config
         self._group, self._rank = parallel.data_group(), parallel.data_rank()
-        self._owners = self._dealt(model, parallel.data_size() if config.zero_stage else 1)
+        self._owners = self._owners_of(model, parallel.data_size() if config.zero_stage else 1)
         in_bf16 = config.precision == "bf16"
         self._masters = {
             name: parameter.detach().clone() if in_bf16 else parameter
@@ -55,14 +53,14 @@ class WholeTensors:
         self.num_updates = 0
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradient of `loss`; what counts is its sum over micro batches and processes."""
+        """See `Updater.backward`."""
         loss.backward()
 
     def finish_micro_batch(self) -> None:
-        """Nothing to do between micro batches."""
+        """See `Updater.finish_micro_batch`; there is nothing to do."""
 
     def update(self, learning_rate: float) -> float:
-        """Clip, update, clear; gives the norm before clipping. A norm that is not finite changes no weight."""
+        """See `Updater.update`."""
         for chunk in self._flat.split(CHUNK):
             torch.distributed.all_reduce(chunk, group=self._group)
         norm = self._norm()
@@ -73,16 +71,16 @@ class WholeTensors:
                 optimizers.set_learning_rate(optimizer.param_groups, learning_rate)
                 optimizer.step()
             self.num_updates += 1
-            self._hand_out()
+            self._broadcast_weights()
         self._flat.zero_()
         return norm.item()
 
     def discard(self) -> None:
-        """Drop the gradients of this step; everything else stays as it is."""
+        """See `Updater.discard`."""
         self._flat.zero_()
 
     def read(self, name: str, key: str | None) -> Tensor:
-        """A tensor of the optimizer's state, or with no key the fp32 weights; every process must ask, all get it."""
+        """See `Updater.read`."""
         local = self._at(name, key) if self._is_mine(name) else None
         if self._owners[name] is None:
             assert local is not None
@@ -93,15 +91,15 @@ class WholeTensors:
         return local
 
     def write(self, name: str, key: str | None, value: Tensor) -> None:
-        """The inverse of `read`, from what every process has; call `written` at the end."""
+        """See `Updater.write`."""
         if self._is_mine(name):
             self._at(name, key).copy_(value)
 
     def written(self, num_updates: int) -> None:
-        """Take up what was written, after `num_updates` updates."""
+        """See `Updater.written`."""
         self.num_updates = num_updates
         optimizers.set_count(self._optimizers, num_updates)
-        self._hand_out()
+        self._broadcast_weights()
 
     def _is_mine(self, name: str) -> bool:
         return self._owners[name] in (None, self._rank)
@@ -110,7 +108,7 @@ class WholeTensors:
         master = self._masters[name]
         if key is None:
             return master.detach()
-        rule = optimizers.rule_of(self._config.optimizer, name, tuple(master.shape))
+        rule = optimizers.algorithm_of(self._config.optimizer, name, tuple(master.shape))
         tensor: Tensor = self._optimizers[rule].state[master][key]
         return tensor
 
@@ -119,8 +117,8 @@ class WholeTensors:
         return shape if key is None else optimizers.state_shapes(self._config.optimizer, name, shape)[key]
 
     @staticmethod
-    def _dealt(model: Model, num_owners: int) -> dict[str, int | None]:
-        """The owner of each tensor, the largest first to whoever has least; None where every process owns all."""
+    def _owners_of(model: Model, num_owners: int) -> dict[str, int | None]:
+        """The rank that owns each tensor, dealt largest first to whoever has least; None where every rank owns all."""
         sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
         owners: dict[str, int | None] = dict.fromkeys(sizes)
         if num_owners > 1:
@@ -147,12 +145,12 @@ class WholeTensors:
         return gradients
 
     def _norm(self) -> Tensor:
-        """The norm over all parameters; what every process of a tensor group holds alike counts once."""
-        cut = self.module.sharding.cut
+        """The gradient norm over all parameters; what tensor-parallel ranks replicate counts once."""
+        is_replicated = self.module.sharding.is_replicated
         counted = [
             gradient
             for name, gradient in self._gradients.items()
-            if parallel.tensor_rank() == 0 or cut(name) is not Cut.REPLICATED
+            if parallel.tensor_rank() == 0 or not is_replicated(name)
         ]
         norm = get_total_norm(counted)
         if parallel.tensor_size() == 1:
@@ -162,17 +160,17 @@ class WholeTensors:
         return square.sqrt()
 
     @torch.no_grad()
-    def _hand_out(self) -> None:
-        """Round the fp32 weights into those of the computation, and give them to the processes that do not own them."""
-        on_the_way = []
+    def _broadcast_weights(self) -> None:
+        """Round the master weights into those of the computation, and broadcast them to the other ranks."""
+        broadcasts = []
         for name, weight in self._weights.items():
             if self._is_mine(name) and weight is not self._masters[name]:
                 weight.copy_(self._masters[name])
             if (owner := self._owners[name]) is not None:
-                on_the_way.append(
+                broadcasts.append(
                     torch.distributed.broadcast(weight.detach(), group=self._group, group_src=owner, async_op=True)
                 )
-        for work in on_the_way:
+        for work in broadcasts:
             work.wait()
 
 

@@ -2,19 +2,20 @@
 
 In: an encoder. Out: `tokenizer.json` (tokenizers 0.23's format, written by us field by field),
 `tokenizer_config.json` (keys that transformers 4 and 5 read alike), and for llama.cpp, where it gives the same ids, the
-SentencePiece model itself. Nothing is imported from the vendor here; `proof` loads the files with it and compares.
+SentencePiece model itself. Nothing is imported from the vendor here; `tokenizer_proof` loads the files with it and
+compares.
 
-How each part of SentencePiece (0.2.3) is said in tokenizers' terms, and the traps:
+How each part of SentencePiece (0.2.3) maps to tokenizers, and the traps:
 
 - The line end and the user's symbols are *added tokens*, not special, not normalised. Text is cut at these before
   anything else, so every line is normalised and encoded by itself, which is how `Encoder` defines ids. With the
   dummy prefix, `Prepend` then puts one space before each line and none before an empty one, as the encoder does. (The
   known trap, words after "\\n" that gain or lose their "▁", comes from ids defined over whole documents.)
 - No pre-tokeniser: SentencePiece segments a line as a whole, pieces may hold spaces in their middle. (One exception:
-  `_names_apart`.)
-- Models that step 1 did not make have ids of whole documents (`units`): "\\n" is in no way special, and the prefix
-  stands at the start of a text alone, where `Prepend` puts it. Where repeated spaces are dropped, so they are here, by
-  the same rules: before the prefix is put, all but one, and at the end the space marks too.
+  `_split_special_names`.)
+- Models that step 1 did not make have ids of whole documents (`units`): "\\n" is not special, and the prefix stands
+  only at the start of a text, where `Prepend` puts it. Where SentencePiece drops repeated spaces, so does the
+  normaliser here, by the same rules: all but one before the prefix is put, and the space marks at the end too.
 - Control pieces, <unk> and byte pieces stand in the vocabulary by name. SentencePiece never matches those names in
   text. For Unigram they get a score that never wins (any other would make text that spells "<0x41>" a byte);
   for BPE no merge makes them.
@@ -35,10 +36,9 @@ from pathlib import Path
 from typing import Any
 
 from zerokara.durable import write_bytes, write_json
-from zerokara.errors import Fault, UserError
+from zerokara.tokenizer.compatibility import check_exportable
 from zerokara.tokenizer.encoder import SPACE_MARK, Encoder
-from zerokara.tokenizer.model_file import Kind, ModelFile, Piece
-from zerokara.tokenizer.units import NEWLINE
+from zerokara.tokenizer.model_file import ModelFile, Piece, PieceType
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 MODEL_FILE = "tokenizer.model"
@@ -49,25 +49,23 @@ _UNKNOWN_PENALTY = 10.0
 """What SentencePiece and tokenizers both take off the lowest score for an unknown character (`kUnkPenalty`)."""
 _SYMBOL_SCORE = -0.1
 """SentencePiece's score of a user-defined piece (`length * FLT_MIN - 0.1`, unigram_model.cc)."""
-_FULLWIDTH_TILDE, _ASIDE = "\uff5e", "\U0010fffe"
+_FULLWIDTH_TILDE, _PLACEHOLDER = "\uff5e", "\U0010fffe"
 """The second is a code point that Unicode reserves for a program's own use and that is in no text."""
 
 
 def write(encoder: Encoder, folder: Path, model_max_length: int, is_encoder_decoder: bool = False) -> list[Path]:
-    """Write the tokenizer's files into `folder`; gives their paths.
+    """Write the tokenizer's files into `folder` and return their paths.
 
-    The encoder of an encoder-decoder reads </s> behind every text; the ids for a decoder are those of the text alone.
+    For an encoder-decoder, the encoder input ends with </s>; decoder ids are those of the text alone.
 
     Raises: UserError when the model is of a kind that cannot be written exactly.
     """
-    check(encoder)
+    check_exportable(encoder)
     model = encoder.model
     end = encoder.piece(encoder.eos_id) if is_encoder_decoder else None
-    config = _tokenizer_config(encoder, model, model_max_length, is_encoder_decoder)
-    contents = (tokenizer_json(model, end, encoder.by_line), config)
     paths = [folder / name for name in TOKENIZER_FILES]
-    for path, content in zip(paths, contents, strict=True):
-        write_json(path, content)
+    write_json(paths[0], content(model, end, encoder.by_line))
+    write_json(paths[1], _tokenizer_config(encoder, model, model_max_length, is_encoder_decoder))
     if is_for_llama_cpp(encoder):
         paths.append(folder / MODEL_FILE)
         write_bytes(paths[-1], encoder.model_bytes)
@@ -75,12 +73,12 @@ def write(encoder: Encoder, folder: Path, model_max_length: int, is_encoder_deco
 
 
 def is_for_llama_cpp(encoder: Encoder) -> bool:
-    """Whether llama.cpp gives the ids of this model, so that `MODEL_FILE`, from which it makes a GGUF, is exported.
+    """Whether llama.cpp gives this model's ids, so that `MODEL_FILE`, from which it makes a GGUF, is exported.
 
-    Its SentencePiece tokenizer merges pairs by the score of what they make, which is BPE; it does so whatever the
-    model, normalises nothing, and puts a space before a text but not before its further lines. A unigram model would be
-    cut otherwise than in training without a word (3.72 bits per byte where it has 1.89), so it gets no file: without
-    one llama.cpp's converter ends with an error.
+    Its SentencePiece tokenizer merges pairs by the score of the result, which is BPE; it does so whatever the model,
+    normalises nothing, and puts a space before a text but not before its further lines. A unigram model would silently
+    be segmented differently than in training (3.72 bits per byte instead of 1.89), so it gets no file: without one
+    llama.cpp's converter ends with an error.
     """
     model = encoder.model
     keeps_text = model.normalization == "identity" and not model.remove_extra_whitespaces
@@ -88,47 +86,15 @@ def is_for_llama_cpp(encoder: Encoder) -> bool:
     return model.is_bpe and model.byte_fallback and keeps_text and not prefixes_lines
 
 
-def check(encoder: Encoder) -> None:
-    """See that the model can be written exactly, best before anything is trained with it.
-
-    Raises:
-        UserError: it cannot; names every rule that Hugging Face's tokenizers have no way to follow.
-    """
-    model = encoder.model
-    line_end = {NEWLINE} if encoder.by_line else set()
-    symbols = [piece.text for piece in model.pieces if piece.kind is Kind.USER_DEFINED and piece.text not in line_end]
-    unused = [piece.text for piece in model.pieces if piece.kind is Kind.UNUSED]
-    rules = []
-    if not (model.is_unigram or model.is_bpe):
-        rules.append("is neither a unigram nor a BPE model")
-    if model.whitespace_as_suffix:
-        rules.append("puts spaces at the end of pieces (treat_whitespace_as_suffix)")
-    if model.add_dummy_prefix and symbols:
-        rules.append(f"has both a dummy prefix and user-defined symbols ({_some(symbols)})")
-    if model.remove_extra_whitespaces and symbols:
-        rules.append(f"drops repeated spaces and has user-defined symbols ({_some(symbols)})")
-    if unused:
-        rules.append(f"has pieces marked as unused ({_some(unused)})")
-    if rules:
-        remedy = "take another tokenizer, or train one with step 1"
-        reason = "which a tokenizer of Hugging Face cannot do exactly, so that no export could be proved"
-        raise UserError([Fault(str(encoder.model_path), f"{rule}, {reason}", remedy=remedy) for rule in rules])
-
-
-def _some(texts: list[str]) -> str:
-    """The first of many, as they are written in Python."""
-    return ", ".join(map(repr, texts[:3])) + (f", … {len(texts):,} in all" if texts[3:] else "")
-
-
-def tokenizer_json(model: ModelFile, end: str | None = None, by_line: bool = True) -> dict[str, Any]:
-    """The content of tokenizer.json; `end` is the piece that is put behind every text."""
+def content(model: ModelFile, end: str | None = None, by_line: bool = True) -> dict[str, Any]:
+    """Return the content of tokenizer.json; `end` is the piece appended to every text."""
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": _added_tokens(model),
         "normalizer": _normalizer(model),
-        "pre_tokenizer": _names_apart(model) if model.is_unigram else None,
+        "pre_tokenizer": _split_special_names(model) if model.is_unigram else None,
         "post_processor": _template(model, end),
         "decoder": _decoder(model, by_line),
         "model": _unigram(model) if model.is_unigram else _bpe(model),
@@ -136,7 +102,7 @@ def tokenizer_json(model: ModelFile, end: str | None = None, by_line: bool = Tru
 
 
 def _template(model: ModelFile, end: str | None) -> dict[str, Any]:
-    """What stands around a text. Without an end nothing does: the ids are those that training saw."""
+    """The template around a text; empty without an end, so that the ids are those of training."""
     first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
     behind = [] if end is None else [{"SpecialToken": {"id": end, "type_id": 0}}]
     named = {} if end is None else {end: {"id": end, "ids": [model.id_of["eos"]], "tokens": [end]}}
@@ -149,27 +115,27 @@ def _template(model: ModelFile, end: str | None) -> dict[str, Any]:
 
 
 def _added_tokens(model: ModelFile) -> list[dict[str, Any]]:
-    kinds = (Kind.UNKNOWN, Kind.CONTROL, Kind.USER_DEFINED)
+    kinds = (PieceType.UNKNOWN, PieceType.CONTROL, PieceType.USER_DEFINED)
 
     def settings(piece: Piece) -> dict[str, Any]:
-        # A gap in a text took the space before it along: "The <extra_id_0> barks." has none that stands alone.
-        is_gap = piece.kind is Kind.CONTROL and piece.text.startswith("<extra_id_")
+        # A masked span includes the space before it, so "The <extra_id_0> barks." has no space token of its own.
+        is_sentinel = piece.type is PieceType.CONTROL and piece.text.startswith("<extra_id_")
         # A symbol of spaces (Gemma's) is found among the marks that stand for them, which normalisation makes.
-        return {"single_word": False, "lstrip": is_gap, "rstrip": False, "normalized": SPACE_MARK in piece.text}
+        return {"single_word": False, "lstrip": is_sentinel, "rstrip": False, "normalized": SPACE_MARK in piece.text}
 
     return [
-        {"id": i, "content": piece.text, **settings(piece), "special": piece.kind is not Kind.USER_DEFINED}
+        {"id": i, "content": piece.text, **settings(piece), "special": piece.type is not PieceType.USER_DEFINED}
         for i, piece in enumerate(model.pieces)
-        if piece.kind in kinds
+        if piece.type in kinds
     ]
 
 
 def _normalizer(model: ModelFile) -> dict[str, Any]:
     steps: list[dict[str, Any]] = []
     if model.charsmap:
-        # The rules named nmt keep the full-width tilde, which NFKC would not: it steps aside meanwhile.
-        tilde = [_replace(_FULLWIDTH_TILDE, _ASIDE)] if model.normalization.startswith("nmt") else []
-        back = [_replace(_ASIDE, _FULLWIDTH_TILDE)] if tilde else []
+        # The rules named nmt keep the full-width tilde, which NFKC would not: it is replaced meanwhile.
+        tilde = [_replace(_FULLWIDTH_TILDE, _PLACEHOLDER)] if model.normalization.startswith("nmt") else []
+        back = [_replace(_PLACEHOLDER, _FULLWIDTH_TILDE)] if tilde else []
         fold = [{"type": "Lowercase"}] if model.normalization.endswith("_cf") else []
         table = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(model.charsmap).decode("ascii")}
         steps += [*tilde, {"type": "NFKC"}, *fold, *back, table]
@@ -191,17 +157,19 @@ def _replace_all(regex: str, by: str) -> dict[str, Any]:
     return {"type": "Replace", "pattern": {"Regex": regex}, "content": by}
 
 
-def _names_apart(model: ModelFile) -> dict[str, Any] | None:
-    """A cut inside the names of control and byte pieces, where a text that spells one would else be that piece.
+def _split_special_names(model: ModelFile) -> dict[str, Any] | None:
+    """Split inside the names of control and byte pieces, where a text that spells one would otherwise be that piece.
 
-    tokenizers' Unigram takes a name for its piece where the other way has an unknown character, however low the score
+    tokenizers' Unigram takes a name for its piece where the alternative has an unknown character, however low the score
     of the piece is (that of unknown characters is lower). The models of step 1 have every character of a name as a
-    piece. Where another model lacks one ("<" in T5's), no piece reaches from it to the next character, so that the
-    text can be cut there and nothing else changes.
+    piece. Where another model lacks one ("<" in T5's), no piece spans it and the next character, so that the text
+    can be split there and nothing else changes.
     """
-    learnt = [piece.text for piece in model.pieces if piece.kind in (Kind.NORMAL, Kind.USER_DEFINED)]
+    learnt = [piece.text for piece in model.pieces if piece.type in (PieceType.NORMAL, PieceType.USER_DEFINED)]
     alone, known = {text for text in learnt if len(text) == 1}, set("".join(learnt))
-    names = [piece.text for piece in model.pieces if piece.kind in (Kind.UNKNOWN, Kind.CONTROL, Kind.BYTE)]
+    names = [
+        piece.text for piece in model.pieces if piece.type in (PieceType.UNKNOWN, PieceType.CONTROL, PieceType.BYTE)
+    ]
     cuts = set()
     for name in names:
         if not alone.issuperset(name):
@@ -229,17 +197,17 @@ def _decoder(model: ModelFile, by_line: bool) -> dict[str, Any]:
 
 
 def _unigram(model: ModelFile) -> dict[str, Any]:
-    normal = [piece.score for piece in model.pieces if piece.kind is Kind.NORMAL]
+    normal = [piece.score for piece in model.pieces if piece.type is PieceType.NORMAL]
     unknown = min(normal) - _UNKNOWN_PENALTY
     longest = max(len(piece.text) for piece in model.pieces)
     # Below the cost of the longest name spelt in single characters, all of which are pieces (training sees to it). It
     # also becomes the lowest score, from which tokenizers derives that of unknown characters; the number of those is
     # the same in every segmentation, so that changes none.
     never = float(int(unknown - _UNKNOWN_PENALTY) * (longest + 1))
-    scores = {Kind.NORMAL: None, Kind.USER_DEFINED: _SYMBOL_SCORE}
+    scores = {PieceType.NORMAL: None, PieceType.USER_DEFINED: _SYMBOL_SCORE}
     vocabulary = []
     for piece in model.pieces:
-        score = scores.get(piece.kind, never)
+        score = scores.get(piece.type, never)
         vocabulary.append([piece.text, piece.score if score is None else score])
     return {
         "type": "Unigram",
@@ -265,7 +233,7 @@ def _bpe(model: ModelFile) -> dict[str, Any]:
 
 
 def _merges(model: ModelFile) -> list[list[str]]:
-    scores = {piece.text: piece.score for piece in model.pieces if piece.kind is Kind.NORMAL}
+    scores = {piece.text: piece.score for piece in model.pieces if piece.type is PieceType.NORMAL}
     merges: list[list[str]] = []
     for text in sorted((text for text in scores if len(text) > 1), key=lambda text: -scores[text]):
         cuts = ((text[:i], text[i:]) for i in range(1, len(text)))
@@ -282,16 +250,16 @@ def _tokenizer_config(
     encoder: Encoder, model: ModelFile, model_max_length: int, is_encoder_decoder: bool
 ) -> dict[str, Any]:
     named = {encoder.bos_id, encoder.eos_id, encoder.unk_id, encoder.pad_id}
-    extra = [piece.text for i, piece in enumerate(model.pieces) if piece.kind is Kind.CONTROL and i not in named]
+    extra = [piece.text for i, piece in enumerate(model.pieces) if piece.type is PieceType.CONTROL and i not in named]
     return {
         "tokenizer_class": TOKENIZER_CLASS,
         "model_max_length": model_max_length,
         "clean_up_tokenization_spaces": False,
         "add_bos_token": False,
         "add_eos_token": is_encoder_decoder,
-        # A decoder goes on behind the last token of its prompt, so padding stands before it.
+        # A decoder continues after the last token of its prompt, so padding comes first.
         "padding_side": "right" if is_encoder_decoder else "left",
-        # Else transformers 4 returns token_type_ids too, which GPT-2 adds to its embeddings and Llama refuses.
+        # Otherwise transformers 4 returns token_type_ids too, which GPT-2 adds to its embeddings and Llama refuses.
         "model_input_names": ["input_ids", "attention_mask"],
         **_special_tokens(encoder),
         # llama.cpp would put a space before every text.

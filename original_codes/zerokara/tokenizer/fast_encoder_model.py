@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from zerokara.tokenizer.model_file import Kind, ModelFile
+from zerokara.tokenizer.model_file import ModelFile, PieceType
 
 _SPACE = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
 _TRIMMED = (
@@ -30,8 +30,8 @@ def marker(token_id: int) -> str:
 
 def tokenizer_json(model: ModelFile) -> bytes:
     """The content of the file; for models without dummy prefix, with byte fallback."""
-    special = (Kind.CONTROL, Kind.UNKNOWN)
-    names = [marker(i) if piece.kind in special else piece.text for i, piece in enumerate(model.pieces)]
+    special = (PieceType.CONTROL, PieceType.UNKNOWN)
+    names = [marker(i) if piece.type in special else piece.text for i, piece in enumerate(model.pieces)]
     scores = {name: piece.score for name, piece in zip(names, model.pieces, strict=True)}
     normalizers: list[dict[str, Any]] = [*(_TRIMMED if model.remove_extra_whitespaces else ()), _SPACE]
     if model.charsmap:
@@ -49,10 +49,10 @@ def tokenizer_json(model: ModelFile) -> bytes:
                 "lstrip": False,
                 "rstrip": False,
                 "normalized": False,
-                "special": piece.kind is Kind.CONTROL,
+                "special": piece.type is PieceType.CONTROL,
             }
             for i, piece in enumerate(model.pieces)
-            if piece.kind in (Kind.CONTROL, Kind.USER_DEFINED)
+            if piece.type in (PieceType.CONTROL, PieceType.USER_DEFINED)
         ],
         "normalizer": {"type": "Sequence", "normalizers": normalizers},
         "pre_tokenizer": None,
@@ -61,7 +61,7 @@ def tokenizer_json(model: ModelFile) -> bytes:
         "model": {
             "type": "BPE",
             "dropout": None,
-            "unk_token": names[next(i for i, piece in enumerate(model.pieces) if piece.kind is Kind.UNKNOWN)],
+            "unk_token": names[next(i for i, piece in enumerate(model.pieces) if piece.type is PieceType.UNKNOWN)],
             "continuing_subword_prefix": None,
             "end_of_word_suffix": None,
             "fuse_unk": True,
