@@ -51,8 +51,10 @@ names=() seconds=()
 
 has_begun() { # whether step 3 has set an earlier run aside by now and begun its own, whose run.json is then new
     local run
-    run=$("$python" -c 'import sys; from zerokara import config as c
-print(c.load(c.PretrainConfig, sys.argv[1]).output_model_dir)' "$config") || return 1
+    run=$("$python" -c 'import sys
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
+print(load(PretrainConfig, sys.argv[1]).output_model_dir)' "$config") || return 1
     (($(stat -c %Y "$run/run.json" 2> /dev/null || echo 0) >= began))
 }
 
@@ -99,8 +101,9 @@ step "count tokens" "$python" count_tokens.py --config "$config"
 step "3 train the model" bash 3_train_node1.sh --config "$config" $(redo)
 no_class=$("$python" -c 'if True:
     import sys
-    from zerokara import config
-    print(config.load(config.PretrainConfig, sys.argv[1]).traits.no_class)' "$config")
+    from zerokara.config.loading import load
+    from zerokara.config.pretrain_config import PretrainConfig
+    print(load(PretrainConfig, sys.argv[1]).traits.no_class)' "$config")
 if [[ $no_class ]]; then
     printf '\n━━━ 4 convert, 6 upload: left out, since no Hugging Face class holds such a model: %s\n' "$no_class"
 else
@@ -114,13 +117,16 @@ fi
 import sys
 from pathlib import Path
 
-from zerokara import config
+from zerokara.config.convert_config import ConvertConfig
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.huggingface import exported
 from zerokara.steps.convert_to_hf import notebook_for
 
-tokenizer = config.load(config.TokenizerConfig, Path(sys.argv[1]))
-pretrain = config.load(config.PretrainConfig, Path(sys.argv[2]))
-convert = config.load(config.ConvertConfig, Path(sys.argv[3]))
+tokenizer = load(TokenizerConfig, Path(sys.argv[1]))
+pretrain = load(PretrainConfig, Path(sys.argv[2]))
+convert = load(ConvertConfig, Path(sys.argv[3]))
 model = Path(convert.output_tokenizer_and_model_dir)
 if not pretrain.traits.no_class:
     print("\n━━━ what the model writes")
@@ -136,7 +142,7 @@ print(
   training curve      {run / 'plots' / 'loss.png'}"""
 )
 if not pretrain.traits.no_class:
-    notebook = notebook_for(pretrain.traits.encodes)
+    notebook = notebook_for(pretrain.traits.is_encoder_decoder)
     print(f"  Hugging Face model  {model}\n  to play with it     {notebook}")
 PYTHON
 

@@ -206,7 +206,8 @@ def make(folder: Path, size: tuple[int, ...]) -> None:
     """Make both checkpoints of one model."""
     import torch
 
-    from zerokara.config import PretrainConfig, as_yaml
+    from zerokara.config.pretrain_config import PretrainConfig
+    from zerokara.config.rendering import as_yaml
     from zerokara.huggingface import families, rules
     from zerokara.model.shapes import ModelShape
 

@@ -30,8 +30,10 @@ import numpy as np
 import psutil
 import torch
 from torch.profiler import ProfilerActivity, profile
+from zerokara.training.planning.preparation import template_path
 
-from zerokara import config
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import compilation, parallel
 from zerokara.model.megatron import build
 from zerokara.model.memory import estimate
@@ -43,7 +45,6 @@ from zerokara.training.compute.deepspeed_settings import load_template
 from zerokara.training.compute.engine import Engine, init_distributed
 from zerokara.training.loop import as_tensors
 from zerokara.training.planning.memory_budget import layout_of
-from zerokara.training.planning.preparation import template_path
 from zerokara.training.processes import launcher
 
 VOCAB_SIZE = 50_000
@@ -85,7 +86,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     shape_settings = [*SIZES[given.size], "seq_len=2048", "precision=bf16"]
     if given.tiny:
         shape_settings = [*TINY, "precision=bf16" if device.type == "cuda" else "precision=fp32"]
-    settings = config.load(config.PretrainConfig, "/dev/null", ["global_batch_size=32", *shape_settings, *given.set])
+    settings = load(PretrainConfig, "/dev/null", ["global_batch_size=32", *shape_settings, *given.set])
     settings = settings.model_copy(update={"global_batch_size": ACCUMULATED * settings.micro_batch})
     shape = ModelShape.from_config(settings, 1000 if given.tiny else VOCAB_SIZE)
     template = load_template(template_path(settings))
@@ -125,7 +126,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def start(
-    settings: config.PretrainConfig, shape: ModelShape, template: dict[str, Any], device: torch.device
+    settings: PretrainConfig, shape: ModelShape, template: dict[str, Any], device: torch.device
 ) -> tuple[Engine, bool]:
     """The engine as a training process has it, alone; and whether its layers are compiled."""
     os.environ.update(launcher.lone_environment())
@@ -140,7 +141,7 @@ def start(
     return engine, compilation.start(model, settings.micro_batch, isolated=False, log=print)
 
 
-def step(engine: Engine, settings: config.PretrainConfig, shape: ModelShape, device: torch.device, number: int) -> None:
+def step(engine: Engine, settings: PretrainConfig, shape: ModelShape, device: torch.device, number: int) -> None:
     """One update, from arrays of ids to the norm of the gradient (which waits for the device)."""
     chance = np.random.default_rng(number)
     make_batch = Causal(settings.lengths)
@@ -154,9 +155,7 @@ def step(engine: Engine, settings: config.PretrainConfig, shape: ModelShape, dev
     assert np.isfinite(norm), norm
 
 
-def attention_kernels(
-    engine: Engine, settings: config.PretrainConfig, shape: ModelShape, device: torch.device
-) -> list[str]:
+def attention_kernels(engine: Engine, settings: PretrainConfig, shape: ModelShape, device: torch.device) -> list[str]:
     """Names of what computed the attention in one step: on a GPU kernels, on a CPU torch's operators."""
     kinds = [ProfilerActivity.CUDA, ProfilerActivity.CPU] if device.type == "cuda" else [ProfilerActivity.CPU]
     with profile(activities=kinds, acc_events=True) as seen:

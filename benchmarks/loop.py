@@ -28,15 +28,17 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from zerokara import config
+from zerokara.training.session import Session
+
 from zerokara.checkpoint import store
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus import embedded
 from zerokara.progress import bytes_text, count_text
 from zerokara.training.host_memory import HostCopy
 from zerokara.training.loop import StepRecord
 from zerokara.training.planning import preparation, run_folder
 from zerokara.training.processes import launcher
-from zerokara.training.session import Session
 
 SHAPE = [
     "num_layers=12", "hidden_size=512", "num_attn_heads=8", "num_kv_heads=4", "ffn_hidden_size=1408", "seq_len=512",
@@ -137,8 +139,8 @@ def make_data(folder: Path) -> list[str]:
 
 def train(data: list[str], given: argparse.Namespace, folder: Path) -> Watched:
     """Train as a process that the launcher started does."""
-    settings = config.load(
-        config.PretrainConfig,
+    settings = load(
+        PretrainConfig,
         "/dev/null",
         [*SHAPE, *data, f"output_model_dir={folder}/run", f"save_interval={SAVE_INTERVAL}", *given.set],
     )

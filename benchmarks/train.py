@@ -48,7 +48,8 @@ import psutil
 import torch
 from torch import Tensor
 
-from zerokara import config
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.huggingface import families, rules
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import bytes_text, count_text
@@ -69,7 +70,7 @@ WARM_UP_STEPS = 1
 class Task:
     """What every contender is given."""
 
-    settings: config.PretrainConfig
+    settings: PretrainConfig
     shape: ModelShape
     ids: np.ndarray
     """Training sequences in order, then those of the validation: [sequences, S + 1]."""
@@ -127,7 +128,6 @@ class Turns:
 
 def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]:
     """Our loop; gives the loss of a validation batch, like the others."""
-    from zerokara.checkpoint import TrainingState
     from zerokara.model import compilation, parallel
     from zerokara.model.megatron import build
     from zerokara.samples.objective import Batch, Causal
@@ -148,8 +148,6 @@ def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]
     engine = Engine(model, settings, 1, {})
     if compiled and not compilation.start(model, settings.micro_batch, isolated=False, log=print):
         raise RuntimeError("the layers could not be compiled")
-    state = dict.fromkeys(TrainingState.__dataclass_fields__, 0) | {"recent_losses": ()}
-
     made = Causal(settings.lengths)
 
     class Batches:
@@ -170,7 +168,7 @@ def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]
             first_step=1,
             position=lambda step: step * settings.global_batch_size,
             device=task.device,
-            guard=StepGuard(settings, TrainingState(**state)),
+            guard=StepGuard(settings.spike_sigmas, settings.max_skipped_steps),
             stop=StopRequest(task.device),
             at_edge=at_edge,
         )
@@ -376,7 +374,7 @@ def make_task(given: argparse.Namespace, folder: Path) -> Task:
     from zerokara.model import parallel
     from zerokara.model.megatron import build
 
-    settings = config.load(config.PretrainConfig, "/dev/null", [*SHAPE, f"precision={given.precision}", *given.set])
+    settings = load(PretrainConfig, "/dev/null", [*SHAPE, f"precision={given.precision}", *given.set])
     batch = given.batch or settings.micro_batch
     steps = given.rounds + WARM_UP_STEPS
     settings = settings.model_copy(

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from made_runs import corpus_lines, make_run
 
-from zerokara.config import TokenizerConfig
+from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.steps import convert_to_hf
 from zerokara.tokenizer import training
 from zerokara.tokenizer.encoder import Encoder

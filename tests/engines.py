@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import loopback, parallel
 from zerokara.model.megatron import Model
 from zerokara.training.compute import updater

@@ -12,7 +12,8 @@ import torch
 
 from zerokara import checkpoint, hashing
 from zerokara.checkpoint import store
-from zerokara.config import PretrainConfig, as_yaml
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.rendering import as_yaml
 from zerokara.model import megatron, parallel
 from zerokara.model.shapes import ModelShape
 

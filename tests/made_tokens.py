@@ -12,7 +12,7 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 
 from zerokara import manifest
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.inputs import find_files
 from zerokara.corpus.reading import OpenStreams
 from zerokara.steps.tokenize import manifest_work

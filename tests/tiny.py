@@ -15,7 +15,8 @@ import sentencepiece
 from made_tokens import write_tokens
 
 from zerokara.checkpoint import TrainingState, read_moments, read_state, read_weights
-from zerokara.config import PretrainConfig, load
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.tokenizer.model_file import ModelFile, Piece, PieceType
 from zerokara.training.monitoring import metrics
 from zerokara.training.processes import launcher

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from zerokara import config, manifest
+from zerokara import manifest
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.tokens.indexed import write_documents
 from zerokara.tokens.layout import TokenPaths
 
@@ -42,8 +44,8 @@ def some_lengths(seed: int, totals: Sequence[int]) -> list[list[int]]:
     return lengths
 
 
-def settings(folder: Path, num_sources: int, *overrides: str) -> config.PretrainConfig:
+def settings(folder: Path, num_sources: int, *overrides: str) -> PretrainConfig:
     entries = "[" + ", ".join(f"{name}.jsonl" for name in "abcdef"[:num_sources]) + "]"
-    return config.load(
-        config.PretrainConfig, "/dev/null", [f"input_jsonl={entries}", f"output_prefix={folder / 'tokens'}", *overrides]
+    return load(
+        PretrainConfig, "/dev/null", [f"input_jsonl={entries}", f"output_prefix={folder / 'tokens'}", *overrides]
     )

@@ -18,21 +18,19 @@ _MEMORY_V1 = _CGROUPS / "memory"
 """The control group of a container, in version 1."""
 
 
-def available_memory() -> int:
-    """Bytes that this process may still take."""
+def available_memory(num_processes: int = 1) -> int:
+    """Bytes that so many processes, started from this one, may still take together."""
     limits = [psutil.virtual_memory().available, *(limit - used for limit, used in _memory_limits())]
-    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if soft != resource.RLIM_INFINITY:
-        limits.append(soft - psutil.Process().memory_info().vms)
+    if (own := _process_limit()) is not None:
+        limits.append(num_processes * (own - psutil.Process().memory_info().vms))
     return max(0, min(limits))
 
 
-def total_memory() -> int:
-    """Bytes that this process could take if nothing else ran on the machine."""
+def total_memory(num_processes: int = 1) -> int:
+    """Bytes that so many processes could take together if nothing else ran on the machine."""
     limits = [psutil.virtual_memory().total, *(limit for limit, _ in _memory_limits())]
-    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if soft != resource.RLIM_INFINITY:
-        limits.append(soft)
+    if (own := _process_limit()) is not None:
+        limits.append(num_processes * own)
     return min(limits)
 
 
@@ -71,18 +69,34 @@ def control_groups() -> Iterator[Path]:
     yield from (parent for parent in [folder, *folder.parents] if parent == _CGROUPS or _CGROUPS in parent.parents)
 
 
+def _process_limit() -> int | None:
+    """This process's own limit on its memory (`ulimit -v`), in bytes; None without one."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
 def _memory_limits() -> Iterator[tuple[int, int]]:
-    """Limit and usage, in bytes, of each control group that has a limit."""
-    files = [(folder / "memory.max", folder / "memory.current") for folder in control_groups()]
-    files.append((_MEMORY_V1 / "memory.limit_in_bytes", _MEMORY_V1 / "memory.usage_in_bytes"))
-    for limit_file, used_file in files:
+    """Limit of each control group that has one, and the bytes in use that cannot simply be dropped."""
+    files = [(group / "memory.max", group / "memory.current", group / "memory.stat") for group in control_groups()]
+    version_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat")
+    files.append(tuple(_MEMORY_V1 / name for name in version_1))  # type: ignore[arg-type]
+    for limit_file, used_file, statistics in files:
         try:
             limit = limit_file.read_text(encoding="utf-8").strip()
             used = int(used_file.read_text(encoding="utf-8"))
         except (OSError, ValueError):  # the root has no limit, nor has a group without the memory controller
             continue
         if limit != "max":
-            yield int(limit), used
+            yield int(limit), used - _file_cache(statistics)
+
+
+def _file_cache(statistics: Path) -> int:
+    """Bytes of file cache that the kernel drops before it refuses memory: reading a large file fills it."""
+    try:
+        lines = statistics.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)
 
 
 def _core_quotas() -> Iterator[int]:

@@ -48,9 +48,11 @@ import deepspeed
 import numpy as np
 
 import zerokara
-from zerokara import checkpoint, config
+from zerokara import checkpoint
 from zerokara.checkpoint import folders, tensor_file
 from zerokara.checkpoint.store import CheckpointStore
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
 from zerokara.samples.batches import Batches
 from zerokara.steps import train
@@ -108,7 +110,7 @@ def _work(job: dict[str, Any]) -> None:
             os.dup2(output, descriptor)
         os.environ.update(launcher.lone_environment())
         with armed(job["fault"], job["events"]):
-            loaded = config.load(config.PretrainConfig, job["arguments"][1], job["arguments"][3::2])
+            loaded = load(PretrainConfig, job["arguments"][1], job["arguments"][3::2])
             run_folder.claim(make_plan(loaded, 1, launcher.precision(loaded)))
             code = train.main(job["arguments"])
     except UserError as error:
@@ -155,9 +157,10 @@ def _patch(patches: contextlib.ExitStack, owner: object, name: str, value: objec
 
 
 def _record_events(patches: contextlib.ExitStack, path: str) -> None:
-    """Record what this process does: {"resumed": step or null}, {"step": …} once it is over with its edge,
-    {"save": step} when it is asked for, {"saved": step} or {"refused": step, "errno": …, "file": …}, {"finishing": true}
-    when the run waits for its last save.
+    """Record what this process does.
+
+    {"resumed": step or null}; {"step": …} once a step is over; {"save": step} when it is asked for, {"saved": step} or
+    {"refused": step, "errno": …, "file": …}; {"finishing": true} when the run waits for its last save.
     """
 
     def record(**event: object) -> None:

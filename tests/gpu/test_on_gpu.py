@@ -6,7 +6,8 @@ import pytest
 import torch
 from engines import engine_of, join_alone
 
-from zerokara import config
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
 from zerokara.model.megatron import build
 from zerokara.model.shapes import ModelShape
@@ -14,9 +15,9 @@ from zerokara.model.shapes import ModelShape
 pytestmark = pytest.mark.gpu
 
 
-def shape_and_settings(*overrides: str) -> tuple[ModelShape, config.PretrainConfig]:
+def shape_and_settings(*overrides: str) -> tuple[ModelShape, PretrainConfig]:
     common = ["num_layers=2", "hidden_size=128", "num_attn_heads=4", "num_kv_heads=2", "seq_len=64"]
-    settings = config.load(config.PretrainConfig, "/dev/null", [*common, *overrides])
+    settings = load(PretrainConfig, "/dev/null", [*common, *overrides])
     return ModelShape.from_config(settings, 1000), settings
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from engines import engine_of, join_alone
 
-from zerokara import config
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model.megatron import build
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute.engine import Engine
@@ -25,7 +26,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def engine_for(*overrides: str) -> Engine:
-    settings = config.load(config.PretrainConfig, "/dev/null", [*COMMON, *overrides])
+    settings = load(PretrainConfig, "/dev/null", [*COMMON, *overrides])
     shape = ModelShape.from_config(settings, 1000)
     return engine_of(build(shape, seed=1), settings)
 

@@ -17,7 +17,8 @@ import torch
 import torch._inductor.compile_fx  # which torch.optim and DeepSpeed load when they are first used
 import torch.distributed
 
-from zerokara import config as configuration
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
 from zerokara.model.megatron import build
 from zerokara.model.shapes import ModelShape
@@ -38,7 +39,7 @@ def resident(key: str) -> int:
     return int(found[1]) * 1024
 
 
-def train(config: configuration.PretrainConfig) -> int:
+def train(config: PretrainConfig) -> int:
     """Train a few steps on random ids; gives the peak."""
     torch.set_num_threads(1)
     devices.give_back_freed_memory()
@@ -66,7 +67,7 @@ def train(config: configuration.PretrainConfig) -> int:
     return resident("VmHWM") - resident("RssFile") - resident("RssShmem") - base
 
 
-def random_batch(config: configuration.PretrainConfig, generator: torch.Generator) -> list[torch.Tensor]:
+def random_batch(config: PretrainConfig, generator: torch.Generator) -> list[torch.Tensor]:
     """The model's arguments for a micro batch, as `blank_arguments` has them."""
     read, labels = (
         torch.randint(4, VOCABULARY, (config.micro_batch, length), generator=generator)
@@ -78,7 +79,7 @@ def random_batch(config: configuration.PretrainConfig, generator: torch.Generato
     return [read, labels, torch.ones(labels.shape), *further]
 
 
-def fork(config: configuration.PretrainConfig, rank: int, processes: int, told: dict[str, str], write_to: int) -> int:
+def fork(config: PretrainConfig, rank: int, processes: int, told: dict[str, str], write_to: int) -> int:
     child = os.fork()
     if child:
         return child
@@ -95,9 +96,7 @@ def fork(config: configuration.PretrainConfig, rank: int, processes: int, told: 
 
 
 def measure(config_path: str, processes: int, settings: dict[str, Any]) -> int:
-    config = configuration.load(
-        configuration.PretrainConfig, config_path, [f"{key}={value}" for key, value in settings.items()]
-    )
+    config = load(PretrainConfig, config_path, [f"{key}={value}" for key, value in settings.items()])
     read_from, write_to = os.pipe()
     with meeting.place() as told:
         children = [fork(config, rank, processes, told, write_to) for rank in range(processes)]

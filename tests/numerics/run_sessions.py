@@ -18,7 +18,8 @@ from typing import Any
 import psutil
 import torch.distributed
 
-from zerokara import config
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import RunError
 from zerokara.training.planning import run_folder
 from zerokara.training.planning.run_plan import make_plan
@@ -60,7 +61,7 @@ def train(config_path: str, job: dict[str, Any]) -> None:
     """Train one run, to its end or to where it is to stop."""
     stop_at, spoil_at = job.pop("stop_at", None), job.pop("spoil_at", None)
     overrides = [f"{key}={value}" for key, value in job.items()]
-    loaded = config.load(config.PretrainConfig, config_path, overrides)
+    loaded = load(PretrainConfig, config_path, overrides)
     plan = make_plan(loaded, int(os.environ["WORLD_SIZE"]), launcher.precision(loaded))
     if int(os.environ["RANK"]) == 0:
         run_folder.claim(plan)

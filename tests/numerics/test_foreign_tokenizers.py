@@ -20,7 +20,8 @@ from foreign_models import GEMMA, LLAMA, T5, documents
 from tiny import T5 as T5_SETTINGS
 from tiny import Trained
 
-from zerokara import config
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
 from zerokara.huggingface import exported, families, from_hf, tokenizer_json, tokenizer_proof
 from zerokara.model.shapes import ModelShape
@@ -113,7 +114,7 @@ class Continued:
 
     start: Path
     tokenizer: Path
-    settings: config.PretrainConfig
+    settings: PretrainConfig
     run: Trained
     exported: Path
 
@@ -132,7 +133,7 @@ def make_start(folder: Path, name: str, texts: list[str], given: dict[str, str])
     folder.mkdir()
     tokenizer = foreign_models.train(folder / file_name, KINDS[name], texts)
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": tokenizer_class}), encoding="utf-8")
-    settings = config.load(config.PretrainConfig, "/dev/null", [f"{key}={value}" for key, value in given.items()])
+    settings = load(PretrainConfig, "/dev/null", [f"{key}={value}" for key, value in given.items()])
     encoder = Encoder(tokenizer)
     rows = -(-encoder.vocab_size // multiple) * multiple
     shape = ModelShape.from_config(settings, rows)
@@ -174,7 +175,7 @@ def continued(
         asked = {"input_model_dir": run.folder, "output_tokenizer_and_model_dir": hf, "check_lines": 300}
         asked |= {"test_prompt_text": "[the fox]"}
         assert convert_to_hf.main([word for k, v in asked.items() for word in ("--set", f"{k}={v}")]) == 0
-        settings = config.load(config.PretrainConfig, run.folder / "config_resolved.yaml")
+        settings = load(PretrainConfig, run.folder / "config_resolved.yaml")
         found[name] = Continued(place / name, Path(given[name]["input_tokenizer_file"]), settings, run, hf)
     return found
 

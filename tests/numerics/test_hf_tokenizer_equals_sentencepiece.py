@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import sentencepiece
 
-from zerokara.config import TokenizerConfig
+from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import UserError
 from zerokara.huggingface import tokenizer_json, tokenizer_proof
 from zerokara.tokenizer import training

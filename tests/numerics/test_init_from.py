@@ -11,7 +11,8 @@ import torch
 import transformers
 from tiny import T5
 
-from zerokara import config
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.huggingface import families, to_hf, tokenizer_json
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.batches import Batches, BatchPlan
@@ -56,7 +57,7 @@ def runs(train_runs: Callable, gap_data: dict[str, str], tmp_path_factory: pytes
     return {**first, **second, **train_runs(shared, processes=2, folder=folder)}
 
 
-def loss_of_hugging_face(folder: Path, settings: config.PretrainConfig) -> float:
+def loss_of_hugging_face(folder: Path, settings: PretrainConfig) -> float:
     """Of the first batch that a training reads."""
     reading = ReadingPlan.from_config(settings)
     plan = BatchPlan(settings.global_batch_size, settings.global_batch_size, 1)
@@ -75,7 +76,7 @@ def test_it_starts_where_the_model_stands_and_learns_on(runs: dict, name: str) -
     first, second = runs[name], runs[f"{name}_on"]
     assert first.valid_losses[0] - first.valid_losses[-1] > 0.3, "nothing was learned: equality would mean nothing"
     rounding.assert_same_loss(second.valid_losses[0], first.valid_losses[-1])
-    settings = config.load(config.PretrainConfig, second.folder / "config_resolved.yaml")
+    settings = load(PretrainConfig, second.folder / "config_resolved.yaml")
     theirs = loss_of_hugging_face(first.folder.with_name(f"{name}_hf"), settings)
     rounding.assert_same_loss(second.losses[0], theirs)
     assert min(second.losses[-3:]) < second.losses[0] and second.state.facts["init_from"] == settings.init_from

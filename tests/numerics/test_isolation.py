@@ -9,7 +9,8 @@ import pytest
 import rounding
 import torch
 
-from zerokara import config
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.sample_lengths import causal
 from zerokara.model import parallel
 from zerokara.model.decoder import Decoder
@@ -33,7 +34,7 @@ def _groups() -> None:
 
 def model_of(family: str) -> Decoder:
     torch.manual_seed(1)
-    settings = config.load(config.PretrainConfig, "/dev/null", [*SMALL, *FAMILIES[family]])
+    settings = load(PretrainConfig, "/dev/null", [*SMALL, *FAMILIES[family]])
     model = build(ModelShape.from_config(settings, VOCABULARY))
     with torch.no_grad():
         for parameter in model.parameters():  # gpt2's biases begin at 0, and would hide what goes wrong with them

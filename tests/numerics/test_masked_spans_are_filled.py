@@ -8,7 +8,8 @@ import torch
 from engines import engine_of, join_alone
 from torch import Tensor
 
-from zerokara import config
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model.megatron import build
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.spans import corrupt, noise_mask
@@ -28,7 +29,7 @@ def _alone() -> None:
     join_alone()
 
 
-def samples(settings: config.PretrainConfig, begin: int, number: int) -> tuple[Tensor, list[Tensor]]:
+def samples(settings: PretrainConfig, begin: int, number: int) -> tuple[Tensor, list[Tensor]]:
     """Texts of pairs: a symbol, drawn, and the one that always follows it. A gap follows from one of its neighbours."""
     partner = np.random.default_rng(7).permutation(SYMBOLS)
     text = np.random.default_rng(begin).integers(0, SYMBOLS, (number, settings.lengths.raw))
@@ -41,7 +42,7 @@ def samples(settings: config.PretrainConfig, begin: int, number: int) -> tuple[T
 
 def what_another_text_costs(*overrides: str) -> float:
     """Train, and give by how many nats a token gets worse when the encoder reads the text of another sample."""
-    settings = config.load(config.PretrainConfig, "/dev/null", [*SETTINGS, *overrides])
+    settings = load(PretrainConfig, "/dev/null", [*SETTINGS, *overrides])
     shape = ModelShape.from_config(settings, int(SENTINELS[-1]) + 1)
     model = build(shape, seed=2)
     engine = engine_of(model, settings)

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from zerokara import config
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import memory
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute.deepspeed_settings import load_template
@@ -63,7 +64,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory, python_path: None) -> dic
 
 
 def estimated(processes: int, settings: dict[str, Any]) -> int:
-    loaded = config.load(config.PretrainConfig, "/dev/null", [f"{key}={value}" for key, value in settings.items()])
+    loaded = load(PretrainConfig, "/dev/null", [f"{key}={value}" for key, value in settings.items()])
     shape = ModelShape.from_config(loaded, VOCABULARY)
     needed = memory.estimate(layout_of(loaded, shape, processes, "cpu", load_template(template_path(loaded))))
     return needed.without_saving() - needed.bytes_of("framework")

@@ -12,7 +12,8 @@ from engines import engine_of, join_alone
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from zerokara import config
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.huggingface import families, rules
 from zerokara.model.megatron import build
 from zerokara.model.shapes import ModelShape
@@ -48,8 +49,8 @@ def _alone() -> None:
     join_alone()
 
 
-def settings_and_shape(*overrides: str) -> tuple[config.PretrainConfig, ModelShape]:
-    settings = config.load(config.PretrainConfig, "/dev/null", [*OVERRIDES, *overrides])
+def settings_and_shape(*overrides: str) -> tuple[PretrainConfig, ModelShape]:
+    settings = load(PretrainConfig, "/dev/null", [*OVERRIDES, *overrides])
     return settings, ModelShape.from_config(settings, VOCAB)
 
 

@@ -16,7 +16,8 @@ import transformers
 from engines import engine_of, join_alone
 from safetensors.torch import save_file
 
-from zerokara import config
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.huggingface import families, rules
 from zerokara.model import parallel
 from zerokara.model.megatron import build
@@ -64,7 +65,7 @@ def loss_of(model: Any, ids: torch.Tensor, shape: ModelShape) -> torch.Tensor:
     return model(input_ids=ids[:, :24], labels=ids[:, 24:].contiguous()).loss
 
 
-def losses_of_ours(settings: config.PretrainConfig, shape: ModelShape, batches: list[torch.Tensor]) -> list[float]:
+def losses_of_ours(settings: PretrainConfig, shape: ModelShape, batches: list[torch.Tensor]) -> list[float]:
     engine = engine_of(build(shape, seed=1), settings)
     schedule = Schedule.from_config(settings, samples_per_epoch=1)
     losses = []
@@ -77,7 +78,7 @@ def losses_of_ours(settings: config.PretrainConfig, shape: ModelShape, batches: 
 
 
 def losses_of_hugging_face(
-    settings: config.PretrainConfig, shape: ModelShape, batches: list[torch.Tensor], weight_decay: float
+    settings: PretrainConfig, shape: ModelShape, batches: list[torch.Tensor], weight_decay: float
 ) -> list[float]:
     ours = dict(build(shape, seed=1).named_parameters())
     special = families.SpecialIds(bos=1, eos=2, pad=3)
@@ -168,7 +169,7 @@ SWITCH = ("architecture=switch", *T5[1:], *MIXTRAL[1:], TIED)
 )
 def test_losses_equal_hugging_faces(zero_stage: int, overrides: tuple[str, ...], batches: list[torch.Tensor]) -> None:
     join_alone()
-    settings = config.load(config.PretrainConfig, "/dev/null", [*OVERRIDES, f"zero_stage={zero_stage}", *overrides])
+    settings = load(PretrainConfig, "/dev/null", [*OVERRIDES, f"zero_stage={zero_stage}", *overrides])
     shape = ModelShape.from_config(settings, VOCAB)
     if shape.traits.is_encoder_decoder:  # large weights learn more in so few steps
         shape = dataclasses.replace(shape, init_std=0.0)
@@ -182,7 +183,7 @@ def test_losses_equal_hugging_faces(zero_stage: int, overrides: tuple[str, ...],
 @pytest.mark.parametrize("wrong", ["weight decay", "no clipping"])
 def test_a_broken_twin_is_noticed(wrong: str, batches: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     """One thing is left out of Hugging Face's training."""
-    settings = config.load(config.PretrainConfig, "/dev/null", OVERRIDES)
+    settings = load(PretrainConfig, "/dev/null", OVERRIDES)
     shape = ModelShape.from_config(settings, VOCAB)
     parallel.start_alone()
     right = losses_of_hugging_face(settings, shape, batches, settings.weight_decay)
@@ -199,7 +200,7 @@ def test_precision_is_as_configured_or_nothing_starts(
 ) -> None:
     join_alone()
     stated = [*OVERRIDES, f"zero_stage={zero_stage}", f"precision={precision}"]
-    settings = config.load(config.PretrainConfig, "/dev/null", stated)
+    settings = load(PretrainConfig, "/dev/null", stated)
     shape = ModelShape.from_config(settings, VOCAB)
     model = build(shape)
     engine = engine_of(model, settings, chosen_for=2)
@@ -208,7 +209,7 @@ def test_precision_is_as_configured_or_nothing_starts(
     assert {weight.dtype for _, weight in engine.weights()} == {torch.float32}
     if zero_stage:  # the twin: DeepSpeed is told another precision than the configuration states
         other = "fp32" if precision == "bf16" else "bf16"
-        told = settings_for(config.load(config.PretrainConfig, "/dev/null", [*stated, f"precision={other}"]), 1, {})
+        told = settings_for(load(PretrainConfig, "/dev/null", [*stated, f"precision={other}"]), 1, {})
         monkeypatch.setattr(zero_updater, "settings_for", lambda *_: told)
         with pytest.raises(AssertionError, match="DeepSpeed's precision differs"):
             engine_of(build(shape), settings, chosen_for=2)
@@ -217,7 +218,7 @@ def test_precision_is_as_configured_or_nothing_starts(
 def test_padding_rows_never_win() -> None:
     """M4: the loss is that of the real vocabulary alone, whatever stands in the padding rows."""
     parallel.start_alone()
-    settings = config.load(config.PretrainConfig, "/dev/null", OVERRIDES)
+    settings = load(PretrainConfig, "/dev/null", OVERRIDES)
     shape = ModelShape.from_config(settings, VOCAB)
     model = build(shape)
     ids = torch.randint(0, VOCAB, (2, 9))

@@ -9,7 +9,8 @@ import pytest
 import rounding
 import torch
 
-from zerokara import config
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.steps import tokenize
 from zerokara.training.monitoring import metrics
 from zerokara.training.planning.consumption import consumption_of
@@ -118,7 +119,7 @@ def test_every_step_is_recorded_once(runs: dict) -> None:
 
 def test_what_a_curriculum_read_is_what_its_table_says(runs: dict) -> None:
     folder = runs["curriculum_broken"].folder
-    table = consumption_of(config.load(config.PretrainConfig, folder / "config_resolved.yaml"))
+    table = consumption_of(load(PretrainConfig, folder / "config_resolved.yaml"))
     read = [line["source_tokens"] for line in metrics.read(folder) if "loss" in line]
     assert read[-1] == [use.tokens_taken for use in table.sources]
     assert sum(read[0]) == 8 * 32 and read == sorted(read)

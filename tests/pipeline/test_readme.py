@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from zerokara import config
+from zerokara.config.convert_config import ConvertConfig
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.model.shapes import ModelShape
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,9 +57,9 @@ def test_every_command_exists_and_knows_its_options(command: str) -> None:
 
 def test_every_example_of_settings_loads(tmp_path: Path) -> None:
     classes = {
-        "sentence_piece_config.yaml": config.TokenizerConfig,
-        "config.yaml": config.PretrainConfig,
-        "convert_config.yaml": config.ConvertConfig,
+        "sentence_piece_config.yaml": TokenizerConfig,
+        "config.yaml": PretrainConfig,
+        "convert_config.yaml": ConvertConfig,
     }
     shown = set()
     for example in blocks("yaml"):
@@ -64,17 +67,13 @@ def test_every_example_of_settings_loads(tmp_path: Path) -> None:
         assert parts, "an example must say of which file it is: # config.yaml"
         for name, text in zip(parts[::2], parts[1::2], strict=True):
             (tmp_path / name).write_text(text, encoding="utf-8")
-            assert config.load(classes[name], tmp_path / name)
+            assert load(classes[name], tmp_path / name)
             shown.add(name)
     assert shown == set(classes)
 
 
 def test_settings_and_files_named_in_the_text_exist() -> None:
-    fields = {
-        key
-        for each in (config.TokenizerConfig, config.PretrainConfig, config.ConvertConfig)
-        for key in each.model_fields
-    }
+    fields = {key for each in (TokenizerConfig, PretrainConfig, ConvertConfig) for key in each.model_fields}
     named = set(re.findall(r"`([a-z]+(?:_[a-z]+)+)(?:: [^`]*)?`", README))
     named -= {"expert_load", "expert_dropped", "router_entropy"}  # of metrics.jsonl
     named -= READY_SETS
@@ -89,14 +88,14 @@ def test_the_table_of_sizes_is_right() -> None:
     )
     assert len(rows) == 5
     for layers, width, heads, number, unit, disk in rows:
-        settings = config.PretrainConfig(
+        settings = PretrainConfig(
             num_layers=int(layers), hidden_size=int(width), num_attn_heads=int(heads), seq_len=2048,
             tie_word_embeddings=int(width) < 2048,
         )  # fmt: skip
         parameters = ModelShape.from_config(settings, vocab_size=32_000).num_parameters()
         assert float(number) * {"M": 1e6, "B": 1e9}[unit] == pytest.approx(parameters, rel=0.01)
         assert float(disk) * 1e9 == pytest.approx(12 * parameters, rel=0.03)
-    shipped = config.load(config.PretrainConfig, ROOT / "config.yaml")
+    shipped = load(PretrainConfig, ROOT / "config.yaml")
     told = re.search(r"\| as shipped .* (\d+) M \(8,000 pieces\)", README)
     assert told and round(ModelShape.from_config(shipped, vocab_size=8000).num_parameters() / 1e6) == int(told[1])
 
@@ -108,8 +107,8 @@ def test_the_ready_sets_have_the_parameters_that_are_told() -> None:
     }
     assert len(rows) == len(there) and {name for name, *_ in rows} == there
     for name, total, active in rows:
-        settings = config.load(config.PretrainConfig, ROOT / "model_configs" / f"{name}_config.yaml")
-        tokenizer = config.load(config.TokenizerConfig, ROOT / "model_configs" / f"{name}_sentence_piece_config.yaml")
+        settings = load(PretrainConfig, ROOT / "model_configs" / f"{name}_config.yaml")
+        tokenizer = load(TokenizerConfig, ROOT / "model_configs" / f"{name}_sentence_piece_config.yaml")
         shape = ModelShape.from_config(settings, tokenizer.vocab_size)
         assert round(shape.num_parameters(padded=False) / 1e6) == int(total), name
         assert round(shape.num_active_parameters() / 1e6) == int(active or total), name

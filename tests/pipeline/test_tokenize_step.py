@@ -16,9 +16,9 @@ import psutil
 import pytest
 import sentencepiece
 
-from zerokara import config as configuration
 from zerokara import manifest
-from zerokara.config import PretrainConfig
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.tokens.count import check_belongs
 
 CONFIG = """\
@@ -100,7 +100,7 @@ def test_the_step_from_start_to_count(root: Path, place: Path) -> None:
     assert written.returncode == 0, written.stderr
     expected = CONFIG.replace("train_tokens:   auto   #", f"train_tokens: {2 * one_pass}   #")
     assert (place / "config.yaml").read_text(encoding="utf-8") == expected
-    assert configuration.load(PretrainConfig, "config.yaml").train_tokens == 2 * one_pass
+    assert load(PretrainConfig, "config.yaml").train_tokens == 2 * one_pass
     assert "2.000 passes" in _count(root).stdout
 
 

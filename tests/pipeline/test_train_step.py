@@ -79,7 +79,7 @@ def finished(tiny_data: dict[str, str], tmp_path_factory: pytest.TempPathFactory
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"--set input_model_dir={run_dir} --set output_tokenizer_and_model_dir={run_dir}_hf" in done.stdout
     assert "compiling" not in (done.stdout + done.stderr).lower()
-    assert "going on without" not in done.stdout + done.stderr  # a watcher that fails is left out with these words
+    assert "continues without" not in done.stdout + done.stderr  # logged when a watcher that fails is dropped
     return run_dir
 
 
@@ -120,7 +120,7 @@ def test_a_finished_run_is_complete_until_it_is_made_longer(
 def test_whoever_watches_sees_each_step_once_also_after_a_resume(longer: Path) -> None:
     every_step = list(range(1, 26))
     assert recorded_steps(longer) == every_step
-    assert steps_in_tensorboard(longer, "loss") == every_step
+    assert steps_in_tensorboard(longer, "train/loss") == every_step
     assert steps_in_tensorboard(longer, "samples/text_summary") == [0, 10, 20, 25]
     assert sorted(steps_in_wandb(longer)) == [every_step[:20], every_step[20:]]
     written = (longer / "samples.md").read_text(encoding="utf-8")
@@ -177,7 +177,7 @@ def steps_in_wandb(run_dir: Path) -> list[list[int]]:
         steps = []
         for record in (record for record in records if record.HasField("history")):
             values = {item.key or item.nested_key[0]: item.value_json for item in record.history.item}
-            if "loss" in values:
+            if "train/loss" in values:
                 steps.append(int(values["_step"]))
         starts.append(steps)
     assert len(ids) == 1

@@ -10,8 +10,11 @@ from typing import get_args
 
 import pytest
 
-from zerokara import config
 from zerokara.config.architectures import ARCHITECTURES, Name
+from zerokara.config.convert_config import ConvertConfig
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.tokenizer_config import TokenizerConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "original_codes"
@@ -144,8 +147,8 @@ def shipped_files(*endings: str) -> list[Path]:
 def config_class(path: Path) -> type:
     keys = {line.split(":")[0] for line in path.read_text(encoding="utf-8").splitlines()}
     if "input_model_dir" in keys:
-        return config.ConvertConfig
-    return config.TokenizerConfig if "character_coverage" in keys or "output_dir" in keys else config.PretrainConfig
+        return ConvertConfig
+    return TokenizerConfig if "character_coverage" in keys or "output_dir" in keys else PretrainConfig
 
 
 def test_imports_go_down_by_floors() -> None:
@@ -192,7 +195,7 @@ def test_an_import_upwards_is_found(path: str, line: str) -> None:
 
 
 def test_an_import_downwards_is_fine() -> None:
-    assert not floor_faults("steps/train.py", "from zerokara.training.loop import train\nfrom zerokara import config")
+    assert not floor_faults("steps/train.py", "from zerokara.training.loop import train\nfrom zerokara import manifest")
 
 
 def test_imports_within_training_go_down() -> None:
@@ -215,6 +218,19 @@ def test_a_vendor_outside_its_border_is_found() -> None:
     assert vendor_faults("huggingface/weights.py", "from megatron.core import parallel_state")
     assert not vendor_faults("training/compute/zero_updater.py", "import deepspeed")
     assert not vendor_faults("model/adapter.py", "from megatron.core.transformer import spec_utils")
+
+
+def test_settings_are_imported_from_their_own_modules() -> None:
+    """`zerokara.config` itself holds nothing: a name that is taken from it would be missed only when it is used."""
+    modules = {path.stem for path in (PACKAGE / "config").glob("*.py")}
+    faults = []
+    for path in shipped_files(".py"):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            names = {alias.name for alias in node.names} if isinstance(node, ast.ImportFrom) else set()
+            module = getattr(node, "module", None)
+            if (module == "zerokara" and "config" in names) or (module == "zerokara.config" and names - modules):
+                faults.append(f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}")
+    assert not faults, "\n".join(faults)
 
 
 def test_light_rooms_do_not_wait_for_torch() -> None:
@@ -247,7 +263,7 @@ def test_no_room_for_leftovers() -> None:
 
 @pytest.mark.parametrize("path", shipped_files(".yaml", ".yml"), ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_every_yaml_loads(path: Path) -> None:
-    config.load(config_class(path), path)
+    load(config_class(path), path)
 
 
 def test_nothing_names_a_place_on_one_machine() -> None:

@@ -28,7 +28,7 @@ def test_an_estimated_total_is_never_passed_and_each_phase_has_its_own_rate(monk
     with progress.Progress("training", total=10, unit="round", stream=stream) as bar:
         now = 100.0
         bar.advance(5)
-        assert "100.0 s left" in stream.getvalue() or "1 min 40 s left" in stream.getvalue()
+        assert "1 min 40 s left" in stream.getvalue()
         bar.phase("pruning")
         assert "left" not in stream.getvalue().splitlines()[-1], "nothing of this phase is done yet"
         now = 102.0

@@ -1,22 +1,13 @@
-"""What a curriculum is made of: the stages of `stages:` in `config.yaml`, and the rules within and between them.
-
-Nothing here looks at the data: how many sequences a source holds is seen in `samples/reading_plan.py`.
-"""
+"""The stages of a curriculum: the entries of `stages:` in `config.yaml`."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from zerokara.config.settings import NaturalNumber, NaturalWhole, PositiveWhole, Text, as_tuple
-from zerokara.errors import Fault
-
-if TYPE_CHECKING:
-    from zerokara.config.pretrain_config import PretrainConfig
-
 
 Proportional = Literal["proportional"]
 Weights = Annotated[Proportional | tuple[NaturalNumber, ...], BeforeValidator(as_tuple)]
@@ -56,38 +47,3 @@ def declared_tokens(stages: Sequence[Stage]) -> int | None:
     counts = [stage.num_tokens for stage in stages]
     known = [count for count in counts if count is not None]
     return sum(known) if known and len(known) == len(counts) else None
-
-
-def faults(config: PretrainConfig) -> Iterator[Fault]:
-    """The faults of `source_weights` and of every stage."""
-    yield from _weight_faults(config, "source_weights", config.source_weights)
-    last = len(config.stages) - 1
-    for index, stage in enumerate(config.stages):
-        place = f"stages[{index}]"
-        yield from _weight_faults(config, f"{place}.source_weights", stage.source_weights)
-        yield from _weight_faults(config, f"{place}.source_tokens", stage.source_tokens)
-        if stage.source_tokens is not None:
-            for key in ("tokens", "source_weights"):
-                if getattr(stage, key) is not None:
-                    yield config.fault(f"{place}.{key}", "stands beside source_tokens, which says it", "keep one")
-        elif stage.tokens is None:
-            yield config.fault(place, "does not say how long it is", "give it tokens, or source_tokens")
-        elif stage.tokens == "rest" and index != last:
-            yield config.fault(f"{place}.tokens", "must be a number in every stage but the last")
-    known = declared_tokens(config.stages)
-    if known is not None and config.train_tokens != "auto" and config.train_tokens > known:
-        rule = f"is more than the stages have: {known:,} tokens together"
-        remedy = "set it to auto, or let a last stage have `tokens: rest`"
-        yield config.fault("train_tokens", rule, remedy)
-
-
-def _weight_faults(config: PretrainConfig, key: str, weights: Sequence[float] | str | None) -> Iterator[Fault]:
-    if weights is None or isinstance(weights, str):
-        return
-    entries = config.input_jsonl
-    if len(weights) != len(entries):
-        names = ", ".join(entries)
-        rule = f"must have one number for each of the {len(entries)} entries of input_jsonl: {names}"
-        yield config.fault(key, rule)
-    elif math.fsum(weights) <= 0:
-        yield config.fault(key, "must have a number above 0")

@@ -6,7 +6,8 @@ Pure: reads the one file and nothing else of the world. YAML 1.2, so that ``6e-4
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,14 +18,14 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
-from zerokara.config import plain_yaml
+from zerokara.config import other_names, plain_yaml
 from zerokara.config.curriculum import Stage
 from zerokara.config.settings import Settings, Source
 from zerokara.errors import Fault, UserError, shown
 
 _Config = TypeVar("_Config", bound=Settings)
 _MAX_UNKNOWN = 50
-"""Settings that are unknown one by one; more are another file."""
+"""Unknown settings that are named one by one; a file with more is something else."""
 
 
 def load(config_class: type[_Config], path: str | Path, overrides: Sequence[str] = ()) -> _Config:
@@ -38,13 +39,11 @@ def load(config_class: type[_Config], path: str | Path, overrides: Sequence[str]
     overridden = _apply(overrides, values, faults)
     source = Source(str(path), lines, frozenset(overridden))
 
-    known = config_class.model_fields
-    unknown = [key for key in values if key not in known]
-    if len(unknown) > _MAX_UNKNOWN:
-        rule = f"has {len(unknown):,} settings that are unknown here, beginning with {', '.join(unknown[:5])}"
-        raise UserError(Fault(str(path), rule, remedy="is it the file of this step?"))
+    unknown = [key for key in values if key not in config_class.model_fields]
+    if unknown:
+        _check_is_the_file(path, lines.keys() & values.keys(), unknown, config_class)
     for key in unknown:
-        faults.append(_unknown(key, values.pop(key), list(known), source))
+        faults.append(_unknown(key, values.pop(key), config_class, source))
     wrong: set[str] = set()
     try:
         config = config_class(**values)
@@ -62,6 +61,22 @@ def load(config_class: type[_Config], path: str | Path, overrides: Sequence[str]
     if faults:
         raise UserError(sorted(faults, key=lambda fault: lines.get(fault.key or "", 0)))
     return config
+
+
+def _check_is_the_file(path: str | Path, keys: Set[str], unknown: Sequence[str], config_class: type[Settings]) -> None:
+    """Check that a file with `unknown` settings is not another step's: that is one fault, and not one a line.
+
+    Raises:
+        UserError: it is.
+    """
+    meant = other_names.better_fit(keys, config_class)
+    if meant:
+        own = other_names.file_of(config_class)
+        rule = f"holds the settings of {meant.steps} ({meant.name}), not those of {own.steps} ({own.name})"
+        raise UserError(Fault(str(path), rule, remedy=f"name the right file, e.g. --config {own.name}"))
+    if len(unknown) > _MAX_UNKNOWN:
+        rule = f"has {len(unknown):,} unknown settings, beginning with {', '.join(unknown[:5])}"
+        raise UserError(Fault(str(path), rule, remedy="is it the right file for this step?"))
 
 
 def _causes(broken: list[Fault], config_class: type[Settings], path: str | Path, source: Source) -> Iterator[Fault]:
@@ -169,11 +184,14 @@ def _quoting(rest: str) -> str:
     return f'put it in quotes: "{word}"' if word[:1] in ("@", "`", "*", "&", "%", "!") else ""
 
 
-def _unknown(key: str, value: object, known: list[str], source: Source, inside: str = "") -> Fault:
-    near = difflib.get_close_matches(key, known, n=1)
-    remedy = f"did you mean {near[0]}?" if near else "remove it"
-    whole = f"{inside}.{key}" if inside else key
-    return Fault(where=source.where(whole), key=whole, value=value, rule="there is no such setting", remedy=remedy)
+def _unknown(key: str, value: object, config_class: type[Settings], source: Source) -> Fault:
+    root = re.split(r"[.\[]", key)[0]
+    if root != key and root in config_class.model_fields:  # --set stages[1].order=…
+        rule = "a part of a value cannot be set by itself"
+        remedy = f"set the whole of it (--set '{root}=[…]'), or edit it in the file"
+    else:
+        rule, remedy = "there is no such setting", other_names.remedy_for(key, config_class)
+    return Fault(where=source.where(key), key=key, value=value, rule=rule, remedy=remedy)
 
 
 def _key_of(detail: ErrorDetails) -> str:
@@ -190,8 +208,9 @@ def _key_of(detail: ErrorDetails) -> str:
 
 def _invalid(key: str, details: list[ErrorDetails], source: Source) -> Fault:
     if details[0]["type"] == "extra_forbidden":
-        place, _, name = key.rpartition(".")
-        return _unknown(name, details[0]["input"], list(Stage.model_fields), source, place)
+        near = difflib.get_close_matches(key.rpartition(".")[2], Stage.model_fields, n=1)
+        remedy = f"did you mean {near[0]}?" if near else f"a stage has {', '.join(Stage.model_fields)}"
+        return Fault(source.where(key), "there is no such setting", key, value=details[0]["input"], remedy=remedy)
     # A union (`a number or "auto"`) reports one error for each of its members: they are alternatives.
     words = list(dict.fromkeys(_rule_text(detail) for detail in details))
     found = details[0]["input"]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from zerokara.config import curriculum
+from zerokara.config.curriculum import declared_tokens
 from zerokara.config.data_settings import DataSettings
 from zerokara.config.model_settings import ModelSettings
 from zerokara.config.settings import rule
 from zerokara.config.training_settings import TrainingSettings
 from zerokara.errors import Fault
+
+RESOLVED_NAME = "config_resolved.yaml"
+"""In a run folder: all settings of its newest start."""
 
 
 class PretrainConfig(TrainingSettings, ModelSettings, DataSettings):
@@ -26,7 +29,34 @@ class PretrainConfig(TrainingSettings, ModelSettings, DataSettings):
 
     @rule("input_jsonl", "source_weights", "stages", "train_tokens")
     def _curriculum_holds_together(self) -> Iterator[Fault]:
-        yield from curriculum.faults(self)
+        """Nothing here looks at the data: `samples` sees how many sequences a source holds."""
+        yield from self._weight_faults("source_weights", self.source_weights)
+        for index, stage in enumerate(self.stages):
+            place = f"stages[{index}]"
+            yield from self._weight_faults(f"{place}.source_weights", stage.source_weights)
+            yield from self._weight_faults(f"{place}.source_tokens", stage.source_tokens)
+            if stage.source_tokens is not None:
+                for key in ("tokens", "source_weights"):
+                    if getattr(stage, key) is not None:
+                        yield self.fault(f"{place}.{key}", "cannot be given together with source_tokens", "keep one")
+            elif stage.tokens is None:
+                yield self.fault(place, "does not say how long it is", "give it tokens, or source_tokens")
+            elif stage.tokens == "rest" and index != len(self.stages) - 1:
+                yield self.fault(f"{place}.tokens", "must be a number in every stage but the last")
+        known = declared_tokens(self.stages)
+        if known is not None and self.train_tokens != "auto" and self.train_tokens > known:
+            rule_text = f"is more than the {known:,} tokens of all stages together"
+            yield self.fault("train_tokens", rule_text, "set it to auto, or let a last stage have `tokens: rest`")
+
+    def _weight_faults(self, key: str, weights: Sequence[float] | str | None) -> Iterator[Fault]:
+        if weights is None or isinstance(weights, str):
+            return
+        entries = self.input_jsonl
+        if len(weights) != len(entries):
+            rule_text = f"must have one number for each of the {len(entries)} entries of input_jsonl: "
+            yield self.fault(key, rule_text + ", ".join(entries))
+        elif math.fsum(weights) <= 0:
+            yield self.fault(key, "must have a number above 0")
 
     @rule("tensor_parallel_size", "architecture", "hidden_size", "num_attn_heads", "num_kv_heads", "ffn_hidden_size")
     def _tensor_parallel_divides_the_layers(self) -> Iterator[Fault]:

@@ -262,13 +262,18 @@ class TrainingSettings(WatchingSettings, MachineSettings, ReadingSettings, Learn
             rule_text = f"must divide the number of processes, {num_processes}"
             yield self.fault("tensor_parallel_size", rule_text, "lower it, or change num_processes")
             return
-        # Processes that share a layer's matrices read the same sequences.
-        readers = num_processes // self.tensor_parallel_size
+        ranks = num_processes // self.tensor_parallel_size
         micro = 1 if self.micro_batch_size == "auto" else self.micro_batch_size
-        share = micro * readers
-        if self.global_batch_size % share:
-            lower = self.global_batch_size // share * share
-            tries = " or ".join(str(size) for size in (lower, lower + share) if size)
-            what = "processes" if self.tensor_parallel_size == 1 else "(processes ÷ tensor_parallel_size)"
-            rule_text = f"must be a multiple of micro_batch_size × {what} = {micro} × {readers} = {share}"
-            yield self.fault("global_batch_size", rule_text, f"try {tries}")
+        step = micro * ranks
+        if self.global_batch_size % step == 0:
+            return
+        what = "processes" if self.tensor_parallel_size == 1 else "(processes ÷ tensor_parallel_size)"
+        if step > self.global_batch_size and self.global_batch_size % ranks == 0:
+            fitting = max(n for n in range(1, micro) if self.global_batch_size % (n * ranks) == 0)
+            rule_text = f"times {what} = {ranks} must divide global_batch_size = {self.global_batch_size}"
+            yield self.fault("micro_batch_size", rule_text, f"try {fitting}, or auto")
+            return
+        lower = self.global_batch_size // step * step
+        tries = " or ".join(str(size) for size in (lower, lower + step) if size)
+        rule_text = f"must be a multiple of micro_batch_size × {what} = {micro} × {ranks} = {step}"
+        yield self.fault("global_batch_size", rule_text, f"try {tries}")

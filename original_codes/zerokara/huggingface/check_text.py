@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import zip_longest
 
-from zerokara.config import ConvertConfig, PretrainConfig
+from zerokara.config.convert_config import ConvertConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus import inputs, reading
 from zerokara.errors import UserError
 

@@ -20,7 +20,7 @@ import orjson
 import torch
 from torch import Tensor
 
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.huggingface import families, rules
 from zerokara.huggingface.transforms import COPIED_VOCABULARY, VOCABULARY

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from zerokara import manifest
-from zerokara.config import ConvertConfig
+from zerokara.config.convert_config import ConvertConfig
 from zerokara.durable import PARTIAL_SUFFIX
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.huggingface.exported import MANIFEST_NAME, STEP, UPLOAD_RECORD_NAME

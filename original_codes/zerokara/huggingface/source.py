@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from zerokara import checkpoint, config, hashing
+from zerokara import checkpoint, hashing
 from zerokara.checkpoint.state import WEIGHTS_NAME
-from zerokara.config import ConvertConfig, PretrainConfig
+from zerokara.config.convert_config import ConvertConfig
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import RESOLVED_NAME, PretrainConfig
 from zerokara.errors import Fault, UserError
 from zerokara.model.shapes import ModelShape
 
@@ -116,7 +118,7 @@ def _newest(settings: ConvertConfig, run_dir: Path) -> Path:
 
 def _opened(folder: Path, settings: ConvertConfig) -> Source:
     run_dir = folder.parent
-    missing = [name for name in (TOKENIZER_NAME, config.RESOLVED_NAME) if not (run_dir / name).is_file()]
+    missing = [name for name in (TOKENIZER_NAME, RESOLVED_NAME) if not (run_dir / name).is_file()]
     if missing:
         remedy = "keep the checkpoint in the run folder where step 3 wrote it"
         rule = "is missing beside the checkpoint"
@@ -126,4 +128,4 @@ def _opened(folder: Path, settings: ConvertConfig) -> Source:
     if found != state.tokenizer_sha256:
         rule = f"is not the tokenizer of {folder.name}: sha256 {found[:12]}, trained with {state.tokenizer_sha256[:12]}"
         raise UserError(Fault(where=str(run_dir / TOKENIZER_NAME), rule=rule, remedy="put the right file back"))
-    return Source(run_dir, folder, state, config.load(PretrainConfig, run_dir / config.RESOLVED_NAME))
+    return Source(run_dir, folder, state, load(PretrainConfig, run_dir / RESOLVED_NAME))

@@ -17,7 +17,7 @@ import orjson
 from torch import Tensor
 
 from zerokara import hashing, manifest
-from zerokara.config import ConvertConfig
+from zerokara.config.convert_config import ConvertConfig
 from zerokara.durable import (
     ASIDE_ENDING,
     BackgroundSync,

@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.sample_lengths import SampleLengths
 from zerokara.errors import UserError
 from zerokara.samples import spans

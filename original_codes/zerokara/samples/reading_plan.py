@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zerokara.config import PretrainConfig
 from zerokara.config.curriculum import Stage
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.sample_lengths import SampleLengths
 from zerokara.errors import Fault, UserError
 from zerokara.samples.apportionment import whole_weights

@@ -12,8 +12,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from zerokara import config as configuration
-from zerokara.config import ConvertConfig, PretrainConfig, Settings, TokenizerConfig
+from zerokara.config.convert_config import ConvertConfig
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.settings import Settings
+from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import Fault, UserError
 from zerokara.steps import command, outputs
 
@@ -55,7 +58,7 @@ def chain_faults(tokenizer: TokenizerConfig, training: PretrainConfig, convertin
 
 def _load(config_class: type[_Config], path: str, faults: list[Fault]) -> _Config | None:
     try:
-        return configuration.load(config_class, Path(path))
+        return load(config_class, Path(path))
     except UserError as error:
         faults += error.faults
         return None

@@ -10,15 +10,17 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from zerokara import config as configuration
+from zerokara.config.loading import load
+from zerokara.config.rendering import help_text
 from zerokara.config.settings import Settings
 from zerokara.errors import RunError, Stopped, UserError, redacted, shown
 from zerokara.progress import plain
-from zerokara.steps.next_command import COMMAND_NAME, SAME_COMMAND, again
+from zerokara.steps.next_command import COMMAND_NAME, again
+from zerokara.steps.options import SAME_COMMAND, Options
 
 _Config = TypeVar("_Config", bound=Settings)
 REDO_HELP = "do it again and replace what an earlier run left"
@@ -26,23 +28,6 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it (128 + SIGINT)."""
 UNREAD = 141
 """Exit code where nobody reads the output any more, as shells have it (128 + SIGPIPE)."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """The options of the command line that are no settings."""
-
-    config_path: Path
-    overrides: tuple[str, ...] = ()
-    redo: bool = False
-    dry_run: bool = False
-    write: bool = False
-    verify_resume: int | None = None
-    """Steps of a proof that a run resumes, instead of the run; None for the run."""
-    evaluate: str | None = None
-    """Checkpoint to evaluate, instead of the run: a folder, a name, a step, or "" for the newest; None for the run."""
-    again: str = SAME_COMMAND
-    """The command that resumes what this one began."""
 
 
 def parse(
@@ -63,7 +48,7 @@ def parse(
         prog=os.environ.get(COMMAND_NAME),
         description=doc,
         epilog="settings (edit them in the YAML file, or --set them for one run):\n"
-        + (configuration.help_text(config_class) if wants_help else ""),
+        + (help_text(config_class) if wants_help else ""),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,  # "--re" must not mean --redo
     )
@@ -122,9 +107,7 @@ def run(
     )
     if is_part:
         options = replace(options, again="")
-    return guarded(
-        lambda: main(configuration.load(config_class, options.config_path, options.overrides), options), options.again
-    )
+    return guarded(lambda: main(load(config_class, options.config_path, options.overrides), options), options.again)
 
 
 def guarded(work: Callable[[], None], again: str = SAME_COMMAND) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokara import manifest
-from zerokara.config import ConvertConfig
+from zerokara.config.convert_config import ConvertConfig
 from zerokara.durable import ASIDE_ENDING, unused_name
 from zerokara.huggingface import check_text, output_folder, source
 from zerokara.huggingface.exported import MANIFEST_NAME

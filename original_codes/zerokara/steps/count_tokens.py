@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from zerokara import config as configuration
 from zerokara import manifest
-from zerokara.config import PretrainConfig
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.sample_lengths import SampleLengths
 from zerokara.durable import write_text
 from zerokara.errors import RunError, UserError
@@ -92,10 +92,10 @@ def write_train_tokens(config_path: Path, train_tokens: int) -> None:
     else:
         after = before + ("" if before.endswith("\n") or not before else "\n") + f"train_tokens: {train_tokens}\n"
     trial = config_path.with_name(config_path.name + ".trial.partial")
-    expected = configuration.load(PretrainConfig, config_path, [f"train_tokens={train_tokens}"])
+    expected = load(PretrainConfig, config_path, [f"train_tokens={train_tokens}"])
     try:
         trial.write_bytes(after.encode("utf-8"))
-        as_wished = configuration.load(PretrainConfig, trial).model_dump() == expected.model_dump()
+        as_wished = load(PretrainConfig, trial).model_dump() == expected.model_dump()
     except UserError:
         as_wished = False
     finally:

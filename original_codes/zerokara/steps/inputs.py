@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from zerokara import manifest
-from zerokara.config import PretrainConfig, TokenizerConfig, load
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import UserError
 from zerokara.steps.next_command import TRAIN_TOKENIZER
 from zerokara.steps.outputs import TOKENIZER_NAMES, TOKENIZER_STEP

@@ -13,22 +13,21 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ruamel.yaml.error import YAMLError
 
-from zerokara import config as configuration
 from zerokara.config import plain_yaml
+from zerokara.config.convert_config import ConvertConfig
+from zerokara.config.data_settings import DataSettings
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.settings import Settings
+from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import UserError
-
-if TYPE_CHECKING:
-    from zerokara.steps.command import Options
+from zerokara.steps.options import SAME_COMMAND, Options
 
 COMMAND_NAME = "ZEROKARA_COMMAND"
 """Environment variable in which the shell scripts say under which name the user called them."""
-SAME_COMMAND = "the same command"
-"""For a step that was called neither by its script nor as a module."""
 
 
 @dataclass(frozen=True)
@@ -37,38 +36,30 @@ class Step:
 
     runner: str
     script: str
-    config_class: str
-    """Its name in `zerokara.config`: the class itself is made only where it is needed."""
+    config_class: type[Settings]
     config_name: str
     """The file that it reads unless another is named."""
-    reads: str | tuple[str, ...]
-    """The settings that it needs: those of a class, or by name."""
-    unread: tuple[str, ...] = ()
+    needed_keys: frozenset[str]
+    """The settings that it needs."""
 
-    def needed_keys(self) -> frozenset[str]:
-        """The settings that it needs."""
-        named = getattr(configuration, self.reads).model_fields if isinstance(self.reads, str) else self.reads
-        return frozenset(named) - frozenset(self.unread)
 
+_TRAINING_KEYS = frozenset(PretrainConfig.model_fields) - {"num_workers"}
+_UPLOAD_KEYS = frozenset({"output_tokenizer_and_model_dir", "huggingface_name", "private"})
 
 TRAIN_TOKENIZER = Step(
     "python",
     "1_train_sentencepiece_tokenizer.py",
-    "TokenizerConfig",
+    TokenizerConfig,
     "sentence_piece_config.yaml",
-    "TokenizerConfig",
+    frozenset(TokenizerConfig.model_fields),
 )
-TOKENIZE = Step("bash", "2_tokenize.sh", "PretrainConfig", "config.yaml", "DataSettings")
-COUNT_TOKENS = Step("python", "count_tokens.py", "PretrainConfig", "config.yaml", "PretrainConfig", ("num_workers",))
-TRAIN = Step("bash", "3_train_node1.sh", "PretrainConfig", "config.yaml", "PretrainConfig", ("num_workers",))
-CONVERT = Step("bash", "4_convert_to_HF.sh", "ConvertConfig", "convert_config.yaml", "ConvertConfig")
-UPLOAD = Step(
-    "python",
-    "6_upload.py",
-    "ConvertConfig",
-    "convert_config.yaml",
-    ("output_tokenizer_and_model_dir", "huggingface_name", "private"),
+TOKENIZE = Step("bash", "2_tokenize.sh", PretrainConfig, "config.yaml", frozenset(DataSettings.model_fields))
+COUNT_TOKENS = Step("python", "count_tokens.py", PretrainConfig, "config.yaml", _TRAINING_KEYS)
+TRAIN = Step("bash", "3_train_node1.sh", PretrainConfig, "config.yaml", _TRAINING_KEYS)
+CONVERT = Step(
+    "bash", "4_convert_to_HF.sh", ConvertConfig, "convert_config.yaml", frozenset(ConvertConfig.model_fields)
 )
+UPLOAD = Step("python", "6_upload.py", ConvertConfig, "convert_config.yaml", _UPLOAD_KEYS)
 STEPS = (TRAIN_TOKENIZER, TOKENIZE, COUNT_TOKENS, TRAIN, CONVERT, UPLOAD)
 
 
@@ -88,11 +79,11 @@ def render(
     """
     path = _config_beside(options.config_path, own_name, step.config_name)
     try:
-        there: Settings | None = configuration.load(getattr(configuration, step.config_class), path)
+        there: Settings | None = load(step.config_class, path)
     except UserError:  # the next step will say so
         there = None
     given = {text.partition("=")[0]: text for text in options.overrides}
-    needed = step.needed_keys()
+    needed = step.needed_keys
     handed_on = [
         text
         for key, text in given.items()

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.progress import summary
 from zerokara.steps import command, next_command, outputs
 from zerokara.training import launching, resume_proof, run_manifest
@@ -52,7 +52,7 @@ def _launch(config: PretrainConfig, options: command.Options, argv: Sequence[str
     outputs.check(outputs.of_run(config), unless=run_manifest.record_path(plan))
     # A second --redo would set the new run aside itself.
     options = replace(options, again=next_command.again(argv, without=("--redo",)))
-    commands = Commands(MODULE, tuple(argv), options.again, _next(plan, options))
+    commands = Commands(MODULE, tuple(argv), options.again, _next(config, options))
     if options.verify_resume:
         launching.check_init_from(plan)
         local = launching.on_this_machine(plan)
@@ -90,12 +90,13 @@ def _work(config: PretrainConfig, options: command.Options) -> None:
     worker.work(plan, is_trial=options.dry_run, evaluate=Path(options.evaluate) if options.evaluate else None)
 
 
-def _next(plan: RunPlan, options: command.Options) -> str:
+def _next(config: PretrainConfig, options: command.Options) -> str:
     """The command that comes after this step."""
-    if plan.config.traits.no_class:  # step 4 would refuse it
+    if config.traits.no_class:  # step 4 would refuse it
         return f"{options.again} --evaluate"
-    made = {"input_model_dir": str(plan.run_dir), "output_tokenizer_and_model_dir": f"{plan.run_dir}_hf"}
-    return next_command.render(next_command.CONVERT, options, DEFAULT_CONFIG, plan.given, made)
+    run_dir = str(Path(config.output_model_dir))
+    made = {"input_model_dir": run_dir, "output_tokenizer_and_model_dir": f"{run_dir}_hf"}
+    return next_command.render(next_command.CONVERT, options, DEFAULT_CONFIG, config, made)
 
 
 if __name__ == "__main__":

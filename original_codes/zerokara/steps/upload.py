@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from zerokara import manifest
-from zerokara.config import ConvertConfig
+from zerokara.config.convert_config import ConvertConfig
 from zerokara.errors import UserError
 from zerokara.huggingface import exported, hub, usage
 from zerokara.progress import bytes_text, opening, seconds_text, summary

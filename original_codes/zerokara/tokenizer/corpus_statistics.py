@@ -1,7 +1,7 @@
-"""A look at the beginnings of the corpus files: what a sample of so many bytes will be like, before it is drawn.
+"""Statistics of a corpus, estimated from the beginnings of its files, before a sample is drawn.
 
-In: files. Out: an `Outlook`: how much text there is, how its lines and words are, and how the number of different
-words grows with the text (Heaps' law, from half of what was read and all of it).
+In: files. Out: `CorpusStatistics`: how much text there is, its lines and words, and how the number of distinct words
+grows with the text (Heaps' law, fitted to half of the text that was read and to all of it).
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ from zerokara.corpus.reading import BadLine, Document, Range, TxtDocument, read
 from zerokara.tokenizer.sampling import passages_of, sentences_of
 
 HEAD_BYTES = 8_000_000
-"""Text that is read in all."""
+"""Text read in all."""
 MAX_FILES = 16
-"""Places in the corpus, evenly spread over its bytes, whose files are looked at; a large one has several of them."""
+"""Positions, evenly spread over the bytes of the corpus, whose files are read; a large file may hold several."""
 _WORD = re.compile(" *[^ \n]+")
-"""As the trainer has it: a word begins with the spaces before it."""
+"""As in the trainer: a word begins with the spaces before it."""
 
 
 @dataclass(frozen=True)
-class Words:
-    """Different words of a text, in numbers."""
+class DistinctWords:
+    """Counts of the distinct words of a text."""
 
     count: float
     characters: float
     pairs: float
-    """Different pairs of characters that stand beside each other in them."""
+    """Distinct pairs of adjacent characters in them."""
 
 
 @dataclass(frozen=True)
-class Outlook:
-    """What the beginnings of the files tell of the text; counts are for the bytes that were read."""
+class CorpusStatistics:
+    """Estimates for the corpus; counts are of the bytes that were read."""
 
     offered_bytes: int
-    """Text in the whole corpus, estimated."""
+    """Text in the whole corpus."""
     bytes: int
     lines: int
     """Training sentences."""
     passages: int
-    """Documents, or the parts that long ones are sampled in."""
+    """Documents, or the parts in which long ones are sampled."""
     spaces: int
     half_bytes: int
     """Of every second passage."""
-    half_words: Words
-    words: Words
+    half_words: DistinctWords
+    words: DistinctWords
 
-    def words_in(self, num_bytes: float) -> Words:
-        """The different words that so much text will have."""
+    def words_in(self, num_bytes: float) -> DistinctWords:
+        """The distinct words that so much text will have."""
         half, all_ = self.half_words, self.words
         doubling = math.log(max(1, self.bytes) / max(1, self.half_bytes)) if self.half_bytes < self.bytes else 1.0
 
@@ -63,37 +63,37 @@ class Outlook:
             power = math.log(max(1.0, of_all) / max(1.0, of_half)) / doubling
             return of_all * (num_bytes / max(1, self.bytes)) ** min(1.0, max(0.0, power))
 
-        return Words(
+        return DistinctWords(
             grown(half.count, all_.count), grown(half.characters, all_.characters), grown(half.pairs, all_.pairs)
         )
 
 
-def look(files: Sequence[InputFile], text_field: str, txt_document: TxtDocument) -> Outlook:
-    """Read the beginnings of up to `MAX_FILES` files: a second's work."""
+def statistics_of(files: Sequence[InputFile], text_field: str, txt_document: TxtDocument) -> CorpusStatistics:
+    """Read the beginnings of up to `MAX_FILES` files, in about a second."""
     total = sum(file.bytes for file in files)
     picked = Counter(_file_at(files, (2 * i + 1) * total // (2 * MAX_FILES)) for i in range(MAX_FILES))
     texts: list[str] = []
-    share = 0.0  # of the bytes on disk that is text
+    text_share = 0.0  # of the bytes on disk
     for number, times in sorted(picked.items()):
         head, text_bytes = _head(files[number], times * HEAD_BYTES // MAX_FILES, text_field, txt_document)
         texts += head
-        share += times / MAX_FILES * text_bytes / max(1, files[number].bytes)
+        text_share += times / MAX_FILES * text_bytes / max(1, files[number].bytes)
     passages = [passage for text in texts for passage in passages_of(text)]
     sentences = [sentence for passage in passages for sentence in sentences_of(passage)]
-    return Outlook(
-        offered_bytes=round(share * total),
+    return CorpusStatistics(
+        offered_bytes=round(text_share * total),
         bytes=sum(len(sentence.encode()) for sentence in sentences),
         lines=len(sentences),
         passages=len(passages),
         spaces=sum(sentence.count(" ") for sentence in sentences),
         half_bytes=sum(len(passage.encode()) for passage in passages[::2]),
-        half_words=_words(passages[::2]),
-        words=_words(passages),
+        half_words=_distinct_words(passages[::2]),
+        words=_distinct_words(passages),
     )
 
 
 def _file_at(files: Sequence[InputFile], position: int) -> int:
-    """The number of the file in which a byte of the corpus stands."""
+    """The index of the file that holds a byte of the corpus."""
     for number, file in enumerate(files):
         position -= file.bytes
         if position < 0:
@@ -102,7 +102,7 @@ def _file_at(files: Sequence[InputFile], position: int) -> int:
 
 
 def _head(file: InputFile, limit: int, text_field: str, txt_document: TxtDocument) -> tuple[list[str], float]:
-    """The first documents of a file, and how much text all of it has, if it goes on like that."""
+    """The first documents of a file, and its text in bytes, if the rest is like them."""
     texts: list[str] = []
     num_bytes, last = 0, None
     for item in _items(file, text_field, txt_document):
@@ -118,12 +118,12 @@ def _head(file: InputFile, limit: int, text_field: str, txt_document: TxtDocumen
 
 
 def _items(file: InputFile, text_field: str, txt_document: TxtDocument) -> Iterator[Document | BadLine]:
-    # A .txt that is one document is looked at by its lines: it may be of any size.
+    # A .txt that is one document is read by lines, because it may be of any size.
     return iter(read(Range(file), text_field, "line" if file.kind == "txt" else txt_document))
 
 
-def _words(passages: Sequence[str]) -> Words:
+def _distinct_words(passages: Sequence[str]) -> DistinctWords:
     words = {word for passage in passages for word in _WORD.findall(passage)}
     codes = np.frombuffer("\n".join(words).encode("utf-32-le"), dtype=np.uint32).astype(np.int64)
     pairs = np.unique((codes[:-1] << 21 | codes[1:])[(codes[:-1] != ord("\n")) & (codes[1:] != ord("\n"))])
-    return Words(len(words), len(codes) - max(0, len(words) - 1), len(pairs))
+    return DistinctWords(len(words), len(codes) - max(0, len(words) - 1), len(pairs))

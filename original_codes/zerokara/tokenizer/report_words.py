@@ -44,5 +44,4 @@ def word_text(analyser: Analyser | None = None) -> str:
     """What `count_words` counts, to be read."""
     if analyser is None or analyser.language != "ja":
         return "what white space separates"
-    names = " and ".join(f"{name} {version}" for name, version in analyser.versions().items())
-    return f"what white space separates, in Japanese text a morpheme as {names} find them"
+    return f"what white space separates, and in Japanese text a morpheme as {analyser.version_text()} finds them"

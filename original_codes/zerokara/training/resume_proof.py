@@ -21,8 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zerokara import checkpoint, config, file_lock
-from zerokara.config import PretrainConfig
+from zerokara import checkpoint, file_lock
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.rendering import as_yaml
 from zerokara.durable import make_folders, write_text
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.progress import bytes_text
@@ -193,7 +195,7 @@ def _deleted_afterwards(folder: Path, needed: int) -> Iterator[None]:
 def _train(plan: RunPlan, run_dir: Path, last_step: int) -> None:
     settings = plan.config.model_copy(update={**_QUIET, "output_model_dir": str(run_dir)})
     job, config_path = run_dir.with_suffix(".json"), run_dir.with_suffix(".yaml")
-    write_text(config_path, config.as_yaml(settings))
+    write_text(config_path, as_yaml(settings))
     write_text(job, json.dumps({"config": str(config_path), "last_step": last_step}))
     code = launcher.launch(MODULE, [str(job)], plan.num_processes)
     if code == launcher.INTERRUPTED:
@@ -204,7 +206,7 @@ def _train(plan: RunPlan, run_dir: Path, last_step: int) -> None:
 
 def _main(job_path: Path) -> None:
     job: dict[str, Any] = json.loads(job_path.read_text(encoding="utf-8"))
-    settings = config.load(PretrainConfig, Path(job["config"]))
+    settings = load(PretrainConfig, Path(job["config"]))
     plan = make_plan(settings, int(os.environ["WORLD_SIZE"]), launcher.precision(settings))
     if int(os.environ["RANK"]) == 0:
         run_folder.claim(plan)

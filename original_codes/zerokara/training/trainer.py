@@ -19,9 +19,9 @@ from zerokara.model.experts import statistics
 from zerokara.progress import seconds_text
 from zerokara.training import bad_samples
 from zerokara.training.batch_loader import loading
-from zerokara.training.evaluation import start_validation
+from zerokara.training.evaluation import Validation, ValidationSettings
 from zerokara.training.guards import GivenUp, StepGuard
-from zerokara.training.logbook import Logbook
+from zerokara.training.logbook import Logbook, LogbookSettings
 from zerokara.training.loop import StepRecord, train
 from zerokara.training.planning import run_lock
 from zerokara.training.planning.limits import TimeLimits
@@ -81,21 +81,25 @@ class Trainer:
         """The newest state that was saved, or that the start began with."""
         self._stop_after = stop_after
         plan, config, processes = run.plan, run.plan.config, run.processes
-        device, rank = processes.device, processes.rank
+        device = processes.device
         self._layers = run.model.all_layers()
         self.agreement = Agreement(run.model, config.seed)
-        self.validation = start_validation(plan, device) if validates else None
+        self.validation: Validation | None = None
+        if validates and plan.num_valid_tokens:
+            validation = ValidationSettings.from_config(config, plan.reading.sources)
+            self.validation = Validation(validation, plan.objective, plan.encoder, device)
         self.sampler: Sampler | None = None
         if config.sample_prompts:
             texts, length = config.sample_prompts, config.sample_tokens
             self.sampler = Sampler(plan.encoder, plan.objective, texts, length, config.seed, device)
-        self.logbook = Logbook(plan, run.state, device, rank)
+        logbook = LogbookSettings.from_config(config, plan.schedule, plan.num_processes, plan.shape.flops_per_token())
+        self.logbook = Logbook(logbook, plan.reading, run.position, run.state, processes)
         if processes.is_first:
             stop.watch(TimeLimits(config, plan.checkpoint_bytes, lambda: self.logbook.seconds).look)
         resumed_from = checkpoint.folder_of(plan.run_dir, run.state.step) if run.state.step else None
         retention = Retention(config.keep_last, config.keep_every, config.keep_best)
         self.saver = Saver(plan.run_dir, retention, run.engine, processes, resumed_from)
-        self.guard = StepGuard(config, run.state)
+        self.guard = StepGuard(config.spike_sigmas, config.max_skipped_steps, run.state)
 
     def train(self) -> bool:
         """Train to the end; return False when somebody asked to stop before it.
@@ -136,7 +140,7 @@ class Trainer:
         )
         if self._lacks_validation(done):
             self._validate(done)
-        self.logbook.say_stages(done, resumed=done > 0)
+        self.logbook.log_stages(done, resumed=done > 0)
         self.stop.can_wait()
         position, schedule = run.position, run.plan.schedule
         with loading(
@@ -163,7 +167,7 @@ class Trainer:
         if is_last or stops or step % config.save_interval == 0:
             self._save(step)
         if not is_last:
-            self.logbook.say_stages(step)
+            self.logbook.log_stages(step)
         return stops
 
     def _lacks_validation(self, done: int) -> bool:

@@ -39,7 +39,7 @@ def run_trial(plan: RunPlan) -> None:
 def _steps(run: Run) -> tuple[float, float]:
     """Mean seconds of a step without the first, and the loss of the last."""
     plan, position = run.plan, run.position
-    guard, seconds, loss = StepGuard(plan.config, run.state), [], 0.0
+    guard, seconds, loss = StepGuard(plan.config.spike_sigmas, plan.config.max_skipped_steps), [], 0.0
     with loading(run.batches, lambda step: position.samples(step - 1), NUM_STEPS, run.processes.device) as loader:
         for step in range(1, NUM_STEPS + 1):
             torch.distributed.barrier()

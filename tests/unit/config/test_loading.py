@@ -1,18 +1,23 @@
-"""Strict loading: every fault at once, with file, line, value, rule and remedy (U2)."""
+"""Strict loading: every fault at once, with file, line, value, rule and remedy."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from zerokara.config import ConvertConfig, PretrainConfig, TokenizerConfig, as_yaml, help_text, load
+from zerokara.config.convert_config import ConvertConfig
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.refresh import class_for
-from zerokara.errors import UserError
+from zerokara.config.rendering import as_yaml, help_text
+from zerokara.config.tokenizer_config import TokenizerConfig
+from zerokara.errors import Fault, UserError
 from zerokara.training.planning.schedule import Schedule
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -20,99 +25,116 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def faults_of(
     tmp_path: Path, text: str, config_class: type = PretrainConfig, overrides: tuple[str, ...] = ()
-) -> list[str]:
+) -> list[Fault]:
+    """The faults of a file `config.yaml` with this text; their places are relative (``:14``)."""
     path = tmp_path / "config.yaml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(UserError) as caught:
         load(config_class, path, overrides)
-    return [str(fault).replace(str(tmp_path) + "/", "") for fault in caught.value.faults]
+    return [replace(fault, where=fault.where.replace(str(path), "")) for fault in caught.value.faults]
 
 
-def test_every_fault_is_told_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
+def test_every_fault_is_reported_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
     text = "lr: 6e-4\nlr: 3\nhiden_size: 5\nhidden_size: 250\nmicro_batch_size: abc\nepochs: -1\nnum_kv_heads: 3\n"
-    assert faults_of(tmp_path, text) == [
-        "config.yaml:2: lr: stands twice, first at line 1; keep one",
-        "config.yaml:3: hiden_size = 5: there is no such setting; did you mean hidden_size?",
-        "config.yaml:4: hidden_size = 250: must be a multiple of num_attn_heads = 4; try 248 or 252, or give head_dim",
-        "config.yaml:5: micro_batch_size = abc: must be a whole number or 'auto'; "
-        "write a number without quotes or units",
-        "config.yaml:6: epochs = -1: must be greater than 0",
-        "config.yaml:7: num_kv_heads = 3: must divide num_attn_heads = 4; one of [1, 2, 4]",
+    faults = faults_of(tmp_path, text)
+    assert [(fault.where, fault.key, fault.value) for fault in faults if fault.key != "lr"] == [
+        (":3", "hiden_size", 5),
+        (":4", "hidden_size", 250),
+        (":5", "micro_batch_size", "abc"),
+        (":6", "epochs", -1),
+        (":7", "num_kv_heads", 3),
     ]
+    assert (faults[0].where, faults[0].key) == (":2", "lr") and "line 1" in faults[0].rule
+    remedies = [fault.remedy for fault in faults]
+    assert "hidden_size" in remedies[1] and "248 or 252" in remedies[2] and "[1, 2, 4]" in remedies[5]
+    assert str(replace(faults[2], where="config.yaml:4")) == (
+        "config.yaml:4: hidden_size = 250: must be a multiple of num_attn_heads = 4; try 248 or 252, or give head_dim"
+    )
 
 
-def test_what_cannot_be_shared_by_processes_is_told(tmp_path: Path) -> None:
+def test_tensor_parallelism_divides_what_it_shards(tmp_path: Path) -> None:
     layers = "hidden_size: 96\nnum_attn_heads: 8\nnum_kv_heads: 2\nffn_hidden_size: 100\n"
-    shared = "must divide num_attn_heads, num_kv_heads, ffn_hidden_size"
-    assert faults_of(tmp_path, layers + "tensor_parallel_size: 8\n") == [
-        f"config.yaml:5: tensor_parallel_size = 8: {shared}: num_kv_heads = 2 and ffn_hidden_size = 100 cannot be "
-        "shared by 8 processes; one of [1, 2]"
-    ]
-    text = layers + "tensor_parallel_size: 2\nnum_processes: 3\n"
-    assert faults_of(tmp_path, text) == [
-        "config.yaml:5: tensor_parallel_size = 2: must divide the number of processes, 3; "
-        "lower it, or change num_processes"
-    ]
+    (fault,) = faults_of(tmp_path, layers + "tensor_parallel_size: 8\n")
+    assert (fault.where, fault.key, fault.value) == (":5", "tensor_parallel_size", 8) and "[1, 2]" in fault.remedy
+    assert "num_kv_heads = 2 and ffn_hidden_size = 100" in fault.rule
+    (fault,) = faults_of(tmp_path, layers + "tensor_parallel_size: 2\nnum_processes: 3\n")
+    assert (fault.where, fault.key) == (":5", "tensor_parallel_size") and "num_processes" in fault.remedy
     text = layers + "tensor_parallel_size: 2\nnum_processes: 4\nglobal_batch_size: 8\nmicro_batch_size: 4\n"
     (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
-    load(PretrainConfig, tmp_path / "config.yaml")  # two readers of four sequences, each of two processes
+    load(PretrainConfig, tmp_path / "config.yaml")  # two data-parallel ranks of four sequences each
 
 
 def test_global_batch_is_explained_with_numbers(tmp_path: Path) -> None:
     text = "global_batch_size: 500\nmicro_batch_size: 8\nnum_processes: 4\n"
     (fault,) = faults_of(tmp_path, text)
-    assert fault == (
-        "config.yaml:1: global_batch_size = 500: must be a multiple of micro_batch_size × processes = 8 × 4 = 32; "
-        "try 480 or 512"
-    )
+    assert (fault.where, fault.key, fault.value) == (":1", "global_batch_size", 500)
+    assert "8 × 4 = 32" in fault.rule and "480 or 512" in fault.remedy
 
 
 @pytest.mark.parametrize(
-    ("text", "fault"),
+    ("batch", "micro", "processes", "fitting"), [(8, 64, 1, 8), (8, 64, 2, 4), (12, 8, 2, 6), (12, 64, 3, 4)]
+)
+def test_a_micro_batch_that_cannot_fit_is_answered_with_one_that_does(
+    tmp_path: Path, batch: int, micro: int, processes: int, fitting: int
+) -> None:
+    text = f"global_batch_size: {batch}\nmicro_batch_size: {micro}\nnum_processes: {processes}\n"
+    (fault,) = faults_of(tmp_path, text)
+    assert (fault.where, fault.key, fault.value) == (":2", "micro_batch_size", micro)
+    assert f"try {fitting}" in fault.remedy
+    fixed = text.replace(f"micro_batch_size: {micro}", f"micro_batch_size: {fitting}")
+    (tmp_path / "config.yaml").write_text(fixed, encoding="utf-8")
+    load(PretrainConfig, tmp_path / "config.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "key", "keyword"),
     [
-        ("tie_word_embeddings: yes\n", "tie_word_embeddings = yes: must be true or false or 'auto'; write true"),
-        ("wandb: maybe\n", "wandb = maybe: must be 'off', 'offline' or 'online'"),
-        ("min_lr: 1\n", "min_lr = 1.0: must be at most lr = 0.001; try 0.0001"),
-        ("train_tokens: 1.5\n", "train_tokens = 1.5: must be a whole number or 'auto'"),
-        ("hidden_size: 12\n", "hidden_size = 12: must give heads of even width for rotary positions; they have 3"),
-        ("architecture: gpt2\nnum_kv_heads: 2\n", "must be auto for architecture gpt2"),
-        ("architecture: t5\nintra_document_masking: true\n", "must be false for architecture t5, whose gaps may reach"),
-        ("relative_attention_num_buckets: 30\n", "must be a multiple of 4"),
-        ("architecture: t5\nrelative_attention_max_distance: 16\n", "must be more than 16: half of"),
-        ("architecture: t5\nseq_len: 2\n", "must be at least 3: a token, the sentinel of a gap, and an end"),
-        ("head_dim: 7\n", "head_dim = 7: must give heads of even width"),
-        (
-            "keep_every: 150\nsave_interval: 100\n",
-            "keep_every = 150: must be a multiple of save_interval = 100; try 200",
-        ),
-        ("valid_fraction: 0.9\n", "valid_fraction = 0.9: must be at most 0.5"),
-        ("lr: .nan\n", "lr = nan: must be"),
-        ("- a\n- b\n", "config.yaml:1: must be a list of `key: value` lines"),
-        ("lr: [1\n", "is not valid YAML"),
+        ("tie_word_embeddings: yes\n", ":1", "tie_word_embeddings", "write true"),
+        ("wandb: maybe\n", ":1", "wandb", "offline"),
+        ("min_lr: 1\n", ":1", "min_lr", "lr = 0.001"),
+        ("train_tokens: 1.5\n", ":1", "train_tokens", "whole number"),
+        ("hidden_size: 12\n", ":1", "hidden_size", "even"),
+        ("architecture: gpt2\nnum_kv_heads: 2\n", ":2", "num_kv_heads", "gpt2"),
+        ("architecture: t5\nintra_document_masking: true\n", ":2", "intra_document_masking", "t5"),
+        ("relative_attention_num_buckets: 30\n", ":1", "relative_attention_num_buckets", "multiple of 4"),
+        ("architecture: t5\nrelative_attention_max_distance: 16\n", ":2", "relative_attention_max_distance", "16"),
+        ("architecture: t5\nseq_len: 2\n", ":2", "seq_len", "at least 3"),
+        ("head_dim: 7\n", ":1", "head_dim", "even"),
+        ("keep_every: 150\nsave_interval: 100\n", ":1", "keep_every", "try 200"),
+        ("valid_fraction: 0.9\n", ":1", "valid_fraction", "0.5"),
+        ("lr: .nan\n", ":1", "lr", "must be"),
+        ("- a\n- b\n", ":1", None, "key: value"),
+        ("lr: [1\n", ":2", None, "YAML"),
     ],
 )
-def test_message(tmp_path: Path, text: str, fault: str) -> None:
-    assert any(fault in found for found in faults_of(tmp_path, text))
+def test_a_fault_names_the_line_the_setting_and_the_rule(
+    tmp_path: Path, text: str, where: str, key: str | None, keyword: str
+) -> None:
+    (fault,) = faults_of(tmp_path, text)
+    assert (fault.where, fault.key) == (where, key) and keyword in f"{fault.rule}; {fault.remedy}"
 
 
-def test_tokenizer_and_convert_rules(tmp_path: Path) -> None:
-    (fault,) = faults_of(tmp_path, "vocab_size: 400\nextra_ids: 200\n", TokenizerConfig)
-    assert "vocab_size = 400: must be greater than the 461 pieces that are fixed" in fault
-    (fault,) = faults_of(tmp_path, "character_coverage: 0.95\n", TokenizerConfig)
-    assert "character_coverage = 0.95: must be at least 0.98" in fault
-    (fault,) = faults_of(tmp_path, "huggingface_name: only-a-name\n", ConvertConfig)
-    assert "must be user/name" in fault
-    (fault,) = faults_of(tmp_path, "user_defined_symbols: ['</s>']\n", TokenizerConfig)
-    assert "which is a piece already" in fault
+@pytest.mark.parametrize(
+    ("config_class", "text", "key", "keyword"),
+    [
+        (TokenizerConfig, "vocab_size: 400\nextra_ids: 200\n", "vocab_size", "461"),
+        (TokenizerConfig, "character_coverage: 0.95\n", "character_coverage", "0.98"),
+        (TokenizerConfig, "user_defined_symbols: ['</s>']\n", "user_defined_symbols", "</s>"),
+        (ConvertConfig, "huggingface_name: only-a-name\n", "huggingface_name", "user/name"),
+    ],
+)
+def test_tokenizer_and_convert_rules(tmp_path: Path, config_class: type, text: str, key: str, keyword: str) -> None:
+    (fault,) = faults_of(tmp_path, text, config_class)
+    assert (fault.where, fault.key) == (":1", key) and keyword in fault.rule
 
 
 def test_overrides_win_and_are_named(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("lr: 1e-3\n", encoding="utf-8")
     assert load(PretrainConfig, path, ["lr=6e-4", "train_tokens=1e9"]).lr == 6e-4
-    faults = faults_of(tmp_path, "lr: 1e-3\n", overrides=("lr=-1", "nonsense"))
-    assert "--set: lr = -1: must be greater than 0" in faults
-    assert "--set: nonsense: must be key=value; e.g. --set lr=3e-4" in faults
+    nonsense, wrong = faults_of(tmp_path, "lr: 1e-3\n", overrides=("lr=-1", "nonsense"))
+    assert (wrong.where, wrong.key, wrong.value) == ("--set", "lr", -1)
+    assert (nonsense.where, nonsense.key, nonsense.value) == ("--set", None, "nonsense") and "lr=" in nonsense.remedy
 
 
 @pytest.mark.parametrize(
@@ -144,9 +166,9 @@ def test_a_fault_that_the_command_line_made_cites_it(
 def test_a_fault_of_the_file_does_not_cite_the_command_line(tmp_path: Path) -> None:
     text = "lr: 1e-3\nmin_lr: 1\nhidden_size: 250\n"
     overrides = ("seed=5", "num_attn_heads=4", "lr=0.01")
-    places = {fault.split(": ")[0] for fault in faults_of(tmp_path, text, overrides=overrides)}
-    # min_lr is too large for the file's lr too, but it is the other one's value that is told.
-    assert places == {"config.yaml:2, --set lr", "config.yaml:3"}
+    places = {fault.where for fault in faults_of(tmp_path, text, overrides=overrides)}
+    # min_lr is too large for the file's lr too, but the message has the other one's value.
+    assert places == {":2, --set lr", ":3"}
 
 
 def test_a_later_check_cites_the_command_line_too(tmp_path: Path) -> None:
@@ -171,8 +193,10 @@ def test_numbers_and_lists_read_as_people_write_them(tmp_path: Path) -> None:
 
 
 def test_missing_file_names_the_option() -> None:
-    with pytest.raises(UserError, match=r"nowhere\.yaml: there is no such configuration file; name one with --config"):
+    with pytest.raises(UserError) as caught:
         load(PretrainConfig, "nowhere.yaml")
+    (fault,) = caught.value.faults
+    assert fault.where == "nowhere.yaml" and "--config" in fault.remedy
 
 
 @pytest.mark.parametrize("config_class", [PretrainConfig, TokenizerConfig, ConvertConfig])
@@ -223,15 +247,15 @@ def test_a_wrong_config_answers_before_torch_is_imported(tmp_path: Path, module:
         check=False,
     )
     assert done.returncode == 2, done.stderr
-    assert "no_such_key = 1: there is no such setting" in done.stderr
+    assert f"{path}:1: no_such_key = 1: " in done.stderr
 
 
 @pytest.mark.parametrize(("text", "word"), [("[@files.txt]", "@files.txt"), ("*.jsonl", "*.jsonl"), ("%x", "%x")])
 def test_a_value_that_must_be_quoted(tmp_path: Path, text: str, word: str) -> None:
     (in_file,) = faults_of(tmp_path, f"lr: 1\ninput_jsonl: {text}\n")
-    assert in_file.startswith("config.yaml:2: ") and in_file.endswith(f'put it in quotes: "{word}"')
+    assert in_file.where == ":2" and f'"{word}"' in in_file.remedy
     (on_line,) = faults_of(tmp_path, "lr: 1\n", overrides=(f"input_jsonl={text.strip('[]')}",))
-    assert on_line.startswith("--set: input_jsonl = ") and on_line.endswith(f'put it in quotes: "{word}"')
+    assert (on_line.where, on_line.key) == ("--set", "input_jsonl") and f'"{word}"' in on_line.remedy
 
 
 BOMB = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefghij"))
@@ -239,39 +263,39 @@ BOMB = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" fo
 
 @pytest.mark.parametrize("config_class", [PretrainConfig, TokenizerConfig, ConvertConfig])
 @pytest.mark.parametrize(
-    ("text", "place", "rule"),
+    ("text", "where", "keyword"),
     [
-        ("lr: !!python/object/apply:os.mkdir [made]\n", ":1", "has a tag (tag:yaml.org,2002:python/object"),
-        ("# mine\n!foo\nlr: 1\n", ":2", "has a tag (!foo)"),
-        (BOMB, ":1", "mark of an alias (*) or an anchor (&)"),
-        ("lr: &a [*a]\n", ":1", "mark of an alias (*) or an anchor (&)"),
-        ("stages: [{<<: {order: shuffle}}]\n", ":1", "has a merge key (<<)"),
-        ("stages: [{? [a, b] : 1}]\n", ":1", "has a list or a mapping as a key"),
-        ("\ninput: " + "[" * 100_000, ":2", "has lists or mappings in more than 8 levels"),
-        ("".join(f"{' ' * level}a:\n" for level in range(600)), ":8", "has lists or mappings in more than 8 levels"),
-        ("input: [" + "a," * 100_000 + "]\n", ":1", "has more than 10,000 values"),
-        ("".join(f"k{number}: 1\n" for number in range(1000)), "", "has 1,000 settings that are unknown here"),
-        ("a: " + "1" * 1_000_000, "", "is larger than 256 kB"),
-        ("lr: 2024-13-45\n", ":1", "lr: is no value of YAML (month"),
+        ("lr: !!python/object/apply:os.mkdir [made]\n", ":1", "tag:yaml.org,2002:python/object"),
+        ("# mine\n!foo\nlr: 1\n", ":2", "!foo"),
+        (BOMB, ":1", "anchor"),
+        ("lr: &a [*a]\n", ":1", "anchor"),
+        ("stages: [{<<: {order: shuffle}}]\n", ":1", "<<"),
+        ("stages: [{? [a, b] : 1}]\n", ":1", "as a key"),
+        ("\ninput: " + "[" * 100_000, ":2", "more than 8"),
+        ("".join(f"{' ' * level}a:\n" for level in range(600)), ":8", "more than 8"),
+        ("input: [" + "a," * 100_000 + "]\n", ":1", "10,000"),
+        ("".join(f"k{number}: 1\n" for number in range(1000)), "", "1,000"),
+        ("a: " + "1" * 1_000_000, "", "256 kB"),
+        ("lr: 2024-13-45\n", ":1", "month"),
     ],
 )
 def test_what_is_more_than_plain_yaml_is_one_fault_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config_class: type, text: str, place: str, rule: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config_class: type, text: str, where: str, keyword: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     started = time.process_time()
     fault = faults_of(tmp_path, text, config_class)[0]
     assert time.process_time() - started < 1
-    assert fault.startswith(f"config.yaml{place}: ") and rule in fault and len(fault) < 700
+    assert fault.where == where and keyword in fault.rule and len(str(fault)) < 700
     assert not Path("made").exists()
 
 
 def test_an_endless_file_is_no_configuration() -> None:
-    with pytest.raises(UserError, match="/dev/zero: is larger than 256 kB"):
+    with pytest.raises(UserError, match="256 kB"):
         load(PretrainConfig, "/dev/zero")
 
 
 @pytest.mark.parametrize("value", ["!foo 1", "&a 1", "2024-13-45", "[" * 9 + "1" + "]" * 9])
 def test_a_value_of_the_command_line_is_plain_too(tmp_path: Path, value: str) -> None:
     (fault,) = faults_of(tmp_path, "", overrides=(f"lr={value}",))
-    assert fault.startswith("--set: lr = ") and "is not a YAML value" in fault
+    assert (fault.where, fault.key, fault.value) == ("--set", "lr", value) and "YAML" in fault.rule

@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 
-from zerokara import config
-from zerokara.config import ConvertConfig, PretrainConfig, TokenizerConfig
+from zerokara.config.convert_config import ConvertConfig
+from zerokara.config.data_settings import DataSettings
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.steps import check_line
 
 ROOT = Path(__file__).resolve().parents[3]
 KINDS = {"sentence_piece": TokenizerConfig, "": PretrainConfig, "convert": ConvertConfig}
-STEP_2 = config.DataSettings.model_fields.keys() - {"num_workers"}
+STEP_2 = DataSettings.model_fields.keys() - {"num_workers"}
 
 
 def names() -> list[str]:
@@ -34,9 +37,9 @@ def files(name: str) -> list[Path]:
 def loaded(name: str) -> tuple[TokenizerConfig, PretrainConfig, ConvertConfig]:
     tokenizer, training, converting = files(name)
     return (
-        config.load(TokenizerConfig, tokenizer),
-        config.load(PretrainConfig, training),
-        config.load(ConvertConfig, converting),
+        load(TokenizerConfig, tokenizer),
+        load(PretrainConfig, training),
+        load(ConvertConfig, converting),
     )
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from zerokara.config import ConvertConfig, PretrainConfig
+from zerokara.config.convert_config import ConvertConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
 from zerokara.huggingface import check_text
 

@@ -14,8 +14,9 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from zerokara import config
 from zerokara.config.architectures import ARCHITECTURES
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import RunError, UserError
 from zerokara.huggingface import families, from_hf, to_hf, tokenizer_json
 from zerokara.model import megatron, parallel
@@ -31,13 +32,11 @@ def encoder(tiny_data: dict[str, str]) -> Encoder:
     return Encoder(tiny_data["input_tokenizer_file"])
 
 
-def settings_of(folder: Path, *overrides: str) -> config.PretrainConfig:
-    return config.load(config.PretrainConfig, "/dev/null", [*SIZES, f"init_from={folder}", *overrides])
+def settings_of(folder: Path, *overrides: str) -> PretrainConfig:
+    return load(PretrainConfig, "/dev/null", [*SIZES, f"init_from={folder}", *overrides])
 
 
-def exported(
-    folder: Path, encoder: Encoder, *overrides: str, shared: bool = True, **hf_values: Any
-) -> config.PretrainConfig:
+def exported(folder: Path, encoder: Encoder, *overrides: str, shared: bool = True, **hf_values: Any) -> PretrainConfig:
     """Make a Hugging Face folder of random weights; gives the settings that start from it."""
     settings = settings_of(folder, *overrides)
     shape = ModelShape.from_config(settings, encoder.vocab_size)
@@ -54,11 +53,11 @@ def exported(
     return settings
 
 
-def check(settings: config.PretrainConfig, encoder: Encoder) -> None:
+def check(settings: PretrainConfig, encoder: Encoder) -> None:
     from_hf.check(settings, ModelShape.from_config(settings, encoder.vocab_size), encoder)
 
 
-def faults_of(settings: config.PretrainConfig, encoder: Encoder) -> str:
+def faults_of(settings: PretrainConfig, encoder: Encoder) -> str:
     with pytest.raises(UserError) as caught:
         check(settings, encoder)
     return str(caught.value)

@@ -9,7 +9,8 @@ import pytest
 import rounding
 import torch
 
-from zerokara import config
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
 from zerokara.model import compilation, loss, parallel
 from zerokara.model.megatron import Decoder, build
@@ -27,7 +28,7 @@ def _no_traces(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[None]
 def model() -> Decoder:
     parallel.start_alone()
     given = ["num_layers=2", "hidden_size=32", "num_attn_heads=4", "num_kv_heads=2", "seq_len=16"]
-    return build(ModelShape.from_config(config.load(config.PretrainConfig, "/dev/null", given), 50), seed=1)
+    return build(ModelShape.from_config(load(PretrainConfig, "/dev/null", given), 50), seed=1)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,7 @@ def test_where_it_is_compiled(mode: str, device: str, zero_stage: int, compiled:
 @pytest.mark.parametrize("other", ["zero_stage=3", "tensor_parallel_size=2"])
 def test_what_cannot_be_compiled_is_refused(other: str) -> None:
     with pytest.raises(UserError, match="compile = on: cannot serve"):
-        config.load(config.PretrainConfig, "/dev/null", ["compile=on", other])
+        load(PretrainConfig, "/dev/null", ["compile=on", other])
 
 
 def test_a_failure_is_told_and_the_layers_run_as_written(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:

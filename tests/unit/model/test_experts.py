@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear, silu
 
-from zerokara import config
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import experts as experts_module
 from zerokara.model import parallel
 from zerokara.model.experts import Experts, Routing, experts_of, statistics
 from zerokara.model.megatron import build
-from zerokara.model.parameters import parameter_shapes
 from zerokara.model.shapes import ModelShape
 
 SMALL = ["num_layers=3", "hidden_size=48", "num_attn_heads=4", "seq_len=24", "num_experts=4"]
@@ -34,7 +34,7 @@ def _groups() -> None:
 
 
 def shape_of(*overrides: str) -> ModelShape:
-    return ModelShape.from_config(config.load(config.PretrainConfig, "/dev/null", [*SMALL, *overrides]), 300)
+    return ModelShape.from_config(load(PretrainConfig, "/dev/null", [*SMALL, *overrides]), 300)
 
 
 def layer_of(*overrides: str, routing: Routing = ROUTING) -> Experts:
@@ -55,7 +55,7 @@ def hidden(length: int = 24, batch: int = 3, seed: int = 0) -> Tensor:
 def test_counted_parameters_are_those_built(overrides: tuple[str, ...]) -> None:
     shape = shape_of(*overrides)
     built = {name: tuple(part.shape) for name, part in build(shape).named_parameters()}
-    assert built == parameter_shapes(shape)
+    assert built == shape.parameter_shapes()
     assert sum(math.prod(size) for size in built.values()) == shape.num_parameters()
     padding = (shape.padded_vocab_size - shape.vocab_size) * 48 * (1 if shape.tie_word_embeddings else 2)
     in_experts = sum(math.prod(size) for name, size in built.items() if ".experts_" in name)
@@ -69,7 +69,7 @@ def test_the_korean_base_has_the_parameters_that_its_makers_say() -> None:
         "architecture=t5_moe", "num_layers=12", "hidden_size=768", "num_attn_heads=12", "ffn_hidden_size=2048",
         "num_experts=16", "seq_len=512",
     ]  # fmt: skip
-    settings = config.load(config.PretrainConfig, "/dev/null", given)
+    settings = load(PretrainConfig, "/dev/null", given)
     assert settings.sparse == (3, 7, 11) and settings.top_k == 2
     shape = ModelShape.from_config(settings, 50_358)
     assert shape.num_parameters(padded=False) == pytest.approx(700.6e6, rel=1e-3)

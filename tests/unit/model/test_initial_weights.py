@@ -8,7 +8,8 @@ import math
 import pytest
 import torch
 
-from zerokara import config
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import initial_weights, megatron, parallel
 from zerokara.model.megatron import build
 from zerokara.model.shapes import ModelShape
@@ -24,7 +25,7 @@ def _groups() -> None:
 
 
 def shape_of(*overrides: str) -> ModelShape:
-    return ModelShape.from_config(config.load(config.PretrainConfig, "/dev/null", [*SMALL, *overrides]), 300)
+    return ModelShape.from_config(load(PretrainConfig, "/dev/null", [*SMALL, *overrides]), 300)
 
 
 def weights(shape: ModelShape, seed: int = 3) -> dict[str, torch.Tensor]:

@@ -13,7 +13,6 @@ from zerokara.model import activations, loss, memory, parallel
 from zerokara.model.experts import Routing
 from zerokara.model.megatron import build
 from zerokara.model.memory import Layout, estimate
-from zerokara.model.parameters import parameter_shapes
 from zerokara.model.shapes import ModelShape
 from zerokara.model.sharding import Sharding
 
@@ -127,7 +126,7 @@ def test_a_process_holds_the_parameters_that_are_cut_for_it(architecture: str, s
     cuts = Sharding.of(shape)
     held = sum(
         math.prod(of_one) // (1 if cuts.is_replicated(name) else size)
-        for name, of_one in parameter_shapes(shape).items()
+        for name, of_one in shape.parameter_shapes().items()
     )
     assert memory.local_parameters(layout_of(shape, tensor_parallel_size=size)) == held
 

@@ -7,21 +7,21 @@ import rounding
 import torch
 from torch.nn.functional import cross_entropy
 
-from zerokara import config
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import loss as loss_module
 from zerokara.model import parallel
 from zerokara.model.attention import isolation
 from zerokara.model.encoder_decoder import EncoderDecoder
 from zerokara.model.loss import summed_cross_entropy
 from zerokara.model.megatron import build
-from zerokara.model.parameters import parameter_shapes
 from zerokara.model.shapes import ModelShape
 
 SMALL = ["num_layers=2", "hidden_size=48", "num_attn_heads=6", "seq_len=32"]
 
 
 def shape_of(*overrides: str, vocab_size: int = 300) -> ModelShape:
-    return ModelShape.from_config(config.load(config.PretrainConfig, "/dev/null", [*SMALL, *overrides]), vocab_size)
+    return ModelShape.from_config(load(PretrainConfig, "/dev/null", [*SMALL, *overrides]), vocab_size)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -46,7 +46,7 @@ def test_counted_parameters_are_those_built(overrides: tuple[str, ...]) -> None:
     shape = shape_of(*overrides)
     model = build(shape)
     assert sum(parameter.numel() for parameter in model.parameters()) == shape.num_parameters()
-    assert {name: tuple(part.shape) for name, part in model.named_parameters()} == parameter_shapes(shape)
+    assert {name: tuple(part.shape) for name, part in model.named_parameters()} == shape.parameter_shapes()
     padding = shape.padded_vocab_size - shape.vocab_size
     copies = 1 if shape.tie_word_embeddings else 2
     assert shape.num_parameters() - shape.num_parameters(padded=False) == padding * 48 * copies

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from zerokara import config
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
 from zerokara.model.megatron import build
 from zerokara.model.shapes import ModelShape
@@ -21,7 +22,7 @@ def _groups() -> None:
 
 
 def shape_of(*overrides: str) -> ModelShape:
-    return ModelShape.from_config(config.load(config.PretrainConfig, "/dev/null", [*SMALL, *overrides]), 300)
+    return ModelShape.from_config(load(PretrainConfig, "/dev/null", [*SMALL, *overrides]), 300)
 
 
 def numbered(*shape: int) -> torch.Tensor:

@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from zerokara.config import PretrainConfig, load
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.sample_lengths import causal, with_spans
 from zerokara.errors import UserError
 from zerokara.samples.objective import Causal, Prompt, SpanCorruption, objective, side_by_side

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from token_sources import settings, some_lengths, write_sources
 
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
 from zerokara.samples.batches import Batches, BatchPlan
 from zerokara.samples.documents import SampleDocuments

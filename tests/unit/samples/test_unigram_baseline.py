@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from zerokara import config
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.manifest import Manifest
 from zerokara.samples.batches import Batches, BatchPlan
 from zerokara.tokens.entropy import entropy, token_counts
@@ -19,7 +20,7 @@ EPOCHS = 10
 
 
 def prepared(gap_data: dict[str, str], *settings: str) -> RunPlan:
-    return run_plan.make_plan(config.load(config.PretrainConfig, gap_data["config"], [*settings]), 1)
+    return run_plan.make_plan(load(PretrainConfig, gap_data["config"], [*settings]), 1)
 
 
 def counted(plan: RunPlan, epochs: int) -> tuple[np.ndarray, int]:

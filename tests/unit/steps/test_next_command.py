@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from zerokara import config as configuration
-from zerokara.config import ConvertConfig, PretrainConfig, TokenizerConfig
+from zerokara.config.convert_config import ConvertConfig
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.settings import Settings
+from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.steps import command, next_command, train, train_tokenizer
 from zerokara.steps.next_command import CONVERT, COUNT_TOKENS, TOKENIZE, TRAIN, TRAIN_TOKENIZER, UPLOAD, Step
 
@@ -27,9 +29,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def called(step: Step, *argv: str, redo: bool = False) -> tuple[Any, command.Options]:
     """What a step has loaded that was called with `argv`."""
-    config_class = getattr(configuration, step.config_class)
+    config_class = step.config_class
     options = command.parse(argv, config_class, step.config_name, "")
-    return configuration.load(config_class, options.config_path, options.overrides), options
+    return load(config_class, options.config_path, options.overrides), options
 
 
 def pasted(step: Step, text: str) -> tuple[Any, command.Options]:
@@ -184,6 +186,6 @@ def test_no_option_is_guessed_from_its_beginning() -> None:
 
 def test_each_step_names_settings_that_exist() -> None:
     for step in next_command.STEPS:
-        assert step.needed_keys() <= set(getattr(configuration, step.config_class).model_fields)
-    assert "seed" not in TOKENIZE.needed_keys()  # step 1 has one too, for something else
-    assert UPLOAD.needed_keys() < set(ConvertConfig.model_fields)
+        assert step.needed_keys <= set(step.config_class.model_fields)
+    assert "seed" not in TOKENIZE.needed_keys  # step 1 has one too, for something else
+    assert UPLOAD.needed_keys < set(ConvertConfig.model_fields)

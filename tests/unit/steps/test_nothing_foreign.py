@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from zerokara import config, manifest
-from zerokara.config import PretrainConfig, TokenizerConfig
+from zerokara import manifest
+from zerokara.config.convert_config import ConvertConfig
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import Fault
 from zerokara.huggingface import output_folder
 from zerokara.huggingface.exported import STEP
@@ -187,7 +189,7 @@ def test_what_a_step_writes_is_not_its_input(
 def test_no_step_writes_into_a_run(tmp_path: Path) -> None:
     (tmp_path / "run.json").touch()
     inside = str(tmp_path / "deep" / "er")
-    export = config.ConvertConfig(output_tokenizer_and_model_dir=inside)
+    export = ConvertConfig(output_tokenizer_and_model_dir=inside)
     for faults in (
         faults_of(TokenizerConfig, output_dir=inside),
         faults_of(PretrainConfig, output_prefix=inside),

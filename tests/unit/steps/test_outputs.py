@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from zerokara import config, manifest
+from zerokara import manifest
+from zerokara.config.convert_config import ConvertConfig
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import UserError
 from zerokara.huggingface.exported import MANIFEST_NAME, STEP
 from zerokara.steps import check_line, count_tokens, outputs, tokenize, train, train_tokenizer, upload
@@ -108,8 +111,8 @@ def test_the_configuration_that_a_count_is_written_into(
 
 
 def test_each_file_that_a_step_leaves_is_asked_for(tmp_path: Path) -> None:
-    tokenizer = config.TokenizerConfig(output_dir=str(tmp_path))
-    training = config.PretrainConfig(output_prefix=str(tmp_path / "tokens"))
+    tokenizer = TokenizerConfig(output_dir=str(tmp_path))
+    training = PretrainConfig(output_prefix=str(tmp_path / "tokens"))
     paths = TokenPaths(training.output_prefix)
     assert not [*outputs.of_tokenizer(tokenizer), *outputs.of_tokens(training)]
     for path in (tmp_path / "report.html", tmp_path / outputs.LOG_NAME, tmp_path / "manifest.json"):
@@ -122,15 +125,13 @@ def test_each_file_that_a_step_leaves_is_asked_for(tmp_path: Path) -> None:
         path.rmdir()
     paths.work_folder.touch()
     assert [fault.key for fault in outputs.of_tokens(training)] == ["output_prefix"]
-    long = config.PretrainConfig(output_prefix=str(tmp_path / ("n" * 215)))
+    long = PretrainConfig(output_prefix=str(tmp_path / ("n" * 215)))
     assert [fault.key for fault in outputs.of_tokens(long)] == ["output_prefix"], "its files' names are longer"
 
 
 def test_an_export_takes_the_place_of_a_folder_but_of_no_file(tmp_path: Path) -> None:
     def told(folder: Path) -> list[str | None]:
-        return [
-            fault.key for fault in outputs.of_export(config.ConvertConfig(output_tokenizer_and_model_dir=str(folder)))
-        ]
+        return [fault.key for fault in outputs.of_export(ConvertConfig(output_tokenizer_and_model_dir=str(folder)))]
 
     (tmp_path / "file").touch()
     assert told(tmp_path) == told(tmp_path / "new" / "newer") == []
@@ -139,7 +140,7 @@ def test_an_export_takes_the_place_of_a_folder_but_of_no_file(tmp_path: Path) ->
 
 
 def test_work_that_is_done_needs_no_room(tmp_path: Path) -> None:
-    faults = list(outputs.of_run(config.PretrainConfig(output_model_dir="/proc/run")))
+    faults = list(outputs.of_run(PretrainConfig(output_model_dir="/proc/run")))
     assert [fault.key for fault in faults] == ["output_model_dir"]
     record = tmp_path / "manifest.json"
     with pytest.raises(UserError):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from zerokara.config import TokenizerConfig
+from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.tokenizer import training
 from zerokara.tokenizer.encoder import Encoder
 

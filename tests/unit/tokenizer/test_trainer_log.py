@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from zerokara import progress
-from zerokara.config import TokenizerConfig
+from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.tokenizer import trainer_log
 
 UNIGRAM_LOG = [
@@ -89,7 +89,7 @@ def test_the_rounds_to_come_are_known(candidates: int, rounds: int) -> None:
 _STEP = """
 import os, sys
 from pathlib import Path
-from zerokara.config import TokenizerConfig
+from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.tokenizer import training
 folder = Path(sys.argv[1])
 training.train(TokenizerConfig(), folder / "sentences", folder, folder / "log")

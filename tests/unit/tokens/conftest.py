@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import sentencepiece
 
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.inputs import InputFile
 from zerokara.corpus.reading import OpenStreams
 from zerokara.tokens.accounts import SourceTally, count_sources

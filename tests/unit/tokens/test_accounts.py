@@ -16,7 +16,7 @@ import pytest
 from made_tokens import encode
 
 from zerokara import manifest
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus import documents
 from zerokara.corpus.inputs import InputFile, find_files
 from zerokara.corpus.packed import CUT, zstd_module

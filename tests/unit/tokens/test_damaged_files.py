@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.documents import BadLine, Document, Reason
 from zerokara.corpus.inputs import InputFile, find_files
 from zerokara.corpus.packed import zstd_module

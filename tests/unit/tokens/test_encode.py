@@ -20,7 +20,7 @@ from failing_encoder import LyingEncoder
 from made_tokens import run_in_this_process
 
 from zerokara import manifest
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.inputs import find_files
 from zerokara.errors import RunError, UserError
 from zerokara.steps.command import Options

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from made_tokens import encode
 
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.inputs import find_files
 from zerokara.corpus.sizes import total_plain_bytes
 from zerokara.errors import UserError

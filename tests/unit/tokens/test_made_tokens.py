@@ -9,7 +9,7 @@ import pytest
 from made_tokens import write_tokens
 
 from zerokara import manifest
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.steps.command import Options
 from zerokara.steps.tokenize import tokenize
 

@@ -9,7 +9,7 @@ import foreign_models
 import pytest
 from foreign_models import LLAMA
 
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.inputs import find_files
 from zerokara.errors import UserError
 from zerokara.tokenizer.encoder import Encoder

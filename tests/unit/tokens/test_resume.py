@@ -20,7 +20,7 @@ import made_tokens
 import pytest
 from made_tokens import run_in_this_process
 
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.inputs import find_files
 from zerokara.errors import RunError
 from zerokara.tokenizer.encoder import Encoder

@@ -6,7 +6,7 @@ import gzip
 from collections.abc import Callable
 from pathlib import Path
 
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.inputs import find_files
 from zerokara.tokens.tasks import Task, TaskQueue
 

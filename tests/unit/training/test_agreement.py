@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from zerokara import config
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
 from zerokara.model.megatron import build
 from zerokara.model.shapes import ModelShape
@@ -56,7 +57,7 @@ class TwoProcesses:
 
 def watched(dtype: torch.dtype = torch.float32) -> Agreement:
     parallel.start_alone()
-    shape = ModelShape.from_config(config.load(config.PretrainConfig, "/dev/null", SMALL), 100)
+    shape = ModelShape.from_config(load(PretrainConfig, "/dev/null", SMALL), 100)
     return Agreement(build(shape, dtype), seed=7)
 
 

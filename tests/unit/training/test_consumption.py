@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from token_sources import settings, some_lengths, write_sources
 
-from zerokara.config import PretrainConfig, load
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
 from zerokara.samples.reading_plan import ReadingPlan
 from zerokara.training.planning import consumption

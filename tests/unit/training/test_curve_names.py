@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from zerokara import config
+from zerokara.config.pretrain_config import RESOLVED_NAME, PretrainConfig
+from zerokara.config.rendering import as_yaml
 from zerokara.training.monitoring import curve_names
 
 
 def names_of(run_dir: Path, **settings: object) -> curve_names.CurveNames:
-    (run_dir / config.RESOLVED_NAME).write_text(config.as_yaml(config.PretrainConfig(**settings)), encoding="utf-8")
+    (run_dir / RESOLVED_NAME).write_text(as_yaml(PretrainConfig(**settings)), encoding="utf-8")
     return curve_names.of_run(run_dir)
 
 
@@ -52,5 +53,5 @@ def test_a_layer_with_experts_has_its_number(
 
 def test_a_configuration_that_cannot_be_read_stops_no_picture(tmp_path: Path) -> None:
     assert curve_names.of_run(tmp_path) == curve_names.CurveNames()
-    (tmp_path / config.RESOLVED_NAME).write_text("num_layers: [", encoding="utf-8")
+    (tmp_path / RESOLVED_NAME).write_text("num_layers: [", encoding="utf-8")
     assert curve_names.of_run(tmp_path) == curve_names.CurveNames()

@@ -6,7 +6,8 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from zerokara import config
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model.shapes import ModelShape
 from zerokara.training.planning import machine, memory_budget
 from zerokara.training.planning.memory_budget import Budget, Question
@@ -25,7 +26,7 @@ LARGE = (
 
 
 def question(*overrides: str, processes: int = 1, device: str = "cuda", gigabytes: float = 80) -> Question:
-    loaded = config.load(config.PretrainConfig, "/dev/null", [*LARGE, *overrides])
+    loaded = load(PretrainConfig, "/dev/null", [*LARGE, *overrides])
     there = Budget(device, int(gigabytes * GB), 2000 * GB)  # type: ignore[arg-type]
     return Question(loaded, ModelShape.from_config(loaded, 32_000), processes, {}, there)
 

@@ -10,7 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from zerokara import config, resources
+from zerokara import resources
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import Fault, UserError
 from zerokara.steps import train
 from zerokara.training import launching
@@ -22,7 +24,7 @@ GB = 10**9
 
 
 def prepared(tiny_data: dict[str, str], *settings: str, processes: int = 1) -> RunPlan:
-    given = config.load(config.PretrainConfig, tiny_data["config"], [*settings])
+    given = load(PretrainConfig, tiny_data["config"], [*settings])
     return run_plan.make_plan(given, processes, "fp32")
 
 

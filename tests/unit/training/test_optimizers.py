@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from zerokara import config
-from zerokara.config import PretrainConfig
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
-from zerokara.model.parameters import parameter_shapes, row_blocks
+from zerokara.model.parameters import row_blocks
 from zerokara.model.shapes import ModelShape
-from zerokara.training.compute import optimizers
+from zerokara.training.compute import optimizers, torch_optimizers
 
 OVERRIDES = ["num_layers=2", "hidden_size=64", "num_attn_heads=4", "num_kv_heads=2", "ffn_hidden_size=96"]
 
 
 def of(*overrides: str) -> tuple[PretrainConfig, ModelShape]:
-    settings = config.load(PretrainConfig, "/dev/null", [*OVERRIDES, *overrides])
+    settings = load(PretrainConfig, "/dev/null", [*OVERRIDES, *overrides])
     return settings, ModelShape.from_config(settings, 500)
 
 
@@ -33,7 +33,7 @@ def test_parameters_are_those_of_a_built_model(architecture: str, tied: str) -> 
     _, shape = of(f"architecture={architecture}", f"tie_word_embeddings={tied}", *heads)
     parallel.start_alone()
     built = {name: tuple(parameter.shape) for name, parameter in build(shape, seed=None).named_parameters()}
-    assert parameter_shapes(shape) == built
+    assert shape.parameter_shapes() == built
 
 
 def test_rows_of_the_matrices_in_one_parameter() -> None:
@@ -50,7 +50,7 @@ def test_rows_of_the_matrices_in_one_parameter() -> None:
 def test_every_parameter_is_in_one_group_and_vectors_do_not_decay() -> None:
     for optimizer in ("adamw", "adafactor", "muon"):
         settings, shape = of(f"optimizer={optimizer}", "architecture=gpt2", "num_kv_heads=auto")
-        parameters = parameter_shapes(shape)
+        parameters = shape.parameter_shapes()
         groups = optimizers.parameter_groups(settings, parameters)
         assert sorted(name for group in groups for name in group.names) == sorted(parameters)
         for group in groups:
@@ -62,7 +62,7 @@ def test_muon_has_the_matrices_of_the_layers_alone() -> None:
     settings, shape = of("optimizer=muon", "tie_word_embeddings=false")
     groups = {
         group.rule: group
-        for group in optimizers.parameter_groups(settings, parameter_shapes(shape))
+        for group in optimizers.parameter_groups(settings, shape.parameter_shapes())
         if group.kind == "matrix"
     }
     assert set(groups["adamw"].names) == {"embedding.word_embeddings.weight", "output_layer.weight"}
@@ -84,7 +84,7 @@ def test_the_plan_says_what_decays() -> None:
 )
 def test_tables_of_distances_learn_faster_and_do_not_decay(overrides: tuple[str, ...], times: float) -> None:
     settings, shape = of("architecture=t5", "num_kv_heads=auto", "weight_decay=0.1", *overrides)
-    groups = optimizers.parameter_groups(settings, parameter_shapes(shape))
+    groups = optimizers.parameter_groups(settings, shape.parameter_shapes())
     tables, others = (
         [g for g in groups if "relative" in g.names[0]],
         [g for g in groups if "relative" not in g.names[0]],
@@ -98,7 +98,7 @@ def test_tables_of_distances_learn_faster_and_do_not_decay(overrides: tuple[str,
 
 def test_the_learning_rate_of_a_group() -> None:
     groups: list[dict[str, Any]] = [{"lr_scale": 1.0}, {"lr_scale": 30.0}]
-    optimizers.set_learning_rate(groups, 0.001)
+    torch_optimizers.set_learning_rate(groups, 0.001)
     assert [group["lr"] for group in groups] == [0.001, 0.03]
 
 
@@ -119,7 +119,7 @@ def test_where_whole_matrices_are_needed(tmp_path: Path) -> None:
         "optimizer: muon\nzero_stage: 3\noffload: all\nnum_processes: 2\ntensor_parallel_size: 2\n", "utf-8"
     )
     with pytest.raises(UserError) as caught:
-        config.load(PretrainConfig, path)
+        load(PretrainConfig, path)
     needs = "with optimizer: muon, which needs whole matrices"
     assert [str(fault).replace(str(tmp_path) + "/", "") for fault in caught.value.faults] == [
         f"config.yaml:2: zero_stage = 3: must be 0 or 1 {needs}: at 2 and 3 DeepSpeed cuts them anywhere; "

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from zerokara import config
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
 from zerokara.training.monitoring import pace
 from zerokara.training.monitoring.pace import Pace
@@ -12,8 +13,8 @@ from zerokara.training.planning import limits
 from zerokara.training.planning.limits import TimeLimits
 
 
-def settings(*overrides: str) -> config.PretrainConfig:
-    return config.load(config.PretrainConfig, "/dev/null", list(overrides))
+def settings(*overrides: str) -> PretrainConfig:
+    return load(PretrainConfig, "/dev/null", list(overrides))
 
 
 def paused(of: Pace, kind: str, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from zerokara import config
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
 from zerokara.tokens.layout import bin_path
 from zerokara.training.planning import plan_rows, run_plan
@@ -21,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def prepared(tiny_data: dict[str, str], *overrides: str) -> run_plan.RunPlan:
-    return run_plan.make_plan(config.load(config.PretrainConfig, tiny_data["config"], [*overrides]), 1, "fp32")
+    return run_plan.make_plan(load(PretrainConfig, tiny_data["config"], [*overrides]), 1, "fp32")
 
 
 def test_the_head_of_the_data_is_shown_as_text(tiny_data: dict[str, str]) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from zerokara.config import PretrainConfig, load
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import Fault, UserError
 from zerokara.training.planning import cores, processors
 from zerokara.training.processes import launcher

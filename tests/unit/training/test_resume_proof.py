@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from zerokara import config, file_lock
+from zerokara import file_lock
 from zerokara.checkpoint import TrainingState, store
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import RunError, UserError
 from zerokara.training import resume_proof
 from zerokara.training.planning.run_plan import RunPlan, make_plan
@@ -32,7 +34,7 @@ LOSSES = {1: 4.0, 2: 3.0, 3: 2.0, 4: 1.5}
 @pytest.fixture
 def plan(tiny_data: dict[str, str], tmp_path: Path) -> RunPlan:
     options = [f"output_model_dir={tmp_path}/run", "num_processes=1", "micro_batch_size=4"]
-    return make_plan(config.load(config.PretrainConfig, tiny_data["config"], options), 1, "fp32")
+    return make_plan(load(PretrainConfig, tiny_data["config"], options), 1, "fp32")
 
 
 def training(change: float, losses: dict[int, float] = LOSSES) -> Callable[[RunPlan, Path, int], None]:

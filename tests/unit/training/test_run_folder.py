@@ -16,8 +16,9 @@ import orjson
 import pytest
 from tiny import ROOT
 
-from zerokara import checkpoint, config
-from zerokara.config import PretrainConfig
+from zerokara import checkpoint
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import RESOLVED_NAME, PretrainConfig
 from zerokara.errors import RunError, UserError
 from zerokara.steps import next_command, train
 from zerokara.training import run_manifest
@@ -30,7 +31,7 @@ from zerokara.training.processes import launcher
 def settings(tiny_data: dict[str, str], tmp_path: Path):  # type: ignore[no-untyped-def]
     def make(*overrides: str) -> PretrainConfig:
         place = f"output_model_dir={tmp_path / 'run'}"
-        return config.load(PretrainConfig, tiny_data["config"], [place, *overrides])
+        return load(PretrainConfig, tiny_data["config"], [place, *overrides])
 
     return make
 
@@ -184,7 +185,7 @@ def test_redo_takes_nothing_away_that_the_new_run_reads(settings, tmp_path: Path
         run_folder.check_redo(run_plan.make_plan(text, 1))
     assert [fault.key for fault in refused.value.faults] == ["input_jsonl"]
     # The configuration that the run itself has saved is at hand, and would be away when the training processes read it.
-    resolved = config.load(PretrainConfig, tmp_path / "run" / config.RESOLVED_NAME)
+    resolved = load(PretrainConfig, tmp_path / "run" / RESOLVED_NAME)
     with pytest.raises(UserError, match=r"config_resolved\.yaml: lies in the run folder .*; copy it elsewhere"):
         run_folder.check_redo(run_plan.make_plan(resolved, 1))
 
@@ -214,7 +215,7 @@ def test_a_folder_that_is_refused_or_aborted_is_gone_again(settings, tmp_path: P
     with run_lock.held(deep):
         run_folder.claim(run_plan.make_plan(deep, 1))
     names = {path.name for path in Path(deep.output_model_dir).iterdir()}
-    assert names == {run_folder.IDENTITY_NAME, config.RESOLVED_NAME, run_folder.TOKENIZER_NAME}
+    assert names == {run_folder.IDENTITY_NAME, RESOLVED_NAME, run_folder.TOKENIZER_NAME}
 
 
 def test_a_second_command_is_told_at_once_who_holds_the_folder(settings, tiny_data: dict[str, str]) -> None:  # type: ignore[no-untyped-def]

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from zerokara import config
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
 from zerokara.progress import bytes_text
 from zerokara.training.planning import disk_space, run_plan
@@ -18,9 +19,9 @@ from zerokara.training.processes import launcher
 
 @pytest.fixture
 def settings(tiny_data: dict[str, str], tmp_path: Path):  # type: ignore[no-untyped-def]
-    def make(*overrides: str) -> config.PretrainConfig:
+    def make(*overrides: str) -> PretrainConfig:
         place = f"output_model_dir={tmp_path / 'run'}"
-        return config.load(config.PretrainConfig, tiny_data["config"], [place, *overrides])
+        return load(PretrainConfig, tiny_data["config"], [place, *overrides])
 
     return make
 

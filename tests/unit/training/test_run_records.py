@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from zerokara import config
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
 from zerokara.training.compute.deepspeed_settings import load_template, settings_for
 
 
-def settings(*overrides: str) -> config.PretrainConfig:
-    return config.load(config.PretrainConfig, "/dev/null", ["tensorboard=false", *overrides])
+def settings(*overrides: str) -> PretrainConfig:
+    return load(PretrainConfig, "/dev/null", ["tensorboard=false", *overrides])
 
 
 def test_settings_are_ours_and_the_rest_is_the_templates() -> None:

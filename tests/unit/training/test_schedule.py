@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from zerokara import config
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
 from zerokara.training.planning.schedule import Schedule
 
 
 def schedule(*overrides: str, samples: int = 1000) -> Schedule:
-    return Schedule.from_config(config.load(config.PretrainConfig, "/dev/null", list(overrides)), samples)
+    return Schedule.from_config(load(PretrainConfig, "/dev/null", list(overrides)), samples)
 
 
 def test_length_from_epochs_and_from_tokens() -> None:
@@ -22,10 +23,10 @@ def test_length_from_epochs_and_from_tokens() -> None:
 
 def test_length_from_the_stages_of_a_curriculum() -> None:
     settings = ("seq_len=16", "global_batch_size=10", "micro_batch_size=10", "epochs=2.5")
-    made = config.load(config.PretrainConfig, "/dev/null", list(settings))
-    given = config.load(config.PretrainConfig, "/dev/null", [*settings, "train_tokens=16000"])
+    made = load(PretrainConfig, "/dev/null", list(settings))
+    given = load(PretrainConfig, "/dev/null", [*settings, "train_tokens=16000"])
 
-    def steps(which: config.PretrainConfig, *stages: int | None) -> int:
+    def steps(which: PretrainConfig, *stages: int | None) -> int:
         return Schedule.from_config(which, 1000, stages).num_steps
 
     assert steps(made, 300, 405) == 70  # what does not fill a step is left: there is nothing behind the last stage

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from zerokara import hashing, manifest
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.format_check import check_formats
 from zerokara.corpus.inputs import InputFile, find_files, for_manifest
 from zerokara.progress import bytes_text, count_text, log, opening, summary
@@ -47,7 +47,7 @@ def tokenize(config: PretrainConfig, options: command.Options) -> None:
         encoded = encode_corpus(config, files, prepared.encoder, prepared.choice)
         facts = manifest_facts(config, files, encoded, prepared.encoder)
         seconds = time.monotonic() - started
-        manifest.write(paths.manifest, work, {"tokens": paths.outputs}, facts, seconds, hashes=hashing_inputs.result())
+        manifest.write(paths.manifest, work, {"tokens": paths.outputs}, facts, seconds, hashing_inputs.result())
     discard_work(config)
     rows = summary_rows(config, encoded, facts, time.monotonic() - started)
     summary("step 2 tokenise: done", rows, _next_commands(config, options))

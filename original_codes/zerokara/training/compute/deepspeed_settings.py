@@ -12,7 +12,8 @@ from typing import Any
 
 import orjson
 
-from zerokara.config import PretrainConfig, plain_yaml
+from zerokara.config import plain_yaml
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import Fault, UserError
 
 _OWNED = {

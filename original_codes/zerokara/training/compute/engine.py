@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model.megatron import Model
 from zerokara.training.compute import optimizers
 from zerokara.training.compute.replicated_updater import ReplicatedUpdater

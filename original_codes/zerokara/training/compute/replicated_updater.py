@@ -18,10 +18,10 @@ import torch.distributed
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
 from zerokara.model.megatron import Model
-from zerokara.training.compute import devices, optimizers
+from zerokara.training.compute import devices, optimizers, torch_optimizers
 
 CHUNK = 2**26
 """Numbers in one all-reduce: gloo needs as much memory again."""
@@ -48,8 +48,8 @@ class ReplicatedUpdater:
             model.bfloat16()
         self._weights = dict(model.named_parameters())
         self._gradients = self._make_gradients(device)
-        self._optimizers = optimizers.build(config, self._masters, model.shape)
-        optimizers.make_state(config.optimizer, self._optimizers, self._masters)
+        self._optimizers = torch_optimizers.build(config, self._masters, model.shape)
+        torch_optimizers.make_state(config.optimizer, self._optimizers, self._masters)
         self.num_updates = 0
 
     def backward(self, loss: Tensor) -> None:
@@ -68,7 +68,7 @@ class ReplicatedUpdater:
             if self._config.gradient_clipping:
                 clip_grads_with_norm_(list(self._masters.values()), self._config.gradient_clipping, norm)
             for optimizer in self._optimizers.values():
-                optimizers.set_learning_rate(optimizer.param_groups, learning_rate)
+                torch_optimizers.set_learning_rate(optimizer.param_groups, learning_rate)
                 optimizer.step()
             self.num_updates += 1
             self._broadcast_weights()
@@ -98,7 +98,7 @@ class ReplicatedUpdater:
     def written(self, num_updates: int) -> None:
         """See `Updater.written`."""
         self.num_updates = num_updates
-        optimizers.set_count(self._optimizers, num_updates)
+        torch_optimizers.set_count(self._optimizers, num_updates)
         self._broadcast_weights()
 
     def _is_mine(self, name: str) -> bool:

@@ -25,10 +25,10 @@ from deepspeed.utils import (
 )
 from torch import Tensor
 
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
 from zerokara.model.megatron import Model
-from zerokara.training.compute import optimizers
+from zerokara.training.compute import torch_optimizers
 from zerokara.training.compute.deepspeed_settings import settings_for
 
 
@@ -41,7 +41,7 @@ class ZeroUpdater:
         # DeepSpeed divides by the number of micro batches and averages over the processes; this undoes both.
         self._gradient_scale = config.global_batch_size // config.micro_batch
         initial = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-        made = optimizers.build(config, dict(model.named_parameters()), model.shape)
+        made = torch_optimizers.build(config, dict(model.named_parameters()), model.shape)
         self._adam = made["adamw"]
         # runtime/bf16_optimizer.py narrates its memory on stdout whatever the log level is.
         with contextlib.redirect_stdout(io.StringIO()):
@@ -57,7 +57,7 @@ class ZeroUpdater:
         self._masters = {str(number): master for number, master in enumerate(self._find_masters())}
         self._check_precision(config)
         # AdamW would make its state in the first update, too late to load a checkpoint's.
-        optimizers.make_state(config.optimizer, made, self._masters)
+        torch_optimizers.make_state(config.optimizer, made, self._masters)
         if hasattr(self._wrapper, "_lazy_init_hp_params_optimizer_state"):
             self._wrapper._lazy_init_hp_params_optimizer_state()
         # DeepSpeed makes its master weights from the rounded ones; give back what rounding took.
@@ -80,7 +80,7 @@ class ZeroUpdater:
 
     def update(self, learning_rate: float) -> float:
         """See `Updater.update`; DeepSpeed itself skips a step whose norm is not finite."""
-        optimizers.set_learning_rate(self._deepspeed.optimizer.param_groups, learning_rate)
+        torch_optimizers.set_learning_rate(self._deepspeed.optimizer.param_groups, learning_rate)
         self._deepspeed.step()
         norm = float(self._deepspeed.get_global_grad_norm())
         if not math.isfinite(norm):
@@ -129,7 +129,7 @@ class ZeroUpdater:
 
     def written(self, num_updates: int) -> None:
         """See `Updater.written`; DeepSpeed computes with a copy of the master weights."""
-        optimizers.set_count({"adamw": self._adam}, num_updates)
+        torch_optimizers.set_count({"adamw": self._adam}, num_updates)
         if not self._is_stage_3:
             self._wrapper.update_lp_params()
             return

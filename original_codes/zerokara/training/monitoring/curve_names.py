@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from zerokara import config
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import RESOLVED_NAME, PretrainConfig
 from zerokara.corpus.inputs import KIND_OF_SUFFIX, LIST_MARK, PACKING_OF_SUFFIX
 from zerokara.errors import UserError
 
@@ -36,7 +37,7 @@ class CurveNames:
 def of_run(run_dir: Path) -> CurveNames:
     """The names of a run; none where its configuration cannot be read, for a picture should not fail by that."""
     try:
-        settings = config.load(config.PretrainConfig, run_dir / config.RESOLVED_NAME)
+        settings = load(PretrainConfig, run_dir / RESOLVED_NAME)
     except (UserError, OSError):
         return CurveNames()
     stacks = ("encoder ", "decoder ") if settings.traits.is_encoder_decoder else ("",)

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable
 
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
 from zerokara.progress import seconds_text
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from zerokara import resources
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model.memory import Estimate, Layout, estimate
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import bytes_text

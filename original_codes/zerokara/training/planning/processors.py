@@ -19,7 +19,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import Fault, UserError
 from zerokara.resources import available_cores
 

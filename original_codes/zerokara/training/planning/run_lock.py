@@ -17,7 +17,7 @@ from typing import IO
 import psutil
 
 from zerokara import file_lock
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.durable import make_folders
 from zerokara.errors import RunError, UserError
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from zerokara import manifest
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import Fault, UserError
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.objective import Objective, objective

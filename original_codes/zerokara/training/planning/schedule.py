@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
 
 

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 import psutil
 
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import RunError
 from zerokara.model import loopback
 from zerokara.parent_death_signal import end_with_parent

@@ -1,0 +1,41 @@
+"""Configurations for tests: small, valid, made from the class, so that a test names only the settings it is about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.errors import UserError
+
+TINY: dict[str, Any] = {
+    "num_layers": 2,
+    "hidden_size": 48,
+    "num_attn_heads": 4,
+    "seq_len": 32,
+    "global_batch_size": 8,
+    "micro_batch_size": 4,
+    "precision": "fp32",
+    "lr": 0.01,
+    "min_lr": 0.001,
+    "log_interval": 1,
+    "eval_interval": 1000,
+    "save_interval": 1000,
+    "tensorboard": False,
+    "plots": False,
+}
+"""A model and a run that a CPU computes in an instant; any architecture can be set on top."""
+
+
+def config_of(**overrides: Any) -> PretrainConfig:
+    """Return a tiny configuration with `overrides` (settings by name; a path may be a `Path`, a list a list).
+
+    Raises:
+        UserError: the settings break a rule, as for `loading.load`.
+        pydantic.ValidationError: a setting is unknown, or its value has the wrong type.
+    """
+    given = {key: str(value) if isinstance(value, Path) else value for key, value in overrides.items()}
+    config = PretrainConfig(**(TINY | given))
+    if faults := list(config.rule_faults(set())):
+        raise UserError(faults)
+    return config
