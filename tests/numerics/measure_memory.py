@@ -26,7 +26,7 @@ from zerokara.training.compute import devices, updater
 from zerokara.training.compute.deepspeed_settings import load_template
 from zerokara.training.compute.engine import open_engine
 from zerokara.training.planning.run_plan import template_path
-from zerokara.training.processes import meeting
+from zerokara.training.processes import rendezvous
 from zerokara.training.processes.process_group import init_process_group
 
 VOCABULARY = 2000
@@ -45,7 +45,7 @@ def train(config: PretrainConfig) -> int:
     devices.give_back_freed_memory()
     if config.optimizer == "adafactor":
         import transformers.optimization  # noqa: F401  # of the libraries, as torch is
-    init_process_group(torch.device("cpu"), meeting.init_method())
+    init_process_group(torch.device("cpu"), rendezvous.init_method())
     parallel.start(config.seed, config.tensor_parallel_size)
     shape = ModelShape.from_config(config, VOCABULARY)
     torch.nn.Linear(512, 512)(torch.randn(256, 512)).sum().backward()  # starts what torch starts only when needed
@@ -98,7 +98,7 @@ def fork(config: PretrainConfig, rank: int, processes: int, told: dict[str, str]
 def measure(config_path: str, processes: int, settings: dict[str, Any]) -> int:
     config = load(PretrainConfig, config_path, [f"{key}={value}" for key, value in settings.items()])
     read_from, write_to = os.pipe()
-    with meeting.place() as told:
+    with rendezvous.held() as told:
         children = [fork(config, rank, processes, told, write_to) for rank in range(processes)]
         codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     os.close(write_to)
