@@ -83,7 +83,7 @@ def _faults_of_source(
 
 def _fault_of_name(file: InputFile) -> Fault | None:
     """What is wrong when the first bytes are of another format than the name says."""
-    with file.open(_BUFFER_BYTES) as raw:
+    with file.open(0) as raw:
         head = raw.read(1024)
     by_name = "parquet" if file.kind == "parquet" else file.packing
     found = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), "none")

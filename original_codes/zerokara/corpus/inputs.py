@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from zerokara import manifest
-from zerokara.corpus import hub
+from zerokara.corpus.hub_file import PREFIX, HubFile
 from zerokara.corpus.packed import Packing
 from zerokara.corpus.search import Search
 from zerokara.durable import PARTIAL_SUFFIX
@@ -52,7 +52,7 @@ class InputFile:
     """Size on disk (packed)."""
     modified_ns: int
     """0 for a file on the Hub."""
-    remote: hub.HubFile | None = None
+    remote: HubFile | None = None
     """Where the file is on the Hub; None for one on a disk."""
 
     @property
@@ -73,7 +73,7 @@ class InputFile:
         """
         if self.remote is None:
             return open(self.path, "rb", buffering=buffer_bytes)
-        return hub.open_file(self.remote, buffer_bytes)
+        return self.remote.open(buffer_bytes)
 
     def changed(self) -> str:
         """How the file changed since it was found, or empty; what is on the Hub is pinned to a commit.
@@ -154,19 +154,19 @@ def format_of(name: str) -> tuple[Kind, Packing] | None:
     return (kind, packing) if kind else None
 
 
-def _name(found: Path | hub.HubFile) -> str:
-    return shown(found.name if isinstance(found, hub.HubFile) else found)
+def _name(found: Path | HubFile) -> str:
+    return shown(found.name if isinstance(found, HubFile) else found)
 
 
-def _input_file(found: Path | hub.HubFile, source: int) -> InputFile:
+def _input_file(found: Path | HubFile, source: int) -> InputFile:
     kind, packing = format_of(found.name) or ("txt", "none")
-    if isinstance(found, hub.HubFile):
+    if isinstance(found, HubFile):
         return InputFile(Path(found.name), source, kind, packing, found.bytes, 0, found)
     status = found.stat()
     return InputFile(found, source, kind, packing, status.st_size, status.st_mtime_ns)
 
 
-_Found = Mapping[str, Path | hub.HubFile]
+_Found = Mapping[str, Path | HubFile]
 """What tells a file from all others, whatever its names, → the file."""
 
 
@@ -180,7 +180,9 @@ def _expand(entry: str, where: str, faults: list[Fault]) -> Iterator[tuple[str, 
 
 
 def _files_of(entry: str, where: str, faults: list[Fault]) -> _Found:
-    if entry.startswith(hub.PREFIX):
+    if entry.startswith(PREFIX):
+        from zerokara.corpus import hub  # as in `HubFile.open`
+
         there = hub.find(entry, where, faults, lambda name: format_of(name) is not None, FORMATS)
         return {file.name: file for file in there}
     if not entry.strip():
@@ -263,7 +265,7 @@ def _listed(path: Path, entry: str, where: str, faults: list[Fault]) -> Iterator
         if line.startswith(LIST_MARK):
             faults.append(Fault(where=place, found=line, rule="a list cannot name another list"))
             continue
-        yield line if line.startswith(hub.PREFIX) else str(path.parent / _path(line)), place
+        yield line if line.startswith(PREFIX) else str(path.parent / _path(line)), place
 
 
 def _is_packed_otherwise(name: str) -> bool:
