@@ -304,7 +304,7 @@ def save_ours(run: Path, shape: Any, weights: dict[str, Any], tokenizer: Path) -
     (folder / names.STATE_NAME).write_text(json.dumps(asdict(state)), encoding="utf-8")
     files = (names.WEIGHTS_NAME, names.OPTIMIZER_NAME, names.STATE_NAME)
     outputs = {name.partition(".")[0]: folder / name for name in files}
-    manifest.finish(folder / "manifest.json", manifest.Work("checkpoint", {}), outputs, {}, 0.0)
+    manifest.write(folder / "manifest.json", manifest.StepSpec("checkpoint", {}), outputs, {}, 0.0)
 
 
 def save_theirs(folder: Path, flat: Any, shapes: dict[str, tuple[int, ...]]) -> None:

@@ -30,6 +30,7 @@ import numpy as np
 import psutil
 import torch
 from torch.profiler import ProfilerActivity, profile
+from zerokara.training.planning.preparation import template_path
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
@@ -44,7 +45,6 @@ from zerokara.training.compute.deepspeed_settings import load_template
 from zerokara.training.compute.engine import Engine, init_distributed
 from zerokara.training.loop import as_tensors
 from zerokara.training.planning.memory_budget import layout_of
-from zerokara.training.planning.preparation import template_path
 from zerokara.training.processes import launcher
 
 VOCAB_SIZE = 50_000

@@ -28,7 +28,9 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from zerokara import checkpoint
+from zerokara.training.session import Session
+
+from zerokara.checkpoint import store
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus import embedded
@@ -37,7 +39,6 @@ from zerokara.training.host_memory import HostCopy
 from zerokara.training.loop import StepRecord
 from zerokara.training.planning import preparation, run_folder
 from zerokara.training.processes import launcher
-from zerokara.training.session import Session
 
 SHAPE = [
     "num_layers=12", "hidden_size=512", "num_attn_heads=8", "num_kv_heads=4", "ffn_hidden_size=1408", "seq_len=512",
@@ -187,7 +188,7 @@ def synchronous_seconds(session: Watched, number: int) -> float:
     """Time for a save as it would be without a thread: gathered, hashed, written, synced, renamed."""
     started = time.perf_counter()
     state = _copy(session, {part: HostCopy(session.device) for part in ("weights", "moments")})
-    checkpoint.save(
+    store.save(
         session.run_dir,
         replace(session.state, step=session.state.step + 1 + number),
         state["weights"],

@@ -7,9 +7,9 @@ In turn, in every round, on the same documents, with as many processes or thread
 * ``ours``: `2_tokenize.sh` as a user runs it, from the start of the command to the end: reading and checking JSON
   lines, ids, both splits, index, hashes, manifest. ``ours, encoding`` leaves out the start of Python, the preparation
   and the joining of the shards, as the step itself reports it (the start of the workers is in it).
-* ``bare encoder``: the encoder that ours chose (SentencePiece, or its stand-in) and nothing else: each process has its
-  half of the documents as Python strings in memory, loads the model, waits for the others, and encodes whole documents
-  in its quickest way (64 at once, ids as arrays). Nothing is read, checked or written.
+* ``bare encoder``: the encoder that ours chose (SentencePiece, or the fast encoder) and nothing else: each process has
+  its half of the documents as Python strings in memory, loads the model, waits for the others, and encodes whole
+  documents in its quickest way (64 at once, ids as arrays). Nothing is read, checked or written.
 * ``bare sentencepiece``: the same with SentencePiece, where ours chose another.
 * ``tokenizers``: Hugging Face's `encode_batch` on the tokenizer.json of our export; strings in memory, ids only.
 * ``pool and one writer``: as Megatron-LM's preprocess_data.py does it: a pool of processes parses and encodes single
@@ -46,8 +46,10 @@ import numpy as np
 import orjson
 
 from zerokara import manifest
-from zerokara.tokenizer import huggingface, stand_in
+from zerokara.huggingface import tokenizer_json
+from zerokara.tokenizer import encoder_choice
 from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokenizer.fast_encoder import FastEncoder
 from zerokara.tokens.indexed import IndexedTokens
 from zerokara.tokens.layout import TokenPaths
 
@@ -107,9 +109,8 @@ def _sentencepiece(model: Path) -> Callable[[list[str]], Any]:
     return lambda texts: processor.EncodeAsNumpy(texts, num_threads=1)
 
 
-def _chosen(opener: Callable[[], Any]) -> Callable[[list[str]], Any]:
-    encoder = opener()
-    return encoder._joined if isinstance(encoder, stand_in.StandIn) else _sentencepiece(encoder.model_path)
+def _chosen(encoder: Encoder | FastEncoder) -> Callable[[list[str]], Any]:
+    return encoder.encode_unchecked if isinstance(encoder, FastEncoder) else _sentencepiece(encoder.model_path)
 
 
 def hugging_face(tokenizer_json: Path, texts: list[str], workers: int) -> float:
@@ -171,16 +172,16 @@ def main() -> None:
         texts = [orjson.loads(line)["text"] for line in file]
     size = sum(len(text.encode()) for text in texts) / 1e6
     encoder = Encoder(given.model)
-    choice = stand_in.choose(encoder, itertools.islice(texts, 0, None, max(1, len(texts) // 100)))
+    choice = encoder_choice.choose(encoder, itertools.islice(texts, 0, None, max(1, len(texts) // 100)))
     print(
         f"{given.corpus.name}: {len(texts):,} documents, {size:.1f} MB; {given.workers} workers; ours by {choice.name}"
     )
     seconds: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        huggingface.write(encoder, folder, 2048)
+        tokenizer_json.write(encoder, folder, 2048)
         runs: dict[str, Callable[[], float]] = {
-            "bare encoder": lambda: bare(partial(_chosen, choice.open_encoder), texts, given.workers),
+            "bare encoder": lambda: bare(partial(_chosen, choice.encoder), texts, given.workers),
             "bare sentencepiece": lambda: bare(partial(_sentencepiece, given.model), texts, given.workers),
             "tokenizers": lambda: hugging_face(folder / "tokenizer.json", texts, given.workers),
             "pool and one writer": lambda: pool_and_one_writer(given.corpus, given.model, given.workers, folder),

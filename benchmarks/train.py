@@ -128,7 +128,6 @@ class Turns:
 
 def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]:
     """Our loop; gives the loss of a validation batch, like the others."""
-    from zerokara.checkpoint import TrainingState
     from zerokara.model import compilation, parallel
     from zerokara.model.megatron import build
     from zerokara.samples.objective import Batch, Causal
@@ -149,8 +148,6 @@ def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]
     engine = Engine(model, settings, 1, {})
     if compiled and not compilation.start(model, settings.micro_batch, isolated=False, log=print):
         raise RuntimeError("the layers could not be compiled")
-    state = dict.fromkeys(TrainingState.__dataclass_fields__, 0) | {"recent_losses": ()}
-
     made = Causal(settings.lengths)
 
     class Batches:
@@ -171,7 +168,7 @@ def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]
             first_step=1,
             position=lambda step: step * settings.global_batch_size,
             device=task.device,
-            guard=StepGuard(settings, TrainingState(**state)),
+            guard=StepGuard(settings.spike_sigmas, settings.max_skipped_steps),
             stop=StopRequest(task.device),
             at_edge=at_edge,
         )

@@ -20,7 +20,7 @@ from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.steps import convert_to_hf
 from zerokara.tokenizer import training
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.proof import HARD_TEXTS
+from zerokara.tokenizer.hard_texts import HARD_TEXTS
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ROOT / ".clients"

@@ -10,19 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from zerokara.tokenizer.choice import StandInDiffersError
+from zerokara.tokenizer.fast_encoder import FastEncoderDiffersError
 
 
 class FailingEncoder:
-    """Opens as itself; what its `encode_joined` does is the first word of `action`."""
+    """What its `encode_joined` does is the first word of `action`."""
 
     vocab_size, eos_id = 100, 2
 
     def __init__(self, *action: Any):
         self.action = action
-
-    def __call__(self) -> Any:
-        return self
+        self._calls = 0
 
     def encode_joined(self, texts: Any) -> Any:
         what = self.action[0]
@@ -32,14 +30,15 @@ class FailingEncoder:
             os._exit(3)
         if what == "full":
             raise OSError(errno.ENOSPC, "No space left on device", "shard")
-        if what == "slow":
-            time.sleep(0.1)
+        if what in ("slow", "stuck"):
+            time.sleep(0.1 if what == "slow" or self._calls < 8 else 1000)  # a task has six batches
+            self._calls += 1
             return np.tile(np.array([1, 2], dtype=np.int32), len(texts)), [1] * len(texts)
         raise ZeroDivisionError("a fault of ours")
 
 
 class LyingEncoder:
-    """Gives wrong ids, and finds that out at its second batch, as a stand-in does that differs now and then."""
+    """Gives wrong ids, and finds that out at its second batch, as a fast encoder does that differs now and then."""
 
     def __init__(self, vocab_size: int):
         self.vocab_size, self.eos_id = vocab_size, 2
@@ -48,5 +47,5 @@ class LyingEncoder:
     def encode_joined(self, texts: Any) -> Any:
         self._batches += 1
         if self._batches == 2:
-            raise StandInDiffersError("'a text'")
+            raise FastEncoderDiffersError("'a text'")
         return np.tile(np.array([7, 7, 7, 2], dtype=np.int32), len(texts)), [1] * len(texts)

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import torch
 
-from zerokara import checkpoint
-from zerokara.checkpoint import TrainingState
+from zerokara.checkpoint import TrainingState, store
 
 
 def saved(run_dir: Path, step: int, valid_loss: float | None = None) -> Path:
@@ -19,4 +18,4 @@ def saved(run_dir: Path, step: int, valid_loss: float | None = None) -> Path:
     )  # fmt: skip
     weights = {"a.weight": torch.full((2, 3), float(step))}
     moments = {"a.weight.exp_avg": torch.zeros(2, 3), "a.weight.exp_avg_sq": torch.ones(2, 3)}
-    return checkpoint.save(run_dir, state, weights, moments)
+    return store.save(run_dir, state, weights, moments)

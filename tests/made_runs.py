@@ -11,6 +11,7 @@ import sentencepiece
 import torch
 
 from zerokara import checkpoint, hashing
+from zerokara.checkpoint import store
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.rendering import as_yaml
 from zerokara.model import megatron, parallel
@@ -65,7 +66,7 @@ def make_run(place: Path, tokenizer: Path, architecture: str, **settings: Any) -
         step=10, samples=80, tokens=5120, seconds=12.0, shape=shape.as_json(),
         tokenizer_sha256=hashing.sha256_of(tokenizer), data_sha256="0" * 64, precision="fp32", facts={},
     )  # fmt: skip
-    checkpoint.save(run_dir, state, wide_weights(shape), {"x": torch.zeros(1)})
+    store.save(run_dir, state, wide_weights(shape), {"x": torch.zeros(1)})
     return run_dir
 
 

@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 import sentencepiece
+from made_tokens import write_tokens
 
 from zerokara.checkpoint import TrainingState, read_moments, read_state, read_weights
-from zerokara.steps import tokenize
-from zerokara.tokenizer.model_file import Kind, ModelFile, Piece
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.tokenizer.model_file import ModelFile, Piece, PieceType
 from zerokara.training.monitoring import metrics
 from zerokara.training.processes import launcher
 
@@ -63,7 +65,7 @@ def make_data(folder: Path, num_documents: int = 150, num_sentinels: int = 0, **
         minloglevel=2,
     )
     model = ModelFile.read(folder / "tokenizer.model")
-    model.append([Piece(f"<extra_id_{number}>", 0.0, Kind.CONTROL) for number in reversed(range(num_sentinels))])
+    model.append([Piece(f"<extra_id_{number}>", 0.0, PieceType.CONTROL) for number in reversed(range(num_sentinels))])
     (folder / "tokenizer.model").write_bytes(model.to_bytes())
     settings = {
         "input_jsonl": str(corpus),
@@ -90,7 +92,7 @@ def make_data(folder: Path, num_documents: int = 150, num_sentinels: int = 0, **
     }
     config = folder / "config.yaml"
     config.write_text("".join(f"{key}: {value}\n" for key, value in settings.items()), encoding="utf-8")
-    assert tokenize.main(["--config", str(config)]) == 0
+    write_tokens(load(PretrainConfig, config))
     return {"config": str(config), **settings}
 
 

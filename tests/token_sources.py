@@ -29,7 +29,7 @@ def write_sources(folder: Path, lengths: Sequence[Sequence[int]]) -> dict[int, t
         {"entry": f"{name}.jsonl", "train": {"tokens": sum(of_source), "documents": len(of_source)}}
         for name, of_source in zip("abcdef", lengths, strict=False)
     ]
-    manifest.finish(paths.manifest, manifest.Work("tokenize", {}), {}, {"sources": sources}, 0.0)
+    manifest.write(paths.manifest, manifest.StepSpec("tokenize", {}), {}, {"sources": sources}, 0.0)
     return owner
 
 

@@ -57,7 +57,7 @@ def make_folders(folder: Path) -> list[Path]:
 
 
 @contextmanager
-def appearing_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
+def atomic_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
     """Open a file that takes the name `path` only when the block ends without an error.
 
     A file that is replaced hands its permissions down.
@@ -79,7 +79,7 @@ def appearing_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
         raise
 
 
-def free_name(path: Path, ending: str) -> Path:
+def unused_name(path: Path, ending: str) -> Path:
     """A name that nothing has: `path` with an ending, and a number where it needs one (``run.old-1``, ``x.failed``)."""
     first = 1 if ending.endswith("-") else 2
     numbered = (f"{ending.removesuffix('-')}-{number}" for number in itertools.count(first))
@@ -88,11 +88,11 @@ def free_name(path: Path, ending: str) -> Path:
 
 
 @contextmanager
-def appearing_folder(path: Path, keep: str = "") -> Iterator[Path]:
+def atomic_folder(path: Path, keep: str = "") -> Iterator[Path]:
     """Give a temporary folder that takes the name `path` when the block ends without an error.
 
-    An existing folder of that name is replaced, and is there until the new one is whole; it is kept as `free_name` has
-    it with the ending `keep`, or deleted where that is empty.
+    An existing folder of that name is replaced, and is there until the new one is whole; it is kept as `unused_name`
+    has it with the ending `keep`, or deleted where that is empty.
     """
     path = _followed(path)
     make_folders(path.parent)
@@ -118,7 +118,7 @@ def appearing_folder(path: Path, keep: str = "") -> Iterator[Path]:
             shutil.rmtree(partial, ignore_errors=True)
         raise
     if keep and partial.exists():
-        os.rename(partial, free_name(path, keep))
+        os.rename(partial, unused_name(path, keep))
     shutil.rmtree(partial, ignore_errors=True)
 
 
@@ -185,7 +185,7 @@ def made_folder(path: Path) -> Iterator[None]:
         raise
 
 
-class SyncAhead:
+class BackgroundSync:
     """Sends to the disk what is written while the work goes on, so that little is left to wait for at its end.
 
     A context manager: where its block ends without an error, all that was handed to it is on the disk.
@@ -209,7 +209,7 @@ class SyncAhead:
         finally:
             os.close(descriptor)
 
-    def __enter__(self) -> SyncAhead:
+    def __enter__(self) -> BackgroundSync:
         return self
 
     def __exit__(
@@ -223,7 +223,7 @@ class SyncAhead:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a whole file at once."""
-    with appearing_file(path) as file:
+    with atomic_file(path) as file:
         file.write(content)
 
 

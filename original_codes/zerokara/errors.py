@@ -23,8 +23,8 @@ class _ABSENT:
 
 _NOT_SHOWN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\\]")
 """What ends a line, steers a terminal, turns the direction of writing, or stands for a byte that is no UTF-8."""
-_MAX_SHOWN = 500
-"""Characters of a value that a message shows: a list of files may have thousands of entries."""
+_MAX_VALUE_CHARACTERS = 500
+"""Of a value in a message: a list of files may have thousands of entries."""
 _CUT = "…"
 _REST = r"(?:[^\s'\"<>]*[^\s'\"<>).,;:\]}])?"
 """The rest of an address, but for what closes the sentence around it."""
@@ -46,10 +46,8 @@ _REDACTIONS = tuple(
         (r"\beyJ[\w-]{10,2000}\.[\w-]+\.[\w-]*", _CUT),  # JSON web tokens, as Xet has them
     )
 )
-_MAX_TOLD = 50_000
+_MAX_MESSAGE_CHARACTERS = 50_000
 """Characters of a message; a server may answer with a whole page."""
-_NOT_SHOWN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\\]")
-"""What ends a line, steers a terminal, turns the direction of writing, or stands for a byte that is no UTF-8."""
 _SECRET_VARIABLE = re.compile(r"(?i)(?:TOKEN|API_KEY|ACCESS_KEY|SECRET|PASSWORD)$")
 _SECRET_LENGTH = 8
 """Shorter values (``TOKEN=1``) are none, and would blot out words."""
@@ -60,8 +58,8 @@ def redacted(text: str) -> str:
 
     Tokens are known by their form, or as the value of a variable of the environment that is named like one.
     """
-    if len(text) > _MAX_TOLD:
-        text = f"{text[:_MAX_TOLD]}{_CUT} ({len(text) - _MAX_TOLD:,} characters more)"
+    if len(text) > _MAX_MESSAGE_CHARACTERS:
+        text = f"{text[:_MAX_MESSAGE_CHARACTERS]}{_CUT} ({len(text) - _MAX_MESSAGE_CHARACTERS:,} characters more)"
     for name, value in os.environ.items():
         if len(value) >= _SECRET_LENGTH and _SECRET_VARIABLE.search(name):
             text = text.replace(value, _CUT)
@@ -79,18 +77,18 @@ class Fault:
     rule: str
     """What must hold (``must be greater than 0``)."""
     key: str | None = None
-    found: object = _ABSENT
+    value: object = _ABSENT
     """The value found; left out of the text when not given."""
     remedy: str = ""
     """What to do, with numbers where there are any."""
 
     def __str__(self) -> str:
-        found = str(self.found)
-        found = found if len(found) <= _MAX_SHOWN else f"{found[:_MAX_SHOWN]}…"
-        value = "" if self.found is _ABSENT else f" = {found}"
-        subject = f"{self.key}{value}: " if self.key else ("" if self.found is _ABSENT else f"{found}: ")
-        place = f"{self.where}: " if self.where else ""
-        return redacted(f"{place}{subject}{self.rule}" + (f"; {self.remedy}" if self.remedy else ""))
+        value = str(self.value)
+        value = value if len(value) <= _MAX_VALUE_CHARACTERS else f"{value[:_MAX_VALUE_CHARACTERS]}…"
+        subject = [self.key] if self.key else []
+        subject += [] if self.value is _ABSENT else [value]
+        parts = [self.where, " = ".join(subject), self.rule]
+        return redacted(": ".join(part for part in parts if part) + (f"; {self.remedy}" if self.remedy else ""))
 
 
 def shown(path: str | os.PathLike[str]) -> str:

@@ -41,7 +41,7 @@ class Holder:
         return f"process {self.pid}" + ("" if self.is_here else f" on {self.host}")
 
 
-def is_got(file: IO[bytes]) -> bool:
+def try_lock(file: IO[bytes]) -> bool:
     """Take the lock of a file that is open for writing, or find that another process has it.
 
     Where the file system has no locks, it is taken for got, with a word.
@@ -65,21 +65,21 @@ def is_got(file: IO[bytes]) -> bool:
     return True
 
 
-def is_at(file: IO[bytes], path: Path) -> bool:
+def is_linked(file: IO[bytes], path: Path) -> bool:
     """Whether an open file still has its name: whoever held the lock before may have taken it away."""
     with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     return False
 
 
-def sign(file: IO[bytes]) -> None:
+def write_holder(file: IO[bytes]) -> None:
     """Write into a file whose lock is held who holds it."""
     file.truncate(0)
     file.write(orjson.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
     file.flush()
 
 
-def holder(path: Path) -> Holder | None:
+def read_holder(path: Path) -> Holder | None:
     """Who holds the lock of a file, if that is known; it signs a moment after it took it."""
     for _ in range(5):
         with suppress(FileNotFoundError, orjson.JSONDecodeError):
@@ -96,17 +96,17 @@ def held(path: Path) -> Iterator[bool]:
     """
     while True:
         file = open(path, "ab")  # noqa: SIM115  # closed below
-        if not is_got(file):
+        if not try_lock(file):
             file.close()
             yield False
             return
-        if is_at(file, path):
+        if is_linked(file, path):
             break
         file.close()  # its owner has just left and taken the file away
     try:
-        sign(file)
+        write_holder(file)
         yield True
     finally:
-        if is_at(file, path):
+        if is_linked(file, path):
             path.unlink()
         file.close()

@@ -1,24 +1,38 @@
-"""SHA-256 of files: of one, of many by threads, and of many while other work goes on."""
+"""SHA-256 of files: of one, of many by threads, and of many while other work runs."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
 from zerokara.errors import shown
 from zerokara.progress import Progress
+from zerokara.resources import available_cores
 
 MAX_THREADS = 8
-SILENT_SECONDS = 0.5
-"""Hashing that is done so soon shows no progress."""
-_PIECE_BYTES = 1024 * 1024
-Key = tuple[str, int, int]
-"""What a file's content is known by: its absolute path, size and modification time (ns)."""
+QUIET_SECONDS = 0.5
+"""Hashing that takes no longer shows no progress."""
+_CHUNK_BYTES = 1024 * 1024
+
+
+class FileKey(NamedTuple):
+    """What tells one version of a file from another without reading it."""
+
+    path: str
+    """Absolute, as `shown` spells it."""
+    bytes: int
+    modified_ns: int
+
+
+def file_key(path: Path) -> FileKey:
+    """Key of a file as it is now."""
+    status = path.stat()
+    return FileKey(shown(path.resolve()), status.st_size, status.st_mtime_ns)
 
 
 def sha256_of(path: Path) -> str:
@@ -27,101 +41,62 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-class Place:
-    """A file on a disk."""
+def hash_files(files: Sequence[Path]) -> dict[FileKey, str]:
+    """SHA-256 of each file, by as many threads as there are cores; shows progress if it takes long.
 
-    def __init__(self, path: Path):
-        status = path.stat()
-        self.path = path.resolve()
-        self.key = (shown(self.path), status.st_size, status.st_mtime_ns)
-        """What its content is known by: its absolute path, size and modification time."""
-
-
-def hashes(places: list[Place]) -> dict[Key, str]:
-    """The SHA-256 of each file, by threads (hashing lets go of the interpreter), with progress when it takes long."""
-    if not places:
+    Raises:
+        OSError: a file cannot be read.
+    """
+    if not files:
         return {}
-    counter = _Counter()
-    # The largest first, so that none is begun when the others end.
-    order = sorted(places, key=lambda place: -place.key[1])
-    with ThreadPoolExecutor(min(MAX_THREADS, len(os.sched_getaffinity(0)), len(order))) as threads:
-        futures = {place.key: threads.submit(_counted_sha256, place.path, counter) for place in order}
-        try:
-            _watch(list(futures.values()), counter, sum(place.key[1] for place in places))
-            return {key: future.result() for key, future in futures.items()}
-        except BaseException:
-            counter.stopped = True  # Ctrl-C must not wait for a hundred gigabytes.
-            threads.shutdown(wait=False, cancel_futures=True)
-            raise
+    largest_first = sorted(files, key=lambda path: -path.stat().st_size)  # so that all threads end together
+    with BackgroundHashes(largest_first, min(MAX_THREADS, available_cores(), len(files))) as hashes:
+        return hashes.result()
 
 
-class HashesAhead:
-    """The hashes of files, found by a few threads while a step works; `result` waits for them."""
+class BackgroundHashes:
+    """Hashes files by threads while other work runs (hashing releases the interpreter's lock); a context manager."""
 
-    def __init__(self, files: Iterable[Path]) -> None:
-        self._places = places = {place.key: place for place in map(Place, files)}
-        self._counter, self._total = _Counter(), sum(place.key[1] for place in places.values())
-        # One thread keeps up with some dozen processes at work on the same text.
-        self._threads = ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // 16))
-        self._futures = {
-            key: self._threads.submit(_counted_sha256, place.path, self._counter)
-            for key, place in sorted(places.items())
-        }
+    def __init__(self, files: Sequence[Path], num_threads: int | None = None) -> None:
+        """Start. By default one thread for 16 cores, which keeps up with workers that encode the same text."""
+        self._done_bytes, self._stopped, self._lock = 0, False, threading.Lock()
+        self._threads = ThreadPoolExecutor(num_threads or max(1, available_cores() // 16))
+        paths = {file_key(path): path for path in files}
+        self._futures = {key: self._threads.submit(self._sha256, path) for key, path in paths.items()}
 
-    def result(self) -> dict[Key, str]:
-        """Path, size and modification time of each file as they were at the start, to its hash.
+    def result(self) -> dict[FileKey, str]:
+        """Wait for the SHA-256 of each file, by its key at the start; shows progress if it takes long.
 
         Raises:
-            OSError: a file is gone.
+            OSError: a file cannot be read.
         """
-        _watch(list(self._futures.values()), self._counter, self._total)
+        futures = list(self._futures.values())
+        if waiting := wait(futures, timeout=QUIET_SECONDS, return_when="FIRST_EXCEPTION").not_done:
+            self._show_progress(waiting)
         return {key: future.result() for key, future in self._futures.items()}
 
-    def by_path(self) -> dict[Path, str]:
-        """As `result`, by the absolute path alone."""
-        return {self._places[key].path: sha256 for key, sha256 in self.result().items()}
+    def _show_progress(self, waiting: set[Future[str]]) -> None:
+        with Progress("checking the input", sum(key.bytes for key in self._futures), "B") as progress:
+            shown_bytes = 0
+            while waiting and not any(future.done() and future.exception() for future in self._futures.values()):
+                waiting = wait(waiting, timeout=0.2, return_when="FIRST_EXCEPTION").not_done
+                progress.advance(self._done_bytes - shown_bytes)
+                shown_bytes = self._done_bytes
 
-    def __enter__(self) -> HashesAhead:
+    def _sha256(self, path: Path) -> str:
+        digest = hashlib.sha256()
+        with open(path, "rb", buffering=0) as file:
+            while not self._stopped and (chunk := file.read(_CHUNK_BYTES)):
+                digest.update(chunk)
+                with self._lock:
+                    self._done_bytes += len(chunk)
+        return digest.hexdigest()
+
+    def __enter__(self) -> BackgroundHashes:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._counter.stopped = True
+        self._stopped = True  # Ctrl-C must not wait for a hundred gigabytes
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-class _Counter:
-    """Bytes hashed so far, over all threads."""
-
-    def __init__(self) -> None:
-        self.done, self.stopped = 0, False
-        self._lock = threading.Lock()
-
-    def add(self, count: int) -> None:
-        with self._lock:
-            self.done += count
-
-
-def _counted_sha256(path: Path, counter: _Counter) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb", buffering=0) as file:
-        while not counter.stopped and (piece := file.read(_PIECE_BYTES)):
-            digest.update(piece)
-            counter.add(len(piece))
-    return digest.hexdigest()
-
-
-def _watch(futures: list[Future[str]], counter: _Counter, total: int) -> None:
-    """Wait for the hashes; whoever waits longer than a moment sees how far they are."""
-    waiting = wait(futures, timeout=SILENT_SECONDS, return_when="FIRST_EXCEPTION").not_done
-    if not waiting:
-        return
-    with Progress("checking the input", total, "B") as progress:
-        advanced = 0
-        while waiting:
-            waiting = wait(waiting, timeout=0.2, return_when="FIRST_EXCEPTION").not_done
-            progress.advance(counter.done - advanced)
-            advanced = counter.done
-            if any(future.done() and future.exception() for future in futures):
-                return

@@ -35,13 +35,13 @@ class Progress:
     def __init__(
         self, label: str, total: float | None = None, unit: str = "it", stream: IO[str] | None = None, done: float = 0
     ):
-        """`done` of the `total` was there before, and does not count in the rate."""
+        """`done` of the `total` was there before, and does not count in the rate; the total may be an estimate."""
         self.label, self.total, self.unit = label, total, unit
         self._stream = stream if stream is not None else sys.stderr
         self._notes: dict[str, Any] = {}
         self._phase = ""
-        self._done = self._before = done
-        self._started = self._last_line = time.monotonic()
+        self._done = self._rate_done = done
+        self._started = self._last_line = self._rate_started = time.monotonic()
         self._bar: Any = None
         if self._stream.isatty():
             from tqdm import tqdm  # not needed in a log, nor by a worker
@@ -61,6 +61,8 @@ class Progress:
     def advance(self, amount: float = 1) -> None:
         """Count `amount` more units as done."""
         self._done += amount
+        if self.total and self._done > self.total:  # It was estimated too low.
+            self.expect(self._done)
         if self._bar is not None:
             self._bar.update(amount)
         elif time.monotonic() - self._last_line >= LINE_INTERVAL_SECONDS:
@@ -73,20 +75,21 @@ class Progress:
             self._bar.set_postfix(self._notes, refresh=False)
 
     def expect(self, total: float) -> None:
-        """Say how much there is to do, where that is known only after the beginning."""
+        """Set the total, where it is known only after the start."""
         self.total = total
         if self._bar is not None:
             self._bar.total = total
 
     def phase(self, name: str) -> None:
-        """Say what is being done now, for work whose parts cannot all be counted."""
-        self._phase = name
+        """Name the phase of the work that begins; a new phase has its own rate, and so its own time left."""
+        if name != self._phase:
+            self._phase, self._rate_done, self._rate_started = name, self._done, time.monotonic()
         if self._bar is not None:
             self._bar.set_description_str(f"{self.label}, {name}", refresh=False)
         self.beat()
 
     def beat(self) -> None:
-        """Show that the work goes on, and for how long; to be called every second where nothing advances."""
+        """Show that the work continues, and for how long; call it every second where nothing advances."""
         if self._bar is not None:
             self._bar.refresh()
         elif time.monotonic() - self._last_line >= LINE_INTERVAL_SECONDS:
@@ -104,7 +107,7 @@ class Progress:
     def _line(self) -> None:
         self._last_line = time.monotonic()
         elapsed = self._last_line - self._started
-        rate = (self._done - self._before) / elapsed if elapsed else 0.0
+        rate = (self._done - self._rate_done) / max(self._last_line - self._rate_started, 1e-9)
         shown = bytes_text if self.unit == "B" else count_text
         label = f"{self.label}, {self._phase}" if self._phase else self.label
         if self._phase and not self._done:  # There is nothing to count yet.
@@ -112,9 +115,11 @@ class Progress:
             return
         text = f"{label}: {shown(self._done)}"
         if self.total:
-            left = (self.total - self._done) / rate if rate else float("inf")
-            text += f" of {shown(self.total)} ({self._done / self.total:.0%}), {seconds_text(left)} left"
-        text += f", {shown(rate)}{'' if self.unit == 'B' else ' ' + self.unit}/s"
+            text += f" of {shown(self.total)} ({self._done / self.total:.0%})"
+            if rate and self._done < self.total:
+                text += f", {seconds_text((self.total - self._done) / rate)} left"
+        if rate:
+            text += f", {shown(rate)}{'' if self.unit == 'B' else ' ' + self.unit}/s"
         text += "".join(f", {key} {value}" for key, value in self._notes.items())
         text += f", for {seconds_text(elapsed)}" if self._phase else ""
         print(text, file=self._stream, flush=True)
@@ -151,6 +156,11 @@ def count_text(number: float) -> str:
         if abs(number) >= size:
             return f"{number / size:.3g}{unit}"
     return f"{number:.0f}" if float(number).is_integer() or abs(number) >= 100 else f"{number:.2f}"
+
+
+def plural(number: int, singular: str, plural: str = "") -> str:
+    """A number with its noun: ``1 process``, ``2,400 processes``; the plural adds an s unless it is given."""
+    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
 
 
 def seconds_text(seconds: float) -> str:

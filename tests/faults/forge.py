@@ -51,9 +51,10 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
 from zerokara.samples.batches import Batches
 from zerokara.steps import train
-from zerokara.training import bad_samples, evaluation, loop, saving, session
+from zerokara.training import batch_loader, evaluation, loop, run, saving, trainer
 from zerokara.training.compute import engine
-from zerokara.training.planning import cores, preparation, run_folder
+from zerokara.training.planning import cores, run_folder
+from zerokara.training.planning.run_plan import make_plan
 from zerokara.training.processes import launcher
 
 PACKAGE = str(Path(zerokara.__file__).parent)
@@ -100,7 +101,7 @@ def _work(job: dict[str, Any]) -> None:
         os.environ.update(launcher.lone_environment())
         with armed(job["fault"]):
             loaded = load(PretrainConfig, job["arguments"][1], job["arguments"][3::2])
-            run_folder.claim(preparation.prepare(loaded, 1, launcher.precision(loaded)))
+            run_folder.claim(make_plan(loaded, 1, launcher.precision(loaded)))
             code = train.main(job["arguments"])
     except UserError as error:
         print(error, flush=True)
@@ -148,9 +149,9 @@ def _clock(patches: contextlib.ExitStack) -> Callable[[], int]:
     """Give a function that tells which step is being made."""
     note, start, now = loop.StepGuard.note, loop.StepGuard.__init__, {"step": 0}
 
-    def starting(self: Any, settings: Any, state: Any) -> None:
+    def starting(self: Any, spike_sigmas: float, max_skipped_steps: int, state: Any) -> None:
         now["step"] = state.step + 1
-        start(self, settings, state)
+        start(self, spike_sigmas, max_skipped_steps, state)
 
     def counting(self: Any, *arguments: Any) -> None:
         now["step"] += 1
@@ -184,7 +185,7 @@ def _trace_saves(patches: contextlib.ExitStack, fault: dict[str, Any]) -> None:
 def _spoil_losses(patches: contextlib.ExitStack, positions: set[int]) -> None:
     """Let the prediction mask of some sequences be nan on its way into the model."""
     rows: set[bytes] = set()
-    at, as_tensors = Batches.at, loop.as_tensors
+    at, as_tensors = Batches.at, batch_loader.as_tensors
 
     def watched(self: Batches, consumed: int) -> Any:
         for at_step, batch in zip(self.plan.positions(consumed, self.rank), at(self, consumed), strict=True):
@@ -194,16 +195,15 @@ def _spoil_losses(patches: contextlib.ExitStack, positions: set[int]) -> None:
                     rows.add(row.tobytes())
             yield batch
 
-    def spoilt(batch: Any, device: Any) -> Any:
-        tensors = as_tensors(batch, device)
+    def spoilt(batch: Any, pins_memory: bool = False) -> Any:
+        tensors = as_tensors(batch, pins_memory)
         for index, row in enumerate(np.asarray(batch.inputs)):
             if row.tobytes() in rows:
                 tensors[2][index] = float("nan")
         return tensors
 
     _patch(patches, Batches, "at", watched)
-    _patch(patches, loop, "as_tensors", spoilt)
-    _patch(patches, bad_samples, "as_tensors", spoilt)
+    _patch(patches, batch_loader, "as_tensors", spoilt)
 
 
 def _spoil_gradients(patches: contextlib.ExitStack, steps: set[int]) -> None:
@@ -327,14 +327,14 @@ def _signal_at(patches: contextlib.ExitStack, number: int, where: str, at_step: 
         _patch(patches, owner, name, wrapped)
 
     if where == "start":
-        sending(session, "build")
+        sending(run, "build_model")
     elif where == "step":
         sending(engine.Engine, "accumulate", lambda: step() == at_step)
     elif where == "validation":
         _patch(patches, evaluation, "BATCHES_BETWEEN_LOOKS", 2)
-        sending(evaluation, "as_tensors", lambda: step() > 1)
+        sending(evaluation, "to_device", lambda: step() > 1)
     elif where == "sampling":
-        sending(session.Sampler, "__call__", lambda: step() > 1)
+        sending(trainer.Sampler, "__call__", lambda: step() > 1)
     elif where == "save":
         sending(tensor_file, "write")
     else:

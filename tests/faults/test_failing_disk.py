@@ -129,7 +129,7 @@ def test_no_good_checkpoint_is_lost_to_a_failing_disk(tmp_path: Path) -> None:
             assert disk.failed
             disk.heal()
             newest = checkpoint.newest_to_resume(disk.folder)
-            checkpoint.mark(disk.folder)
+            checkpoint.write_markers(disk.folder)
             assert newest == disk.folder / "global_step12", disk.failed
             left = {path.name for path in disk.folder.iterdir()} - kept
             assert not [name for name in left if ".broken" not in name and not name.startswith("global_step")], left

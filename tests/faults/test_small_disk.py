@@ -16,7 +16,7 @@ from zerokara.steps import tokenize
 BODY = '''
 import json, os, shutil, sys
 from pathlib import Path
-from zerokara.config import PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.inputs import find_files
 from zerokara.corpus.sizes import total_plain_bytes
 from zerokara.steps import tokenize

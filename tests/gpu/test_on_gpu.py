@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from engines import engine_of, join_alone
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
 from zerokara.model.megatron import build
 from zerokara.model.shapes import ModelShape
-from zerokara.training.compute.engine import Engine, init_distributed
 
 pytestmark = pytest.mark.gpu
 
@@ -39,9 +39,8 @@ def test_bf16_learns_under_every_stage(zero_stage: int, monkeypatch: pytest.Monk
     shape, settings = shape_and_settings(
         f"zero_stage={zero_stage}", "precision=bf16", "global_batch_size=8", "micro_batch_size=8"
     )
-    init_distributed("cuda")
-    parallel.start(0)
-    engine = Engine(build(shape), settings, num_processes=1, template={})
+    join_alone("cuda")
+    engine = engine_of(build(shape), settings)
     ids = torch.randint(0, 1000, (8, 65)).cuda()
     mask = torch.ones(8, 64).cuda()
     losses = []

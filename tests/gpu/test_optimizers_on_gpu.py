@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from engines import engine_of, join_alone
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.model import parallel
 from zerokara.model.megatron import build
 from zerokara.model.shapes import ModelShape
-from zerokara.training.compute.engine import Engine, init_distributed
+from zerokara.training.compute.engine import Engine
 
 pytestmark = pytest.mark.gpu
 
@@ -22,15 +22,13 @@ COMMON = [
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    init_distributed("cuda")
-    parallel.start(0)
+    join_alone("cuda")
 
 
 def engine_for(*overrides: str) -> Engine:
     settings = load(PretrainConfig, "/dev/null", [*COMMON, *overrides])
     shape = ModelShape.from_config(settings, 1000)
-    return Engine(build(shape, seed=1), settings, num_processes=1, template={})
+    return engine_of(build(shape, seed=1), settings)
 
 
 def train(engine: Engine, num_steps: int, learning_rate: float) -> list[float]:

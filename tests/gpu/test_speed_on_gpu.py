@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from engines import join_alone
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.model import compilation, loss, parallel
+from zerokara.model import compilation, loss
 from zerokara.model.megatron import Decoder, build
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute import devices
-from zerokara.training.compute.engine import init_distributed
 
 pytestmark = pytest.mark.gpu
 
@@ -29,8 +29,7 @@ def _eager_afterwards() -> Iterator[None]:
 
 
 def a_model(dtype: torch.dtype = torch.bfloat16) -> Decoder:
-    init_distributed("cuda")
-    parallel.start(0)
+    join_alone("cuda")
     given = ["num_layers=2", "hidden_size=256", "num_attn_heads=4", "num_kv_heads=2", "seq_len=256", "init_std=0.1"]
     shape = ModelShape.from_config(load(PretrainConfig, "/dev/null", given), VOCAB)
     return build(shape, seed=1).to("cuda", dtype)

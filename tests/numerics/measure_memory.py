@@ -22,11 +22,12 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
 from zerokara.model.megatron import build
 from zerokara.model.shapes import ModelShape
-from zerokara.training.compute import devices
+from zerokara.training.compute import devices, updater
 from zerokara.training.compute.deepspeed_settings import load_template
-from zerokara.training.compute.engine import Engine, init_distributed
-from zerokara.training.planning.preparation import template_path
+from zerokara.training.compute.engine import open_engine
+from zerokara.training.planning.run_plan import template_path
 from zerokara.training.processes import meeting
+from zerokara.training.processes.process_group import init_process_group
 
 VOCABULARY = 2000
 STEPS = 2
@@ -44,14 +45,15 @@ def train(config: PretrainConfig) -> int:
     devices.give_back_freed_memory()
     if config.optimizer == "adafactor":
         import transformers.optimization  # noqa: F401  # of the libraries, as torch is
-    init_distributed("cpu", meeting.init_method())
+    init_process_group(torch.device("cpu"), meeting.init_method())
     parallel.start(config.seed, config.tensor_parallel_size)
     shape = ModelShape.from_config(config, VOCABULARY)
     torch.nn.Linear(512, 512)(torch.randn(256, 512)).sum().backward()  # starts what torch starts only when needed
     base = resident("RssAnon")
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # VmHWM begins anew (proc(5))
     model = build(shape, seed=1, activation_checkpointing=config.activation_checkpointing)
-    engine = Engine(model, config, parallel.data_size(), load_template(template_path(config)))
+    chosen = updater.choose(config.zero_stage, config.optimizer, config.offload, parallel.data_size())
+    engine = open_engine(model, config, chosen, parallel.data_size(), load_template(template_path(config)))
     del model
     generator = torch.Generator().manual_seed(parallel.data_rank())
     for _ in range(STEPS):

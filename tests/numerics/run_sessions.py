@@ -21,9 +21,10 @@ import torch.distributed
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import RunError
-from zerokara.training.planning import preparation, run_folder
+from zerokara.training.planning import run_folder
+from zerokara.training.planning.run_plan import make_plan
 from zerokara.training.processes import agreement, launcher
-from zerokara.training.session import Session
+from zerokara.training.trainer import Trainer, open_trainer
 
 
 def refuse(*_: object, **__: object) -> None:
@@ -36,24 +37,24 @@ for collective in ("_object_to_tensor", "_tensor_to_object"):  # torch's collect
 agreement.STEPS_TO_SEE_ALL = 1  # every weight is compared between the processes after every step
 
 
-def optimizer_bytes(session: Session) -> int:
+def optimizer_bytes(trainer: Trainer) -> int:
     """Bytes of the optimizer's state in this process."""
-    updater = session.engine._updater
+    updater = trainer.run.engine._updater
     optimizers = updater._optimizers.values() if hasattr(updater, "_optimizers") else [updater._adam]
     values = [value for optimizer in optimizers for state in optimizer.state.values() for value in state.values()]
     return sum(value.numel() * value.element_size() for value in values if isinstance(value, torch.Tensor))
 
 
-def spoil(session: Session, name: str, at_step: int) -> None:
+def spoil(trainer: Trainer, name: str, at_step: int) -> None:
     """Change one number of a parameter in the last process, after the update of a step."""
-    check, parameter = session.agreement.check, session.agreement._parameters[name]
+    check, parameter = trainer.agreement.check, trainer.agreement._parameters[name]
 
     def spoiling(step: int) -> None:
         if step == at_step and int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
             parameter.data.view(-1)[5] += 2**-10
         check(step)
 
-    session.agreement.check = spoiling  # type: ignore[method-assign]
+    trainer.agreement.check = spoiling  # type: ignore[method-assign]
 
 
 def train(config_path: str, job: dict[str, Any]) -> None:
@@ -61,34 +62,34 @@ def train(config_path: str, job: dict[str, Any]) -> None:
     stop_at, spoil_at = job.pop("stop_at", None), job.pop("spoil_at", None)
     overrides = [f"{key}={value}" for key, value in job.items()]
     loaded = load(PretrainConfig, config_path, overrides)
-    plan = preparation.prepare(loaded, int(os.environ["WORLD_SIZE"]), launcher.precision(loaded))
+    plan = make_plan(loaded, int(os.environ["WORLD_SIZE"]), launcher.precision(loaded))
     if int(os.environ["RANK"]) == 0:
         run_folder.claim(plan)
-    session = Session(plan)
-    if stop_at is not None:
-        at_edge = session._at_edge
+    with open_trainer(plan) as trainer:
+        if stop_at is not None:
+            at_edge = trainer.at_edge
 
-        def stopping(record, asked):  # type: ignore[no-untyped-def]
-            leave = at_edge(record, asked)
-            if record.step == stop_at - 1:
-                session.stop.reason = "test"
-            return leave
+            def stopping(record):  # type: ignore[no-untyped-def]
+                leave = at_edge(record)
+                if record.step == stop_at - 1:
+                    trainer.stop.reason = "test"
+                return leave
 
-        session._at_edge = stopping  # type: ignore[method-assign]
-    place = Path(job["output_model_dir"])
-    (place / f"optimizer_bytes_{session.rank}.txt").write_text(str(optimizer_bytes(session)), encoding="utf-8")
-    listening = [each.laddr.ip for each in psutil.Process().net_connections() if each.status == psutil.CONN_LISTEN]
-    (place / f"listening_{session.rank}.json").write_text(json.dumps(listening), encoding="utf-8")
-    if spoil_at is None:
-        session.run()
-    else:
-        spoil(session, *spoil_at)
-        try:
-            session.run()
-        except RunError as error:
-            (place / "spoilt.txt").write_text(str(error), encoding="utf-8")
-        except SystemExit as leaving:
-            assert leaving.code == RunError.exit_code
+            trainer.at_edge = stopping  # type: ignore[method-assign]
+        place, rank = Path(job["output_model_dir"]), trainer.run.processes.rank
+        (place / f"optimizer_bytes_{rank}.txt").write_text(str(optimizer_bytes(trainer)), encoding="utf-8")
+        listening = [each.laddr.ip for each in psutil.Process().net_connections() if each.status == psutil.CONN_LISTEN]
+        (place / f"listening_{rank}.json").write_text(json.dumps(listening), encoding="utf-8")
+        if spoil_at is None:
+            trainer.train()
+        else:
+            spoil(trainer, *spoil_at)
+            try:
+                trainer.train()
+            except RunError as error:
+                (place / "spoilt.txt").write_text(str(error), encoding="utf-8")
+            except SystemExit as leaving:
+                assert leaving.code == RunError.exit_code
     torch.distributed.barrier()
 
 

@@ -29,13 +29,13 @@ LLAMA = ModelShape("llama", 3, 48, 6, 3, 80, 48, 201, True, 5000.0, 1e-5, 0.02)
 """6 heads, 3 kv heads; 201 pieces padded to 256 rows."""
 GPT2 = ModelShape("gpt2", 3, 48, 6, 6, 96, 48, 201, True, 10000.0, 1e-5, 0.02)
 QWEN3 = replace(LLAMA, architecture="qwen3")
-T5 = ModelShape("t5", 3, 48, 6, 6, 80, 48, 201, True, 10000.0, 1e-6, 0.0, head_dim=12, sample_tokens=54, target_len=12)
+T5 = ModelShape("t5", 3, 48, 6, 6, 80, 48, 201, True, 10000.0, 1e-6, 0.0, head_dim=12, raw_len=54, target_len=12)
 """Heads that are together wider than the model."""
 MIXTRAL = replace(
-    LLAMA, architecture="mixtral", num_experts=4, experts_per_token=2, expert_size=40, moe_layers=(0, 1, 2)
+    LLAMA, architecture="mixtral", num_experts=4, experts_per_token=2, moe_ffn_hidden_size=40, moe_layers=(0, 1, 2)
 )
 QWEN3_MOE = replace(MIXTRAL, architecture="qwen3_moe", num_experts=5, experts_per_token=3, moe_layers=(1,))
-SWITCH = replace(T5, architecture="switch", num_experts=4, experts_per_token=1, expert_size=80, moe_layers=(1,))
+SWITCH = replace(T5, architecture="switch", num_experts=4, experts_per_token=1, moe_ffn_hidden_size=80, moe_layers=(1,))
 SHAPES = [
     shape
     for base in (LLAMA, QWEN3, GPT2, MIXTRAL, QWEN3_MOE, T5, SWITCH)

@@ -23,13 +23,12 @@ from tiny import Trained
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
-from zerokara.huggingface import exported, families, from_hf
+from zerokara.huggingface import exported, families, from_hf, tokenizer_json, tokenizer_proof
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.objective import objective
 from zerokara.steps import convert_to_hf, tokenize
-from zerokara.tokenizer import huggingface, proof
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.indexed import IndexedTokens
 from zerokara.tokens.layout import TokenPaths
@@ -50,20 +49,20 @@ def encoders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Encoder]:
 
 
 def proved(encoder: Encoder, folder: Path, change: Callable[[dict[str, Any]], None] | None = None) -> Any:
-    huggingface.write(encoder, folder, 64)
+    tokenizer_json.write(encoder, folder, 64)
     path = folder / "tokenizer.json"
     content = json.loads(path.read_text(encoding="utf-8"))
     if change is not None:
         change(content)
         path.write_text(json.dumps(content), encoding="utf-8")
-    return proof.prove(encoder, folder, documents(60, seed=8), 200)
+    return tokenizer_proof.prove(encoder, folder, documents(60, seed=8), 200)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_hugging_faces_ids_are_sentencepieces(encoders: dict[str, Encoder], tmp_path: Path, kind: str) -> None:
     result = proved(encoders[kind], tmp_path)
     assert result.ok and result.lines == 200 and result.equal >= 199, str(result)
-    theirs = proof.load(tmp_path)
+    theirs = tokenizer_proof.load(tmp_path)
     expected = "<unk>" if kind == "llama" else "<pad>"
     assert (theirs.pad_token, theirs.eos_token) == (expected if "bpe" not in kind else "<unk>", "</s>")
 

@@ -13,8 +13,10 @@ import sentencepiece
 
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import UserError
-from zerokara.tokenizer import huggingface, proof, training
+from zerokara.huggingface import tokenizer_json, tokenizer_proof
+from zerokara.tokenizer import training
 from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokenizer.hard_texts import HARD_TEXTS
 from zerokara.tokenizer.model_file import ModelFile
 
 ALPHABETS = (
@@ -93,21 +95,21 @@ def test_ids_are_equal_for_hard_texts_lines_and_documents(
     train: Train, tmp_path: Path, model_type: str, name: str
 ) -> None:
     encoder = train(model_type=model_type, **SETTINGS[name])
-    huggingface.write(encoder, tmp_path, 64)
-    result = proof.prove(encoder, tmp_path, _documents(), 10_000)
+    tokenizer_json.write(encoder, tmp_path, 64)
+    result = tokenizer_proof.prove(encoder, tmp_path, _documents(), 10_000)
     assert result.ok, str(result)
     assert (result.lines, result.whole_texts) == (800, 160)
-    assert result.hard_texts >= len(proof.HARD_TEXTS) + 5
+    assert result.hard_texts >= len(HARD_TEXTS) + 5
     assert result.equal == result.lines and not result.ties, "scores that sum without rounding leave no ties"
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "qwen3", "t5"])
 def test_the_folder_loads_beside_a_model_of_any_family(train: Train, tmp_path: Path, architecture: str) -> None:
     encoder = train(extra_ids=2)
-    huggingface.write(encoder, tmp_path, 128)
+    tokenizer_json.write(encoder, tmp_path, 128)
     config = {"model_type": architecture, "vocab_size": 650, "bos_token_id": 1, "eos_token_id": 2}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    theirs = proof.load(tmp_path)
+    theirs = tokenizer_proof.load(tmp_path)
     ids = (theirs.unk_token_id, theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id)
     assert ids == (encoder.unk_id, encoder.bos_id, encoder.eos_id, encoder.pad_id)
     assert len(theirs) == encoder.vocab_size and theirs.model_max_length == 128
@@ -131,9 +133,9 @@ def _break(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
 def test_sentinels_are_proved_as_their_users_write_them(train: Train, tmp_path: Path) -> None:
     """T5's: one id, without a lonely space before it; and an end behind every text where an encoder reads."""
     encoder = train(extra_ids=5, add_dummy_prefix=False)
-    huggingface.write(encoder, tmp_path, 64, is_encoder_decoder=True)
-    assert proof.prove(encoder, tmp_path, ["the fox"]).ok
-    theirs = proof.load(tmp_path)
+    tokenizer_json.write(encoder, tmp_path, 64, is_encoder_decoder=True)
+    assert tokenizer_proof.prove(encoder, tmp_path, ["the fox"]).ok
+    theirs = tokenizer_proof.load(tmp_path)
     expected = [*encoder.encode("the").tolist(), encoder.vocab_size - 1, *encoder.encode(" fox").tolist(), 2]
     assert theirs("the <extra_id_0> fox")["input_ids"] == expected
     assert theirs(["a", "the fox"], padding=True)["attention_mask"][0][:2] == [1, 1]
@@ -143,7 +145,7 @@ def test_sentinels_are_proved_as_their_users_write_them(train: Train, tmp_path: 
             token["lstrip"] = False
 
     _break(tmp_path, keep_spaces)
-    broken = proof.prove(encoder, tmp_path, ["the fox"])
+    broken = tokenizer_proof.prove(encoder, tmp_path, ["the fox"])
     assert broken.num_failures == 5 and "a <extra_id_" in str(broken)
 
 
@@ -182,9 +184,9 @@ def test_a_broken_twin_fails(
     train: Train, tmp_path: Path, model_type: str, change: Callable[[dict[str, Any]], None]
 ) -> None:
     encoder = train(model_type=model_type)
-    huggingface.write(encoder, tmp_path, 64)
+    tokenizer_json.write(encoder, tmp_path, 64)
     _break(tmp_path, change)
-    result = proof.prove(encoder, tmp_path, _documents(), 100)
+    result = tokenizer_proof.prove(encoder, tmp_path, _documents(), 100)
     assert not result.ok and result.num_failures > 0, result
     assert result.failures[0].what == ("decoded text" if change is _lossy_decoder else "ids")
     assert "first failure: " in str(result)
@@ -192,14 +194,14 @@ def test_a_broken_twin_fails(
 
 def test_control_pieces_that_can_win_fail(train: Train, tmp_path: Path) -> None:
     encoder = train()
-    huggingface.write(encoder, tmp_path, 64)
+    tokenizer_json.write(encoder, tmp_path, 64)
 
     def zero(content: dict[str, Any]) -> None:
         for entry in content["model"]["vocab"][:4]:
             entry[1] = 0.0
 
     _break(tmp_path, zero)
-    result = proof.prove(encoder, tmp_path, ["plain text"], 10)
+    result = tokenizer_proof.prove(encoder, tmp_path, ["plain text"], 10)
     assert {failure.text for failure in result.failures} >= {"<unk>", "<s>", "</s>", "<pad>"}
 
 
@@ -245,12 +247,12 @@ def test_a_tie_is_the_same_text_with_the_same_score_and_few_are_put_up_with(
     short, long = number["へ"], number["へへへ"]
     lines = [f"{i} の" for i in range(2000)]
 
-    def result_of(theirs: list[int], count: int) -> proof.TokenizerProof:
+    def result_of(theirs: list[int], count: int) -> tokenizer_proof.TokenizerProof:
         monkeypatch.setattr(encoder, "encode_many", lambda texts: [encoder.encode(text) for text in texts])
         tied = "へへへへ"
         assert encoder.encode(tied).tolist() in ([short, long], [long, short])
-        monkeypatch.setattr(proof, "load", lambda folder: _Tied(encoder, {tied: theirs}))
-        return proof.prove(encoder, tmp_path, [tied] * count + lines, 10_000)
+        monkeypatch.setattr(tokenizer_proof, "load", lambda folder: _Tied(encoder, {tied: theirs}))
+        return tokenizer_proof.prove(encoder, tmp_path, [tied] * count + lines, 10_000)
 
     other = [short, long] if encoder.encode("へへへへ").tolist() == [long, short] else [long, short]
     few = result_of(other, 2)
@@ -271,7 +273,7 @@ def test_models_that_hugging_face_cannot_do_exactly_are_refused(train: Train, tm
     path = tmp_path / "foreign.model"
     path.write_bytes(model.to_bytes())
     with pytest.raises(UserError) as caught:
-        huggingface.write(Encoder(path), tmp_path, 64)
+        tokenizer_json.write(Encoder(path), tmp_path, 64)
     prefix, spaces = caught.value.faults
     assert "dummy prefix" in prefix.rule and "repeated spaces" in spaces.rule
     assert "'<sep>'" in prefix.rule and "'<sep>'" in spaces.rule and prefix.where == spaces.where == str(path)

@@ -13,12 +13,11 @@ from tiny import T5
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.huggingface import families, to_hf
+from zerokara.huggingface import families, to_hf, tokenizer_json
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.objective import objective
-from zerokara.tokenizer import huggingface
 from zerokara.tokenizer.encoder import Encoder
 
 WATCHED = {"eval_interval": 1000}
@@ -47,7 +46,7 @@ def runs(train_runs: Callable, span_data: dict[str, str], tmp_path_factory: pyte
         shape = ModelShape.from_json(run.state.shape)
         special = families.SpecialIds(encoder.bos_id, encoder.eos_id, encoder.pad_id)
         to_hf.write_model(place, run.weights, shape, special, "fp32", "4GB")
-        huggingface.write(encoder, place, model_max_length=shape.seq_len)
+        tokenizer_json.write(encoder, place, model_max_length=shape.seq_len)
     onward = {
         f"{name}_on": {**each, **SHORT, "init_from": str(folder / f"{name}_hf")} for name, each in settings.items()
     }

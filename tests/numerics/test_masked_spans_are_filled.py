@@ -5,15 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from engines import engine_of, join_alone
 from torch import Tensor
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.model import parallel
 from zerokara.model.megatron import build
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.spans import corrupt, noise_mask
-from zerokara.training.compute.engine import Engine, init_distributed
 
 SYMBOLS, FIRST, END, START = 24, 4, 2, 3
 SENTINELS = np.arange(FIRST + SYMBOLS, FIRST + SYMBOLS + 12)
@@ -26,10 +25,8 @@ SETTINGS = [
 
 
 @pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCAL_RANK", "0")  # DeepSpeed asks for it; the launcher sets it
-    parallel.start_alone()
-    init_distributed("cpu")
+def _alone() -> None:
+    join_alone()
 
 
 def samples(settings: PretrainConfig, begin: int, number: int) -> tuple[Tensor, list[Tensor]]:
@@ -48,7 +45,7 @@ def what_another_text_costs(*overrides: str) -> float:
     settings = load(PretrainConfig, "/dev/null", [*SETTINGS, *overrides])
     shape = ModelShape.from_config(settings, int(SENTINELS[-1]) + 1)
     model = build(shape, seed=2)
-    engine = Engine(model, settings, num_processes=1, template={})
+    engine = engine_of(model, settings)
     for step in range(STEPS):
         read, others = samples(settings, step * BATCH, BATCH)
         engine.accumulate([read, *others], float(others[0].numel()))

@@ -16,7 +16,7 @@ from zerokara.model import memory
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute.deepspeed_settings import load_template
 from zerokara.training.planning.memory_budget import layout_of
-from zerokara.training.planning.preparation import template_path
+from zerokara.training.planning.run_plan import template_path
 
 VOCABULARY = 2000
 """As in measure_memory.py."""

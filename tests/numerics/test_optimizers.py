@@ -8,16 +8,16 @@ from collections.abc import Callable
 import pytest
 import rounding
 import torch
+from engines import engine_of, join_alone
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.huggingface import families, rules
-from zerokara.model import parallel
 from zerokara.model.megatron import build
 from zerokara.model.shapes import ModelShape
-from zerokara.training.compute.engine import Engine, init_distributed
+from zerokara.training.compute.engine import Engine
 
 NUM_STEPS, BATCH, LENGTH, VOCAB = 20, 4, 24, 300
 OVERRIDES = [
@@ -45,10 +45,8 @@ def batches() -> list[Tensor]:
 
 
 @pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCAL_RANK", "0")  # DeepSpeed asks for it; the launcher sets it
-    parallel.start_alone()
-    init_distributed("cpu")
+def _alone() -> None:
+    join_alone()
 
 
 def settings_and_shape(*overrides: str) -> tuple[PretrainConfig, ModelShape]:
@@ -67,7 +65,7 @@ def accumulate(engine: Engine, ids: Tensor) -> float:
 
 def losses_of_ours(batches: list[Tensor], *overrides: str, rates: list[float] = LEARNING_RATES) -> list[float]:
     settings, shape = settings_and_shape(*overrides)
-    engine = Engine(build(shape, seed=1), settings, num_processes=1, template={})
+    engine = engine_of(build(shape, seed=1), settings)
     losses = []
     for ids, learning_rate in zip(batches, rates, strict=True):
         losses.append(accumulate(engine, ids))
@@ -203,7 +201,6 @@ def test_another_decay_of_adafactor_is_noticed(batches: list[Tensor]) -> None:
     ],
     ids=" ".join,
 )
-@pytest.mark.usefixtures("deepspeeds_stage_1")
 def test_the_norm_is_torchs_and_what_is_clipped_is_what_learns(
     overrides: tuple[str, ...], batches: list[Tensor]
 ) -> None:
@@ -215,7 +212,7 @@ def test_the_norm_is_torchs_and_what_is_clipped_is_what_learns(
     norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5).item()
     assert norm > 0.6, "nothing would be clipped"
     settings, _ = settings_and_shape(*overrides, "precision=fp32")
-    engine = Engine(build(shape, seed=1), settings, num_processes=1, template={})
+    engine = engine_of(build(shape, seed=1), settings, chosen_for=2)
     accumulate(engine, ids)
     rounding.assert_same_loss(engine.update(0.01), norm)  # of one step, so as near as its loss
     clipped = {name: parameter.grad for name, parameter in plain.named_parameters()}
@@ -244,10 +241,9 @@ def test_the_norm_is_torchs_and_what_is_clipped_is_what_learns(
     ],
     ids=" ".join,
 )
-@pytest.mark.usefixtures("deepspeeds_stage_1")
 def test_a_step_that_is_left_out_changes_nothing(overrides: tuple[str, ...], how: str, batches: list[Tensor]) -> None:
     settings, shape = settings_and_shape(*overrides)
-    engine, other = (Engine(build(shape, seed=1), settings, num_processes=1, template={}) for _ in range(2))
+    engine, other = (engine_of(build(shape, seed=1), settings, chosen_for=2) for _ in range(2))
     for one in (engine, other):
         accumulate(one, batches[0])
         one.update(0.01)
@@ -278,14 +274,13 @@ def test_a_step_that_is_left_out_changes_nothing(overrides: tuple[str, ...], how
     ],
     ids=" ".join,
 )
-@pytest.mark.usefixtures("deepspeeds_stage_1")
 def test_a_state_that_was_taken_in_is_computed_with(overrides: tuple[str, ...], batches: list[Tensor]) -> None:
     settings, shape = settings_and_shape(*overrides)
-    first = Engine(build(shape, seed=1), settings, num_processes=1, template={})
+    first = engine_of(build(shape, seed=1), settings, chosen_for=2)
     accumulate(first, batches[0])
     first.update(0.01)
     weights, moments = ({name: tensor.clone() for name, tensor in part} for part in (first.weights(), first.moments()))
-    second = Engine(build(shape, seed=2), settings, num_processes=1, template={})
+    second = engine_of(build(shape, seed=2), settings, chosen_for=2)
     second.load_state(weights, moments, first.num_updates)
     for ids in batches[1:3]:
         assert accumulate(second, ids) == accumulate(first, ids)

@@ -13,6 +13,7 @@ import pytest
 import rounding
 import torch
 import transformers
+from engines import engine_of, join_alone
 from safetensors.torch import save_file
 
 from zerokara.config.loading import load
@@ -21,9 +22,8 @@ from zerokara.huggingface import families, rules
 from zerokara.model import parallel
 from zerokara.model.megatron import build
 from zerokara.model.shapes import ModelShape
-from zerokara.training.compute import engine as engine_module
+from zerokara.training.compute import zero_updater
 from zerokara.training.compute.deepspeed_settings import settings_for
-from zerokara.training.compute.engine import Engine, init_distributed
 from zerokara.training.planning.schedule import Schedule
 
 NUM_STEPS, BATCH, VOCAB = 20, 4, 300
@@ -66,7 +66,7 @@ def loss_of(model: Any, ids: torch.Tensor, shape: ModelShape) -> torch.Tensor:
 
 
 def losses_of_ours(settings: PretrainConfig, shape: ModelShape, batches: list[torch.Tensor]) -> list[float]:
-    engine = Engine(build(shape, seed=1), settings, num_processes=1, template={})
+    engine = engine_of(build(shape, seed=1), settings)
     schedule = Schedule.from_config(settings, samples_per_epoch=1)
     losses = []
     for step, ids in enumerate(batches, start=1):
@@ -167,12 +167,8 @@ SWITCH = ("architecture=switch", *T5[1:], *MIXTRAL[1:], TIED)
         "switch-0",
     ],
 )
-def test_losses_equal_hugging_faces(
-    zero_stage: int, overrides: tuple[str, ...], batches: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LOCAL_RANK", "0")  # DeepSpeed asks for it; the launcher sets it
-    parallel.start_alone()
-    init_distributed("cpu")
+def test_losses_equal_hugging_faces(zero_stage: int, overrides: tuple[str, ...], batches: list[torch.Tensor]) -> None:
+    join_alone()
     settings = load(PretrainConfig, "/dev/null", [*OVERRIDES, f"zero_stage={zero_stage}", *overrides])
     shape = ModelShape.from_config(settings, VOCAB)
     if shape.traits.is_encoder_decoder:  # large weights learn more in so few steps
@@ -199,27 +195,24 @@ def test_a_broken_twin_is_noticed(wrong: str, batches: list[torch.Tensor], monke
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
-@pytest.mark.usefixtures("deepspeeds_stage_1")
 def test_precision_is_as_configured_or_nothing_starts(
     zero_stage: int, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    parallel.start_alone()
-    init_distributed("cpu")
+    join_alone()
     stated = [*OVERRIDES, f"zero_stage={zero_stage}", f"precision={precision}"]
     settings = load(PretrainConfig, "/dev/null", stated)
     shape = ModelShape.from_config(settings, VOCAB)
     model = build(shape)
-    engine = Engine(model, settings, num_processes=1, template={})
+    engine = engine_of(model, settings, chosen_for=2)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
     assert {weight.dtype for _, weight in engine.weights()} == {torch.float32}
     if zero_stage:  # the twin: DeepSpeed is told another precision than the configuration states
         other = "fp32" if precision == "bf16" else "bf16"
         told = settings_for(load(PretrainConfig, "/dev/null", [*stated, f"precision={other}"]), 1, {})
-        monkeypatch.setattr(engine_module, "settings_for", lambda *_: told)
+        monkeypatch.setattr(zero_updater, "settings_for", lambda *_: told)
         with pytest.raises(AssertionError, match="DeepSpeed's precision differs"):
-            Engine(build(shape), settings, num_processes=1, template={})
+            engine_of(build(shape), settings, chosen_for=2)
 
 
 def test_padding_rows_never_win() -> None:

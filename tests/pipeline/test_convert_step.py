@@ -16,7 +16,7 @@ import pytest
 import torch
 from made_runs import make_run, make_tokenizer
 
-from zerokara.huggingface import exported, families
+from zerokara.huggingface import exported, families, tokenizer_json
 from zerokara.huggingface.transforms import Transform
 from zerokara.steps import convert_to_hf
 
@@ -72,7 +72,7 @@ def test_a_run_becomes_a_proved_folder(run_dir: Path, tokenizer: Path, capsys: p
     assert convert(run_dir, source=run_dir / "global_step10") == 0
     assert "done already" in capsys.readouterr().out
     assert convert(run_dir, "--set", "dtype=fp32") == 2
-    assert "dtype was bf16, is now fp32" in capsys.readouterr().err
+    assert "dtype = fp32: was bf16" in capsys.readouterr().err
     (folder / "notes.txt").write_text("mine", encoding="utf-8")
     assert convert(run_dir, "--set", "dtype=fp32", "--redo") == 0
     assert f"notes.txt; it is kept as {folder}.old-1" in capsys.readouterr().out
@@ -117,15 +117,13 @@ def test_a_failed_proof_ends_with_1_and_keeps_the_folder_aside(
 def test_a_tokenizer_that_gives_other_ids_fails(
     run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from zerokara.tokenizer import huggingface
-
-    right = huggingface.tokenizer_json
+    right = tokenizer_json.content
 
     def broken(*given: Any) -> object:
         content = right(*given)
         return content | {"model": content["model"] | {"merges": content["model"]["merges"][1:]}}
 
-    monkeypatch.setattr(huggingface, "tokenizer_json", broken)
+    monkeypatch.setattr(tokenizer_json, "content", broken)
     assert convert(run_dir) == 1
     assert "token ids:" in capsys.readouterr().err
     assert not (run_dir.parent / "hf").exists()
@@ -152,7 +150,7 @@ def test_a_changed_checkpoint_is_told(run_dir: Path, capsys: pytest.CaptureFixtu
     content[-1] ^= 1
     path.write_bytes(content)
     assert convert(run_dir, source=run_dir / "global_step10") == 2
-    assert "was changed after the checkpoint was written" in capsys.readouterr().err
+    assert "SHA-256" in capsys.readouterr().err
 
 
 def test_the_optimizers_state_is_not_asked_for(run_dir: Path) -> None:

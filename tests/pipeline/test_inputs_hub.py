@@ -22,7 +22,7 @@ NAME = "ada/poems"
 READER = """
 import json, os, sys
 from zerokara.corpus import hub, inputs, reading
-from zerokara.corpus.heads import check_heads
+from zerokara.corpus.format_check import check_formats
 from zerokara.errors import RunError, UserError
 
 assert "huggingface_hub" not in sys.modules and "pyarrow" not in sys.modules
@@ -31,7 +31,7 @@ hub.TIMEOUT_SECONDS = float(os.environ.get("PATIENCE", hub.TIMEOUT_SECONDS))
 size, *entries = sys.argv[1:]
 try:
     files = inputs.find_files(entries, "config.yaml:3")
-    check_heads(files, "text", "line", "config.yaml:4")
+    check_formats(files, "text", "line", "config.yaml:4")
     told = [str(file) for file in inputs.for_manifest(files)]
     documents = []
     for part in reading.ranges(files, int(size), "line"):

@@ -117,4 +117,4 @@ def test_a_change_of_the_dataset_is_noticed(root: Path, tmp_path: Path, hub: Any
     assert _run(root, tmp_path, hub.url, "train_tokenizer", *settings).returncode == 0
     hub.datasets[NAME].files["a.jsonl"] += b'{"text": "one more"}\n'
     changed = _run(root, tmp_path, hub.url, "train_tokenizer", *settings)
-    assert changed.returncode == 2 and "input changed (5 files" in changed.stderr
+    assert changed.returncode == 2 and "input = 5 files" in changed.stderr

@@ -12,7 +12,7 @@ import sentencepiece
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-from zerokara.tokenizer import huggingface
+from zerokara.huggingface import tokenizer_json
 from zerokara.tokenizer.encoder import Encoder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +38,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         remove_extra_whitespaces=False, normalization_rule_name="identity", hard_vocab_limit=False,
     )  # fmt: skip
     encoder = Encoder(folder / "tokenizer.model")
-    huggingface.write(encoder, folder, model_max_length=CONTEXT)
+    tokenizer_json.write(encoder, folder, model_max_length=CONTEXT)
 
     torch.manual_seed(0)
     shape = LlamaConfig(

@@ -53,7 +53,7 @@ def test_the_step_from_text_to_tokenizer(root: Path, place: Path) -> None:
     following = shlex.split(done.stdout.splitlines()[-1])
     assert following[:3] == ["next:", "bash", str(root / "2_tokenize.sh")]
     assert following[-2:] == ["--set", "input_tokenizer_file=tokenizer/tokenizer.model"]
-    assert "characters/token" in done.stdout and "1 lines skipped: empty text" in done.stdout
+    assert "characters/token" in done.stdout and "1 line skipped: empty text" in done.stdout
     assert "trainer_interface" not in done.stdout + done.stderr
     names = {path.name for path in (place / "tokenizer").iterdir()}
     reports = {"report.json", "report.txt", "report.html"}
@@ -77,9 +77,9 @@ def test_the_step_from_text_to_tokenizer(root: Path, place: Path) -> None:
 
     first = (place / "tokenizer" / "tokenizer.model").read_bytes()
     again = _step(root, place)
-    assert again.returncode == 0 and "is there already, made from the same text" in again.stdout
+    assert again.returncode == 0 and "done already" in again.stdout
     other = _step(root, place, "--set", "vocab_size=480")
-    assert other.returncode == 2 and "vocab_size was 500, is now 480" in other.stderr and "--redo" in other.stderr
+    assert other.returncode == 2 and "vocab_size = 480: was 500" in other.stderr and "--redo" in other.stderr
     assert (place / "tokenizer" / "tokenizer.model").read_bytes() == first
     redone = _step(root, place, "--redo")
     assert redone.returncode == 0 and (place / "tokenizer" / "tokenizer.model").read_bytes() == first
@@ -90,7 +90,7 @@ def test_pieces_lie_within_morphemes_and_the_tokenizer_needs_no_analyser(root: P
     (place / "corpus.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines), "utf-8")
     done = _step(root, place, "--set", "pre_segment=sudachi", "--set", "vocab_size=317")
     assert done.returncode == 0, done.stderr
-    assert "cut between morphemes as SudachiPy" in done.stdout and " 0 of " in done.stdout
+    assert "SudachiPy" in done.stdout and " 0 of " in done.stdout
     record = manifest.read(place / "tokenizer" / "manifest.json")
     assert record.settings["pre_segment"] == "sudachi" and record.facts["analyser"].keys() >= {"SudachiPy"}
     encoder = Encoder(place / "tokenizer" / "tokenizer.model")
@@ -100,7 +100,7 @@ def test_pieces_lie_within_morphemes_and_the_tokenizer_needs_no_analyser(root: P
 
 def test_faults_are_told_with_exit_2_and_leave_nothing(root: Path, place: Path) -> None:
     large = _step(root, place, "--set", "vocab_size=200000")
-    assert large.returncode == 2 and "the largest that works is" in large.stderr
+    assert large.returncode == 2 and "vocab_size = 200000" in large.stderr
     assert not (place / "tokenizer").exists()
 
     missing = _step(root, place, "--set", "input=nowhere.jsonl")
@@ -108,7 +108,7 @@ def test_faults_are_told_with_exit_2_and_leave_nothing(root: Path, place: Path) 
     field = _step(root, place, "--set", "text_field=content")
     assert field.returncode == 2 and "the fields there are: text" in field.stderr
     both = _step(root, place, "--set", "add_dummy_prefix=true", "--set", "user_defined_symbols=[<x>]")
-    assert both.returncode == 2 and "cannot stand together with user_defined_symbols" in both.stderr
+    assert both.returncode == 2 and "user_defined_symbols" in both.stderr
     compare = _step(root, place, "--set", "compare_with=corpus.jsonl")
     assert compare.returncode == 2 and "is not a SentencePiece model" in compare.stderr
 
@@ -120,7 +120,7 @@ def test_the_step_answers_in_under_a_second_and_imports_nothing_heavy(root: Path
     assert time.monotonic() - started < 5, "a second on an idle machine"
     code = (
         "import sys; from zerokara.steps import train_tokenizer;"
-        "from zerokara.tokenizer import encoder, huggingface, memory, proof, report, sampling, training;"
+        "from zerokara.tokenizer import encoder_choice, memory, report, sampling, training;"
         "print(sorted({'torch', 'transformers', 'tokenizers'} & set(sys.modules)))"
     )
     shown = subprocess.run(

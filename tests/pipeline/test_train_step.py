@@ -16,9 +16,8 @@ import pytest
 import rounding
 
 from zerokara import checkpoint, manifest
-from zerokara.huggingface import families, to_hf
+from zerokara.huggingface import families, to_hf, tokenizer_json
 from zerokara.model.shapes import ModelShape
-from zerokara.tokenizer import huggingface
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.training.monitoring import metrics
 
@@ -80,7 +79,7 @@ def finished(tiny_data: dict[str, str], tmp_path_factory: pytest.TempPathFactory
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"--set input_model_dir={run_dir} --set output_tokenizer_and_model_dir={run_dir}_hf" in done.stdout
     assert "compiling" not in (done.stdout + done.stderr).lower()
-    assert "going on without" not in done.stdout + done.stderr  # a watcher that fails is left out with these words
+    assert "continues without" not in done.stdout + done.stderr  # logged when a watcher that fails is dropped
     return run_dir
 
 
@@ -111,17 +110,17 @@ def test_a_finished_run_is_complete_until_it_is_made_longer(
     again = step_3(tiny_data["config"], *same)
     assert again.returncode == 0 and "is complete already" in again.stdout
     shorter = step_3(tiny_data["config"], *same, "max_steps=10")
-    assert shorter.returncode == 2 and "max_steps was 20, is now 10" in shorter.stderr
+    assert shorter.returncode == 2 and "max_steps = 10: was 20" in shorter.stderr
     assert "steps was" not in shorter.stderr.replace("max_steps was", "")  # no word that is no key
     other = step_3(tiny_data["config"], *same, "lr=0.02")
-    assert other.returncode == 2 and "lr was 0.01, is now 0.02" in other.stderr
+    assert other.returncode == 2 and "lr = 0.02: was 0.01" in other.stderr
     assert manifest.read(longer / "manifest.json").facts["steps"] == 25
 
 
 def test_whoever_watches_sees_each_step_once_also_after_a_resume(longer: Path) -> None:
     every_step = list(range(1, 26))
     assert recorded_steps(longer) == every_step
-    assert steps_in_tensorboard(longer, "loss") == every_step
+    assert steps_in_tensorboard(longer, "train/loss") == every_step
     assert steps_in_tensorboard(longer, "samples/text_summary") == [0, 10, 20, 25]
     assert sorted(steps_in_wandb(longer)) == [every_step[:20], every_step[20:]]
     written = (longer / "samples.md").read_text(encoding="utf-8")
@@ -178,7 +177,7 @@ def steps_in_wandb(run_dir: Path) -> list[list[int]]:
         steps = []
         for record in (record for record in records if record.HasField("history")):
             values = {item.key or item.nested_key[0]: item.value_json for item in record.history.item}
-            if "loss" in values:
+            if "train/loss" in values:
                 steps.append(int(values["_step"]))
         starts.append(steps)
     assert len(ids) == 1
@@ -329,7 +328,7 @@ def test_a_run_starts_from_an_exported_model(tiny_data: dict[str, str], finished
     shape = ModelShape.from_json(checkpoint.read_state(newest).shape)
     special = families.SpecialIds(encoder.bos_id, encoder.eos_id, encoder.pad_id)
     to_hf.write_model(exported, checkpoint.read_weights(newest), shape, special, "fp32", "4GB")
-    huggingface.write(encoder, exported, model_max_length=shape.seq_len)
+    tokenizer_json.write(encoder, exported, model_max_length=shape.seq_len)
     start = (f"output_model_dir={tmp_path / 'run'}", f"init_from={exported}", "max_steps=2", "num_processes=1")
     wider = step_3(tiny_data["config"], *start, "hidden_size=64", options=("--verify-resume",))
     assert wider.returncode == 2 and "hidden_size" in wider.stderr and not list(tmp_path.glob("run*")), wider.stderr

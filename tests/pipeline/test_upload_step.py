@@ -54,7 +54,7 @@ def export_folder(folder: Path, *, holds: bool = True) -> Path:
         "model": {"auto_class": "AutoModelForCausalLM", "task": "text-generation"},
         "samples": [{"prompt": "Ana are"}],
     }
-    manifest.finish(folder / MANIFEST_NAME, manifest.Work(STEP, {}), outputs, facts, 1.0)
+    manifest.write(folder / MANIFEST_NAME, manifest.StepSpec(STEP, {}), outputs, facts, 1.0)
     (folder / "stray.txt").write_text("private notes", encoding="utf-8")
     return folder
 
@@ -224,7 +224,7 @@ def test_two_uploads_at_once_never_mix(user: User, hub: Any) -> None:
     (other.folder / "config.json").write_text('{"other": 1}\n', encoding="utf-8")
     made = manifest.read(other.folder / MANIFEST_NAME)
     paths = [other.folder / record.path for record in made.outputs["all"]]
-    manifest.finish(other.folder / MANIFEST_NAME, manifest.Work(STEP, {}), {"all": paths}, made.facts, 1.0)
+    manifest.write(other.folder / MANIFEST_NAME, manifest.StepSpec(STEP, {}), {"all": paths}, made.facts, 1.0)
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(User.run, (user, other))
     assert sorted((first.returncode, second.returncode)) == [0, 1], first.stderr + second.stderr

@@ -13,12 +13,37 @@ from zerokara import durable
 
 
 def replace(target: Path, content: str, keep: str = "") -> None:
-    with durable.appearing_folder(target, keep) as partial:
+    with durable.atomic_folder(target, keep) as partial:
         (partial / "file").write_text(content, encoding="utf-8")
 
 
 def content(folder: Path) -> str:
     return (folder / "file").read_text(encoding="utf-8")
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "file.txt"
+    durable.write_text(path, "old")
+    with pytest.raises(ValueError, match="stop"), durable.atomic_file(path) as file:
+        file.write(b"half")
+        raise ValueError("stop")
+    assert path.read_text(encoding="utf-8") == "old"
+    assert [p.name for p in path.parent.iterdir()] == ["file.txt"]
+
+
+def test_a_folder_appears_whole_and_replaces(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    with durable.atomic_folder(target) as partial:
+        (partial / "a").write_text("1", encoding="utf-8")
+        assert not target.exists()
+    with pytest.raises(ValueError, match="stop"), durable.atomic_folder(target) as partial:
+        (partial / "b").write_text("2", encoding="utf-8")
+        raise ValueError("stop")
+    assert [p.name for p in target.iterdir()] == ["a"]
+    with durable.atomic_folder(target) as partial:
+        (partial / "c").write_text("3", encoding="utf-8")
+    assert [p.name for p in target.iterdir()] == ["c"]
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
 @pytest.mark.parametrize("exchanges", [True, False])
@@ -62,7 +87,7 @@ def test_a_fault_between_the_two_renames_gives_the_old_one_its_name_back(
     assert content(target) == "old" and [path.name for path in tmp_path.iterdir()] == ["folder"]
     # Killed there: whoever comes next puts it back, before anything else is deleted.
     target.rename(tmp_path / "folder.old.partial")
-    with pytest.raises(ValueError, match="stop"), durable.appearing_folder(target):
+    with pytest.raises(ValueError, match="stop"), durable.atomic_folder(target):
         raise ValueError("stop")
     assert content(target) == "old"
     # Killed behind it: the new one stands.
@@ -77,7 +102,7 @@ def test_what_is_replaced_is_kept_where_it_is_wanted(tmp_path: Path) -> None:
         replace(target, str(number), keep=".old-")
     assert [content(tmp_path / name) for name in ("folder.old-1", "folder.old-2", "folder")] == ["0", "1", "2"]
     (tmp_path / "x.failed").mkdir()
-    assert durable.free_name(tmp_path / "x", ".failed").name == "x.failed-2"
+    assert durable.unused_name(tmp_path / "x", ".failed").name == "x.failed-2"
 
 
 def test_links_stay_links_and_permissions_stay(tmp_path: Path) -> None:

@@ -16,12 +16,12 @@ def test_a_lock_is_held_once_and_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     path.write_bytes(b"of a process that was killed, which wrote more than this one does" * 9)
     with file_lock.held(path) as first:
-        assert first and file_lock.holder(path) == file_lock.Holder(os.getpid(), os.uname().nodename)
+        assert first and file_lock.read_holder(path) == file_lock.Holder(os.getpid(), os.uname().nodename)
         with file_lock.held(path) as second:
             assert not second
         assert path.exists()
     assert not path.exists()
-    assert file_lock.holder(path) is None
+    assert file_lock.read_holder(path) is None
 
 
 def test_the_file_is_open_for_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,27 +1,28 @@
-"""Checkpoints: folders ``global_stepN`` that appear whole, are checked by hash, and hold all by parameter name."""
+"""Checkpoints: folders ``global_stepN`` that appear whole, are checked by hash, and hold tensors by parameter name.
+
+`checkpoint.store`, which writes them, is imported by itself: it loads torch.
+"""
 
 from zerokara.checkpoint.folders import all_steps, check, folder_of, newest_complete, step_of
-from zerokara.checkpoint.recovery import broken_names, newest_to_resume, set_aside, sweep
-from zerokara.checkpoint.retention import Retention, mark, prune
-from zerokara.checkpoint.state import TrainingState, bytes_needed, read_moments, read_state, read_weights, save
+from zerokara.checkpoint.recovery import broken_names, newest_to_resume, remove_leftovers, set_aside
+from zerokara.checkpoint.retention import Retention, prune, write_markers
+from zerokara.checkpoint.state import TrainingState, read_moments, read_state, read_weights
 
 __all__ = [
     "Retention",
     "TrainingState",
     "all_steps",
     "broken_names",
-    "bytes_needed",
     "check",
     "folder_of",
-    "mark",
     "newest_complete",
     "newest_to_resume",
     "prune",
     "read_moments",
     "read_state",
     "read_weights",
-    "save",
+    "remove_leftovers",
     "set_aside",
     "step_of",
-    "sweep",
+    "write_markers",
 ]

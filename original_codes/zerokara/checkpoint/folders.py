@@ -1,11 +1,11 @@
-"""Which checkpoints a run folder has, and whether they are whole.
+"""The checkpoints of a run folder, and the check that one is complete.
 
 Layout of a run folder: ``global_step100/``, ``global_step200/`` …, and the files ``latest`` and ``best`` that name the
-newest and the one with the lowest validation loss. A folder counts only when its manifest, written last, is there and
-every file has the size and hash recorded in it; the two files are for people and are set right at every start.
+newest and the one with the lowest validation loss. A folder counts only if its manifest, which is written last, exists
+and every file has the recorded size and hash. The two files are for people; each start corrects them.
 
-What the disk fails to read (`OSError`) is neither whole nor broken: nobody knows. A network file system answers so for
-a moment when its server restarts, so that is tried again for half a minute.
+A checkpoint that the disk fails to read (`OSError`) is neither complete nor broken, but unknown. A network file system
+fails this way for a moment when its server restarts, so reads are retried for half a minute.
 """
 
 from __future__ import annotations
@@ -25,84 +25,80 @@ from zerokara.durable import PARTIAL_SUFFIX
 from zerokara.errors import Fault, RunError, UserError
 
 IDENTITY_NAME = "run.json"
-"""The file by which a folder is known as that of a run."""
+"""The file that marks a folder as a run folder."""
 MANIFEST_NAME = "manifest.json"
 VALIDATION_FACT = "valid_loss"
-"""In the manifest's facts: the validation loss of these very weights, None where they were not validated."""
+"""Key of the manifest's facts: the validation loss of these very weights, None if they were not validated."""
 PARTS = ("weights", "optimizer", "state")
-"""The files of a checkpoint, as its manifest calls them."""
+"""The files of a checkpoint, by their names in its manifest."""
 DELETED_SUFFIX = f".deleted{PARTIAL_SUFFIX}"
 """Ending of a checkpoint that is being deleted."""
-PAUSES_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
-"""Between the attempts to read what the disk fails to read."""
-PASSING = frozenset({
+RETRY_PAUSES_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
+"""Between the attempts to read what the disk failed to read."""
+TRANSIENT_ERRORS = frozenset({
     errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EBUSY, errno.EREMOTEIO, errno.ENOTCONN,
     errno.ECONNRESET, errno.ECONNREFUSED, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH,
     errno.ESHUTDOWN, errno.EMFILE, errno.ENFILE, errno.ENOMEM,
 })  # fmt: skip
-"""What may pass: a server that restarts, a network that is away, a machine that is short of something."""
+"""Error numbers of a server that restarts, a network that is down, a machine that is short of something."""
 _NAME = re.compile(r"global_step(\d+)")
-_Answer = TypeVar("_Answer")
+_Result = TypeVar("_Result")
 
 
 def folder_of(run_dir: Path, step: int) -> Path:
-    """Where the checkpoint of `step` lies."""
+    """Folder of the checkpoint of `step`."""
     return run_dir / f"global_step{step}"
 
 
 def step_of(folder: Path) -> int:
-    """The step of a checkpoint's folder, by its name."""
+    """Step of a checkpoint, by the name of its folder."""
     return int(folder.name.removeprefix("global_step"))
 
 
 def all_steps(run_dir: Path) -> list[int]:
-    """Steps with a checkpoint folder, whole or not, ascending."""
+    """Steps with a checkpoint folder, complete or not, ascending."""
     names = (_NAME.fullmatch(path.name) for path in run_dir.glob("global_step*") if path.is_dir())
     return sorted(int(name[1]) for name in names if name)
 
 
 def check(folder: Path, parts: Collection[str] = PARTS, by_size_alone: bool = False) -> manifest.Manifest:
-    """Give the manifest of a checkpoint whose `parts` are whole; what is not in them is not read.
+    """Check that the `parts` of a checkpoint are complete, and return its manifest; other parts are not read.
 
-    `by_size_alone` takes no time: no content is read.
+    With `by_size_alone` no file is hashed, which takes no time.
 
     Raises:
-        UserError: the folder is missing, half written, or a file of it was changed; says which.
+        UserError: the folder is missing, incomplete, or has a changed file; names each.
         NewerFormatError: a newer zerokara wrote it.
-        OSError: the disk fails to read it, so that nobody knows; names the file.
+        OSError: the disk fails to read it; names the file.
     """
     if not folder.is_dir():
         raise UserError(Fault(where=str(folder), rule="there is no such checkpoint"))
-    if not (folder / MANIFEST_NAME).exists():
-        remedy = "it was not written to its end; take another checkpoint of the run folder, or delete this one"
-        raise UserError(
-            Fault(where=str(folder), rule="is a half-written checkpoint: manifest.json is missing", remedy=remedy)
-        )
-    record = manifest.read(folder / MANIFEST_NAME)
+    record_path = folder / MANIFEST_NAME
+    if not record_path.exists():
+        rule = "is an incomplete checkpoint: its manifest.json, which is written last, is missing"
+        raise UserError(Fault(str(folder), rule, remedy="use another checkpoint of the run, or delete this one"))
+    record = manifest.read(record_path)
+    remedy = "use an older checkpoint"
     faults = [
-        Fault(
-            where=str(folder / MANIFEST_NAME), rule=f"does not speak of the {part}", remedy="take an older checkpoint"
-        )
+        Fault(str(record_path), f"has no entry for {part}", remedy=remedy)
         for part in parts
         if part not in record.outputs
     ]
     for output in (output for part in parts for output in record.outputs.get(part, [])):
         path = folder / output.path
         if not path.is_file():
-            faults.append(Fault(where=str(path), rule="is missing from the checkpoint"))
-        elif path.stat().st_size != output.bytes:
-            rule = f"has {path.stat().st_size:,} bytes where the checkpoint was written with {output.bytes:,}"
-            faults.append(Fault(where=str(path), rule=rule, remedy="take an older checkpoint"))
+            faults.append(Fault(str(path), "is missing from the checkpoint", remedy=remedy))
+        elif (size := path.stat().st_size) != output.bytes:
+            faults.append(Fault(str(path), f"has {size:,} bytes, and was saved with {output.bytes:,}", remedy=remedy))
         elif not by_size_alone and hashing.sha256_of(path) != output.sha256:
-            rule = "was changed after the checkpoint was written (its SHA-256 differs)"
-            faults.append(Fault(where=str(path), rule=rule, remedy="take an older checkpoint"))
+            faults.append(Fault(str(path), "was changed after it was saved (its SHA-256 differs)", remedy=remedy))
     if faults:
         raise UserError(faults)
     return record
 
 
-def newest_complete(run_dir: Path, tell: Callable[[str], None] = print, parts: Collection[str] = PARTS) -> Path | None:
-    """The newest checkpoint whose `parts` are whole, or None; each newer one is skipped with a word to `tell`.
+def newest_complete(run_dir: Path, log: Callable[[str], None] = print, parts: Collection[str] = PARTS) -> Path | None:
+    """Newest checkpoint whose `parts` are complete, or None; logs each newer one that is skipped.
 
     Raises:
         RunError: the disk fails to read one that may be newer.
@@ -111,45 +107,45 @@ def newest_complete(run_dir: Path, tell: Callable[[str], None] = print, parts: C
     for step in reversed(all_steps(run_dir)):
         folder = folder_of(run_dir, step)
         try:
-            patiently(lambda: check(folder, parts), tell)  # noqa: B023  # called at once
+            with_retries(lambda: check(folder, parts), log)  # noqa: B023  # called at once
         except manifest.NewerFormatError:
             raise
         except UserError as error:
-            tell(f"skipping {folder}: {error}")
+            log(f"skipping {folder}: {error}")
             continue
         except OSError as error:
             raise RunError(
-                f"{folder} may be whole, but {unreadable(error, folder)}. Run the same command again once it can be "
+                f"{folder} may be complete, but {read_error(error, folder)}. Run the same command again once it can be "
                 "read, or name an older checkpoint"
             ) from error
         return folder
     return None
 
 
-def patiently(read: Callable[[], _Answer], tell: Callable[[str], None] = print) -> _Answer:
-    """Give what `read` gives, trying again for half a minute where the disk fails in a way that may pass.
+def with_retries(read: Callable[[], _Result], log: Callable[[str], None] = print) -> _Result:
+    """Call `read`, retrying for half a minute where the disk fails with one of `TRANSIENT_ERRORS`.
 
     Raises:
-        OSError: it still fails, or in a way that will not pass.
+        OSError: it still fails, or with another error.
     """
-    for pause in PAUSES_SECONDS:
+    for pause in RETRY_PAUSES_SECONDS:
         try:
             return read()
         except OSError as error:
-            if error.errno not in PASSING:
+            if error.errno not in TRANSIENT_ERRORS:
                 raise
-            tell(f"{unreadable(error)}; trying again in {pause:g} s")
+            log(f"{read_error(error)}; retrying in {pause:g} s")
             time.sleep(pause)
     return read()
 
 
-def unreadable(error: OSError, place: Path | None = None) -> str:
+def read_error(error: OSError, path: Path | None = None) -> str:
     """``FILE cannot be read (Stale file handle)``."""
-    return f"{error.filename or place or 'a file'} cannot be read ({error.strerror or error})"
+    return f"{error.filename or path or 'a file'} cannot be read ({error.strerror or error})"
 
 
-def outline(folder: Path) -> manifest.Manifest | None:
-    """As `check`, by the sizes alone; None where nothing shows that the folder is whole."""
+def check_sizes(folder: Path) -> manifest.Manifest | None:
+    """Manifest of a checkpoint whose files have the recorded sizes; None for any other."""
     try:
         return check(folder, by_size_alone=True)
     except (UserError, OSError):
@@ -157,9 +153,9 @@ def outline(folder: Path) -> manifest.Manifest | None:
 
 
 def remove(folder: Path) -> None:
-    """Delete a checkpoint: it is gone at once, and a deletion that is cut short leaves only what `sweep` deletes."""
-    doomed = folder.with_name(folder.name + DELETED_SUFFIX)
-    shutil.rmtree(doomed, ignore_errors=True)
+    """Delete a checkpoint, atomically by renaming it first; `remove_leftovers` completes an interrupted deletion."""
+    deleted = folder.with_name(folder.name + DELETED_SUFFIX)
+    shutil.rmtree(deleted, ignore_errors=True)
     with contextlib.suppress(FileNotFoundError):
-        os.rename(folder, doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
+        os.rename(folder, deleted)
+    shutil.rmtree(deleted, ignore_errors=True)

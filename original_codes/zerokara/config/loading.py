@@ -162,7 +162,7 @@ def _apply(overrides: Sequence[str], values: dict[str, Any], faults: list[Fault]
         key, equals, value = text.partition("=")
         key = key.strip()
         if not equals or not key:
-            faults.append(Fault(where="--set", found=text, rule="must be key=value", remedy="e.g. --set lr=3e-4"))
+            faults.append(Fault(where="--set", value=text, rule="must be key=value", remedy="e.g. --set lr=3e-4"))
             continue
         try:
             values[key] = plain_yaml.read_value(value)
@@ -170,11 +170,11 @@ def _apply(overrides: Sequence[str], values: dict[str, Any], faults: list[Fault]
         except ReaderError:
             rule = "must be UTF-8 text without control characters"
             remedy = "name such a file by its folder, or by a pattern"
-            faults.append(Fault("--set", rule, key, found=shown(value), remedy=remedy))
+            faults.append(Fault("--set", rule, key, value=shown(value), remedy=remedy))
         except YAMLError as error:
             reason = getattr(error, "problem", None) or error
             remedy = _quoting(value)
-            faults.append(Fault("--set", f"is not a YAML value ({reason})", key, found=value, remedy=remedy))
+            faults.append(Fault("--set", f"is not a YAML value ({reason})", key, value=value, remedy=remedy))
     return overridden
 
 
@@ -191,7 +191,7 @@ def _unknown(key: str, value: object, config_class: type[Settings], origin: Orig
         remedy = f"set the whole of it (--set '{root}=[…]'), or edit it in the file"
     else:
         rule, remedy = "there is no such setting", other_names.remedy_for(key, config_class)
-    return Fault(where=origin.where(key), key=key, found=value, rule=rule, remedy=remedy)
+    return Fault(where=origin.where(key), key=key, value=value, rule=rule, remedy=remedy)
 
 
 def _key_of(detail: ErrorDetails) -> str:
@@ -210,7 +210,7 @@ def _invalid(key: str, details: list[ErrorDetails], origin: Origin) -> Fault:
     if details[0]["type"] == "extra_forbidden":
         near = difflib.get_close_matches(key.rpartition(".")[2], Stage.model_fields, n=1)
         remedy = f"did you mean {near[0]}?" if near else f"a stage has {', '.join(Stage.model_fields)}"
-        return Fault(origin.where(key), "there is no such setting", key, found=details[0]["input"], remedy=remedy)
+        return Fault(origin.where(key), "there is no such setting", key, value=details[0]["input"], remedy=remedy)
     # A union (`a number or "auto"`) reports one error for each of its members: they are alternatives.
     words = list(dict.fromkeys(_rule_text(detail) for detail in details))
     found = details[0]["input"]
@@ -222,7 +222,7 @@ def _invalid(key: str, details: list[ErrorDetails], origin: Origin) -> Fault:
     if details[0]["type"] == "string_pattern_mismatch":
         found = shown(found)
     found = list(found) if isinstance(found, tuple) else found
-    return Fault(where=origin.where(key), key=key, found=found, rule="must be " + " or ".join(words), remedy=hint)
+    return Fault(where=origin.where(key), key=key, value=found, rule="must be " + " or ".join(words), remedy=hint)
 
 
 _RULES = {

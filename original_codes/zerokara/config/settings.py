@@ -128,7 +128,7 @@ class Settings(BaseModel):
             shown = shown.model_dump(exclude_none=True)
         shown = list(shown) if isinstance(shown, tuple) else shown
         where = self._origin.where(key, dict.fromkeys([*others, *re.findall(r"\w+", rule)]))
-        return Fault(where=where, key=key, found=shown, rule=rule, remedy=remedy)
+        return Fault(where=where, key=key, value=shown, rule=rule, remedy=remedy)
 
     def rule_faults(self, wrong_keys: set[str]) -> Iterator[Fault]:
         """The faults of every rule that reads none of `wrong_keys`."""

@@ -31,9 +31,10 @@ from typing import Any
 import orjson
 
 from zerokara import manifest
-from zerokara.durable import appearing_file
+from zerokara.durable import atomic_file
 from zerokara.errors import Fault, UserError
 from zerokara.progress import bytes_text, seconds_text
+from zerokara.resources import available_cores
 
 MAX_PACKAGE_CHARACTERS = 250_000
 MIN_DOCUMENT_CHARACTERS = 200
@@ -59,7 +60,7 @@ Package = tuple[Path, tuple[Path, ...]]
 def documents() -> Iterator[dict[str, str]]:
     """All documents, in a fixed order."""
     seen: set[bytes] = set()
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with ProcessPoolExecutor(available_cores()) as pool:
         for texts in pool.map(_package_documents, _packages()):
             for source, parts in texts:
                 # A docstring that another package has too is left out here; one that the package repeats, earlier.
@@ -77,7 +78,7 @@ def write(path: Path) -> bool:
         UserError: another file has this name, or the corpus was changed since.
     """
     manifest_path = path.with_suffix(".manifest.json")
-    work = manifest.Work(STEP, {"format": FORMAT, "installation": installation()})
+    work = manifest.StepSpec(STEP, {"format": FORMAT, "installation": installation()})
     done = manifest.read(manifest_path) if manifest_path.exists() else None
     ours = done.outputs.get("corpus", []) if done and done.step == STEP else []
     is_ours = any(manifest.is_unchanged(record, manifest_path) for record in ours)
@@ -85,7 +86,7 @@ def write(path: Path) -> bool:
     if manifest.already_done(manifest_path, work, redo=other):
         return False
     started, count = time.monotonic(), 0
-    with appearing_file(path) as file:
+    with atomic_file(path) as file:
         for document in documents():
             file.write(orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE))
             count += 1
@@ -95,7 +96,7 @@ def write(path: Path) -> bool:
             rule = "was not written here as it is now"
             raise UserError(Fault(str(path), rule, remedy="move it away, or name another file"))
     seconds = time.monotonic() - started
-    manifest.finish(manifest_path, work, {"corpus": path}, {"documents": count, "bytes": path.stat().st_size}, seconds)
+    manifest.write(manifest_path, work, {"corpus": path}, {"documents": count, "bytes": path.stat().st_size}, seconds)
     return True
 
 

@@ -80,7 +80,7 @@ def find(entry: str, where: str, faults: list[Fault], is_data: Callable[[str], b
     if match is None:
         rule = "is not the name of a Hub dataset"
         remedy = f"write {PREFIX}owner/name, or {PREFIX}owner/name@revision/path"
-        faults.append(Fault(where=where, found=entry, rule=rule, remedy=remedy))
+        faults.append(Fault(where=where, value=entry, rule=rule, remedy=remedy))
         return []
     dataset, revision = match["dataset"], unquote(match["revision"] or "main")
     path = (match["path"] or "").strip("/")
@@ -101,7 +101,7 @@ def find(entry: str, where: str, faults: list[Fault], is_data: Callable[[str], b
         remedy = "check the name; for a private one set HF_TOKEN or run: hf auth login"
     except Exception as error:  # Whatever a network, a proxy or the library may come up with; worded, never swallowed.
         raise RunError(f"{where}: {entry}: {_worded(error)}") from error
-    faults.append(Fault(where=where, found=entry, rule=rule, remedy=remedy))
+    faults.append(Fault(where=where, value=entry, rule=rule, remedy=remedy))
     return []
 
 

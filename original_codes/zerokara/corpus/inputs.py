@@ -106,7 +106,7 @@ def find_files(entries: Sequence[str], where: str) -> list[InputFile]:
             if again:
                 more = f" and {len(again) - 1:,} more files" if again[1:] else ""
                 rule = f"names {_name(found[again[0]])}{more}, which {shown(first_entry[again[0]])} names already"
-                faults.append(Fault(where=place, found=shown(line), rule=rule, remedy="name each file once"))
+                faults.append(Fault(where=place, value=shown(line), rule=rule, remedy="name each file once"))
             for same, file in found.items():
                 first_entry.setdefault(same, line)
                 files.append(_input_file(file, source))
@@ -136,7 +136,7 @@ def check_unchanged(files: Sequence[InputFile]) -> None:
 
 
 def for_manifest(files: Sequence[InputFile]) -> list[Path | manifest.RemoteFile]:
-    """The files as inputs of a `manifest.Work`."""
+    """The files as inputs of a `manifest.StepSpec`."""
     return [
         file.path if file.remote is None else manifest.RemoteFile(file.name, file.bytes, file.remote.content)
         for file in files
@@ -189,7 +189,7 @@ def _files_of(entry: str, where: str, faults: list[Fault]) -> _Found:
     path = _path(entry)
     if path.is_file():
         if format_of(path.name) is None:
-            faults.append(Fault(where=where, found=shown(entry), rule=f"is of no format known here: {FORMATS}"))
+            faults.append(Fault(where=where, value=shown(entry), rule=f"is of no format known here: {FORMATS}"))
             return {}
         return {os.path.realpath(path): path}
     search = Search(_is_corpus_name, _is_packed_otherwise)
@@ -203,7 +203,7 @@ def _files_of(entry: str, where: str, faults: list[Fault]) -> _Found:
         looked_for = f"{shown(path.absolute())} as a file or a folder"
         if path.exists():
             rule = "is a pipe, a socket or a device; a corpus is read more than once"
-            faults.append(Fault(where=where, found=shown(entry), rule=rule, remedy="write it into a file"))
+            faults.append(Fault(where=where, value=shown(entry), rule=rule, remedy="write it into a file"))
             return {}
         if path.is_symlink():
             search.dangling.append(path)
@@ -213,7 +213,7 @@ def _files_of(entry: str, where: str, faults: list[Fault]) -> _Found:
     found = dict(search.sorted())
     if not found and not lost:
         rule = f"names no corpus file; looked for {looked_for}"
-        faults.append(Fault(where=where, found=shown(entry), rule=rule, remedy=_beside(path)))
+        faults.append(Fault(where=where, value=shown(entry), rule=rule, remedy=_beside(path)))
     return found
 
 
@@ -222,7 +222,7 @@ def _lost(search: Search, where: str) -> list[Fault]:
     reasons = [(link, "is a link to nothing") for link in search.dangling if _is_corpus_name(link.name)]
     reasons += [(path, f"cannot be looked into: {why}") for path, why in search.unreadable]
     return [
-        Fault(where=where, found=shown(path), rule=rule, remedy="mend it, or take it away")
+        Fault(where=where, value=shown(path), rule=rule, remedy="mend it, or take it away")
         for path, rule in sorted(reasons)[:MAX_TOLD]
     ]
 
@@ -250,18 +250,18 @@ def _listed(path: Path, entry: str, where: str, faults: list[Fault]) -> Iterator
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         rule = f"the list {shown(path.absolute())} cannot be read: {reason}"
         faults.append(
-            Fault(where=where, found=shown(entry), rule=rule, remedy=_beside(path) if not path.exists() else "")
+            Fault(where=where, value=shown(entry), rule=rule, remedy=_beside(path) if not path.exists() else "")
         )
         return
     named = [(number, line.strip()) for number, line in enumerate(lines, 1)]
     named = [(number, line) for number, line in named if line and not line.startswith("#")]
     if not named:
         rule = f"the list {shown(path.absolute())} names no file"
-        faults.append(Fault(where=where, found=shown(entry), rule=rule, remedy="write one file, glob or folder a line"))
+        faults.append(Fault(where=where, value=shown(entry), rule=rule, remedy="write one file, glob or folder a line"))
     for number, line in named:
         place = f"{shown(path)}:{number}"
         if line.startswith(LIST_MARK):
-            faults.append(Fault(where=place, found=line, rule="a list cannot name another list"))
+            faults.append(Fault(where=place, value=line, rule="a list cannot name another list"))
             continue
         yield line if line.startswith(hub.PREFIX) else str(path.parent / _path(line)), place
 

@@ -197,7 +197,7 @@ def _differing(config: PretrainConfig, shape: ModelShape, found: Any) -> Iterato
             yield config.fault(settings[key], f"the model of init_from has {value}", f"set {settings[key]}: {value}")
         else:
             rule = f"must be {must}; models of architecture {shape.architecture} have no other"
-            yield Fault(where=where, key=key, found=value, rule=rule)
+            yield Fault(where=where, key=key, value=value, rule=rule)
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

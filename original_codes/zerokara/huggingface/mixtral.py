@@ -44,7 +44,7 @@ def config_values(shape: ModelShape) -> dict[str, Any]:
         del values[key]
     return {
         **values,
-        "intermediate_size": shape.expert_size,
+        "intermediate_size": shape.moe_ffn_hidden_size,
         "num_local_experts": shape.num_experts,
         "num_experts_per_tok": shape.experts_per_token,
         "sliding_window": None,

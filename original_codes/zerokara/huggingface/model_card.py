@@ -103,7 +103,7 @@ def _expert_rows(model: dict[str, Any]) -> list[tuple[str, str]]:
     if not model.get("moe_layers"):
         return []
     layers = ", ".join(map(str, model["moe_layers"]))
-    of_each = f"{model['num_experts']} in layers {layers}, of width {model['expert_size']}"
+    of_each = f"{model['num_experts']} in layers {layers}, of width {model['moe_ffn_hidden_size']}"
     return [
         ("active parameters", f"{model['active_parameters']:,}"),
         ("experts", f"{of_each}; {model['experts_per_token']} a token"),

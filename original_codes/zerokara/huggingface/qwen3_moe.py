@@ -44,7 +44,7 @@ def config_values(shape: ModelShape) -> dict[str, Any]:
     """The arguments of ``Qwen3MoeConfig``."""
     return {
         **qwen3.config_values(shape),
-        "moe_intermediate_size": shape.expert_size,
+        "moe_intermediate_size": shape.moe_ffn_hidden_size,
         "num_experts": shape.num_experts,
         "num_experts_per_tok": shape.experts_per_token,
         "norm_topk_prob": shape.experts_per_token > 1,

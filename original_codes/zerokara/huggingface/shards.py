@@ -15,7 +15,7 @@ from huggingface_hub import constants
 from torch import Tensor
 
 from zerokara.checkpoint.tensor_file import TensorWriter, nbytes
-from zerokara.durable import SyncAhead, write_json
+from zerokara.durable import BackgroundSync, write_json
 from zerokara.progress import Progress
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -27,11 +27,11 @@ def write(
     shapes: Shapes,
     dtype: torch.dtype,
     max_shard_size: str,
-    ahead: SyncAhead | None = None,
+    background_sync: BackgroundSync | None = None,
 ) -> list[Path]:
     """Write all `tensors`, rounded to `dtype`, and give the files.
 
-    `shapes` are those that will come, in their order. `ahead` sends to the disk what is written so far.
+    `shapes` are those that will come, in their order. `background_sync` sends to the disk what is written so far.
 
     Raises:
         OSError: the disk is full, or cannot be written; names the file.
@@ -41,7 +41,7 @@ def write(
     total = sum(nbytes(shape, dtype) for shape in shapes.values())
     with Progress("writing weights", total, unit="B") as progress:
         for file, inside in plan.items():
-            with TensorWriter(folder / file, inside, dtype, ahead) as writer:
+            with TensorWriter(folder / file, inside, dtype, background_sync) as writer:
                 for expected in inside:
                     name, tensor = next(coming)
                     assert name == expected, f"{name} came where {expected} was announced"

@@ -88,8 +88,8 @@ def config_values(shape: ModelShape) -> dict[str, Any]:
         "num_layers": shape.num_layers,
         "num_decoder_layers": shape.num_layers,
         "num_heads": shape.num_attn_heads,
-        "relative_attention_num_buckets": shape.relative_buckets,
-        "relative_attention_max_distance": shape.relative_distance,
+        "relative_attention_num_buckets": shape.relative_attention_num_buckets,
+        "relative_attention_max_distance": shape.relative_attention_max_distance,
         # Ours are trained without dropout; 0 here, so that whoever goes on training starts from the same arithmetic.
         "dropout_rate": 0.0,
         "layer_norm_epsilon": shape.norm_epsilon,

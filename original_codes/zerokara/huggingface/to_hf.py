@@ -18,7 +18,15 @@ from torch import Tensor
 
 from zerokara import hashing, manifest
 from zerokara.config.convert_config import ConvertConfig
-from zerokara.durable import ASIDE_ENDING, SyncAhead, appearing_folder, free_name, write_bytes, write_json, write_text
+from zerokara.durable import (
+    ASIDE_ENDING,
+    BackgroundSync,
+    atomic_folder,
+    unused_name,
+    write_bytes,
+    write_json,
+    write_text,
+)
 from zerokara.errors import RunError
 from zerokara.huggingface import (
     card_facts,
@@ -30,27 +38,27 @@ from zerokara.huggingface import (
     proof,
     rules,
     shards,
+    tokenizer_json,
     windows,
 )
 from zerokara.huggingface.exported import MANIFEST_NAME, STEP
 from zerokara.huggingface.source import METRICS_NAME, Source
+from zerokara.huggingface.tokenizer_proof import TokenizerProof, prove
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.objective import Prompt, objective
-from zerokara.tokenizer import huggingface
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.proof import TokenizerProof, prove
 
 FAILED_SUFFIX = ".failed"
 _CORPUS_PROMPTS, _CORPUS_PROMPT_TOKENS = 2, 8
 """Beside the user's prompts, the first tokens of so many documents are continued greedily in the proof."""
 
 
-def work(source: Source, settings: ConvertConfig) -> manifest.Work:
+def work(source: Source, settings: ConvertConfig) -> manifest.StepSpec:
     """What the conversion is about to do, for the chain of manifests."""
     names = (
         "dtype", "max_shard_size", "check_lines", "test_prompt_text", "huggingface_name", "language", "license",
     )  # fmt: skip
-    return manifest.Work(
+    return manifest.StepSpec(
         step=STEP,
         settings={name: getattr(settings, name) for name in names},
         inputs={"checkpoint": source.manifest_path, "tokenizer": source.tokenizer_path},
@@ -69,7 +77,7 @@ def export(source: Source, settings: ConvertConfig, documents: Sequence[str]) ->
     encoder = Encoder(source.tokenizer_path)
     clock = _Clock()
     keep = ASIDE_ENDING if output_folder.to_keep(folder) else ""
-    with output_folder.full_disk_told(folder), appearing_folder(folder, keep) as partial, SyncAhead() as disk:
+    with output_folder.full_disk_told(folder), atomic_folder(folder, keep) as partial, BackgroundSync() as disk:
         bos = encoder.bos_id if encoder.bos_id >= 0 else None
         special = families.SpecialIds(bos=bos, eos=encoder.eos_id, pad=encoder.pad_id)
         weights = source.weights()
@@ -77,11 +85,11 @@ def export(source: Source, settings: ConvertConfig, documents: Sequence[str]) ->
         outputs["tokenizer"] = _write_tokenizer(partial, source, encoder)
         clock.lap("writing")
         # The disk and one core have the new files while the proofs go on.
-        with hashing.HashesAhead(outputs["weights"]) as ahead:
+        with hashing.BackgroundHashes(outputs["weights"]) as hashing_weights:
             known = card_facts.gather(source, encoder, settings.dtype)
             known |= _prove(partial, source, weights, settings, encoder, documents, clock)
             del known["proof"]["token_ids"]["examples"]  # lines of the corpus; the folder may be for everyone
-            written = ahead.by_path()
+            hashes = hashing_weights.result()
         name = settings.huggingface_name or folder.name
         card = model_card.render(known, name=name, language=settings.language, license=settings.license)
         write_text(partial / "README.md", card)
@@ -90,8 +98,8 @@ def export(source: Source, settings: ConvertConfig, documents: Sequence[str]) ->
         outputs["card"], outputs["curve"] = [partial / "README.md"], [partial / METRICS_NAME]
         known["seconds"] = clock.laps
         seconds = time.monotonic() - started
-        return manifest.finish(
-            partial / MANIFEST_NAME, work(source, settings), outputs, known, seconds, written=written, published=True
+        return manifest.write(
+            partial / MANIFEST_NAME, work(source, settings), outputs, known, seconds, hashes=hashes, published=True
         )
 
 
@@ -124,7 +132,7 @@ def write_model(
     special: families.SpecialIds,
     dtype: str,
     max_shard_size: str,
-    disk: SyncAhead | None = None,
+    disk: BackgroundSync | None = None,
 ) -> dict[str, list[Path]]:
     """Write weights and configurations into `folder`; gives the files by kind. `disk` is given what is written so far.
 
@@ -155,7 +163,7 @@ def write_model(
 def _write_tokenizer(folder: Path, source: Source, encoder: Encoder) -> list[Path]:
     before = set(folder.iterdir())
     shape = source.shape
-    huggingface.write(encoder, folder, shape.seq_len, is_encoder_decoder=shape.traits.is_encoder_decoder)
+    tokenizer_json.write(encoder, folder, shape.seq_len, is_encoder_decoder=shape.traits.is_encoder_decoder)
     return sorted(set(folder.iterdir()) - before)
 
 
@@ -221,7 +229,7 @@ def _token_id_facts(found: TokenizerProof) -> dict[str, Any]:
 
 
 def _keep_failed(partial: Path, folder: Path, found: dict[str, Any]) -> Path:
-    kept = free_name(folder, FAILED_SUFFIX)
+    kept = unused_name(folder, FAILED_SUFFIX)
     write_json(partial / "proof.json", found)
     os.rename(partial, kept)
     return kept

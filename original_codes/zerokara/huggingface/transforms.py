@@ -95,7 +95,7 @@ def _one_qkv(ours: Tensor, shape: ModelShape) -> Parts:
 
 def _one_qkv_back(parts: Parts, shape: ModelShape) -> Tensor:
     joined = parts[0].t() if parts[0].dim() == 2 else parts[0]
-    query_rows, key_rows = shape.heads_width, shape.kv_width
+    query_rows, key_rows = shape.query_projection_size, shape.kv_projection_size
     return _grouped(joined.split((query_rows, key_rows, key_rows)), shape)
 
 

@@ -73,7 +73,7 @@ class Stack:
     @property
     def expert_bytes(self) -> int:
         """Of the hidden states of all choices inside the experts, [M, F]."""
-        return self.choices * self.shape.expert_size * self.width_bytes
+        return self.choices * self.shape.moe_ffn_hidden_size * self.width_bytes
 
     @property
     def are_sparse(self) -> list[bool]:
@@ -147,8 +147,8 @@ def _attention_half(stack: Stack) -> int:
 
 def _attention(stack: Stack) -> int:
     shape, tokens, wide = stack.shape, stack.tokens, stack.width_bytes
-    heads, share = shape.heads_width, stack.tensor_parallel_size
-    grouped = shape.kv_width
+    heads, share = shape.query_projection_size, stack.tensor_parallel_size
+    grouped = shape.kv_projection_size
     fused_qkv = heads + 2 * grouped
     if shape.traits.positions == "learned":
         kept = fused_qkv + heads
@@ -171,7 +171,7 @@ def _largest_logits(stack: Stack) -> int:
 def _head_norms(stack: Stack) -> int:
     """What the norms of all heads' queries and keys keep beside what attention keeps anyway."""
     shape, wide = stack.shape, stack.width_bytes
-    heads, grouped = shape.heads_width, shape.kv_width
+    heads, grouped = shape.query_projection_size, shape.kv_projection_size
     inverse_roots = 4 * (shape.num_attn_heads + shape.num_kv_heads)
     if stack.device == "cpu" and wide == 2:  # what went in, and what came out before the weight, both in fp32
         return stack.tokens * (2 * 4 * (heads + grouped) + inverse_roots)
@@ -185,7 +185,7 @@ def _head_norms(stack: Stack) -> int:
 
 def _biased_attention(stack: Stack) -> int:
     """Of self-attention with a bias that is learned, for which flash kernels have no gradient."""
-    wide, heads = stack.width_bytes, stack.shape.heads_width
+    wide, heads = stack.width_bytes, stack.shape.query_projection_size
     if stack.device == "cpu":
         # torch's plain operations, in fp32: scaled queries and keys, the values (which in fp32 lie in the matrix of
         # all three), the weights of all pairs; and the sum, as wide as the computation.
@@ -209,7 +209,7 @@ def _copied_bias(stack: Stack) -> int:
 
 def _cross_attention(stack: Stack) -> int:
     """Of attention to an encoder, by a flash kernel: queries, keys and values, the sum; and the norm before."""
-    queried = stack.micro_batch * stack.shape.heads_width * stack.width_bytes
+    queried = stack.micro_batch * stack.shape.query_projection_size * stack.width_bytes
     kept = queried * 2 * (stack.seq_len + stack.looked_at) // stack.tensor_parallel_size
     return norm_activations(stack) + kept + _largest_logits(stack)
 
@@ -223,7 +223,7 @@ def _attention_work(stack: Stack) -> int:
     on_cpu = stack.device == "cpu"
     pairs = _scores(stack, 2 * 4) if on_cpu else _scores(stack, stack.width_bytes) + stack.bias_bytes
     # Keys and values apart, and in the matrix of both.
-    looking = 4 * stack.micro_batch * stack.looked_at * stack.shape.heads_width * stack.width_bytes
+    looking = 4 * stack.micro_batch * stack.looked_at * stack.shape.query_projection_size * stack.width_bytes
     return max(pairs, looking // stack.tensor_parallel_size)
 
 
@@ -286,6 +286,6 @@ def _experts_work(stack: Stack) -> int:
         # Expert by expert: the gradients of their matrices wait for each other, to be put together then. Beside the one
         # that is on its way those are at most two of [X, F, D]: both of fc1 where it has a gate, else one of each. By
         # then all that the experts kept has gone, and the gradient of what came in is there.
-        waiting = 2 * shape.num_experts * shape.expert_size * shape.hidden_size * stack.width_bytes
+        waiting = 2 * shape.num_experts * shape.moe_ffn_hidden_size * shape.hidden_size * stack.width_bytes
         later = waiting + stack.chosen_bytes - _experts(stack)
     return stack.hidden_bytes + max(first, later)

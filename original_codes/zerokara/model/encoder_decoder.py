@@ -1,40 +1,29 @@
-"""An encoder that reads and a decoder that writes: megatron-core's T5Model (0.16.1) as T5 version 1.1.
+"""An encoder-decoder: megatron-core's T5Model (0.16.1) as T5 version 1.1 (Raffel et al., 2020).
 
-megatron-core builds the layers and the tables of relative positions; the way through them is ours. Each of the two
-stacks has one table for all its layers: a bias for each kind of distance and each head, added to the scores, which are
-not divided by the root of the head's width. Nothing is computed for padding in training, where every sample is as long
-as the other; shorter texts (a prompt) come with a mask.
+megatron-core builds the layers and the relative position biases; the way through them is ours. Encoder and decoder have
+one table each for all their layers: a bias for each bucket of distances and each head, added to the scores, which are
+not divided by the root of the head dimension. Training samples have equal lengths and no padding; shorter inputs (a
+prompt) come with an attention mask.
 
-Shape suffixes: B batch, S what the encoder reads, T what the decoder reads, H heads, D width.
+Shape suffixes: B batch, S encoder length, T decoder length, H heads of this process, D hidden size, V rows of the
+(padded) vocabulary.
 """
 
 from __future__ import annotations
 
-import zerokara.model.import_megatron  # noqa: F401  # before megatron-core
-
-# isort: split
 import torch
-from megatron.core.models.T5.t5_model import T5Model
-from megatron.core.tensor_parallel.mappings import scatter_to_tensor_model_parallel_region
 from torch import Tensor
 
 from zerokara.model import parallel
-from zerokara.model.auxiliary import Auxiliary
-from zerokara.model.prediction import logits, summed_nats
-from zerokara.model.shapes import ModelShape
-from zerokara.model.sharding import Sharding
+from zerokara.model.megatron_core import T5Model, scatter_to_tensor_model_parallel_region
+from zerokara.model.prediction import LanguageModel
 
 
-class EncoderDecoder(T5Model):
-    """``model(encoder_input_ids_BS, decoder_input_ids_BT=…)`` gives logits, with labels the summed cross-entropy."""
-
-    shape: ModelShape
-    sharding: Sharding
-    auxiliary: Auxiliary | None = None
-    """What layers add to the loss, where some do."""
+class EncoderDecoder(LanguageModel, T5Model):
+    """``model(encoder_input_ids_BS, decoder_input_ids_BT=…)`` returns logits, with labels the summed cross-entropy."""
 
     def drop_unused_heads(self) -> None:
-        """Let go of the output layers that are not used; megatron-core's tied one would have a bias of its own."""
+        """Delete the output layers that are not used; megatron-core's tied one would have a bias of its own."""
         del self.lm_head
         if self.share_embeddings_and_output_weights:
             del self.output_layer
@@ -48,67 +37,57 @@ class EncoderDecoder(T5Model):
         at_B: Tensor | None = None,
         encoder_attention_mask_BS: Tensor | None = None,
     ) -> Tensor:
-        """Give logits [B, T, padded V], or with labels the nats summed over tokens with mask 1, a scalar in fp32.
+        """Return logits [B, T, V], or with labels the nats summed over tokens with mask 1, a scalar in fp32.
 
-        `decoder_input_ids_BT` is the decoder's input: a start token, and the target shifted right by one.
-        `encoder_attention_mask_BS` is False at padding. With `at_B` the logits are
-        those of that one position of each row, [B, 1, padded V].
+        `decoder_input_ids_BT` is required: a start token, and the target shifted right by one.
+        `encoder_attention_mask_BS` is 0 at padding. With `at_B` the logits are those of that one position of each row,
+        [B, 1, V].
         """
-        assert decoder_input_ids_BT is not None, "a decoder reads what was written so far"
-        may_read = None if encoder_attention_mask_BS is None else encoder_attention_mask_BS[:, None, None, :].bool()
-        bias = _bias(self.encoder_relative_pos_emb, encoder_input_ids_BS.size(1))
-        if may_read is not None:
-            bias = bias.masked_fill(~may_read, float("-inf"))
-        encoded_SBD = self.encoder(self._embedded(encoder_input_ids_BS), attention_mask=None, attention_bias=bias)
+        assert decoder_input_ids_BT is not None, "a decoder needs an input"
+        mask = None if encoder_attention_mask_BS is None else encoder_attention_mask_BS[:, None, None, :].bool()
+        bias = _relative_position_bias(self.encoder_relative_pos_emb, encoder_input_ids_BS.size(1))
+        if mask is not None:
+            bias = bias.masked_fill(~mask, float("-inf"))
+        encoded_SBD = self.encoder(self._embed(encoder_input_ids_BS), attention_mask=None, attention_bias=bias)
         length = decoder_input_ids_BT.size(1)
-        later_TT = torch.ones(length, length, dtype=torch.bool, device=decoder_input_ids_BT.device).triu(1)
+        bias_1HTT = _relative_position_bias(self.decoder_relative_pos_emb, length)
+        future_TT = torch.ones(length, length, dtype=torch.bool, device=decoder_input_ids_BT.device).triu(1)
         hidden_TBD = self.decoder(
-            self._embedded(decoder_input_ids_BT),
+            self._embed(decoder_input_ids_BT),
             attention_mask=None,
-            attention_bias=_bias(self.decoder_relative_pos_emb, length).masked_fill(later_TT, float("-inf")),
+            attention_bias=bias_1HTT.masked_fill(future_TT, float("-inf")),
             context=encoded_SBD,
-            context_mask=may_read,
+            context_mask=mask,
         )
-        weight_VD = self.output_layer.weight if not self.shape.tie_word_embeddings else self._shared_weight()
-        if self.shape.tie_word_embeddings:  # Mesh TensorFlow's T5: a shared matrix is made for reading
+        if self.shape.tie_word_embeddings:  # Mesh TensorFlow's T5: a shared matrix has the scale of an embedding
             hidden_TBD = hidden_TBD * self.shape.hidden_size**-0.5
-        if labels_BT is None:
-            return logits(hidden_TBD, weight_VD, at_B)
-        nats = summed_nats(hidden_TBD, weight_VD, labels_BT, mask_BT, self.shape.vocab_size)
-        return nats if self.auxiliary is None else self.auxiliary.entered(nats, labels_BT.size(1))
+        return self._predict(hidden_TBD, labels_BT, mask_BT, at_B)
 
     def all_layers(self) -> list[torch.nn.Module]:
-        """The layers, in the order in which they work."""
+        """The layers, in the order in which they are computed."""
         return [*self.encoder.layers, *self.decoder.layers]
 
-    def blank_arguments(self, num_samples: int, isolated: bool, device: torch.device) -> list[Tensor]:
-        """A micro batch of the shape that training gives `forward`, with nothing in it."""
-        assert not isolated, "what an encoder reads is not isolated"
-        encoder_input_ids_BS = torch.zeros(num_samples, self.shape.seq_len, dtype=torch.int64, device=device)
-        decoder_input_ids_BT = torch.zeros(num_samples, self.shape.target_len, dtype=torch.int64, device=device)
-        return [
-            encoder_input_ids_BS,
-            decoder_input_ids_BT,
-            torch.ones(decoder_input_ids_BT.shape, device=device),
-            decoder_input_ids_BT,
-        ]
+    def blank_arguments(self, num_samples: int, intra_document_masking: bool, device: torch.device) -> list[Tensor]:
+        """Arguments of `forward` for a micro batch of training, in shape and dtype, all zeros."""
+        assert not intra_document_masking, "an encoder has no intra-document masking"
+        encoder_ids_BS, decoder_ids_BT = (
+            torch.zeros(num_samples, length, dtype=torch.int64, device=device)
+            for length in (self.shape.seq_len, self.shape.target_len)
+        )
+        return [encoder_ids_BS, decoder_ids_BT, torch.ones(decoder_ids_BT.shape, device=device), decoder_ids_BT]
 
-    def _embedded(self, tokens_BS: Tensor) -> Tensor:
-        embedded: Tensor = self.embedding(input_ids=tokens_BS, position_ids=None)
-        return embedded
-
-    def _shared_weight(self) -> Tensor:
-        weight: Tensor = self.shared_embedding_or_output_weight()
-        return weight
+    def _embed(self, ids_BS: Tensor) -> Tensor:
+        embedded_SBD: Tensor = self.embedding(input_ids=ids_BS, position_ids=None)
+        return embedded_SBD
 
 
-def _bias(table: torch.nn.Module, length: int) -> Tensor:
-    """The biases of this process's heads among `length` positions, [1, H, length, length].
+def _relative_position_bias(table: torch.nn.Module, length: int) -> Tensor:
+    """The bias of this process's heads among `length` positions, [1, H, length, length].
 
-    In one piece: of a view of [length, length, H], as the table gives it, each layer would make a copy on a GPU.
+    Contiguous: of a view of [length, length, H], as the table gives it, each layer would make a copy on a GPU.
     """
     bias_1HSS: Tensor = table(length, length)
     if parallel.tensor_size() == 1:
         return bias_1HSS.contiguous()
-    last = scatter_to_tensor_model_parallel_region(bias_1HSS.permute(0, 2, 3, 1), parallel.tensor_group())
-    return last.permute(0, 3, 1, 2).contiguous()
+    heads_last = scatter_to_tensor_model_parallel_region(bias_1HSS.permute(0, 2, 3, 1), parallel.tensor_group())
+    return heads_last.permute(0, 3, 1, 2).contiguous()

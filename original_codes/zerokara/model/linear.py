@@ -1,26 +1,23 @@
-"""megatron-core's linear layers (0.16.1), as torch's own matrix product where one process holds the whole matrix.
+"""megatron-core's linear layers (0.16.1), as torch's own matrix product where there is no tensor parallelism.
 
-megatron-core's way through them is an autograd function that knows of communication: torch.compile cannot see into it,
-and in RowParallelLinear stops at a warning (tensor_parallel/layers.py:1243 passes no group). Alone there is nothing to
-communicate. With tensor parallelism it stays as it is, with the group named.
+megatron-core's way through them is an autograd function for communication: torch.compile cannot see into it, and in
+RowParallelLinear stops at a warning (tensor_parallel/layers.py:1243 passes no group). With tensor parallelism it stays
+as it is, with the group named.
 """
 
 from __future__ import annotations
 
-import zerokara.model.import_megatron  # noqa: F401  # before megatron-core
-
-# isort: split
 from typing import Any
 
-from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from torch import Tensor
 from torch.nn.functional import linear
 
 from zerokara.model import parallel
+from zerokara.model.megatron_core import ColumnParallelLinear, RowParallelLinear
 
 
-class _PlainAlone:
-    """In front of a layer of megatron-core: its product, without a detour where nobody shares the matrix."""
+class _PlainProduct:
+    """Stands before a layer class of megatron-core: a plain product where this process holds the whole matrix."""
 
     def __init__(self, *arguments: Any, **named: Any):
         super().__init__(*arguments, **named)
@@ -34,9 +31,9 @@ class _PlainAlone:
         return product
 
 
-class ColumnLinear(_PlainAlone, ColumnParallelLinear):
-    """Of T processes each computes a T-th of the outputs."""
+class ColumnLinear(_PlainProduct, ColumnParallelLinear):
+    """Column-parallel: each of T ranks computes a T-th of the outputs."""
 
 
-class RowLinear(_PlainAlone, RowParallelLinear):
-    """Of T processes each multiplies a T-th of the inputs; the products are added up."""
+class RowLinear(_PlainProduct, RowParallelLinear):
+    """Row-parallel: each of T ranks multiplies a T-th of the inputs; the products are summed."""

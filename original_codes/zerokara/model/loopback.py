@@ -1,4 +1,4 @@
-"""Collectives stay on this machine: which network interface gloo and NCCL may listen on. Without torch.
+"""Collectives stay on this machine: the network interface that gloo and NCCL may listen on. Needs no torch.
 
 Left to itself gloo listens on the address of the host's name and NCCL on the first interface that is not the loopback
 one: on the local network, where every machine can connect. The processes of one node need neither.
@@ -13,11 +13,11 @@ import psutil
 
 
 def environment() -> dict[str, str]:
-    """Variables that bind gloo and NCCL to the loopback interface, each as the user has set it where it is set.
+    """Environment variables that bind gloo and NCCL to the loopback interface; a value that the user has set stays.
 
-    Empty where there is no such interface. NCCL needs sockets to get started only (its bootstrap); on one node the data
-    goes through NVLink, PCIe or shared memory all the same (NCCL's guide, NCCL_SOCKET_IFNAME). Its RAS service, which
-    answers questions about a job's health on further ports, is off.
+    Empty where there is no such interface. NCCL needs sockets for its bootstrap only; on one node the data goes through
+    NVLink, PCIe or shared memory all the same (NCCL's guide, NCCL_SOCKET_IFNAME). Its RAS service, which reports a
+    job's health on further ports, is off.
     """
     name = _interface()
     if name is None:

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from zerokara.model.activations import Stack, backward_work, norm_activations, stack_activations
-from zerokara.model.parameters import parameter_shapes
 from zerokara.model.shapes import ModelShape
 
 FRAMEWORK_BYTES = {"cpu": 450_000_000, "cuda": 700_000_000}
@@ -133,7 +132,7 @@ def estimate(layout: Layout) -> Estimate:
 def local_parameters(layout: Layout) -> int:
     """Numbers that one process of a tensor group holds, by `sharding`'s table, which needs torch (a test compares)."""
     total = 0
-    for name, dimensions in parameter_shapes(layout.shape).items():
+    for name, dimensions in layout.shape.parameter_shapes().items():
         count = 1
         for size in dimensions:
             count *= size
@@ -190,7 +189,7 @@ def _of_whole_tensors(layout: Layout) -> list[Part]:
 def _largest_of_experts(layout: Layout) -> int:
     """Numbers of the rising matrices of all experts of a layer, which are one tensor; 0 where there are no experts."""
     shape = layout.shape
-    return shape.num_experts * shape.expert_size * shape.hidden_size * (2 if shape.traits.gated else 1)
+    return shape.num_experts * shape.moe_ffn_hidden_size * shape.hidden_size * (2 if shape.traits.gated else 1)
 
 
 def _of_deepspeed(layout: Layout) -> list[Part]:

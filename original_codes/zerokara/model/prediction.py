@@ -1,45 +1,61 @@
 """From the last hidden states to logits, or to the summed loss: the same for every model.
 
-Shape suffixes: B batch, S sequence, D width, N = B·S tokens, V rows of the (padded) vocabulary.
+Shape suffixes: B batch, S sequence, D hidden size, N = B·S tokens, V rows of the (padded) vocabulary.
 """
 
 from __future__ import annotations
 
-import zerokara.model.import_megatron  # noqa: F401  # before megatron-core
+from typing import Any
 
-# isort: split
 import torch
-from megatron.core.tensor_parallel import (
-    copy_to_tensor_model_parallel_region,
-    gather_from_tensor_model_parallel_region,
-)
 from torch import Tensor
 from torch.nn.functional import linear
 
 from zerokara.model import parallel
+from zerokara.model.auxiliary_loss import AuxiliaryLoss
 from zerokara.model.loss import summed_cross_entropy
+from zerokara.model.megatron_core import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_tensor_model_parallel_region,
+)
+from zerokara.model.shapes import ModelShape
+from zerokara.model.sharding import Sharding
 
 
-def logits(hidden_SBD: Tensor, weight_VD: Tensor, at_B: Tensor | None = None) -> Tensor:
-    """Logits [B, S, V]; with `at_B` those of that one position of each row, [B, 1, V]."""
+class LanguageModel:
+    """The part that a decoder and an encoder-decoder have in common; stands before a model class of megatron-core."""
+
+    output_layer: Any
+    shared_embedding_or_output_weight: Any
+    shape: ModelShape
+    sharding: Sharding
+    auxiliary: AuxiliaryLoss | None = None
+    """The losses that layers add, in a model with experts."""
+
+    def _predict(
+        self, hidden_SBD: Tensor, labels_BS: Tensor | None, mask_BS: Tensor | None, at_B: Tensor | None
+    ) -> Tensor:
+        """Return logits [B, S, V] (with `at_B` those of one position of each row, [B, 1, V]), or with labels the nats
+        summed over the tokens whose mask is 1 (None: all), a scalar in fp32."""
+        tied = self.shape.tie_word_embeddings
+        weight_VD = self.shared_embedding_or_output_weight() if tied else self.output_layer.weight
+        if labels_BS is None:
+            return _logits(hidden_SBD, weight_VD, at_B)
+        nats = summed_cross_entropy(
+            hidden_SBD.transpose(0, 1).flatten(0, 1),
+            weight_VD,
+            labels_BS.flatten(),
+            (torch.ones_like(labels_BS, dtype=torch.float32) if mask_BS is None else mask_BS).flatten(),
+            self.shape.vocab_size,
+            parallel.tensor_group() if parallel.tensor_size() > 1 else None,
+        )
+        return nats if self.auxiliary is None else self.auxiliary.observe(nats, labels_BS.size(1))
+
+
+def _logits(hidden_SBD: Tensor, weight_VD: Tensor, at_B: Tensor | None) -> Tensor:
     group = parallel.tensor_group()
     if at_B is not None:
         hidden_SBD = hidden_SBD[at_B, torch.arange(len(at_B), device=at_B.device)].unsqueeze(0)
     hidden_BSD = copy_to_tensor_model_parallel_region(hidden_SBD, group=group).transpose(0, 1)
-    found: Tensor = gather_from_tensor_model_parallel_region(linear(hidden_BSD, weight_VD), group=group)
-    return found
-
-
-def summed_nats(
-    hidden_SBD: Tensor, weight_VD: Tensor, labels_BS: Tensor, mask_BS: Tensor | None, vocab_size: int
-) -> Tensor:
-    """Nats summed over the labels with mask 1 (None: all), a scalar in fp32."""
-    mask_BS = torch.ones_like(labels_BS, dtype=torch.float32) if mask_BS is None else mask_BS
-    return summed_cross_entropy(
-        hidden_SBD.transpose(0, 1).flatten(0, 1),
-        weight_VD,
-        labels_BS.flatten(),
-        mask_BS.flatten(),
-        vocab_size,
-        parallel.tensor_group() if parallel.tensor_size() > 1 else None,
-    )
+    logits_BSV: Tensor = gather_from_tensor_model_parallel_region(linear(hidden_BSD, weight_VD), group=group)
+    return logits_BSV

@@ -1,10 +1,15 @@
-"""The shape of a model: all that fixes its weights and its arithmetic, and what follows by counting.
+"""The shape of a model: all that fixes its weights and its arithmetic, and the counts that follow from it.
 
-Pure Python: nothing here imports torch, so that a size can be told before anything heavy is loaded.
+megatron-core stores matrices that multiply the same input as one: `linear_qkv` holds for each kv head its queries, its
+key and its value, one under the other; `linear_kv` for each head its key and its value; a gated `linear_fc1` is
+[gate; up].
+
+Pure Python: nothing here imports torch, so that a plan can state sizes before anything heavy is loaded.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,48 +20,61 @@ from zerokara.progress import count_text
 VOCABULARY_MULTIPLE = 128
 """Rows of the embedding are padded to a multiple of this: matrix products run faster on whole tiles."""
 
+TensorShape = tuple[int, ...]
+
 
 @dataclass(frozen=True)
 class ModelShape:
-    """One model. Letters: L layers, D width, H heads, K kv heads, E head width, F feed-forward, V rows, S sequence.
-
-    One that encodes (t5) has L layers in its encoder and L in its decoder.
-    """
+    """One model. Letters: L layers, D hidden size, H heads, K kv heads, E head dim, F feed-forward size, V rows of the
+    vocabulary, S sequence length, X experts."""
 
     architecture: str
+    """A key of `ARCHITECTURES`."""
     num_layers: int
+    """L; an encoder-decoder has L layers in its encoder and L in its decoder."""
     hidden_size: int
+    """D, the size of the residual stream."""
     num_attn_heads: int
+    """H, query heads."""
     num_kv_heads: int
+    """K, key and value heads; divides H."""
     ffn_hidden_size: int
+    """F, of the dense layers."""
     seq_len: int
+    """S, tokens of the model's input: of the encoder's, where there is one."""
     vocab_size: int
-    """Pieces of the tokenizer; the rows behind them are padding and never win."""
+    """Entries of the tokenizer's vocabulary; the rows behind them are padding and never win."""
     tie_word_embeddings: bool
+    """Whether the output projection is the embedding matrix."""
     rope_theta: float
+    """Base of the rotary frequencies; has no effect with other positions."""
     norm_epsilon: float
+    """Added to the variance in norms."""
     init_std: float
-    """Of the initial weights; 0 stands for T5's rule, by the widths."""
+    """Standard deviation of the initial weights; 0 stands for T5's rule (`initial_weights`)."""
     head_dim: int = 0
     """E; 0 stands for D / H."""
-    relative_buckets: int = 32
-    relative_distance: int = 128
-    sample_tokens: int = 0
-    """Tokens of the corpus that one training sample takes; 0 stands for S."""
+    relative_attention_num_buckets: int = 32
+    """Buckets of distances that share one relative position bias."""
+    relative_attention_max_distance: int = 128
+    """Distance in tokens from which on all share the last bucket."""
+    raw_len: int = 0
+    """Tokens of the corpus in one training sample; 0 stands for S."""
     target_len: int = 0
-    """Tokens of it that are predicted; 0 stands for S."""
+    """Tokens that a training sample predicts: the decoder's length in an encoder-decoder; 0 stands for S."""
     num_experts: int = 0
-    """Of each sparse layer."""
+    """X, of each MoE layer."""
     experts_per_token: int = 0
-    expert_size: int = 0
-    """Inner width of an expert."""
+    """Experts that the router gives each token."""
+    moe_ffn_hidden_size: int = 0
+    """F of one expert."""
     moe_layers: tuple[int, ...] = ()
-    """The layers that hold experts, counted from 0; of each stack."""
+    """The layers with experts, counted from 0; the same in encoder and decoder."""
 
     def __post_init__(self) -> None:
         for name, value in (
             ("head_dim", self.hidden_size // self.num_attn_heads),
-            ("sample_tokens", self.seq_len),
+            ("raw_len", self.seq_len),
             ("target_len", self.seq_len),
         ):
             if not getattr(self, name):
@@ -79,13 +97,13 @@ class ModelShape:
             norm_epsilon=config.epsilon,
             init_std=config.initial_std,
             head_dim=config.head_dimension,
-            relative_buckets=config.relative_attention_num_buckets,
-            relative_distance=config.relative_attention_max_distance,
-            sample_tokens=config.lengths.raw,
+            relative_attention_num_buckets=config.relative_attention_num_buckets,
+            relative_attention_max_distance=config.relative_attention_max_distance,
+            raw_len=config.lengths.raw,
             target_len=config.lengths.target,
             num_experts=config.num_experts if config.expert_layers else 0,
             experts_per_token=config.top_k,
-            expert_size=config.expert_ffn_size if config.expert_layers else 0,
+            moe_ffn_hidden_size=config.expert_ffn_size if config.expert_layers else 0,
             moe_layers=config.expert_layers,
         )
 
@@ -100,110 +118,117 @@ class ModelShape:
 
     @property
     def padded_vocab_size(self) -> int:
-        """Rows of the embedding."""
+        """V, rows of the embedding."""
         return -(-self.vocab_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
 
     @property
     def traits(self) -> Architecture:
-        """What the architecture is made of."""
+        """The choices of the architecture."""
         return ARCHITECTURES[self.architecture]
 
     @property
-    def heads_width(self) -> int:
-        """Width of all heads together, H·E."""
+    def query_projection_size(self) -> int:
+        """Size of all query heads together, H·E."""
         return self.num_attn_heads * self.head_dim
 
     @property
-    def kv_width(self) -> int:
-        """Width of all kv heads together, K·E."""
+    def kv_projection_size(self) -> int:
+        """Size of all key heads (or value heads) together, K·E."""
         return self.num_kv_heads * self.head_dim
 
     def num_parameters(self, padded: bool = True) -> int:
-        """Trained numbers, the padding rows of the vocabulary included or (as exported) not."""
-        rows = self.padded_vocab_size if padded else self.vocab_size
-        embeddings = rows * self.hidden_size * (1 if self.tie_word_embeddings else 2)
-        layers = self.num_layers * self._layer_parameters() + self._num_sparse * self._experts_over_dense(
-            self.num_experts
-        )
-        return embeddings + self._positions() + layers + self._last_norms()
+        """Number of trained weights, with the padding rows of the vocabulary or (as exported) without."""
+        total = sum(map(math.prod, self.parameter_shapes().values()))
+        padding = (self.padded_vocab_size - self.vocab_size) * self.hidden_size * (1 if self.tie_word_embeddings else 2)
+        return total if padded else total - padding
 
     def num_active_parameters(self) -> int:
-        """Of those, padding left out, the ones that one token meets: all, but of the experts the ones it takes."""
-        if not self.moe_layers:
-            return self.num_parameters(padded=False)
-        idle = (self.num_experts - self.experts_per_token) * self._expert_matrices()
-        return self.num_parameters(padded=False) - self._num_sparse * idle
+        """Number of weights that one token uses, padding left out: of the experts those that it is routed to."""
+        shapes = self.parameter_shapes().items()
+        idle = sum(math.prod(shape) - self._active(name, shape) for name, shape in shapes)
+        return self.num_parameters(padded=False) - idle
 
     @property
     def size_text(self) -> str:
-        """The parameters, for people; where a token meets only some of them, those too."""
+        """The number of parameters for people, with experts the active ones too."""
         text = f"{count_text(self.num_parameters(padded=False))} parameters"
         return f"{text}, {count_text(self.num_active_parameters())} active" if self.moe_layers else text
 
     def flops_per_token(self) -> float:
         """Floating-point operations of training on one token of the corpus, forward and backward.
 
-        Six for each weight that takes part in a matrix product (the output projection included, embedding look-ups
-        not), and 12·H·E·S for the attention scores, halved where they are causal. Source: PaLM (Chowdhery et al.,
-        2022), appendix B, with the causal half counted as FlashAttention's benchmarks do. Where an encoder reads and a
-        decoder writes, each weight counts for the tokens that it multiplies.
+        Six for each weight and each token that it multiplies (the output projection included, embedding look-ups not),
+        and 12·H·E·S for the attention scores of a token, halved where they are causal. Source: PaLM (Chowdhery et al.,
+        2022), appendix B, with the causal half counted as FlashAttention's benchmarks do.
         """
-        read, written = self.seq_len, self.target_len
-        output = self.padded_vocab_size * self.hidden_size
-        layers = self.num_layers * (self._attention_matrices() + self._mlp_matrices())
-        layers += len(self.moe_layers) * self._experts_over_dense(self.experts_per_token)
-        if not self.traits.is_encoder_decoder:
-            return 6.0 * (layers + output) + 6.0 * self.num_layers * self.heads_width * read
-        width, heads = self.hidden_size, self.heads_width
-        encoder = 6.0 * read * layers + 12.0 * self.num_layers * heads * read * read
-        # Looking at the encoder: queries and the way out for each written token, keys and values for each read one.
-        looking = 6.0 * self.num_layers * (2 * width * heads * written + 2 * width * heads * read)
-        looking += 12.0 * self.num_layers * heads * read * written
-        decoder = 6.0 * written * layers + 6.0 * self.num_layers * heads * written * written
-        return (encoder + looking + decoder + 6.0 * written * output) / self.sample_tokens
+        read, target = self.seq_len, self.target_len
+        products = self.padded_vocab_size * self.hidden_size * target
+        for name, shape in self.parameter_shapes().items():
+            if ".layers." in name and len(shape) > 1:
+                of_encoder = name.startswith("encoder.") or "cross_attention.linear_kv" in name
+                products += self._active(name, shape) * (read if of_encoder else target)
+        pairs = target * target  # causal
+        if self.traits.is_encoder_decoder:
+            pairs += 2 * read * read + 2 * read * target
+        products += self.num_layers * self.query_projection_size * pairs
+        return 6.0 * products / self.raw_len
 
-    def _positions(self) -> int:
+    def parameter_shapes(self) -> dict[str, TensorShape]:
+        """Name and shape of every parameter, unpartitioned, the vocabulary padded. Tested against a built model."""
+        vocabulary = (self.padded_vocab_size, self.hidden_size)
+        found: dict[str, TensorShape] = {"embedding.word_embeddings.weight": vocabulary}
+        stacks = ("encoder", "decoder") if self.traits.is_encoder_decoder else ("decoder",)
         if self.traits.positions == "learned":
-            return self.seq_len * self.hidden_size
-        if self.traits.positions == "relative":  # one table in the encoder, one in the decoder
-            return 2 * self.relative_buckets * self.num_attn_heads
-        return 0
+            found["embedding.position_embeddings.weight"] = (self.seq_len, self.hidden_size)
+        elif self.traits.positions == "relative":
+            table = (self.relative_attention_num_buckets, self.num_attn_heads)
+            found |= {f"{stack}_relative_pos_emb.relative_attention_bias.weight": table for stack in stacks}
+        for stack in stacks:
+            has_cross_attention = stack == "decoder" and len(stacks) == 2
+            for layer in range(self.num_layers):
+                of_layer = self._layer_shapes(has_cross_attention, has_experts=layer in self.moe_layers)
+                found |= {f"{stack}.layers.{layer}.{name}": shape for name, shape in of_layer.items()}
+            found |= self._norm_shapes(f"{stack}.final_layernorm")
+        if not self.tie_word_embeddings:
+            found["output_layer.weight"] = vocabulary
+        return found
 
-    def _norm_parameters(self) -> int:
-        return self.hidden_size * (2 if self.traits.has_biases else 1)
+    def _layer_shapes(self, has_cross_attention: bool, has_experts: bool) -> dict[str, TensorShape]:
+        hidden, queries = self.hidden_size, self.query_projection_size
+        rising = 2 if self.traits.gated else 1
+        norms = ["input_layernorm", "pre_mlp_layernorm"]
+        matrices = {
+            "self_attention.linear_proj": (hidden, queries),
+            "self_attention.linear_qkv": (queries + 2 * self.kv_projection_size, hidden),
+        }
+        if has_cross_attention:
+            norms.append("pre_cross_attn_layernorm")
+            matrices["cross_attention.linear_proj"] = (hidden, queries)
+            matrices["cross_attention.linear_q"] = (queries, hidden)
+            matrices["cross_attention.linear_kv"] = (2 * queries, hidden)
+        if not has_experts:
+            matrices["mlp.linear_fc1"] = (self.ffn_hidden_size * rising, hidden)
+            matrices["mlp.linear_fc2"] = (hidden, self.ffn_hidden_size)
+        found: dict[str, TensorShape] = {}
+        for norm in norms:
+            found |= self._norm_shapes(norm)
+        for name, shape in matrices.items():
+            found[f"{name}.weight"] = shape
+            if self.traits.has_biases:
+                found[f"{name}.bias"] = shape[:1]
+        if has_experts:
+            found["mlp.router.weight"] = (self.num_experts, hidden)
+            found["mlp.experts_fc1.weight"] = (self.num_experts, self.moe_ffn_hidden_size * rising, hidden)
+            found["mlp.experts_fc2.weight"] = (self.num_experts, hidden, self.moe_ffn_hidden_size)
+        if self.traits.qk_norm:
+            found |= {f"self_attention.{one}_layernorm.weight": (self.head_dim,) for one in "qk"}
+        return found
 
-    def _last_norms(self) -> int:
-        return self._norm_parameters() * (2 if self.traits.is_encoder_decoder else 1)
+    def _norm_shapes(self, name: str) -> dict[str, TensorShape]:
+        kinds = ("weight", "bias") if self.traits.has_biases else ("weight",)
+        return {f"{name}.{kind}": (self.hidden_size,) for kind in kinds}
 
-    def _layer_norms(self) -> int:
-        return 2 * self._norm_parameters() + (2 * self.head_dim if self.traits.qk_norm else 0)
-
-    def _layer_biases(self) -> int:
-        if not self.traits.has_biases:
-            return 0
-        return self.heads_width + 2 * self.kv_width + self.hidden_size + self.ffn_hidden_size + self.hidden_size
-
-    def _attention_matrices(self) -> int:
-        return self.hidden_size * (2 * self.heads_width + 2 * self.kv_width)
-
-    def _mlp_matrices(self) -> int:
-        return (3 if self.traits.gated else 2) * self.hidden_size * self.ffn_hidden_size
-
-    @property
-    def _num_sparse(self) -> int:
-        """Sparse layers of all stacks."""
-        return len(self.moe_layers) * (2 if self.traits.is_encoder_decoder else 1)
-
-    def _expert_matrices(self) -> int:
-        return (3 if self.traits.gated else 2) * self.hidden_size * self.expert_size
-
-    def _experts_over_dense(self, num_experts: int) -> int:
-        """Matrices of so many experts and their router, less those of the dense layer whose place they take."""
-        return num_experts * self._expert_matrices() + self.num_experts * self.hidden_size - self._mlp_matrices()
-
-    def _layer_parameters(self) -> int:
-        """Of one dense layer; where there is an encoder, of one of its layers and one of the decoder's."""
-        each = self._attention_matrices() + self._mlp_matrices() + self._layer_norms() + self._layer_biases()
-        if not self.traits.is_encoder_decoder:
-            return each
-        return 2 * each + 4 * self.hidden_size * self.heads_width + self._norm_parameters()
+    def _active(self, name: str, shape: TensorShape) -> int:
+        """Numbers of a parameter that one token uses."""
+        is_experts = "mlp.experts_" in name
+        return math.prod(shape) * self.experts_per_token // self.num_experts if is_experts else math.prod(shape)

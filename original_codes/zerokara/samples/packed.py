@@ -77,7 +77,7 @@ class PackedTokens:
         return Fault(
             where=where or str(bin_path(self.prefix)),
             key="seq_len",
-            found=self.lengths.input,
+            value=self.lengths.input,
             rule=f"{bin_path(self.prefix)} holds {self.num_tokens:,} tokens, and one sequence takes "
             f"{self.lengths.requirement}",
             remedy=remedy,

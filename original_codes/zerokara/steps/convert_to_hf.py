@@ -13,7 +13,7 @@ from typing import Any
 
 from zerokara import manifest
 from zerokara.config.convert_config import ConvertConfig
-from zerokara.durable import ASIDE_ENDING, free_name
+from zerokara.durable import ASIDE_ENDING, unused_name
 from zerokara.huggingface import check_text, output_folder, source
 from zerokara.huggingface.exported import MANIFEST_NAME
 from zerokara.progress import bytes_text, opening, plain, seconds_text, summary
@@ -47,7 +47,7 @@ def convert(config: ConvertConfig, options: command.Options) -> None:
     opening(f"step 4 convert: {found.folder} ({parameters}) → {folder} ({config.dtype}), then the proofs")
     if others := output_folder.to_keep(folder):
         names = f"{', '.join(others[:5])}{' …' if others[5:] else ''}"
-        kept = free_name(folder, ASIDE_ENDING)
+        kept = unused_name(folder, ASIDE_ENDING)
         print(f"  {folder} holds what step 4 did not write, or not as it is now: {names}; it is kept as {kept}")
     if options.dry_run:
         print("dry run: nothing was written")

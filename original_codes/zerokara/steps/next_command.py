@@ -104,7 +104,7 @@ def again(argv: Sequence[str], without: Sequence[str] = ()) -> str:
     if script is not None:
         called = [next(step.runner for step in STEPS if step.script == script.name), str(script)]
     elif module is not None and module.name.startswith("zerokara."):
-        called = ["python", "-m", module.name]
+        called = ["python", "-m", module.name.removesuffix(".__main__")]
     else:
         return SAME_COMMAND
     return shlex.join([*called, *(word for word in argv if word not in without)])

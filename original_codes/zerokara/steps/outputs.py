@@ -15,9 +15,9 @@ import orjson
 
 from zerokara import manifest
 from zerokara.checkpoint.folders import IDENTITY_NAME
-from zerokara.durable import PARTIAL_SUFFIX
 from zerokara.errors import Fault, UserError
 from zerokara.huggingface.exported import UPLOAD_RECORD_NAME
+from zerokara.tokenizer.layout import LOG_HEADER, LOG_NAME, TOKENIZER_NAMES, WORK_NAME
 from zerokara.tokens.layout import TokenPaths, bin_path, idx_path
 from zerokara.writable import reason_against_entry, reason_against_file, reason_against_folder
 
@@ -30,15 +30,8 @@ if TYPE_CHECKING:  # building a class takes time, and a step needs one of them
 
 TOKENIZER_STEP, TOKENS_STEP = "train_tokenizer", "tokenize"
 """As their manifests say."""
-TOKENIZER_NAMES = ("tokenizer.model", "tokenizer.vocab", "report.json", "report.txt", "report.html")
-"""What step 1 leaves in `output_dir`, beside its log and its manifest."""
-LOG_NAME = "training.log"
-LOG_HEADER = "# zerokara, step 1: what SentencePiece's trainer says\n"
-"""First line of the log, which is there after a training that failed too, without a manifest."""
 MAX_RECORD_BYTES = 2**16
 """More than a line of a quarantine file has."""
-WORK_NAME = f"work{PARTIAL_SUFFIX}"
-"""Folder of step 1 in `output_dir`, there from its start until its manifest is written."""
 
 
 def check(faults: Iterable[Fault], unless: Path | None = None) -> None:

@@ -53,9 +53,9 @@ def upload(config: ConvertConfig, options: command.Options) -> None:
         print(f"next: {named}{next_command.render(next_command.UPLOAD, options, DEFAULT_CONFIG, config)}")
         return
     done = hub.upload(folder, files, name, private=config.private, replace=options.redo)
-    work = manifest.Work("upload", {"repository": name}, inputs={"export": folder / exported.MANIFEST_NAME})
+    work = manifest.StepSpec("upload", {"repository": name}, inputs={"export": folder / exported.MANIFEST_NAME})
     facts = {"url": done.url, "commit": done.commit, "private": done.private, "files": len(files), "bytes": total}
-    manifest.finish(folder / exported.UPLOAD_RECORD_NAME, work, {}, facts, time.monotonic() - started)
+    manifest.write(folder / exported.UPLOAD_RECORD_NAME, work, {}, facts, time.monotonic() - started)
     rows = [
         ("repository", f"{done.url} ({'private' if done.private else 'public'})"),
         ("commit", done.commit),

@@ -32,8 +32,7 @@ import sentencepiece
 
 from zerokara.errors import Fault, UserError
 from zerokara.tokenizer import foreign
-from zerokara.tokenizer.choice import check_there
-from zerokara.tokenizer.model_file import Kind, ModelFile
+from zerokara.tokenizer.model_file import ModelFile, PieceType
 from zerokara.tokenizer.units import Lines, unit_of
 
 Ids = npt.NDArray[np.int32]
@@ -151,7 +150,7 @@ class Encoder:
     @cached_property
     def control_ids(self) -> frozenset[int]:
         """The ids that no text gives: <s>, </s>, <pad>, the extra ids."""
-        return frozenset(i for i, piece in enumerate(self.model.pieces) if piece.kind is Kind.CONTROL)
+        return frozenset(i for i, piece in enumerate(self.model.pieces) if piece.type is PieceType.CONTROL)
 
     @cached_property
     def sentinel_ids(self) -> list[int]:
@@ -191,8 +190,8 @@ class Encoder:
         """The model file's bytes as they were read."""
         return self._content
 
-    def __reduce__(self) -> tuple[type["Encoder"], tuple[Path]]:
-        return Encoder, (self.model_path,)
+    def __reduce__(self) -> tuple[type["Encoder"], tuple[Path, int]]:
+        return Encoder, (self.model_path, self.run_characters)
 
 
 _KNOWN_VERSION = "0.2.3"
@@ -225,5 +224,9 @@ def _opened(content: bytes, path: Path) -> tuple[Any, bytes]:
 
 
 def _read_model(path: Path) -> bytes:
-    check_there(path)
-    return path.read_bytes()
+    if not path.is_file():
+        raise UserError(Fault(str(path), "there is no such tokenizer file", remedy="make one with step 1"))
+    content = path.read_bytes()
+    if not content:
+        raise UserError(Fault(str(path), "the tokenizer file is empty", remedy="make one with step 1"))
+    return content

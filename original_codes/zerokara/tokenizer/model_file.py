@@ -13,6 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sentencepiece import sentencepiece_model_pb2 as messages
+
 SCORE_STEP = 1 / 256
 """Unigram scores are made multiples of this. A float32 holds sums of such numbers without rounding up to 2**24 steps,
 a total of 65,536, which a line of some 5,000 tokens reaches. SentencePiece (float32) and Hugging Face's tokenizers
@@ -20,7 +22,7 @@ a total of 65,536, which a line of some 5,000 tokens reaches. SentencePiece (flo
 piece's probability off by at most 0.2 %, far less than what another sample of the text would change."""
 
 
-class Kind(IntEnum):
+class PieceType(IntEnum):
     """The type of a piece, by its number in the file format."""
 
     NORMAL = 1
@@ -31,8 +33,8 @@ class Kind(IntEnum):
     BYTE = 6
 
 
-_KIND_OF = {int(kind): kind for kind in Kind}
-"""Quicker than calling `Kind`, of which a vocabulary would make 16,000 calls."""
+_TYPES = {int(each): each for each in PieceType}
+"""Faster than calling `PieceType` for each of 16,000 pieces."""
 
 
 class Piece(NamedTuple):
@@ -40,20 +42,14 @@ class Piece(NamedTuple):
 
     text: str
     score: float
-    kind: Kind
-
-
-def _messages() -> Any:
-    from sentencepiece import sentencepiece_model_pb2  # brings protobuf, which most who import this need not
-
-    return sentencepiece_model_pb2
+    type: PieceType
 
 
 class ModelFile:
     """What stands in a `.model` file."""
 
     def __init__(self, content: bytes) -> None:
-        self._proto: Any = _messages().ModelProto()
+        self._proto: Any = messages.ModelProto()
         self._proto.ParseFromString(content)
 
     @classmethod
@@ -64,17 +60,17 @@ class ModelFile:
     @cached_property
     def pieces(self) -> list[Piece]:
         """All pieces, in the order of their ids."""
-        return [Piece(piece.piece, piece.score, _KIND_OF[piece.type]) for piece in self._proto.pieces]
+        return [Piece(piece.piece, piece.score, _TYPES[piece.type]) for piece in self._proto.pieces]
 
     @property
     def is_unigram(self) -> bool:
         """Whether segmentations are chosen by score (else by merges, as BPE)."""
-        return bool(self._proto.trainer_spec.model_type == _messages().TrainerSpec.UNIGRAM)
+        return bool(self._proto.trainer_spec.model_type == messages.TrainerSpec.UNIGRAM)
 
     @property
     def is_bpe(self) -> bool:
         """Whether the model is BPE."""
-        return bool(self._proto.trainer_spec.model_type == _messages().TrainerSpec.BPE)
+        return bool(self._proto.trainer_spec.model_type == messages.TrainerSpec.BPE)
 
     @property
     def byte_fallback(self) -> bool:
@@ -136,12 +132,16 @@ class ModelFile:
 
     def append(self, pieces: list[Piece]) -> None:
         """Add pieces at the end of the vocabulary."""
-        for text, score, kind in pieces:
-            self._proto.pieces.add(piece=text, score=score, type=int(kind))
-            if kind is Kind.CONTROL:
+        for text, score, piece_type in pieces:
+            self._proto.pieces.add(piece=text, score=score, type=int(piece_type))
+            if piece_type is PieceType.CONTROL:
                 self._proto.trainer_spec.control_symbols.append(text)
         self._proto.trainer_spec.vocab_size = len(self._proto.pieces)
         self.__dict__.pop("pieces", None)
+
+    def append_sentinels(self, number: int) -> None:
+        """Add the sentinel tokens <extra_id_{number-1}> to <extra_id_0>, as control pieces."""
+        self.append([Piece(f"<extra_id_{i}>", 0.0, PieceType.CONTROL) for i in reversed(range(number))])
 
     def to_bytes(self) -> bytes:
         """The file's content."""

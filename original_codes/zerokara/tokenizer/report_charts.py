@@ -1,116 +1,116 @@
-"""The drawings of the report's page: bars in HTML, curves in SVG, coloured by the page's style sheet.
+"""The charts of the report's page: matplotlib's SVG, in the colours of the page's style sheet.
 
-In: numbers. Out: `Markup` that needs no script, no font and no picture, and that turns dark with the page.
+In: numbers. Out: SVG elements that need no script and no font, and turn dark with the page. matplotlib cannot draw in
+CSS variables, so it draws in stand-ins for them (`_COLOURS`), which are replaced afterwards.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+import io
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from zerokara.tokenizer.report_markup import Markup, element, join
 from zerokara.tokenizer.report_measures import Coverage
-from zerokara.tokenizer.report_style import SERIES_COLOURS
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SERIES_COLOURS = 6
+"""Colours of the tokenizers, ours first (--s0 to --s5 of the page)."""
+_COLOURS = {
+    "#010100": "--soft",
+    "#010101": "--line",
+    "#010102": "--k-piece",
+    "#010103": "--k-byte",
+    **{f"#0102{number:02x}": f"--s{number}" for number in range(SERIES_COLOURS)},
+}
+_OF = {variable: colour for colour, variable in _COLOURS.items()}
 _WIDTH, _HEIGHT = 460, 290
-_LEFT, _RIGHT, _TOP, _BOTTOM = 44, 10, 10, 44
-_PLOT_WIDTH, _PLOT_HEIGHT = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+"""In points, which become units of the viewBox."""
+_MARGINS = {"left": 44 / _WIDTH, "right": 1 - 10 / _WIDTH, "top": 1 - 10 / _HEIGHT, "bottom": 44 / _HEIGHT}
+_STYLE: dict[str, Any] = {
+    "svg.fonttype": "none",  # Text stays text, in the page's font.
+    "svg.hashsalt": "report",  # The same numbers give the same file.
+    "font.size": 12,
+    "font.family": "DejaVu Sans",  # matplotlib's own, to measure text with
+    "axes.labelcolor": _OF["--soft"],
+    "xtick.labelcolor": _OF["--soft"],
+    "ytick.labelcolor": _OF["--soft"],
+    "grid.color": _OF["--line"],
+    "grid.linewidth": 1,
+    "axes.axisbelow": True,
+    "axes.labelpad": 7,
+    "xtick.major.pad": 7,
+    "ytick.major.pad": 6,
+    "xtick.major.size": 0,
+    "xtick.minor.size": 0,
+    "ytick.major.size": 0,
+}
+_UNUSED = re.compile(
+    r'<defs>.*?</defs>| clip-path="[^"]*"| id="(?!coverage)[^"]*"| transform="rotate\(-0 [^"]*"', flags=re.DOTALL
+)
+"""Clipping (nothing leaves the axes), a style sheet for the whole page, and ids that two charts would share."""
 
 
-def swatch(class_: str) -> Markup:
-    """A spot of colour in front of what it means."""
-    return element("span", class_=f"swatch {class_}")
+def piece_lengths(pairs: Sequence[tuple[int, float, float]]) -> str:
+    """Histogram: for each number of characters the share (0 to 1) of the vocabulary, and of the tokens."""
+
+    def draw(axes: Axes) -> None:
+        for offset, column, variable in ((-0.225, 1, "--k-piece"), (0.225, 2, "--k-byte")):
+            shares = [100 * pair[column] for pair in pairs]
+            axes.bar([pair[0] + offset for pair in pairs], shares, width=0.39, color=_OF[variable])
+        axes.set_ylim(0, 100 * _nice_top(max((max(pair[1:]) for pair in pairs), default=0.0)))
+        axes.set_xlim(0.5, max(len(pairs), 1) + 0.5)
+        axes.set_xticks(range(1, len(pairs) + 1, 1 if len(pairs) <= 24 else 2))
+        axes.set_xlabel("characters in the piece")
+
+    return _chart(draw, "Histogram of the lengths of the pieces")
 
 
-def legend(entries: Sequence[tuple[str, str]]) -> Markup:
-    """Classes of colours and what they mean."""
-    return element("div", [element("span", swatch(class_), text) for class_, text in entries], class_="legend")
+def coverage(series: Sequence[Sequence[Coverage]]) -> str:
+    """A curve for each tokenizer: the share of the text over the number of pieces, on a logarithmic axis."""
+
+    def draw(axes: Axes) -> None:
+        axes.set_xscale("log")
+        for place, points in reversed(list(enumerate(series))):  # ours last, on top
+            x, y = [point.pieces for point in points], [100 * point.share_of_text for point in points]
+            axes.plot(x, y, color=_OF[f"--s{place % SERIES_COLOURS}"], linewidth=2.25, gid=f"coverage-{place}")
+        most = max((point.pieces for points in series for point in points), default=1)
+        axes.set_xlim(1, max(most, 10))
+        axes.set_ylim(0, 100)
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.minorticks_off()
+        axes.grid(axis="x")
+        axes.set_xlabel("number of pieces, most frequent first")
+
+    return _chart(draw, "Coverage of the text")
 
 
-def series(place: int) -> int:
-    """The colour of the tokenizer at a place in the order of the report."""
-    return place % SERIES_COLOURS
+def _chart(draw: Any, label: str) -> str:
+    import matplotlib  # a second to import, and only the page needs it
+    from matplotlib.figure import Figure
 
-
-def bar(value: float, largest: float, label: str, class_: str) -> Markup:
-    """A bar with its number behind it; the longest leaves room for that."""
-    width = f"width:{82 * value / largest if largest else 0:.2f}%"
-    return element("div", element("span", class_=f"bar {class_}", style=width), element("span", label), class_="track")
-
-
-def stack(parts: Sequence[tuple[str, str, int]]) -> Markup:
-    """A bar of parts, each with its class, its name, and its number of tokens."""
-    whole = sum(number for _, _, number in parts) or 1
-    spans = [
-        element(
-            "span", class_=class_, style=f"width:{100 * number / whole:.3f}%", title=f"{name}: {number / whole:.2%}"
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(_WIDTH / 72, _HEIGHT / 72))
+        figure.subplots_adjust(**_MARGINS)
+        axes = figure.subplots()
+        axes.spines[:].set_visible(False)
+        axes.grid(axis="y")
+        draw(axes)
+        axes.set_yticks([share * axes.get_ylim()[1] / 4 for share in range(5)])
+        axes.yaxis.set_major_formatter("{x:.3g}%")
+        file = io.StringIO()
+        figure.savefig(
+            file, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
         )
-        for class_, name, number in parts
-        if number
-    ]
-    return element("div", spans, class_="stack")
-
-
-def columns(pairs: Sequence[tuple[str, float, float]], x_title: str, label: str) -> Markup:
-    """Two columns, shares of 0 to 1, over each name on the x axis."""
-    top = _nice_top(max((max(first, second) for _, first, second in pairs), default=0.0))
-    slot = _PLOT_WIDTH / max(len(pairs), 1)
-    parts = _shares_axis(top)
-    for place, (name, first, second) in enumerate(pairs):
-        x, width = _LEFT + place * slot, slot * 0.39
-        for offset, share, class_ in ((0.08, first, "f0"), (0.53, second, "f1")):
-            height = _PLOT_HEIGHT * share / top
-            box = {"x": _number(x + offset * slot), "y": _number(_TOP + _PLOT_HEIGHT - height)}
-            size = {"width": _number(width), "height": _number(height)}
-            parts.append(element("rect", **box, **size, rx="1.5", class_=class_))
-        if len(pairs) <= 24 or place % 2 == 0:
-            parts.append(_text(name, x + slot / 2, _TOP + _PLOT_HEIGHT + 17))
-    parts.append(_text(x_title, _LEFT + _PLOT_WIDTH / 2, _HEIGHT - 6))
-    return _drawing(parts, label)
-
-
-def curves(points: Mapping[str, Sequence[Coverage]], x_title: str, label: str) -> Markup:
-    """A curve a tokenizer: the share of the text over the number of pieces, which has a logarithmic axis."""
-    most = max((point.pieces for line in points.values() for point in line), default=1)
-    decades = max(math.log10(most), 1e-9)
-    parts = _shares_axis(1.0)
-    for power in range(math.floor(decades + 1e-9) + 1):
-        x = _LEFT + _PLOT_WIDTH * power / decades if most > 1 else _LEFT
-        at = {"x1": _number(x), "x2": _number(x), "y1": _TOP, "y2": _TOP + _PLOT_HEIGHT}
-        parts += [element("line", **at, class_="grid"), _text(f"{10**power:,}", x, _TOP + _PLOT_HEIGHT + 17)]
-    for place, line in reversed(list(enumerate(points.values()))):  # ours last, on top
-        places = [
-            (_LEFT + _PLOT_WIDTH * math.log10(point.pieces) / decades, _TOP + _PLOT_HEIGHT * (1 - point.share_of_text))
-            for point in line
-        ]
-        path = "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
-        parts += [element("path", d=f"M{path}", class_=f"curve c{series(place)}")] if places else []
-    parts.append(_text(x_title, _LEFT + _PLOT_WIDTH / 2, _HEIGHT - 6))
-    return _drawing(parts, label)
-
-
-def _shares_axis(top: float) -> list[Markup]:
-    parts = []
-    for step in range(5):
-        y = _TOP + _PLOT_HEIGHT * (1 - step / 4)
-        at = {"x1": _LEFT, "x2": _LEFT + _PLOT_WIDTH, "y1": _number(y), "y2": _number(y)}
-        parts.append(element("line", **at, class_="grid"))
-        parts.append(_text(f"{top * step / 4 * 100:.3g}%", _LEFT - 6, y + 4, anchor="end"))
-    return parts
-
-
-def _drawing(parts: Sequence[Markup], label: str) -> Markup:
-    return element("svg", join(parts), viewBox=f"0 0 {_WIDTH} {_HEIGHT}", role="img", aria_label=label)
-
-
-def _text(text: str, x: float, y: float, anchor: str = "middle") -> Markup:
-    return element("text", text, x=_number(x), y=_number(y), text_anchor=anchor)
+    svg = _UNUSED.sub("", file.getvalue())
+    for colour, variable in _COLOURS.items():
+        svg = svg.replace(colour, f"var({variable})")
+    contents = svg[svg.index(">", svg.index("<svg")) + 1 :]
+    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">{contents}'
 
 
 def _nice_top(largest: float) -> float:
     """The end of an axis of four steps that holds the largest share."""
     return next((top for top in (0.04, 0.08, 0.12, 0.2, 0.28, 0.4, 0.6, 0.8) if top >= largest), 1.0)
-
-
-def _number(value: float) -> str:
-    return f"{value:.1f}"

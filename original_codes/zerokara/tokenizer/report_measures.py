@@ -1,9 +1,9 @@
 """Counting what a tokenizer does to text.
 
-In: a tokenizer and texts. Out: sums and rates, how often each id was used, and lines cut into their pieces to look at.
+In: a tokenizer and texts. Out: sums and rates, the number of times each id was used, and lines split into their pieces.
 
-Every tokenizer is measured alike: text is cut into lines, each line is encoded by itself, and a line end counts as one
-token. For a tokenizer that would join line ends with what stands beside them (BPE over bytes may have pieces such as
+Every tokenizer is measured alike: text is split into lines, each line is encoded by itself, and a line end counts as
+one token. For a tokenizer that would join line ends with their neighbours (byte-level BPE may have pieces such as
 "):\\n") that is a few tokens more than it would need on the whole text.
 """
 
@@ -11,25 +11,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from itertools import compress, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from zerokara.progress import Progress
 from zerokara.tokenizer.encoder import Ids
-from zerokara.tokenizer.report_tokenizers import Kind, Tokenizer
+from zerokara.tokenizer.report_tokenizers import MeasuredTokenizer, TokenKind
 
 Counts = npt.NDArray[np.int64]
-"""int64[ids of a tokenizer]: how often each was used."""
+"""int64[ids of a tokenizer]: the number of times each was used."""
 
 MAX_USAGE_BYTES = 32_000_000
-"""Text of the sample over which the use of the pieces is counted; a second's work."""
+"""Text of the sample over which the use of the pieces is counted, in about a second."""
 EXAMPLE_CHARACTERS = 180
-"""Longest line to show."""
+"""Longest line shown."""
+LOSSLESS_SHARE = 0.01
+"""Share of lines that do not decode exactly up to which a tokenizer counts as lossless."""
 _BATCH_LINES = 4096
 _MAX_FAILURES_SHOWN = 5
 
@@ -48,19 +50,32 @@ class Measures:
     character_tokens: int = 0
     """Tokens that are one whole character."""
     byte_tokens: int = 0
-    """Tokens that are a part of a character without a piece."""
+    """Tokens that are part of a character that has no piece."""
     unknown_tokens: int = 0
     line_end_tokens: int = 0
     unknown_characters: int = 0
     """Characters under unknown tokens, of which one may hide a whole word."""
     round_trip_failures: int = 0
-    """Lines that do not come back as they were."""
+    """Lines that decode to another text."""
+    words: int | None = None
+    """Words of the text (`report_words`); None where they cannot be told apart."""
     failure_examples: list[str] = field(default_factory=list)
 
-    def rates(self) -> dict[str, float]:
-        """The numbers that compare: characters and bytes a token, and shares of the tokens, characters, lines."""
+    @property
+    def tokens_per_word(self) -> float | None:
+        """Fertility: tokens of the lines (line ends left out) per word; None without words."""
+        return (self.tokens - self.line_end_tokens) / self.words if self.words else None
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether nearly all lines decode exactly: dropping spaces or capitals is an easy way to few tokens."""
+        return self.round_trip_failures <= LOSSLESS_SHARE * self.lines
+
+    def rates(self) -> dict[str, Any]:
+        """The comparable numbers: bytes and characters per token, tokens per word, shares of tokens or lines."""
         tokens = max(self.tokens, 1)
         return {
+            "tokens_per_word": self.tokens_per_word,
             "characters_per_token": self.characters / tokens,
             "bytes_per_token": self.bytes / tokens,
             "unknown_rate": self.unknown_tokens / tokens,
@@ -70,23 +85,21 @@ class Measures:
             "round_trip_failure_rate": self.round_trip_failures / max(self.lines, 1),
         }
 
-    def as_json(self) -> dict[str, Any]:
-        """The sums and the rates as JSON values."""
-        return {**asdict(self), **self.rates()}
 
-
-class Cell(NamedTuple):
-    """A stretch of a line and the tokens that spell it: one, or the bytes of a character together."""
+@dataclass(frozen=True)
+class Cell:
+    """A stretch of a line and the tokens that spell it: one, or all bytes of a character."""
 
     text: str
     pieces: list[str]
-    """As they stand in the vocabulary; none for text that no token stands for, such as a space that was dropped."""
+    """As they stand in the vocabulary; none for text without a token, such as a space that was dropped."""
     kind: str
     """`piece`, `character`, `byte`, `unknown`, or `dropped`."""
 
 
-class Coverage(NamedTuple):
-    """What the most frequent pieces do: of the text, and of the tokens."""
+@dataclass(frozen=True)
+class Coverage:
+    """How much of the text and of the tokens the most frequent pieces make up."""
 
     pieces: int
     share_of_text: float
@@ -95,9 +108,9 @@ class Coverage(NamedTuple):
 
 
 def measure(
-    tokenizer: Tokenizer, texts: Iterable[str], used: Counts | None = None, progress: Progress | None = None
+    tokenizer: MeasuredTokenizer, texts: Iterable[str], used: Counts | None = None, progress: Progress | None = None
 ) -> Measures:
-    """Measure a tokenizer on texts; adds to `used` how often each id was, and advances the progress by bytes."""
+    """Measure a tokenizer on texts; adds the uses of each id to `used`, and advances the progress by bytes."""
     counts = np.zeros(len(tokenizer.pieces), dtype=np.int64)
     measures = Measures()
     lines = _lines(texts)
@@ -115,14 +128,14 @@ def measure(
                 measures.round_trip_failures += 1
                 if len(measures.failure_examples) < _MAX_FAILURES_SHOWN:
                     measures.failure_examples.append(line[:100])
-        if batch_counts[tokenizer.kinds == Kind.UNKNOWN].any():
-            with_unknown = ((tokenizer.kinds[line_ids] == Kind.UNKNOWN).any() for line_ids in ids)
+        if batch_counts[tokenizer.kinds == TokenKind.UNKNOWN].any():
+            with_unknown = ((tokenizer.kinds[line_ids] == TokenKind.UNKNOWN).any() for line_ids in ids)
             measures.unknown_characters += sum(map(tokenizer.unknown_characters, compress(batch_lines, with_unknown)))
         if progress is not None:
             progress.advance(measures.bytes - bytes_before)
     measures.characters += measures.line_end_tokens
     measures.bytes += measures.line_end_tokens
-    by_kind = np.bincount(tokenizer.kinds, weights=counts, minlength=len(Kind)).astype(np.int64).tolist()
+    by_kind = np.bincount(tokenizer.kinds, weights=counts, minlength=len(TokenKind)).astype(np.int64).tolist()
     measures.piece_tokens, measures.character_tokens, measures.byte_tokens, measures.unknown_tokens = by_kind
     measures.tokens = int(counts.sum()) + measures.line_end_tokens
     if used is not None:
@@ -131,12 +144,12 @@ def measure(
 
 
 def sample_bytes(sentences: Path) -> int:
-    """Bytes of a file of lines that `count_sample` will look at, about."""
+    """Bytes of the file that `count_sample` will read, about."""
     return min(sentences.stat().st_size, MAX_USAGE_BYTES)
 
 
-def count_sample(tokenizer: Tokenizer, sentences: Path, used: Counts, progress: Progress | None = None) -> int:
-    """Add to `used` how often the lines of a file use each id, spread evenly where it is large; gives their bytes."""
+def count_sample(tokenizer: MeasuredTokenizer, sentences: Path, used: Counts, progress: Progress | None = None) -> int:
+    """Add the uses of each id to `used`, over evenly spaced lines of a large file; return the bytes of these lines."""
     step = max(1, math.ceil(sentences.stat().st_size / MAX_USAGE_BYTES))
     total = 0
     with open(sentences, encoding="utf-8", newline="\n") as file:
@@ -151,17 +164,17 @@ def count_sample(tokenizer: Tokenizer, sentences: Path, used: Counts, progress: 
 
 
 def total(measures: Sequence[Measures]) -> Measures:
-    """The measures of several bodies of text as one."""
-    made = Measures()
+    """The measures of several bodies of text as one; without words where one body has none."""
+    summed = Measures(words=0 if all(one.words is not None for one in measures) else None)
     for one in measures:
-        for name in (each.name for each in fields(Measures)):
-            setattr(made, name, getattr(made, name) + getattr(one, name))
-    made.failure_examples = made.failure_examples[:_MAX_FAILURES_SHOWN]
-    return made
+        for name in (each.name for each in fields(Measures) if getattr(summed, each.name) is not None):
+            setattr(summed, name, getattr(summed, name) + getattr(one, name))
+    summed.failure_examples = summed.failure_examples[:_MAX_FAILURES_SHOWN]
+    return summed
 
 
-def coverage(tokenizer: Tokenizer, used: Counts) -> list[Coverage]:
-    """How much the 1, 2, 5, 10, 20, 50, … most frequent pieces cover, up to all that were used."""
+def coverage(tokenizer: MeasuredTokenizer, used: Counts) -> list[Coverage]:
+    """The coverage of the 1, 2, 5, 10, 20, 50, … most frequent pieces, up to all that were used."""
     order = np.argsort(-used, kind="stable")[: np.count_nonzero(used)]
     tokens = np.cumsum(used[order])
     text = np.cumsum(used[order] * tokenizer.piece_bytes[order])
@@ -183,11 +196,11 @@ def example_lines(texts: Sequence[str], number: int) -> list[str]:
     return [_shortened(line) for line in chosen]
 
 
-def cells(tokenizer: Tokenizer, line: str) -> list[Cell]:
-    """A line cut as the tokenizer cuts it; the texts join to the line again."""
+def cells(tokenizer: MeasuredTokenizer, line: str) -> list[Cell]:
+    """Split a line as the tokenizer does; the texts join to the line again."""
     groups: list[tuple[int, int, list[int]]] = []
     for span in tokenizer.spans(line):
-        # Tokens that share a character stand together, and an empty one goes with the one behind it.
+        # Tokens that share a character form one cell, and an empty token joins the next.
         if groups and (groups[-1][0] == groups[-1][1] or span.start < groups[-1][1]):
             start, end, ids = groups.pop()
             groups.append((start, max(end, span.end), [*ids, span.id]))
@@ -201,9 +214,11 @@ def cells(tokenizer: Tokenizer, line: str) -> list[Cell]:
     return [*made, Cell(line[done:], [], "dropped")] if done < len(line) else made
 
 
-def _cell_kind(tokenizer: Tokenizer, ids: list[int]) -> str:
-    kinds = {Kind(tokenizer.kinds[i]) for i in ids}
-    worst = next(kind for kind in (Kind.UNKNOWN, Kind.BYTE, Kind.PIECE, Kind.CHARACTER) if kind in kinds)
+def _cell_kind(tokenizer: MeasuredTokenizer, ids: list[int]) -> str:
+    kinds = {TokenKind(tokenizer.kinds[i]) for i in ids}
+    worst = next(
+        kind for kind in (TokenKind.UNKNOWN, TokenKind.BYTE, TokenKind.PIECE, TokenKind.CHARACTER) if kind in kinds
+    )
     return worst.name.lower()
 
 

@@ -1,8 +1,9 @@
-"""Any tokenizer behind one face, so that all are measured alike: SentencePiece's and Hugging Face's.
+"""SentencePiece's and Hugging Face's tokenizers behind one interface, so that all are measured alike.
 
-In: a SentencePiece `.model` file, a Hugging Face `tokenizer.json`, or a folder that holds one. Out: a `Tokenizer` that
-encodes lines, decodes ids, tells which characters of a line each token stands for, and knows of every id what kind of
-token it is. Nothing is added to a text: no <s>, no [CLS], no padding; text that spells a special token is text.
+In: a SentencePiece `.model` file, a Hugging Face `tokenizer.json`, or a folder that holds one. Out: a
+`MeasuredTokenizer` that encodes lines, decodes ids, tells which characters of a line each token stands for, and knows
+what kind of token every id is. Nothing is added to a text: no <s>, no [CLS], no padding; text that spells a
+special token is text.
 
 What is a byte token: a byte-fallback piece (<0xE3>), and of a BPE over bytes (GPT-2's kind, whose vocabulary spells
 bytes in a table of 256 characters) each token whose bytes are no whole characters.
@@ -37,7 +38,7 @@ _PROBE = "a 1 龘 \U0001f600"
 """Text on which a tokenizer that cannot encode at all (a WordPiece without its unknown token) gives that away."""
 
 
-class Kind(IntEnum):
+class TokenKind(IntEnum):
     """What a token stands for."""
 
     PIECE = 0
@@ -58,7 +59,7 @@ class Span(NamedTuple):
     end: int
 
 
-class Tokenizer(ABC):
+class MeasuredTokenizer(ABC):
     """A tokenizer to measure. Ids are below `len(pieces)`."""
 
     description: str
@@ -90,27 +91,29 @@ class Tokenizer(ABC):
         """Characters of a line that are under unknown tokens."""
         covered: set[int] = set()
         for span in self.spans(line):
-            if self.kinds[span.id] == Kind.UNKNOWN:
+            if self.kinds[span.id] == TokenKind.UNKNOWN:
                 covered.update(range(span.start, span.end))
         return len(covered)
 
     def _describe(self, pieces: list[str], contents: Sequence[bytes | None], unknown: set[int]) -> None:
         """Set what is known by id; a content is the text of a piece, or bytes that are no text, or None."""
         self.pieces = pieces
-        self.kinds = np.full(len(pieces), Kind.PIECE, dtype=np.int8)
+        self.kinds = np.full(len(pieces), TokenKind.PIECE, dtype=np.int8)
         self.piece_characters = np.zeros(len(pieces), dtype=np.int32)
         self.piece_bytes = np.zeros(len(pieces), dtype=np.int32)
         for i, content in enumerate(contents):
             if i in unknown:
-                self.kinds[i] = Kind.UNKNOWN
+                self.kinds[i] = TokenKind.UNKNOWN
             elif content:
                 self.piece_bytes[i] = len(content)
                 characters = _num_characters(content)
                 self.piece_characters[i] = characters
-                self.kinds[i] = Kind.BYTE if characters == 0 else Kind.CHARACTER if characters == 1 else Kind.PIECE
+                self.kinds[i] = (
+                    TokenKind.BYTE if characters == 0 else TokenKind.CHARACTER if characters == 1 else TokenKind.PIECE
+                )
 
 
-class SentencePieceTokenizer(Tokenizer):
+class SentencePieceTokenizer(MeasuredTokenizer):
     """A SentencePiece model of any kind, also one that the training could not use."""
 
     def __init__(self, content: bytes) -> None:
@@ -147,7 +150,7 @@ class SentencePieceTokenizer(Tokenizer):
         return [Span(i, start, end) for i, (start, end) in zip(made["ids"], made["offsets"], strict=True)]
 
 
-class HuggingFaceTokenizer(Tokenizer):
+class HuggingFaceTokenizer(MeasuredTokenizer):
     """What stands in a `tokenizer.json`: BPE, BPE over bytes, Unigram, WordPiece or whole words."""
 
     def __init__(self, content: bytes) -> None:
@@ -231,7 +234,7 @@ def find_file(name: str) -> Path:
     raise UserError(Fault(name, f"the folder holds no {' and no '.join(IN_FOLDER)}", remedy=remedy))
 
 
-def open_tokenizer(name: str | Path) -> Tokenizer:
+def open_tokenizer(name: str | Path) -> MeasuredTokenizer:
     """Open a tokenizer of any kind.
 
     Raises: UserError when there is none that can be read.

@@ -1,12 +1,12 @@
-"""Corpus files → the text that the tokenizer is trained on, and some of each source to measure it with.
+"""Corpus files → the text to train the tokenizer on, and some of each source to measure it with.
 
-In: files, a budget in bytes, a seed. Out: a file with one training sentence a line, texts to measure with (held out
-where the source can spare them), and a report whose numbers close. Documents are offered as *passages*: whole, or cut
-at line ends where longer than `PASSAGE_BYTES`. Each passage gets a random key from the seed; those with the smallest
-keys stay while they fit the budget, which is a uniform sample of all files that depends on nothing but corpus, budget
+In: files, a budget in bytes, a seed. Out: a file with one training sentence per line, texts to measure with (held out
+where a source has enough), and a report whose numbers add up. Documents are offered as *passages*: whole, or split at
+line ends where longer than `PASSAGE_BYTES`. Each passage gets a random key from the seed; those with the smallest keys
+stay while they fit the budget (reservoir sampling): a uniform sample of all files that depends only on corpus, budget
 and seed. Memory is the budget, whatever the size of the corpus. Chosen passages are split at line ends, and at sentence
-ends where a line is longer than SentencePiece accepts; nothing is dropped but the characters that SentencePiece
-reserves for itself.
+ends where a line is longer than SentencePiece accepts; only the characters that SentencePiece reserves for itself are
+dropped.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from typing import Any
 from zerokara.corpus.inputs import InputFile
 from zerokara.corpus.reading import HARMLESS, BadLine, TxtDocument, ranges, read
 from zerokara.errors import Fault, UserError
-from zerokara.progress import Progress
+from zerokara.progress import Progress, bytes_text, plural
 
 SENTENCE_BYTES = 4192
 """Longest training sentence: SentencePiece's default `max_sentence_length`, over which it drops a sentence."""
 PASSAGE_BYTES = 16 * 1024
 PASSAGE_OVERHEAD_BYTES = 250
-"""What Python needs for a passage beside its text (bytes object, tuple, place in the heap)."""
+"""Memory of a passage in Python beside its text (bytes object, tuple, heap entry)."""
 HELD_OUT_SHARE = 0.01
 HELD_OUT_BYTES = 1_000_000
-"""Text held out of each source at most."""
+"""Most text held out of each source."""
 HELD_OUT_MIN_BYTES = 20_000
-"""Less than this says nothing about a tokenizer: it goes back to the training, and the source is measured on what was
-offered to the training, which the report says."""
+"""Less than this says nothing about a tokenizer: it goes back to the training, and the source is measured on text that
+was offered to the training, which the report says."""
 OFFERED_BYTES = 300_000
-"""Text kept of each source for that."""
+"""Text of each source kept for that."""
 RANGE_BYTES = 64 * 1024 * 1024
 
 RESERVED = re.compile("[\u2585\0]+")
-"""What SentencePiece's trainer cannot take: its mark for unknown characters, with which it drops whole sentences, and
-NUL, which ends its strings."""
+"""Characters that SentencePiece's trainer cannot take: its mark for unknown characters, for which it drops whole
+sentences, and NUL, which ends its strings."""
 _SENTENCE_END = re.compile(r"[。．！？｡…।۔]+[」』）】”’]*|[.!?]+[\"'”’)\]]*(?=\s)")
 _SPACE = re.compile(r"(?<=\S)(?=\s)")
 
@@ -65,6 +65,14 @@ class SampleReport:
         """The report as JSON values."""
         return asdict(self)
 
+    def use_text(self) -> str:
+        """How much of the chosen text was used, and why not all, to be read."""
+        share = self.bytes_used / max(self.bytes_chosen, 1)
+        text = f"{bytes_text(self.bytes_used)} ({share:.3%} of the sample), {plural(self.sentences, 'sentence')}"
+        losses = [f"{plural(count, 'byte')} dropped: {reason}" for reason, count in self.dropped_bytes.items()]
+        losses += [f"{plural(count, 'line')} skipped: {reason}" for reason, count in self.bad_lines.items()]
+        return "; ".join([text, *losses])
+
 
 @dataclass(frozen=True)
 class SourceTexts:
@@ -72,11 +80,11 @@ class SourceTexts:
 
     texts: list[str]
     held_out: bool
-    """Whether no training saw them."""
+    """Whether they are kept out of the training."""
 
 
 @dataclass(frozen=True)
-class Sample:
+class TrainingSample:
     """The training sentences on disk and the texts of each source."""
 
     sentences: Path
@@ -92,7 +100,7 @@ class _Reservoir:
         self._heap: list[tuple[float, int, bytes]] = []
 
     def offer(self, key: float, order: int, passage: bytes) -> list[tuple[int, bytes]]:
-        """Take a passage in; gives back those that have no place, which may be that passage itself."""
+        """Add a passage; return those that no longer fit, which may be that passage itself."""
         if key >= self._threshold:
             return [(order, passage)]
         heapq.heappush(self._heap, (-key, order, passage))
@@ -105,8 +113,8 @@ class _Reservoir:
             out.append((out_order, out_passage))
         return out
 
-    def take(self) -> list[tuple[int, bytes]]:
-        """All passages, in the order of the corpus."""
+    def drain(self) -> list[tuple[int, bytes]]:
+        """Remove and return all passages, in the order of the corpus."""
         taken = sorted((order, passage) for _, order, passage in self._heap)
         self._heap = []
         return taken
@@ -122,8 +130,8 @@ def draw(
     txt_document: TxtDocument,
     max_bad_fraction: float,
     where: str,
-) -> Sample:
-    """Draw the sample and write its sentences; `where` names the place of the input for error messages.
+) -> TrainingSample:
+    """Draw the sample and write its sentences; `where` is the place of `input` in the configuration, for errors.
 
     Raises:
         UserError: no document, or a larger share of bad ones than `max_bad_fraction`.
@@ -157,15 +165,15 @@ def draw(
     sources = []
     for reservoir, fallback in zip(held_out, offered, strict=True):
         enough = reservoir.bytes >= HELD_OUT_MIN_BYTES
-        passages = reservoir.take()
+        passages = reservoir.drain()
         report.held_out_bytes_by_source.append(sum(_text_bytes(passage) for _, passage in passages) if enough else 0)
-        measured = passages if enough else fallback.take()
+        measured = passages if enough else fallback.drain()
         sources.append(SourceTexts([passage.decode() for _, passage in measured], enough))
         for back_order, back in [] if enough else passages:
             training.offer(keys.random(), back_order, back)
     report.bytes_held_out = sum(report.held_out_bytes_by_source)
-    _write(training.take(), sentences, report)
-    return Sample(sentences, sources, report)
+    _write(training.drain(), sentences, report)
+    return TrainingSample(sentences, sources, report)
 
 
 def _items(
@@ -184,7 +192,7 @@ def _items(
 
 
 def passages_of(text: str) -> Iterator[str]:
-    """Cut a document at line ends into parts of at most `PASSAGE_BYTES`; longer lines are cut as sentences are."""
+    """Split a document at line ends into parts of at most `PASSAGE_BYTES`; longer lines are split like sentences."""
     if len(text) * 4 <= PASSAGE_BYTES or len(text.encode()) <= PASSAGE_BYTES:
         yield text
         return
@@ -202,9 +210,9 @@ def passages_of(text: str) -> Iterator[str]:
 
 
 def split_line(line: str, limit: int = SENTENCE_BYTES) -> list[str]:
-    """Cut a line into parts of at most `limit` bytes that join to the line again.
+    """Split a line into parts of at most `limit` bytes that join to the line again.
 
-    It is cut after the last sentence end that fits; where there is none before a space; where there is none anywhere.
+    Splits are after the last sentence end that fits, else before a space, else anywhere between characters.
     """
     content = line.encode()
     parts, start = [], 0
@@ -227,7 +235,7 @@ def _last_end(pattern: re.Pattern[str], text: str) -> int:
 
 
 def sentences_of(text: str) -> Iterator[str]:
-    """The training sentences of a text: its lines, cut where too long or where a reserved character stands."""
+    """The training sentences of a text: its lines, split where too long or at reserved characters."""
     for line in text.split("\n"):
         for part in RESERVED.split(line) if RESERVED.search(line) else [line]:
             if part:
@@ -242,7 +250,7 @@ def _write(passages: list[tuple[int, bytes]], path: Path, report: SampleReport) 
     reserved = 0
     passages.reverse()
     with open(path, "wb") as file:
-        while passages:  # from the end of the reversed list, so that each is let go of as soon as it is written
+        while passages:  # from the end of the reversed list, so that each is freed as soon as it is written
             _, passage = passages.pop()
             report.bytes_chosen += _text_bytes(passage)
             text = passage.decode()
@@ -266,7 +274,7 @@ def _check_bad(documents: int, bad: Counter[str], first: list[BadLine], max_bad_
                 where=where,
                 rule=f"{harmful:,} of {documents + harmful:,} documents ({share:.2%}) cannot be read, more than "
                 f"max_bad_fraction = {max_bad_fraction:.2%}: {examples}",
-                remedy="mend the files or raise max_bad_fraction",
+                remedy="repair the files or raise max_bad_fraction",
             )
         )
     if not documents:

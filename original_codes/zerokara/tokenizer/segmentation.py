@@ -1,13 +1,13 @@
-"""Training sentences → the same text with a line for each morpheme, so that no piece is learnt across a boundary.
+"""Training sentences → the same text with one morpheme per line, so that no piece is learnt across a boundary.
 
-In: a file with a sentence a line, and an analyser. Out: a file whose lines, joined, are the sentences: nothing is
-changed, and a space stands before the morpheme that it precedes. Only the training sees it; the model that comes of
-it cuts plain text, without any analyser.
+In: a file with one sentence per line, and an analyser. Out: a file whose lines, joined, are the sentences: nothing is
+changed, and a space belongs to the morpheme that it precedes. Only the training sees it; the resulting model segments
+plain text, without any analyser.
 
 Why lines, and not SentencePiece's own `pretokenization_delimiter`: its trainer (0.2.3, `MakeSeedSentencePieces`) finds
 candidates as substrings that occur before different characters, or at the end of a line. A morpheme that is always
-followed by the delimiter is neither, so whole morphemes never become candidates; the delimiters also count as
-characters against `character_coverage`; and lines that are equal are trained on once, with their number.
+followed by the delimiter is neither, so whole morphemes never become candidates; and the delimiters count as characters
+in `character_coverage`. Equal lines are cheap: they are trained on once, with their number.
 """
 
 from __future__ import annotations
@@ -25,43 +25,43 @@ from pathlib import Path
 
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import RunError
+from zerokara.parent_death_signal import end_with_parent
 from zerokara.progress import Progress
-from zerokara.tokenizer.lifeline import end_with_parent
-from zerokara.tokenizer.memory import available_bytes
+from zerokara.resources import available_memory
 from zerokara.tokenizer.morphemes import Analyse, Analyser, boundaries
 
 BLOCK_BYTES = 128 * 1024
-"""Text that a process takes at a time."""
+"""Text that a process gets at a time."""
 ALONE_BYTES = 1_000_000
-"""Less text than this is analysed here: other processes would take longer to start."""
+"""Less text than this is analysed in this process: others would take longer to start."""
 PROCESS_BYTES = 600_000_000
-"""What a process may hold: each has its own dictionary (measured: Kiwi 550 MB, the others 120 to 140 MB)."""
+"""Memory of a process, which has its own dictionary (measured: Kiwi 550 MB, the others 120 to 140 MB)."""
 
 
 @dataclass(frozen=True)
-class Rules:
-    """What of the settings decides where a line is cut."""
+class SplitRules:
+    """The settings that decide where a line is split."""
 
     normalizes: bool
     """Whether other white space may become a space."""
     starts_with_space: bool
     """Whether each sentence is to begin with a space (`add_dummy_prefix`)."""
     symbols: tuple[str, ...]
-    """Texts that are one piece, and so are never cut."""
+    """Texts that are one piece, and so are never split."""
 
     @classmethod
-    def of(cls, config: TokenizerConfig) -> Rules:
-        """The rules that a configuration asks for."""
+    def of(cls, config: TokenizerConfig) -> SplitRules:
+        """The rules of a configuration."""
         normalizes = config.normalization_rule_name != "identity"
         return cls(normalizes, config.add_dummy_prefix, config.user_defined_symbols)
 
     def is_space(self, character: str) -> bool:
-        """Whether the tokenizer sees a space there."""
+        """Whether the character becomes a space in the tokenizer."""
         return character == " " or (self.normalizes and character.isspace())
 
 
-def morphemes(line: str, analyse: Analyse, rules: Rules) -> list[str]:
-    """Cut a line between its morphemes; the parts join to the line again."""
+def morphemes(line: str, analyse: Analyse, rules: SplitRules) -> list[str]:
+    """Split a line between its morphemes; the parts join to the line again."""
     cuts = boundaries(line, analyse(line), rules.is_space)
     if rules.symbols:
         pattern = "|".join(map(re.escape, sorted(rules.symbols, key=len, reverse=True)))
@@ -71,19 +71,20 @@ def morphemes(line: str, analyse: Analyse, rules: Rules) -> list[str]:
 
 
 def segment(config: TokenizerConfig, analyser: Analyser, sentences: Path, target: Path, num_processes: int) -> None:
-    """Write the sentences with a line for each morpheme, in their order.
+    """Write the sentences with one morpheme per line, in their order.
 
-    Raises: RunError when a process of the analysis dies.
+    Raises:
+        RunError: a process of the analysis died.
     """
-    rules, size = Rules.of(config), sentences.stat().st_size
-    num_processes = 1 if size < ALONE_BYTES else max(1, min(num_processes, available_bytes() // PROCESS_BYTES))
-    label = f"cutting between morphemes with {analyser.name}"
+    rules, size = SplitRules.of(config), sentences.stat().st_size
+    num_processes = 1 if size < ALONE_BYTES else max(1, min(num_processes, available_memory() // PROCESS_BYTES))
+    label = f"splitting into morphemes with {analyser.name}"
     with open(target, "wb") as file, Progress(label, total=size, unit="B") as progress:
         blocks = _blocks(sentences)
         if num_processes == 1:
             analyse = analyser.start()
             for block in blocks:
-                file.write(_cut(block, analyse, rules))
+                file.write(_split(block, analyse, rules))
                 progress.advance(len(block))
             return
         try:
@@ -92,20 +93,20 @@ def segment(config: TokenizerConfig, analyser: Analyser, sentences: Path, target
                 progress.advance(len(block))
         except BrokenProcessPool as error:
             raise RunError(
-                f"a process of the morphological analysis ({analyser.name}) was ended from outside, most often because "
+                f"a process of the morphological analysis ({analyser.name}) was killed, most often because "
                 f"memory ran out; set num_threads to less than {num_processes} and run again"
             ) from error
 
 
 def _in_parallel(
-    blocks: Iterator[bytes], analyser: Analyser, rules: Rules, num_processes: int, progress: Progress
+    blocks: Iterator[bytes], analyser: Analyser, rules: SplitRules, num_processes: int, progress: Progress
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Blocks and what became of them, in order, with a few waiting for each process and no more in memory."""
+    """Blocks and their morphemes, in order; only a few per process are in memory."""
     context = multiprocessing.get_context("spawn")
     waiting: deque[tuple[bytes, Future[bytes]]] = deque()
-    with ProcessPoolExecutor(num_processes, context, _begin, (analyser, rules, os.getpid())) as pool:
+    with ProcessPoolExecutor(num_processes, context, _start_worker, (analyser, rules, os.getpid())) as pool:
         for block in blocks:
-            waiting.append((block, pool.submit(_cut_here, block)))
+            waiting.append((block, pool.submit(_split_in_worker, block)))
             if len(waiting) >= 4 * num_processes:
                 yield _first(waiting, progress)
         while waiting:
@@ -122,29 +123,29 @@ def _first(waiting: deque[tuple[bytes, Future[bytes]]], progress: Progress) -> t
 
 
 _ANALYSE: Analyse
-_RULES: Rules
+_RULES: SplitRules
 
 
-def _begin(analyser: Analyser, rules: Rules, parent_pid: int) -> None:
-    """Make a new process ready: the analyser is started once in each."""
+def _start_worker(analyser: Analyser, rules: SplitRules, parent_pid: int) -> None:
+    """Initialise a worker process: the analyser is started once in each."""
     global _ANALYSE, _RULES
     end_with_parent(parent_pid)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends the others.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends the workers.
     _ANALYSE, _RULES = analyser.start(), rules
 
 
-def _cut_here(block: bytes) -> bytes:
-    return _cut(block, _ANALYSE, _RULES)
+def _split_in_worker(block: bytes) -> bytes:
+    return _split(block, _ANALYSE, _RULES)
 
 
-def _cut(block: bytes, analyse: Analyse, rules: Rules) -> bytes:
+def _split(block: bytes, analyse: Analyse, rules: SplitRules) -> bytes:
     prefix = " " if rules.starts_with_space else ""
     lines = (prefix + "\n".join(morphemes(line, analyse, rules)) for line in block.decode().split("\n")[:-1])
     return "".join(line + "\n" for line in lines).encode()
 
 
 def _blocks(sentences: Path) -> Iterator[bytes]:
-    """Whole lines, some hundred kilobytes at a time."""
+    """Whole lines, about `BLOCK_BYTES` at a time."""
     with open(sentences, "rb") as file:
         while lines := file.readlines(BLOCK_BYTES):
             yield b"".join(lines)

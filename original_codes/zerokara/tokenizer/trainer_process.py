@@ -1,10 +1,10 @@
 """One SentencePiece training, in a process of its own: `python -m zerokara.tokenizer.trainer_process JOB.json`.
 
-Of its own, because the trainer speaks on the standard error of the whole process, takes the memory of many times the
-sample, and ends the process when that is not there: so its words go to a log, its memory is given back, and its end is
-an error that can be told. In: a JSON file with `sentences` (a file with one sentence a line), `model` (the file to
-write), `options` (keyword arguments of SentencePiece's trainer) and `parent` (the process that waits for it, with which
-it ends). Out: the model, and on standard output the peak of the process's memory in bytes.
+A separate process, because the trainer writes to the standard error of the whole process, takes many times the memory
+of the sample, and aborts when there is not enough: so its output goes to a log, its memory is given back, and its abort
+becomes an error message. In: a JSON file with `sentences` (a file with one sentence per line), `model` (the file to
+write), `options` (keyword arguments of SentencePiece's trainer) and `parent` (the id of the waiting process, with which
+this one ends). Out: the model, and on standard output the peak memory of the process in bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import sentencepiece
 
-from zerokara.tokenizer.lifeline import end_with_parent
+from zerokara.parent_death_signal import end_with_parent
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -27,7 +27,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def main(job_path: Path) -> None:
-    """Do the job."""
+    """Train as the job says."""
     job = json.loads(job_path.read_text(encoding="utf-8"))
     end_with_parent(job["parent"])
     with open(job["model"], "wb") as model:
@@ -38,7 +38,7 @@ def main(job_path: Path) -> None:
 
 
 def _peak_memory_bytes() -> int:
-    """Of this program alone; what getrusage tells begins with the size of the process that started it."""
+    """Of this program alone; the peak of getrusage starts at the size of the parent process."""
     status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:")), 0)
 

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from zerokara.tokenizer.model_file import SCORE_STEP, Kind, ModelFile
+from zerokara.tokenizer.model_file import SCORE_STEP, ModelFile, PieceType
 
 NEWLINE = "\n"
 UNKNOWN_PENALTY = 10.0
@@ -74,8 +74,8 @@ class Lines:
             return 0
         if model.is_bpe:
             return _BPE_RUN_CHARACTERS
-        scores = np.array([piece.score for piece in model.pieces if piece.kind is Kind.NORMAL] or [1.0])
-        symbols = sum(piece.kind is Kind.USER_DEFINED for piece in model.pieces) - 1
+        scores = np.array([piece.score for piece in model.pieces if piece.type is PieceType.NORMAL] or [1.0])
+        symbols = sum(piece.type is PieceType.USER_DEFINED for piece in model.pieces) - 1
         if not model.is_unigram or symbols or (scores > 0).any() or np.modf(scores / SCORE_STEP)[0].any():
             return 0
         return int(_EXACT_TOTAL / (UNKNOWN_PENALTY - scores.min()))
@@ -169,5 +169,5 @@ def unit_of(processor: Any) -> Unit:
 
 def _crosses_lines(model: ModelFile) -> bool:
     """Whether a piece holds a line end and something else."""
-    kinds = (Kind.NORMAL, Kind.USER_DEFINED)
-    return any(NEWLINE in piece.text and piece.text != NEWLINE for piece in model.pieces if piece.kind in kinds)
+    kinds = (PieceType.NORMAL, PieceType.USER_DEFINED)
+    return any(NEWLINE in piece.text and piece.text != NEWLINE for piece in model.pieces if piece.type in kinds)

@@ -11,8 +11,8 @@ from __future__ import annotations
 import errno
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,8 +20,10 @@ from zerokara.config.data_settings import DataSettings
 from zerokara.corpus.inputs import InputFile, check_unchanged
 from zerokara.corpus.sizes import total_plain_bytes
 from zerokara.errors import RunError, UserError, shown
-from zerokara.progress import Progress, bytes_text, count_text
-from zerokara.tokenizer.choice import Choice, StandInDiffersError, Tokenizer, plain
+from zerokara.progress import Progress, bytes_text, count_text, log
+from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokenizer.encoder_choice import EncoderChoice, sentencepiece_itself
+from zerokara.tokenizer.fast_encoder import FastEncoderDiffersError
 from zerokara.tokens import work_folder
 from zerokara.tokens.accounts import (
     SourceTally,
@@ -37,72 +39,71 @@ from zerokara.tokens.layout import TokenPaths
 from zerokara.tokens.merge import MergeState, merge_shards, write_quarantine
 from zerokara.tokens.shards import Job, ShardResult, Tally
 from zerokara.tokens.tasks import TaskQueue, num_workers, usual_task_bytes
-from zerokara.tokens.workers import Workers
+from zerokara.tokens.workers import run_in_workers
+
+RunTasks = Callable[[Job, TaskQueue, int], Generator[Tally | ShardResult, None, None]]
+"""Does the tasks of a queue with so many workers, as `run_in_workers`."""
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedCorpus:
     """What was written."""
 
     sources: list[SourceTally]
-    encoder: str
-    """The name of the encoder that did the work."""
+    encoder_name: str
+    """The encoder that did the work."""
     resumed_shards: int
-    """Shards that were taken over from a run that had been ended."""
-    encoded: Tally
+    """Shards taken over from an interrupted run."""
+    done: Tally
     """What this run itself encoded."""
     seconds: float
-    """That it took for this."""
+    """Time that took."""
 
 
 def encode_corpus(
     config: DataSettings,
     files: Sequence[InputFile],
-    encoder: Tokenizer,
-    choice: Choice | None = None,
-    workers: Workers | None = None,
+    encoder: Encoder,
+    choice: EncoderChoice | None = None,
     task_bytes: int | None = None,
-    log: Callable[[str], None] = print,
-) -> Encoded:
-    """Write the token files and the quarantine file of `config.output_prefix`, by the encoder that was chosen.
+    log: Callable[[str], None] = log,
+    run_tasks: RunTasks = run_in_workers,
+) -> EncodedCorpus:
+    """Write the token files and the quarantine file of `config.output_prefix` with the chosen encoder.
 
-    `workers` may have been started beforehand; more are started when they are needed. What lies in the work folder
-    stays until `discard_work`, to be called when the manifest is written.
+    The work folder stays until `discard_work`, which is called once the manifest is written.
 
     Raises:
         UserError: too many bad lines, no documents, too few to split, another run at work on the same output.
         RunError: a worker died, the disk is full, the corpus changed meanwhile.
     """
     paths = TokenPaths(config.output_prefix)
-    choice = choice or plain(encoder, "")
-    if task_bytes is None:
-        task_bytes = usual_task_bytes(config, total_plain_bytes(files))
-    wanted = work_folder.Plan(
+    choice = choice or sentencepiece_itself(encoder, "")
+    wanted = work_folder.ShardPlan(
         files=work_folder.files_as_listed(files),
         tokenizer_sha256=encoder.sha256,
         text_field=config.text_field,
         txt_document=config.txt_document,
-        task_bytes=task_bytes,
+        task_bytes=task_bytes or usual_task_bytes(config, total_plain_bytes(files)),
         encoder=choice.name,
     )
     with _foreseen_errors(paths), work_folder.claimed(paths) as folder:
         plan, finished = work_folder.settle(folder, wanted, MergeState.read(folder, config).last_shard)
         if plan.encoder.startswith("sentencepiece") and not choice.name.startswith("sentencepiece"):
-            choice = plain(encoder, "")
+            choice = sentencepiece_itself(encoder, "")
         if finished:
             size = sum(result.done.text_bytes for result in finished.values())
-            log(f"  going on: {len(finished):,} shards of {bytes_text(size)} of text were finished before")
+            log(f"  resuming: {len(finished):,} shards of {bytes_text(size)} of text were finished before")
         resumed, started = len(finished), time.monotonic()
         try:
-            queue, done = _encode(config, files, choice, plan, folder, finished, workers)
-        except StandInDiffersError as difference:
+            queue, done = _encode(config, files, choice, plan, folder, finished, run_tasks)
+        except FastEncoderDiffersError as difference:
             what = f"{choice.name} gave other ids than SentencePiece for {difference.excerpt}"
-            log(f"  {what}: SentencePiece does it all anew")
-            choice, resumed = plain(encoder, ""), 0
+            log(f"  {what}: starting over with SentencePiece")
+            choice, resumed, finished = sentencepiece_itself(encoder, ""), 0, {}
             plan = replace(plan, encoder=choice.name)
-            work_folder.begin_anew(folder, plan)
-            finished = {}
-            queue, done = _encode(config, files, choice, plan, folder, finished, None)
+            work_folder.restart(folder, plan)
+            queue, done = _encode(config, files, choice, plan, folder, finished, run_tasks)
         seconds = time.monotonic() - started
         check_unchanged(files)
         tasks = [queue.task(name) for name in queue.names]
@@ -110,41 +111,39 @@ def encode_corpus(
         sources = count_sources(len(config.input_jsonl), tasks, finished)
         _check_sources(config, sources, paths)
         merge_shards(config, tasks, finished, folder, paths, dtype_for(encoder.vocab_size), sources)
-    return Encoded(sources, choice.name, resumed, done, seconds)
+    return EncodedCorpus(sources, choice.name, resumed, done, seconds)
 
 
 def discard_work(config: DataSettings) -> None:
-    """Remove the work folder: the manifest is written, nothing in it is needed any more."""
+    """Remove the work folder, once the manifest is written."""
     work_folder.discard(TokenPaths(config.output_prefix))
 
 
 def _encode(
     config: DataSettings,
     files: Sequence[InputFile],
-    choice: Choice,
-    plan: work_folder.Plan,
+    choice: EncoderChoice,
+    plan: work_folder.ShardPlan,
     folder: Path,
     finished: dict[str, ShardResult],
-    workers: Workers | None,
+    run_tasks: RunTasks,
 ) -> tuple[TaskQueue, Tally]:
-    """Do the tasks that are not finished yet, and put their results among those that are."""
+    """Do the unfinished tasks and add their results to `finished`."""
     ended = [name for name, result in finished.items() if result.at_end]
     queue = TaskQueue(files, plan.task_bytes, config.txt_document, finished, ended)
-    job = Job(choice.open_encoder, folder, config.text_field, config.txt_document)
+    job = Job(choice.encoder, folder, config.text_field, config.txt_document)
     done, started = Tally(), time.monotonic()
     before = sum(result.done.file_bytes for result in finished.values())
     if queue.is_empty:
         return queue, done
-    workers = workers or Workers(num_workers(config, files))
-    with workers, Progress("tokenise", sum(file.bytes for file in files), "B", done=before) as progress:
-        for message in workers.run(job, queue):
+    messages = run_tasks(job, queue, num_workers(config, files))
+    total_bytes = sum(file.bytes for file in files)
+    with closing(messages), Progress("tokenise", total_bytes, "B", done=before) as progress:
+        for message in messages:
             if isinstance(message, ShardResult):
                 finished[message.name] = message
                 continue
-            done.file_bytes += message.file_bytes
-            done.documents += message.documents
-            done.tokens += message.tokens
-            done.text_bytes += message.text_bytes
+            done.add(message)
             seconds = max(time.monotonic() - started, 1e-9)
             rates = {
                 "text": f"{bytes_text(done.text_bytes / seconds)}/s",

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from zerokara.config.data_settings import DataSettings
 from zerokara.corpus.inputs import InputFile
@@ -15,13 +14,12 @@ from zerokara.corpus.reading import Document, Range, read
 from zerokara.corpus.sizes import bytes_before, plain_bytes
 from zerokara.errors import UserError
 from zerokara.progress import bytes_text
+from zerokara.tokens import merge
 from zerokara.tokens.header import INDEX_BYTES
+from zerokara.tokens.indexed import dtype_for
 from zerokara.tokens.layout import TokenPaths
+from zerokara.tokens.shards import TextEncoder
 from zerokara.tokens.tasks import usual_task_bytes
-
-if TYPE_CHECKING:  # the sample is taken before numpy is there
-    from zerokara.config.pretrain_config import DataSettings
-    from zerokara.tokens.shards import TextEncoder
 
 SAMPLE_PLACES = 8
 """Beginnings of so many files; of fewer files, other places in them too."""
@@ -42,7 +40,7 @@ _SMALL_FILES_BYTES = 4 * 4096
 
 
 @dataclass(frozen=True)
-class Place:
+class SamplePlace:
     """The documents at one place of the corpus."""
 
     texts: list[str]
@@ -53,7 +51,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class TokenEstimate:
     """What is expected of a corpus; good to some ten percent where its files resemble each other."""
 
     tokens: int
@@ -66,15 +64,13 @@ class Estimate:
     """Of all files, unpacked."""
 
 
-def sample(config: DataSettings, files: Sequence[InputFile]) -> list[Place]:
+def sample_corpus(config: DataSettings, files: Sequence[InputFile]) -> list[SamplePlace]:
     """Some documents from up to `SAMPLE_PLACES` places; takes some milliseconds for each."""
     return [place for start in _places(files) if (place := _read_place(config, start)).sampled_bytes]
 
 
-def estimate(corpus_bytes: int, places: Sequence[Place], encoder: TextEncoder) -> Estimate:
+def estimate_tokens(corpus_bytes: int, places: Sequence[SamplePlace], encoder: TextEncoder) -> TokenEstimate:
     """Encode a little of the sample; `corpus_bytes` are those of all files, unpacked."""
-    from zerokara.tokens.indexed import dtype_for
-
     sampled_bytes = sampled_tokens = 0
     for place in places:
         part, characters = [], 0
@@ -88,7 +84,7 @@ def estimate(corpus_bytes: int, places: Sequence[Place], encoder: TextEncoder) -
         sampled_tokens += len(encoder.encode_joined(part)[0])
     tokens = round(sampled_tokens * corpus_bytes / sampled_bytes) if sampled_bytes else 0
     times = corpus_bytes / max(1, sum(place.sampled_bytes for place in places))
-    return Estimate(
+    return TokenEstimate(
         tokens,
         tokens * dtype_for(encoder.vocab_size).itemsize,
         round(times * sum(len(place.texts) for place in places)),
@@ -97,7 +93,7 @@ def estimate(corpus_bytes: int, places: Sequence[Place], encoder: TextEncoder) -
     )
 
 
-def check_disk_space(config: DataSettings, files: Sequence[InputFile], expected: Estimate) -> None:
+def check_disk_space(config: DataSettings, files: Sequence[InputFile], expected: TokenEstimate) -> None:
     """Check that the work will fit; what an unfinished run left there already is part of it, or is removed first.
 
     Nothing is asked of a run that was joining its shards: that goes on with as little room as there is for one.
@@ -105,8 +101,6 @@ def check_disk_space(config: DataSettings, files: Sequence[InputFile], expected:
     Raises:
         UserError: it will not.
     """
-    from zerokara.tokens import merge  # brings numpy in
-
     work_folder = TokenPaths(config.output_prefix).work_folder
     if merge.has_begun(work_folder):
         return
@@ -119,7 +113,7 @@ def check_disk_space(config: DataSettings, files: Sequence[InputFile], expected:
         raise UserError(config.fault("output_prefix", rule, "make room, or name a larger disk"))
 
 
-def peak_bytes(config: DataSettings, files: Sequence[InputFile], expected: Estimate) -> int:
+def peak_bytes(config: DataSettings, files: Sequence[InputFile], expected: TokenEstimate) -> int:
     """The most that the work takes on the disk at once.
 
     Ids lie there once, but for the shard that is being copied; shards are let go of early where the disk is nearly
@@ -155,7 +149,7 @@ def _places(files: Sequence[InputFile]) -> Iterator[Range]:
             yield Range(file, part * file.bytes // parts)
 
 
-def _read_place(config: DataSettings, start: Range) -> Place:
+def _read_place(config: DataSettings, start: Range) -> SamplePlace:
     texts: list[str] = []
     characters, bad_lines, bad_bytes, first, last = 0, 0, 0, None, None
     items = iter(read(start, config.text_field, "line"))
@@ -171,4 +165,4 @@ def _read_place(config: DataSettings, start: Range) -> Place:
             bad_lines += 1
             bad_bytes += _BAD_LINE_BYTES + len(item.excerpt.encode()) + len(start.file.name.encode())
     end = plain_bytes(start.file) if last is None else last
-    return Place(texts, max(0, end - (first or 0)), bad_bytes)
+    return SamplePlace(texts, max(0, end - (first or 0)), bad_bytes)

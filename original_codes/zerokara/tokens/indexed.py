@@ -33,7 +33,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zerokara.durable import appearing_file
+from zerokara.durable import atomic_file
 from zerokara.tokens.header import HEADER, MAGIC, TYPE_NAMES, VERSION, read_header
 from zerokara.tokens.layout import bin_path, idx_path
 
@@ -66,11 +66,11 @@ def write_index(file: IO[bytes], lengths: NDArray[np.int32], dtype: np.dtype[Any
 def write_documents(prefix: Path, documents: Iterable[NDArray[Any]], dtype: np.dtype[Any]) -> None:
     """Write documents that are in memory already (ids with the end of document) as a pair of token files."""
     lengths = []
-    with appearing_file(bin_path(prefix)) as file:
+    with atomic_file(bin_path(prefix)) as file:
         for ids in documents:
             file.write(np.ascontiguousarray(ids, dtype=dtype).data)
             lengths.append(len(ids))
-    with appearing_file(idx_path(prefix)) as file:
+    with atomic_file(idx_path(prefix)) as file:
         write_index(file, np.array(lengths, dtype=np.int32), dtype)
 
 

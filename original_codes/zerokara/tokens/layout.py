@@ -44,6 +44,12 @@ class TokenPaths:
         """There while step 2 runs; beside the work folder, which comes and goes."""
         return Path(f"{self.output_prefix}_tokenizing.lock{PARTIAL_SUFFIX}")
 
+    @property
+    def outputs(self) -> list[Path]:
+        """The files of both splits and the quarantine, as far as they exist."""
+        pairs = [path_of(prefix) for prefix in (self.train, self.valid) for path_of in (bin_path, idx_path)]
+        return [path for path in (*pairs, self.quarantine) if path.exists()]
+
 
 def bin_path(prefix: Path) -> Path:
     """The token ids."""

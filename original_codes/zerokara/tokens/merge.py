@@ -22,7 +22,7 @@ import orjson
 from numpy.typing import NDArray
 
 from zerokara.config.data_settings import DataSettings
-from zerokara.durable import appearing_file, sync_folder, write_json
+from zerokara.durable import atomic_file, sync_folder, write_json
 from zerokara.progress import Progress
 from zerokara.tokens import splits
 from zerokara.tokens.accounts import SourceTally, SplitTally
@@ -215,7 +215,7 @@ def write_quarantine(
     if not any(results[task.name].skipped for task in tasks):
         paths.quarantine.unlink(missing_ok=True)
         return
-    with appearing_file(paths.quarantine) as file:
+    with atomic_file(paths.quarantine) as file:
         lines_before, last_name = 0, None
         for task in tasks:
             starts = []

@@ -1,77 +1,45 @@
-"""What is found out about the tokenizer before the work, by the nursery of the workers, which then have it open."""
+"""What step 2 finds out before the work: the tokenizer, the encoder to use, and how many tokens to expect."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import zip_longest
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from zerokara.tokenizer.choice import Choice, TokenizerFacts, facts_of
-from zerokara.tokens.estimate import Estimate, Place, estimate
-
-if TYPE_CHECKING:
-    from zerokara.tokenizer.encoder import Encoder
+from zerokara.config.data_settings import DataSettings
+from zerokara.corpus.inputs import InputFile
+from zerokara.corpus.sizes import total_plain_bytes
+from zerokara.tokenizer.compatibility import check_exportable, notes
+from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokenizer.encoder_choice import EncoderChoice, choose
+from zerokara.tokens.estimate import TokenEstimate, check_disk_space, estimate_tokens, sample_corpus
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """What was found."""
+class PreparedEncoding:
+    """All that `encode_corpus` needs beside the configuration and the files."""
 
-    tokenizer: TokenizerFacts
-    choice: Choice
-    """Without the encoder itself, which the nursery has open."""
-    expected: Estimate
+    encoder: Encoder
+    """The tokenizer, which defines the ids."""
+    choice: EncoderChoice
+    """The encoder that gives these ids fastest."""
+    expected: TokenEstimate
     notes: Sequence[str] = ()
     """What the user should know of a tokenizer that step 1 did not make."""
 
 
-@dataclass(frozen=True)
-class Preparation:
-    """A question for the nursery: opens the tokenizer, chooses the encoder, proves it and estimates the tokens.
+def prepare(config: DataSettings, files: Sequence[InputFile]) -> PreparedEncoding:
+    """Open the tokenizer, choose and prove the encoder on a sample of the corpus, and estimate tokens and disk space.
 
-    Raises: UserError when the file is no tokenizer to train with, or one that no export could be proved with.
+    Raises:
+        UserError: the file is no tokenizer to train with, no export could be proved with it, or the disk is too small.
     """
-
-    model_path: Path
-    places: Sequence[Place]
-    """A sample of the corpus."""
-    corpus_bytes: int
-    is_question = True
-
-    def __call__(self, opened: dict[object, Any]) -> Prepared:
-        from zerokara.tokenizer import foreign, huggingface, stand_in
-
-        encoder, stand = _opened(self.model_path, opened)
-        huggingface.check(encoder)
-        turns = zip_longest(*(place.texts for place in self.places))
-        texts = (text for turn in turns for text in turn if text is not None)
-        choice = stand_in.choose(encoder, texts, self.corpus_bytes, stand)
-        opened[choice.open_encoder] = choice.encoder
-        expected = estimate(self.corpus_bytes, self.places, choice.encoder)
-        return Prepared(facts_of(encoder), replace(choice, encoder=None), expected, foreign.notes(encoder))
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """An opener for the nursery: of all that the tokenizer of a file will most likely need."""
-
-    model_path: Path
-    is_question = False
-
-    def __call__(self) -> tuple[Encoder, Any]:
-        """The encoder, and its stand-in where there may be one."""
-        from zerokara.tokenizer import stand_in
-        from zerokara.tokenizer.encoder import Encoder
-
-        encoder = Encoder(self.model_path)
-        return encoder, stand_in.opened(encoder)
-
-
-def _opened(model_path: Path, opened: dict[object, Any]) -> tuple[Encoder, Any]:
-    forecast = Forecast(model_path)
-    if forecast not in opened:
-        opened[forecast] = forecast()
-    found: tuple[Encoder, Any] = opened[forecast]
-    return found
+    encoder = Encoder(config.input_tokenizer_file)
+    check_exportable(encoder)
+    places = sample_corpus(config, files)
+    rounds = zip_longest(*(place.texts for place in places))
+    corpus_bytes = total_plain_bytes(files)
+    choice = choose(encoder, (text for texts in rounds for text in texts if text is not None), corpus_bytes)
+    expected = estimate_tokens(corpus_bytes, places, choice.encoder)
+    check_disk_space(config, files, expected)
+    return PreparedEncoding(encoder, choice, expected, notes(encoder))

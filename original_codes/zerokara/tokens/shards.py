@@ -50,7 +50,8 @@ class TextEncoder(Protocol):
 class Job:
     """What every worker knows from the start."""
 
-    open_encoder: Callable[[], TextEncoder]
+    encoder: TextEncoder
+    """Sent to the workers by pickling."""
     folder: Path
     text_field: str
     txt_document: TxtDocument
@@ -64,6 +65,11 @@ class Tally:
     text_bytes: int = 0
     documents: int = 0
     tokens: int = 0
+
+    def add(self, other: Tally) -> None:
+        """Add what another tally counted."""
+        for one in fields(self):
+            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
 
 
 @dataclass(frozen=True)
@@ -144,7 +150,7 @@ def is_whole(folder: Path, result: ShardResult) -> bool:
 
 
 def write_shard(
-    job: Job, task: Task, encoder: TextEncoder, report: Callable[[Tally], None], streams: OpenStreams | None = None
+    job: Job, task: Task, report: Callable[[Tally], None], streams: OpenStreams | None = None
 ) -> ShardResult:
     """Encode one task; `report` is called now and then with what was done since its last call."""
     # The names are this process's own until all is written: an orphan of a killed run may be at the same task.
@@ -152,7 +158,7 @@ def write_shard(
     result = ShardResult(task.name)
     with ExitStack() as stack:
         outputs = {ending: _Output(stack.enter_context(open(path, "wb"))) for ending, path in written.items()}
-        writer = _ShardWriter(result, encoder, outputs, report)
+        writer = _ShardWriter(result, job.encoder, outputs, report)
         for number, range_ in enumerate(task.ranges):
             writer.add_range(number, read(range_, job.text_field, job.txt_document, streams))
         writer.report_now()
@@ -219,12 +225,8 @@ class _ShardWriter:
         self.result.at_end = reader.at_end
 
     def report_now(self) -> None:
-        tally, done = self._tally, self.result.done
-        done.file_bytes += tally.file_bytes
-        done.text_bytes += tally.text_bytes
-        done.documents += tally.documents
-        done.tokens += tally.tokens
-        self._report(tally)
+        self.result.done.add(self._tally)
+        self._report(self._tally)
         self._tally, self._last_report = Tally(), time.monotonic()
 
     def _flush(self, range_number: int) -> None:

@@ -11,7 +11,6 @@ Task names sort in the order of the corpus, whoever did them and when.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from zerokara.corpus.inputs import InputFile
 from zerokara.corpus.reading import Range, TxtDocument, is_endless, ranges
+from zerokara.resources import available_cores
 
 if TYPE_CHECKING:  # a worker needs no configuration, and waits for the import of none
     from zerokara.config.data_settings import DataSettings
@@ -29,11 +29,6 @@ TASKS_A_WORKER = 16
 """Enough that all workers end at about the same time."""
 PACKED_FACTOR = 8
 """At most so many bytes of text are expected in a byte of a packed file."""
-
-
-def available_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def num_workers(config: DataSettings, files: Sequence[InputFile] = ()) -> int:

@@ -32,7 +32,7 @@ PLAN_NAME = "plan.json"
 
 
 @dataclass(frozen=True)
-class Plan:
+class ShardPlan:
     """What the shards are made from; all but the last two must be equal for a run to go on with another's shards."""
 
     files: list[list[Any]]
@@ -46,7 +46,7 @@ class Plan:
     """The name of the encoder at work; once SentencePiece has had to take over, it stays."""
     format: int = FORMAT
 
-    def continues(self, earlier: Plan) -> bool:
+    def continues(self, earlier: ShardPlan) -> bool:
         """Whether shards made by `earlier` are this one's too."""
         free = {"task_bytes": 0, "encoder": ""}
         return asdict(self) | free == asdict(earlier) | free
@@ -67,7 +67,7 @@ def claimed(paths: TokenPaths) -> Iterator[Path]:
     folder = paths.work_folder
     with made_folder(folder.parent), file_lock.held(paths.lock) as is_ours:
         if not is_ours:
-            rule = f"{file_lock.holder(paths.lock) or 'another run of step 2'} is writing here"
+            rule = f"{file_lock.read_holder(paths.lock) or 'another run of step 2'} is writing here"
             remedy = "wait for it, or choose another output_prefix"
             raise UserError(Fault(where=str(folder), rule=rule, remedy=remedy))
         folder.mkdir(exist_ok=True)
@@ -93,14 +93,14 @@ def discard(paths: TokenPaths) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def settle(folder: Path, wanted: Plan, last_merged: str = "") -> tuple[Plan, dict[str, ShardResult]]:
+def settle(folder: Path, wanted: ShardPlan, last_merged: str = "") -> tuple[ShardPlan, dict[str, ShardResult]]:
     """The plan to follow, and the finished shards by name: an earlier run's where it continues, else none.
 
     Shards up to `last_merged` are in the merged files already, and their own are gone.
     """
     earlier = _read_plan(folder)
     if earlier is None or not wanted.continues(earlier):
-        begin_anew(folder, wanted)
+        restart(folder, wanted)
         return wanted, {}
     _remove_unfinished(folder)
     finished = {}
@@ -116,7 +116,7 @@ def settle(folder: Path, wanted: Plan, last_merged: str = "") -> tuple[Plan, dic
     return earlier, finished
 
 
-def begin_anew(folder: Path, plan: Plan) -> None:
+def restart(folder: Path, plan: ShardPlan) -> None:
     """Empty the folder and write the plan."""
     for left_over in folder.iterdir():
         left_over.unlink() if left_over.is_file() else shutil.rmtree(left_over)
@@ -137,9 +137,9 @@ def _remove_unfinished(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _read_plan(folder: Path) -> Plan | None:
+def _read_plan(folder: Path) -> ShardPlan | None:
     try:
-        return Plan(**orjson.loads((folder / PLAN_NAME).read_bytes()))
+        return ShardPlan(**orjson.loads((folder / PLAN_NAME).read_bytes()))
     except (FileNotFoundError, orjson.JSONDecodeError, TypeError):  # what cannot be read just now ends the step
         return None
 

@@ -1,193 +1,161 @@
-"""Worker processes that turn tasks into shards, each over a connection of its own.
+"""Worker processes that encode tasks into shards, each over a connection of its own.
 
-One connection a worker, and no shared queue or lock: whatever a worker dies of (out of memory, kill -9), the others and
-the parent see nothing worse than the end of its connection. A worker whose parent is gone ends at its next message.
+Workers are forked by multiprocessing's fork server, a process without threads that has imported what they need: they
+start within milliseconds, and the step itself may have threads (for hashes, .parquet files, the Hub). There is one
+connection per worker and no shared queue or lock, so that a worker that dies (out of memory, kill -9) can block nobody:
+the step sees the end of its connection.
+
+A worker receives one `Task` after another. It sends tallies while it works, then a `ShardResult`, or the error that it
+met.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
-import socket
-import subprocess
-import sys
-from collections.abc import Callable, Hashable, Iterator
+import threading
+import traceback
+from collections.abc import Generator
 from contextlib import suppress
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
-from multiprocessing.reduction import send_handle
-from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
 
-from zerokara.errors import Fault, RunError, UserError
-from zerokara.tokenizer.choice import Opener
-from zerokara.tokens.messages import FORK, EndOf, Question
+from zerokara.corpus.reading import OpenStreams
+from zerokara.errors import RunError, UserError
+from zerokara.tokenizer.fast_encoder import FastEncoderDiffersError
+from zerokara.tokens.shards import Job, ShardResult, Tally, write_shard
+from zerokara.tokens.tasks import Task, TaskQueue
 
-if TYPE_CHECKING:  # the workers are started before the parent has loaded these itself
-    from zerokara.tokens.shards import Job, ShardResult, Tally
-    from zerokara.tokens.tasks import Task, TaskQueue
+_CONTEXT = multiprocessing.get_context("forkserver")
+_PRELOADED = [__name__, "gigatoken"]
+"""What the fork server imports; it passes over what is not installed."""
 
 
-class _Worker:
-    """A process, and what it is doing."""
-
-    def __init__(self, number: int, nursery: Connection):
-        self.number = number
-        self.task: Task | None = None
-        self._nursery = nursery
-        ours, theirs = socket.socketpair()
-        self.connection = Connection(ours.detach())
-        with theirs, suppress(BrokenPipeError, ConnectionResetError, EOFError):  # told when it is read
-            nursery.send(FORK)
-            send_handle(nursery, theirs.fileno(), None)
-            self.pid: int = nursery.recv()
-
-    def begin(self, task: Task | None) -> None:
-        """Hand it its next task, if any."""
-        self.task = task
-        if task is not None:
-            _send(self.connection, task)
-
-    def receive(self) -> Tally | ShardResult:
-        """Its next message.
-
-        Raises:
-            RunError: it died, or met an error that was not foreseen.
-            OSError, UserError: as it met it.
-            StandInDiffersError: its encoder gave other ids than SentencePiece.
-        """
-        message: Tally | ShardResult | Exception = _receive(self.connection, self._death)
-        if isinstance(message, Exception):
-            raise message
-        return message
-
-    def _death(self) -> RunError:
-        code: int | None = None
-        with suppress(BrokenPipeError, ConnectionResetError, EOFError, AttributeError):
-            self._nursery.send(EndOf(self.pid))
-            code = self._nursery.recv()
-        if code is not None and code < 0:
-            how = f"killed by {signal.Signals(-code).name}"
-            why = "Most often the machine ran out of memory: run again with fewer processes (--set num_workers=1)"
-        else:
-            how, why = f"exit code {code}", "What it said stands above"
-        assert self.task is not None
-        first = self.task.ranges[0]
-        return RunError(
-            f"a tokenising process died ({how}) at {first.file.name}, from {first.start:,}; what was finished is kept, "
-            f"and the same command goes on. {why}"
-        )
+def start_fork_server() -> None:
+    """Start the fork server, so that it imports while the step prepares; the first worker starts it otherwise."""
+    _CONTEXT.set_forkserver_preload(_PRELOADED)
+    # Ctrl-C reaches every process of a terminal's foreground group. It is meant for the step, which ends the others:
+    # what is ignored here stays ignored in the server and in its workers.
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
-class Workers:
-    """Worker processes, and the nursery they are forked from, which loads its modules while the parent prepares."""
+def run_in_workers(job: Job, queue: TaskQueue, num_workers: int) -> Generator[Tally | ShardResult, None, None]:
+    """Do every task of the queue; yield progress and results as they come, in no fixed order.
 
-    def __init__(self, number: int = 1):
-        self.number = number
-        """Workers that `run` has at work."""
-        self._workers: dict[Connection, _Worker] = {}
-        ours, theirs = socket.socketpair()
-        with theirs:
-            descriptor = theirs.fileno()
-            self._nursery = subprocess.Popen(
-                [sys.executable, "-P", "-m", "zerokara.tokens.worker_process", str(descriptor)],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[descriptor],
-                # numpy would start threads for matrix products, which no worker makes, and a fork would not have.
-                env={**os.environ, "PYTHONPATH": _python_path(), "OPENBLAS_NUM_THREADS": "1"},
-                # Ctrl-C reaches the whole group in front of a terminal: it is for the parent, who ends the others.
-                process_group=0,
-            )
-        self._connection = Connection(ours.detach())
-        _send(self._connection, list(sys.path))
+    Close the generator to end the workers early (`contextlib.closing`).
 
-    def __enter__(self) -> Workers:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._connection.closed:
-            return
-        with suppress(ProcessLookupError):
-            os.killpg(self._nursery.pid, signal.SIGKILL)  # the workers are in its group
-        self._nursery.wait()
-        for connection in self._workers:
-            with suppress(EOFError, OSError):
-                while True:  # its end is the end of the worker, which writes nothing from then on
-                    connection.recv_bytes()
-            connection.close()
-        self._connection.close()
-        self._workers = {}
-
-    def open(self, encoder: Hashable) -> None:
-        """Let them open an encoder that will most likely be needed; `encoder` opens it when it is called."""
-        _send(self._connection, encoder)
-
-    def ask(self, question: Question) -> None:
-        """Let the nursery find something out; `answer` waits for it. One question at a time."""
-        _send(self._connection, question)
-
-    def answer(self) -> object:
-        """The answer to what was asked.
-
-        Raises:
-            UserError: found by the question.
-            RunError: an error that was not foreseen.
-        """
-        died = RunError("the tokenising process died while it opened the tokenizer; what it said stands above")
-        answer: object = _receive(self._connection, lambda: died)
-        if isinstance(answer, list):
-            raise UserError([Fault(where="", rule=text) for text in answer])
-        return answer
-
-    def run(self, job: Job, queue: TaskQueue) -> Iterator[Tally | ShardResult]:
-        """Do every task of the queue, giving progress and results as they come, in no fixed order; once only.
-
-        Raises:
-            RunError: a worker died or met an error that was not foreseen.
-            OSError: as the worker met it (a full disk, a file that is gone).
-            UserError: a file that can never be read.
-            StandInDiffersError: a stand-in for SentencePiece gave other ids.
-        """
-        from zerokara.tokens.shards import ShardResult
-
-        if isinstance(job.open_encoder, Opener):  # once, for all of them
-            self.open(job.open_encoder)
-        made = [_Worker(number, self._connection) for number in range(self.number)]
-        self._workers = {worker.connection: worker for worker in made}
-        for worker in made:
-            _send(worker.connection, job)
-            worker.begin(queue.next(worker.number))
-        while busy := [worker.connection for worker in self._workers.values() if worker.task is not None]:
+    Raises:
+        RunError: a worker died or met an unforeseen error.
+        OSError: as the worker met it (a full disk, a file that is gone).
+        UserError: a file that can never be read.
+        FastEncoderDiffersError: the fast encoder gave other ids.
+    """
+    start_fork_server()
+    workers: dict[Connection, _Worker] = {}
+    try:
+        for number in range(num_workers):
+            worker = _Worker(number, job)
+            workers[worker.connection] = worker
+            worker.begin(queue.next(number))
+        while busy := [worker.connection for worker in workers.values() if worker.task is not None]:
             for connection in wait(busy):
                 assert isinstance(connection, Connection)
-                worker = self._workers[connection]
+                worker = workers[connection]
                 message = worker.receive()
                 if isinstance(message, ShardResult):
                     assert worker.task is not None
                     queue.finished(worker.task, message.at_end)
                     worker.begin(queue.next(worker.number))
                 yield message
+    finally:
+        for worker in workers.values():
+            worker.kill()
 
 
-def _send(connection: Connection, content: object) -> None:
-    with suppress(BrokenPipeError, ConnectionResetError):  # it is dead, which is told when it is read next
-        connection.send(content)
+class _Worker:
+    """A worker process, as the step sees it."""
+
+    def __init__(self, number: int, job: Job):
+        self.number = number
+        self.task: Task | None = None
+        """The task at hand; None when it has none left."""
+        self.connection, theirs = _CONTEXT.Pipe()
+        self._process = _CONTEXT.Process(target=_work, args=(theirs, job), daemon=True)
+        with theirs:
+            self._process.start()
+
+    def begin(self, task: Task | None) -> None:
+        """Send its next task, if any."""
+        self.task = task
+        if task is not None:
+            with suppress(BrokenPipeError, ConnectionResetError):  # It is dead, which `receive` will report.
+                self.connection.send(task)
+
+    def receive(self) -> Tally | ShardResult:
+        """Return its next message, or raise the error that it sent."""
+        try:
+            message: Tally | ShardResult | Exception | str = self.connection.recv()
+        except (EOFError, ConnectionResetError):
+            raise self._death() from None
+        if isinstance(message, Exception):
+            raise message
+        if isinstance(message, str):
+            raise RunError(f"a tokenising process met an unforeseen error:\n{message}")
+        return message
+
+    def kill(self) -> None:
+        """End it; it writes nothing from then on."""
+        self._process.kill()
+        self._process.join()
+        self.connection.close()
+
+    def _death(self) -> RunError:
+        self._process.join()
+        code = self._process.exitcode
+        if code is not None and code < 0:
+            cause = f"killed by {signal.Signals(-code).name}"
+            remedy = "Most often the machine ran out of memory: run again with fewer processes (--set num_workers=1)"
+        else:
+            cause, remedy = f"exit code {code}", "Its own output stands above"
+        assert self.task is not None
+        first = self.task.ranges[0]
+        return RunError(
+            f"a tokenising process died ({cause}) at {first.file.name}, from byte {first.start:,}; finished shards are "
+            f"kept, and the same command resumes. {remedy}"
+        )
 
 
-def _receive(connection: Connection, death: Callable[[], RunError]) -> Any:
-    """The next message of a process; text is the traceback of an error that it did not foresee."""
-    try:
-        message = connection.recv()
-    except (EOFError, ConnectionResetError):
-        raise death() from None
-    if isinstance(message, str):
-        raise RunError(f"a tokenising process met an error that was not foreseen:\n{message}")
-    return message
+def _work(connection: Connection, job: Job) -> None:
+    """Do tasks until the connection closes; what a worker process runs."""
+    threading.Thread(target=_end_with_step, daemon=True).start()
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # The step has what it wants, or is gone.
+        try:
+            with OpenStreams() as streams:
+                while True:
+                    connection.send(write_shard(job, connection.recv(), connection.send, streams))
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            raise
+        except OSError as error:
+            # Rebuilt, because subclasses of OSError from other packages do not always survive pickling.
+            connection.send(OSError(error.errno, error.strerror or str(error), error.filename))
+        except (FastEncoderDiffersError, UserError) as error:
+            connection.send(error)
+        except Exception:  # Raised by the step: the traceback of a child alone would be lost among others.
+            connection.send(traceback.format_exc())
 
 
-def _python_path() -> str:
-    """The package must be found by a process that starts afresh."""
-    source_root = str(Path(__file__).resolve().parents[2])
-    return os.pathsep.join([source_root, *filter(None, [os.environ.get("PYTHONPATH")])])
+def _end_with_step() -> None:
+    """End this process as soon as the step is gone.
+
+    The kernel's parent-death signal does not serve here: the parent is the fork server, which outlives the step for as
+    long as there are workers.
+    """
+    step = multiprocessing.parent_process()
+    assert step is not None
+    step.join()
+    os._exit(1)

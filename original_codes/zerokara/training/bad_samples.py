@@ -1,4 +1,4 @@
-"""Which documents spoilt a step: every sequence of its batch is computed once more by itself."""
+"""The documents that are to blame for a skipped step: the loss of every sequence of its batch is computed by itself."""
 
 from __future__ import annotations
 
@@ -14,46 +14,46 @@ from zerokara.model import parallel
 from zerokara.samples.batches import Batches
 from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.documents import SampleDocuments
-from zerokara.training.loop import as_tensors
+from zerokara.training.batch_loader import to_device
 
 MOST_SEQUENCES = 3
-"""Sequences named where no loss stands out by not being finite: those of the highest loss."""
-MOST_DOCUMENTS = 8
-"""Documents named of one sequence."""
+"""Sequences named if all losses are finite: those of the highest loss."""
+MOST_SOURCES = 8
+"""Sources whose documents are named for one sequence."""
 
 
 @dataclass(frozen=True)
 class BadSample:
-    """A sequence."""
+    """A sequence that is to blame."""
 
     position: int
-    """In the order of the run."""
+    """Position in the order of the run."""
     sample: int
-    """Its number in the token files."""
+    """Number of the sample in the token files."""
     loss: float
-    """Nats a token, with the weights of before the step."""
+    """Nats per token, with the weights before the step."""
     documents: tuple[tuple[str, int, int], ...]
-    """Source, and the first and last of its training documents that the sequence touches, counted from 0."""
+    """Source, and the first and last of its training documents with a token in the sequence, counted from 0."""
 
     def as_json(self) -> dict[str, Any]:
-        """For metrics.jsonl, which has no word for nan."""
-        places = [{"source": source, "first": first, "last": last} for source, first, last in self.documents]
+        """Its entry in metrics.jsonl; a loss that is not finite is a string, since JSON has no nan."""
+        documents = [{"source": source, "first": first, "last": last} for source, first, last in self.documents]
         loss = self.loss if math.isfinite(self.loss) else str(self.loss)
-        return {"position": self.position, "sample": self.sample, "loss": loss, "documents": places}
+        return {"position": self.position, "sample": self.sample, "loss": loss, "documents": documents}
 
     def __str__(self) -> str:
-        places = [
+        documents = [
             f"document{'s' if last > first else ''} {first}{f' to {last}' if last > first else ''} of {source}"
-            for source, first, last in self.documents[:MOST_DOCUMENTS]
+            for source, first, last in self.documents[:MOST_SOURCES]
         ]
-        more = len(self.documents) - MOST_DOCUMENTS
-        return f"loss {self.loss:.4f}: {', '.join(places)}" + (f" and {more} more" if more > 0 else "")
+        more = len(self.documents) - MOST_SOURCES
+        return f"loss {self.loss:.4f}: {', '.join(documents)}" + (f" and {more} more" if more > 0 else "")
 
 
 def find(module: torch.nn.Module, batches: Batches, reading: DataPlan, consumed: int) -> list[BadSample]:
-    """The sequences of the batch at `consumed` that spoilt it: those whose loss is not finite, or else the highest.
+    """Return the sequences of the batch at `consumed` whose loss is not finite, or else those of the highest loss.
 
-    Every process must call it; it costs a forward pass of the batch, sequence by sequence.
+    Every process must call it; the cost is a forward pass over the batch, sequence by sequence.
     """
     losses = _loss_of_each(module, batches, consumed)
     chosen = [index for index, loss in enumerate(losses) if not math.isfinite(loss)]
@@ -61,21 +61,21 @@ def find(module: torch.nn.Module, batches: Batches, reading: DataPlan, consumed:
     _, samples = batches.order.at_many(consumed + np.array(chosen, dtype=np.int64))
     documents = SampleDocuments(batches.tokens, reading.sources)
     return [
-        BadSample(consumed + index, int(sample), losses[index], _places(documents, reading, int(sample)))
+        BadSample(consumed + index, int(sample), losses[index], _document_ranges(documents, reading, int(sample)))
         for index, sample in zip(chosen, samples, strict=True)
     ]
 
 
 def _loss_of_each(module: torch.nn.Module, batches: Batches, consumed: int) -> list[float]:
-    """Nats a token of each sequence of the global batch, in the order of the run."""
+    """Nats per token of each sequence of the global batch, in the order of the run."""
     device = next(module.parameters()).device
     losses = torch.zeros(batches.layout.global_batch_size, dtype=torch.float64, device=device)
-    # Processes that share a layer's matrices read the same sequences: one of them counts.
+    # Tensor-parallel ranks compute the same sequences: one of them counts.
     counts = parallel.tensor_rank() == 0
     module.eval()
     with torch.no_grad():
         for position, batch in batches.single_samples(consumed):
-            nats = module(*as_tensors(batch, device)).double() / max(1.0, float(batch.loss_mask.sum()))
+            nats = module(*to_device(batch, device)).double() / max(1.0, float(batch.loss_mask.sum()))
             if counts:
                 losses[position - consumed] = nats
     module.train()
@@ -83,7 +83,7 @@ def _loss_of_each(module: torch.nn.Module, batches: Batches, consumed: int) -> l
     return [float(loss) for loss in losses.tolist()]
 
 
-def _places(documents: SampleDocuments, reading: DataPlan, sample: int) -> tuple[tuple[str, int, int], ...]:
+def _document_ranges(documents: SampleDocuments, reading: DataPlan, sample: int) -> tuple[tuple[str, int, int], ...]:
     ranges: dict[int, tuple[int, int]] = {}
     for place in documents.in_sample(sample):
         first, _ = ranges.get(place.source, (place.document, place.document))

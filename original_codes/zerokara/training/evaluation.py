@@ -1,8 +1,8 @@
-"""Validation: nats a token and bits a byte over documents that are never trained on, together and source by source.
+"""Validation: the loss on documents that are never trained on, in nats per token and bits per byte, also by source.
 
-Bits per byte is the sum of nats over the UTF-8 bytes of the text that was predicted, over ln 2. It does not depend on
-the tokenizer, so that runs with other vocabularies can be compared; the end of a document costs nats and has no bytes,
-nor has the sentinel of a gap.
+Bits per byte is the sum of nats, divided by ln 2 and by the UTF-8 bytes of the text that was predicted. It does not
+depend on the tokenizer, so runs with different vocabularies can be compared. End-of-document and sentinel tokens cost
+nats and have no bytes.
 """
 
 from __future__ import annotations
@@ -10,57 +10,85 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed
 
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
-from zerokara.samples.evaluation import EvaluationBatches, evaluation_batches
-from zerokara.training.loop import as_tensors
-from zerokara.training.planning.preparation import Preparation, has_validation
+from zerokara.samples.evaluation import evaluation_batches
+from zerokara.samples.objective import Objective
+from zerokara.samples.sources import TokenSource
+from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokens.layout import TokenPaths
+from zerokara.training.batch_loader import to_device
 
 BATCHES_BETWEEN_LOOKS = 16
-"""Micro batches between two looks for a request to stop: the looks cost nothing beside them, and it is soon seen."""
+"""Micro batches between two checks for a stop request: rare enough to cost nothing, and the request is seen soon."""
+
+
+@dataclass(frozen=True)
+class ValidationSettings:
+    """The documents that a validation evaluates, and the size of its micro batches."""
+
+    prefix: Path
+    """Token files of the validation documents."""
+    sources: tuple[TokenSource, ...]
+    """The sources whose documents they are, in order."""
+    max_tokens: int | None
+    """Tokens that are evaluated; None is all of them."""
+    micro_batch_size: int
+
+    @classmethod
+    def from_config(cls, config: PretrainConfig, sources: Sequence[TokenSource]) -> ValidationSettings:
+        """Settings of a run; a source without validation documents is left out."""
+        return cls(
+            prefix=TokenPaths(config.output_prefix).valid,
+            sources=tuple(source for source in sources if source.num_valid_tokens),
+            max_tokens=None if config.eval_tokens == "all" else config.eval_tokens,
+            micro_batch_size=config.micro_batch,
+        )
 
 
 @dataclass(frozen=True)
 class Score:
-    """How well some tokens were predicted."""
+    """Loss over some tokens."""
 
     name: str
     loss: float
-    """Nats a token."""
+    """Nats per token."""
     bits_per_byte: float
     num_tokens: int
 
     @classmethod
     def of(cls, name: str, nats: float, num_tokens: int, num_bytes: int) -> Score:
-        """From the sum over the tokens."""
+        """Score of tokens whose losses sum to `nats`."""
         return cls(name, nats / max(1, num_tokens), nats / math.log(2) / max(1, num_bytes), num_tokens)
 
 
 @dataclass(frozen=True)
 class ValidationResult:
-    """What a validation found."""
+    """Scores of one validation."""
 
     whole: Score
     sources: tuple[Score, ...]
-    """Each source's; empty where there is but one."""
+    """One for each source; empty if there is only one source."""
 
     @property
     def loss(self) -> float:
-        """Nats a token."""
+        """Nats per token."""
         return self.whole.loss
 
     @property
     def bits_per_byte(self) -> float:
-        """Nats a byte over ln 2."""
+        """Bits per byte of text."""
         return self.whole.bits_per_byte
 
     def as_json(self) -> dict[str, Any]:
-        """The numbers, as they stand in a line of metrics.jsonl."""
+        """The numbers of its line in metrics.jsonl."""
         line: dict[str, Any] = {
             "valid_loss": self.loss,
             "valid_bits_per_byte": self.bits_per_byte,
@@ -75,27 +103,27 @@ class ValidationResult:
 class Validation:
     """The validation tokens of one process."""
 
-    def __init__(
-        self,
-        tokens: EvaluationBatches,
-        piece_bytes: np.ndarray,
-        micro_batch_size: int,
-        device: torch.device,
-        sources: Sequence[str] = (),
-    ):
-        """`sources` names the parts of `tokens`."""
-        self._tokens, self._piece_bytes = tokens, piece_bytes
-        self._micro_batch_size, self._device = micro_batch_size, device
-        self._names = list(sources) or [""]
+    def __init__(self, settings: ValidationSettings, objective: Objective, encoder: Encoder, device: torch.device):
+        self._device, self._micro_batch_size = device, settings.micro_batch_size
+        self._names = [source.name for source in settings.sources]
+        self._token_bytes = encoder.piece_bytes()
+        self._tokens = evaluation_batches(
+            settings.prefix,
+            objective,
+            encoder.eos_id,
+            max_tokens=settings.max_tokens,
+            part_tokens=[source.num_valid_tokens for source in settings.sources],
+        )
 
     def __call__(self, module: torch.nn.Module, give_up: Callable[[], bool] | None = None) -> ValidationResult | None:
-        """Evaluate; every process must call it.
+        """Evaluate the model; every process must call it.
 
-        `give_up` is asked now and then by every process; where it says yes (to all alike), the result is None.
+        `give_up` is called by every process now and then, with the same answer in all; once it is True, the result is
+        None.
         """
         rank, num_ranks = parallel.data_rank(), parallel.data_size()
         nats = torch.zeros(len(self._names), dtype=torch.float64, device=self._device)
-        counts = np.zeros((2, len(self._names)), dtype=np.int64)  # tokens that were predicted, and their bytes
+        counts = np.zeros((2, len(self._names)), dtype=np.int64)  # predicted tokens, and their bytes
         module.eval()
         with torch.no_grad():
             batches = self._tokens.batches(self._micro_batch_size, rank, num_ranks)
@@ -103,41 +131,18 @@ class Validation:
                 if give_up is not None and number % BATCHES_BETWEEN_LOOKS == 0 and give_up():
                     module.train()
                     return None
-                nats[part] += module(*as_tensors(batch, self._device)).double()
+                nats[part] += module(*to_device(batch, self._device)).double()
                 predicted = batch.labels[batch.loss_mask > 0]
-                counts[:, part] += len(predicted), self._piece_bytes[predicted].sum(dtype=np.int64)
+                counts[:, part] += len(predicted), self._token_bytes[predicted].sum(dtype=np.int64)
         module.train()
-        found = torch.cat([nats, torch.from_numpy(counts).flatten().to(nats)])
-        torch.distributed.all_reduce(found, group=parallel.data_group())
-        return self._result(*found.view(3, -1).tolist())
+        sums = torch.cat([nats, torch.from_numpy(counts).flatten().to(nats)])
+        torch.distributed.all_reduce(sums, group=parallel.data_group())
+        return self._result(*sums.view(3, -1).tolist())
 
     def _result(
         self, nats: Sequence[float], num_tokens: Sequence[float], num_bytes: Sequence[float]
     ) -> ValidationResult:
-        tokens, sizes = [round(number) for number in num_tokens], [round(number) for number in num_bytes]
-        whole = Score.of("all", sum(nats), sum(tokens), sum(sizes))
-        each = tuple(Score.of(*one) for one in zip(self._names, nats, tokens, sizes, strict=True))
-        return ValidationResult(whole, each if len(each) > 1 else ())
-
-
-def start_validation(preparation: Preparation, device: torch.device) -> Validation | None:
-    """The validation of a run, or None where step 2 kept no documents for it."""
-    config, paths = preparation.config, preparation.token_paths
-    if not has_validation(paths):
-        return None
-    encoder = preparation.encoder
-    # A source without validation documents has no part in it.
-    sources = [source for source in preparation.reading.sources if source.num_valid_tokens]
-    return Validation(
-        evaluation_batches(
-            paths.valid,
-            preparation.objective,
-            encoder.eos_id,
-            max_tokens=None if config.eval_tokens == "all" else config.eval_tokens,
-            part_tokens=[source.num_valid_tokens for source in sources],
-        ),
-        encoder.piece_bytes(),
-        config.micro_batch,
-        device,
-        [source.name for source in sources],
-    )
+        counts = [round(count) for count in num_tokens], [round(count) for count in num_bytes]
+        whole = Score.of("all", sum(nats), *map(sum, counts))
+        by_source = tuple(Score.of(*each) for each in zip(self._names, nats, *counts, strict=True))
+        return ValidationResult(whole, by_source if len(by_source) > 1 else ())

@@ -1,8 +1,8 @@
-"""What must hold of every step: its loss and its gradient are finite, and where asked for, its loss does not leap.
+"""Which steps may reach the weights: those whose loss and gradient are finite and, on request, whose loss is no spike.
 
-A step that breaks this is skipped: the weights, the optimizer's running means and its count stay as if it had not been.
-It counts as a step all the same: the position in the data and the learning rate go on, so that both stay functions of
-the step's number. What is remembered stands in the checkpoint, and so a resumed run judges as an unbroken one.
+Any other step is skipped: weights, optimizer moments and the optimizer's step count stay as they were. It still counts
+as a step: the position in the data and the learning rate move on, so that both stay functions of the step number. The
+guard's state is saved in the checkpoint, so a resumed run judges as an unbroken one does.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ import math
 from collections import deque
 
 from zerokara.checkpoint import TrainingState
-from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import RunError
 
 WINDOW_STEPS = 100
-"""Good losses that a leap is measured against."""
+"""Most recent good losses that a loss spike is measured against."""
 FEWEST_STEPS = 20
-"""Before there are so many, nothing is called a leap: the loss falls steeply at the start, and a deviation of a few
-values says little."""
+"""With fewer good losses nothing is called a spike: the loss falls steeply at the start, and the standard deviation of
+a few values says little."""
 
 
 class GivenUp(RunError):
@@ -26,41 +25,47 @@ class GivenUp(RunError):
 
 
 class StepGuard:
-    """Judges steps; every process judges alike, since all know the same losses."""
+    """Decides which steps are skipped; every process decides alike, since all of them know the same losses."""
 
-    def __init__(self, config: PretrainConfig, state: TrainingState):
-        self._sigmas, self._most = config.spike_sigmas, config.max_skipped_steps
-        self.skipped_steps, self.skipped_in_row = state.skipped_steps, state.skipped_in_row
-        self._losses = deque(state.recent_losses, maxlen=WINDOW_STEPS)
+    def __init__(self, spike_sigmas: float, max_skipped_steps: int, state: TrainingState | None = None):
+        """Restore the guard from `state`, if there is one.
+
+        A loss more than `spike_sigmas` standard deviations above the mean of the recent ones is a spike; 0 is never.
+        `max_skipped_steps` steps in a row may be skipped.
+        """
+        self._spike_sigmas, self._max_skipped_steps = spike_sigmas, max_skipped_steps
+        self.skipped_steps = state.skipped_steps if state else 0
+        self.skipped_in_row = state.skipped_in_row if state else 0
+        self._losses = deque(state.recent_losses if state else (), maxlen=WINDOW_STEPS)
 
     @property
     def recent_losses(self) -> tuple[float, ...]:
-        """The last good ones, oldest first."""
+        """The most recent good losses, oldest first."""
         return tuple(self._losses)
 
     def skip_reason_of_loss(self, loss: float) -> str:
-        """Why a step with this loss must not reach the weights; nothing if it may."""
+        """Why a step with this loss must not reach the weights; empty if it may."""
         if not math.isfinite(loss):
             return f"the loss is {loss}"
-        if not self._sigmas or len(self._losses) < FEWEST_STEPS:
+        if not self._spike_sigmas or len(self._losses) < FEWEST_STEPS:
             return ""
         mean = math.fsum(self._losses) / len(self._losses)
         deviation = math.sqrt(math.fsum((past - mean) ** 2 for past in self._losses) / len(self._losses))
-        if loss <= mean + self._sigmas * deviation:
+        if loss <= mean + self._spike_sigmas * deviation:
             return ""
-        how_far = f"{(loss - mean) / deviation:.1f} deviations" if deviation else "far"
+        distance = f"{(loss - mean) / deviation:.1f} standard deviations" if deviation else "far"
         return (
-            f"the loss {loss:.4f} is {how_far} above the last {len(self._losses)} steps' mean of {mean:.4f} "
-            f"(spike_sigmas is {self._sigmas:g})"
+            f"loss spike: {loss:.4f} is {distance} above {mean:.4f}, the mean of the last {len(self._losses)} good "
+            f"steps (spike_sigmas is {self._spike_sigmas:g})"
         )
 
     @staticmethod
     def skip_reason_of_norm(norm: float) -> str:
-        """As `skip_reason_of_loss`, of the gradient's norm."""
+        """Why a step with this gradient norm must not reach the weights; empty if it may."""
         return "" if math.isfinite(norm) else "the gradient is not finite"
 
     def note(self, loss: float, skip_reason: str) -> None:
-        """Take in a step that was judged."""
+        """Remember a step and whether it was skipped."""
         if skip_reason:
             self.skipped_steps += 1
             self.skipped_in_row += 1
@@ -69,14 +74,15 @@ class StepGuard:
             self._losses.append(loss)
 
     def require_patience(self, step: int, reason: str) -> None:
-        """See that a step that was skipped, and noted, is not one too many.
+        """Check that the steps skipped in a row, `step` included, are not one too many.
 
         Raises:
-            GivenUp: it is.
+            GivenUp: they are.
         """
-        if self.skipped_in_row > self._most:
+        if self.skipped_in_row > self._max_skipped_steps:
             raise GivenUp(
-                f"step {step}: {reason}; {self.skipped_in_row} skipped in a row, and max_skipped_steps is {self._most}. "
-                "The weights were not touched. Look at the documents named above; resume from the newest checkpoint "
-                "with a lower learning rate (--set lr=…), or allow more (--set max_skipped_steps=…)"
+                f"step {step}: {reason}; {self.skipped_in_row} skipped in a row, and max_skipped_steps is "
+                f"{self._max_skipped_steps}. The weights are unchanged. Look at the documents named above; resume "
+                "from the newest checkpoint with a lower learning rate (--set lr=…), or allow more skipped steps "
+                "(--set max_skipped_steps=…)"
             )

@@ -16,7 +16,7 @@ import torch.distributed
 from zerokara.errors import RunError
 from zerokara.training.planning import memory_budget
 from zerokara.training.planning.memory_budget import Budget
-from zerokara.training.planning.preparation import Preparation
+from zerokara.training.planning.run_plan import RunPlan as Preparation
 from zerokara.training.processes import launcher
 
 _CPU_ALLOCATOR = "DefaultCPUAllocator: can't allocate memory"

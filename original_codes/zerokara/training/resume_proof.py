@@ -11,7 +11,6 @@ Called by the launcher as a module, it is one of the training processes: ``pytho
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import shutil
@@ -30,8 +29,8 @@ from zerokara.durable import make_folders, write_text
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.progress import bytes_text
 from zerokara.training.monitoring import metrics
-from zerokara.training.planning import preparation, run_folder
-from zerokara.training.planning.preparation import Preparation
+from zerokara.training.planning import run_folder
+from zerokara.training.planning.run_plan import RunPlan, make_plan
 from zerokara.training.processes import launcher
 
 MODULE = "zerokara.training.resume_proof"
@@ -85,7 +84,7 @@ class Difference:
         return self.loss <= LOSS_TOLERANCE[precision] and max(self.shares.values()) <= STATE_TOLERANCE
 
 
-def prove(plan: Preparation, num_steps: int) -> None:
+def prove(plan: RunPlan, num_steps: int) -> None:
     """Prove that a run of `plan` resumes; tells what was found. The run's own folder is not touched.
 
     Raises:
@@ -97,7 +96,7 @@ def prove(plan: Preparation, num_steps: int) -> None:
     if 2 * num_steps > plan.schedule.num_steps:
         rule = f"a proof of 2 × {num_steps} steps needs a run of as many; this one has {plan.schedule.num_steps}"
         remedy = f"at most --verify-resume {plan.schedule.num_steps // 2} fits"
-        raise UserError(Fault(where="--verify-resume", found=num_steps, rule=rule, remedy=remedy))
+        raise UserError(Fault(where="--verify-resume", value=num_steps, rule=rule, remedy=remedy))
     bitwise = plan.num_processes == 1 and not torch.cuda.is_available()
     folder = plan.run_dir.with_name(plan.run_dir.name + ".verify-resume")
     print(f"proving resume in {folder}, which is deleted afterwards: 2 × {num_steps} steps unbroken, {num_steps} and")
@@ -169,7 +168,9 @@ def _scratch(folder: Path, needed: int) -> Iterator[None]:
     make_folders(folder)
     with file_lock.held(lock) as is_ours:
         if not is_ours:
-            raise UserError(Fault(str(folder), f"{file_lock.holder(lock) or 'another command'} is proving resume here"))
+            raise UserError(
+                Fault(str(folder), f"{file_lock.read_holder(lock) or 'another command'} is proving resume here")
+            )
         for left in folder.iterdir():
             if left.is_dir():
                 shutil.rmtree(left)
@@ -191,7 +192,7 @@ def _deleted_afterwards(folder: Path, needed: int) -> Iterator[None]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _train(plan: Preparation, run_dir: Path, last_step: int) -> None:
+def _train(plan: RunPlan, run_dir: Path, last_step: int) -> None:
     settings = plan.config.model_copy(update={**_QUIET, "output_model_dir": str(run_dir)})
     job, config_path = run_dir.with_suffix(".json"), run_dir.with_suffix(".yaml")
     write_text(config_path, as_yaml(settings))
@@ -204,18 +205,16 @@ def _train(plan: Preparation, run_dir: Path, last_step: int) -> None:
 
 
 def _main(job_path: Path) -> None:
-    from zerokara.training.session import Session
-
     job: dict[str, Any] = json.loads(job_path.read_text(encoding="utf-8"))
     settings = load(PretrainConfig, Path(job["config"]))
-    plan = preparation.prepare(settings, int(os.environ["WORLD_SIZE"]), launcher.precision(settings))
+    plan = make_plan(settings, int(os.environ["WORLD_SIZE"]), launcher.precision(settings))
     if int(os.environ["RANK"]) == 0:
         run_folder.claim(plan)
-    session = Session(plan, stop_after=job["last_step"])
-    session.validation = None
-    session.run()
+    # This is the border: from here on torch is imported.
+    from zerokara.training.trainer import train_plan
+
+    train_plan(plan, stop_after=job["last_step"], validates=False)
 
 
 if __name__ == "__main__":
     _main(Path(sys.argv[1]))
-    gc.freeze()  # as at the end of steps/train.py

@@ -1,19 +1,17 @@
-"""Saving while a run goes on: training waits while the state is copied to main memory, a thread does all the rest.
+"""Asynchronous checkpointing: training waits while the state is copied to main memory; a thread writes the copy.
 
-The thread of the first process writes, hashes, syncs and renames (`checkpoint.save`), deletes what is kept no longer,
-and moves `latest` and `best`. There is one copy of the state, and so one save at a time: the next waits for it. Memory:
-the size of a checkpoint, in the first process only.
+The thread runs in the first process only: it writes, hashes, syncs, renames, prunes (`CheckpointStore`). There is one
+copy of the state and so one save at a time: the next save waits for it. Memory: the size of a checkpoint, in the
+first process.
 
-What the disk refuses (no room, above all) ends no run: it is told, nothing is left of the attempt, and the thread tries
-again every few seconds, until it succeeds or the next save takes its place. Only at the end of the run is there nothing
-to go on with: then it tries for `PATIENCE_SECONDS` more, and fails.
+A disk that refuses a save (no space, above all) does not end the run: the error is logged, nothing is left of the
+attempt, and the thread retries every few seconds until it succeeds or the next save replaces it. At the end of the run
+it retries for `PATIENCE_SECONDS` more, and then the run fails.
 """
 
 from __future__ import annotations
 
-import errno
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -23,30 +21,30 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from zerokara import checkpoint
 from zerokara.checkpoint import Retention, TrainingState
+from zerokara.checkpoint.store import CheckpointStore
 from zerokara.errors import RunError
-from zerokara.progress import bytes_text, seconds_text
+from zerokara.progress import seconds_text
 from zerokara.training.compute.engine import Engine
 from zerokara.training.host_memory import HostCopy
-from zerokara.training.planning.preparation import Preparation
 
 RETRY_SECONDS = 5.0
 """Between two attempts of a save that the disk refused."""
 PATIENCE_SECONDS = 300.0
-"""How long the end of a run waits for room; below the half hour that the other processes wait for this one."""
-WORD_SECONDS = 30.0
-"""Between two words while somebody waits."""
+"""How long the end of a run waits for disk space; below the half hour that the other processes wait for this one."""
+REMINDER_SECONDS = 30.0
+"""Between two log lines while a save is being waited for."""
 _NICENESS = 10
-"""Of the thread that writes: where it shares the processor with the training, the training goes first."""
+"""Of the writing thread: where it shares a core with the training, the training goes first."""
 
 
 class Saver:
-    """Writes the checkpoints of a run, and deletes those that are kept no longer."""
+    """Writes the checkpoints of a run in the background, and deletes those that are no longer kept."""
 
     def __init__(
         self,
-        preparation: Preparation,
+        run_dir: Path,
+        retention: Retention,
         engine: Engine,
         device: torch.device,
         rank: int,
@@ -54,16 +52,14 @@ class Saver:
         resumed_from: Path | None = None,
     ):
         self._engine, self._device, self._rank, self._log = engine, device, rank, log
-        config = preparation.config
-        retention = Retention(config.keep_last, config.keep_every, config.keep_best)
-        self._shelf = _Shelf(preparation.run_dir, retention, resumed_from, log)
+        self._store = CheckpointStore(run_dir, retention, log, newest=resumed_from)
         self._copies = {"weights": HostCopy(device), "moments": HostCopy(device)}
-        self._writing: _Writing | None = None
+        self._current: _BackgroundSave | None = None
 
     def save(self, state: TrainingState) -> None:
-        """Copy the state, and have it written; every process must call it."""
+        """Copy the state and start writing it; every process must call it."""
         if self._rank == 0:
-            self._make_way(state.step)
+            self._wait_for_previous(state.step)
         started = time.monotonic()
         copies: dict[str, dict[str, Tensor]] = {"weights": {}, "moments": {}}
         for part, gathered in (("weights", self._engine.weights()), ("moments", self._engine.moments())):
@@ -73,17 +69,17 @@ class Saver:
         for copy in self._copies.values():
             copy.finish()
         if self._rank == 0:
-            waited = time.monotonic() - started
-            self._writing = _Writing(self._shelf, state, copies["weights"], copies["moments"], waited)
-            self._writing.start()
+            copy_seconds = time.monotonic() - started
+            self._current = _BackgroundSave(self._store, state, **copies, copy_seconds=copy_seconds, log=self._log)
+            self._current.start()
 
     def finish(self) -> None:
         """Wait until everything is written; every process must call it.
 
         Raises:
-            RunError: the disk would not take the last checkpoint. In the first process; the others leave silently.
+            RunError: the disk did not take the last checkpoint. In the first process; the others exit silently.
         """
-        failure = self._last_attempts() if self._rank == 0 else ""
+        failure = self._wait_for_last() if self._rank == 0 else ""
         failed = torch.tensor([float(bool(failure))], device=self._device)
         torch.distributed.all_reduce(failed)
         if failure:
@@ -92,157 +88,117 @@ class Saver:
             raise SystemExit(RunError.exit_code)
 
     def abandon(self) -> None:
-        """Let what is being written come to its end, for a process that leaves because of an error."""
-        if self._writing is not None:
-            self._writing.give_way()
-            self._writing.join()
+        """Let the current attempt end, without another one; for a process that exits because of an error."""
+        if self._current is not None:
+            self._current.stop_retrying()
+            self._current.join()
 
-    def _make_way(self, step: int) -> None:
-        """Wait for the save before; one that still waits for room gives way."""
-        writing = self._writing
-        if writing is None:
+    def _wait_for_previous(self, step: int) -> None:
+        """Wait for the save before the one of `step`; one that is only waiting for disk space is given up."""
+        previous = self._current
+        if previous is None:
             return
         started = time.monotonic()
-        writing.give_way()
-        while writing.is_alive():
-            writing.join(WORD_SECONDS)
-            if writing.is_alive():
+        previous.stop_retrying()
+        while previous.is_alive():
+            previous.join(REMINDER_SECONDS)
+            if previous.is_alive():
                 waited = seconds_text(time.monotonic() - started)
-                self._log(
-                    f"step {step}  waiting for the checkpoint of step {writing.step} to be written, since {waited}"
-                )
+                self._log(f"step {step}  waiting for the checkpoint of step {previous.step} since {waited}")
         waited_seconds = time.monotonic() - started
         if waited_seconds > 1:
             self._log(
-                f"step {step}  waited {seconds_text(waited_seconds)} for the checkpoint of step {writing.step} to be "
-                "written: save_interval is short for this disk"
+                f"step {step}  waited {seconds_text(waited_seconds)} for the checkpoint of step {previous.step}: "
+                "save_interval is short for this disk"
             )
-        if writing.failure is not None:
-            raise writing.failure
-        if writing.trouble:
-            self._log(f"step {writing.step}  was never saved; step {step} takes its place")
+        previous.raise_unexpected_error()
+        if previous.disk_error:
+            self._log(f"step {previous.step}  was not saved; the checkpoint of step {step} replaces it")
 
-    def _last_attempts(self) -> str:
-        """Wait for the last save; why it failed, or nothing."""
-        writing, began, told = self._writing, time.monotonic(), time.monotonic()
-        while writing is not None and writing.is_alive():
-            writing.join(0.2)
-            waited = time.monotonic() - began
-            if writing.trouble and waited > PATIENCE_SECONDS:
-                writing.give_way()
-                writing.join()
-            elif writing.is_alive() and time.monotonic() - told >= WORD_SECONDS:
-                told = time.monotonic()
-                left = seconds_text(PATIENCE_SECONDS - waited)
-                what = f"trying for {left} more: {writing.trouble}" if writing.trouble else "being written"
-                self._log(f"the checkpoint of step {writing.step} is not yet saved, {what}")
-        if writing is None:
+    def _wait_for_last(self) -> str:
+        """Wait for the last save; return why it failed, or nothing."""
+        last = self._current
+        if last is None:
             return ""
-        if writing.failure is not None:
-            raise writing.failure
-        if not writing.trouble:
+        started = reminded = time.monotonic()
+        while last.is_alive():
+            last.join(0.2)
+            now = time.monotonic()
+            if last.disk_error and now - started > PATIENCE_SECONDS:
+                last.stop_retrying()
+                last.join()
+            elif last.is_alive() and now - reminded >= REMINDER_SECONDS:
+                reminded = now
+                left = seconds_text(PATIENCE_SECONDS - (now - started))
+                status = f"retrying for {left} more: {last.disk_error}" if last.disk_error else "still being written"
+                self._log(f"step {last.step}  checkpoint not saved yet, {status}")
+        last.raise_unexpected_error()
+        if not last.disk_error:
             return ""
-        stands = f"The newest checkpoint that stands is {self._shelf.newest}" if self._shelf.newest else "None stands"
+        newest = f"The newest checkpoint is {self._store.newest}" if self._store.newest else "There is no checkpoint"
         return (
-            f"the checkpoint of step {writing.step} could not be saved: {writing.trouble}. {stands}; make room, and "
+            f"the checkpoint of step {last.step} could not be saved: {last.disk_error}. {newest}; free some space, and "
             "the next start resumes from it"
         )
 
 
-class _Shelf:
-    """The checkpoints of a run folder, for the one thread that writes there."""
-
-    def __init__(self, run_dir: Path, retention: Retention, resumed_from: Path | None, log: Callable[[str], None]):
-        self.run_dir, self.retention, self.newest, self.log = run_dir, retention, resumed_from, log
-
-    def put(self, state: TrainingState, weights: dict[str, Tensor], moments: dict[str, Tensor]) -> Path:
-        """Write a checkpoint.
-
-        Raises:
-            OSError: there is no room, or the disk cannot be written.
-        """
-        self._require_room(checkpoint.bytes_needed(weights, moments))
-        folder = checkpoint.save(self.run_dir, state, weights, moments)
-        self.newest = folder
-        try:
-            checkpoint.mark(self.run_dir)
-            if checkpoint.prune(self.run_dir, self.retention):
-                checkpoint.mark(self.run_dir)
-        except OSError as error:  # the checkpoint stands; what was to be done beside it is done with the next
-            self.log(f"step {state.step}  older checkpoints are left alone for now: {error}")
-        return folder
-
-    def _require_room(self, needed: int) -> None:
-        free = shutil.disk_usage(self.run_dir).free
-        if free >= needed:
-            return
-        checkpoint.prune(self.run_dir, self.retention)
-        free = shutil.disk_usage(self.run_dir).free
-        if free < needed:
-            kept = [checkpoint.folder_of(self.run_dir, step).name for step in checkpoint.all_steps(self.run_dir)[:-1]]
-            kept += checkpoint.broken_names(self.run_dir)
-            advice = f"; of the older checkpoints {', '.join(kept)} each takes about as much" if kept else ""
-            raise OSError(
-                errno.ENOSPC,
-                f"{bytes_text(needed)} are needed, {bytes_text(free)} are free. Delete something on this disk{advice}",
-                str(self.run_dir),
-            )
-
-
-class _Writing(threading.Thread):
-    """One save, from the copied state to the disk. A daemon: whoever must leave at once leaves it behind."""
+class _BackgroundSave(threading.Thread):
+    """One save, from the copied state to the disk. A daemon: a process that must exit at once does not wait for it."""
 
     def __init__(
         self,
-        shelf: _Shelf,
+        store: CheckpointStore,
         state: TrainingState,
         weights: dict[str, Tensor],
         moments: dict[str, Tensor],
         copy_seconds: float,
+        log: Callable[[str], None],
     ):
         super().__init__(name=f"save step {state.step}", daemon=True)
         self.step = state.step
-        self.trouble = ""
-        """What the disk said to the last attempt; empty once it succeeded."""
-        self.failure: BaseException | None = None
-        """What nobody foresaw."""
-        self._shelf, self._copy_seconds = shelf, copy_seconds
+        self.disk_error = ""
+        """What the disk answered to the last attempt; empty once one has succeeded."""
+        self._unexpected_error: BaseException | None = None
+        self._store, self._copy_seconds, self._log = store, copy_seconds, log
         self._content = (state, weights, moments)
-        self._gives_way = threading.Event()
+        self._no_retry = threading.Event()
 
-    def give_way(self) -> None:
+    def stop_retrying(self) -> None:
         """Make no further attempt."""
-        self._gives_way.set()
+        self._no_retry.set()
+
+    def raise_unexpected_error(self) -> None:
+        """Raise, in the training thread, what ended this one and was not the disk's answer."""
+        if self._unexpected_error is not None:
+            raise self._unexpected_error
 
     def run(self) -> None:
-        """Write, as often as it takes."""
+        """Write, with as many attempts as it takes."""
         try:
-            # Only upwards: where the whole run was started with `nice`, the other way is forbidden.
+            # Only upwards: where the whole run was started with `nice`, lowering it is forbidden.
             niceness = max(_NICENESS, os.getpriority(os.PRIO_PROCESS, 0))
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
             while not self._attempt():
-                if self._gives_way.wait(RETRY_SECONDS):
+                if self._no_retry.wait(RETRY_SECONDS):
                     return
-        except BaseException as error:  # for the training thread, which raises it
-            self.failure = error
+        except BaseException as error:
+            self._unexpected_error = error
 
     def _attempt(self) -> bool:
         started = time.monotonic()
         try:
-            folder = self._shelf.put(*self._content)
+            folder = self._store.save(*self._content)
         except OSError as error:
-            first, self.trouble = (
-                not self.trouble,
-                f"{error.filename or self._shelf.run_dir}: {error.strerror or error}",
-            )
-            if first:
-                self._shelf.log(
-                    f"step {self.step}  NOT saved: {self.trouble}. Training goes on, and it is tried again every "
+            is_first = not self.disk_error
+            self.disk_error = f"{error.filename or self._store.run_dir}: {error.strerror or error}"
+            if is_first:
+                self._log(
+                    f"step {self.step}  checkpoint NOT saved: {self.disk_error}. Training continues; retrying every "
                     f"{RETRY_SECONDS:g} s"
                 )
             return False
-        after = ", after all" if self.trouble else ""
-        self.trouble = ""
-        took, waited = seconds_text(time.monotonic() - started), seconds_text(self._copy_seconds)
-        self._shelf.log(f"step {self.step}  saved {folder} in {took}{after}; training waited {waited}")
+        retried = " after retrying" if self.disk_error else ""
+        self.disk_error = ""
+        seconds, waited = seconds_text(time.monotonic() - started), seconds_text(self._copy_seconds)
+        self._log(f"step {self.step}  saved {folder} in {seconds}{retried}; training waited {waited}")
         return True

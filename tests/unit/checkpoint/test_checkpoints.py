@@ -1,4 +1,4 @@
-"""Checkpoints appear whole; a broken one is named and skipped."""
+"""Checkpoints appear whole; a broken one is named and skipped; retention keeps what it should."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from safetensors.torch import load_file
 
 from zerokara import checkpoint
 from zerokara.checkpoint import Retention, tensor_file
-from zerokara.errors import UserError
+from zerokara.errors import Fault, UserError
 
 
 def test_what_is_saved_is_read_back(tmp_path: Path) -> None:
@@ -29,33 +30,10 @@ def test_what_is_saved_is_read_back(tmp_path: Path) -> None:
     assert checkpoint.newest_complete(tmp_path) == folder
 
 
-@pytest.mark.parametrize(
-    ("harm", "words"),
-    [
-        (lambda folder: (folder / "manifest.json").unlink(), "is a half-written checkpoint: manifest.json is missing"),
-        (lambda folder: (folder / "weights.safetensors").unlink(), "is missing from the checkpoint"),
-        (lambda folder: (folder / "weights.safetensors").write_bytes(b"x"), "has 1 bytes where the checkpoint was"),
-        (lambda folder: _flip_last_byte(folder / "optimizer.safetensors"), "was changed after the checkpoint was"),
-    ],
-)
-def test_a_broken_newest_is_skipped_with_a_word(tmp_path: Path, harm, words: str) -> None:  # type: ignore[no-untyped-def]
-    older, newest = saved(tmp_path, 10), saved(tmp_path, 20)
-    harm(newest)
-    with pytest.raises(UserError, match=words):
-        checkpoint.check(newest)
-    told: list[str] = []
-    assert checkpoint.newest_complete(tmp_path, told.append) == older
-    assert len(told) == 1 and words in told[0] and "skipping" in told[0]
-
-
-@pytest.mark.parametrize("part", ["weights", "optimizer", "state"])
-def test_a_manifest_that_leaves_a_file_out_is_broken(tmp_path: Path, part: str) -> None:
-    manifest = saved(tmp_path, 10) / "manifest.json"
-    content = json.loads(manifest.read_text(encoding="utf-8"))
-    del content["outputs"][part]
-    manifest.write_text(json.dumps(content), encoding="utf-8")
-    with pytest.raises(UserError, match=f"manifest.json: does not speak of the {part}; take an older checkpoint"):
-        checkpoint.check(manifest.parent)
+def faults_of(folder: Path) -> list[Fault]:
+    with pytest.raises(UserError) as refused:
+        checkpoint.check(folder)
+    return refused.value.faults
 
 
 def _flip_last_byte(path: Path) -> None:
@@ -64,10 +42,41 @@ def _flip_last_byte(path: Path) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.parametrize(
+    ("harm", "file", "word"),
+    [
+        (lambda folder: (folder / "manifest.json").unlink(), "", "manifest.json"),
+        (lambda folder: (folder / "weights.safetensors").unlink(), "weights.safetensors", "missing"),
+        (lambda folder: (folder / "weights.safetensors").write_bytes(b"x"), "weights.safetensors", "1 bytes"),
+        (lambda folder: _flip_last_byte(folder / "optimizer.safetensors"), "optimizer.safetensors", "SHA-256"),
+    ],
+)
+def test_a_broken_newest_is_skipped_and_logged(
+    tmp_path: Path, harm: Callable[[Path], None], file: str, word: str
+) -> None:
+    older, newest = saved(tmp_path, 10), saved(tmp_path, 20)
+    harm(newest)
+    (fault,) = faults_of(newest)
+    assert fault.where == str(newest / file) and word in fault.rule and "checkpoint" in fault.remedy
+    log: list[str] = []
+    assert checkpoint.newest_complete(tmp_path, log.append) == older
+    assert len(log) == 1 and str(fault) in log[0]
+
+
+@pytest.mark.parametrize("part", ["weights", "optimizer", "state"])
+def test_a_manifest_that_leaves_a_file_out_is_broken(tmp_path: Path, part: str) -> None:
+    manifest = saved(tmp_path, 10) / "manifest.json"
+    content = json.loads(manifest.read_text(encoding="utf-8"))
+    del content["outputs"][part]
+    manifest.write_text(json.dumps(content), encoding="utf-8")
+    (fault,) = faults_of(manifest.parent)
+    assert fault.where == str(manifest) and part in fault.rule
+
+
 def test_no_checkpoint(tmp_path: Path) -> None:
     assert checkpoint.newest_complete(tmp_path) is None
-    with pytest.raises(UserError, match="there is no such checkpoint"):
-        checkpoint.check(tmp_path / "global_step5")
+    (fault,) = faults_of(tmp_path / "global_step5")
+    assert fault.where == str(tmp_path / "global_step5")
 
 
 def names(folders: list[Path]) -> list[str]:
@@ -85,13 +94,13 @@ def test_pruning_keeps_the_newest_and_the_multiples(tmp_path: Path) -> None:
 def test_pruning_keeps_the_best_by_validation(tmp_path: Path) -> None:
     for step, loss in ((10, 3.0), (20, 2.0), (30, None), (40, 2.0), (50, 4.0), (60, float("nan"))):
         saved(tmp_path, step, loss)
-    checkpoint.mark(tmp_path)
+    checkpoint.write_markers(tmp_path)
     assert (tmp_path / "best").read_text(encoding="utf-8") == "global_step40\n"  # the newer of two as good
     assert names(checkpoint.prune(tmp_path, Retention(1, keep_best=True))) == [
         "global_step10", "global_step20", "global_step30", "global_step50",
     ]  # fmt: skip
     checkpoint.prune(tmp_path, Retention(1))
-    checkpoint.mark(tmp_path)
+    checkpoint.write_markers(tmp_path)
     assert checkpoint.all_steps(tmp_path) == [60] and not (tmp_path / "best").exists()
     assert (tmp_path / "latest").read_text(encoding="utf-8") == "global_step60\n"
 
@@ -106,7 +115,7 @@ def test_what_is_broken_never_counts_as_kept_and_stays(tmp_path: Path) -> None:
         saved(tmp_path, step)
     (tmp_path / "global_step30" / "weights.safetensors").write_bytes(b"x")
     assert names(checkpoint.prune(tmp_path, Retention(1))) == ["global_step10"]
-    checkpoint.mark(tmp_path)
+    checkpoint.write_markers(tmp_path)
     assert (tmp_path / "latest").read_text(encoding="utf-8") == "global_step20\n"
     assert checkpoint.all_steps(tmp_path) == [20, 30]
 
@@ -123,7 +132,7 @@ def test_a_half_written_folder_of_a_killed_save_does_not_count(tmp_path: Path) -
     (tmp_path / "global_step20.partial").mkdir()
     (tmp_path / "latest.77.partial").touch()
     assert checkpoint.all_steps(tmp_path) == [10]
-    checkpoint.sweep(tmp_path)
+    checkpoint.remove_leftovers(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["global_step10"]
 
 
@@ -139,10 +148,10 @@ def test_a_file_is_what_the_library_writes(tmp_path: Path) -> None:
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved(tmp_path, 10)
 
-    def refuse(descriptor: int, piece: memoryview) -> int:
+    def refuse(descriptor: int, chunk: memoryview) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(tensor_file.os, "write", refuse)
+    monkeypatch.setattr(os, "write", refuse)
     with pytest.raises(OSError, match=r"weights\.safetensors"):
         saved(tmp_path, 20)
     assert [path.name for path in tmp_path.iterdir()] == ["global_step10"]

@@ -1,4 +1,4 @@
-"""What a start makes of checkpoints that are broken, that cannot be read just now, or that are too new."""
+"""A start with checkpoints that are broken, that cannot be read at the moment, or that are too new."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from zerokara.errors import RunError
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folders, "PAUSES_SECONDS", (0.0, 0.0))
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders, "RETRY_PAUSES_SECONDS", (0.0, 0.0))
 
 
 class Unreadable:
@@ -63,29 +63,29 @@ def test_a_manifest_that_cannot_be_read_just_now_costs_no_checkpoint(tmp_path: P
 
 
 @pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO])
-def test_what_passes_is_waited_for(tmp_path: Path, unreadable: Unreadable, code: int) -> None:
+def test_transient_errors_are_retried(tmp_path: Path, unreadable: Unreadable, code: int) -> None:
     newest = saved(tmp_path, 10)
-    words: list[str] = []
+    log: list[str] = []
     unreadable.parts, unreadable.errno, unreadable.times = ("weights.safetensors",), code, 2
-    assert checkpoint.newest_to_resume(tmp_path, words.append) == newest
-    assert unreadable.failed == 2 and len(words) == 2 and all("trying again in" in word for word in words)
+    assert checkpoint.newest_to_resume(tmp_path, log.append) == newest
+    assert unreadable.failed == 2 and len(log) == 2
     unreadable.times = 2
-    assert checkpoint.newest_complete(tmp_path, words.append) == newest
+    assert checkpoint.newest_complete(tmp_path, log.append) == newest
 
 
-def test_what_does_not_pass_is_kept_aside_by_a_start_and_stops_who_only_reads(
+def test_an_error_that_lasts_sets_it_aside_at_a_start_and_stops_a_reader(
     tmp_path: Path, unreadable: Unreadable
 ) -> None:
     older, newer = saved(tmp_path, 10), saved(tmp_path, 20)
     unreadable.parts = ("global_step20/optimizer",)
-    with pytest.raises(RunError, match=f"{newer} may be whole, but .*optimizer.safetensors cannot be read"):
+    with pytest.raises(RunError, match=r"global_step20/optimizer\.safetensors"):
         checkpoint.newest_complete(tmp_path, lambda _: None)
     assert left(tmp_path) == ["global_step10", "global_step20"]
-    words: list[str] = []
-    assert checkpoint.newest_to_resume(tmp_path, words.append) == older
+    log: list[str] = []
+    assert checkpoint.newest_to_resume(tmp_path, log.append) == older
     assert left(tmp_path) == ["global_step10", "global_step20.broken"]
-    assert any(word.startswith(f"set aside {newer} as global_step20.broken: ") for word in words)
-    # The run comes to that step again; the one that was put aside stays, and can be given its name back.
+    assert any(str(newer) in line and "global_step20.broken" in line for line in log)
+    # The run reaches that step again; the one that was set aside stays, and can be given its name back.
     saved(tmp_path, 20)
     unreadable.parts = ()
     checkpoint.check(tmp_path / "global_step20.broken")
@@ -93,7 +93,7 @@ def test_what_does_not_pass_is_kept_aside_by_a_start_and_stops_who_only_reads(
 
 
 @pytest.mark.parametrize("harm", ["unreadable", "forbidden", "broken"])
-def test_a_run_never_starts_over_because_its_checkpoints_cannot_be_had(
+def test_a_run_never_starts_over_because_its_checkpoints_cannot_be_read(
     tmp_path: Path, unreadable: Unreadable, harm: str
 ) -> None:
     for step in (10, 20):
@@ -108,10 +108,10 @@ def test_a_run_never_starts_over_because_its_checkpoints_cannot_be_had(
     assert left(tmp_path) == ["global_step10", "global_step20"]
 
 
-def test_what_may_not_be_read_stops_a_start_at_once(tmp_path: Path, unreadable: Unreadable) -> None:
+def test_a_forbidden_checkpoint_stops_a_start_at_once(tmp_path: Path, unreadable: Unreadable) -> None:
     saved(tmp_path, 10), saved(tmp_path, 20)
     unreadable.parts, unreadable.errno = ("global_step20/",), errno.EACCES
-    with pytest.raises(RunError, match=r"global_step20/manifest.json cannot be read .Permission denied.: see to it"):
+    with pytest.raises(RunError, match=r"global_step20/manifest.json .*Permission denied"):
         checkpoint.newest_to_resume(tmp_path, lambda _: None)
     assert unreadable.failed == 1 and left(tmp_path) == ["global_step10", "global_step20"]
 
@@ -123,9 +123,9 @@ def test_a_manifest_of_a_newer_format_is_not_broken(tmp_path: Path) -> None:
     newest.write_text(json.dumps({**content, "signature": "x"}), encoding="utf-8")  # a further field: no harm
     assert checkpoint.newest_to_resume(tmp_path) == newest.parent
     newest.write_text(json.dumps({**content, "format": manifest.FORMAT + 1}), encoding="utf-8")
-    for look in (checkpoint.newest_to_resume, checkpoint.newest_complete):
-        with pytest.raises(manifest.NewerFormatError, match=r"format 2, and this zerokara knows 1 .*; update zerokara"):
-            look(tmp_path)
+    for find in (checkpoint.newest_to_resume, checkpoint.newest_complete):
+        with pytest.raises(manifest.NewerFormatError):
+            find(tmp_path)
     saved(tmp_path, 30)
     assert checkpoint.prune(tmp_path, Retention(1)) == [tmp_path / "global_step10"]
     assert left(tmp_path) == ["global_step20", "global_step30"]
@@ -138,7 +138,7 @@ def test_a_broken_one_of_the_same_step_is_not_replaced(tmp_path: Path) -> None:
     checkpoint.check(tmp_path / "global_step10")
 
 
-def test_a_sweep_takes_only_what_saves_and_deletions_left(tmp_path: Path) -> None:
+def test_only_what_saves_and_deletions_left_is_removed(tmp_path: Path) -> None:
     whole = saved(tmp_path, 10)
     for name in ("global_step20.partial", "global_step5.deleted.partial"):
         (tmp_path / name).mkdir()

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from zerokara.checkpoint.tensor_file import TensorWriter, header
-from zerokara.durable import SyncAhead
+from zerokara.durable import BackgroundSync
 
 TENSORS = {"b": torch.randn(3, 5), "a": torch.randn(7), "empty": torch.zeros(0, 2), "last": torch.randn(2, 2, 2)}
 SHAPES = {name: tuple(tensor.shape) for name, tensor in TENSORS.items()}
@@ -24,7 +24,7 @@ def test_the_layout_of_a_small_file_byte_by_byte() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_library_reads_what_is_written(tmp_path: Path, dtype: torch.dtype) -> None:
     path = tmp_path / "model.safetensors"
-    with SyncAhead() as disk, TensorWriter(path, SHAPES, dtype, disk) as writer:
+    with BackgroundSync() as disk, TensorWriter(path, SHAPES, dtype, disk) as writer:
         for name, tensor in TENSORS.items():
             writer.write(name, tensor.transpose(0, -1).contiguous().transpose(0, -1))
     loaded = load_file(path)
@@ -63,7 +63,7 @@ def test_what_the_disk_refuses_later_is_told_at_the_end(tmp_path: Path, monkeypa
     path = tmp_path / "model.safetensors"
     with (
         pytest.raises(OSError, match="No space left") as caught,
-        SyncAhead() as disk,
+        BackgroundSync() as disk,
         TensorWriter(path, {}, torch.float32, disk),
     ):
         pass

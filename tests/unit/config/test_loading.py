@@ -37,7 +37,7 @@ def faults_of(
 def test_every_fault_is_reported_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
     text = "lr: 6e-4\nlr: 3\nhiden_size: 5\nhidden_size: 250\nmicro_batch_size: abc\nepochs: -1\nnum_kv_heads: 3\n"
     faults = faults_of(tmp_path, text)
-    assert [(fault.where, fault.key, fault.found) for fault in faults if fault.key != "lr"] == [
+    assert [(fault.where, fault.key, fault.value) for fault in faults if fault.key != "lr"] == [
         (":3", "hiden_size", 5),
         (":4", "hidden_size", 250),
         (":5", "micro_batch_size", "abc"),
@@ -55,7 +55,7 @@ def test_every_fault_is_reported_at_once_in_the_order_of_the_file(tmp_path: Path
 def test_tensor_parallelism_divides_what_it_shards(tmp_path: Path) -> None:
     layers = "hidden_size: 96\nnum_attn_heads: 8\nnum_kv_heads: 2\nffn_hidden_size: 100\n"
     (fault,) = faults_of(tmp_path, layers + "tensor_parallel_size: 8\n")
-    assert (fault.where, fault.key, fault.found) == (":5", "tensor_parallel_size", 8) and "[1, 2]" in fault.remedy
+    assert (fault.where, fault.key, fault.value) == (":5", "tensor_parallel_size", 8) and "[1, 2]" in fault.remedy
     assert "num_kv_heads = 2 and ffn_hidden_size = 100" in fault.rule
     (fault,) = faults_of(tmp_path, layers + "tensor_parallel_size: 2\nnum_processes: 3\n")
     assert (fault.where, fault.key) == (":5", "tensor_parallel_size") and "num_processes" in fault.remedy
@@ -67,7 +67,7 @@ def test_tensor_parallelism_divides_what_it_shards(tmp_path: Path) -> None:
 def test_global_batch_is_explained_with_numbers(tmp_path: Path) -> None:
     text = "global_batch_size: 500\nmicro_batch_size: 8\nnum_processes: 4\n"
     (fault,) = faults_of(tmp_path, text)
-    assert (fault.where, fault.key, fault.found) == (":1", "global_batch_size", 500)
+    assert (fault.where, fault.key, fault.value) == (":1", "global_batch_size", 500)
     assert "8 × 4 = 32" in fault.rule and "480 or 512" in fault.remedy
 
 
@@ -79,7 +79,7 @@ def test_a_micro_batch_that_cannot_fit_is_answered_with_one_that_does(
 ) -> None:
     text = f"global_batch_size: {batch}\nmicro_batch_size: {micro}\nnum_processes: {processes}\n"
     (fault,) = faults_of(tmp_path, text)
-    assert (fault.where, fault.key, fault.found) == (":2", "micro_batch_size", micro)
+    assert (fault.where, fault.key, fault.value) == (":2", "micro_batch_size", micro)
     assert f"try {fitting}" in fault.remedy
     fixed = text.replace(f"micro_batch_size: {micro}", f"micro_batch_size: {fitting}")
     (tmp_path / "config.yaml").write_text(fixed, encoding="utf-8")
@@ -133,8 +133,8 @@ def test_overrides_win_and_are_named(tmp_path: Path) -> None:
     path.write_text("lr: 1e-3\n", encoding="utf-8")
     assert load(PretrainConfig, path, ["lr=6e-4", "train_tokens=1e9"]).lr == 6e-4
     nonsense, wrong = faults_of(tmp_path, "lr: 1e-3\n", overrides=("lr=-1", "nonsense"))
-    assert (wrong.where, wrong.key, wrong.found) == ("--set", "lr", -1)
-    assert (nonsense.where, nonsense.key, nonsense.found) == ("--set", None, "nonsense") and "lr=" in nonsense.remedy
+    assert (wrong.where, wrong.key, wrong.value) == ("--set", "lr", -1)
+    assert (nonsense.where, nonsense.key, nonsense.value) == ("--set", None, "nonsense") and "lr=" in nonsense.remedy
 
 
 @pytest.mark.parametrize(
@@ -298,4 +298,4 @@ def test_an_endless_file_is_no_configuration() -> None:
 @pytest.mark.parametrize("value", ["!foo 1", "&a 1", "2024-13-45", "[" * 9 + "1" + "]" * 9])
 def test_a_value_of_the_command_line_is_plain_too(tmp_path: Path, value: str) -> None:
     (fault,) = faults_of(tmp_path, "", overrides=(f"lr={value}",))
-    assert (fault.where, fault.key, fault.found) == ("--set", "lr", value) and "YAML" in fault.rule
+    assert (fault.where, fault.key, fault.value) == ("--set", "lr", value) and "YAML" in fault.rule

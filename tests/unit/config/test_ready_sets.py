@@ -94,7 +94,7 @@ def test_what_a_step_reads_is_what_the_one_before_it_wrote(tmp_path: Path) -> No
                 convert_config="input_model_dir: here/another\n",
             )
         )
-    told = [(fault.where, fault.key, fault.found) for fault in caught.value.faults]
+    told = [(fault.where, fault.key, fault.value) for fault in caught.value.faults]
     assert told == [
         (f"{tmp_path}/config.yaml:2", "input_tokenizer_file", "there/tokenizer.model"),
         (f"{tmp_path}/convert_config.yaml:1", "input_model_dir", "here/another"),

@@ -164,9 +164,9 @@ def test_local_files_need_neither_the_hub_s_library_nor_pyarrow(tmp_path: Path) 
     _write(tmp_path, "a.jsonl")
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n'))
     program = (
-        "import sys; from zerokara.corpus import heads, inputs, reading, sizes\n"
+        "import sys; from zerokara.corpus import format_check, inputs, reading, sizes\n"
         "files = inputs.find_files(sys.argv[1:], '')\n"
-        "heads.check_heads(files, 'text', 'line', '')\n"
+        "format_check.check_formats(files, 'text', 'line', '')\n"
         "assert sum(1 for part in reading.ranges(files, 5) for _ in reading.read(part)) == 2\n"
         "print(sorted({'huggingface_hub', 'pyarrow', 'torch', 'numpy', 'backports'} & set(sys.modules)))\n"
     )

@@ -12,7 +12,7 @@ from zerokara.huggingface import dialects, families
 from zerokara.model.shapes import ModelShape
 
 LLAMA = ModelShape("llama", 2, 48, 6, 3, 80, 64, 201, True, 5000.0, 1e-5, 0.02)
-EXPERTS = {"num_experts": 5, "experts_per_token": 2, "expert_size": 40, "moe_layers": (0, 1)}
+EXPERTS = {"num_experts": 5, "experts_per_token": 2, "moe_ffn_hidden_size": 40, "moe_layers": (0, 1)}
 OLDER = {
     "llama": {"rope_theta": 5000.0},
     "qwen3": {"rope_theta": 5000.0},

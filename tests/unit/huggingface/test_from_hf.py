@@ -18,10 +18,9 @@ from zerokara.config.architectures import ARCHITECTURES
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import RunError, UserError
-from zerokara.huggingface import families, from_hf, to_hf
+from zerokara.huggingface import families, from_hf, to_hf, tokenizer_json
 from zerokara.model import megatron, parallel
 from zerokara.model.shapes import ModelShape
-from zerokara.tokenizer import huggingface
 from zerokara.tokenizer.encoder import Encoder
 
 SPECIAL = families.SpecialIds(1, 2, 3)
@@ -50,7 +49,7 @@ def exported(folder: Path, encoder: Encoder, *overrides: str, shared: bool = Tru
     for name in families.FAMILIES[shape.architecture].copies if shared else ():
         model.get_parameter(name).data.copy_(model.get_input_embeddings().weight)
     model.save_pretrained(folder)
-    huggingface.write(encoder, folder, model_max_length=16)
+    tokenizer_json.write(encoder, folder, model_max_length=16)
     return settings
 
 

@@ -55,7 +55,7 @@ def test_front_matter_is_read_by_the_hub(facts: dict[str, Any]) -> None:
 
 def test_what_fills_gaps_is_told_apart(facts: dict[str, Any]) -> None:
     facts["model"] |= {"task": "text2text-generation", "auto_class": "AutoModelForSeq2SeqLM", "architecture": "switch"}
-    facts["model"] |= {"moe_layers": [1, 3], "num_experts": 8, "expert_size": 16, "experts_per_token": 1}
+    facts["model"] |= {"moe_layers": [1, 3], "num_experts": 8, "moe_ffn_hidden_size": 16, "experts_per_token": 1}
     facts["model"]["active_parameters"] = 345678
     card = render(facts)
     data = ModelCard(card).data

@@ -16,7 +16,6 @@ from zerokara.model import experts as experts_module
 from zerokara.model import parallel
 from zerokara.model.experts import Experts, Routing, experts_of, statistics
 from zerokara.model.megatron import build
-from zerokara.model.parameters import parameter_shapes
 from zerokara.model.shapes import ModelShape
 
 SMALL = ["num_layers=3", "hidden_size=48", "num_attn_heads=4", "seq_len=24", "num_experts=4"]
@@ -56,7 +55,7 @@ def hidden(length: int = 24, batch: int = 3, seed: int = 0) -> Tensor:
 def test_counted_parameters_are_those_built(overrides: tuple[str, ...]) -> None:
     shape = shape_of(*overrides)
     built = {name: tuple(part.shape) for name, part in build(shape).named_parameters()}
-    assert built == parameter_shapes(shape)
+    assert built == shape.parameter_shapes()
     assert sum(math.prod(size) for size in built.values()) == shape.num_parameters()
     padding = (shape.padded_vocab_size - shape.vocab_size) * 48 * (1 if shape.tie_word_embeddings else 2)
     in_experts = sum(math.prod(size) for name, size in built.items() if ".experts_" in name)

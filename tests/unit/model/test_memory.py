@@ -13,9 +13,8 @@ from zerokara.model import activations, loss, memory, parallel
 from zerokara.model.experts import Routing
 from zerokara.model.megatron import build
 from zerokara.model.memory import Layout, estimate
-from zerokara.model.parameters import parameter_shapes
 from zerokara.model.shapes import ModelShape
-from zerokara.model.sharding import Cut, Sharding
+from zerokara.model.sharding import Sharding
 
 
 def shape_of(architecture: str = "llama", kv_heads: int = 4, tied: bool = True, layers: int = 2) -> ModelShape:
@@ -29,7 +28,7 @@ def shape_of(architecture: str = "llama", kv_heads: int = 4, tied: bool = True, 
     per_token = shape.traits.experts_per_token
     # The second layer, which the tests count, and in switch no other.
     sparse = (1,) if architecture == "switch" else tuple(range(layers))
-    return replace(shape, num_experts=6, experts_per_token=per_token, expert_size=96, moe_layers=sparse)
+    return replace(shape, num_experts=6, experts_per_token=per_token, moe_ffn_hidden_size=96, moe_layers=sparse)
 
 
 def layout_of(shape: ModelShape | None = None, **settings: Any) -> Layout:
@@ -126,8 +125,8 @@ def test_a_process_holds_the_parameters_that_are_cut_for_it(architecture: str, s
     shape = shape_of(architecture)
     cuts = Sharding.of(shape)
     held = sum(
-        math.prod(of_one) // (1 if cuts.cut(name) is Cut.REPLICATED else size)
-        for name, of_one in parameter_shapes(shape).items()
+        math.prod(of_one) // (1 if cuts.is_replicated(name) else size)
+        for name, of_one in shape.parameter_shapes().items()
     )
     assert memory.local_parameters(layout_of(shape, tensor_parallel_size=size)) == held
 

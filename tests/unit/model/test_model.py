@@ -15,7 +15,6 @@ from zerokara.model.attention import isolation
 from zerokara.model.encoder_decoder import EncoderDecoder
 from zerokara.model.loss import summed_cross_entropy
 from zerokara.model.megatron import build
-from zerokara.model.parameters import parameter_shapes
 from zerokara.model.shapes import ModelShape
 
 SMALL = ["num_layers=2", "hidden_size=48", "num_attn_heads=6", "seq_len=32"]
@@ -47,7 +46,7 @@ def test_counted_parameters_are_those_built(overrides: tuple[str, ...]) -> None:
     shape = shape_of(*overrides)
     model = build(shape)
     assert sum(parameter.numel() for parameter in model.parameters()) == shape.num_parameters()
-    assert {name: tuple(part.shape) for name, part in model.named_parameters()} == parameter_shapes(shape)
+    assert {name: tuple(part.shape) for name, part in model.named_parameters()} == shape.parameter_shapes()
     padding = shape.padded_vocab_size - shape.vocab_size
     copies = 1 if shape.tie_word_embeddings else 2
     assert shape.num_parameters() - shape.num_parameters(padded=False) == padding * 48 * copies
@@ -125,7 +124,7 @@ def test_what_fills_up_an_encoders_text_is_not_seen() -> None:
 def test_flops_of_an_encoder_and_decoder_by_hand() -> None:
     """Of one sample of 34 tokens, 32 to read and 8 to write: each weight by the tokens that it multiplies."""
     shape = shape_of("architecture=t5", "head_dim=16", "ffn_hidden_size=100")
-    assert (shape.sample_tokens, shape.seq_len, shape.target_len) == (34, 32, 8)
+    assert (shape.raw_len, shape.seq_len, shape.target_len) == (34, 32, 8)
     attention, mlp, heads = 4 * 48 * 96, 3 * 48 * 100, 96
     encoder = 32 * (attention + mlp) + 2 * 32 * 32 * heads
     decoder = 8 * (attention + mlp) + 8 * 8 * heads  # causal: half

@@ -10,7 +10,7 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
 from zerokara.model.megatron import build
 from zerokara.model.shapes import ModelShape
-from zerokara.model.sharding import Cut, Sharding
+from zerokara.model.sharding import Partition, Sharding
 
 SMALL = ["num_layers=2", "hidden_size=48", "num_attn_heads=8", "seq_len=32", "tie_word_embeddings=false"]
 FAMILIES = [("num_kv_heads=4",), ("architecture=gpt2",), ("architecture=t5",)]
@@ -40,7 +40,7 @@ def test_every_parameter_is_put_together_again(overrides: tuple[str, ...], size:
         assert torch.equal(sharding.whole(name, shards), whole)
         assert sharding.whole_shape(name, shards[0].shape, size) == whole.shape
         numbers = torch.cat([shard.flatten() for shard in shards]).sort().values
-        if sharding.cut(name) is Cut.REPLICATED:
+        if sharding.is_replicated(name):
             assert all(torch.equal(shard, whole) for shard in shards)
         else:
             assert torch.equal(numbers, whole.flatten()), f"{name}: each number has one holder"
@@ -58,16 +58,16 @@ def test_the_cuts_by_hand() -> None:
     heads = numbered(8, 1)
     second = gated.local("decoder.layers.0.self_attention.linear_qkv.weight", heads, 1, 2)
     assert second.flatten().tolist() == [4, 5, 6, 7]
-    assert gated.cut("decoder.layers.0.self_attention.linear_proj.bias") is Cut.REPLICATED
+    assert gated.partition("decoder.layers.0.self_attention.linear_proj.bias") is Partition.REPLICATED
 
 
 def test_an_unknown_parameter_is_refused() -> None:
     with pytest.raises(KeyError, match=r"gate\.weight"):
-        Sharding(gated=True).cut("decoder.layers.0.mlp.gate.weight")
+        Sharding(gated=True).partition("decoder.layers.0.mlp.gate.weight")
 
 
 @pytest.mark.parametrize("overrides", FAMILIES)
 def test_what_deepspeed_counts_once_is_what_is_replicated(overrides: tuple[str, ...]) -> None:
     model = build(shape_of(*overrides), seed=None)
     for name, parameter in model.named_parameters():
-        assert parameter.tensor_model_parallel is (model.sharding.cut(name) is not Cut.REPLICATED), name
+        assert parameter.tensor_model_parallel is not model.sharding.is_replicated(name), name

@@ -7,7 +7,7 @@ import pytest
 from token_sources import some_lengths, write_sources
 
 from zerokara.config.sample_lengths import causal
-from zerokara.durable import appearing_file
+from zerokara.durable import atomic_file
 from zerokara.samples.documents import DocumentId, SampleDocuments
 from zerokara.samples.packed import PackedTokens
 from zerokara.samples.sources import TokenSource, read_sources
@@ -29,9 +29,9 @@ def test_the_documents_of_every_sample(tmp_path: Path, totals: tuple[int, ...], 
 def test_a_document_of_several_sequences(tmp_path: Path) -> None:
     """As other makers of token files may write them: lengths 2, 3 and 4; the first document is the first two."""
     paths = TokenPaths(str(tmp_path / "t"))
-    with appearing_file(bin_path(paths.train)) as file:
+    with atomic_file(bin_path(paths.train)) as file:
         file.write(np.arange(9, dtype="<u2").data)
-    with appearing_file(idx_path(paths.train)) as file:
+    with atomic_file(idx_path(paths.train)) as file:
         file.write(HEADER.pack(MAGIC, 1, 8, 3, 3))
         file.write(np.array([2, 3, 4], "<i4").data)
         file.write(np.array([0, 4, 10], "<i8").data)

@@ -9,21 +9,21 @@ from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.manifest import Manifest
 from zerokara.samples.batches import Batches, BatchLayout
-from zerokara.steps import train
 from zerokara.tokens.entropy import entropy, token_counts
 from zerokara.tokens.indexed import IndexedTokens
-from zerokara.training.planning import preparation
-from zerokara.training.planning.preparation import Preparation
+from zerokara.training import run_manifest
+from zerokara.training.planning import plan_rows, run_plan
+from zerokara.training.planning.run_plan import RunPlan
 
 T5 = ("architecture=t5", "num_kv_heads=auto", "head_dim=16")
 EPOCHS = 10
 
 
-def prepared(span_data: dict[str, str], *settings: str) -> Preparation:
-    return preparation.prepare(load(PretrainConfig, span_data["config"], [*settings]), 1)
+def prepared(span_data: dict[str, str], *settings: str) -> RunPlan:
+    return run_plan.make_plan(load(PretrainConfig, span_data["config"], [*settings]), 1)
 
 
-def counted(plan: Preparation, epochs: int) -> tuple[np.ndarray, int]:
+def counted(plan: RunPlan, epochs: int) -> tuple[np.ndarray, int]:
     """How often each id is a target that the loss counts, and in how many samples."""
     reading = plan.reading
     batches = Batches(reading.tokens(), reading.order(), BatchLayout(64, 64), plan.objective)
@@ -78,8 +78,8 @@ def test_a_decoder_is_measured_by_the_corpus(span_data: dict[str, str]) -> None:
 @pytest.mark.parametrize("settings", [(), T5])
 def test_the_plan_and_the_summary_tell_one_number(span_data: dict[str, str], settings: tuple[str, ...]) -> None:
     plan = prepared(span_data, *settings)
-    told = dict(preparation.plan_rows(plan))["baseline"]
+    told = dict(plan_rows.plan_rows(plan))["baseline"]
     assert float(told.split()[0]) == pytest.approx(plan.unigram_entropy, abs=5e-4)
     facts = {"tokens": 1, "epochs": 1.0, "steps": 1, "first_loss": 6.0, "loss": 5.0}
     made = Manifest("3_train", {}, {}, {}, {**facts, "unigram_entropy": plan.unigram_entropy}, 1.0, "", {})
-    assert dict(train._rows(made, plan.run_dir, plan.run_dir))["baseline"] == told
+    assert dict(run_manifest.summary_rows(made, plan.run_dir, plan.run_dir))["baseline"] == told

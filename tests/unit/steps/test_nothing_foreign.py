@@ -71,8 +71,8 @@ def test_another_steps_folder_is_none_of_step_1(
 ) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"its tokenizer")
     if kind in ("export", "run"):
-        work = manifest.Work("convert" if kind == "export" else "3_train", {})
-        manifest.finish(tmp_path / "manifest.json", work, {"all": [tmp_path / "tokenizer.model"]}, {}, 1.0)
+        work = manifest.StepSpec("convert" if kind == "export" else "3_train", {})
+        manifest.write(tmp_path / "manifest.json", work, {"all": [tmp_path / "tokenizer.model"]}, {}, 1.0)
     elif kind == "another program":
         (tmp_path / "manifest.json").write_text('{"name": "a web page"}', encoding="utf-8")
     else:
@@ -153,7 +153,7 @@ def test_a_run_after_a_killed_one_that_is_stopped_disowns_nothing(
 def test_a_file_beside_what_a_manifest_names_is_not_ours(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").touch()
     made = {"tokenizer": [tmp_path / "tokenizer.model"]}
-    manifest.finish(tmp_path / "manifest.json", manifest.Work("train_tokenizer", {}), made, {}, 1.0)
+    manifest.write(tmp_path / "manifest.json", manifest.StepSpec("train_tokenizer", {}), made, {}, 1.0)
     assert not faults_of(TokenizerConfig, output_dir=str(tmp_path))
     (tmp_path / "report.html").touch()
     (tmp_path / outputs.LOG_NAME).write_text(outputs.LOG_HEADER + "of a training that failed\n", encoding="utf-8")
@@ -170,8 +170,8 @@ def test_what_a_step_writes_is_not_its_input(
     prefix = tmp_path / "tokens"
     given = tmp_path / "tokens_quarantine.jsonl"
     given.write_bytes(b"".join(json.dumps({"text": f"document {i}"}).encode() + b"\n" for i in range(200)))
-    manifest.finish(
-        TokenPaths(str(prefix)).manifest, manifest.Work("tokenize", {}), {"tokens": [given]}, {"skipped": {}}, 1.0
+    manifest.write(
+        TokenPaths(str(prefix)).manifest, manifest.StepSpec("tokenize", {}), {"tokens": [given]}, {"skipped": {}}, 1.0
     )
     if link != "itself":
         given = tmp_path / "input.jsonl"
@@ -204,7 +204,7 @@ def test_what_somebody_wrote_into_an_export_is_found(tmp_path: Path) -> None:
     for name in ("README.md", "model.safetensors"):
         (tmp_path / name).write_text("ours", encoding="utf-8")
     made = {"all": [tmp_path / "README.md", tmp_path / "model.safetensors"]}
-    manifest.finish(tmp_path / "manifest.json", manifest.Work(STEP, {}), made, {}, 1.0)
+    manifest.write(tmp_path / "manifest.json", manifest.StepSpec(STEP, {}), made, {}, 1.0)
     (tmp_path / "upload.manifest.json").touch()
     (tmp_path / "model.safetensors").touch()  # copied: another time of change, the same content
     assert output_folder.to_keep(tmp_path) == output_folder.to_keep(tmp_path / "new") == []

@@ -53,8 +53,8 @@ def test_both_steps_take_any_name(
 
 def test_hashes_are_found_by_any_name(place: Path) -> None:
     path = place / "corpus" / RAW / f"{RAW}.jsonl"
-    with hashing.HashesAhead([path]) as ahead:
-        assert ahead.by_path() == {path: hashing.sha256_of(path)}
+    with hashing.BackgroundHashes([path]) as background:
+        assert list(background.result().values()) == [hashing.sha256_of(path)]
 
 
 def test_paths_of_the_configuration_are_plain_text(

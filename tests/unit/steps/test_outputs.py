@@ -89,8 +89,8 @@ def test_torch_is_not_loaded_before_it(
 @pytest.mark.parametrize("dry", [True, False])
 def test_the_record_of_an_upload(tmp_path: Path, dry: bool, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text("{}", encoding="utf-8")
-    work, files = manifest.Work(STEP, {}), {"all": [tmp_path / "config.json"]}
-    manifest.finish(tmp_path / MANIFEST_NAME, work, files, {"proof": {"holds": True}}, 1.0)
+    work, files = manifest.StepSpec(STEP, {}), {"all": [tmp_path / "config.json"]}
+    manifest.write(tmp_path / MANIFEST_NAME, work, files, {"proof": {"holds": True}}, 1.0)
     given = settings(f"output_tokenizer_and_model_dir={tmp_path}", "huggingface_name=ada/first")
     (tmp_path / outputs.UPLOAD_RECORD_NAME).mkdir()
     assert upload.main(["--config", "/dev/null", *given, *(["--dry-run"] if dry else [])]) == 2

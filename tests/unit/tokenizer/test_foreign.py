@@ -15,9 +15,10 @@ import sentencepiece
 from foreign_models import GEMMA, LLAMA, T5, documents
 
 from zerokara.errors import UserError
-from zerokara.tokenizer import foreign, huggingface, stand_in, units
+from zerokara.huggingface import tokenizer_json
+from zerokara.tokenizer import compatibility, encoder_choice, units
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.model_file import Kind, ModelFile
+from zerokara.tokenizer.model_file import ModelFile, PieceType
 
 from .conftest import TrainToy
 
@@ -102,11 +103,11 @@ def test_t5_gets_its_sentinels_and_the_file_stays(made: Made) -> None:
 
 
 def test_the_user_is_told_what_is_special(made: Made, toy: Encoder) -> None:
-    words = {kind: " | ".join(foreign.notes(Encoder(made(kind)))) for kind in KINDS}
-    assert not foreign.notes(toy)
+    words = {kind: " | ".join(compatibility.notes(Encoder(made(kind)))) for kind in KINDS}
+    assert not compatibility.notes(toy)
     assert all("whole text" in said for said in words.values())
     assert "<0x0A>" in words["llama"] and "<unk>" in words["llama"] and "normalised" not in words["llama"]
-    for needed in ("become spaces", "nmt_nfkc", "100 sentinels", "become <unk>"):
+    for needed in ("become spaces", "nmt_nfkc", "100 sentinel", "become <unk>"):
         assert needed in words["t5"] and needed not in words["gemma"]
 
 
@@ -122,46 +123,47 @@ def test_a_model_without_an_end_or_line_ends_is_told_with_every_fault(made: Made
 
 
 def _unused(model: ModelFile) -> None:
-    model._proto.pieces[-1].type = int(Kind.UNUSED)
+    model._proto.pieces[-1].type = int(PieceType.UNUSED)
 
 
 def test_what_could_not_be_exported_is_refused_at_once(made: Made, tmp_path: Path) -> None:
     """Every rule, with the pieces that are concerned."""
-    huggingface.check(Encoder(made("gemma")))
+    compatibility.check_exportable(Encoder(made("gemma")))
     for other, needed in (
         ({"user_defined_symbols": ["<a>", "<b>", "<c>", "<d>"]}, ["dummy prefix", "'<a>', '<b>', '<c>', … 4 in all"]),
         ({"user_defined_symbols": ["\n"]}, ["dummy prefix", "'\\n'"]),
         ({"treat_whitespace_as_suffix": True}, ["treat_whitespace_as_suffix"]),
     ):
         with pytest.raises(UserError) as caught:
-            huggingface.check(Encoder(made("llama", **other)))
+            compatibility.check_exportable(Encoder(made("llama", **other)))
         assert [fault for fault in caught.value.faults if all(word in fault.rule for word in needed)]
     model = ModelFile(made("llama").read_bytes())
     _unused(model)
     (tmp_path / "unused.model").write_bytes(model.to_bytes())
     with pytest.raises(UserError) as caught:
-        huggingface.check(Encoder(tmp_path / "unused.model"))
+        compatibility.check_exportable(Encoder(tmp_path / "unused.model"))
     assert repr(model.pieces[-1].text) in caught.value.faults[0].rule
 
 
 @pytest.mark.parametrize(("kind", "other"), [("llama", {}), ("gemma", {"user_defined_symbols": ["\n", "\n\n"]})])
 def test_the_faster_encoder_serves_them_too_where_it_is_proved(made: Made, kind: str, other: dict[str, Any]) -> None:
     encoder, texts = Encoder(made(kind, **other)), [*documents(60, seed=12), *HARD]
-    choice = stand_in.choose(encoder, texts)
-    assert choice.name.startswith("gigatoken"), choice.word
+    choice = encoder_choice.choose(encoder, texts)
+    assert choice.name.startswith("gigatoken"), choice.reason
     (ours, our_bytes), (theirs, their_bytes) = encoder.encode_joined(texts), choice.encoder.encode_joined(texts)
     assert np.array_equal(ours, theirs) and our_bytes == their_bytes == [len(text.encode()) for text in texts]
-    trimming = stand_in.choose(Encoder(made("llama", remove_extra_whitespaces=True)), texts)
+    trimming = encoder_choice.choose(Encoder(made("llama", remove_extra_whitespaces=True)), texts)
     assert trimming.name.startswith("sentencepiece")
 
 
 def test_llama_cpp_is_given_what_it_reads_alike(made: Made, tmp_path: Path, train_toy: TrainToy) -> None:
     """It puts a space before a text, as these do, and none before a line, as a prefix of step 1 does."""
-    assert huggingface.is_for_llama_cpp(Encoder(made("llama"))) and huggingface.is_for_llama_cpp(Encoder(made("gemma")))
+    for same in (made("llama"), made("gemma")):
+        assert tokenizer_json.is_for_llama_cpp(Encoder(same))
     for other in (made("t5"), made("llama", remove_extra_whitespaces=True)):
-        assert not huggingface.is_for_llama_cpp(Encoder(other))
-    assert not huggingface.is_for_llama_cpp(Encoder(train_toy(model_type="bpe", add_dummy_prefix=True)))
-    huggingface.write(Encoder(made("llama")), tmp_path, 64)
+        assert not tokenizer_json.is_for_llama_cpp(Encoder(other))
+    assert not tokenizer_json.is_for_llama_cpp(Encoder(train_toy(model_type="bpe", add_dummy_prefix=True)))
+    tokenizer_json.write(Encoder(made("llama")), tmp_path, 64)
     assert (tmp_path / "tokenizer.model").read_bytes() == made("llama").read_bytes()
     assert "add_prefix_space" not in json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))
 

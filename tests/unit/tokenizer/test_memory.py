@@ -13,7 +13,7 @@ from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.corpus.inputs import InputFile, find_files
 from zerokara.errors import UserError
 from zerokara.tokenizer import memory, training
-from zerokara.tokenizer.outlook import look
+from zerokara.tokenizer.corpus_statistics import statistics_of
 
 HIRAGANA = "のにをはがとでもたしいてなられるかすまけりこよさあ"
 KANJI = "".join(map(chr, range(0x4E00, 0x4E00 + 1200)))
@@ -67,7 +67,7 @@ def test_the_estimate_is_what_a_training_takes(
 ) -> None:
     files: list[InputFile] = request.getfixturevalue(language)
     config = TokenizerConfig(model_type=model_type, vocab_size=6000)
-    made = memory.plan(config, files)
+    made = memory.budget(config, files)
     sentences = tmp_path / "sentences.txt"
     with open(files[0].path, encoding="utf-8") as file:
         sentences.write_text("".join(json.loads(line)["text"] + "\n" for line in file), "utf-8")
@@ -80,7 +80,7 @@ def test_the_estimate_is_what_a_training_takes(
 
 def test_spaces_lines_and_different_words_all_count(japanese: list[InputFile], english: list[InputFile]) -> None:
     def needed(files: list[InputFile], **settings: Any) -> int:
-        return memory.plan(TokenizerConfig(sample_bytes=2_500_000, **settings), files).peak_bytes - memory.BASE_BYTES
+        return memory.budget(TokenizerConfig(sample_bytes=2_500_000, **settings), files).peak_bytes - memory.BASE_BYTES
 
     assert needed(english) > 1.1 * needed(japanese), "a space is three bytes to the trainer"
     assert needed(japanese, model_type="bpe") > 1.5 * needed(english, model_type="bpe"), (
@@ -94,20 +94,20 @@ def test_the_corpus_is_looked_at_and_not_read_whole(tmp_path: Path) -> None:
     for i in range(40):
         (tmp_path / f"{i:02}.jsonl").write_text(lines, "utf-8")
     (tmp_path / "large.txt").write_text("words of a long text\n" * 1_000_000, "utf-8")
-    outlook = look(find_files([str(tmp_path)], "config.yaml:1"), "text", "line")
-    assert outlook.offered_bytes == pytest.approx(20_040_000, rel=0.1)
-    assert outlook.bytes < 12_000_000
-    assert outlook.spaces / outlook.bytes == pytest.approx(4 / 20, rel=0.01)
+    statistics = statistics_of(find_files([str(tmp_path)], "config.yaml:1"), "text", "line")
+    assert statistics.offered_bytes == pytest.approx(20_040_000, rel=0.1)
+    assert statistics.bytes < 12_000_000
+    assert statistics.spaces / statistics.bytes == pytest.approx(4 / 20, rel=0.01)
 
 
 def test_auto_follows_the_free_memory_within_bounds(japanese: list[InputFile], monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
     for free in (10**8, 10**9, 4 * 10**9, 10**12):
-        monkeypatch.setattr(memory, "available_bytes", lambda free=free: free)
-        made = memory.plan(TokenizerConfig(), japanese)
+        monkeypatch.setattr(memory, "available_memory", lambda free=free: free)
+        made = memory.budget(TokenizerConfig(), japanese)
         sizes.append(made.sample_bytes)
         # The text that there is needs less.
-        assert made.peak_bytes == memory.plan(TokenizerConfig(sample_bytes=4_000_000), japanese).peak_bytes
+        assert made.peak_bytes == memory.budget(TokenizerConfig(sample_bytes=4_000_000), japanese).peak_bytes
     assert sizes[0] == memory.AUTO_LEAST_BYTES and sizes[-1] == memory.AUTO_MOST_BYTES
     assert sizes == sorted(set(sizes))
     assert sizes[1] == pytest.approx((0.5e9 - memory.BASE_BYTES) / 16, rel=0.1)
@@ -116,22 +116,19 @@ def test_auto_follows_the_free_memory_within_bounds(japanese: list[InputFile], m
 def test_a_sample_too_large_for_the_machine_is_refused_with_what_fits(
     japanese: list[InputFile], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "available_bytes", lambda: 50_000_000)
+    monkeypatch.setattr(memory, "available_memory", lambda: 50_000_000)
     config = TokenizerConfig(sample_bytes=400_000_000)
-    made = memory.plan(config, japanese)
-    with pytest.raises(
-        UserError, match=r"sample_bytes = 400000000: needs about .* 50\.0 MB are free; set 1[0-2]\d0000 or"
-    ):
-        memory.check(config, japanese, made)
-    monkeypatch.setattr(memory, "available_bytes", lambda: 500_000_000)
-    memory.check(config, japanese, memory.plan(config, japanese))
+    made = memory.budget(config, japanese)
+    with pytest.raises(UserError) as caught:
+        memory.check(config, made)
+    (fault,) = caught.value.faults
+    assert fault.key == "sample_bytes" and str(made.largest_bytes) in fault.remedy
+    assert 1_000_000 <= made.largest_bytes < 1_300_000
+    monkeypatch.setattr(memory, "available_memory", lambda: 500_000_000)
+    memory.check(config, memory.budget(config, japanese))
 
 
 def test_many_tiny_documents_count_with_what_python_needs_for_them(tmp_path: Path) -> None:
     (tmp_path / "tiny.txt").write_text("tiny\n" * 10_000, "utf-8")
-    made = memory.plan(TokenizerConfig(txt_document="line"), find_files([str(tmp_path)], "config.yaml:1"))
+    made = memory.budget(TokenizerConfig(txt_document="line"), find_files([str(tmp_path)], "config.yaml:1"))
     assert made.sampling_bytes > 10_000 * 250
-
-
-def test_the_machine_has_memory() -> None:
-    assert memory.available_bytes() > 10**6

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ import orjson
 import pytest
 
 from zerokara.progress import Progress, bytes_text
-from zerokara.tokenizer import report, report_page
+from zerokara.tokenizer import report, report_page, report_verdict
 from zerokara.tokenizer import report_measures as measuring
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.model_file import ModelFile
-from zerokara.tokenizer.report_tokenizers import Kind, open_tokenizer
+from zerokara.tokenizer.morphemes import Analyser
+from zerokara.tokenizer.report_tokenizers import TokenKind, open_tokenizer
+from zerokara.tokenizer.report_words import count_words
 from zerokara.tokenizer.sampling import SourceTexts
 
 TEXTS = ["the quick fox\n今日はとてもよい天気です。", "rare 龘 and ▁ mark\n\n", "오늘 날씨가 좋아서 42"]
@@ -135,19 +138,20 @@ def _make(toy: Encoder, tmp_path: Path, *compare_with: Path) -> report.Report:
 def test_the_whole_report(toy: Encoder, toy_bpe: Encoder, tmp_path: Path) -> None:
     made = _make(toy, tmp_path, toy_bpe.model_path)
     assert [source.measured_on for source in made.sources] == ["held-out text", "text offered to the training"]
-    assert list(made.sources[0].measures) == ["this one", str(toy_bpe.model_path)]
+    assert list(made.sources[0].tokenizers) == ["this one", str(toy_bpe.model_path)]
     bpe_tokens = sum(len(toy_bpe.encode(text)) for text in TEXTS)
-    assert made.sources[0].measures[str(toy_bpe.model_path)].tokens == bpe_tokens
+    assert made.sources[0].tokenizers[str(toy_bpe.model_path)].tokens == bpe_tokens
     assert made.all_sources["this one"].tokens == sum(len(toy.encode(text)) for text in [*TEXTS, "the fox"])
     assert made.tokenizers["this one"].description == "SentencePiece unigram, byte fallback"
-    assert made.tokenizers[str(toy_bpe.model_path)] == ("SentencePiece BPE, byte fallback", toy_bpe.vocab_size)
+    bpe = made.tokenizers[str(toy_bpe.model_path)]
+    assert (bpe.description, bpe.vocab_size) == ("SentencePiece BPE, byte fallback", toy_bpe.vocab_size)
 
     counts = Counter(toy.piece(i) for line in [*LINES, "the fox", "the dogs"] for i in toy.encode(line).tolist())
     assert dict(made.most_frequent) == dict(counts) or len(made.most_frequent) == 50
     assert all(counts[piece] == count for piece, count in made.most_frequent)
     assert made.most_frequent[0][1] == max(counts.values())
     assert made.usage_tokens == counts.total()
-    learnt = [piece.text for piece in ModelFile(toy.model_bytes).pieces if piece.kind == 1]
+    learnt = [piece.text for piece in ModelFile(toy.model_bytes).pieces if piece.type == 1]
     assert set(made.unused_pieces) == {piece for piece in learnt if not counts[piece]}
     assert made.num_learnt_pieces == len(learnt)
     assert [len(piece) for piece, _ in made.longest] == sorted(map(len, learnt), reverse=True)[:50]
@@ -157,7 +161,7 @@ def test_the_whole_report(toy: Encoder, toy_bpe: Encoder, tmp_path: Path) -> Non
     singles = sum(count for piece, count in counts.items() if len(piece) == 1)
     assert made.piece_lengths[0].tokens == singles
 
-    as_json, as_text = made.as_json(), made.as_text()
+    as_json, as_text = made.as_json(), report_page.text(made)
     assert as_json["sources"][0]["tokenizers"]["this one"]["characters_per_token"] > 0
     assert as_json["num_unused_pieces"] == len(made.unused_pieces) and as_json["sample"] == {"k": 1}
     assert "a.jsonl (held-out text" in as_text and "b.jsonl (text offered to the training" in as_text
@@ -179,7 +183,8 @@ def test_every_number_of_the_text_stands_in_the_json(toy: Encoder, toy_bpe: Enco
     made = _make(toy, tmp_path, toy_bpe.model_path)
     values = list(_values(orjson.loads(orjson.dumps(made.as_json()))))
     renderings = {text for v in values for text in (f"{v:,}", f"{v:.4f}", f"{v:.4%}", bytes_text(v).split(" ")[0])}
-    said = made.as_text().replace(str(toy_bpe.model_path), "").replace(toy_bpe.model_path.parent.name, "the other")
+    said = report_page.text(made).replace(report_verdict.verdict(made), "")
+    said = said.replace(str(toy_bpe.model_path), "").replace(toy_bpe.model_path.parent.name, "the other")
     said = re.sub(r"(?m)^    changed by .*$", "", said[: said.index("The 50 longest")])
     numbers = set(re.findall(r"(?<!\S)\(?([\d.,]*\d%?)(?=[\s,)]|$)", said))
     listed = {piece for piece, _ in made.most_frequent}
@@ -196,16 +201,62 @@ def test_nothing_to_measure_is_no_fault(toy: Encoder, tmp_path: Path) -> None:
         assert made.usage_bytes == (2 if len(sources) == 2 else 0)
         assert len(made.unused_pieces) == made.num_learnt_pieces > 0 and made.most_frequent == []
         assert all(each.tokens == 0 for each in made.piece_lengths)
-        assert "never used" in made.as_text() and orjson.dumps(made.as_json())
+        assert "never used" in report_page.text(made) and orjson.dumps(made.as_json())
         assert "not used" in report_page.page(made)
         assert len(made.rows()) == len(sources)
 
 
+def test_words_are_counted_where_they_can_be_told_apart() -> None:
+    assert count_words(["the quick fox\njumps  over", "a 日本 b"]) == 8
+    assert count_words(["오늘 날씨가 좋아서"]) == 3
+    assert count_words([]) == count_words([" \n"]) == 0
+    assert count_words(["今日はとてもよい天気です。", "the fox"]) is None
+    by_two = Analyser("two", (), (), lambda: lambda text: [(i, i + 2) for i in range(0, len(text), 2)], "ja")
+    assert count_words(["今日はよい\n\n天気"], by_two) == 4
+    assert count_words(["今天天气很好"], by_two) is None, "it is for Japanese"
+    assert count_words(["the quick fox"], by_two) == 3
+    assert count_words(["今日はよい"], replace(by_two, language="ko")) is None
+
+
+def test_tokens_per_word_leave_out_line_ends(toy: Encoder) -> None:
+    measures = measuring.measure(open_tokenizer(toy.model_path), ["the fox\nthe dogs"])
+    assert measures.tokens_per_word is None
+    measures.words = 4
+    assert measures.tokens_per_word == (measures.tokens - 1) / 4 == measures.rates()["tokens_per_word"]
+    japanese = measuring.Measures(tokens=5)
+    assert measuring.total([measures, japanese]).words is None and measuring.total([measures, measures]).words == 8
+
+
+def test_the_verdict_compares_what_keeps_the_text(
+    toy: Encoder, toy_bpe: Encoder, train_toy: Callable[..., Path], tmp_path: Path
+) -> None:
+    alone = report_verdict.verdict(_make(toy, tmp_path))
+    ours = _make(toy, tmp_path).all_sources["this one"]
+    assert f"{ours.rates()['bytes_per_token']:.3f}" in alone and "compare_with" in alone
+    lossy = train_toy(byte_fallback=False, normalization_rule_name="nfkc_cf")
+    same = tmp_path / "same.model"
+    same.write_bytes(toy.model_bytes)
+    made = _make(toy, tmp_path, toy_bpe.model_path, lossy, same)
+    for measures in made.all_sources.values():  # one line of the toy text changes with all of them
+        measures.round_trip_failures -= 1
+    told = report_verdict.verdict(made)
+    theirs = made.all_sources[str(toy_bpe.model_path)]
+    difference = ours.tokens / theirs.tokens - 1
+    assert f"{abs(difference):.0%} {'more' if difference > 0 else 'fewer'} tokens than" in told
+    assert "as many tokens as same.model" in told and "Not comparable" in told
+    assert report_verdict.verdict(_make_empty(toy, tmp_path)) == "There was no text to measure on."
+
+
+def _make_empty(toy: Encoder, tmp_path: Path) -> report.Report:
+    (tmp_path / "empty.txt").write_bytes(b"")
+    return report.make(toy.model_path, [], [], tmp_path / "empty.txt", {})
+
+
 def test_kinds_by_id(toy: Encoder) -> None:
     tokenizer = open_tokenizer(toy.model_path)
-    kinds = {i: Kind(kind) for i, kind in enumerate(tokenizer.kinds)}
-    assert {i for i, kind in kinds.items() if kind is Kind.BYTE} == toy.byte_ids
-    assert kinds[toy.unk_id] is Kind.UNKNOWN
+    kinds = {i: TokenKind(kind) for i, kind in enumerate(tokenizer.kinds)}
+    assert {i for i, kind in kinds.items() if kind is TokenKind.BYTE} == toy.byte_ids
+    assert kinds[toy.unk_id] is TokenKind.UNKNOWN
     assert all(tokenizer.piece_bytes[i] == size for i, size in enumerate(toy.piece_bytes()))
 
 

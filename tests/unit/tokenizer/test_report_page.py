@@ -12,7 +12,6 @@ import pytest
 
 from zerokara.tokenizer import report, report_charts, report_page
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.report_markup import Markup, element, join
 from zerokara.tokenizer.report_measures import Coverage
 from zerokara.tokenizer.sampling import SourceTexts
 
@@ -21,7 +20,7 @@ TAGS = set(
     re.findall(
         r"\w+",
         "html head meta title style body main h1 h2 h3 p dl dt dd div span small strong sup i ul li pre table "
-        "thead tbody tr th td section figure figcaption details summary svg line text rect path",
+        "thead tbody tr th td section figure figcaption details summary svg g text path",
     )
 )
 NASTY = ["<script>", "<b>&", '"onload="x', "</style>", "-->"]
@@ -108,7 +107,7 @@ def test_the_page_needs_nothing_else(nasty: report.Report) -> None:
 def test_the_page_says_what_the_report_says(nasty: report.Report) -> None:
     text = "".join(outline(report_page.page(nasty)).text)
     for source in nasty.sources:
-        for m in source.measures.values():
+        for m in source.tokenizers.values():
             rates = m.rates()
             assert f"{rates['bytes_per_token']:.3f}" in text and f"{m.tokens:,}" in text
     assert all(f"{count:,}" in text for _, count in nasty.most_frequent)
@@ -121,7 +120,7 @@ def test_lines_show_their_pieces_spaces_and_bytes(nasty: report.Report) -> None:
     assert '<i class="space" data-mark="·"> </i>' in page
     assert '<i class="space" data-mark="□">\u3000</i>' in page and '<i class="space" data-mark="→">\t</i>' in page
     assert re.search(
-        r'<span class="p\d byte" title="&lt;0xE9&gt; &lt;0xBE&gt; &lt;0x98&gt;">龘<sup>\u20603</sup></span>', page
+        r'<span class="p\d byte" title="&lt;0xE9&gt; &lt;0xBE&gt; &lt;0x98&gt;">龘<sup>&#x2060;3</sup></span>', page
     )
     colours = re.findall(r'<span class="p(\d)[ "]', page.split('<div class="line"')[1])
     assert len(set(colours)) == 5 and all(a != b for a, b in pairwise(colours))
@@ -139,19 +138,22 @@ def test_a_tokenizer_alone_needs_no_comparison(toy: Encoder, tmp_path: Path) -> 
     assert "all sources" not in page and 'class="best"' not in page and "Green" not in page
 
 
-def test_what_is_not_markup_is_escaped() -> None:
-    made = element("div", "<b>", Markup("<i></i>"), ["&", ("x",)], class_="a", title='"<', data_mark=None)
-    assert made == '<div class="a" title="&quot;&lt;">&lt;b&gt;<i></i>&amp;x</div>'
-    assert join(["<", Markup("<br>")]) == "&lt;<br>"
-    assert element("br") == "<br>" and element("rect", x=1) == '<rect x="1"/>'
-
-
 def test_curves_end_at_the_whole_text() -> None:
     points = [Coverage(1, 0.1, 0.2), Coverage(10, 0.5, 0.5), Coverage(100, 1.0, 1.0)]
-    drawn = report_charts.curves({"ours": points, "other": []}, "pieces", "Coverage")
-    (path,) = re.findall(r' d="M([^"]+)"', drawn)
+    drawn = report_charts.coverage([points, []])
+    (path,) = re.findall(r'id="coverage-0">\s*<path d="M([^"]+)"', drawn)
     corners = [tuple(map(float, corner.split())) for corner in path.split("L")]
     (x0, y0), (x1, y1), (x2, y2) = corners
     assert x1 - x0 == pytest.approx(x2 - x1), "a decade is as wide as the next"
     assert (y0 - y1) / (y1 - y2) == pytest.approx(0.4 / 0.5, rel=0.01)
-    assert outline(report_charts.curves({"one": [Coverage(1, 1.0, 1.0)]}, "pieces", "Coverage")).tags
+    assert outline(report_charts.coverage([[Coverage(1, 1.0, 1.0)]])).tags
+
+
+def test_charts_take_the_colours_of_the_page() -> None:
+    points = [Coverage(1, 0.5, 0.5), Coverage(2, 1.0, 1.0)]
+    drawn = report_charts.coverage([points] * 7) + report_charts.piece_lengths([(1, 0.5, 0.9), (2, 0.5, 0.1)])
+    used = set(re.findall(r"(?:fill|stroke): ([^;\"]+)", drawn))
+    assert used == {"none", "var(--soft)", "var(--line)", "var(--k-piece)", "var(--k-byte)"} | {
+        f"var(--s{number})" for number in range(6)
+    }
+    assert report_charts.piece_lengths([(1, 1.0, 1.0)]) == report_charts.piece_lengths([(1, 1.0, 1.0)])

@@ -11,10 +11,12 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from zerokara.errors import UserError
-from zerokara.tokenizer import huggingface, report
+from zerokara.huggingface import tokenizer_json
+from zerokara.tokenizer import report
 from zerokara.tokenizer import report_measures as measuring
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.report_tokenizers import Kind, open_tokenizer
+from zerokara.tokenizer.report_tokenizers import TokenKind, open_tokenizer
+from zerokara.tokenizer.sampling import SourceTexts
 
 LINES = [
     "the quick fox",
@@ -83,7 +85,7 @@ def test_a_word_piece_equals_a_count_by_hand(tmp_path: Path) -> None:
     assert (measures.unknown_tokens, measures.unknown_characters) == (1, 2), "one token hides a word"
     assert measures.tokens == 5 and measures.round_trip_failures == 1
     assert measures.failure_examples == ["The 龘靐 fox"]
-    assert tokenizer.kinds[tokenizer.pieces.index("##o")] == Kind.CHARACTER
+    assert tokenizer.kinds[tokenizer.pieces.index("##o")] == TokenKind.CHARACTER
     cells = measuring.cells(tokenizer, "The 龘靐 fox")
     assert [(cell.text, cell.kind) for cell in cells] == [
         ("The", "piece"),
@@ -99,7 +101,7 @@ def test_our_own_tokenizer_measures_alike_in_both_formats(
     train_toy: Callable[..., Path], tmp_path: Path, settings: dict[str, object]
 ) -> None:
     model_path = train_toy(**settings)
-    huggingface.write(Encoder(model_path), tmp_path, 100)
+    tokenizer_json.write(Encoder(model_path), tmp_path, 100)
     texts = ["\n".join(LINES), "no 龘 newline"]
     ours, theirs = (measuring.measure(open_tokenizer(path), texts) for path in (model_path, tmp_path))
     assert ours == theirs and ours.byte_tokens + ours.unknown_tokens > 0
@@ -109,7 +111,7 @@ def test_our_own_tokenizer_measures_alike_in_both_formats(
 
 def test_cells_of_every_kind_join_to_the_line(tmp_path: Path, toy: Encoder) -> None:
     (tmp_path / "ours").mkdir()
-    huggingface.write(toy, tmp_path / "ours", 100)
+    tokenizer_json.write(toy, tmp_path / "ours", 100)
     for path in (byte_level(tmp_path), word_piece(tmp_path), tmp_path / "ours"):
         tokenizer = open_tokenizer(path)
         for line in LINES:
@@ -125,8 +127,8 @@ def test_a_report_beside_others(toy: Encoder, tmp_path: Path) -> None:
     sentences = tmp_path / "sentences.txt"
     sentences.write_text("the fox\n", encoding="utf-8")
     names = [str(byte_level(tmp_path).parent), str(word_piece(tmp_path)), str(toy.model_path.parent)]
-    made = report.make(toy.model_path, ["a"], [report.SourceTexts([*LINES], True)], sentences, {}, names)
-    measures = made.sources[0].measures
+    made = report.make(toy.model_path, ["a"], [SourceTexts([*LINES], True)], sentences, {}, names)
+    measures = made.sources[0].tokenizers
     assert list(measures) == ["this one", *names]
     assert len({m.bytes for m in measures.values()}) == 1
     assert measures[names[2]] == measures["this one"], "the folder holds our own model"
@@ -138,20 +140,20 @@ def test_a_report_beside_others(toy: Encoder, tmp_path: Path) -> None:
 
 def test_what_is_no_tokenizer_is_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"other\.model: is not a SentencePiece model that can be read"):
-        report.open_model(tmp_path / "other.model")
+        open_tokenizer(tmp_path / "other.model")
     (tmp_path / "empty.model").write_bytes(b"")
     with pytest.raises(UserError, match=r"empty\.model: is not a SentencePiece model that can be read"):
-        report.open_model(tmp_path / "empty.model")
+        open_tokenizer(tmp_path / "empty.model")
     with pytest.raises(UserError, match=r"the folder holds no tokenizer\.json and no tokenizer\.model; name a folder"):
-        report.open_model(tmp_path)
+        open_tokenizer(tmp_path)
     for content in (b"nope", b"[]", b"{}", b'{"model": 1}', b"\xff"):
         (tmp_path / "vocab.json").write_bytes(content)
         with pytest.raises(UserError, match=r"vocab\.json: is not a Hugging Face tokenizer\.json that can be read \("):
-            report.open_model(tmp_path / "vocab.json")
+            open_tokenizer(tmp_path / "vocab.json")
     with pytest.raises(UserError, match=r"missing\.json: is not a Hugging Face tokenizer\.json .*No such file"):
-        report.open_model(tmp_path / "missing.json")
+        open_tokenizer(tmp_path / "missing.json")
     with pytest.raises(UserError, match=r"hf://owner/name: a tokenizer on the Hub .* `hf download owner/name"):
-        report.open_model("hf://owner/name")
+        open_tokenizer("hf://owner/name")
 
 
 def test_a_tokenizer_that_cannot_encode_is_refused_at_once(tmp_path: Path) -> None:
@@ -162,4 +164,4 @@ def test_a_tokenizer_that_cannot_encode_is_refused_at_once(tmp_path: Path) -> No
     with pytest.raises(
         UserError, match=r"is not a Hugging Face tokenizer\.json that can be read \(WordPiece error: Missing \[UNK\]"
     ):
-        report.open_model(path)
+        open_tokenizer(path)

@@ -12,7 +12,7 @@ import pytest
 from zerokara.corpus.inputs import find_files
 from zerokara.errors import UserError
 from zerokara.tokenizer import sampling
-from zerokara.tokenizer.sampling import SENTENCE_BYTES, Sample, sentences_of, split_line
+from zerokara.tokenizer.sampling import SENTENCE_BYTES, TrainingSample, sentences_of, split_line
 
 
 def _jsonl(path: Path, texts: list[str]) -> str:
@@ -20,7 +20,7 @@ def _jsonl(path: Path, texts: list[str]) -> str:
     return str(path)
 
 
-def _draw(entries: list[str], target: Path, **settings: Any) -> Sample:
+def _draw(entries: list[str], target: Path, **settings: Any) -> TrainingSample:
     defaults: dict[str, Any] = {
         "sample_bytes": 10_000_000,
         "seed": 1,

@@ -13,6 +13,7 @@ from types import ModuleType
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from made_tokens import encode
 
 from zerokara import manifest
 from zerokara.config.pretrain_config import PretrainConfig
@@ -22,10 +23,10 @@ from zerokara.corpus.packed import CUT, zstd_module
 from zerokara.errors import UserError
 from zerokara.steps.command import Options
 from zerokara.steps.tokenize import tokenize
-from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.accounts import SourceTally, check_bad_fraction, total
-from zerokara.tokens.encode import Encoded, discard_work, encode_corpus
+from zerokara.tokens.encode import discard_work
 from zerokara.tokens.layout import TokenPaths
+from zerokara.tokens.workers import run_in_workers
 
 zstd: ModuleType = zstd_module()
 MakeConfig = Callable[..., PretrainConfig]
@@ -104,7 +105,7 @@ def test_a_packed_file_that_is_cut_off_counts_whole(
         check_bad_fraction(make_config(max_bad_fraction=0.5), tally, TokenPaths("x"))
     (fault,) = raised.value.faults
     documents_bad, size = tally.bad_documents, f"{path.stat().st_size:,}"
-    assert fault.key == "max_bad_fraction" and fault.found == 0.5
+    assert fault.key == "max_bad_fraction" and fault.value == 0.5
     assert f"{documents_bad[0]:,} of {documents_bad[1]:,} documents are bad" in fault.rule
     assert f"{size} of {size} bytes on the disk (1)" in fault.rule and str(path) in fault.rule
     check_bad_fraction(make_config(max_bad_fraction=1), tally, TokenPaths("x"))
@@ -176,12 +177,6 @@ def _mixed(tmp_path: Path, corpus: Path) -> list[str]:
     return [str(corpus), str(tmp_path / "*.gz"), str(tmp_path / "spoilt.jsonl.zst"), str(tmp_path / "rows.parquet")]
 
 
-def _encode(config: PretrainConfig, task_bytes: int | None = None) -> Encoded:
-    files = find_files(config.input_jsonl, "")
-    said: list[str] = []
-    return encode_corpus(config, files, Encoder(config.input_tokenizer_file), task_bytes=task_bytes, log=said.append)
-
-
 def _hashes(config: PretrainConfig) -> dict[str, str]:
     files = (path for path in sorted(Path(config.output_prefix).parent.iterdir()) if path.is_file())
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
@@ -194,13 +189,13 @@ def test_workers_tasks_and_resumed_shards_change_no_count(
     for number, (workers, task_bytes) in enumerate([(1, None), (3, 30_000)]):
         prefix = str(tmp_path / f"out{number}" / "tokens")
         config = make_config(input_jsonl=entries, output_prefix=prefix, num_workers=workers, max_bad_fraction=1)
-        encoded = _encode(config, task_bytes)
+        encoded = encode(config, task_bytes, run_in_workers)
         made.append((encoded.sources, _hashes(config)))
         if task_bytes:
             results = sorted(TokenPaths(prefix).work_folder.glob("*-*.json"))
             for path in results[::2]:
                 path.unlink()
-            again = _encode(config)
+            again = encode(config)
             assert again.resumed_shards == len(results) - len(results[::2])
             made.append((again.sources, _hashes(config)))
         discard_work(config)
@@ -214,13 +209,13 @@ def test_workers_tasks_and_resumed_shards_change_no_count(
     assert len(tally.damaged) == 4
 
 
-def test_shards_of_another_format_are_made_anew(make_config: MakeConfig, corpus: Path) -> None:
+def test_shards_of_another_format_are_encoded_again(make_config: MakeConfig, corpus: Path) -> None:
     config = make_config()
-    _encode(config)
+    encode(config)
     plan = TokenPaths(config.output_prefix).work_folder / "plan.json"
     earlier = json.loads(plan.read_text(encoding="utf-8"))
     plan.write_text(json.dumps(earlier | {"format": earlier["format"] - 1}), encoding="utf-8")
-    assert _encode(config).resumed_shards == 0
+    assert encode(config).resumed_shards == 0
 
 
 def test_the_step_names_the_damaged_files_and_keeps_the_accounts(

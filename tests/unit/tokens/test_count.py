@@ -67,8 +67,8 @@ def test_the_tokens_belong_to_one_tokenizer(prefix: str) -> None:
     paths = TokenPaths(prefix)
     with pytest.raises(UserError, match="there is no manifest here"):
         check_belongs(prefix, "a" * 64)
-    work = manifest.Work("tokenize", {})
-    manifest.finish(paths.manifest, work, {"tokens": bin_path(paths.train)}, {"tokenizer_sha256": "a" * 64}, 0.0)
+    work = manifest.StepSpec("tokenize", {})
+    manifest.write(paths.manifest, work, {"tokens": bin_path(paths.train)}, {"tokenizer_sha256": "a" * 64}, 0.0)
     assert check_belongs(prefix, "a" * 64).step == "tokenize"
     with pytest.raises(UserError) as raised:
         check_belongs(prefix, "b" * 64)

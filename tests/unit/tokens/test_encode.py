@@ -9,13 +9,14 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+import made_tokens
 import numpy as np
 import pytest
 from failing_encoder import LyingEncoder
+from made_tokens import run_in_this_process
 
 from zerokara import manifest
 from zerokara.config.pretrain_config import PretrainConfig
@@ -24,21 +25,23 @@ from zerokara.errors import RunError, UserError
 from zerokara.steps.command import Options
 from zerokara.steps.tokenize import tokenize
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.stand_in import Choice
-from zerokara.tokens import encode, merge, work_folder
-from zerokara.tokens.encode import discard_work, encode_corpus
+from zerokara.tokenizer.encoder_choice import EncoderChoice
+from zerokara.tokens import merge, work_folder
+from zerokara.tokens.encode import RunTasks, discard_work, encode_corpus
 from zerokara.tokens.indexed import IndexedTokens
 from zerokara.tokens.layout import TokenPaths, idx_path
 from zerokara.tokens.merge import SourceTally
+from zerokara.tokens.workers import run_in_workers
 
 MakeConfig = Callable[..., PretrainConfig]
 
 
-def _encode(config: PretrainConfig, task_bytes: int | None = None) -> list[SourceTally]:
-    encoder = Encoder(config.input_tokenizer_file)
-    made = encode_corpus(config, find_files(config.input_jsonl, ""), encoder, task_bytes=task_bytes)
+def _encode(
+    config: PretrainConfig, task_bytes: int | None = None, run_tasks: RunTasks = run_in_this_process
+) -> list[SourceTally]:
+    encoded = made_tokens.encode(config, task_bytes, run_tasks)
     discard_work(config)
-    return made.sources
+    return encoded.sources
 
 
 def _hashes(config: PretrainConfig) -> dict[str, str]:
@@ -75,7 +78,7 @@ def test_every_document_stands_in_one_split_with_its_end(make_config: MakeConfig
 def test_one_worker_and_three_give_the_same_files(make_config: MakeConfig, tmp_path: Path) -> None:
     one, three = make_config(), make_config(output_prefix=str(tmp_path / "three" / "tokens"), num_workers=3)
     _encode(one)
-    _encode(three, task_bytes=3000)
+    _encode(three, 3000, run_in_workers)
     assert _hashes(one) == _hashes(three)
     assert sorted(_hashes(one)) == [
         "tokens_quarantine.jsonl",
@@ -184,21 +187,15 @@ def test_too_few_documents_to_split(make_config: MakeConfig) -> None:
     assert list(_hashes(config)) == ["tokens_quarantine.jsonl"]
 
 
-def _run_here(monkeypatch: pytest.MonkeyPatch, failure: Callable[..., Any]) -> None:
-    """Let `failure` stand in for the worker processes."""
-    monkeypatch.setattr(encode.Workers, "run", failure)
-
-
-def test_a_full_disk_in_a_worker(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_in_a_worker(make_config: MakeConfig) -> None:
     def full(*_: Any) -> Any:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     config = make_config()
-    _run_here(monkeypatch, full)
     with pytest.raises(
         RunError, match=r"the disk is full \(No space left on device\) at .*out, .*; nothing was written"
     ):
-        _encode(config)
+        _encode(config, run_tasks=full)
     assert not Path(config.output_prefix).parent.exists()
 
 
@@ -218,29 +215,26 @@ def test_a_full_disk_while_merging_leaves_what_was_there(
     assert _hashes(config) == before
 
 
-def test_ctrl_c_leaves_nothing(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_leaves_nothing(make_config: MakeConfig) -> None:
     def interrupted(*_: Any) -> Any:
         raise KeyboardInterrupt
 
     config = make_config()
-    _run_here(monkeypatch, interrupted)
     with pytest.raises(KeyboardInterrupt):
-        _encode(config)
+        _encode(config, run_tasks=interrupted)
     assert not Path(config.output_prefix).parent.exists()
 
 
-def test_a_file_that_grows_meanwhile(make_config: MakeConfig, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_grows_meanwhile(make_config: MakeConfig, corpus: Path) -> None:
     config = make_config()
-    run = encode.Workers.run
 
     def growing(*arguments: Any) -> Any:
-        yield from run(*arguments)
+        yield from run_in_this_process(*arguments)
         with open(corpus, "a", encoding="utf-8") as file:
             file.write('{"text": "late"}\n')
 
-    _run_here(monkeypatch, growing)
     with pytest.raises(RunError, match="changed while it was read"):
-        _encode(config)
+        _encode(config, run_tasks=growing)
 
 
 def test_a_file_that_goes_meanwhile(make_config: MakeConfig, corpus: Path) -> None:
@@ -283,8 +277,8 @@ def test_texts_that_the_tokenizer_leaves_nothing_of(make_config: MakeConfig, tmp
     path.write_text("a\n\u200b\n\nb\n", encoding="utf-8")
     files = find_files([str(path)], "")
     reports: list[Any] = []
-    job = Job(Deaf, tmp_path, "text", "line")
-    result = write_shard(job, Task("0-0", 0, (Range(files[0]),)), Deaf(), reports.append)
+    job = Job(Deaf(), tmp_path, "text", "line")
+    result = write_shard(job, Task("0-0", 0, (Range(files[0]),)), reports.append)
     assert result.skipped == {"text without tokens": 1, "empty line": 1} and result.documents == 2
     assert np.fromfile(shard_path(tmp_path, "0-0", "bin"), np.int32).tolist() == [9, 2, 9, 2]
     bad = [json.loads(line) for line in shard_path(tmp_path, "0-0", "bad").read_text(encoding="utf-8").splitlines()]
@@ -293,24 +287,21 @@ def test_texts_that_the_tokenizer_leaves_nothing_of(make_config: MakeConfig, tmp
     assert sum(report.tokens for report in reports) == 4
 
 
-def test_a_stand_in_that_differs_is_left_and_all_done_anew(
-    make_config: MakeConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sentencepiece_takes_over_from_a_fast_encoder_that_differs(make_config: MakeConfig, tmp_path: Path) -> None:
     plain = make_config()
     _encode(plain)
     config = make_config(output_prefix=str(tmp_path / "other" / "tokens"), num_workers=2)
-    encoder = Encoder(config.input_tokenizer_file)
-    choice = Choice(encoder, partial(LyingEncoder, encoder.vocab_size), "quick 1.0", "")
+    encoder, messages = Encoder(config.input_tokenizer_file), list[str]()
+    choice = EncoderChoice(LyingEncoder(encoder.vocab_size), "quick 1.0", "")
     files = find_files(config.input_jsonl, "")
-    made = encode_corpus(config, files, encoder, choice, task_bytes=4000)
-    assert made.encoder == "sentencepiece 0.2.3" and made.resumed_shards == 0
-    assert "quick 1.0 gave other ids than SentencePiece for 'a text': SentencePiece does it all anew" in (
-        capsys.readouterr().out
-    )
-    # A run that goes on after that does not try the stand-in again.
+    encoded = encode_corpus(config, files, encoder, choice, task_bytes=4000, log=messages.append)
+    assert encoded.encoder_name == "sentencepiece 0.2.3" and encoded.resumed_shards == 0
+    (message,) = messages
+    assert "quick 1.0" in message and "'a text'" in message and "SentencePiece" in message
+    # A run that resumes after that does not try the fast encoder again.
     for path in list(TokenPaths(config.output_prefix).work_folder.glob("*-*.json"))[:2]:
         path.unlink()
-    assert encode_corpus(config, files, encoder, choice).encoder == "sentencepiece 0.2.3"
+    assert encode_corpus(config, files, encoder, choice).encoder_name == "sentencepiece 0.2.3"
     discard_work(config)
     assert _hashes(config) == _hashes(plain)
 

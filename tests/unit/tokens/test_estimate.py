@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from made_tokens import encode
 
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.inputs import find_files
@@ -16,8 +17,7 @@ from zerokara.corpus.sizes import total_plain_bytes
 from zerokara.errors import UserError
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens import estimate as estimating
-from zerokara.tokens.encode import encode_corpus
-from zerokara.tokens.estimate import Estimate, check_disk_space, estimate, peak_bytes, sample
+from zerokara.tokens.estimate import TokenEstimate, check_disk_space, estimate_tokens, peak_bytes, sample_corpus
 from zerokara.tokens.layout import TokenPaths
 
 
@@ -35,13 +35,13 @@ def test_the_estimate_is_near(
         path.write_bytes(gzip.compress((content * times).encode()))
         assert total_plain_bytes(find_files([str(path)], "")) == pytest.approx(times * len(content.encode()), rel=0.05)
     files = find_files([str(path)], "")
-    places = sample(config, files)
+    places = sample_corpus(config, files)
     assert len(places) == (1 if gzipped else estimating.SAMPLE_PLACES)
-    expected = estimate(total_plain_bytes(files), places, encoder)
+    expected = estimate_tokens(total_plain_bytes(files), places, encoder)
     monkeypatch.setattr(estimating, "PLACE_CHARACTERS", 10**9)
     monkeypatch.setattr(estimating, "ESTIMATE_CHARACTERS", 10**9)
     files = find_files([str(corpus)], "")
-    exact = estimate(total_plain_bytes(files), sample(config, files), encoder)
+    exact = estimate_tokens(total_plain_bytes(files), sample_corpus(config, files), encoder)
     assert expected.tokens == pytest.approx(times * exact.tokens, rel=0.15)
     assert expected.output_bytes == 2 * expected.tokens
 
@@ -53,8 +53,10 @@ def test_bad_lines_and_documents_are_foreseen(
     corpus.write_text(corpus.read_text(encoding="utf-8").replace("\n", "\n\n"), encoding="utf-8")
     config = make_config(max_bad_fraction=1.0)
     files = find_files([str(corpus)], "")
-    expected = estimate(total_plain_bytes(files), sample(config, files), Encoder(config.input_tokenizer_file))
-    encode_corpus(config, files, Encoder(config.input_tokenizer_file), log=lambda _: None)
+    expected = estimate_tokens(
+        total_plain_bytes(files), sample_corpus(config, files), Encoder(config.input_tokenizer_file)
+    )
+    encode(config)
     written = TokenPaths(config.output_prefix).quarantine.stat().st_size
     assert expected.documents == pytest.approx(300, rel=0.2) and expected.bad_bytes == pytest.approx(written, rel=0.2)
 
@@ -64,16 +66,16 @@ def test_a_stretch_without_documents_is_not_read_to_its_end(
 ) -> None:
     (tmp_path / "a.txt").write_text("\n" * 100_000, encoding="utf-8")
     files = find_files([str(tmp_path / "a.txt")], "")
-    (place,) = sample(make_config(), files)
+    (place,) = sample_corpus(make_config(), files)
     assert place.sampled_bytes == estimating.PLACE_BAD_LINES and not place.texts
-    expected = estimate(total_plain_bytes(files), [place], Encoder(make_config().input_tokenizer_file))
+    expected = estimate_tokens(total_plain_bytes(files), [place], Encoder(make_config().input_tokenizer_file))
     assert expected.tokens == expected.documents == 0 and expected.bad_bytes > 80 * 100_000
 
 
 def test_a_disk_too_small(make_config: Callable[..., PretrainConfig], monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config()
     files = find_files(config.input_jsonl, "")
-    expected = Estimate(0, output_bytes=5_000_000, documents=1000, bad_bytes=1000, corpus_bytes=50_000_000)
+    expected = TokenEstimate(0, output_bytes=5_000_000, documents=1000, bad_bytes=1000, corpus_bytes=50_000_000)
     needed = peak_bytes(config, files, expected)
     shards, names = 17, 300 + 2 * len(files[0].name)
     assert needed == 5_000_000 + 5_000_000 // 16 + 12 * 1000 + 2 * 1000 + names + (shards + 1) * 16384

@@ -1,4 +1,4 @@
-"""A run of step 2 that was ended at any moment: the next one goes on from there, and ends with the same files."""
+"""A run of step 2 that was ended at any moment: the next one resumes, and ends with the same files."""
 
 from __future__ import annotations
 
@@ -11,29 +11,33 @@ import os
 import random
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import made_tokens
 import pytest
+from made_tokens import run_in_this_process
 
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.inputs import find_files
 from zerokara.errors import RunError
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokens import encode, merge
-from zerokara.tokens.encode import Encoded, discard_work, encode_corpus
+from zerokara.tokens import merge
+from zerokara.tokens.encode import EncodedCorpus, RunTasks, discard_work, encode_corpus
 from zerokara.tokens.layout import TokenPaths
 from zerokara.tokens.shards import ShardResult
+from zerokara.tokens.workers import run_in_workers
 
 MakeConfig = Callable[..., PretrainConfig]
 TASK_BYTES = 4000
 
 
-def _encode(config: PretrainConfig, task_bytes: int = TASK_BYTES) -> Encoded:
-    said: list[str] = []
-    files = find_files(config.input_jsonl, "")
-    return encode_corpus(config, files, Encoder(config.input_tokenizer_file), task_bytes=task_bytes, log=said.append)
+def _encode(
+    config: PretrainConfig, task_bytes: int = TASK_BYTES, run_tasks: RunTasks = run_in_this_process
+) -> EncodedCorpus:
+    return made_tokens.encode(config, task_bytes, run_tasks)
 
 
 def _files(config: PretrainConfig) -> dict[str, bytes]:
@@ -60,28 +64,27 @@ def mixed(corpus: Path, tmp_path: Path) -> list[str]:
     return [str(corpus), str(tmp_path / "b.jsonl.gz"), str(tmp_path / "c")]
 
 
-def _stop_after(monkeypatch: pytest.MonkeyPatch, shards: int) -> None:
+def _stopping_after(shards: int, run_tasks: RunTasks = run_in_this_process) -> RunTasks:
     """End the run when so many shards are finished."""
-    run = encode.Workers.run
 
     def stopped(*arguments: Any) -> Any:
         finished = 0
-        for message in run(*arguments):
-            finished += isinstance(message, ShardResult)
-            yield message
-            if finished == shards:
-                raise KeyboardInterrupt
+        with closing(run_tasks(*arguments)) as messages:
+            for message in messages:
+                finished += isinstance(message, ShardResult)
+                yield message
+                if finished == shards:
+                    raise KeyboardInterrupt
 
-    monkeypatch.setattr(encode.Workers, "run", stopped)
+    return stopped
 
 
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("shards", [1, 5])
-def test_a_stopped_run_goes_on(
+def test_a_stopped_run_resumes(
     make_config: MakeConfig,
     mixed: list[str],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     workers: int,
     shards: int,
 ) -> None:
@@ -89,11 +92,9 @@ def test_a_stopped_run_goes_on(
     _encode(whole, task_bytes=100_000)
     discard_work(whole)
     config = make_config(input_jsonl=mixed, num_workers=workers)
-    with monkeypatch.context() as patched:
-        _stop_after(patched, shards)
-        for _ in range(3):
-            with pytest.raises(KeyboardInterrupt):
-                _encode(config)
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            _encode(config, run_tasks=_stopping_after(shards, run_in_workers))
     assert _files(config) == {}
     # Another number of workers and another size of tasks would be chosen now; what is there decides.
     other = config.model_copy(update={"num_workers": 2})
@@ -103,19 +104,15 @@ def test_a_stopped_run_goes_on(
     assert _files(config) == _files(whole)
 
 
-def test_what_was_finished_is_told_and_not_done_again(
-    make_config: MakeConfig, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_finished_is_told_and_not_done_again(make_config: MakeConfig, expected: dict[str, bytes]) -> None:
     config = make_config()
-    with monkeypatch.context() as patched:
-        _stop_after(patched, 4)
-        with pytest.raises(KeyboardInterrupt):
-            _encode(config)
-    said: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        _encode(config, run_tasks=_stopping_after(4))
+    messages: list[str] = []
     files = find_files(config.input_jsonl, "")
-    made = encode_corpus(config, files, Encoder(config.input_tokenizer_file), log=said.append)
-    assert len(said) == 1 and said[0].startswith("  going on: 4 shards of ")
-    assert made.encoded.documents < 300 == sum(s.train.documents + s.valid.documents for s in made.sources)
+    made = encode_corpus(config, files, Encoder(config.input_tokenizer_file), log=messages.append)
+    assert len(messages) == 1 and " 4 shards of " in messages[0]
+    assert made.done.documents < 300 == sum(s.train.documents + s.valid.documents for s in made.sources)
     discard_work(config)
     assert _files(config) == expected
 
@@ -125,10 +122,8 @@ def test_a_disk_that_fails_to_read_costs_no_finished_shard(
     make_config: MakeConfig, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     config = make_config()
-    with monkeypatch.context() as patched:
-        _stop_after(patched, 4)
-        with pytest.raises(KeyboardInterrupt):
-            _encode(config)
+    with pytest.raises(KeyboardInterrupt):
+        _encode(config, run_tasks=_stopping_after(4))
     real = io.open
 
     def stale(path: Any, *arguments: Any, **named: Any) -> Any:
@@ -146,14 +141,10 @@ def test_a_disk_that_fails_to_read_costs_no_finished_shard(
 
 
 @pytest.mark.parametrize("change", ["corpus", "tokenizer", "field"])
-def test_other_input_begins_anew(
-    make_config: MakeConfig, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
-) -> None:
+def test_other_input_starts_over(make_config: MakeConfig, corpus: Path, tmp_path: Path, change: str) -> None:
     config = make_config()
-    with monkeypatch.context() as patched:
-        _stop_after(patched, 2)
-        with pytest.raises(KeyboardInterrupt):
-            _encode(config)
+    with pytest.raises(KeyboardInterrupt):
+        _encode(config, run_tasks=_stopping_after(2))
     if change == "corpus":
         corpus.write_bytes(corpus.read_bytes() + b'{"text": "one more"}\n')
     if change == "tokenizer":
@@ -166,14 +157,10 @@ def test_other_input_begins_anew(
 
 
 @pytest.mark.parametrize("damage", ["cut off", "a byte changed", "gone", "no mark"])
-def test_a_damaged_shard_is_made_again(
-    make_config: MakeConfig, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, damage: str
-) -> None:
+def test_a_damaged_shard_is_made_again(make_config: MakeConfig, expected: dict[str, bytes], damage: str) -> None:
     config = make_config()
-    with monkeypatch.context() as patched:
-        _stop_after(patched, 3)
-        with pytest.raises(KeyboardInterrupt):
-            _encode(config)
+    with pytest.raises(KeyboardInterrupt):
+        _encode(config, run_tasks=_stopping_after(3))
     folder = TokenPaths(config.output_prefix).work_folder
     assert not list(folder.glob("*.partial"))
     shard = sorted(folder.glob("*.bin"))[1]
@@ -193,7 +180,7 @@ def test_a_damaged_shard_is_made_again(
 
 
 @pytest.mark.parametrize(("seed", "is_tight"), [(0, False), (1, False), (2, False), (3, False), (4, True), (5, True)])
-def test_a_merge_that_is_ended_anywhere_goes_on(
+def test_a_merge_that_is_ended_anywhere_resumes(
     make_config: MakeConfig, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, seed: int, is_tight: bool
 ) -> None:
     """The merge is ended again and again, each time a little further on, and never needs a shard that it deleted."""
@@ -221,7 +208,7 @@ def test_a_merge_that_is_ended_anywhere_goes_on(
                 assert "the disk is full" in str(error) and "finished shards" in str(error)
             else:
                 assert made.sources[0].train.documents == 290
-    assert _encode(config).encoded.documents == 0, "everything was encoded in the first run"
+    assert _encode(config).done.documents == 0, "everything was encoded in the first run"
     discard_work(config)
     assert _files(config) == expected
 
@@ -258,7 +245,7 @@ def test_another_split_after_shards_were_deleted(
             _encode(config)
     other = make_config(valid_fraction=0.2)
     made = _encode(other)
-    assert 0 < made.encoded.documents < 300 and made.sources[0].valid.documents == 60
+    assert 0 < made.done.documents < 300 and made.sources[0].valid.documents == 60
     discard_work(other)
     fresh = make_config(valid_fraction=0.2, output_prefix=str(tmp_path / "fresh" / "tokens"))
     _encode(fresh)

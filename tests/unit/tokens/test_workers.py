@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-from functools import partial
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +19,10 @@ from failing_encoder import FailingEncoder
 from zerokara.corpus.inputs import find_files
 from zerokara.corpus.packed import zstd_module
 from zerokara.errors import RunError, UserError
-from zerokara.steps.tokenize import _likely_tokenizer
-from zerokara.tokenizer.choice import facts_of
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokens.estimate import Place
-from zerokara.tokens.preparation import Forecast, Preparation, Prepared
 from zerokara.tokens.shards import Job, ShardResult
 from zerokara.tokens.tasks import TaskQueue
-from zerokara.tokens.workers import Workers
+from zerokara.tokens.workers import run_in_workers
 
 
 def _run(tmp_path: Path, *action: Any, workers: int = 2) -> list[Any]:
@@ -30,19 +30,20 @@ def _run(tmp_path: Path, *action: Any, workers: int = 2) -> list[Any]:
         (tmp_path / f"{number}.txt").write_text("a line\n", encoding="utf-8")
     files = find_files([str(tmp_path)], "")
     queue = TaskQueue(files, task_bytes=5, txt_document="line")
-    with Workers(workers) as started:
-        return list(started.run(Job(FailingEncoder(*action), tmp_path, "text", "line"), queue))
+    with closing(run_in_workers(Job(FailingEncoder(*action), tmp_path, "text", "line"), queue, workers)) as messages:
+        return list(messages)
 
 
 def test_a_killed_worker(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"died \(killed by SIGKILL\) at .*\.txt, from 0; .*--set num_workers=1"):
+    before = set(psutil.Process().children(recursive=True))
+    with pytest.raises(RunError, match=r"SIGKILL.* at .*\.txt, from byte 0; .*--set num_workers=1"):
         _run(tmp_path, "kill")
-    children = psutil.Process().children(recursive=True)
-    assert not [child for child in children if any("worker_process" in word for word in child.cmdline())]
+    left = set(psutil.Process().children(recursive=True)) - before
+    assert not [process for process in left if psutil.Process().pid != process.ppid()], "a worker is left"
 
 
 def test_a_worker_that_ends_by_itself(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"died \(exit code 3\) .* What it said stands above"):
+    with pytest.raises(RunError, match="exit code 3"):
         _run(tmp_path, "exit")
 
 
@@ -59,47 +60,51 @@ def test_a_file_that_can_never_be_read_comes_as_the_users_fault(tmp_path: Path, 
     path = tmp_path / "x.txt.zst"
     path.write_bytes(zstd.compress(b"a line\n") + wide.compress(b"a line\n" * 99) + wide.flush())
     queue = TaskQueue(find_files([str(path)], ""), 1000, "line")
-    with Workers(1) as workers, pytest.raises(UserError) as raised:
-        list(workers.run(Job(partial(Encoder, model_path), tmp_path, "text", "line"), queue))
-    assert str(raised.value).startswith(f"{path}: can only be unpacked with a window of 2,147,483,648 bytes")
+    with pytest.raises(UserError) as raised:
+        list(run_in_workers(Job(Encoder(model_path), tmp_path, "text", "line"), queue, 1))
+    (fault,) = raised.value.faults
+    assert fault.where == str(path) and "2,147,483,648" in fault.rule
 
 
 def test_an_unforeseen_error_keeps_its_traceback(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"(?s)not foreseen.*encode_joined.*ZeroDivisionError: a fault of ours"):
+    with pytest.raises(RunError, match=r"(?s)encode_joined.*ZeroDivisionError: a fault of ours"):
         _run(tmp_path, "fault")
 
 
 def test_more_workers_than_tasks(tmp_path: Path, model_path: Path) -> None:
     (tmp_path / "x.txt").write_text("a line\n", encoding="utf-8")
-    job = Job(partial(Encoder, model_path), tmp_path, "text", "line")
+    job = Job(Encoder(model_path), tmp_path, "text", "line")
     queue = TaskQueue(find_files([str(tmp_path)], ""), 1000, "line")
-    with Workers(5) as workers:
-        messages = list(workers.run(job, queue))
+    messages = list(run_in_workers(job, queue, 5))
     assert queue.is_empty
     assert [message.documents for message in messages if isinstance(message, ShardResult)] == [1]
 
 
-def test_a_worker_whose_parent_is_killed_ends(tmp_path: Path, model_path: Path) -> None:
-    import subprocess
-    import sys
-    import time
+PROGRAM = """
+import sys
+from pathlib import Path
+from failing_encoder import FailingEncoder
+from zerokara.corpus.inputs import find_files
+from zerokara.tokens.shards import Job
+from zerokara.tokens.tasks import TaskQueue
+from zerokara.tokens.workers import run_in_workers
 
+folder, action = Path(sys.argv[1]), sys.argv[2]
+queue = TaskQueue(find_files([str(folder / "x.txt")], ""), 9000, "line")
+for message in run_in_workers(Job(FailingEncoder(action), folder, "text", "line"), queue, 2):
+    print("begun", flush=True)
+"""
+
+
+@pytest.mark.parametrize("action", ["slow", "stuck"])
+def test_no_process_outlives_a_killed_parent(tmp_path: Path, action: str) -> None:
     (tmp_path / "x.txt").write_text("a line\n" * 200_000, encoding="utf-8")
-    program = (
-        "import sys\nfrom functools import partial\nfrom pathlib import Path\n"
-        "from failing_encoder import FailingEncoder\nfrom zerokara.corpus.inputs import find_files\n"
-        "from zerokara.tokens.shards import Job\nfrom zerokara.tokens.tasks import TaskQueue\n"
-        "from zerokara.tokens.workers import Workers\nfolder = Path(sys.argv[1])\n"
-        "job = Job(FailingEncoder('slow'), folder, 'text', 'line')\n"
-        "queue = TaskQueue(find_files([str(folder / 'x.txt')], ''), 9000, 'line')\n"
-        "for message in Workers(2).run(job, queue):\n"
-        "    print('begun', flush=True)\n"
-    )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    parent = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], env=env, stdout=subprocess.PIPE)
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path), action]
+    parent = subprocess.Popen(command, env=env, stdout=subprocess.PIPE)
     assert parent.stdout is not None and parent.stdout.readline()
     children = psutil.Process(parent.pid).children(recursive=True)
-    assert len(children) == 3  # the two, and the process that they were forked from
+    assert len(children) == 4  # two workers, the fork server that they were forked from, and its resource tracker
     parent.kill()
     parent.wait()
     parent.stdout.close()
@@ -109,38 +114,34 @@ def test_a_worker_whose_parent_is_killed_ends(tmp_path: Path, model_path: Path) 
         time.sleep(0.05)
 
 
-def test_what_is_no_tokenizer_is_told_as_the_user_s_fault(tmp_path: Path) -> None:
-    (tmp_path / "x.model").write_bytes(b"no model")
-    with Workers() as workers:
-        workers.ask(Preparation(tmp_path / "x.model", [], 0))
-        with pytest.raises(UserError, match=r"^\S*/x\.model: is not a SentencePiece model .*; make one with step 1$"):
-            workers.answer()
+def test_ctrl_c_reaches_the_parent_only(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_text("a line\n" * 200_000, encoding="utf-8")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path), "slow"]
+    parent = subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert parent.stdout is not None and parent.stdout.readline()
+    children = psutil.Process(parent.pid).children(recursive=True)
+    for child in children:
+        child.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert all(child.is_running() for child in children) and parent.poll() is None
+    os.killpg(parent.pid, signal.SIGINT)
+    _, errors = parent.communicate(timeout=30)
+    assert errors.count("Traceback") == 1 and errors.rstrip().endswith("KeyboardInterrupt")
+    psutil.wait_procs(children, timeout=30)
+    assert not any(child.is_running() for child in children)
 
 
-def test_the_nursery_opens_and_estimates(model_path: Path) -> None:
-    encoder = Encoder(model_path)
-    with Workers() as workers:
-        workers.open(Forecast(Path("nothing there")))  # a wrong guess
-        workers.ask(Preparation(model_path, [Place(["a line\n" * 50], 400)], 4000))
-        prepared = workers.answer()
-    assert isinstance(prepared, Prepared) and prepared.tokenizer == facts_of(encoder)
-    assert prepared.choice.encoder is None and prepared.choice.name.startswith("sentencepiece")
-    assert prepared.expected.tokens == 10 * len(encoder.encode_joined(["a line\n" * 50])[0])
-
-
-@pytest.mark.parametrize(
-    ("argv", "expected"),
-    [
-        (["--config", "c.yaml"], "a/t.model"),
-        (["--config=c.yaml", "--redo"], "a/t.model"),
-        (["--config", "c.yaml", "--set", "input_tokenizer_file=b.model"], "b.model"),
-        (["--config", "nothing.yaml"], None),
-        ([], None),
-    ],
-)
-def test_the_tokenizer_is_guessed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: list[str], expected: str | None
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "c.yaml").write_text('lr: 1\ninput_tokenizer_file: "a/t.model"  # from step 1\n', encoding="utf-8")
-    assert _likely_tokenizer(argv) == (Path(expected) if expected else None)
+def test_the_program_is_not_imported_again(tmp_path: Path) -> None:
+    """As what it is started: a package with `__main__`, which multiprocessing leaves alone, as step 2 is."""
+    (tmp_path / "x.txt").write_text("a line\n", encoding="utf-8")
+    (tmp_path / "program").mkdir()
+    (tmp_path / "program" / "__init__.py").touch()
+    counted = f"open({str(tmp_path / 'started')!r}, 'a').write('x')\n"
+    (tmp_path / "program" / "__main__.py").write_text(counted + PROGRAM, encoding="utf-8")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    command = [sys.executable, "-m", "program", str(tmp_path), "slow"]
+    subprocess.run(command, env=env, capture_output=True, check=True)
+    assert (tmp_path / "started").read_text(encoding="utf-8") == "x"

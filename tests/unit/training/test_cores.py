@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from zerokara import resources
 from zerokara.training.planning import cores
 from zerokara.training.processes import launcher
 
@@ -18,22 +19,13 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    monkeypatch.setattr(cores, "control_groups", lambda: iter([tmp_path]))
+    monkeypatch.setattr(resources, "control_groups", lambda: iter([tmp_path]))
     return tmp_path
 
 
 def test_cores_are_shared_out() -> None:
     assert [cores.threads(processes) for processes in (1, 2, 3, 8, 9)] == [8, 4, 2, 1, 1]
     assert cores.environment(2) == {"OMP_NUM_THREADS": "4", "OMP_WAIT_POLICY": "PASSIVE"}
-
-
-@pytest.mark.parametrize(
-    ("limit", "expected"),
-    [("max 100000", 8), ("300000 100000", 3), ("350000 100000", 3), ("50000 100000", 1), ("6400000 100000", 8)],
-)
-def test_a_container_has_the_cores_whose_time_it_may_take(bare: Path, limit: str, expected: int) -> None:
-    (bare / "cpu.max").write_text(limit + "\n", encoding="utf-8")
-    assert cores.available() == expected
 
 
 @pytest.mark.parametrize(("given", "expected"), [("3", 3), ("16", 16), ("5,2", 5), ("0", 4), ("many", 4), ("", 4)])

@@ -61,3 +61,15 @@ def test_a_launcher_that_has_started_nothing_yet_is_ended(capfd: pytest.CaptureF
         os.kill(os.getpid(), signal.SIGINT)
         assert started.wait(30) == -signal.SIGTERM
     assert not psutil.pid_exists(started.pid) and "before the first step" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(("before", "after", "word"), [(3, 4, " 1 "), (3, 3, "outside"), (None, None, "dmesg")])
+def test_a_killed_process_is_reported_with_the_evidence(
+    before: int | None, after: int | None, word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "num_oom_kills", lambda: after)
+    assert word in launcher.kill_message(before)
+
+
+def test_the_exit_codes_of_a_kill() -> None:
+    assert [code for code in range(-20, 256) if launcher.is_kill(code)] == [-9, 137, 247]

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import re
-import resource
 from dataclasses import replace
 from pathlib import Path
-
-import pytest
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model.shapes import ModelShape
 from zerokara.training.planning import machine, memory_budget
 from zerokara.training.planning.memory_budget import Budget, Question
-from zerokara.training.processes import launcher
 
 GB = 10**9
 LARGE = (
@@ -95,23 +91,6 @@ def test_a_choice_is_kept_until_what_it_was_made_for_changes(tmp_path: Path) -> 
         assert f"auto was {chosen // 2}, is now {chosen_there} (the GPU's memory in bytes was {80 * GB}" in words[0]
 
 
-def test_a_limit_of_this_process_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    free = memory_budget.main_memory()
-    assert free > GB
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (10**9, 10**9))
-    assert memory_budget.main_memory() < GB
-
-
-def test_control_groups_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    inner = tmp_path / "job"
-    inner.mkdir()
-    for folder, most, taken in ((tmp_path, "max", 0), (inner, str(3 * GB), 2 * GB)):
-        (folder / "memory.max").write_text(f"{most}\n", encoding="utf-8")
-        (folder / "memory.current").write_text(f"{taken}\n", encoding="utf-8")
-    monkeypatch.setattr(memory_budget, "control_groups", lambda: iter([inner, tmp_path]))
-    assert memory_budget.main_memory() == GB
-
-
 def test_freed_memory_is_kept_only_where_twice_the_estimate_is_there() -> None:
     needed = question(device="cpu", gigabytes=1).needed().device_bytes / GB
     assert question(device="cpu", gigabytes=2.4 * needed).is_roomy
@@ -123,25 +102,3 @@ def test_the_estimate_is_told_by_part() -> None:
     rows = dict(memory_budget.table(asked.needed(), asked.there))
     assert "activations of 24 layers" in rows["GPU memory"] and "of 80.0 GB" in rows["GPU memory"]
     assert "optimizer" in rows["main memory"] and "optimizer" not in rows["GPU memory"]
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "words"),
-    [
-        (3, 4, "for want of memory: it has killed 1 here since the start"),
-        (3, 3, "from outside"),
-        (None, None, "most likely by the kernel"),
-    ],
-)
-def test_a_killed_process_is_told_with_the_evidence(
-    before: int | None, after: int | None, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(launcher, "_killed_for_memory", lambda: after)
-    assert words in launcher._words_of_kill(before)
-
-
-def test_the_kernels_counter_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "memory.events").write_text("low 0\noom 2\noom_kill 7\n", encoding="utf-8")
-    monkeypatch.setattr(launcher, "control_groups", lambda: iter([tmp_path]))
-    assert launcher._killed_for_memory() == 7
-    assert [code for code in range(-20, 256) if launcher.is_kill(code)] == [-9, 137, 247]

@@ -10,21 +10,22 @@ from pathlib import Path
 import psutil
 import pytest
 
+from zerokara import resources
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import Fault, UserError
 from zerokara.steps import train
-from zerokara.training import preflight
-from zerokara.training.planning import memory_budget, memory_limit, preparation
+from zerokara.training import launching
+from zerokara.training.planning import memory_budget, memory_limit, run_plan
 from zerokara.training.planning.memory_budget import Budget
-from zerokara.training.planning.preparation import Preparation
+from zerokara.training.planning.run_plan import RunPlan
 
 GB = 10**9
 
 
-def prepared(tiny_data: dict[str, str], *settings: str, processes: int = 1) -> Preparation:
+def prepared(tiny_data: dict[str, str], *settings: str, processes: int = 1) -> RunPlan:
     given = load(PretrainConfig, tiny_data["config"], [*settings])
-    return preparation.prepare(given, processes, "fp32")
+    return run_plan.make_plan(given, processes, "fp32")
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, main_memory: float) -> None:
@@ -37,7 +38,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, main_memory: float) -> None:
     monkeypatch.setattr(memory_limit, "whole_machine", whole)
 
 
-def refused(plan: Preparation, gpu_bytes: int | None = None) -> Fault:
+def refused(plan: RunPlan, gpu_bytes: int | None = None) -> Fault:
     with pytest.raises(UserError) as caught:
         memory_limit.check(plan, gpu_bytes)
     (fault,) = caught.value.faults
@@ -63,7 +64,8 @@ def test_a_run_is_refused_from_a_quarter_more_than_all_there_is(
             assert ("GPU memory" in refused(plan, gpu_bytes).rule) is (device == "cuda")
         if share == 1.24:
             asked = Budget(device, size, 100 * GB)  # type: ignore[arg-type]
-            assert "may not fit" in dict(preflight.rows(plan, asked))["note"], "between, there is a note"
+            rows = dict(launching._memory_rows(launching.LocalPlan(plan, asked)))
+            assert "may not fit" in rows["note"], "between, there is a note"
 
 
 def test_main_memory_beside_a_gpu_counts_too(tiny_data: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +84,7 @@ def test_what_would_fit_is_told_with_its_key(tiny_data: dict[str, str], monkeypa
     plan = prepared(tiny_data, *wide)
     machine(monkeypatch, GB)
     fault = refused(plan)
-    assert (fault.where, fault.key, fault.found) == ("--set", "micro_batch_size", 4096)
+    assert (fault.where, fault.key, fault.value) == ("--set", "micro_batch_size", 4096)
     question = plan.memory_question(Budget("cpu", GB, GB))
     (changed, needed), *_ = question.remedies()
     assert f"micro_batch_size: {changed['micro_batch_size']} (about " in fault.remedy
@@ -93,7 +95,7 @@ def test_fewer_processes_share_a_machine_better(tiny_data: dict[str, str], monke
     plan = prepared(tiny_data, "num_processes=4", "global_batch_size=4", "micro_batch_size=1", processes=4)
     machine(monkeypatch, 1.3 * GB)
     fault = refused(plan)
-    assert fault.key == "num_processes" and fault.found == 4 and fault.remedy.startswith("2 would fit (about ")
+    assert fault.key == "num_processes" and fault.value == 4 and fault.remedy.startswith("2 would fit (about ")
 
 
 def test_where_nothing_else_helps_the_layers_that_fit_are_told(
@@ -103,7 +105,7 @@ def test_where_nothing_else_helps_the_layers_that_fit_are_told(
     plan = prepared(tiny_data, *size)
     machine(monkeypatch, 4 * GB)
     fault = refused(plan)
-    assert fault.key == "num_layers" and fault.found == 40
+    assert fault.key == "num_layers" and fault.value == 40
     number = int(fault.remedy.rpartition("num_layers: ")[2].split()[0])
     question = plan.memory_question(Budget("cpu", 4 * GB, 4 * GB))
     fits = [replace(question, shape=replace(plan.shape, num_layers=layers)) for layers in (number, number + 1)]
@@ -115,7 +117,7 @@ def test_where_nothing_else_helps_the_layers_that_fit_are_told(
 def test_what_else_runs_does_not_count_and_limits_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     memory = namedtuple("memory", "total available")
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory(64 * GB, 1 * GB))
-    monkeypatch.setattr(memory_budget, "control_groups", lambda: iter([tmp_path]))
+    monkeypatch.setattr(resources, "control_groups", lambda: iter([tmp_path]))
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     assert memory_budget.whole_machine(2, None) == Budget("cpu", 32 * GB, 32 * GB)
     assert memory_budget.whole_machine(2, 80 * GB) == Budget("cuda", 80 * GB, 32 * GB)

@@ -1,154 +1,182 @@
-"""``metrics.jsonl`` and those who watch beside it: each step once, and nothing that fails there stops a training."""
+"""``metrics.jsonl`` and the watchers beside it: each step once, and no failure there stops a training."""
 
 from __future__ import annotations
 
 import errno
 import json
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from zerokara.config.loading import load
-from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.training.monitoring import metrics
-
-
-def settings(*overrides: str) -> PretrainConfig:
-    return load(PretrainConfig, "/dev/null", ["tensorboard=false", *overrides])
+from zerokara.training.monitoring.metrics import Recorder
+from zerokara.training.monitoring.tensorboard import TensorBoard
 
 
 def step_line(step: int, **values: Any) -> dict[str, Any]:
     return {"step": step, "tokens": 10 * step, "loss": 10.0 / (step + 1), **values}
 
 
-def test_metrics_forget_what_will_be_trained_again(tmp_path: Path) -> None:
-    first = metrics.Recorder(tmp_path, settings(), resumed_step=0)
+def recorded_steps(run_dir: Path) -> list[int]:
+    return [line["step"] for line in metrics.read(run_dir)]
+
+
+@contextmanager
+def room_for(num_bytes: int) -> Iterator[None]:
+    """Let no file grow beyond `num_bytes`: the write that crosses it is cut short, and the next one fails."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_steps_that_will_be_trained_again_are_forgotten(tmp_path: Path) -> None:
+    first = Recorder(tmp_path, 0, {})
     for step in (1, 2, 3):
         first.record({"step": step, "tokens": step, "loss": 3.0 - step})
     first.close()
     with open(tmp_path / "metrics.jsonl", "ab") as file:
         file.write(b'{"step": 4, "lo')  # a process that was killed in the middle of a line
-    again = metrics.Recorder(tmp_path, settings(), resumed_step=2)
-    again.record({"step": 3, "tokens": 3, "loss": 0.5})
-    again.close()
+    resumed = Recorder(tmp_path, 2, {})
+    resumed.record({"step": 3, "tokens": 3, "loss": 0.5})
+    resumed.close()
     assert [(line["step"], line["loss"]) for line in metrics.read(tmp_path)] == [(1, 2.0), (2, 1.0), (3, 0.5)]
     assert all(json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
 
 
-def test_a_run_that_begins_anew_and_one_that_resumes_twice_at_one_step_record_once(tmp_path: Path) -> None:
+def test_a_run_that_restarts_and_one_that_resumes_twice_from_one_step_record_once(tmp_path: Path) -> None:
     lines = [{"step": 0, "valid_loss": 5.0}, step_line(1), step_line(2), {"step": 2, "tokens": 20, "resumed": True}]
     for resumed_step, kept in ((2, 3), (1, 2), (0, 0)):
-        recorder = metrics.Recorder(tmp_path, settings(), resumed_step=0)
+        recorder = Recorder(tmp_path, 0, {})
         for line in lines:
             recorder.record(line)
         recorder.close()
-        metrics.Recorder(tmp_path, settings(), resumed_step).close()
+        Recorder(tmp_path, resumed_step, {}).close()
         assert metrics.read(tmp_path) == lines[:kept]
 
 
-def tensorboard_values(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
-    """What TensorBoard's own reader shows of a run: name → steps and values."""
+def tensorboard_values(run_dir: Path) -> dict[str, list[tuple[int, Any]]]:
+    """What TensorBoard's own reader shows of a run: tag → steps and values."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0, "tensors": 0})
     events.Reload()
-    shown = {name: [(event.step, event.value) for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
+    shown: dict[str, list[tuple[int, Any]]] = {
+        name: [(event.step, event.value) for event in events.Scalars(name)] for name in events.Tags()["scalars"]
+    }
     for name in events.Tags()["tensors"]:
         shown[name] = [(event.step, event.tensor_proto.string_val[0].decode()) for event in events.Tensors(name)]
     return shown
 
 
 def test_tensorboard_shows_each_step_once_across_resumes(tmp_path: Path) -> None:
-    watched = settings("tensorboard=true")
-    for first, last in ((0, 12), (8, 20), (0, 3), (2, 9)):  # cut short and resumed, begun anew, cut short again
-        recorder = metrics.Recorder(tmp_path, watched, resumed_step=first)
+    for first, last in ((0, 12), (8, 20), (0, 3), (2, 9)):  # killed and resumed, restarted, killed and resumed
+        recorder = Recorder(tmp_path, first, {"tensorboard": lambda: TensorBoard(tmp_path, first)})  # noqa: B023
         for step in range(first + 1 if first else 0, last + 1):
             recorder.record(step_line(step, learning_rate=0.5, mfu=None, source_tokens=[step, 2 * step]))
             if step == 8:
                 recorder.text(step, "samples", f"text {step} of {first}")
         recorder.close()
     shown = tensorboard_values(tmp_path)
-    assert shown["loss"] == [(step, pytest.approx(10.0 / (step + 1))) for step in range(10)]
-    assert shown["source_tokens/1"] == [(step, 2.0 * step) for step in range(10)]
+    assert shown["train/loss"] == [(step, pytest.approx(10.0 / (step + 1))) for step in range(10)]
+    assert shown["data/source_tokens/1"] == [(step, 2.0 * step) for step in range(10)]
     assert shown["samples/text_summary"][-1] == (8, "text 8 of 2")
-    assert "mfu" not in shown
+    assert "speed/mfu" not in shown
 
 
-class Refusing:
-    """A watcher on a full disk."""
+class FakeWatcher:
+    """A watcher that keeps what it is shown, and fails with `error` if there is one."""
 
-    def __init__(self) -> None:
-        self.asked = 0
+    def __init__(self, error: Exception | None = None) -> None:
+        self.shown: list[dict[str, float]] = []
+        self.num_calls, self._error = 0, error
 
     def numbers(self, step: int, values: dict[str, float]) -> None:
-        self.asked += 1
-        raise OSError(errno.ENOSPC, "No space left on device")
+        self.shown.append(values)
+        self.flush()
 
-    text = flush = close = numbers
+    def text(self, step: int, name: str, markdown: str) -> None:
+        self.flush()
+
+    def flush(self) -> None:
+        self.num_calls += 1
+        if self._error:
+            raise self._error
+
+    close = flush
 
 
-@pytest.mark.parametrize("fails_at", ["the start", "the first step"])
-def test_a_watcher_that_fails_is_left_out_with_a_word(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: str
-) -> None:
-    refusing, said = Refusing(), list[str]()
+def test_every_number_of_every_kind_of_line_is_a_curve_in_a_group(tmp_path: Path) -> None:
+    numbers = (
+        "epoch", "loss", "learning_rate", "grad_norm", "tokens_per_second", "mfu", "memory_bytes", "seconds",
+        "seconds_left", "valid_loss", "valid_bits_per_byte", "valid_tokens",
+    )  # fmt: skip
+    lists = ("source_tokens", "expert_load", "expert_dropped", "router_entropy", "valid_loss_by_source")
+    watcher = FakeWatcher()
+    recorder = Recorder(tmp_path, 0, {"fake": lambda: watcher})
+    recorder.record({"step": 1, "tokens": 9} | dict.fromkeys(numbers, 2.0) | {name: [3.0, 4.0] for name in lists})
+    recorder.record({"step": 2, "tokens": 9, "skipped": "the loss is nan", "bad_samples": [{"position": 1}]})
+    recorder.record({"step": 2, "tokens": 9, "resumed": True, "mfu": None})
+    recorder.close()
+    assert watcher.shown[0] == {
+        "data/tokens": 9, "data/epoch": 2, "train/loss": 2, "train/learning_rate": 2, "train/grad_norm": 2,
+        "speed/tokens_per_second": 2, "speed/mfu": 2, "speed/memory_bytes": 2, "speed/seconds": 2,
+        "speed/seconds_left": 2, "valid/loss": 2, "valid/bits_per_byte": 2, "valid/tokens": 2,
+        "data/source_tokens/0": 3, "data/source_tokens/1": 4, "router/expert_load/0": 3, "router/expert_load/1": 4,
+        "router/expert_dropped/0": 3, "router/expert_dropped/1": 4, "router/entropy/0": 3, "router/entropy/1": 4,
+        "valid/loss_by_source/0": 3, "valid/loss_by_source/1": 4,
+    }  # fmt: skip
+    assert watcher.shown[1:] == [{"data/tokens": 9, "train/skipped": 1}, {"data/tokens": 9}]
 
-    def start(run_dir: Path, first_step: int) -> Refusing:
-        if fails_at == "the start":
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return refusing
 
-    monkeypatch.setattr(metrics, "_tensorboard", start)
-    recorder = metrics.Recorder(tmp_path, settings("tensorboard=true"), 0, said.append)
+@pytest.mark.parametrize(("fails_at_start", "num_calls"), [(True, 0), (False, 1)])
+def test_a_watcher_that_fails_is_dropped_and_logged_once(tmp_path: Path, fails_at_start: bool, num_calls: int) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    failing, good, messages = FakeWatcher(full), FakeWatcher(), list[str]()
+
+    def start() -> FakeWatcher:
+        if fails_at_start:
+            raise full
+        return failing
+
+    recorder = Recorder(tmp_path, 0, {"failing": start, "good": lambda: good}, messages.append)
     for step in (1, 2):
         recorder.record(step_line(step))
     recorder.flush()
     recorder.close()
-    assert said == ["tensorboard: [Errno 28] No space left on device; going on without it"]
-    assert refusing.asked == (0 if fails_at == "the start" else 1)
-    assert [line["step"] for line in metrics.read(tmp_path)] == [1, 2]
+    (message,) = messages
+    assert message.startswith("failing: ") and "No space left on device" in message
+    assert (failing.num_calls, good.num_calls) == (num_calls, 4)
+    assert recorded_steps(tmp_path) == [1, 2]
 
 
-def test_what_a_full_disk_refuses_is_written_when_there_is_room_again(tmp_path: Path) -> None:
-    said: list[str] = []
-    recorder = metrics.Recorder(tmp_path, settings(), 0, said.append)
+def test_lines_that_a_full_disk_refuses_are_written_when_there_is_room_again(tmp_path: Path) -> None:
+    path, messages = tmp_path / "metrics.jsonl", list[str]()
+    recorder = Recorder(tmp_path, 0, {}, messages.append)
     recorder.record(step_line(1))
-    whole, lines = recorder._lines._file, recorder._lines
-    full: Any = open("/dev/full", "ab", buffering=0)  # noqa: SIM115  # every write to it finds no space
-    lines._file = full
-    recorder.record(step_line(2))
-    recorder.record(step_line(3))
-    assert [line["step"] for line in metrics.read(tmp_path)] == [1]
-    lines._file = whole
+    with room_for(path.stat().st_size):
+        recorder.record(step_line(2))
+        recorder.record(step_line(3))
+        assert recorded_steps(tmp_path) == [1]
     recorder.record(step_line(4))
     recorder.close()
-    full.close()
-    assert [line["step"] for line in metrics.read(tmp_path)] == [1, 2, 3, 4]
-    assert len(said) == 1 and "No space left on device; its lines are kept until they can be written" in said[0]
+    assert recorded_steps(tmp_path) == [1, 2, 3, 4]
+    assert len(messages) == 1 and str(path) in messages[0]
 
 
-def test_a_line_that_is_taken_in_part_leaves_no_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder = metrics.Recorder(tmp_path, settings(), 0, lambda _: None)
+def test_a_line_that_is_written_in_part_leaves_no_half(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    recorder = Recorder(tmp_path, 0, {}, lambda _: None)
     recorder.record(step_line(1))
-
-    class Narrow:
-        """A file on a disk with room for nine bytes."""
-
-        def __init__(self, file: Any):
-            self.file = file
-
-        def write(self, content: bytes) -> int:
-            return self.file.write(content[:9])
-
-        def fileno(self) -> int:
-            return self.file.fileno()
-
-    whole = recorder._lines._file
-    monkeypatch.setattr(recorder._lines, "_file", Narrow(whole))
-    recorder.record(step_line(2))
-    assert (tmp_path / "metrics.jsonl").read_bytes().count(b"\n") == 1
-    assert (tmp_path / "metrics.jsonl").read_bytes().endswith(b"}\n")
-    monkeypatch.setattr(recorder._lines, "_file", whole)
+    before = path.read_bytes()
+    with room_for(len(before) + 9):
+        recorder.record(step_line(2))
+        assert path.read_bytes() == before
     recorder.close()
-    assert [line["step"] for line in metrics.read(tmp_path)] == [1, 2]
+    assert recorded_steps(tmp_path) == [1, 2]

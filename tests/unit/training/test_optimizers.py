@@ -11,9 +11,9 @@ import pytest
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
-from zerokara.model.parameters import parameter_shapes, row_blocks
+from zerokara.model.parameters import row_blocks
 from zerokara.model.shapes import ModelShape
-from zerokara.training.compute import optimizers
+from zerokara.training.compute import optimizers, torch_optimizers
 
 OVERRIDES = ["num_layers=2", "hidden_size=64", "num_attn_heads=4", "num_kv_heads=2", "ffn_hidden_size=96"]
 
@@ -33,7 +33,7 @@ def test_parameters_are_those_of_a_built_model(architecture: str, tied: str) -> 
     _, shape = of(f"architecture={architecture}", f"tie_word_embeddings={tied}", *heads)
     parallel.start_alone()
     built = {name: tuple(parameter.shape) for name, parameter in build(shape, seed=None).named_parameters()}
-    assert parameter_shapes(shape) == built
+    assert shape.parameter_shapes() == built
 
 
 def test_rows_of_the_matrices_in_one_parameter() -> None:
@@ -50,8 +50,8 @@ def test_rows_of_the_matrices_in_one_parameter() -> None:
 def test_every_parameter_is_in_one_group_and_vectors_do_not_decay() -> None:
     for optimizer in ("adamw", "adafactor", "muon"):
         settings, shape = of(f"optimizer={optimizer}", "architecture=gpt2", "num_kv_heads=auto")
-        parameters = parameter_shapes(shape)
-        groups = optimizers.groups_of(settings, parameters)
+        parameters = shape.parameter_shapes()
+        groups = optimizers.parameter_groups(settings, parameters)
         assert sorted(name for group in groups for name in group.names) == sorted(parameters)
         for group in groups:
             assert {len(parameters[name]) > 1 for name in group.names} == {group.weight_decay > 0}
@@ -61,7 +61,9 @@ def test_every_parameter_is_in_one_group_and_vectors_do_not_decay() -> None:
 def test_muon_has_the_matrices_of_the_layers_alone() -> None:
     settings, shape = of("optimizer=muon", "tie_word_embeddings=false")
     groups = {
-        group.rule: group for group in optimizers.groups_of(settings, parameter_shapes(shape)) if group.kind == "matrix"
+        group.rule: group
+        for group in optimizers.parameter_groups(settings, shape.parameter_shapes())
+        if group.kind == "matrix"
     }
     assert set(groups["adamw"].names) == {"embedding.word_embeddings.weight", "output_layer.weight"}
     assert len(groups["muon"].names) == 2 * 4
@@ -82,7 +84,7 @@ def test_the_plan_says_what_decays() -> None:
 )
 def test_tables_of_distances_learn_faster_and_do_not_decay(overrides: tuple[str, ...], times: float) -> None:
     settings, shape = of("architecture=t5", "num_kv_heads=auto", "weight_decay=0.1", *overrides)
-    groups = optimizers.groups_of(settings, parameter_shapes(shape))
+    groups = optimizers.parameter_groups(settings, shape.parameter_shapes())
     tables, others = (
         [g for g in groups if "relative" in g.names[0]],
         [g for g in groups if "relative" not in g.names[0]],
@@ -96,7 +98,7 @@ def test_tables_of_distances_learn_faster_and_do_not_decay(overrides: tuple[str,
 
 def test_the_learning_rate_of_a_group() -> None:
     groups: list[dict[str, Any]] = [{"lr_scale": 1.0}, {"lr_scale": 30.0}]
-    optimizers.set_learning_rate(groups, 0.001)
+    torch_optimizers.set_learning_rate(groups, 0.001)
     assert [group["lr"] for group in groups] == [0.001, 0.03]
 
 

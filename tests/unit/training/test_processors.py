@@ -25,7 +25,8 @@ Machine = Callable[..., None]
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Machine]:
     """Make this a machine whose driver lists `gpus`, with this variable, and a torch for CUDA or for the CPU alone."""
-    monkeypatch.setattr(cores, "available", lambda: 4)
+    for module in (processors, cores, launcher):
+        monkeypatch.setattr(module, "available_cores", lambda: 4)
     monkeypatch.delenv(processors.SHARE_CORES_NAME, raising=False)
     monkeypatch.setattr(processors, "_TRACES", ())
 
@@ -99,7 +100,7 @@ def test_part_of_a_gpu_may_be_named(machine: Machine) -> None:
 def test_gpus_that_are_not_there_are_an_error(machine: Machine, named: str, wrong: list[str]) -> None:
     machine(TWO, named)
     found = faults()
-    assert [(fault.key, fault.found) for fault in found] == [("CUDA_VISIBLE_DEVICES", named)] * len(wrong)
+    assert [(fault.key, fault.value) for fault in found] == [("CUDA_VISIBLE_DEVICES", named)] * len(wrong)
     for fault, name in zip(found, wrong, strict=True):
         assert name in fault.rule.split(";")[0].replace(",", "").split()
         assert "GPU 0 to 1" in fault.remedy
@@ -120,7 +121,7 @@ def test_the_cpu_can_be_asked_for(machine: Machine, named: str) -> None:
     machine(TWO, named)
     processors.check(config(4))
     assert processors.unused(0) is None
-    assert [(fault.key, fault.found) for fault in faults(8)] == [("num_processes", 8)]
+    assert [(fault.key, fault.value) for fault in faults(8)] == [("num_processes", 8)]
 
 
 @pytest.mark.parametrize(("named", "most"), [(None, 2), ("1", 1)])
@@ -128,7 +129,7 @@ def test_more_processes_than_gpus_are_an_error(machine: Machine, named: str | No
     machine(TWO, named)
     processors.check(config(most))
     (fault,) = faults(4)
-    assert (fault.key, fault.found) == ("num_processes", 4) and f"at most {most}, the GPUs" in fault.rule
+    assert (fault.key, fault.value) == ("num_processes", 4) and f"at most {most}, the GPUs" in fault.rule
 
 
 @pytest.mark.parametrize("cuda", ["13.0", None])
@@ -138,7 +139,7 @@ def test_more_processes_than_cores_are_an_error(
     machine(cuda=cuda)
     processors.check(config(4))
     (fault,) = faults(8)
-    assert (fault.key, fault.found) == ("num_processes", 8) and "at most 4, the cores" in fault.rule
+    assert (fault.key, fault.value) == ("num_processes", 8) and "at most 4, the cores" in fault.rule
     monkeypatch.setenv(processors.SHARE_CORES_NAME, "1")
     processors.check(config(8))
 

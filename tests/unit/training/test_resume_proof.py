@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from zerokara import checkpoint, file_lock
-from zerokara.checkpoint import TrainingState
+from zerokara import file_lock
+from zerokara.checkpoint import TrainingState, store
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import RunError, UserError
 from zerokara.training import resume_proof
-from zerokara.training.planning.preparation import Preparation, prepare
+from zerokara.training.planning.run_plan import RunPlan, make_plan
 
 
 def write_run(run_dir: Path, losses: dict[int, float], steps: list[int], change: float = 0.0) -> None:
@@ -25,22 +25,22 @@ def write_run(run_dir: Path, losses: dict[int, float], steps: list[int], change:
     for step in steps:
         weights = {"w": torch.full((10,), 1.0 + step) + change * (torch.arange(10) == 3)}
         state = TrainingState(step, 8 * step, 256 * step, 1.0, {}, "t", "d", "fp32", {})
-        checkpoint.save(run_dir, state, weights, {"w.exp_avg": 2 * weights["w"]})
+        store.save(run_dir, state, weights, {"w.exp_avg": 2 * weights["w"]})
 
 
 LOSSES = {1: 4.0, 2: 3.0, 3: 2.0, 4: 1.5}
 
 
 @pytest.fixture
-def plan(tiny_data: dict[str, str], tmp_path: Path) -> Preparation:
+def plan(tiny_data: dict[str, str], tmp_path: Path) -> RunPlan:
     options = [f"output_model_dir={tmp_path}/run", "num_processes=1", "micro_batch_size=4"]
-    return prepare(load(PretrainConfig, tiny_data["config"], options), 1, "fp32")
+    return make_plan(load(PretrainConfig, tiny_data["config"], options), 1, "fp32")
 
 
-def training(change: float, losses: dict[int, float] = LOSSES) -> Callable[[Preparation, Path, int], None]:
+def training(change: float, losses: dict[int, float] = LOSSES) -> Callable[[RunPlan, Path, int], None]:
     """What stands in for the processes: runs of 2 · 2 steps, of which the resumed one ends otherwise."""
 
-    def train(plan: Preparation, run_dir: Path, last_step: int) -> None:
+    def train(plan: RunPlan, run_dir: Path, last_step: int) -> None:
         if run_dir.name == "unbroken":
             write_run(run_dir, LOSSES, [4])
         else:
@@ -50,7 +50,7 @@ def training(change: float, losses: dict[int, float] = LOSSES) -> Callable[[Prep
 
 
 def test_equal_runs_are_proved(
-    plan: Preparation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    plan: RunPlan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(resume_proof, "_train", training(change=0.0))
     resume_proof.prove(plan, 2)
@@ -63,7 +63,7 @@ def test_equal_runs_are_proved(
 
 @pytest.mark.parametrize(("change", "loss"), [(1e-6, 1.5), (0.0, 1.5000001)], ids=["a weight", "a loss"])
 def test_one_process_on_a_cpu_must_give_equal_bits(
-    plan: Preparation, monkeypatch: pytest.MonkeyPatch, change: float, loss: float
+    plan: RunPlan, monkeypatch: pytest.MonkeyPatch, change: float, loss: float
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(resume_proof, "_train", training(change, {**LOSSES, 4: loss}))
@@ -74,7 +74,7 @@ def test_one_process_on_a_cpu_must_give_equal_bits(
 
 @pytest.mark.parametrize(("change", "loss", "proved"), [(1e-3, 1.50001, True), (1e-3, 1.51, False), (3.0, 1.5, False)])
 def test_several_processes_are_given_a_tolerance_that_is_told(
-    plan: Preparation,
+    plan: RunPlan,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     change: float,
@@ -93,7 +93,7 @@ def test_several_processes_are_given_a_tolerance_that_is_told(
             resume_proof.prove(plan, 2)
 
 
-def test_a_proof_deletes_only_what_a_proof_left(plan: Preparation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proof_deletes_only_what_a_proof_left(plan: RunPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resume_proof, "_train", training(change=0.0))
     folder = plan.run_dir.with_name("run.verify-resume")
     folder.mkdir()
@@ -113,7 +113,7 @@ def test_a_proof_deletes_only_what_a_proof_left(plan: Preparation, monkeypatch: 
     assert not folder.exists()
 
 
-def test_a_run_that_is_too_short_is_told(plan: Preparation) -> None:
+def test_a_run_that_is_too_short_is_told(plan: RunPlan) -> None:
     with pytest.raises(UserError) as caught:
         resume_proof.prove(plan, 11)
     assert str(caught.value) == (
@@ -122,7 +122,7 @@ def test_a_run_that_is_too_short_is_told(plan: Preparation) -> None:
     )
 
 
-def test_a_training_that_fails_proves_nothing(plan: Preparation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_that_fails_proves_nothing(plan: RunPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resume_proof.launcher, "launch", lambda *_: 1)
     with pytest.raises(RunError, match="exit code 1, so nothing is proved"):
         resume_proof.prove(plan, 2)

@@ -21,8 +21,9 @@ from zerokara.config.loading import load
 from zerokara.config.pretrain_config import RESOLVED_NAME, PretrainConfig
 from zerokara.errors import RunError, UserError
 from zerokara.steps import next_command, train
-from zerokara.training.planning import preparation, run_folder, run_lock, setting_names
-from zerokara.training.planning.preparation import Preparation
+from zerokara.training import run_manifest
+from zerokara.training.planning import run_folder, run_lock, run_plan, setting_names
+from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes import launcher
 
 
@@ -35,7 +36,7 @@ def settings(tiny_data: dict[str, str], tmp_path: Path):  # type: ignore[no-unty
     return make
 
 
-def begin(plan: Preparation) -> Path:
+def begin(plan: RunPlan) -> Path:
     """A run folder as a run leaves it that was stopped after its first step."""
     run_folder.claim(plan)
     checkpoint.folder_of(plan.run_dir, 1).mkdir()
@@ -43,26 +44,26 @@ def begin(plan: Preparation) -> Path:
 
 
 def test_a_changed_setting_is_announced_and_another_shape_refused(settings) -> None:  # type: ignore[no-untyped-def]
-    begin(preparation.prepare(settings(), 1))
-    assert run_folder.claim(preparation.prepare(settings(), 1)) == []
-    assert run_folder.check(preparation.prepare(settings("lr=0.02", "num_workers=1"), 1)) == ["lr: 0.01 → 0.02"]
+    begin(run_plan.make_plan(settings(), 1))
+    assert run_folder.claim(run_plan.make_plan(settings(), 1)) == []
+    assert run_folder.check(run_plan.make_plan(settings("lr=0.02", "num_workers=1"), 1)) == ["lr: 0.01 → 0.02"]
     with pytest.raises(UserError, match="belongs to another run: num_layers was 2, is now 3"):
-        run_folder.check(preparation.prepare(settings("num_layers=3"), 1))
+        run_folder.check(run_plan.make_plan(settings("num_layers=3"), 1))
 
 
 def test_another_curriculum_is_refused_and_a_longer_one_goes_on(settings) -> None:  # type: ignore[no-untyped-def]
     def check(stages: str, *others: str) -> list[str]:
-        return run_folder.check(preparation.prepare(settings("train_tokens=auto", f"stages={stages}", *others), 1))
+        return run_folder.check(run_plan.make_plan(settings("train_tokens=auto", f"stages={stages}", *others), 1))
 
-    begin(preparation.prepare(settings(), 1))
+    begin(run_plan.make_plan(settings(), 1))
     with pytest.raises(UserError, match="another run: stages, source_weights or"):
         check("[{tokens: rest}]")
     with pytest.raises(UserError, match="belongs to another run: intra_document_masking was False, is now True"):
-        run_folder.check(preparation.prepare(settings("intra_document_masking=true"), 1))
+        run_folder.check(run_plan.make_plan(settings("intra_document_masking=true"), 1))
     begun = "[{tokens: 640, source_weights: [2]}, {tokens: 640, order: shuffle}]"
     two_passes = begun.replace("640, order", "12800, order")
-    shutil.rmtree(preparation.prepare(settings(), 1).run_dir)
-    begin(preparation.prepare(settings("train_tokens=auto", f"stages={begun}"), 1))
+    shutil.rmtree(run_plan.make_plan(settings(), 1).run_dir)
+    begin(run_plan.make_plan(settings("train_tokens=auto", f"stages={begun}"), 1))
     # What was done stays what it was: a name, a limit, weights in the same proportion, a stage behind the last.
     renamed = begun.replace("{tokens: 640, s", "{name: first, tokens: 640, s")
     assert [change.partition(":")[0] for change in check(renamed)] == ["stages"]
@@ -76,7 +77,7 @@ def test_another_curriculum_is_refused_and_a_longer_one_goes_on(settings) -> Non
 
 
 def test_a_start_that_was_aborted_before_its_first_step_blocks_nothing(settings) -> None:  # type: ignore[no-untyped-def]
-    first, other = preparation.prepare(settings(), 1), preparation.prepare(settings("num_layers=3", "seed=7"), 1)
+    first, other = run_plan.make_plan(settings(), 1), run_plan.make_plan(settings("num_layers=3", "seed=7"), 1)
     first.run_dir.mkdir()
     # Killed while it wrote its first file, and while it held the folder.
     for name in ("run.json.123.partial", *run_lock.NAMES):
@@ -96,12 +97,12 @@ def test_a_start_that_was_aborted_before_its_first_step_blocks_nothing(settings)
 
 
 def test_differences_are_told_by_the_keys_of_the_yaml(settings) -> None:  # type: ignore[no-untyped-def]
-    was = run_folder.identity_of(preparation.prepare(settings(), 1))
+    was = run_folder.identity_of(run_plan.make_plan(settings(), 1))
     now = dict.fromkeys([*was, "curriculum"], "another")
     told = setting_names.differences(was, now)
     assert {word.split()[0].rstrip(",") for word in told} <= set(PretrainConfig.model_fields)
-    mixed = preparation.prepare(settings("train_tokens=auto", "stages=[{tokens: rest}]"), 1)
-    work = train._work(mixed)
+    mixed = run_plan.make_plan(settings("train_tokens=auto", "stages=[{tokens: rest}]"), 1)
+    work = run_manifest.work_of(mixed)
     names = {work.key_of(name).split()[0].rstrip(",") for name in [*work.settings, *work.inputs]}
     assert names <= set(PretrainConfig.model_fields)
     assert [word.split()[0] for word in setting_names.differences(was, {**was, "seq_len": 1, "target_len": 1})] == [
@@ -110,14 +111,14 @@ def test_differences_are_told_by_the_keys_of_the_yaml(settings) -> None:  # type
 
 
 def test_redo_sets_a_run_aside_and_says_so(settings) -> None:  # type: ignore[no-untyped-def]
-    plan = preparation.prepare(settings(), 1)
+    plan = run_plan.make_plan(settings(), 1)
     run_dir = begin(plan)
     (run_dir / "notes.txt").write_text("mine", encoding="utf-8")
     for number in (1, 2):
         old = run_dir.with_name(f"run.old-{number}")
         told = " ".join(run_folder.check_redo(plan))
         assert str(old) in told and "of step 1," in told and "this command resumes" in told
-        assert "this command resumes" not in " ".join(run_folder.check_redo(preparation.prepare(settings("seed=7"), 1)))
+        assert "this command resumes" not in " ".join(run_folder.check_redo(run_plan.make_plan(settings("seed=7"), 1)))
         with run_lock.held(plan.given):
             run_folder.set_aside(run_dir)
             assert [path.name for path in run_dir.iterdir()] == [run_lock.COMMAND_LOCK_NAME]  # still held
@@ -138,7 +139,7 @@ def test_the_command_that_resumes_has_no_redo_once_the_old_run_is_set_aside(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Pasted with it, it would set aside the run that it was to resume; without it too early, resume the old one."""
-    run_dir = begin(preparation.prepare(settings(), 1))
+    run_dir = begin(run_plan.make_plan(settings(), 1))
     typed = ["--config", tiny_data["config"], "--set", f"output_model_dir={run_dir}", "--set", "num_processes=1"]
     monkeypatch.setenv(next_command.COMMAND_NAME, "bash 3_train_node1.sh")
     monkeypatch.setattr(launcher, "launch", lambda *_: launcher.INTERRUPTED)
@@ -161,7 +162,7 @@ def test_the_command_that_resumes_has_no_redo_once_the_old_run_is_set_aside(
 def test_redo_of_a_linked_run_renames_what_the_link_leads_to(settings, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     (tmp_path / "disk" / "there").mkdir(parents=True)
     (tmp_path / "run").symlink_to(tmp_path / "disk" / "there")
-    plan = preparation.prepare(settings(), 1)
+    plan = run_plan.make_plan(settings(), 1)
     begin(plan)
     assert str(tmp_path / "disk" / "there.old-1") in run_folder.check_redo(plan)[0]
     with run_lock.held(plan.given):
@@ -172,27 +173,27 @@ def test_redo_of_a_linked_run_renames_what_the_link_leads_to(settings, tmp_path:
 
 
 def test_redo_takes_nothing_away_that_the_new_run_reads(settings, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    begin(preparation.prepare(settings(), 1))
+    begin(run_plan.make_plan(settings(), 1))
     inside = settings(f"init_from={tmp_path / 'run' / 'exported'}")
     with pytest.raises(UserError) as refused:
-        run_folder.check_redo(preparation.prepare(inside, 1))
+        run_folder.check_redo(run_plan.make_plan(inside, 1))
     assert [fault.key for fault in refused.value.faults] == ["init_from"]
     beside = settings(f"init_from={tmp_path / 'run_hf'}")
-    assert run_folder.check_redo(preparation.prepare(beside, 1))
+    assert run_folder.check_redo(run_plan.make_plan(beside, 1))
     text = settings(f"input_jsonl=[{tmp_path / 'run' / 'text'}, '@{tmp_path / 'run' / 'list.txt'}']")
     with pytest.raises(UserError) as refused:
-        run_folder.check_redo(preparation.prepare(text, 1))
+        run_folder.check_redo(run_plan.make_plan(text, 1))
     assert [fault.key for fault in refused.value.faults] == ["input_jsonl"]
     # The configuration that the run itself has saved is at hand, and would be away when the training processes read it.
     resolved = load(PretrainConfig, tmp_path / "run" / RESOLVED_NAME)
     with pytest.raises(UserError, match=r"config_resolved\.yaml: lies in the run folder .*; copy it elsewhere"):
-        run_folder.check_redo(preparation.prepare(resolved, 1))
+        run_folder.check_redo(run_plan.make_plan(resolved, 1))
 
 
 def test_training_processes_that_a_killed_command_left_are_waited_for(
     settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:  # type: ignore[no-untyped-def]
-    plan = preparation.prepare(settings(), 1)
+    plan = run_plan.make_plan(settings(), 1)
     run_folder.claim(plan)
     monkeypatch.setattr(run_lock, "LOCK_SECONDS", 1)
     left = run_lock.lock(plan.run_dir)
@@ -212,14 +213,14 @@ def test_a_folder_that_is_refused_or_aborted_is_gone_again(settings, tmp_path: P
         raise KeyboardInterrupt
     assert not (tmp_path / "models").exists()
     with run_lock.held(deep):
-        run_folder.claim(preparation.prepare(deep, 1))
+        run_folder.claim(run_plan.make_plan(deep, 1))
     names = {path.name for path in Path(deep.output_model_dir).iterdir()}
     assert names == {run_folder.IDENTITY_NAME, RESOLVED_NAME, run_folder.TOKENIZER_NAME}
 
 
 def test_a_second_command_is_told_at_once_who_holds_the_folder(settings, tiny_data: dict[str, str]) -> None:  # type: ignore[no-untyped-def]
     """With the process id, and before torch is loaded."""
-    plan = preparation.prepare(settings(), 1)
+    plan = run_plan.make_plan(settings(), 1)
     begin(plan)
     command = ["--config", tiny_data["config"], "--set", f"output_model_dir={plan.run_dir}"]
     calls = "codes = [train.main([*sys.argv[1:], *more]) for more in ([], ['--redo'], ['--dry-run'])]"

@@ -1,4 +1,4 @@
-"""Sample texts: which tokens may come, and the file."""
+"""Sample texts: which tokens are chosen, and samples.md."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ class Table(torch.nn.Module):
     def __init__(self, logits_VV: torch.Tensor):
         super().__init__()
         self.logits_VV, self.shapes = logits_VV, list[tuple[int, ...]]()
+        self.first_inputs: list[list[int]] = []
 
     def forward(self, tokens_BS: torch.Tensor, at_B: torch.Tensor) -> torch.Tensor:
         self.shapes.append(tuple(tokens_BS.shape))
+        if not self.first_inputs:
+            self.first_inputs = [row[: last + 1].tolist() for row, last in zip(tokens_BS, at_B.tolist(), strict=True)]
         last_B = tokens_BS[torch.arange(len(at_B)), at_B]
         return self.logits_VV[last_B][:, None]
 
@@ -40,25 +43,24 @@ def sampler(encoder: Encoder, *prompts: str, num_tokens: int = 6, seq_len: int =
     return Sampler(encoder, Causal(causal(seq_len)), prompts, num_tokens, seed=1, device=torch.device("cpu"))
 
 
-def test_greedy_follows_the_likeliest_and_ends_with_the_document(encoder: Encoder) -> None:
+def test_greedy_takes_the_arg_max_and_ends_with_the_document(encoder: Encoder) -> None:
     size = encoder.vocab_size
     pieces = [token for token in range(size) if encoder.prompt_ids(encoder.decode([token])) == [token]]
     chain = pieces[:4]
     logits_VV = torch.zeros(size, 512)
     for one, after in zip(chain, [*chain[1:], encoder.eos_id], strict=True):
         logits_VV[one, after] = 50
-    # What never may come is the likeliest everywhere.
+    # Tokens that must never be chosen have the largest logit everywhere.
     logits_VV[:, [encoder.unk_id, encoder.bos_id, encoder.pad_id, size, 511]] = 90
     model = Table(logits_VV)
     prompt = encoder.decode(chain[:1])
     made = sampler(encoder, prompt, num_tokens=20)
-    (found,) = made(model)
-    assert found == Sample(prompt, encoder.decode(chain[1:]), encoder.decode(chain[1:]))
-    assert len(model.shapes) == 4, "it went on beyond the end of the document"
+    assert made(model) == [Sample(prompt, encoder.decode(chain[1:]), encoder.decode(chain[1:]))]
+    assert len(model.shapes) == 4, "it continued beyond the end of the document"
     assert model.training
 
 
-def test_texts_are_bounded_by_the_models_length_and_the_same_each_time(encoder: Encoder) -> None:
+def test_texts_fit_into_the_context_length_and_are_the_same_each_time(encoder: Encoder) -> None:
     generator = torch.Generator().manual_seed(3)
     model = Table(torch.randn(encoder.vocab_size, 512, generator=generator))
     model.logits_VV[:, encoder.eos_id] = -100
@@ -66,22 +68,22 @@ def test_texts_are_bounded_by_the_models_length_and_the_same_each_time(encoder: 
     made = sampler(encoder, "", words, num_tokens=10, seq_len=16)
     before = torch.random.get_rng_state()
     first, again = made(model), made(model)
-    assert torch.equal(torch.random.get_rng_state(), before), "training's own dice were used"
+    assert torch.equal(torch.random.get_rng_state(), before), "training's random numbers were used"
     assert first == again and first[0].greedy != first[0].sampled
     assert max(length for _, length in model.shapes) == 15  # and predicts the 16th
-    assert [prompt.decoder_ids for prompt in made._prompts] == [[encoder.eos_id], encoder.prompt_ids(words)[-6:]]
+    # The empty prompt starts from an end of document, the long one from the last of its ids that leave room.
+    assert model.first_inputs[0] == [encoder.eos_id] and model.first_inputs[2] == encoder.prompt_ids(words)[-6:]
 
 
-def test_chance_draws_from_the_fewest_likeliest_that_make_up_top_p() -> None:
+def test_top_p_samples_from_the_smallest_set_that_reaches_it() -> None:
     logits = np.log(np.array([0.5, 0.3, 0.15, 0.04, 0.01]) ** sampling.TEMPERATURE)
-    dice = np.random.default_rng(0)
-    drawn = np.bincount([sampling.by_chance(logits, dice) for _ in range(20_000)], minlength=5) / 20_000
-    assert drawn == pytest.approx([0.5 / 0.95, 0.3 / 0.95, 0.15 / 0.95, 0, 0], abs=0.02)
-    logits[3] = -np.inf
-    assert sampling.by_chance(np.array([-np.inf, 3.0, -np.inf]), dice) == 1
+    generator = np.random.default_rng(0)
+    counts = np.bincount([sampling.sample_top_p(logits, generator) for _ in range(20_000)], minlength=5)
+    assert counts / 20_000 == pytest.approx([0.5 / 0.95, 0.3 / 0.95, 0.15 / 0.95, 0, 0], abs=0.02)
+    assert sampling.sample_top_p(np.array([-np.inf, 3.0, -np.inf]), generator) == 1
 
 
-def test_each_step_stands_once_in_the_file_whatever_the_model_writes(tmp_path: Path) -> None:
+def test_each_step_has_one_section_whatever_the_model_writes(tmp_path: Path) -> None:
     def steps() -> list[int]:
         text = (tmp_path / "samples.md").read_text(encoding="utf-8")
         return [int(number) for number in re.findall(r"(?m)^## step (\d+)$", text)]

@@ -18,6 +18,8 @@ import pytest
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.training.monitoring import metrics, weights_and_biases
+from zerokara.training.monitoring.metrics import Recorder
+from zerokara.training.monitoring.weights_and_biases import WandbSettings, WeightsAndBiases
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 HOST = "the-name-of-this-machine"
@@ -33,26 +35,30 @@ def fresh_library() -> Iterator[None]:
     wandb.teardown()
 
 
-def settings(mode: str, place: Path | None = None) -> PretrainConfig:
-    """With paths below `place`, if there is one."""
-    given = ["tensorboard=false", f"wandb={mode}", "sample_prompts=[and/or]"]
-    if place:
-        stages = "[{tokens: 100, source_weights: [1]}]"
-        given += [f"input_jsonl=[{place}/a.jsonl]", f"output_prefix={place}/tokens/", f"init_from={place}/hf"]
-        given += [f"output_model_dir={place}", f"input_tokenizer_file={place}/t.model", f"stages={stages}"]
-    return load(PretrainConfig, "/dev/null", given)
+def wandb_settings(mode: str, folder: Path) -> WandbSettings:
+    """Settings of a run all of whose paths lie in `folder`."""
+    given = [f"wandb={mode}", "sample_prompts=[and/or]", "stages=[{tokens: 100, source_weights: [1]}]"]
+    given += [f"input_jsonl=[{folder}/a.jsonl]", f"output_prefix={folder}/tokens/", f"init_from={folder}/hf"]
+    given += [f"output_model_dir={folder}", f"input_tokenizer_file={folder}/t.model"]
+    return WandbSettings.from_config(load(PretrainConfig, "/dev/null", given))
 
 
-def assert_nothing_of_the_machine(sent: bytes, place: Path) -> None:
-    """No folder, host, interpreter, program or repository stands in what goes out."""
-    own = [place.name, sys.prefix, sys.executable, sys.argv[0], str(Path.home()), str(Path.cwd()), HOST]
-    own += [name for name in (socket.gethostname(), getpass.getuser()) if len(name) > 5]  # shorter ones stand anywhere
+def open_recorder(run_dir: Path, mode: str, resumed_step: int, messages: list[str]) -> Recorder:
+    settings = wandb_settings(mode, run_dir)
+    watchers = {"wandb": lambda: WeightsAndBiases(run_dir, settings, messages.append)}
+    return Recorder(run_dir, resumed_step, watchers, messages.append)
+
+
+def assert_nothing_of_the_machine(sent: bytes, folder: Path) -> None:
+    """See that no folder, host, interpreter, program or repository is sent."""
+    own = [folder.name, sys.prefix, sys.executable, sys.argv[0], str(Path.home()), str(Path.cwd()), HOST]
+    own += [name for name in (socket.gethostname(), getpass.getuser()) if len(name) > 5]  # shorter ones occur by chance
     for name in own:
         assert name.encode() not in sent, f"{name}: {sent[max(0, sent.find(name.encode()) - 99) :][:200]!r}"
 
 
-def record(run_dir: Path, mode: str, resumed_step: int, last: int, said: list[str]) -> None:
-    recorder = metrics.Recorder(run_dir, settings(mode, run_dir), resumed_step, said.append)
+def record(run_dir: Path, mode: str, resumed_step: int, last: int, messages: list[str]) -> None:
+    recorder = open_recorder(run_dir, mode, resumed_step, messages)
     for step in range(resumed_step + 1, last + 1):
         recorder.record({"step": step, "tokens": 10 * step, "loss": 100.5 + step})
     recorder.text(last, "samples", "**once** <upon>")
@@ -60,7 +66,7 @@ def record(run_dir: Path, mode: str, resumed_step: int, last: int, said: list[st
 
 
 def steps_recorded(part: Path) -> list[int]:
-    """The steps in a transaction log: each stands there with its loss, which no other has."""
+    """The steps in a transaction log: each has a loss that no other has."""
     content = b"".join(path.read_bytes() for path in part.glob("*.wandb"))
     return [step for step in range(1, 40) if f"{100.5 + step}".encode() in content]
 
@@ -72,14 +78,14 @@ def test_offline_a_run_keeps_its_id_and_no_step_is_repeated(tmp_path: Path, monk
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     monkeypatch.setattr(socket, "gethostname", lambda: HOST)
-    said: list[str] = []
-    record(tmp_path, "offline", 0, 20, said)
+    messages: list[str] = []
+    record(tmp_path, "offline", 0, 20, messages)
     first = set(tmp_path.glob("wandb/offline-run-*"))
     time.sleep(1.1)  # wandb names its folders by the second
-    record(tmp_path, "offline", 12, 30, said)  # cut short and resumed: 13 to 20 are there already
+    record(tmp_path, "offline", 12, 30, messages)  # killed and resumed: 13 to 20 are recorded already
     (second,) = set(tmp_path.glob("wandb/offline-run-*")) - first
     (only,) = first
-    assert said == []
+    assert messages == []
     wandb.teardown()  # its service writes the last of a run's records when it ends, as it does with the process
     assert only.name.rpartition("-zerokara-")[2] == second.name.rpartition("-zerokara-")[2] != ""
     assert steps_recorded(only) == list(range(1, 21)) and steps_recorded(second) == list(range(21, 31))
@@ -93,7 +99,7 @@ def test_offline_a_run_keeps_its_id_and_no_step_is_repeated(tmp_path: Path, monk
 
 
 class Receiver(BaseHTTPRequestHandler):
-    """A server of W&B's that keeps all that it is sent, and answers what a run needs to begin and end."""
+    """A W&B server that keeps all it is sent, and answers what a run needs to start and finish."""
 
     received: list[bytes]
 
@@ -103,7 +109,7 @@ class Receiver(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.received.append(f"{self.path} {self.headers}".encode() + body)
-        asked = json.loads(body) if self.path == "/graphql" else {"query": ""}
+        asked: dict[str, Any] = json.loads(body) if self.path == "/graphql" else {"query": ""}
         answers: dict[str, Any] = {}
         if "UpsertBucket" in asked["query"]:
             project = {"id": "p", "name": "zerokara", "entity": {"id": "e", "name": "ada"}}
@@ -130,19 +136,19 @@ def test_online_nothing_of_the_machine_is_sent(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_address[1]}")
     monkeypatch.setattr(socket, "gethostname", lambda: HOST)
-    run_dir, said = tmp_path / "first", []
+    run_dir, messages = tmp_path / "first", list[str]()
     run_dir.mkdir()
-    record(run_dir, "online", 0, 3, said)
+    record(run_dir, "online", 0, 3, messages)
     server.shutdown()
     server.server_close()
     monkeypatch.undo()
     everything = b"\n".join(received)
-    assert said == [] and b"/up/config.yaml" in everything and b"103.5" in everything
+    assert messages == [] and b"/up/config.yaml" in everything and b"103.5" in everything
     assert b"a.jsonl" in everything and b"and/or" in everything and b"first" in everything
     assert_nothing_of_the_machine(everything, tmp_path)
 
 
-def test_of_a_path_the_last_name_is_shared() -> None:
+def test_only_the_last_name_of_a_path_is_shared() -> None:
     given = {"a": "/srv/ada/x.jsonl", "b": ["data/", "hf://datasets/ada/poems@v1", 3, None], "sample_prompts": ["a/b"]}
     given |= {"stages": [{"order": "shuffle"}], "c": "https://ada:secret@host/f.json?token=1"}
     assert weights_and_biases.shared(given) == {
@@ -152,22 +158,23 @@ def test_of_a_path_the_last_name_is_shared() -> None:
 
 
 @pytest.mark.slow
-def test_a_server_that_cannot_be_reached_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_cannot_be_reached_delays_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     monkeypatch.setattr(weights_and_biases, "INIT_SECONDS", 2)
-    said: list[str] = []
+    messages: list[str] = []
     began = time.monotonic()
-    recorder = metrics.Recorder(tmp_path, settings("online"), 0, said.append)
+    recorder = open_recorder(tmp_path, "online", 0, messages)
     recorder.record({"step": 1, "tokens": 10, "loss": 2.0})
     assert time.monotonic() - began < 1, "the training waited"
     recorder.close()
-    assert len(said) == 1 and "127.0.0.1:9" in said[0] and said[0].endswith("going on without it")
-    assert KEY not in said[0] and len(metrics.read(tmp_path)) == 1
+    (message,) = messages
+    assert message.startswith("wandb: ") and "127.0.0.1:9" in message and KEY not in message
+    assert len(metrics.read(tmp_path)) == 1
 
 
-def test_whatever_it_raises_the_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whatever_it_raises_the_training_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import wandb
 
     class Failing:
@@ -175,16 +182,18 @@ def test_whatever_it_raises_the_training_goes_on(tmp_path: Path, monkeypatch: py
             raise wandb.errors.CommError("the\nserver is gone")
 
     monkeypatch.setattr(wandb, "init", lambda **_: Failing())
-    said: list[str] = []
-    record(tmp_path, "offline", 0, 3, said)
-    assert said == ["wandb: the server is gone; going on without it"]
+    messages: list[str] = []
+    record(tmp_path, "offline", 0, 3, messages)
+    (message,) = messages
+    assert message.startswith("wandb: the server is gone")
     assert len(metrics.read(tmp_path)) == 3
 
 
-def test_without_a_key_there_is_a_word_and_no_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_key_there_is_a_message_and_no_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    said: list[str] = []
-    record(tmp_path, "online", 0, 2, said)
-    assert len(said) == 1 and said[0].startswith("wandb: no API key: put it into WANDB_API_KEY")
+    messages: list[str] = []
+    record(tmp_path, "online", 0, 2, messages)
+    (message,) = messages
+    assert message.startswith("wandb: ") and "WANDB_API_KEY" in message

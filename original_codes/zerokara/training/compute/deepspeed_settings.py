@@ -92,7 +92,7 @@ def load_template(path: Path) -> dict[str, Any]:
         Fault(
             where=f"{path}:{_line_of(text, key)}",
             key=key,
-            found=value,
+            value=value,
             rule=f"belongs to config.yaml ({_OWNED[key]})",
             remedy="remove it here",
         )

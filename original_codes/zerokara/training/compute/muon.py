@@ -1,13 +1,14 @@
-"""Muon: momentum whose matrices are made orthogonal (Jordan et al., 2024, kellerjordan.github.io/posts/muon), with the
-step scaled as in "Muon is Scalable for LLM Training" (Liu et al., 2025, arXiv 2502.16982, section 2.2):
+"""Muon: momentum orthogonalized by Newton-Schulz (Jordan et al., 2024, kellerjordan.github.io/posts/muon), with the
+update scaled as in "Muon is Scalable for LLM Training" (Liu et al., 2025, arXiv 2502.16982, section 2.2):
 
     M ← μ·M + G          O = orthogonal(G + μ·M)          W ← W − lr·(0.2·√max(R, C)·O + weight_decay·W)
 
-With this scale an update is as long as one of AdamW's, so that AdamW's learning rate and decay serve both.
+With this scale an update has the root mean square of one of AdamW's, so that AdamW's learning rate and weight decay
+serve both.
 
-Why not one that is there: torch.optim.Muon (2.13) rounds to bf16 on the way whatever the weights are, so that runs in
-fp32 on one process and on two part after a few steps, and does not look into `linear_qkv`. DeepSpeed's (0.19.8,
-runtime/zero/muon) takes the gradient's norm, and clips, after the orthogonalisation, scales otherwise, and is compiled
+Why not an existing one: torch.optim.Muon (2.13) rounds to bf16 whatever the dtype of the weights, so that fp32 runs on
+one process and on two diverge after a few steps, and does not split `linear_qkv`. DeepSpeed's (0.19.8,
+runtime/zero/muon) computes the gradient norm, and clips, after the orthogonalization, scales otherwise, and is compiled
 by torch.compile while the run waits.
 
 Shape suffixes: R rows, C columns.
@@ -23,11 +24,11 @@ import torch
 from torch import Tensor
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the quintic Newton-Schulz iteration (Jordan et al.): steepest at 0, so that five rounds bring every singular
-value to between 0.7 and 1.2."""
+"""Coefficients of the quintic Newton-Schulz iteration (Jordan et al.): steepest at 0, so that five rounds bring every
+singular value to between 0.7 and 1.2."""
 ROUNDS = 5
 RMS_OF_ADAMW = 0.2
-"""What the root of the mean square of AdamW's updates usually is (Liu et al., 2025)."""
+"""The usual root mean square of AdamW's updates (Liu et al., 2025)."""
 
 
 class Muon(torch.optim.Optimizer):
@@ -42,14 +43,13 @@ class Muon(torch.optim.Optimizer):
         blocks: Mapping[Tensor, Sequence[Tensor]],
         dtype: torch.dtype,
     ):
-        """`blocks` are the rows of the matrices that a parameter holds, where it holds several; `dtype` is that of the
-        matrix products."""
+        """`blocks` are the rows of each matrix in parameters that hold several; `dtype` is that of the products."""
         super().__init__(groups, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self._blocks, self._dtype = blocks, dtype
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Update the parameters by their gradients."""
+        """Update the parameters from their gradients."""
         assert closure is None
         for group in self.param_groups:
             for parameter in group["params"]:

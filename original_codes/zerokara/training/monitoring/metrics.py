@@ -1,39 +1,58 @@
-"""What a run records: ``metrics.jsonl``, each step once, also after a resume; and the same for those who watch.
+"""The numbers of a run: ``metrics.jsonl``, which has each step once, also after a resume, and the watchers beside it.
 
-Lines of ``metrics.jsonl``, each with ``step`` and ``tokens`` (read so far):
+Lines of ``metrics.jsonl``, each with ``step`` and ``tokens`` (trained on so far):
 
-* a logged step: ``epoch``, ``loss`` (nats a token, mean over the steps since the line before), ``learning_rate``,
+* a logged step: ``epoch``, ``loss`` (nats per token, mean over the steps since the line before), ``learning_rate``,
   ``grad_norm``, ``tokens_per_second`` (of the steps alone, without validations and saves), ``mfu`` (or null),
-  ``memory_bytes``, ``seconds`` (trained so far, over all starts, all included), ``seconds_left``, and where sources are
-  mixed ``source_tokens`` (a list: read so far of each source); where layers hold experts, a list of each sparse layer:
-  ``expert_load`` (the busiest expert's over the mean), ``expert_dropped`` (share of choices that found no room) and
-  ``router_entropy`` (nats), since the line before;
+  ``memory_bytes``, ``seconds`` (of the run so far, over all starts), ``seconds_left``, and where sources are mixed
+  ``source_tokens`` (a list: trained on so far, by source). Where layers have experts, over the steps since the line
+  before, lists by MoE layer: ``expert_load`` (the busiest expert's over the mean), ``expert_dropped`` (share of choices
+  dropped for lack of capacity), ``router_entropy`` (nats);
 * a validation: ``valid_loss``, ``valid_bits_per_byte``, ``valid_tokens``, and where there are several sources
   ``valid_loss_by_source``, ``valid_bits_per_byte_by_source``;
-* a step that was skipped: ``skipped`` (why), ``bad_samples``;
-* the step after which a start went on: ``resumed`` (true), ``seconds``.
+* a skipped step: ``skipped`` (the reason), ``bad_samples``;
+* the step that a start resumed from: ``resumed`` (true), ``seconds``.
+
+Watchers (TensorBoard, Weights & Biases) are shown the same numbers as curves in groups: ``train/loss`` (`_TAGS`).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import orjson
 
 from zerokara.durable import write_bytes
 from zerokara.progress import log
 
-if TYPE_CHECKING:  # whoever only reads (the plots, in a process of their own) does not wait for it
-    from zerokara.config.pretrain_config import PretrainConfig
-
 FILE_NAME = "metrics.jsonl"
+_TAGS = {
+    "valid_loss": "valid/loss",
+    "valid_bits_per_byte": "valid/bits_per_byte",
+    "valid_tokens": "valid/tokens",
+    "valid_loss_by_source": "valid/loss_by_source",
+    "valid_bits_per_byte_by_source": "valid/bits_per_byte_by_source",
+    "tokens_per_second": "speed/tokens_per_second",
+    "mfu": "speed/mfu",
+    "memory_bytes": "speed/memory_bytes",
+    "seconds": "speed/seconds",
+    "seconds_left": "speed/seconds_left",
+    "tokens": "data/tokens",
+    "epoch": "data/epoch",
+    "source_tokens": "data/source_tokens",
+    "expert_load": "router/expert_load",
+    "expert_dropped": "router/expert_dropped",
+    "router_entropy": "router/entropy",
+}
+"""Curve of each number, in the group by which watchers arrange curves; every other number is in ``train/``."""
+_NO_CURVES = ("step", "resumed", "bad_samples")
 
 
 def read(run_dir: Path) -> list[dict[str, Any]]:
-    """All lines; one cut short by a crash is left out."""
+    """Return all lines but those that a crash cut short."""
     path = run_dir / FILE_NAME
     if not path.exists():
         return []
@@ -47,12 +66,9 @@ def read(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def forget_after(run_dir: Path, step: int) -> None:
-    """Drop what was recorded behind `step`: those steps will be trained again and recorded again.
-
-    At step 0 the run begins anew, with its first validation.
-    """
+    """Drop the lines of the steps after `step`, which will be trained and recorded again; step 0 drops all lines."""
     kept = [
-        line for line in read(run_dir) if 0 < step >= line["step"] and not (line["step"] == step and _resumed(line))
+        line for line in read(run_dir) if 0 < step >= line["step"] and not (line["step"] == step and "resumed" in line)
     ]
     content = b"".join(orjson.dumps(line) + b"\n" for line in kept)
     path = run_dir / FILE_NAME
@@ -60,90 +76,87 @@ def forget_after(run_dir: Path, step: int) -> None:
         write_bytes(path, content)
 
 
-def _resumed(line: dict[str, Any]) -> bool:
-    return "resumed" in line
-
-
 class Watcher(Protocol):
-    """Somebody who is shown a run's numbers beside ``metrics.jsonl``."""
+    """A viewer that is shown a run's numbers and texts."""
 
     def numbers(self, step: int, values: dict[str, float]) -> None:
-        """Take in numbers of a step."""
+        """Show numbers of a step."""
 
     def text(self, step: int, name: str, markdown: str) -> None:
-        """Take in a text of a step."""
+        """Show a text of a step."""
 
     def flush(self) -> None:
-        """Bring what was taken in to disk."""
+        """Bring everything to disk."""
 
     def close(self) -> None:
-        """Flush and end."""
+        """Bring everything to disk, and end."""
 
 
 class Recorder:
-    """Writes lines to every place where they are watched. Only the first process has one.
+    """Writes lines to ``metrics.jsonl`` and shows them to the watchers; only the first process has one.
 
-    Nothing that fails in here ends the training: what ``metrics.jsonl`` cannot take is kept until it can, and a watcher
-    that fails is left out from then on; either is told once.
+    No failure in here ends the training: lines that the disk refuses are kept until it takes them, and a watcher that
+    fails is dropped. Both are logged once.
     """
 
-    def __init__(self, run_dir: Path, config: PretrainConfig, resumed_step: int, log: Callable[[str], None] = log):
+    def __init__(
+        self,
+        run_dir: Path,
+        resumed_step: int,
+        watchers: Mapping[str, Callable[[], Watcher]],
+        log: Callable[[str], None] = log,
+    ):
+        """Record a start that resumes from `resumed_step` (0: a new run); `watchers` opens each watcher by name."""
         self._log = log
         forget_after(run_dir, resumed_step)
         self._lines = _LineFile(run_dir / FILE_NAME, log)
         self._watchers: dict[str, Watcher] = {}
-        first_step = resumed_step + 1 if resumed_step else 0
-        if config.tensorboard:
-            self._start("tensorboard", lambda: _tensorboard(run_dir, first_step))
-        if config.wandb != "off":
-            self._start("wandb", lambda: _wandb(run_dir, config, log))
+        for name, start in watchers.items():
+            try:
+                self._watchers[name] = start()
+            except Exception as error:  # whatever fails in a watcher, the training continues
+                self._log_dropped(name, error)
 
     def record(self, line: dict[str, Any]) -> None:
         """Write one line."""
         self._lines.write(orjson.dumps(line) + b"\n")
-        numbers = dict(_numbers(line))
-        self._tell(lambda watcher: watcher.numbers(line["step"], numbers))
+        curves = _curves(line)
+        self._for_each_watcher(lambda watcher: watcher.numbers(line["step"], curves))
 
     def text(self, step: int, name: str, markdown: str) -> None:
-        """Show a text to those who show texts."""
-        self._tell(lambda watcher: watcher.text(step, name, markdown))
+        """Show a text to the watchers."""
+        self._for_each_watcher(lambda watcher: watcher.text(step, name, markdown))
 
     def flush(self) -> None:
-        """Bring everything to disk: a checkpoint is about to say that it happened."""
+        """Bring everything to disk: a checkpoint that refers to it is about to be written."""
         self._lines.sync()
-        self._tell(lambda watcher: watcher.flush())
+        self._for_each_watcher(lambda watcher: watcher.flush())
 
     def close(self) -> None:
-        """Flush and end."""
+        """Bring everything to disk, and end."""
         self._lines.close()
-        self._tell(lambda watcher: watcher.close())
+        self._for_each_watcher(lambda watcher: watcher.close())
 
-    def _start(self, name: str, make: Callable[[], Watcher]) -> None:
-        try:
-            self._watchers[name] = make()
-        except Exception as error:  # whatever fails over there, the training goes on
-            self._leave_out(name, error)
-
-    def _tell(self, tell: Callable[[Watcher], None]) -> None:
+    def _for_each_watcher(self, call: Callable[[Watcher], None]) -> None:
         for name, watcher in list(self._watchers.items()):
             try:
-                tell(watcher)
+                call(watcher)
             except Exception as error:  # as above
                 del self._watchers[name]
-                self._leave_out(name, error)
+                self._log_dropped(name, error)
 
-    def _leave_out(self, name: str, error: Exception) -> None:
-        self._log(f"{name}: {error or type(error).__name__}; going on without it")
+    def _log_dropped(self, name: str, error: Exception) -> None:
+        self._log(f"{name}: {error or type(error).__name__}; training continues without it")
 
 
 class _LineFile:
-    """A file that whole lines are added to; what the disk does not take waits for the next time."""
+    """A file that whole lines are appended to; lines that the disk refuses wait for the next write."""
 
     def __init__(self, path: Path, log: Callable[[str], None]):
         self._path, self._log = path, log
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115  # closed in `close`
         self._size = self._file.tell()
-        self._waiting, self._told = b"", False
+        self._waiting, self._is_refused = b"", False
 
     def write(self, line: bytes) -> None:
         self._waiting += line
@@ -151,14 +164,15 @@ class _LineFile:
             written = self._file.write(self._waiting) or 0
             if written < len(self._waiting):
                 os.truncate(self._file.fileno(), self._size)  # no half line is left
-                raise OSError(f"only {written} of {len(self._waiting)} bytes were taken")
+                raise OSError(f"only {written} of {len(self._waiting)} bytes were written")
         except OSError as error:
-            if not self._told:
-                self._log(f"{self._path}: {error.strerror or error}; its lines are kept until they can be written")
-            self._told = True
+            if not self._is_refused:
+                reason = error.strerror or error
+                self._log(f"{self._path}: {reason}; new lines are kept in memory until they can be written")
+            self._is_refused = True
         else:
             self._size += len(self._waiting)
-            self._waiting, self._told = b"", False
+            self._waiting, self._is_refused = b"", False
 
     def sync(self) -> None:
         if self._waiting:
@@ -173,28 +187,17 @@ class _LineFile:
         self._file.close()
 
 
-def _tensorboard(run_dir: Path, first_step: int) -> Watcher:
-    from zerokara.training.monitoring.tensorboard import TensorBoard
-
-    return TensorBoard(run_dir, first_step)
-
-
-def _wandb(run_dir: Path, config: PretrainConfig, log: Callable[[str], None]) -> Watcher:
-    from zerokara.training.monitoring.weights_and_biases import WeightsAndBiases
-
-    return WeightsAndBiases(run_dir, config, log)
-
-
-def _numbers(line: dict[str, Any]) -> list[tuple[str, float]]:
-    """What of a line is a curve: its numbers, those of a list each by itself, and a 1 where a step was skipped."""
-    found: list[tuple[str, float]] = []
+def _curves(line: dict[str, Any]) -> dict[str, float]:
+    """The numbers of a line by curve: each number of a list by itself, and 1 where a step was skipped."""
+    curves: dict[str, float] = {}
     for name, value in line.items():
-        if name in ("step", "resumed", "bad_samples"):
+        tag = _TAGS.get(name, f"train/{name}")
+        if name in _NO_CURVES:
             continue
         if name == "skipped":
-            found.append((name, 1))
-        elif isinstance(value, int | float):
-            found.append((name, value))
+            curves[tag] = 1
         elif isinstance(value, list):
-            found += [(f"{name}/{number}", one) for number, one in enumerate(value)]
-    return found
+            curves.update({f"{tag}/{number}": each for number, each in enumerate(value)})
+        elif isinstance(value, int | float):
+            curves[tag] = value
+    return curves

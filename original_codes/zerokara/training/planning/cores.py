@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import os
 
-from zerokara.training.planning.memory_budget import control_groups
+from zerokara.resources import available_cores
 
 _THREADS_NAME = "OMP_NUM_THREADS"
 _WAIT_NAME = "OMP_WAIT_POLICY"
 
 
-def available() -> int:
-    """Cores that this process may run on (taskset, Slurm), and no more than its control groups give it the time of."""
-    return max(1, min([len(os.sched_getaffinity(0)), *_quotas()]))
-
-
 def threads(num_processes: int) -> int:
     """Threads for each process: as OMP_NUM_THREADS says, or the cores that there are shared out."""
     given = os.environ.get(_THREADS_NAME, "").partition(",")[0].strip()  # `4,2` is for loops within loops
-    return int(given) if given.isdecimal() and int(given) else max(1, available() // num_processes)
+    return int(given) if given.isdecimal() and int(given) else max(1, available_cores() // num_processes)
 
 
 def environment(num_processes: int) -> dict[str, str]:
@@ -30,16 +25,3 @@ def environment(num_processes: int) -> dict[str, str]:
     """
     wanted = {_THREADS_NAME: str(threads(num_processes)), _WAIT_NAME: "PASSIVE"}
     return {name: os.environ.get(name) or value for name, value in wanted.items()}
-
-
-def _quotas() -> list[int]:
-    """Whole cores whose time each control group may take (version 2), where it has a limit."""
-    found = []
-    for folder in control_groups():
-        try:
-            time, period = (folder / "cpu.max").read_text(encoding="utf-8").split()
-        except (OSError, ValueError):  # the root has none, nor has a group without the controller
-            continue
-        if time != "max":
-            found.append(int(time) // int(period))
-    return found

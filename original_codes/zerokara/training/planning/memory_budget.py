@@ -6,14 +6,10 @@ spread over the processes or put aside are all that is ever advised.
 
 from __future__ import annotations
 
-import resource
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
-import psutil
-
+from zerokara import resources
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model.memory import Estimate, Layout, estimate
 from zerokara.model.shapes import ModelShape
@@ -27,7 +23,6 @@ CPU_MICRO_BATCH_TOKENS = 2048
 KEPT_SHARE = 2
 """On a CPU, what a process holds that keeps what it frees, in estimates: measured 1.04 to 1.8 without activation
 checkpointing. With it 2 to 3, so there the freed memory always goes back."""
-_CGROUPS = Path("/sys/fs/cgroup")
 _DEFAULT_BUCKET = 500_000_000
 """DeepSpeed's own reduce_bucket_size (runtime/zero/config.py, 0.19.8), where the template names none."""
 
@@ -52,52 +47,14 @@ class Budget:
 
 def budget(num_processes: int, gpu_bytes: int | None) -> Budget:
     """For each of `num_processes` on this machine; `gpu_bytes` is the memory of one GPU, None without."""
-    each = main_memory() // num_processes
+    each = resources.available_memory() // num_processes
     return Budget("cpu", each, each) if gpu_bytes is None else Budget("cuda", gpu_bytes, each)
-
-
-def main_memory() -> int:
-    """Bytes that this process may still take: of the machine, of its control groups, and by its own limit."""
-    limits = [psutil.virtual_memory().available, *(most - taken for most, taken in _limits_of_control_groups())]
-    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if soft != resource.RLIM_INFINITY:
-        limits.append(soft - psutil.Process().memory_info().vms)
-    return max(0, min(limits))
 
 
 def whole_machine(num_processes: int, gpu_bytes: int | None) -> Budget:
     """As `budget`, of all the memory that the machine has, whatever else runs on it at the moment."""
-    limits = [psutil.virtual_memory().total, *(most for most, _ in _limits_of_control_groups())]
-    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if soft != resource.RLIM_INFINITY:
-        limits.append(soft)
-    each = min(limits) // num_processes
+    each = resources.total_memory() // num_processes
     return Budget("cpu", each, each) if gpu_bytes is None else Budget("cuda", gpu_bytes, each)
-
-
-def control_groups() -> Iterator[Path]:
-    """The control groups (version 2) that this process is in, the innermost first."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return
-    inner = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), None)
-    if inner is None:
-        return
-    folder = _CGROUPS / inner
-    yield from (place for place in [folder, *folder.parents] if place == _CGROUPS or _CGROUPS in place.parents)
-
-
-def _limits_of_control_groups() -> Iterator[tuple[int, int]]:
-    """Bytes that each group may have, and has."""
-    for folder in control_groups():
-        try:
-            most = (folder / "memory.max").read_text(encoding="utf-8").strip()
-            taken = int((folder / "memory.current").read_text(encoding="utf-8"))
-        except (OSError, ValueError):  # the root has no limit, nor has a group without the memory controller
-            continue
-        if most != "max":
-            yield int(most), taken
 
 
 def layout_of(

@@ -13,7 +13,7 @@ from zerokara.errors import UserError
 from zerokara.model.memory import Estimate
 from zerokara.progress import bytes_text
 from zerokara.training.planning.memory_budget import Budget, Question, advice, whole_machine
-from zerokara.training.planning.preparation import Preparation
+from zerokara.training.planning.run_plan import RunPlan as Preparation
 
 REFUSED_SHARE = 1.25
 """Of all the memory there is, the estimate above which a run is refused. An estimate is at most 1.15 times the measured

@@ -21,7 +21,7 @@ from typing import Any
 
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import Fault, UserError
-from zerokara.training.planning import cores
+from zerokara.resources import available_cores
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 SHARE_CORES_NAME = "ZEROKARA_SHARE_CORES"
@@ -168,7 +168,7 @@ def _check_processes(config: PretrainConfig, gpus: int) -> None:
             rule = f"must be at most {gpus}, the GPUs that there are ({VARIABLE} is honoured)"
             raise UserError(config.fault("num_processes", rule, f"try {gpus} or auto"))
         return
-    there = cores.available()
+    there = available_cores()
     if config.num_processes > there and not os.environ.get(SHARE_CORES_NAME):
         rule = f"must be at most {there}, the cores that there are for it, as it trains on the CPU"
         remedy = f"try {there} or auto; to try out more all the same, slowly: {SHARE_CORES_NAME}=1 in the environment"

@@ -13,11 +13,11 @@ from zerokara.checkpoint.folders import IDENTITY_NAME
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import RESOLVED_NAME, PretrainConfig
 from zerokara.config.rendering import as_yaml
-from zerokara.durable import ASIDE_ENDING, PARTIAL_SUFFIX, free_name, write_bytes, write_json, write_text
+from zerokara.durable import ASIDE_ENDING, PARTIAL_SUFFIX, unused_name, write_bytes, write_json, write_text
 from zerokara.errors import Fault, UserError
 from zerokara.progress import bytes_text
 from zerokara.training.planning import run_lock, setting_names
-from zerokara.training.planning.preparation import Preparation
+from zerokara.training.planning.run_plan import RunPlan as Preparation
 
 TOKENIZER_NAME = "tokenizer.model"
 MANIFEST_NAME = "manifest.json"
@@ -169,7 +169,7 @@ def _resumes(preparation: Preparation) -> bool:
 
 
 def _free_name(run_dir: Path) -> Path:
-    return free_name(run_dir.resolve() if run_dir.is_symlink() else run_dir, ASIDE_ENDING)
+    return unused_name(run_dir.resolve() if run_dir.is_symlink() else run_dir, ASIDE_ENDING)
 
 
 def _is_half_written(path: Path) -> bool:

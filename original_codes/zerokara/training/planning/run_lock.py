@@ -40,7 +40,7 @@ def lock(run_dir: Path) -> IO[bytes]:
     """
     file = open(run_dir / LOCK_NAME, "ab")  # noqa: SIM115  # held open on purpose
     for attempt in range(LOCK_SECONDS):
-        if file_lock.is_got(file):
+        if file_lock.try_lock(file):
             return file
         if not attempt:
             print(f"another process is at work in {run_dir}; waiting for it to save and leave", flush=True)
@@ -76,12 +76,12 @@ def held(config: PretrainConfig) -> Iterator[None]:
     path = _path(config)
     file = _taken(config)
     try:
-        file_lock.sign(file)
+        file_lock.write_holder(file)
         if (run_dir / LOCK_NAME).exists():
             lock(run_dir).close()
         yield
     finally:
-        if file_lock.is_at(file, path):
+        if file_lock.is_linked(file, path):
             path.unlink()
         file.close()
         with contextlib.suppress(OSError):  # it is not empty any more
@@ -113,7 +113,7 @@ def _taken(config: PretrainConfig) -> IO[bytes]:
         if not _is_got(file, config):
             file.close()
             raise _in_use(config)
-        if file_lock.is_at(file, path):
+        if file_lock.is_linked(file, path):
             return file
         file.close()  # its owner has just left and taken the file away
 
@@ -121,9 +121,9 @@ def _taken(config: PretrainConfig) -> IO[bytes]:
 def _is_got(file: IO[bytes], config: PretrainConfig) -> bool:
     """Take the lock, or find that another command is at work with it."""
     started = time.monotonic()
-    while not file_lock.is_got(file):
+    while not file_lock.try_lock(file):
         waited = time.monotonic() - started
-        if waited > _DYING_SECONDS or (waited > _GRACE_SECONDS and not _is_dying(file_lock.holder(_path(config)))):
+        if waited > _DYING_SECONDS or (waited > _GRACE_SECONDS and not _is_dying(file_lock.read_holder(_path(config)))):
             return False
         time.sleep(_PAUSE_SECONDS)
     return True
@@ -140,7 +140,7 @@ def _is_dying(holder: file_lock.Holder | None) -> bool:
 
 
 def _in_use(config: PretrainConfig) -> UserError:
-    holder = file_lock.holder(_path(config))
+    holder = file_lock.read_holder(_path(config))
     stop = f", stop it (kill {holder.pid}: it saves and leaves)" if holder and holder.is_here else ""
     rule, remedy = (
         f"is in use by {holder or 'another command'}",

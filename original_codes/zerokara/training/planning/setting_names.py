@@ -6,10 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _KEYS = {
-    "relative_buckets": "relative_attention_num_buckets",
-    "relative_distance": "relative_attention_max_distance",
-    "expert_size": "moe_ffn_hidden_size",
-    "num_readers": "num_processes",
+    "data_parallel_size": "num_processes",
     "steps": "train_tokens, epochs or max_steps (number of steps)",
     "tokenizer": "input_tokenizer_file (its content)",
     "tokenizer_sha256": "input_tokenizer_file (SHA-256 of its content)",
@@ -17,7 +14,7 @@ _KEYS = {
     "data_sha256": "output_prefix (SHA-256 of the token files)",
     "bucket_elements": "deepspeed_template (reduce_bucket_size)",
     "optimizer_bytes": "optimizer (bytes of its state)",
-    "sample_tokens": "seq_len (tokens of the corpus in a sample)",
+    "raw_len": "seq_len (tokens of the corpus in a sample)",
     "target_len": "seq_len (tokens that a sample predicts)",
     "curriculum": "stages or source_weights (order of reading)",
     "whole_tensors": "zero_stage (unpartitioned data parallelism)",
@@ -25,7 +22,7 @@ _KEYS = {
 }
 _FOLLOW_FROM = {
     "vocab_size": "tokenizer_sha256",
-    "sample_tokens": "seq_len",
+    "raw_len": "seq_len",
     "target_len": "seq_len",
     "whole_tensors": "zero_stage",
 }

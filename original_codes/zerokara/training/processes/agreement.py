@@ -23,7 +23,6 @@ from torch.distributed import ProcessGroup, ReduceOp
 from zerokara.errors import RunError
 from zerokara.model import parallel
 from zerokara.model.megatron import Model
-from zerokara.model.sharding import Cut
 
 STEPS_TO_SEE_ALL = 4096
 """Steps within which every number is compared. In the tests, one."""
@@ -41,7 +40,7 @@ class Agreement:
     def __init__(self, model: Model, seed: int):
         """`model` is the one that the engine trains; `seed` fixes which stretch comes at which step."""
         self._parameters = dict(model.named_parameters())
-        self._replicated = [name for name in self._parameters if model.sharding.cut(name) is Cut.REPLICATED]
+        self._replicated = [name for name in self._parameters if model.sharding.is_replicated(name)]
         self._seed = seed
 
     def check(self, step: int) -> None:

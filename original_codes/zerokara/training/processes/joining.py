@@ -1,48 +1,99 @@
-"""Becoming one of the processes that the launcher started: its device, its threads, and the groups it belongs to."""
+"""Join the processes that the launcher started: this one's device, its threads, and the groups that it belongs to."""
 
 from __future__ import annotations
 
 import datetime
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed
 
+from zerokara import progress
 from zerokara.errors import RunError
 from zerokara.model import parallel
 from zerokara.training.compute import devices
-from zerokara.training.compute.engine import init_distributed
-from zerokara.training.planning import cores, memory_budget
-from zerokara.training.planning.preparation import Preparation
+from zerokara.training.planning import cores
 from zerokara.training.processes import identity, meeting
+from zerokara.training.processes.process_group import init_process_group
 
 ANSWER_SECONDS = 60
 """How long a process may take to answer before it is named."""
 
 
-def join(preparation: Preparation, device: torch.device) -> None:
-    """Take `device`, meet the other processes, and form the groups.
+@dataclass(frozen=True)
+class Processes:
+    """The joined processes of a run, as one of them sees them."""
+
+    device: torch.device
+    """What this process computes on."""
+    rank: int
+    """This process among all."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process speaks and writes for all."""
+        return self.rank == 0
+
+    def log(self, text: str) -> None:
+        """Print a line, once for all processes."""
+        if self.is_first:
+            progress.log(text)
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Sum numbers over all processes; every process must call it.
+
+        In float64: a count of tokens or a sum of nats over a large batch has more digits than float32.
+        """
+        total = torch.tensor(values, dtype=torch.float64, device=self.device)
+        torch.distributed.all_reduce(total)
+        return [float(value) for value in total.tolist()]
+
+    def max(self, value: float) -> float:
+        """Return the largest of a number over all processes; every process must call it."""
+        found = torch.tensor(value, dtype=torch.float64, device=self.device)
+        torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MAX)
+        return float(found.item())
+
+    def from_first(self, value: int) -> int:
+        """Return the first process's number; every process must call it."""
+        found = torch.tensor(value, device=self.device)
+        torch.distributed.broadcast(found, src=0)
+        return int(found.item())
+
+
+def local_device() -> torch.device:
+    """The device of this process, by LOCAL_RANK."""
+    return devices.local_device(int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def join(num_processes: int, tensor_parallel_size: int, seed: int, keeps_freed_memory: bool) -> Processes:
+    """Take a device, meet the other processes, and form the groups.
+
+    `keeps_freed_memory` is for a process on a CPU that has room: see `devices.keep_freed_memory`.
 
     Raises:
         RunError: a process did not answer, or is none of this run.
     """
+    device = local_device()
     if device.type == "cuda":
         torch.cuda.set_device(device)
     else:
-        torch.set_num_threads(cores.threads(preparation.num_processes))
-        there = memory_budget.budget(preparation.num_processes, None)
-        spares = preparation.config.activation_checkpointing != "off"
-        if spares or not preparation.memory_question(there).is_roomy:
-            devices.give_back_freed_memory()
-        else:
+        torch.set_num_threads(cores.threads(num_processes))
+        if keeps_freed_memory:
             devices.keep_freed_memory()
-    init_distributed(device.type, meeting.init_method())
+        else:
+            devices.give_back_freed_memory()
+    init_process_group(device, meeting.init_method())
     require_answers()
-    parallel.start(preparation.config.seed, preparation.config.tensor_parallel_size)
+    parallel.start(seed, tensor_parallel_size)
     identity.prove(ANSWER_SECONDS)
+    return Processes(device, torch.distributed.get_rank())
 
 
 def require_answers() -> None:
-    """See that all processes are there and hear each other; every process must call it.
+    """Check that all processes are there and hear each other; every process must call it.
 
     Raises:
         RunError: some did not answer within `ANSWER_SECONDS`; the first process names them.
@@ -55,9 +106,9 @@ def require_answers() -> None:
     try:
         torch.distributed.monitored_barrier(group, timeout=deadline, wait_all_ranks=True)
     except RuntimeError as error:
-        said = str(error).strip().splitlines()[0]
+        message = str(error).strip().splitlines()[0]
         raise RunError(
-            f"not all {torch.distributed.get_world_size()} processes answered within {ANSWER_SECONDS} s: {said}. See "
-            "what these processes printed, and whether they run at all"
+            f"not all {torch.distributed.get_world_size()} processes answered within {ANSWER_SECONDS} s: {message}. "
+            "See what these processes printed, and whether they run at all"
         ) from error
     torch.distributed.destroy_process_group(group)

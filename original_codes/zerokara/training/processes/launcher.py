@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -17,6 +16,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -26,13 +26,12 @@ import psutil
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import RunError
 from zerokara.model import loopback
+from zerokara.parent_death_signal import end_with_parent
+from zerokara.resources import available_cores, num_oom_kills
 from zerokara.training.planning import cores, limits, processors
-from zerokara.training.planning.memory_budget import control_groups
 from zerokara.training.processes import meeting
 
 _LAUNCHER = "deepspeed.launcher.launch"
-_PR_SET_PDEATHSIG = 1
-"""Source: linux/prctl.h."""
 
 
 def is_training_process() -> bool:
@@ -83,7 +82,7 @@ def device_rows(num_processes: int) -> list[tuple[str, str]]:
         words = "GPU, " + ", ".join(f"{number} × {name}" for name, number in names.items())
         words += f" ({seen - num_processes} more not used)" if seen > num_processes else ""
     else:
-        there, each = cores.available(), cores.threads(num_processes)
+        there, each = available_cores(), cores.threads(num_processes)
         words = f"CPU, {there} core{'s' if there > 1 else ''}, {each} thread{'s' if each > 1 else ''} a process"
     word = processors.unused(seen)
     return [("device", words), *([("note", word)] if word else [])]
@@ -111,17 +110,18 @@ def launch(module: str, arguments: Sequence[str], processes: int) -> int:
     nodes = base64.urlsafe_b64encode(json.dumps({"localhost": devices}).encode()).decode()
     command = [sys.executable, "-m", _LAUNCHER, f"--world_info={nodes}", "--master_addr=127.0.0.1"]
     command += ["--no_local_rank", "--quiet", "--module", module, *arguments]
-    killed_before = _killed_for_memory()
+    killed_before = num_oom_kills()
     with meeting.place() as told:
         # A session of its own: a Ctrl-C in the terminal would reach the launcher too, which gives its processes 30
         # seconds (launch.py, terminate_process_tree), and saving a large model may take longer.
-        child = subprocess.Popen(command, env=environment | told, start_new_session=True, preexec_fn=_end_with_parent)
+        end_with_us = partial(end_with_parent, os.getpid(), signal.SIGTERM)
+        child = subprocess.Popen(command, env=environment | told, start_new_session=True, preexec_fn=end_with_us)
         with _Forwarding(child.pid) as forwarding:
             code = child.wait()
     if forwarding.asked and code != RunError.exit_code:  # a run that was asked to stop, and could not save, failed
         return INTERRUPTED
     if is_kill(code):
-        print(f"failed: {_words_of_kill(killed_before)}", file=sys.stderr)
+        print(f"failed: {kill_message(killed_before)}", file=sys.stderr)
     return code
 
 
@@ -131,22 +131,8 @@ def is_kill(code: int) -> bool:
     return code in (-signal.SIGKILL, 256 - signal.SIGKILL, 128 + signal.SIGKILL)
 
 
-def _killed_for_memory() -> int | None:
-    """How often the kernel has killed a process for want of memory: here (control group), else on the machine."""
-    for path in (*(folder / "memory.events" for folder in control_groups()), Path("/proc/vmstat")):
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except OSError:
-            continue
-        for line in lines:
-            name, _, value = line.partition(" ")
-            if name == "oom_kill":
-                return int(value)
-    return None
-
-
-def _words_of_kill(killed_before: int | None) -> str:
-    killed = _killed_for_memory()
+def kill_message(killed_before: int | None) -> str:
+    killed = num_oom_kills()
     if killed is None or killed_before is None:
         evidence = "most likely by the kernel, for want of memory (its counter cannot be read here; see dmesg)"
     elif killed > killed_before:
@@ -206,11 +192,6 @@ def _takes_requests(pid: int) -> bool:
             if line.startswith("SigCgt:"):  # proc(5): a mask in hexadecimal, bit 0 for signal 1
                 return bool(int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
     return False
-
-
-def _end_with_parent() -> None:
-    # Linux sends the launcher SIGTERM when the process that started it dies, however it dies (prctl(2)).
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def lone_environment() -> dict[str, str]:

@@ -1,0 +1,270 @@
+"""A SentencePiece model → the files from which stock `AutoTokenizer` gives the same ids: no remote code, no conversion.
+
+In: an encoder. Out: `tokenizer.json` (tokenizers 0.23's format, written by us field by field),
+`tokenizer_config.json` (keys that transformers 4 and 5 read alike), and for llama.cpp, where it gives the same ids, the
+SentencePiece model itself. Nothing is imported from the vendor here; `tokenizer_proof` loads the files with it and
+compares.
+
+How each part of SentencePiece (0.2.3) maps to tokenizers, and the traps:
+
+- The line end and the user's symbols are *added tokens*, not special, not normalised. Text is cut at these before
+  anything else, so every line is normalised and encoded by itself, which is how `Encoder` defines ids. With the
+  dummy prefix, `Prepend` then puts one space before each line and none before an empty one, as the encoder does. (The
+  known trap, words after "\\n" that gain or lose their "▁", comes from ids defined over whole documents.)
+- No pre-tokeniser: SentencePiece segments a line as a whole, pieces may hold spaces in their middle. (One exception:
+  `_split_special_names`.)
+- Models that step 1 did not make have ids of whole documents (`units`): "\\n" is not special, and the prefix stands
+  only at the start of a text, where `Prepend` puts it. Where SentencePiece drops repeated spaces, so does the
+  normaliser here, by the same rules: all but one before the prefix is put, and the space marks at the end too.
+- Control pieces, <unk> and byte pieces stand in the vocabulary by name. SentencePiece never matches those names in
+  text. For Unigram they get a score that never wins (any other would make text that spells "<0x41>" a byte);
+  for BPE no merge makes them.
+- BPE merges pairs by the rank of the piece that they make. tokenizers ranks pairs: all pairs that make one piece follow
+  each other, the shorter left part first, which in runs of one character takes the leftmost pair as SentencePiece does.
+- Normalisation is the model's own compiled table, which SentencePiece reads by longest match, tokenizers by single
+  characters (in a cluster with a combining mark it can even lose the mark). So the vendor's NFKC, and lower case for
+  the rules that fold case, do nearly all of it first. Every single character comes out the same, and so does all
+  ordinary text; heaps of combining marks may not, and then the proof says so. The default, `identity`, is exact.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from zerokara.durable import write_bytes, write_json
+from zerokara.tokenizer.compatibility import check_exportable
+from zerokara.tokenizer.encoder import SPACE_MARK, Encoder
+from zerokara.tokenizer.model_file import ModelFile, Piece, PieceType
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+MODEL_FILE = "tokenizer.model"
+TOKENIZER_CLASS = "PreTrainedTokenizerFast"
+"""The generic class, which transformers 4 knows by this name and transformers 5 takes for its `TokenizersBackend`: it
+reads tokenizer.json as it is, where `LlamaTokenizer` and its like would build another one from the vocabulary."""
+_UNKNOWN_PENALTY = 10.0
+"""What SentencePiece and tokenizers both take off the lowest score for an unknown character (`kUnkPenalty`)."""
+_SYMBOL_SCORE = -0.1
+"""SentencePiece's score of a user-defined piece (`length * FLT_MIN - 0.1`, unigram_model.cc)."""
+_FULLWIDTH_TILDE, _PLACEHOLDER = "\uff5e", "\U0010fffe"
+"""The second is a code point that Unicode reserves for a program's own use and that is in no text."""
+
+
+def write(encoder: Encoder, folder: Path, model_max_length: int, is_encoder_decoder: bool = False) -> list[Path]:
+    """Write the tokenizer's files into `folder` and return their paths.
+
+    For an encoder-decoder, the encoder input ends with </s>; decoder ids are those of the text alone.
+
+    Raises: UserError when the model is of a kind that cannot be written exactly.
+    """
+    check_exportable(encoder)
+    model = encoder.model
+    end = encoder.piece(encoder.eos_id) if is_encoder_decoder else None
+    paths = [folder / name for name in TOKENIZER_FILES]
+    write_json(paths[0], content(model, end, encoder.by_line))
+    write_json(paths[1], _tokenizer_config(encoder, model, model_max_length, is_encoder_decoder))
+    if is_for_llama_cpp(encoder):
+        paths.append(folder / MODEL_FILE)
+        write_bytes(paths[-1], encoder.model_bytes)
+    return paths
+
+
+def is_for_llama_cpp(encoder: Encoder) -> bool:
+    """Whether llama.cpp gives this model's ids, so that `MODEL_FILE`, from which it makes a GGUF, is exported.
+
+    Its SentencePiece tokenizer merges pairs by the score of the result, which is BPE; it does so whatever the model,
+    normalises nothing, and puts a space before a text but not before its further lines. A unigram model would silently
+    be segmented differently than in training (3.72 bits per byte instead of 1.89), so it gets no file: without one
+    llama.cpp's converter ends with an error.
+    """
+    model = encoder.model
+    keeps_text = model.normalization == "identity" and not model.remove_extra_whitespaces
+    prefixes_lines = model.add_dummy_prefix and encoder.by_line
+    return model.is_bpe and model.byte_fallback and keeps_text and not prefixes_lines
+
+
+def content(model: ModelFile, end: str | None = None, by_line: bool = True) -> dict[str, Any]:
+    """Return the content of tokenizer.json; `end` is the piece appended to every text."""
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": _added_tokens(model),
+        "normalizer": _normalizer(model),
+        "pre_tokenizer": _split_special_names(model) if model.is_unigram else None,
+        "post_processor": _template(model, end),
+        "decoder": _decoder(model, by_line),
+        "model": _unigram(model) if model.is_unigram else _bpe(model),
+    }
+
+
+def _template(model: ModelFile, end: str | None) -> dict[str, Any]:
+    """The template around a text; empty without an end, so that the ids are those of training."""
+    first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+    behind = [] if end is None else [{"SpecialToken": {"id": end, "type_id": 0}}]
+    named = {} if end is None else {end: {"id": end, "ids": [model.id_of["eos"]], "tokens": [end]}}
+    return {
+        "type": "TemplateProcessing",
+        "single": [first, *behind],
+        "pair": [first, *behind, second, *behind],
+        "special_tokens": named,
+    }
+
+
+def _added_tokens(model: ModelFile) -> list[dict[str, Any]]:
+    kinds = (PieceType.UNKNOWN, PieceType.CONTROL, PieceType.USER_DEFINED)
+
+    def settings(piece: Piece) -> dict[str, Any]:
+        # A masked span includes the space before it, so "The <extra_id_0> barks." has no space token of its own.
+        is_sentinel = piece.type is PieceType.CONTROL and piece.text.startswith("<extra_id_")
+        # A symbol of spaces (Gemma's) is found among the marks that stand for them, which normalisation makes.
+        return {"single_word": False, "lstrip": is_sentinel, "rstrip": False, "normalized": SPACE_MARK in piece.text}
+
+    return [
+        {"id": i, "content": piece.text, **settings(piece), "special": piece.type is not PieceType.USER_DEFINED}
+        for i, piece in enumerate(model.pieces)
+        if piece.type in kinds
+    ]
+
+
+def _normalizer(model: ModelFile) -> dict[str, Any]:
+    steps: list[dict[str, Any]] = []
+    if model.charsmap:
+        # The rules named nmt keep the full-width tilde, which NFKC would not: it is replaced meanwhile.
+        tilde = [_replace(_FULLWIDTH_TILDE, _PLACEHOLDER)] if model.normalization.startswith("nmt") else []
+        back = [_replace(_PLACEHOLDER, _FULLWIDTH_TILDE)] if tilde else []
+        fold = [{"type": "Lowercase"}] if model.normalization.endswith("_cf") else []
+        table = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(model.charsmap).decode("ascii")}
+        steps += [*tilde, {"type": "NFKC"}, *fold, *back, table]
+    if model.remove_extra_whitespaces:
+        steps += [_replace_all(" {2,}", " "), _replace_all(r"\A ", "")]
+    if model.add_dummy_prefix:
+        steps.append({"type": "Prepend", "prepend": SPACE_MARK})
+    steps.append(_replace(" ", SPACE_MARK))
+    if model.remove_extra_whitespaces:
+        steps.append(_replace_all(rf"{SPACE_MARK}+\z", ""))
+    return {"type": "Sequence", "normalizers": steps}
+
+
+def _replace(text: str, by: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"String": text}, "content": by}
+
+
+def _replace_all(regex: str, by: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"Regex": regex}, "content": by}
+
+
+def _split_special_names(model: ModelFile) -> dict[str, Any] | None:
+    """Split inside the names of control and byte pieces, where a text that spells one would otherwise be that piece.
+
+    tokenizers' Unigram takes a name for its piece where the alternative has an unknown character, however low the score
+    of the piece is (that of unknown characters is lower). The models of step 1 have every character of a name as a
+    piece. Where another model lacks one ("<" in T5's), no piece spans it and the next character, so that the text
+    can be split there and nothing else changes.
+    """
+    learnt = [piece.text for piece in model.pieces if piece.type in (PieceType.NORMAL, PieceType.USER_DEFINED)]
+    alone, known = {text for text in learnt if len(text) == 1}, set("".join(learnt))
+    names = [
+        piece.text for piece in model.pieces if piece.type in (PieceType.UNKNOWN, PieceType.CONTROL, PieceType.BYTE)
+    ]
+    cuts = set()
+    for name in names:
+        if not alone.issuperset(name):
+            # Between a known and an unknown character only: unknown ones that follow each other are one <unk>.
+            cuts.update([pair for pair in pairwise(name) if (pair[0] in known) != (pair[1] in known)][:1])
+    if not cuts:
+        return None
+    regex = "|".join(f"{re.escape(left)}(?={re.escape(right)})" for left, right in sorted(cuts))
+    return {"type": "Split", "pattern": {"Regex": regex}, "behavior": "MergedWithPrevious", "invert": False}
+
+
+def _decoder(model: ModelFile, by_line: bool) -> dict[str, Any]:
+    steps: list[dict[str, Any]] = [
+        _replace(SPACE_MARK, " "),
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
+    # After Fuse there is one string.
+    if not by_line and (model.add_dummy_prefix or model.remove_extra_whitespaces):
+        steps.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    elif model.add_dummy_prefix:
+        # "^" is the start of every line in tokenizers' regular expressions (Oniguruma).
+        steps.append(_replace_all("^ ", ""))
+    return {"type": "Sequence", "decoders": steps}
+
+
+def _unigram(model: ModelFile) -> dict[str, Any]:
+    normal = [piece.score for piece in model.pieces if piece.type is PieceType.NORMAL]
+    unknown = min(normal) - _UNKNOWN_PENALTY
+    longest = max(len(piece.text) for piece in model.pieces)
+    # Below the cost of the longest name spelt in single characters, all of which are pieces (training sees to it). It
+    # also becomes the lowest score, from which tokenizers derives that of unknown characters; the number of those is
+    # the same in every segmentation, so that changes none.
+    never = float(int(unknown - _UNKNOWN_PENALTY) * (longest + 1))
+    scores = {PieceType.NORMAL: None, PieceType.USER_DEFINED: _SYMBOL_SCORE}
+    vocabulary = []
+    for piece in model.pieces:
+        score = scores.get(piece.type, never)
+        vocabulary.append([piece.text, piece.score if score is None else score])
+    return {
+        "type": "Unigram",
+        "unk_id": model.id_of["unk"],
+        "vocab": vocabulary,
+        "byte_fallback": model.byte_fallback,
+    }
+
+
+def _bpe(model: ModelFile) -> dict[str, Any]:
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": model.pieces[model.id_of["unk"]].text,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": True,
+        "byte_fallback": model.byte_fallback,
+        "ignore_merges": False,
+        "vocab": {piece.text: i for i, piece in enumerate(model.pieces)},
+        "merges": _merges(model),
+    }
+
+
+def _merges(model: ModelFile) -> list[list[str]]:
+    scores = {piece.text: piece.score for piece in model.pieces if piece.type is PieceType.NORMAL}
+    merges: list[list[str]] = []
+    for text in sorted((text for text in scores if len(text) > 1), key=lambda text: -scores[text]):
+        cuts = ((text[:i], text[i:]) for i in range(1, len(text)))
+        merges.extend([left, right] for left, right in cuts if left in scores and right in scores)
+    return merges
+
+
+def _special_tokens(encoder: Encoder) -> dict[str, Any]:
+    ids = {"bos": encoder.bos_id, "eos": encoder.eos_id, "unk": encoder.unk_id, "pad": encoder.pad_id}
+    return {f"{name}_token": encoder.piece(i) for name, i in ids.items() if i >= 0}
+
+
+def _tokenizer_config(
+    encoder: Encoder, model: ModelFile, model_max_length: int, is_encoder_decoder: bool
+) -> dict[str, Any]:
+    named = {encoder.bos_id, encoder.eos_id, encoder.unk_id, encoder.pad_id}
+    extra = [piece.text for i, piece in enumerate(model.pieces) if piece.type is PieceType.CONTROL and i not in named]
+    return {
+        "tokenizer_class": TOKENIZER_CLASS,
+        "model_max_length": model_max_length,
+        "clean_up_tokenization_spaces": False,
+        "add_bos_token": False,
+        "add_eos_token": is_encoder_decoder,
+        # A decoder continues after the last token of its prompt, so padding comes first.
+        "padding_side": "right" if is_encoder_decoder else "left",
+        # Otherwise transformers 4 returns token_type_ids too, which GPT-2 adds to its embeddings and Llama refuses.
+        "model_input_names": ["input_ids", "attention_mask"],
+        **_special_tokens(encoder),
+        # llama.cpp would put a space before every text.
+        **({"add_prefix_space": False} if is_for_llama_cpp(encoder) and not model.add_dummy_prefix else {}),
+        # The sentinels, by the name of transformers 4, which transformers 5 takes too. Of transformers 5's own name,
+        # extra_special_tokens, transformers 4 takes no list.
+        **({"additional_special_tokens": extra} if extra else {}),
+    }

@@ -1,0 +1,201 @@
+"""Proof that the Hugging Face tokenizer gives the ids that training used, on the user's own text and on hard strings.
+
+In: the encoder that training used, a folder with `tokenizer.json`, texts. Out: a `TokenizerProof`, which the export
+prints, and without which it fails. The folder is loaded by stock `AutoTokenizer`, and called with
+`split_special_tokens=True`, so that text is text; transformers 5.23 hands that to tokenizers' `encode_special_tokens`.
+By default it reads "</s>" in a text as the control token, as its users expect; T5's sentinel tokens are compared that
+way.
+
+Equal means the same ids. For unigram models a line may be a *tie*: the same text in other pieces with the same total
+score (in float64, within 1e-6 relative), which two correct implementations may break differently. Models of step 1
+have scores that sum without rounding, so that both break ties alike; other models do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from zerokara.progress import Progress
+from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokenizer.hard_texts import hard_texts
+from zerokara.tokenizer.model_file import PieceType
+from zerokara.tokenizer.units import NEWLINE
+
+TIE_TOLERANCE = 1e-6
+MAX_TIE_SHARE = 0.001
+"""Ties tolerated, as a share of the lines compared."""
+MAX_SHOWN = 10
+"""Failures and ties kept as examples."""
+MAX_TEXT_CHARACTERS = 100_000
+"""A longer text is compared line by line only: as a whole it would take the vendor too long."""
+_BATCH = 256
+
+
+@dataclass(frozen=True)
+class TokenizerDifference:
+    """A text for which the two gave different ids, or decoded them differently."""
+
+    text: str
+    ours: list[int]
+    theirs: list[int]
+    what: str
+    """`ids`, `tie` or `decoded text`."""
+
+    def __str__(self) -> str:
+        place = next(
+            (i for i, (a, b) in enumerate(zip(self.ours, self.theirs, strict=False)) if a != b),
+            min(len(self.ours), len(self.theirs)),
+        )
+        shown = self.text if len(self.text) <= 80 else self.text[:77] + "..."
+        window = slice(max(0, place - 3), place + 5)
+        return f"{self.what} of {shown!r} at token {place}: ours {self.ours[window]}, theirs {self.theirs[window]}"
+
+
+@dataclass(frozen=True)
+class TokenizerProof:
+    """The result of a comparison."""
+
+    lines: int
+    """Lines of the given texts that were compared one by one."""
+    whole_texts: int
+    """Texts of several lines that were also compared as a whole."""
+    equal: int
+    """Lines with the same ids."""
+    ties: int
+    """Lines that differ by a tie only (unigram)."""
+    tie_examples: tuple[TokenizerDifference, ...]
+    failures: tuple[TokenizerDifference, ...]
+    """The first differences that are not ties, in the given and the hard texts."""
+    num_failures: int
+    hard_texts: int
+    """Hard texts compared; their ties are tolerated, their failures are among the failures."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the tokenizer gives the ids of training, so that it may be published."""
+        return not self.num_failures and self.ties <= max(1, MAX_TIE_SHARE * self.lines)
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.lines:,} lines: {self.equal:,} equal, {self.ties:,} ties, {self.num_failures:,} failures; "
+            f"also {self.whole_texts:,} whole texts and {self.hard_texts} hard texts"
+        )
+        if self.num_failures:
+            return f"{text}; first failure: {self.failures[0]}"
+        return text if self.ok else f"{text}; more ties than {MAX_TIE_SHARE:.1%} of the lines: {self.tie_examples[0]}"
+
+
+def prove(encoder: Encoder, hf_folder: Path, lines: Iterable[str], max_lines: int = 10_000) -> TokenizerProof:
+    """Compare the two on the hard texts, and on the given texts until `max_lines` lines are done.
+
+    A text of several lines is compared line by line and as a whole.
+    """
+    comparison = _Comparison(encoder, load(hf_folder))
+    hard = hard_texts(encoder)
+    comparison.compare(hard)
+    comparison.compare_sentinels()
+    whole_texts = num_lines = 0
+    with Progress("comparing token ids", total=max_lines, unit="line") as progress:
+        texts = iter(lines)
+        while num_lines < max_lines and (batch := list(islice(texts, _BATCH))):
+            wholes = [text for text in batch if NEWLINE in text and len(text) <= MAX_TEXT_CHARACTERS]
+            comparison.compare(wholes)
+            whole_texts += len(wholes)
+            single = [line for text in batch for line in text.split(NEWLINE)][: max_lines - num_lines]
+            comparison.compare(single, counted=True)
+            num_lines += len(single)
+            progress.advance(len(single))
+            progress.note(ties=comparison.ties, failures=comparison.num_failures)
+    return TokenizerProof(
+        lines=num_lines,
+        whole_texts=whole_texts,
+        equal=comparison.equal,
+        ties=comparison.ties,
+        tie_examples=tuple(comparison.tie_examples),
+        failures=tuple(comparison.failures),
+        num_failures=comparison.num_failures,
+        hard_texts=len(hard),
+    )
+
+
+def load(hf_folder: Path) -> Any:
+    """Load the tokenizer as any user of the folder does."""
+    from transformers import AutoTokenizer  # seconds to import
+
+    return AutoTokenizer.from_pretrained(str(hf_folder), local_files_only=True, trust_remote_code=False)
+
+
+class _Comparison:
+    """Counts of equal, tied and different texts, and examples."""
+
+    def __init__(self, encoder: Encoder, theirs: Any) -> None:
+        self._encoder, self._theirs = encoder, theirs
+        model = encoder.model
+        self._is_unigram = model.is_unigram
+        self._scores = np.array([piece.score for piece in model.pieces], dtype=np.float64)
+        self._is_normal = np.array([piece.type is PieceType.NORMAL for piece in model.pieces])
+        self.equal = self.ties = self.num_failures = 0
+        self.tie_examples: list[TokenizerDifference] = []
+        self.failures: list[TokenizerDifference] = []
+
+    def compare(self, texts: Sequence[str], *, counted: bool = False) -> None:
+        """Compare the texts; equal ones and ties are counted where `counted`, failures always."""
+        if not texts:
+            return
+        ours = self._encoder.encode_many(texts)
+        # Not verbose: a text longer than the context length is no fault here.
+        asked = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+        theirs = self._theirs(list(texts), **asked)["input_ids"]
+        for text, our_array, their_ids in zip(texts, ours, theirs, strict=True):
+            our_ids = our_array.tolist()
+            difference = self._difference(text, our_ids, list(their_ids))
+            if difference is None:
+                self.equal += counted
+            elif difference.what == "tie":
+                self.ties += counted
+                self.tie_examples += [difference] if len(self.tie_examples) < MAX_SHOWN else []
+            else:
+                self._fail(difference)
+
+    def compare_sentinels(self) -> None:
+        """Check that each sentinel token, spelt in a text as users do, is its one id, without a space before it."""
+        for sentinel in self._encoder.sentinel_ids:
+            before, after = self._encoder.encode("a").tolist(), self._encoder.encode(" b").tolist()
+            text, ours = f"a {self._encoder.piece(sentinel)} b", [*before, sentinel, *after]
+            theirs = list(self._theirs(text, add_special_tokens=False)["input_ids"])
+            if theirs != ours:
+                self._fail(TokenizerDifference(text, ours, theirs, "ids"))
+
+    def _fail(self, difference: TokenizerDifference) -> None:
+        self.num_failures += 1
+        self.failures += [difference] if len(self.failures) < MAX_SHOWN else []
+
+    def _difference(self, text: str, ours: list[int], theirs: list[int]) -> TokenizerDifference | None:
+        if ours != theirs:
+            return TokenizerDifference(text, ours, theirs, "tie" if self._is_tie(ours, theirs) else "ids")
+        # Each decodes <unk> differently, and it is no text of the user anyway.
+        if self._encoder.unk_id not in ours:
+            decoded = self._theirs.decode(theirs, skip_special_tokens=True)
+            if decoded != self._encoder.decode(ours):
+                return TokenizerDifference(text, ours, theirs, "decoded text")
+        return None
+
+    def _is_tie(self, ours: list[int], theirs: list[int]) -> bool:
+        if not self._is_unigram or self._encoder.decode(ours) != self._encoder.decode(theirs):
+            return False
+        our_total, our_fixed = self._total(ours)
+        their_total, their_fixed = self._total(theirs)
+        near = abs(our_total - their_total) <= TIE_TOLERANCE * max(abs(our_total), abs(their_total))
+        return near and our_fixed == their_fixed
+
+    def _total(self, ids: list[int]) -> tuple[float, list[int]]:
+        """Return the total score of the learnt pieces, and the ids of the others (bytes, symbols, line ends)."""
+        array = np.array(ids, dtype=np.int64)
+        normal = self._is_normal[array]
+        return float(self._scores[array[normal]].sum()), array[~normal].tolist()

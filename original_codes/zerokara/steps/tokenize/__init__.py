@@ -1,0 +1,94 @@
+"""Step 2: raw text → token files (.bin/.idx) for training and validation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from zerokara import hashing, manifest
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.corpus.format_check import check_formats
+from zerokara.corpus.inputs import InputFile, find_files, for_manifest
+from zerokara.progress import bytes_text, count_text, log, opening, summary
+from zerokara.steps import command, inputs, next_command, outputs
+from zerokara.tokens.accounts import SourceTally, check_bad_fraction
+from zerokara.tokens.encode import discard_work, encode_corpus
+from zerokara.tokens.layout import TokenPaths, bin_path
+from zerokara.tokens.preparation import PreparedEncoding, prepare
+from zerokara.tokens.summary import manifest_facts, summary_rows
+from zerokara.tokens.tasks import num_workers
+from zerokara.tokens.workers import start_fork_server
+
+
+def tokenize(config: PretrainConfig, options: command.Options) -> None:
+    """Tokenize the corpus, unless that is done already; with --dry-run only say what would be done."""
+    started, paths = time.monotonic(), TokenPaths(config.output_prefix)
+    inputs.check_tokenizer_file(config)
+    files = find_files(config.input_jsonl, config.where("input_jsonl"))
+    outputs.check_inputs(config, "input_jsonl", files, outputs.token_files(config))
+    work = manifest_work(config, files)
+    if done := manifest.already_done(paths.manifest, work, redo=options.redo):
+        check_bad_fraction(config, SourceTally.from_facts(done.facts), paths)
+        if not options.dry_run:
+            discard_work(config)  # of a step that was killed after it had written its manifest
+        opening(f"step 2 tokenise: done already, {bin_path(paths.train)} was made from the same text (--redo: again)")
+        log(f"next: {_next_commands(config, options)}")
+        return
+    outputs.check(outputs.of_tokens(config))
+    check_formats(files, config.text_field, config.txt_document, config.where("text_field"))
+    start_fork_server()
+    prepared = prepare(config, files)
+    _log_plan(config, files, prepared)
+    if options.dry_run:
+        log("dry run: nothing was written")
+        return
+    with hashing.BackgroundHashes(work.input_files()) as hashing_inputs:
+        encoded = encode_corpus(config, files, prepared.encoder, prepared.choice)
+        facts = manifest_facts(config, files, encoded, prepared.encoder)
+        seconds = time.monotonic() - started
+        manifest.write(paths.manifest, work, {"tokens": paths.outputs}, facts, seconds, hashing_inputs.result())
+    discard_work(config)
+    rows = summary_rows(config, encoded, facts, time.monotonic() - started)
+    summary("step 2 tokenise: done", rows, _next_commands(config, options))
+
+
+def manifest_work(config: PretrainConfig, files: Sequence[InputFile]) -> manifest.StepSpec:
+    """The settings and inputs that the token files depend on."""
+    settings = {
+        "text_field": config.text_field,
+        "txt_document": config.txt_document,
+        "files_per_source": [sum(file.source == source for file in files) for source in range(len(config.input_jsonl))],
+        "valid_fraction": config.valid_fraction,
+        "valid_min_documents": config.valid_min_documents,
+        "split_seed": config.split_seed,
+    }
+    inputs: manifest.Paths = {
+        "input_tokenizer_file": Path(config.input_tokenizer_file),
+        "input_jsonl": for_manifest(files),
+    }
+    keys = {"files_per_source": "input_jsonl (number of files of each entry)"}
+    return manifest.StepSpec(outputs.TOKENS_STEP, settings, inputs, lambda name: keys.get(name, name))
+
+
+def _log_plan(config: PretrainConfig, files: Sequence[InputFile], prepared: PreparedEncoding) -> None:
+    corpus = f"{len(files)} file{'s' if files[1:] else ''}, {bytes_text(sum(file.bytes for file in files))}"
+    expected = prepared.expected
+    tokens = f"about {count_text(expected.tokens)} tokens, {bytes_text(expected.output_bytes)}"
+    output, workers = bin_path(TokenPaths(config.output_prefix).train), num_workers(config, files)
+    opening(
+        f"step 2 tokenise: {corpus} → {output} ({tokens}), {workers} worker{'s' if workers > 1 else ''}\n"
+        f"  encoder: {prepared.choice.name}, {prepared.choice.reason}"
+    )
+    for note in prepared.notes:
+        log(f"  tokenizer: {note}")
+
+
+def _next_commands(config: PretrainConfig, options: command.Options) -> str:
+    steps = (next_command.COUNT_TOKENS, next_command.TRAIN)
+    return "\nthen: ".join(next_command.render(step, options, "config.yaml", config) for step in steps)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Command line of step 2; returns the exit code."""
+    return command.run(tokenize, argv, PretrainConfig, "config.yaml", __doc__ or "")

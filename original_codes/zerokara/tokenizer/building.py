@@ -1,0 +1,121 @@
+"""The work of step 1: sample the corpus, train on the sample, measure the result.
+
+Everything is made in a work folder inside the output folder, and moved to its names at the end.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from zerokara.config.tokenizer_config import TokenizerConfig
+from zerokara.corpus.inputs import InputFile, check_unchanged
+from zerokara.durable import sync_folder, write_bytes, write_json, write_text
+from zerokara.errors import UserError
+from zerokara.tokenizer import report, report_page, sampling, segmentation, training
+from zerokara.tokenizer.layout import LOG_HEADER, LOG_NAME, MODEL_NAME, TOKENIZER_NAMES, VOCABULARY_NAME, WORK_NAME
+from zerokara.tokenizer.memory import SampleBudget
+from zerokara.tokenizer.model_file import ModelFile
+from zerokara.tokenizer.morphemes import Analyser
+from zerokara.tokenizer.report_verdict import verdict
+
+
+@dataclass(frozen=True)
+class BuiltTokenizer:
+    """What a build gives beside its files."""
+
+    sample: sampling.SampleReport
+    trained: training.TrainedModel
+    report: report.Report
+
+
+def build(
+    config: TokenizerConfig, files: Sequence[InputFile], budget: SampleBudget, analyser: Analyser | None, folder: Path
+) -> BuiltTokenizer:
+    """Make the files of a tokenizer in the work folder of `folder`, for `move_into_place`.
+
+    When it fails, the work folder goes; a refusal leaves nothing, a failure of the training leaves the log.
+
+    Raises:
+        UserError: no text, too many unreadable documents, a vocabulary that does not fit the text.
+        RunError: the trainer or the analyser failed, or the corpus changed meanwhile.
+    """
+    work_dir, log_path = folder / WORK_NAME, folder / LOG_NAME
+    _empty(work_dir)
+    had_log = log_path.exists()
+    try:
+        return _build(config, files, budget, analyser, work_dir, log_path)
+    except BaseException as error:
+        if isinstance(error, UserError) and not had_log:
+            log_path.unlink(missing_ok=True)
+        _empty(work_dir)
+        # A model without a manifest is what a killed run left: there the folder stays, as the sign that it is ours.
+        if (folder / "manifest.json").exists() or not (folder / MODEL_NAME).exists():
+            shutil.rmtree(work_dir, ignore_errors=True)
+        raise
+
+
+def _build(
+    config: TokenizerConfig,
+    files: Sequence[InputFile],
+    budget: SampleBudget,
+    analyser: Analyser | None,
+    work_dir: Path,
+    log_path: Path,
+) -> BuiltTokenizer:
+    sample = sampling.draw(
+        files,
+        work_dir / "sentences.txt",
+        sample_bytes=budget.sample_bytes,
+        seed=config.seed,
+        text_field=config.text_field,
+        txt_document=config.txt_document,
+        max_bad_fraction=config.max_bad_fraction,
+        where=config.fault("input", "").where,
+    )
+    check_unchanged(files)
+    morphemes = None
+    if analyser:
+        morphemes = work_dir / "morphemes.txt"
+        segmentation.segment(config, analyser, sample.sentences, morphemes, training.num_threads(config))
+    write_text(log_path, LOG_HEADER)
+    trained = training.train(config, sample.sentences, work_dir, log_path, morphemes)
+    model_path = work_dir / MODEL_NAME
+    write_bytes(model_path, trained.model)
+    write_text(work_dir / VOCABULARY_NAME, ModelFile(trained.model).vocabulary_text())
+    memory = {"estimated_memory_bytes": budget.peak_bytes, "peak_memory_bytes": trained.peak_memory_bytes}
+    facts = sample.report.as_json() | memory
+    measured = report.make(
+        model_path, config.input, sample.sources, sample.sentences, facts, config.compare_with, analyser
+    )
+    write_json(work_dir / "report.json", measured.as_json() | {"verdict": verdict(measured)})
+    write_text(work_dir / "report.txt", report_page.text(measured))
+    write_text(work_dir / "report.html", report_page.page(measured))
+    return BuiltTokenizer(sample.report, trained, measured)
+
+
+def move_into_place(folder: Path) -> list[Path]:
+    """Give the files of the work folder their names in `folder`, where no manifest stands until it is written again."""
+    (folder / "manifest.json").unlink(missing_ok=True)
+    for name in TOKENIZER_NAMES:
+        os.replace(folder / WORK_NAME / name, folder / name)
+    sync_folder(folder)
+    return [folder / name for name in TOKENIZER_NAMES]
+
+
+def discard_work(folder: Path) -> None:
+    """Remove the work folder, once the manifest is written."""
+    shutil.rmtree(folder / WORK_NAME, ignore_errors=True)
+
+
+def _empty(folder: Path) -> None:
+    """Make a folder, or empty the one that is there."""
+    folder.mkdir(exist_ok=True)
+    for left in folder.iterdir():
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink()

@@ -1,0 +1,67 @@
+"""What step 2 checks of a tokenizer, and tells of one that step 1 did not make."""
+
+from __future__ import annotations
+
+from zerokara.errors import Fault, UserError
+from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokenizer.foreign import NUM_T5_SENTINELS
+from zerokara.tokenizer.model_file import PieceType
+from zerokara.tokenizer.units import NEWLINE
+
+
+def check_exportable(encoder: Encoder) -> None:
+    """Check that a Hugging Face tokenizer can give the same ids, so that a model trained with them can be exported.
+
+    Raises:
+        UserError: it cannot; names every rule of the model that Hugging Face's tokenizers cannot follow.
+    """
+    model = encoder.model
+    line_end = {NEWLINE} if encoder.by_line else set()
+    user_defined = [piece.text for piece in model.pieces if piece.type is PieceType.USER_DEFINED]
+    symbols = [text for text in user_defined if text not in line_end]
+    unused = [piece.text for piece in model.pieces if piece.type is PieceType.UNUSED]
+    rules = []
+    if not (model.is_unigram or model.is_bpe):
+        rules.append("is neither a unigram nor a BPE model")
+    if model.whitespace_as_suffix:
+        rules.append("puts spaces at the end of pieces (treat_whitespace_as_suffix)")
+    if model.add_dummy_prefix and symbols:
+        rules.append(f"has both a dummy prefix and user-defined symbols ({_first_of(symbols)})")
+    if model.remove_extra_whitespaces and symbols:
+        rules.append(f"drops repeated spaces and has user-defined symbols ({_first_of(symbols)})")
+    if unused:
+        rules.append(f"has pieces marked as unused ({_first_of(unused)})")
+    if rules:
+        remedy = "use another tokenizer, or train one with step 1"
+        reason = "which a Hugging Face tokenizer cannot do exactly, so that no export could be proved"
+        raise UserError([Fault(str(encoder.model_path), f"{rule}, {reason}", remedy=remedy) for rule in rules])
+
+
+def _first_of(texts: list[str]) -> str:
+    """The first three, as Python writes them."""
+    return ", ".join(map(repr, texts[:3])) + (f", … {len(texts):,} in all" if texts[3:] else "")
+
+
+def notes(encoder: Encoder) -> list[str]:
+    """What the user of a model that step 1 did not make should know about its ids; empty for one of step 1."""
+    if encoder.by_line:
+        return []
+    model = encoder.model
+    prefix = ", with a space before it" if model.add_dummy_prefix else ""
+    found = [f"not made by step 1: the ids of a document are SentencePiece's for its whole text{prefix}"]
+    line_end = [encoder.piece(i) for i in encoder.encode("a\na").tolist()]
+    if "<0x0A>" in line_end:
+        found.append("line ends are the byte piece <0x0A>")
+    elif not any("\n" in piece for piece in line_end):
+        found.append("line ends become spaces")
+    if encoder.pad_id == encoder.unk_id:
+        found.append("no <pad> piece: <unk> serves as padding where a model needs it")
+    lossy = [model.normalization] if model.charsmap else []
+    lossy += ["repeated spaces are dropped"] if model.remove_extra_whitespaces else []
+    if lossy:
+        found.append(f"text is normalised ({', '.join(lossy)}), and does not decode to exactly what it was")
+    if not model.byte_fallback:
+        found.append("characters without a piece become <unk>")
+    if encoder.adds_sentinels:
+        found.append(f"{NUM_T5_SENTINELS} sentinel tokens follow its pieces, as T5's do, <extra_id_0> last")
+    return found

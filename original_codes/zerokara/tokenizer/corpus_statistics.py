@@ -1,0 +1,129 @@
+"""Statistics of a corpus, estimated from the beginnings of its files, before a sample is drawn.
+
+In: files. Out: `CorpusStatistics`: how much text there is, its lines and words, and how the number of distinct words
+grows with the text (Heaps' law, fitted to half of the text that was read and to all of it).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from zerokara.corpus import sizes
+from zerokara.corpus.inputs import InputFile
+from zerokara.corpus.reading import BadLine, Document, Range, TxtDocument, read
+from zerokara.tokenizer.sampling import passages_of, sentences_of
+
+HEAD_BYTES = 8_000_000
+"""Text read in all."""
+MAX_FILES = 16
+"""Positions, evenly spread over the bytes of the corpus, whose files are read; a large file may hold several."""
+_WORD = re.compile(" *[^ \n]+")
+"""As in the trainer: a word begins with the spaces before it."""
+
+
+@dataclass(frozen=True)
+class DistinctWords:
+    """Counts of the distinct words of a text."""
+
+    count: float
+    characters: float
+    pairs: float
+    """Distinct pairs of adjacent characters in them."""
+
+
+@dataclass(frozen=True)
+class CorpusStatistics:
+    """Estimates for the corpus; counts are of the bytes that were read."""
+
+    offered_bytes: int
+    """Text in the whole corpus."""
+    bytes: int
+    lines: int
+    """Training sentences."""
+    passages: int
+    """Documents, or the parts in which long ones are sampled."""
+    spaces: int
+    half_bytes: int
+    """Of every second passage."""
+    half_words: DistinctWords
+    words: DistinctWords
+
+    def words_in(self, num_bytes: float) -> DistinctWords:
+        """The distinct words that so much text will have."""
+        half, all_ = self.half_words, self.words
+        doubling = math.log(max(1, self.bytes) / max(1, self.half_bytes)) if self.half_bytes < self.bytes else 1.0
+
+        def grown(of_half: float, of_all: float) -> float:
+            power = math.log(max(1.0, of_all) / max(1.0, of_half)) / doubling
+            return of_all * (num_bytes / max(1, self.bytes)) ** min(1.0, max(0.0, power))
+
+        return DistinctWords(
+            grown(half.count, all_.count), grown(half.characters, all_.characters), grown(half.pairs, all_.pairs)
+        )
+
+
+def statistics_of(files: Sequence[InputFile], text_field: str, txt_document: TxtDocument) -> CorpusStatistics:
+    """Read the beginnings of up to `MAX_FILES` files, in about a second."""
+    total = sum(file.bytes for file in files)
+    picked = Counter(_file_at(files, (2 * i + 1) * total // (2 * MAX_FILES)) for i in range(MAX_FILES))
+    texts: list[str] = []
+    text_share = 0.0  # of the bytes on disk
+    for number, times in sorted(picked.items()):
+        head, text_bytes = _head(files[number], times * HEAD_BYTES // MAX_FILES, text_field, txt_document)
+        texts += head
+        text_share += times / MAX_FILES * text_bytes / max(1, files[number].bytes)
+    passages = [passage for text in texts for passage in passages_of(text)]
+    sentences = [sentence for passage in passages for sentence in sentences_of(passage)]
+    return CorpusStatistics(
+        offered_bytes=round(text_share * total),
+        bytes=sum(len(sentence.encode()) for sentence in sentences),
+        lines=len(sentences),
+        passages=len(passages),
+        spaces=sum(sentence.count(" ") for sentence in sentences),
+        half_bytes=sum(len(passage.encode()) for passage in passages[::2]),
+        half_words=_distinct_words(passages[::2]),
+        words=_distinct_words(passages),
+    )
+
+
+def _file_at(files: Sequence[InputFile], position: int) -> int:
+    """The index of the file that holds a byte of the corpus."""
+    for number, file in enumerate(files):
+        position -= file.bytes
+        if position < 0:
+            return number
+    return len(files) - 1
+
+
+def _head(file: InputFile, limit: int, text_field: str, txt_document: TxtDocument) -> tuple[list[str], float]:
+    """The first documents of a file, and its text in bytes, if the rest is like them."""
+    texts: list[str] = []
+    num_bytes, last = 0, None
+    for item in _items(file, text_field, txt_document):
+        if num_bytes >= limit:
+            last = item
+            break
+        if isinstance(item, Document):
+            texts.append(item.text)
+            num_bytes += len(item.text.encode())
+    if last is None:
+        return texts, num_bytes
+    return texts, num_bytes * sizes.plain_bytes(file) / max(1, sizes.bytes_before(last))
+
+
+def _items(file: InputFile, text_field: str, txt_document: TxtDocument) -> Iterator[Document | BadLine]:
+    # A .txt that is one document is read by lines, because it may be of any size.
+    return iter(read(Range(file), text_field, "line" if file.kind == "txt" else txt_document))
+
+
+def _distinct_words(passages: Sequence[str]) -> DistinctWords:
+    words = {word for passage in passages for word in _WORD.findall(passage)}
+    codes = np.frombuffer("\n".join(words).encode("utf-32-le"), dtype=np.uint32).astype(np.int64)
+    pairs = np.unique((codes[:-1] << 21 | codes[1:])[(codes[:-1] != ord("\n")) & (codes[1:] != ord("\n"))])
+    return DistinctWords(len(words), len(codes) - max(0, len(words) - 1), len(pairs))

@@ -1,0 +1,183 @@
+"""AdamW under DeepSpeed's ZeRO (0.19.8), stages 1 to 3: the second implementation of `updater.Updater`.
+
+The only file but the launcher's that names deepspeed, and imported only where the plan says that ZeRO updates the
+weights. Source of the access to the state: deepspeed/utils/tensor_fragment.py (`safe_get_full_fp32_param` and its
+family).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import math
+import warnings
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed
+from deepspeed.utils import (
+    safe_get_full_fp32_param,
+    safe_get_full_optimizer_state,
+    safe_set_full_fp32_param,
+    safe_set_full_optimizer_state,
+)
+from torch import Tensor
+
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.model import parallel
+from zerokara.model.megatron import Model
+from zerokara.training.compute import torch_optimizers
+from zerokara.training.compute.deepspeed_settings import settings_for
+
+
+class ZeroUpdater:
+    """An `Updater`: AdamW, its state (gradients, weights) sharded over the data-parallel ranks by DeepSpeed's ZeRO."""
+
+    def __init__(self, model: Model, config: PretrainConfig, data_parallel_size: int, template: dict[str, Any]):
+        """Take over `model`, whose weights must be fp32; the process groups must exist."""
+        _attach_to_process_groups()
+        # DeepSpeed divides by the number of micro batches and averages over the processes; this undoes both.
+        self._gradient_scale = config.global_batch_size // config.micro_batch
+        initial = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        made = torch_optimizers.build(config, dict(model.named_parameters()), model.shape)
+        self._adam = made["adamw"]
+        # runtime/bf16_optimizer.py narrates its memory on stdout whatever the log level is.
+        with contextlib.redirect_stdout(io.StringIO()):
+            self._deepspeed, self._wrapper, _, _ = deepspeed.initialize(
+                model=model,
+                optimizer=self._adam,
+                config=settings_for(config, data_parallel_size, template),
+                dist_init_required=False,
+                mpu=parallel.ModelParallelUnit() if parallel.tensor_size() > 1 else None,
+            )
+        self.module = self._deepspeed
+        self._parameters = dict(model.named_parameters())
+        self._masters = {str(number): master for number, master in enumerate(self._find_masters())}
+        self._check_precision(config)
+        # AdamW would make its state in the first update, too late to load a checkpoint's.
+        torch_optimizers.make_state(config.optimizer, made, self._masters)
+        if hasattr(self._wrapper, "_lazy_init_hp_params_optimizer_state"):
+            self._wrapper._lazy_init_hp_params_optimizer_state()
+        # DeepSpeed makes its master weights from the rounded ones; give back what rounding took.
+        for name, weight in initial.items():
+            self.write(name, None, weight)
+        self.written(num_updates=0)
+
+    @property
+    def num_updates(self) -> int:
+        """See `Updater.num_updates`; AdamW counts them."""
+        return int(next(iter(self._adam.state.values()))["step"])
+
+    def backward(self, loss: Tensor) -> None:
+        """See `Updater.backward`."""
+        self._deepspeed.backward(loss * self._gradient_scale)
+
+    def finish_micro_batch(self) -> None:
+        """See `Updater.finish_micro_batch`."""
+        self._deepspeed.step()
+
+    def update(self, learning_rate: float) -> float:
+        """See `Updater.update`; DeepSpeed itself skips a step whose norm is not finite."""
+        torch_optimizers.set_learning_rate(self._deepspeed.optimizer.param_groups, learning_rate)
+        self._deepspeed.step()
+        norm = float(self._deepspeed.get_global_grad_norm())
+        if not math.isfinite(norm):
+            self._gather_persistent()
+        return norm
+
+    def discard(self) -> None:
+        """See `Updater.discard`."""
+        # Each wrapper drops a step whose norm is invalid, in all processes alike; so it is told that this one's is.
+        invalid = torch.tensor(math.inf)
+        answers: dict[str, Any] = {
+            "_get_norm_groups": [invalid],  # stage 3: runtime/zero/stage3.py
+            "scaled_global_norm": invalid,  # stages 1 and 2: runtime/zero/stage_1_and_2.py
+            "get_grads_for_norm": ([invalid], {}),  # stage 1 in bf16 with fp32 gradients: runtime/bf16_optimizer.py
+        }
+        method = next(name for name in answers if hasattr(self._wrapper, name))
+        setattr(self._wrapper, method, lambda *_, **__: answers[method])
+        try:
+            self._deepspeed.step()
+        finally:
+            delattr(self._wrapper, method)
+        self._gather_persistent()
+
+    def read(self, name: str, key: str | None) -> Tensor:
+        """See `Updater.read`."""
+        parameter = self._parameters[name]
+        found = safe_get_full_optimizer_state(parameter, key) if key else safe_get_full_fp32_param(parameter)
+        assert found is not None, f"{name}: DeepSpeed gives no {key or 'weights'}"
+        # Under ZeRO 3 a parameter at rest is empty and remembers its shape.
+        return found.detach().view(getattr(parameter, "ds_shape", parameter.shape)).to(torch.float32)
+
+    def write(self, name: str, key: str | None, value: Tensor) -> None:
+        """See `Updater.write`."""
+        parameter, value = self._parameters[name], value.to(self._deepspeed.device)
+        if self._is_stage_3:
+            # stage3.py, set_full_hp_param, asks the last rank for more than there is where the partitions are unequal:
+            # a norm of 256 among three ranks.
+            partition, _ = self._wrapper._get_fp32_opt_state_partition(parameter, False, optim_state_key=key)
+            begin = partition.numel() * self._wrapper._get_param_partition_rank(parameter)
+            mine = value.flatten()[begin : begin + partition.numel()]
+            partition.data[: mine.numel()].copy_(mine)
+        elif key is None:
+            safe_set_full_fp32_param(parameter, value)
+        else:
+            safe_set_full_optimizer_state(parameter, value, key)
+
+    def written(self, num_updates: int) -> None:
+        """See `Updater.written`; DeepSpeed computes with a copy of the master weights."""
+        torch_optimizers.set_count({"adamw": self._adam}, num_updates)
+        if not self._is_stage_3:
+            self._wrapper.update_lp_params()
+            return
+        # What the end of `step` does in stage3.py, which has no name for it.
+        self._wrapper._partition_all_parameters()
+        for group in range(len(self._masters)):
+            self._wrapper._reassign_or_swap_out_partitioned_parameters(group)
+        self._gather_persistent()
+
+    def _gather_persistent(self) -> None:
+        """Gather the small parameters that ZeRO 3 keeps on every rank: stage3.py does so in a step that it completes,
+        and not in one that it skips; the next backward pass would miss them."""
+        if self._is_stage_3 and (persistent := self._wrapper.persistent_parameters):
+            persistent[0].all_gather(persistent)
+
+    @property
+    def _is_stage_3(self) -> bool:
+        return hasattr(self._wrapper, "persistent_parameters")
+
+    def _find_masters(self) -> list[Tensor]:
+        """The fp32 tensors that AdamW updates in this process: each wrapper of DeepSpeed names them differently."""
+        for attribute in (
+            "fp32_partitioned_groups_flat",  # stage 3: runtime/zero/stage3.py
+            "single_partition_of_fp32_groups",  # stages 1 and 2: runtime/zero/stage_1_and_2.py
+            "fp32_groups_flat_partition",  # stage 1 in bf16 with fp32 gradients: runtime/bf16_optimizer.py
+        ):
+            if hasattr(self._wrapper, attribute):
+                return list(getattr(self._wrapper, attribute))
+        raise AssertionError(f"{type(self._wrapper).__name__} is no wrapper of DeepSpeed 0.19.8")
+
+    def _check_precision(self, config: PretrainConfig) -> None:
+        """See that DeepSpeed will do what config.yaml says, its own settings asked."""
+        engine, in_bf16 = self._deepspeed, config.precision == "bf16"
+        assert engine.bfloat16_enabled() == in_bf16 and not engine.fp16_enabled(), "DeepSpeed's precision differs"
+        computing, accumulation = engine.get_data_types()
+        assert computing == (torch.bfloat16 if in_bf16 else torch.float32), f"DeepSpeed computes in {computing}"
+        assert accumulation == torch.float32, f"DeepSpeed accumulates gradients in {accumulation}"
+        assert engine.zero_optimization_stage() == config.zero_stage, "DeepSpeed runs another ZeRO stage"
+        assert engine.gradient_clipping() == config.gradient_clipping, "DeepSpeed clips otherwise"
+        assert all(master.dtype == torch.float32 for master in self._masters.values()), "the optimizer is not in fp32"
+
+
+def _attach_to_process_groups() -> None:
+    """Let DeepSpeed use the process groups that exist."""
+    deepspeed.logger.setLevel(logging.ERROR)
+    # torch 2.13 renames collectives that DeepSpeed 0.19.8 still calls by their old names; nobody here can act on it.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+    # deepspeed/comm/torch.py, build_shm_op: on a CPU with a compiler it would build a C++ operator while the run waits.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    backend = torch.distributed.get_backend()
+    deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)

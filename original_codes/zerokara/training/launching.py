@@ -1,0 +1,264 @@
+"""The launching process of a run: what is checked before torch is loaded, the plan on this machine, trial and start.
+
+It looks at everything that can be wrong, in the order of what it costs; shows the plan; holds the run folder; starts
+the training processes and waits for them. It trains nothing itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from zerokara import checkpoint
+from zerokara.errors import RunError, Stopped
+from zerokara.progress import count_text, opening
+from zerokara.training.planning import (
+    disk_space,
+    limits,
+    machine,
+    memory_budget,
+    memory_limit,
+    named_checkpoint,
+    run_folder,
+    run_lock,
+    run_plan,
+)
+from zerokara.training.planning.consumption import check_epochs, table_lines, warnings
+from zerokara.training.planning.memory_budget import Budget
+from zerokara.training.planning.plan_rows import data_rows, plan_rows
+from zerokara.training.planning.run_plan import RunPlan
+from zerokara.training.processes import launcher
+
+
+@dataclass(frozen=True)
+class Commands:
+    """How the training processes are started, and what a person types."""
+
+    module: str
+    """Run by each training process: ``python -m module arguments``."""
+    arguments: tuple[str, ...]
+    resume: str
+    """Resumes the run."""
+    convert: str
+    """Converts what the run has made so far."""
+
+
+@dataclass(frozen=True)
+class LocalPlan:
+    """A plan with every `auto` resolved on this machine."""
+
+    plan: RunPlan
+    available: Budget
+    """Memory of one process."""
+    changes: tuple[str, ...] = ()
+    """A message for each choice that differs from the run's last start."""
+
+
+def check_run_folder(plan: RunPlan, redo: bool) -> list[str]:
+    """Check that the run folder is free and this run's; return a message for each setting that changed since its start.
+
+    Raises:
+        UserError: another command is at work there, or it holds another run.
+    """
+    run_lock.check_free(plan.given)
+    return [] if redo else run_folder.check(plan)
+
+
+def on_this_machine(plan: RunPlan, redo: bool = False) -> LocalPlan:
+    """Resolve what depends on this machine. From here on torch is loaded.
+
+    Raises:
+        UserError: there are too few GPUs or cores.
+    """
+    config = plan.given
+    plan = run_plan.on_processes(plan, launcher.num_processes(config), launcher.precision(config))
+    available = memory_budget.budget(plan.num_processes, launcher.gpu_bytes())
+    changes: list[str] = []
+    if config.micro_batch_size == "auto":
+        question = plan.memory_question(available)
+        size, changes = (question.widest(), []) if redo else machine.micro_batch(question, plan.run_dir)
+        plan = run_plan.with_micro_batch(plan, size)
+    return LocalPlan(plan, available, tuple(changes))
+
+
+def check_memory(local: LocalPlan) -> None:
+    """Check that the run may fit into this machine's memory at all.
+
+    Raises:
+        UserError: it cannot.
+    """
+    memory_limit.check(local.plan, launcher.gpu_bytes())
+
+
+def check_init_from(plan: RunPlan) -> None:
+    """Check the model to start from. From here on torch is loaded."""
+    from zerokara.huggingface import from_hf
+
+    if plan.config.init_from:
+        from_hf.check(plan.config, plan.shape, plan.encoder)
+
+
+def _show(local: LocalPlan, lines: Sequence[str]) -> None:
+    """Print a plan, and further lines below it."""
+    plan = local.plan
+    opening(f"step 3 train: {plan.config.output_prefix}_text_document → {plan.run_dir}")
+    rows = [
+        *launcher.device_rows(plan.num_processes),
+        *plan_rows(plan),
+        *data_rows(plan),
+        *_memory_rows(local),
+    ]
+    for name, value in rows:
+        print(f"  {name:<12}  {value}")
+    for line in [*table_lines(plan.consumption), *warnings(plan.config, plan.consumption), *lines]:
+        print(f"  {line}")
+
+
+def start(
+    plan: RunPlan, commands: Commands, changes: Sequence[str], redo: bool, dry_run: bool
+) -> tuple[RunPlan, Path] | None:
+    """Show the plan, try it where that is asked for or needed, and train to the end.
+
+    `changes` are what `check_run_folder` returned. Returns the plan that was trained and its newest checkpoint, or None
+    after a dry run.
+
+    Raises:
+        UserError: the limits leave no time, the disk or the memory no room, or a source would be read too often.
+        RunError: the training failed.
+        Stopped, KeyboardInterrupt: the run was asked to stop before its end.
+    """
+    if not redo:
+        limits.check(plan.given, plan.checkpoint_bytes, trained_seconds(plan.run_dir), commands.convert)
+    aside = run_folder.check_redo(plan) if redo else []
+    disk_space.check_disk(plan, anew=redo)
+    check_epochs(plan.given, plan.consumption)
+    with contextlib.nullcontext() if dry_run else run_lock.held(plan.given):
+        if redo or not checkpoint.all_steps(plan.run_dir):
+            check_init_from(plan)
+        local = on_this_machine(plan, redo)
+        check_memory(local)
+        changed = [f"changed since this run's last start: {change}" for change in (*changes, *local.changes)]
+        _show(local, [*aside, *changed])
+        if dry_run:
+            try_steps(local.plan, commands)
+            return None
+        plan = _claim(local, commands, redo)
+        return plan, _train_to_the_end(plan, commands)
+
+
+def _claim(local: LocalPlan, commands: Commands, redo: bool) -> RunPlan:
+    """Make the run folder, or set the one that is there aside; return the plan with its final micro batch."""
+    plan = local.plan
+    question = plan.memory_question(local.available)
+    is_new_choice = plan.given.micro_batch_size == "auto" and (redo or not machine.is_recorded(question, plan.run_dir))
+    if is_new_choice and local.available.device == "cuda":
+        plan = try_steps(plan, commands)
+    if redo:
+        run_folder.set_aside(plan.run_dir)  # the last thing before the start: a refusal above has cost nothing
+    run_folder.claim(plan)
+    if is_new_choice:
+        machine.record(question, plan.run_dir, plan.config.micro_batch)
+    return plan
+
+
+def _train_to_the_end(plan: RunPlan, commands: Commands) -> Path:
+    print(f"starting {_processes_text(plan)}; importing torch takes seconds", flush=True)
+    try:
+        if code := spawn(plan, commands):
+            from_where = f" from the newest checkpoint in {plan.run_dir}" if checkpoint.all_steps(plan.run_dir) else ""
+            raise RunError(
+                f"training ended with exit code {code}; the messages above say why. To resume{from_where}: "
+                f"{commands.resume}"
+            )
+        newest = checkpoint.newest_complete(plan.run_dir)
+        if newest is None or checkpoint.read_state(newest).step < plan.schedule.num_steps:
+            _stopped_by_limit(plan, commands)
+    except Stopped:
+        raise
+    except KeyboardInterrupt:
+        raise Stopped(f"to resume: {commands.resume}") from None
+    return newest
+
+
+def _stopped_by_limit(plan: RunPlan, commands: Commands) -> NoReturn:
+    """A limit or the file STOP ended the run early; what comes after this step must not run."""
+    if limits.are_used_up(plan.given, trained_seconds(plan.run_dir)):
+        raise Stopped(f"max_hours is reached: {limits.remedy(commands.convert)}")
+    raise KeyboardInterrupt
+
+
+def evaluate(plan: RunPlan, commands: Commands, name: str) -> None:
+    """Evaluate the checkpoint that `name` means (`named_checkpoint.find`) in training processes.
+
+    Raises:
+        UserError: there is no such checkpoint, or it is another run's.
+        RunError: the evaluation failed.
+    """
+    run_folder.check(plan)
+    folder = named_checkpoint.find(plan, name)
+    plan = on_this_machine(plan).plan
+    tokens = count_text(plan.num_valid_tokens)
+    opening(f"step 3 evaluate: {folder} on {tokens} tokens, {_processes_text(plan)}")
+    for _, value in launcher.device_rows(plan.num_processes):
+        print(f"  {value}")
+    if code := spawn(plan, commands, "--evaluate", str(folder)):
+        raise RunError(f"the evaluation ended with exit code {code}; the messages above say why")
+
+
+def spawn(plan: RunPlan, commands: Commands, *further: str) -> int:
+    """Run the training processes; return their exit code, 0 or another.
+
+    Raises:
+        KeyboardInterrupt: they were asked to stop.
+    """
+    arguments = [argument for argument in commands.arguments if argument not in ("--redo", "--dry-run")]
+    arguments += ["--set", f"micro_batch_size={plan.config.micro_batch}", *further]
+    code = launcher.launch(commands.module, arguments, plan.num_processes)
+    if code == launcher.INTERRUPTED:
+        raise KeyboardInterrupt
+    return code
+
+
+def try_steps(plan: RunPlan, commands: Commands) -> RunPlan:
+    """Train a few steps that leave nothing behind; return the plan that passed, an `auto` micro batch halved.
+
+    Raises:
+        RunError: they failed, or ran out of memory with a micro batch that the user chose or that is 1.
+    """
+    print(f"trying a few steps in {_processes_text(plan)}", flush=True)
+    while code := spawn(plan, commands, "--dry-run"):
+        smaller = [size for size in plan.micro_batches if size <= plan.config.micro_batch // 2]
+        if code != launcher.OUT_OF_MEMORY or plan.given.micro_batch_size != "auto" or not smaller:
+            raise RunError(f"the trial ended with exit code {code}; the messages above say why. Nothing was written")
+        print(f"micro_batch_size: auto: {plan.config.micro_batch} does not fit, trying {smaller[0]}", flush=True)
+        plan = run_plan.with_micro_batch(plan, smaller[0])
+    return plan
+
+
+def trained_seconds(run_dir: Path) -> float:
+    """Return how long a run has been trained, as its newest checkpoint says."""
+    newest = next(_states(run_dir), None)
+    return checkpoint.read_state(newest).seconds if newest else 0.0
+
+
+def _states(run_dir: Path) -> Iterator[Path]:
+    for step in reversed(checkpoint.all_steps(run_dir)):
+        folder = checkpoint.folder_of(run_dir, step)
+        if (folder / "state.json").exists():
+            yield folder
+
+
+def _memory_rows(local: LocalPlan) -> list[tuple[str, str]]:
+    question = local.plan.memory_question(local.available)
+    needed = question.needed()
+    rows = memory_budget.table(needed, local.available)
+    if not local.available.holds(needed):
+        rows.append(("note", f"this may not fit; {memory_budget.advice(question)}"))
+    return rows
+
+
+def _processes_text(plan: RunPlan) -> str:
+    return f"{plan.num_processes} process{'es' * (plan.num_processes > 1)}"

@@ -1,0 +1,181 @@
+"""The plan of a run: everything that is known before training starts, worked out in one place and without torch.
+
+The same function serves the launching process, which shows the plan and finds every fault in under a second, and the
+training processes, which open it (`training.run`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from zerokara import manifest
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.errors import Fault, UserError
+from zerokara.model.shapes import ModelShape
+from zerokara.samples.data_plan import DataPlan
+from zerokara.samples.objective import Objective, objective
+from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokens.count import check_belongs
+from zerokara.tokens.entropy import entropy, token_counts
+from zerokara.tokens.indexed import IndexedTokens
+from zerokara.tokens.layout import TokenPaths
+from zerokara.training.compute import optimizers, updater
+from zerokara.training.compute.deepspeed_settings import load_template
+from zerokara.training.compute.updater import UpdaterName
+from zerokara.training.planning.consumption import Consumption, consumption, schedule_of
+from zerokara.training.planning.memory_budget import Budget, Question
+from zerokara.training.planning.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """A run, ready to be opened."""
+
+    config: PretrainConfig
+    """The settings; `precision` is resolved, and `micro_batch_size` once it is chosen (`with_micro_batch`)."""
+    given: PretrainConfig
+    """The settings as the user gave them."""
+    shape: ModelShape
+    schedule: Schedule
+    num_processes: int
+    template: dict[str, Any]
+    """The user's DeepSpeed settings."""
+    updater: UpdaterName
+    """What updates the weights."""
+    tokenizer_sha256: str
+    data_sha256: str
+    encoder: Encoder
+    """The tokenizer."""
+    objective: Objective
+    """Turns samples into model inputs and targets."""
+    reading: DataPlan
+    """The training samples and their order."""
+    num_train_tokens: int
+    num_valid_tokens: int
+    unigram_entropy: float
+    """Nats per token of a model that knows only the frequency of each token: the baseline of the training loss."""
+
+    @property
+    def run_dir(self) -> Path:
+        """The run folder."""
+        return Path(self.config.output_model_dir)
+
+    @property
+    def token_paths(self) -> TokenPaths:
+        """The token files."""
+        return TokenPaths(self.config.output_prefix)
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Data-parallel ranks, which share the global batch."""
+        return self.num_processes // self.config.tensor_parallel_size
+
+    @cached_property
+    def consumption(self) -> Consumption:
+        """Tokens and epochs that the run takes of each source."""
+        return consumption(self.reading, self.schedule)
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Size of one checkpoint on disk."""
+        return optimizers.checkpoint_bytes(self.config.optimizer, self.shape)
+
+    @property
+    def micro_batches(self) -> list[int]:
+        """Micro batch sizes that divide a rank's share of the global batch, the largest first."""
+        share = self.config.global_batch_size // self.data_parallel_size
+        return [size for size in range(share, 0, -1) if share % size == 0]
+
+    def memory_question(self, there: Budget) -> Question:
+        """This run's memory, against what is there for one of its processes."""
+        return Question(self.config, self.shape, self.num_processes, self.template, there)
+
+
+def make_plan(given: PretrainConfig, num_processes: int, precision: Literal["bf16", "fp32"] | None = None) -> RunPlan:
+    """Plan a run from its configuration, the tokenizer and the token files; `precision` replaces an `auto`.
+
+    Raises:
+        UserError: the token files are missing or were made with another tokenizer; the tokenizer lacks what is needed;
+            the corpus is shorter than one sequence; the global batch cannot be shared among the processes; the
+            DeepSpeed template is wrong; the weights or the stages do not fit the sources.
+    """
+    config = given.model_copy(update={"precision": precision}) if precision else given
+    faults = list(config.batch_faults(num_processes))
+    if faults:
+        raise UserError(faults)
+    template = load_template(template_path(config.deepspeed_template))
+    encoder = Encoder(config.input_tokenizer_file)
+    paths = TokenPaths(config.output_prefix)
+    tokens = check_belongs(config.output_prefix, encoder.sha256)
+    reading = DataPlan.from_config(config)
+    samples = reading.tokens(where=config.where("seq_len"))
+    made_objective = objective(config, encoder)
+    shape = ModelShape.from_config(config, encoder.vocab_size)
+    if shape.padded_vocab_size % config.tensor_parallel_size:
+        rows = f"{shape.padded_vocab_size}, the {encoder.vocab_size} pieces of the tokenizer and their padding"
+        raise UserError(config.fault("tensor_parallel_size", f"must divide {rows}", "try a power of two"))
+    return RunPlan(
+        config=config,
+        given=given,
+        shape=shape,
+        schedule=schedule_of(config, reading),
+        num_processes=num_processes,
+        template=template,
+        updater=_updater(config, num_processes),
+        tokenizer_sha256=encoder.sha256,
+        data_sha256=_data_hash(tokens),
+        encoder=encoder,
+        objective=made_objective,
+        reading=reading,
+        num_train_tokens=samples.num_tokens,
+        unigram_entropy=entropy(made_objective.target_counts(token_counts(IndexedTokens(paths.train)))),
+        num_valid_tokens=len(IndexedTokens(paths.valid).tokens) if has_validation(paths) else 0,
+    )
+
+
+def on_processes(plan: RunPlan, num_processes: int, precision: Literal["bf16", "fp32"]) -> RunPlan:
+    """Return the same plan for another number of processes, with `precision` resolved.
+
+    Raises:
+        UserError: the global batch cannot be shared among the processes.
+    """
+    if faults := list(plan.given.batch_faults(num_processes)):
+        raise UserError(faults)
+    config = plan.config.model_copy(update={"precision": precision})
+    return replace(plan, config=config, num_processes=num_processes, updater=_updater(config, num_processes))
+
+
+def with_micro_batch(plan: RunPlan, micro_batch: int) -> RunPlan:
+    """Return the same plan with `micro_batch_size` resolved."""
+    return replace(plan, config=plan.config.model_copy(update={"micro_batch_size": micro_batch}))
+
+
+def template_path(deepspeed_template: str) -> Path:
+    """Return the file that the setting `deepspeed_template` names; `auto` is the project's own."""
+    if deepspeed_template != "auto":
+        return Path(deepspeed_template)
+    return Path(__file__).resolve().parents[3] / "ds_config_gpt_TEMPLATE.json"
+
+
+def has_validation(paths: TokenPaths) -> bool:
+    """Whether step 2 kept documents for validation."""
+    return paths.valid.with_name(paths.valid.name + ".idx").exists()
+
+
+def _updater(config: PretrainConfig, num_processes: int) -> UpdaterName:
+    data_parallel_size = num_processes // config.tensor_parallel_size
+    return updater.choose(config.zero_stage, config.optimizer, config.offload, data_parallel_size)
+
+
+def _data_hash(tokens: manifest.Manifest) -> str:
+    """One hash for the training documents, from the manifest of step 2 and so without reading gigabytes."""
+    for records in tokens.outputs.values():
+        for record in records:
+            if record.path.endswith("_text_document.bin") and not record.path.endswith("_valid_text_document.bin"):
+                return record.sha256
+    raise UserError(
+        Fault(where="the manifest of step 2", rule="names no training documents", remedy="run step 2 again with --redo")
+    )

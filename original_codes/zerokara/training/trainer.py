@@ -1,0 +1,217 @@
+"""Training in one process, from an opened plan to the last step, or to where it was stopped.
+
+Puts the edges of a step together: record, validate, sample, save, draw. Everything else is the run's (`run`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+
+from zerokara import checkpoint
+from zerokara.checkpoint import Retention
+from zerokara.model.experts import statistics
+from zerokara.progress import seconds_text
+from zerokara.training import bad_samples
+from zerokara.training.batch_loader import loading
+from zerokara.training.evaluation import Validation, ValidationSettings
+from zerokara.training.guards import GivenUp, StepGuard
+from zerokara.training.logbook import Logbook, LogbookSettings
+from zerokara.training.loop import StepRecord, train
+from zerokara.training.planning import run_lock
+from zerokara.training.planning.limits import TimeLimits
+from zerokara.training.planning.run_plan import RunPlan
+from zerokara.training.processes import joining
+from zerokara.training.processes.agreement import Agreement, ProcessesDiverged
+from zerokara.training.processes.joining import Processes
+from zerokara.training.processes.stopping import FILE_NAME as STOP_NAME
+from zerokara.training.processes.stopping import StopFile, StopRequest
+from zerokara.training.run import Run, join, open_run, state_of
+from zerokara.training.sampling import Sampler
+from zerokara.training.saving import Saver
+
+
+def train_plan(plan: RunPlan, stop_after: int | None = None, validates: bool = True) -> bool:
+    """Train a plan in this process and the others; see `open_trainer` and `Trainer.train`."""
+    with open_trainer(plan, stop_after, validates) as trainer:
+        return trainer.train()
+
+
+@contextlib.contextmanager
+def open_trainer(plan: RunPlan, stop_after: int | None = None, validates: bool = True) -> Iterator[Trainer]:
+    """Open a plan for training, at its newest checkpoint or at its first step, and hold its run folder.
+
+    The run is left after step `stop_after`, and without validation where `validates` is false: both are for a caller
+    that wants only a part of it.
+    """
+    stop = StopRequest(joining.local_device())
+    stop.listen()
+    processes = join(plan)
+    with contextlib.ExitStack() as held:
+        if processes.is_first:
+            held.enter_context(run_lock.lock(plan.run_dir))
+            stop_file = StopFile(plan.run_dir)
+            stop_file.forget()
+            stop.watch(stop_file.look)
+        run = open_run(plan, processes, _newest_checkpoint(plan, processes))
+        yield Trainer(run, stop, stop_after, validates)
+
+
+def _newest_checkpoint(plan: RunPlan, processes: Processes) -> Path | None:
+    """The folder to resume from. The first process looks, for all: checking hashes reads the whole checkpoint."""
+    newest = checkpoint.newest_to_resume(plan.run_dir, processes.log) if processes.is_first else None
+    step = processes.from_first(checkpoint.step_of(newest) if newest else -1)
+    if processes.is_first:
+        with contextlib.suppress(OSError):  # the two names are for people; the next save sets them right
+            checkpoint.write_markers(plan.run_dir)
+    return checkpoint.folder_of(plan.run_dir, step) if step >= 0 else None
+
+
+class Trainer:
+    """An opened run and the edges of its steps."""
+
+    def __init__(self, run: Run, stop: StopRequest, stop_after: int | None = None, validates: bool = True):
+        self.run, self.stop = run, stop
+        self.state = run.state
+        """The newest state that was saved, or that the start began with."""
+        self._stop_after = stop_after
+        plan, config, processes = run.plan, run.plan.config, run.processes
+        device, rank = processes.device, processes.rank
+        self._layers = run.model.all_layers()
+        self.agreement = Agreement(run.model, config.seed)
+        self.validation: Validation | None = None
+        if validates and plan.num_valid_tokens:
+            validation = ValidationSettings.from_config(config, plan.reading.sources)
+            self.validation = Validation(validation, plan.objective, plan.encoder, device)
+        self.sampler: Sampler | None = None
+        if config.sample_prompts:
+            texts, length = config.sample_prompts, config.sample_tokens
+            self.sampler = Sampler(plan.encoder, plan.objective, texts, length, config.seed, device)
+        logbook = LogbookSettings.from_config(config, plan.schedule, plan.num_processes, plan.shape.flops_per_token())
+        self.logbook = Logbook(logbook, plan.reading, run.position, run.state, processes)
+        if processes.is_first:
+            stop.watch(TimeLimits(config, plan.checkpoint_bytes, lambda: self.logbook.seconds).look)
+        resumed_from = checkpoint.folder_of(plan.run_dir, run.state.step) if run.state.step else None
+        self.saver = Saver(
+            run_dir=plan.run_dir,
+            retention=Retention(config.keep_last, config.keep_every, config.keep_best),
+            engine=run.engine,
+            device=device,
+            rank=rank,
+            log=processes.log,
+            resumed_from=resumed_from,
+        )
+        self.guard = StepGuard(config.spike_sigmas, config.max_skipped_steps, run.state)
+
+    def train(self) -> bool:
+        """Train to the end; return False when somebody asked to stop before it.
+
+        Raises:
+            RunError: too many steps in a row had to be skipped, the processes no longer agree, or the disk would not
+                take the last checkpoint. Only the first process says so; the others leave with its exit code.
+        """
+        processes = self.run.processes
+        try:
+            finished = self._train()
+            self.saver.finish()
+        except (GivenUp, ProcessesDiverged) as error:
+            self.saver.finish()
+            if not processes.is_first:
+                raise SystemExit(error.exit_code) from None
+            raise
+        except KeyboardInterrupt:  # the second one: it waits for nothing
+            raise
+        except BaseException:
+            self.saver.abandon()
+            raise
+        self.logbook.close()
+        if not finished:
+            reached = self.state.step == self._stop_after
+            reason = self.stop.reason or ("its caller" if reached else "another process")
+            processes.log(f"stopped by {reason} after step {self.state.step}, saved")
+            if processes.is_first:
+                StopFile(self.run.plan.run_dir).forget()
+        return finished
+
+    def _train(self) -> bool:
+        run, done = self.run, self.state.step
+        waited = time.time() - psutil.Process().create_time()
+        run.processes.log(
+            f"ready after {seconds_text(waited)}; stop with Ctrl-C, SIGTERM, or: touch {run.plan.run_dir / STOP_NAME}; "
+            "nothing is lost"
+        )
+        if self._lacks_validation(done):
+            self._validate(done)
+        self.logbook.log_stages(done, resumed=done > 0)
+        self.stop.can_wait()
+        position, schedule = run.position, run.plan.schedule
+        with loading(
+            run.batches, lambda step: position.samples(step - 1), schedule.num_steps, run.processes.device
+        ) as loader:
+            return train(
+                run.engine, run.processes, loader, schedule, self.guard, self.stop.look, self.at_edge, done + 1
+            )
+
+    def at_edge(self, record: StepRecord) -> bool:
+        """Do all that happens between two steps; return whether to leave."""
+        config, step = self.run.plan.config, record.step
+        is_last = step == self.run.plan.schedule.num_steps
+        stops = record.stop_requested or step == self._stop_after
+        self.agreement.check(step)
+        self.logbook.add(record)
+        if record.skip_reason:
+            self._report_bad_samples(record)
+            self.guard.require_patience(step, record.skip_reason)
+        if is_last or step % config.log_interval == 0 or step == 1:
+            self.logbook.log_step(statistics(self._layers))
+        if is_last or (step % config.eval_interval == 0 and not stops):
+            stops |= not self._validate(step, to_the_end=is_last)
+        if is_last or stops or step % config.save_interval == 0:
+            self._save(step)
+        if not is_last:
+            self.logbook.log_stages(step)
+        return stops
+
+    def _lacks_validation(self, done: int) -> bool:
+        """Whether the run begins, or was stopped in a validation or before one: this start makes up for it."""
+        plan = self.run.plan
+        is_due = done % plan.config.eval_interval == 0 and done < plan.schedule.num_steps
+        return is_due and self.state.facts.get("valid_step") != done
+
+    def _validate(self, step: int, to_the_end: bool = False) -> bool:
+        """Validate; return False when it was given up because somebody asked to stop."""
+        module = self.run.engine.module
+        with self.logbook.pace.pause("validation"):
+            if self.validation is not None:
+                result = self.validation(module, None if to_the_end else self.stop.agreed)
+                if result is None:
+                    return False
+                self.logbook.log_validation(step, result)
+            if self.sampler is not None:
+                self.logbook.log_samples(step, self.sampler(module))
+        return True
+
+    def _report_bad_samples(self, record: StepRecord) -> None:
+        run = self.run
+        consumed = run.position.samples(record.step - 1)
+        found = bad_samples.find(run.engine.module, run.batches, run.plan.reading, consumed)
+        self.logbook.log_skipped(record, found)
+
+    def _save(self, step: int) -> None:
+        run, book, guard = self.run, self.logbook, self.guard
+        self.state = replace(
+            state_of(run.plan, step, run.position.samples(step), dict(book.facts), book.seconds),
+            skipped_steps=guard.skipped_steps,
+            skipped_in_row=guard.skipped_in_row,
+            recent_losses=guard.recent_losses,
+            optimizer=run.plan.config.optimizer,
+            earlier_updates=step - guard.skipped_steps - run.engine.num_updates,
+        )
+        book.flush()
+        with book.pace.pause("save"):
+            self.saver.save(self.state)

@@ -1,0 +1,73 @@
+"""A trial before a run that costs days: the real processes train a few steps of the real model on the real data.
+
+For ``--dry-run``, and for ``micro_batch_size: auto`` on a GPU. What the steps learn is thrown away, and nothing is
+written. They tell the speed, the kernels, and the memory at its peak, which no arithmetic foresees.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed
+
+from zerokara.errors import RunError
+from zerokara.model import compilation
+from zerokara.progress import bytes_text, count_text, seconds_text
+from zerokara.training.batch_loader import loading
+from zerokara.training.compute import devices
+from zerokara.training.compute.attention_kernel import attention_kernel
+from zerokara.training.guards import StepGuard
+from zerokara.training.loop import train_step
+from zerokara.training.planning.run_plan import RunPlan
+from zerokara.training.run import Run, join, open_run
+
+NUM_STEPS = 3
+"""The first is slow (memory is taken, kernels are chosen) and does not count."""
+
+
+def run_trial(plan: RunPlan) -> None:
+    """Train a few steps in this process and the others, log speed and memory, write nothing.
+
+    Raises:
+        RunError: a process did not answer, or a loss was not finite.
+    """
+    run = open_run(plan, join(plan))
+    _log_kernels(run)
+    seconds, loss = _steps(run)
+    _log_result(run, seconds, loss)
+
+
+def _steps(run: Run) -> tuple[float, float]:
+    """Mean seconds of a step without the first, and the loss of the last."""
+    plan, position = run.plan, run.position
+    guard, seconds, loss = StepGuard(plan.config.spike_sigmas, plan.config.max_skipped_steps), [], 0.0
+    with loading(run.batches, lambda step: position.samples(step - 1), NUM_STEPS, run.processes.device) as loader:
+        for step in range(1, NUM_STEPS + 1):
+            torch.distributed.barrier()
+            learning_rate = plan.schedule.learning_rate(min(step, plan.schedule.num_steps))
+            record = train_step(run.engine, run.processes, loader.take, step, learning_rate, guard, lambda: False)
+            if record.skip_reason:
+                raise RunError(f"trial step {step}: {record.skip_reason}: see lr, precision and the data")
+            seconds.append(record.seconds)
+            loss = record.loss
+    return sum(seconds[1:]) / len(seconds[1:]), loss
+
+
+def _log_kernels(run: Run) -> None:
+    config = run.plan.config
+    optimizer = {"adamw": "torch's fused AdamW", "adafactor": "Adafactor", "muon": "Muon, and torch's fused AdamW"}
+    reason = compilation.reason_against(config.compile, run.processes.device.type, config.zero_stage)
+    attention = attention_kernel(run.plan.shape, config.precision, config.intra_document_masking, run.processes.device)
+    compiled = f"; layers not compiled ({reason})" if reason else ""
+    run.processes.log(f"kernels: {attention}; {optimizer[config.optimizer]}{compiled}")
+
+
+def _log_result(run: Run, seconds: float, loss: float) -> None:
+    processes, schedule = run.processes, run.plan.schedule
+    peak = processes.max(devices.peak_memory(processes.device))
+    speed = schedule.batch_tokens / seconds
+    processes.log(
+        f"trial of {NUM_STEPS} steps: loss {loss:.3f}, {seconds_text(seconds)} a step, {count_text(speed)} tok/s; "
+        f"all {schedule.num_steps:,} steps would take {seconds_text(schedule.num_steps * seconds)}, validations and "
+        "saves not counted"
+    )
+    processes.log(f"memory: the fullest process held {bytes_text(peak)} at its peak")

@@ -1,0 +1,27 @@
+"""Engines of a lone process, for tests that train a model without a run folder."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.model import loopback, parallel
+from zerokara.model.megatron import Model
+from zerokara.training.compute import updater
+from zerokara.training.compute.engine import Engine, open_engine
+from zerokara.training.processes.process_group import init_process_group
+
+
+def join_alone(device: str = "cpu") -> None:
+    """Be the only process of a run."""
+    os.environ.update(loopback.environment(), RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
+    init_process_group(torch.device(device))
+    parallel.start(seed=0)
+
+
+def engine_of(model: Model, settings: PretrainConfig, chosen_for: int = 1) -> Engine:
+    """Open an engine for a lone process, with the updater that a run of `chosen_for` data-parallel ranks has."""
+    chosen = updater.choose(settings.zero_stage, settings.optimizer, settings.offload, chosen_for)
+    return open_engine(model, settings, chosen, data_parallel_size=1, template={})

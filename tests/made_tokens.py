@@ -1,0 +1,59 @@
+"""Token files and their manifest as step 2 leaves them, written in this process: no worker processes, no command line.
+
+`write_tokens` takes a configuration whose corpus and tokenizer exist; `write_documents_as_corpus` makes the corpus from
+texts. The shards, the split, the merge, and the manifest are the library's own, so that step 2 finds nothing to do
+and step 3 takes the files as any others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Sequence
+from pathlib import Path
+
+from zerokara import manifest
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.corpus.inputs import find_files
+from zerokara.corpus.reading import OpenStreams
+from zerokara.steps.tokenize import manifest_work
+from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokens.encode import EncodedCorpus, RunTasks, discard_work, encode_corpus
+from zerokara.tokens.layout import TokenPaths
+from zerokara.tokens.shards import Job, ShardResult, Tally, write_shard
+from zerokara.tokens.summary import manifest_facts
+from zerokara.tokens.tasks import TaskQueue
+
+
+def write_documents_as_corpus(path: Path, texts: Sequence[str]) -> Path:
+    """Write a JSON line for each text; return the path."""
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    return path
+
+
+def run_in_this_process(job: Job, queue: TaskQueue, num_workers: int) -> Generator[Tally | ShardResult, None, None]:
+    """Do the tasks one after another, in the place of `run_in_workers`."""
+    with OpenStreams() as streams:
+        while task := queue.next(0):
+            tallies: list[Tally] = []
+            result = write_shard(job, task, tallies.append, streams)
+            queue.finished(task, result.at_end)
+            yield from tallies
+            yield result
+
+
+def encode(
+    config: PretrainConfig, task_bytes: int | None = None, run_tasks: RunTasks = run_in_this_process
+) -> EncodedCorpus:
+    """Encode the corpus of `config` with SentencePiece; the work folder stays, and there is no manifest."""
+    files, encoder = find_files(config.input_jsonl, config.where("input_jsonl")), Encoder(config.input_tokenizer_file)
+    return encode_corpus(config, files, encoder, None, task_bytes, lambda message: None, run_tasks)
+
+
+def write_tokens(config: PretrainConfig) -> TokenPaths:
+    """Write the token files of both splits, the quarantine file and the manifest of `config`."""
+    paths, encoded = TokenPaths(config.output_prefix), encode(config)
+    files = find_files(config.input_jsonl, config.where("input_jsonl"))
+    facts = manifest_facts(config, files, encoded, Encoder(config.input_tokenizer_file))
+    manifest.write(paths.manifest, manifest_work(config, files), {"tokens": paths.outputs}, facts, 0.0)
+    discard_work(config)
+    return paths

@@ -1,0 +1,88 @@
+"""How a step ends: exit codes, messages without secrets or control characters, a reader that has left."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from zerokara import progress
+from zerokara.errors import Fault, RunError, UserError, shown
+from zerokara.steps import command
+
+
+def test_a_traceback_holds_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
+    def broken() -> None:
+        try:
+            raise ValueError("https://ada:secret@hub/f?X-Amz-Signature=ab12")
+        except ValueError as error:
+            raise KeyError("hf_abcdefghijABCDEFGHIJ0123456789") from error
+
+    assert command.guarded(broken) == 1
+    told = capsys.readouterr().err
+    assert "ValueError: https://…@hub/f?…" in told and "KeyError: 'hf_…'" in told and "in broken" in told
+
+
+def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    def raising(error: BaseException) -> int:
+        def work() -> None:
+            raise error
+
+        return command.guarded(work)
+
+    assert raising(UserError([Fault(where="a", rule="one"), Fault(where="b", rule="two")])) == 2
+    assert raising(RunError("broke")) == 1
+    assert raising(KeyboardInterrupt()) == 130
+    assert command.guarded(lambda: None) == 0
+    assert capsys.readouterr().err.splitlines()[:3] == ["error: a: one", "error: b: two", "failed: broke"]
+
+
+def test_an_error_of_the_system_about_a_file_is_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def gone() -> None:
+        raise FileNotFoundError(2, "No such file or directory", "corpus/a.jsonl")
+
+    assert command.guarded(gone) == 1
+    assert capsys.readouterr().err == "failed: cannot read or write corpus/a.jsonl: No such file or directory\n"
+
+    def ours() -> None:
+        raise OSError("something that names no file")
+
+    assert command.guarded(ours) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("Traceback") and told.endswith("OSError: something that names no file\n")
+
+
+def test_a_terminal_obeys_no_name_or_text_of_others(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "a\x1b]0;pwned\x07\x1b[2J\r\x9b31m\udcff.jsonl\tx"
+
+    def unreadable() -> None:
+        raise PermissionError(13, "Permission denied", name)
+
+    def wrong() -> None:
+        raise UserError(Fault(where="config.yaml:3", value=name, rule="is of no format known here"))
+
+    assert (command.guarded(unreadable), command.guarded(wrong)) == (1, 2)
+    progress.log(name)
+    progress.opening(name)
+    progress.summary("step 2: done", [(name, name)])
+    told = "".join(capsys.readouterr())
+    assert told.count("a\\x1b]0;pwned\\x07\\x1b[2J\\r\\x9b31m\\udcff.jsonl\tx") == 5
+    assert f"cannot read or write {shown(name)}: " in told
+    assert not set("\x1b\x07\r\x9b\udcff") & set(told)
+
+
+@pytest.mark.parametrize(("words", "code"), [(1, 0), (100_000, 141)])
+def test_a_reader_that_leaves_is_no_traceback(words: int, code: int) -> None:
+    """As in ``bash 2_tokenize.sh | head -1``: what is done is done, what is not done stops."""
+    program = f"from zerokara.steps import command; raise SystemExit(command.guarded(lambda: print('word ' * {words})))"
+    reading, writing = os.pipe()
+    os.close(reading)
+    environment = {**os.environ, "PYTHONPATH": str(Path(command.__file__).parents[2]), "PYTHONUNBUFFERED": ""}
+    command_line = [sys.executable, "-c", program]
+    done = subprocess.run(command_line, env=environment, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    told = done.stderr.splitlines()
+    assert (done.returncode, len(told)) == (code, 0 if code == 0 else 1), told

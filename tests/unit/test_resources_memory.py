@@ -1,0 +1,70 @@
+"""Memory that this process may use: the machine's, less what is taken, within its control groups and its own limit."""
+
+from __future__ import annotations
+
+import resource
+from collections import namedtuple
+from pathlib import Path
+
+import psutil
+import pytest
+
+from zerokara import resources
+
+GB = 10**9
+Machine = namedtuple("Machine", "total available")
+Process = namedtuple("Process", "vms")
+
+
+@pytest.fixture(autouse=True)
+def group(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A machine of 64 GB with 50 GB free, and the innermost of two control groups, without a limit."""
+    inner = tmp_path / "job"
+    inner.mkdir()
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: Machine(64 * GB, 50 * GB))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    monkeypatch.setattr(resources, "_MEMORY_V1", tmp_path / "memory")
+    monkeypatch.setattr(resources, "control_groups", lambda: iter([inner, tmp_path]))
+    return inner
+
+
+def write(folder: Path, **files: object) -> None:
+    folder.mkdir(exist_ok=True)
+    for name, content in files.items():
+        (folder / name.replace("__", ".")).write_text(f"{content}\n", encoding="utf-8")
+
+
+def test_what_else_runs_counts_only_for_what_is_available() -> None:
+    assert (resources.available_memory(), resources.total_memory()) == (50 * GB, 64 * GB)
+
+
+def test_the_tightest_control_group_counts(group: Path) -> None:
+    write(group.parent, memory__max="max", memory__current=0)
+    write(group, memory__max=16 * GB, memory__current=15 * GB)
+    assert (resources.available_memory(), resources.total_memory()) == (GB, 16 * GB)
+    write(group.parent, memory__max=8 * GB, memory__current=8 * GB)
+    assert (resources.available_memory(), resources.total_memory()) == (0, 8 * GB)
+
+
+def test_file_cache_of_a_control_group_is_available(group: Path) -> None:
+    stat = f"anon {3 * GB}\nfile {12 * GB}\ninactive_anon 5\ninactive_file {10 * GB}"
+    write(group, memory__max=16 * GB, memory__current=15 * GB, memory__stat=stat)
+    assert resources.available_memory() == 11 * GB
+
+
+def test_a_control_group_of_version_1_counts(group: Path) -> None:
+    write(group.parent / "memory", memory__limit_in_bytes=4 * GB, memory__usage_in_bytes=GB)
+    assert (resources.available_memory(), resources.total_memory()) == (3 * GB, 4 * GB)
+
+
+def test_the_limit_of_a_process_holds_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (8 * GB, 8 * GB))
+    monkeypatch.setattr(psutil.Process, "memory_info", lambda _: Process(2 * GB))
+    assert (resources.available_memory(), resources.total_memory()) == (6 * GB, 8 * GB)
+    assert (resources.available_memory(2), resources.total_memory(2)) == (12 * GB, 16 * GB)
+    assert (resources.available_memory(99), resources.total_memory(99)) == (50 * GB, 64 * GB)
+
+
+def test_this_machine_has_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert 10**6 < resources.available_memory() <= resources.total_memory()

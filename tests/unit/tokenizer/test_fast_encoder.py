@@ -1,0 +1,125 @@
+"""The fast encoder: proved equal before the work, checked during it, left when it differs."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gigatoken._load.sentencepiece import sentencepiece_to_tokenizer_json
+
+from zerokara.tokenizer import encoder_choice, fast_encoder, fast_encoder_model
+from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokenizer.hard_texts import hard_texts
+from zerokara.tokenizer.model_file import ModelFile
+
+from .conftest import TrainToy, toy_lines
+
+TEXTS = ["\n".join(toy_lines(40, seed)) for seed in range(20)]
+
+
+def test_bpe_is_done_by_gigatoken_with_the_same_ids(toy_bpe: Encoder) -> None:
+    choice = encoder_choice.choose(toy_bpe, TEXTS)
+    assert choice.name == "gigatoken 0.10.0" and "proved equal to SentencePiece on" in choice.reason
+    quick = pickle.loads(pickle.dumps(choice.encoder))
+    assert (quick.vocab_size, quick.eos_id) == (toy_bpe.vocab_size, toy_bpe.eos_id)
+    texts = [*TEXTS, *hard_texts(toy_bpe), "x" * 5000 + "</s>" + "\n" * 300]
+    (ours, our_bytes), (theirs, their_bytes) = toy_bpe.encode_joined(texts), quick.encode_joined(texts)
+    assert theirs.dtype == np.int32 and np.array_equal(ours, theirs)
+    assert our_bytes == their_bytes == [len(text.encode()) for text in texts]
+
+
+def test_the_model_is_as_gigatoken_makes_it_itself(train_toy: TrainToy) -> None:
+    encoder = Encoder(train_toy(model_type="bpe", extra_ids=2, user_defined_symbols=["[CALL]"], vocab_size=560))
+    model = ModelFile(encoder.model_bytes)
+    special = {i: fast_encoder_model.marker(i) for i, piece in enumerate(model.pieces) if piece.type in (2, 3)}
+    model.rename(special)
+    ours = json.loads(fast_encoder_model.tokenizer_json(encoder.model))
+    theirs = json.loads(sentencepiece_to_tokenizer_json(model.to_bytes()))
+    assert (ours["model"].pop("unk_token"), theirs["model"].pop("unk_token")) == (special[encoder.unk_id], "<unk>")
+    assert ours == theirs and len(ours["model"]["merges"]) > 100
+
+
+def test_control_names_and_user_symbols_are_part_of_the_proof(train_toy: TrainToy) -> None:
+    encoder = Encoder(
+        train_toy(model_type="bpe", extra_ids=2, user_defined_symbols=["[CALL]", "<|im|>"], vocab_size=560)
+    )
+    texts = hard_texts(encoder)
+    for needed in ("</s>", "<extra_id_1>", "[CALL][CALL]", "a<|im|>b", "[CALL CALL]", "[CALL]<|im|>"):
+        assert any(needed in text for text in texts), needed
+    assert encoder_choice.choose(encoder, TEXTS).name.startswith("gigatoken")
+
+
+def test_unigram_stays_with_sentencepiece(toy: Encoder) -> None:
+    choice = encoder_choice.choose(toy, TEXTS)
+    assert choice.name == "sentencepiece 0.2.3" and choice.reason == "the fastest for unigram"
+    assert isinstance(choice.encoder, Encoder)
+
+
+def test_a_dummy_prefix_is_outside_what_was_tried(train_toy: TrainToy) -> None:
+    choice = encoder_choice.choose(Encoder(train_toy(model_type="bpe", add_dummy_prefix=True)), TEXTS)
+    assert choice.name.startswith("sentencepiece") and "puts a space before every line" in choice.reason
+
+
+def test_without_byte_fallback_sentencepiece_does_it(train_toy: TrainToy) -> None:
+    choice = encoder_choice.choose(Encoder(train_toy(model_type="bpe", byte_fallback=False)), TEXTS)
+    assert choice.name.startswith("sentencepiece") and "has no byte fallback" in choice.reason
+
+
+def test_it_is_opened_anew_before_it_remembers_too_much(toy_bpe: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fast_encoder, "MAX_CACHED_TOKENS", 1000)
+    quick = fast_encoder.FastEncoder(toy_bpe.model_path)
+    first = quick._tokenizer
+    for text in TEXTS:
+        assert np.array_equal(quick.encode_joined([text])[0], toy_bpe.encode_joined([text])[0])
+    assert quick._tokenizer is not first and quick._cached_tokens < 3000
+
+
+def _other_merges(encoder: Encoder, folder: Path) -> Path:
+    """The same model with the ranks of its last two merges exchanged."""
+    model = ModelFile(encoder.model_bytes)
+    learnt = [piece for piece in model._proto.pieces if piece.type == 1 and len(piece.piece) == 2]
+    learnt[0].score, learnt[-1].score = learnt[-1].score, learnt[0].score
+    path = folder / "other.model"
+    path.write_bytes(model.to_bytes())
+    return path
+
+
+def test_other_ids_are_found_before_the_work(toy_bpe: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrong(fast_encoder.FastEncoder):
+        def __init__(self, model_path: Path, reference: Encoder) -> None:
+            super().__init__(_other_merges(toy_bpe, tmp_path))
+
+    monkeypatch.setattr(encoder_choice, "FastEncoder", Wrong)
+    choice = encoder_choice.choose(toy_bpe, TEXTS)
+    assert choice.name.startswith("sentencepiece") and "gave different ids, first for '" in choice.reason
+    assert isinstance(choice.encoder, Encoder)
+
+
+def test_other_ids_are_found_while_it_works(toy_bpe: Encoder, tmp_path: Path) -> None:
+    quick = fast_encoder.FastEncoder(toy_bpe.model_path)
+    quick._reference = Encoder(_other_merges(toy_bpe, tmp_path))
+    with pytest.raises(fast_encoder.FastEncoderDiffersError) as raised:
+        for text in TEXTS:
+            quick.encode_joined([text])
+    assert pickle.loads(pickle.dumps(raised.value)).excerpt == raised.value.excerpt != ""
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_without_gigatoken_the_work_is_done_all_the_same(
+    toy_bpe: Encoder, monkeypatch: pytest.MonkeyPatch, missing: bool
+) -> None:
+    if missing:
+        monkeypatch.setitem(sys.modules, "gigatoken", None)
+    else:
+
+        def broken(*_: Any) -> Any:
+            raise ValueError("no such format")
+
+        monkeypatch.setattr(encoder_choice, "FastEncoder", broken)
+    choice = encoder_choice.choose(toy_bpe, TEXTS)
+    assert choice.name.startswith("sentencepiece") and "cannot be used here" in choice.reason

@@ -1,0 +1,138 @@
+"""While SentencePiece works, something is shown all the time; and it does not go on working for nobody."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from zerokara import progress
+from zerokara.config.tokenizer_config import TokenizerConfig
+from zerokara.tokenizer import trainer_log
+
+UNIGRAM_LOG = [
+    "trainer.cc] Starts training with :",
+    "trainer_interface.cc] Normalizing sentences...",
+    "unigram.cc] [Chunk #1] Start processing 20005137 bytes (base_min_freq=2)...",
+    "",
+    "unigram.cc] Finished processing all 1 chunks. Filtering and sorting top candidates into seed pieces...",
+    "unigram.cc] Using 91099 sentences for EM training",
+    "",
+    "unigram.cc] EM sub_iter=0 size=15000 obj=271.01 num_tokens=2517866 bytes/tok=7.90846",
+    "",
+    "unigram.cc] EM sub_iter=0 size=11250 obj=250.287 num_tokens=2530192 bytes/tok=7.86994",
+    "unigram.cc] PruneUnreachableSentencePieces pruned 0 unreachable pieces out of 35200",
+]
+"""What the trainer says, in short; an empty line stands for a silence."""
+BPE_LOG = ["trainer.cc] Starts training with :", "bpe.cc] Added: freq=5 size=20 all=99", ""]
+
+
+def _follow(
+    said: Sequence[str], config: TokenizerConfig, monkeypatch: pytest.MonkeyPatch, silence: float
+) -> tuple[str, str]:
+    """Follow a log that is written with silences; gives the log and the last line."""
+    monkeypatch.setattr(progress, "LINE_INTERVAL_SECONDS", 0.1)
+    monkeypatch.setattr(trainer_log, "_BEAT_SECONDS", 0.02)
+    reading, writing = os.pipe()
+
+    def speak() -> None:
+        with open(writing, "wb") as file:
+            for line in said:
+                if not line:
+                    time.sleep(silence)
+                    continue
+                # A line may come in parts, and a part may end within a character.
+                for part in (line.encode()[:20], line.encode()[20:] + b"\n"):
+                    file.write(part)
+                    file.flush()
+
+    speaker = threading.Thread(target=speak)
+    speaker.start()
+    log = io.StringIO()
+    with open(reading, "rb") as words:
+        last = trainer_log.follow(words, config.model_type, config.vocab_size, log)
+    speaker.join()
+    return log.getvalue(), last
+
+
+def test_each_silence_is_named_and_timed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    log, last = _follow(UNIGRAM_LOG, TokenizerConfig(vocab_size=8000), monkeypatch, silence=0.6)
+    assert log == "".join(line + "\n" for line in UNIGRAM_LOG if line)
+    assert last == UNIGRAM_LOG[-1]
+    shown = capsys.readouterr().err.splitlines()
+    for phase in ("sorting all suffixes for candidates: for 0", "estimating probabilities: for "):
+        assert sum(line.startswith(f"training unigram, {phase}") for line in shown) >= 2, shown
+    pruning = [line for line in shown if "pruning: 1 of 2 (50%)" in line]
+    assert len(pruning) >= 2 and all("candidates 15,000" in line for line in pruning), shown
+    assert "left" not in "".join(shown), "the rate of pruning is not known yet"
+
+
+def test_merges_are_counted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    _follow(BPE_LOG, TokenizerConfig(model_type="bpe", vocab_size=400), monkeypatch, silence=0.5)
+    assert "training bpe, merging: 20 of 400 (5%)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("candidates", "rounds"), [(325_555, 8), (35_201, 1), (35_199, 1), (10, 1)])
+def test_the_rounds_to_come_are_known(candidates: int, rounds: int) -> None:
+    assert trainer_log.num_rounds(candidates, 32_000) == rounds * trainer_log.NUM_SUB_ITERATIONS
+
+
+_STEP = """
+import os, sys
+from pathlib import Path
+from zerokara.config.tokenizer_config import TokenizerConfig
+from zerokara.tokenizer import training
+folder = Path(sys.argv[1])
+training.train(TokenizerConfig(), folder / "sentences", folder, folder / "log")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
+def test_the_trainer_ends_when_the_step_is_killed(root: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "sentences")  # Nobody writes to it, so that the trainer waits for ever.
+    environment = {**os.environ, "PYTHONPATH": str(root / "original_codes")}
+    step = subprocess.Popen([sys.executable, "-c", _STEP, str(tmp_path)], env=environment)
+    try:
+        trainer = _child_at_work(step.pid)
+        time.sleep(0.5)
+        assert _works(trainer)
+        step.send_signal(signal.SIGKILL)
+        step.wait()
+        end = time.monotonic() + 10
+        while _works(trainer) and time.monotonic() < end:
+            time.sleep(0.05)
+        still_there = _works(trainer)
+        if still_there:
+            trainer.kill()
+        assert not still_there
+    finally:
+        step.kill()
+        step.wait()
+
+
+def _works(process: psutil.Process) -> bool:
+    """Whether it is there and not dead; nobody may have asked yet how it ended."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _child_at_work(pid: int) -> psutil.Process:
+    """The trainer, once it has opened its eyes: its own code is loaded."""
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        for child in psutil.Process(pid).children():
+            if any("sentencepiece" in entry.path for entry in child.memory_maps()):
+                return child
+        time.sleep(0.05)
+    raise AssertionError("the trainer did not start")

@@ -1,0 +1,105 @@
+"""What is checked before training starts: disk, ownership, and what a run folder may change."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.errors import UserError
+from zerokara.progress import bytes_text
+from zerokara.training.planning import disk_space, run_plan
+from zerokara.training.processes import launcher
+
+
+@pytest.fixture
+def settings(tiny_data: dict[str, str], tmp_path: Path):  # type: ignore[no-untyped-def]
+    def make(*overrides: str) -> PretrainConfig:
+        place = f"output_model_dir={tmp_path / 'run'}"
+        return load(PretrainConfig, tiny_data["config"], [place, *overrides])
+
+    return make
+
+
+def test_checkpoints_that_will_not_fit_are_told_in_numbers(settings, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10, 0, 1_000_000))
+    plan = run_plan.make_plan(settings("save_interval=2", "keep_last=2"), 1)
+    with pytest.raises(UserError) as caught:
+        disk_space.check_disk(plan)
+    each = 12 * plan.shape.num_parameters()
+    # The two newest, the one that is being written, and the best.
+    expected = f"4 of {bytes_text(each)} will stand at once and need {bytes_text(4 * each)} more, 1.0 MB are free"
+    assert expected in str(caught.value) and "save_interval: 20 is the smallest that fits" in str(caught.value)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10, 0, 10**12))
+    disk_space.check_disk(plan)
+
+
+@pytest.mark.parametrize("room", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("kept", [(), ("keep_every=2",), ("keep_best=false",), ("keep_every=4", "keep_best=false")])
+def test_the_save_interval_that_is_advised_is_the_smallest_that_fits(
+    settings,  # type: ignore[no-untyped-def]
+    monkeypatch: pytest.MonkeyPatch,
+    room: int,
+    kept: tuple[str, ...],
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    given = ("save_interval=2", "keep_last=4", *kept)
+    plan = run_plan.make_plan(settings(*given), 1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10, 0, room * plan.checkpoint_bytes))
+    if disk_space.max_checkpoints(plan, 2) <= room:
+        disk_space.check_disk(plan)
+        return
+    with pytest.raises(UserError) as caught:
+        disk_space.check_disk(plan)
+    found = re.search(r"save_interval: (\d+) is the smallest that fits(?: with keep_every: (\d+))?", str(caught.value))
+    assert found
+    interval, every = int(found[1]), found[2]
+    changes = [f"save_interval={interval}", *([f"keep_every={every}"] if every else [])]
+    disk_space.check_disk(run_plan.make_plan(settings(*given, *changes), 1))
+    unit = plan.config.keep_every or 1
+    for shorter in range(unit, interval, unit):
+        changed = [f"save_interval={shorter}", *([f"keep_every={shorter}"] if every else [])]
+        with pytest.raises(UserError):
+            disk_space.check_disk(run_plan.make_plan(settings(*given, *changed), 1))
+
+
+def test_the_vocabulary_must_be_shared_in_whole_rows(settings) -> None:  # type: ignore[no-untyped-def]
+    heads = ("hidden_size=60", "num_attn_heads=6", "num_kv_heads=3", "ffn_hidden_size=96", "tensor_parallel_size=3")
+    rows = "512, the 500 pieces of the tokenizer and their padding"
+    with pytest.raises(UserError, match=rf"tensor_parallel_size = 3: must divide {rows}; try a power of two"):
+        run_plan.make_plan(settings(*heads), 3)
+
+
+def test_tokens_of_another_tokenizer_are_refused(settings, tiny_data: dict[str, str], tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    other = tmp_path / "other.model"
+    # The same pieces, one more field at the end of the file: another content.
+    other.write_bytes(Path(tiny_data["input_tokenizer_file"]).read_bytes() + b"\x3a\x00")
+    with pytest.raises(UserError, match=r"was made with another tokenizer: its sha256 is .* --redo"):
+        run_plan.make_plan(settings(f"input_tokenizer_file={other}"), 1)
+
+
+def test_more_processes_than_gpus_are_refused(settings, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert launcher.num_processes(settings("num_processes=auto")) == 2
+    with pytest.raises(UserError, match="num_processes = 4: must be at most 2, the GPUs that there are"):
+        launcher.num_processes(settings("num_processes=4", "global_batch_size=32"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert launcher.num_processes(settings("num_processes=2")) == 2
+
+
+def test_precision_follows_the_hardware_only_when_asked(settings, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    assert launcher.precision(settings("precision=fp32")) == "fp32"
+    assert launcher.precision(settings("precision=bf16")) == "bf16"
+    given = settings("precision=auto")
+    chosen = launcher.precision(given)
+    assert chosen in ("bf16", "fp32")
+    plan = run_plan.make_plan(given, 1, chosen)
+    assert (plan.config.precision, plan.given.precision) == (chosen, "auto")
