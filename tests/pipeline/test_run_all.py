@@ -1,4 +1,4 @@
-"""`./run_all.sh`: the whole pipeline as a user runs it, through the real scripts, and how it stops when a step fails."""
+"""`./run_all.sh`: the whole pipeline as a user runs it, through the real scripts, and how it ends when a step fails."""
 
 from __future__ import annotations
 
