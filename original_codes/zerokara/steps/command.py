@@ -47,7 +47,7 @@ def parse(
     parser = argparse.ArgumentParser(
         prog=os.environ.get(COMMAND_NAME),
         description=doc,
-        epilog="settings (edit them in the YAML file, or --set them for one run):\n"
+        epilog="Settings (edit them in the YAML file, or --set them for one run; docs/glossary.md explains the terms):\n"
         + (help_text(config_class) if wants_help else ""),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,  # "--re" must not mean --redo
