@@ -1,4 +1,4 @@
-"""R12: the estimate of a process's memory is within 15 % of the peak that the kernel measured."""
+"""The estimate of a process's memory is within 15 % of the peak that the kernel measured."""
 
 from __future__ import annotations
 

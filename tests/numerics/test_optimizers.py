@@ -1,4 +1,4 @@
-"""R4: each optimizer against its paper, written plainly here; and the gradient's norm and clipping against torch's."""
+"""Each optimizer against its paper, written plainly here; and the gradient's norm and clipping against torch's."""
 
 from __future__ import annotations
 

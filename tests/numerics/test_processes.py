@@ -1,4 +1,4 @@
-"""R1: the same training however it is shared out — processes, accumulation, ZeRO stages — in fp32 and in bf16."""
+"""The same training for any number of processes, gradient accumulation and ZeRO stage, in fp32 and in bf16."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""R5: what is computed again in the backward pass changes no bit of a gradient, and is not kept in memory."""
+"""Activation checkpointing changes no bit of a gradient, and keeps no recomputed activation in memory."""
 
 from __future__ import annotations
 

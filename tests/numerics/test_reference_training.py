@@ -1,4 +1,4 @@
-"""R2: twenty fp32 steps of our models and of Hugging Face's under torch AdamW, from equal weights on equal batches.
+"""Twenty fp32 steps of our models and of Hugging Face's under torch AdamW, from equal weights on equal batches.
 
 Two processes that share the matrices train as one does (test_tensor_parallel.py), and so as Hugging Face's.
 """
@@ -216,7 +216,7 @@ def test_precision_is_as_configured_or_nothing_starts(
 
 
 def test_padding_rows_never_win() -> None:
-    """M4: the loss is that of the real vocabulary alone, whatever stands in the padding rows."""
+    """The loss is that of the real vocabulary alone, whatever is in the padding rows."""
     parallel.start_alone()
     settings = load(PretrainConfig, "/dev/null", OVERRIDES)
     shape = ModelShape.from_config(settings, VOCAB)

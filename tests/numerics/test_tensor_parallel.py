@@ -1,4 +1,4 @@
-"""R1: two processes that share the matrices of each layer train what one process trains, in fp32."""
+"""Two tensor-parallel processes train what one process trains, in fp32."""
 
 from __future__ import annotations
 

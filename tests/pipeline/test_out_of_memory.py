@@ -1,4 +1,4 @@
-"""R5: a lack of memory is answered in numbers, with exit code 1, and costs no checkpoint."""
+"""Running out of memory is answered in numbers, with exit code 1, and costs no checkpoint."""
 
 from __future__ import annotations
 

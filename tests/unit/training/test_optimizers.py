@@ -1,4 +1,4 @@
-"""R4: what each optimizer updates, what decays, what it costs, and where it can run."""
+"""What each optimizer updates, what decays, its memory, and where it can run."""
 
 from __future__ import annotations
 
