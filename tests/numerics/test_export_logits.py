@@ -1,4 +1,4 @@
-"""X1: the exported model, loaded from disk by stock transformers, computes what ours computes; broken twins do not.
+"""The exported model, loaded from disk by stock transformers, computes what ours computes; broken twins do not.
 
 Weights are drawn wide, so that logits spread (std > 0.5) and every rule matters to them.
 """

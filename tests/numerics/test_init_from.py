@@ -1,4 +1,4 @@
-"""M3: a training that starts from a Hugging Face folder starts with that model's loss, and learns on from there."""
+"""A run that starts from a Hugging Face folder starts with that model's loss, and learns from there."""
 
 from __future__ import annotations
 

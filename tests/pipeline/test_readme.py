@@ -82,6 +82,12 @@ def test_settings_and_files_named_in_the_text_exist() -> None:
         assert (ROOT / path).exists(), path
 
 
+def test_settings_named_in_the_glossary_exist() -> None:
+    fields = {key for each in (TokenizerConfig, PretrainConfig, ConvertConfig) for key in each.model_fields}
+    named = set(re.findall(r"`([a-z]+(?:_[a-z]+)+)`", (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")))
+    assert named - fields <= {"grad_norm", "inverse_sqrt"}, named - fields
+
+
 def test_the_table_of_sizes_is_right() -> None:
     rows = re.findall(
         r"^\| [\w.]+ \| (\d+) \| (\d+) \| (\d+) \| ([\d.]+) ([MB]) \|.*\| ([\d.]+) GB \|$", README, re.MULTILINE

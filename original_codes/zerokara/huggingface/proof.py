@@ -1,4 +1,4 @@
-"""The proof that an exported model is the trained one: logits, arg max, greedy continuation, loading report (X1).
+"""The proof that an exported model is the trained one: logits, arg max, greedy continuation, loading report.
 
 Stock transformers, with the folder read back from disk (`stock`), and our model, with the weights of the checkpoint
 rounded as the export rounds them (`streamed`), compute the same tokens in fp32, one after the other; neither is ever in

@@ -55,7 +55,7 @@ class StreamedModel:
         encoder_input_ids_BR: Tensor | None = None,
         encoder_attention_mask_BR: Tensor | None = None,
     ) -> Tensor:
-        """Logits [B, S, V] in fp32 on the CPU; the rows that pad the vocabulary, which never win (M4), are cut off.
+        """Logits [B, S, V] in fp32 on the CPU; the rows that pad the vocabulary, which never win, are cut off.
 
         `encoder_input_ids_BR` is what an encoder reads, `encoder_attention_mask_BR` False behind its texts.
         """

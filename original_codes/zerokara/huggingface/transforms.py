@@ -54,7 +54,7 @@ def _real_rows_thrice(ours_PD: Tensor, shape: ModelShape) -> Parts:
 
 
 def _padded_rows(parts: Parts, shape: ModelShape) -> Tensor:
-    # Zeros, as a new model has them: a zero row adds nothing to any gradient, and M4 masks its logit.
+    # Zeros, as a new model has them: a zero row adds nothing to any gradient, and its logit is masked.
     rows_VD, *_ = parts
     padding = rows_VD.new_zeros((shape.padded_vocab_size - shape.vocab_size, *rows_VD.shape[1:]))
     return torch.cat((rows_VD, padding))
