@@ -55,6 +55,7 @@ def test_on_a_terminal_too_each_phase_has_its_own_rate() -> None:
         bar.phase("pruning")
         assert re.search(r"pruning: +25%.* 1/4 \[00:00<\?", stream.getvalue())
         bar.advance(4)
+        bar.beat()
         assert "5/5" in stream.getvalue()
 
 
