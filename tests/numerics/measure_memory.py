@@ -27,7 +27,7 @@ from zerokara.training.compute import updater
 from zerokara.training.compute.deepspeed_settings import load_template
 from zerokara.training.compute.engine import open_engine
 from zerokara.training.planning.run_plan import template_path
-from zerokara.training.processes import meeting
+from zerokara.training.processes import rendezvous
 from zerokara.training.processes.process_group import init_process_group
 
 VOCABULARY = 500
@@ -49,7 +49,7 @@ def train(config: PretrainConfig) -> dict[str, int]:
     """Train for two steps on random ids and measure in the second."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # objects of torch that warn when they are asked for their class
-    init_process_group(torch.device("cpu"), meeting.init_method())
+    init_process_group(torch.device("cpu"), rendezvous.init_method())
     parallel.start(config.seed, config.tensor_parallel_size)
     before = tensor_bytes()
     model = build(ModelShape.from_config(config, VOCABULARY), seed=1)
@@ -100,7 +100,7 @@ def measure(processes: int, settings: dict[str, Any]) -> dict[str, int]:
     given = [f"{key}={value}" for key, value in settings.items()]
     config = load(PretrainConfig, "/dev/null", given)
     read_from, write_to = os.pipe()
-    with meeting.place() as place:
+    with rendezvous.held() as place:
         children = [fork(config, rank, processes, place, write_to) for rank in range(processes)]
         codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     os.close(write_to)

@@ -23,7 +23,7 @@ from zerokara.training.compute.engine import Engine, open_engine
 from zerokara.training.planning.memory_forecast import MachineMemory
 from zerokara.training.planning.position import Position
 from zerokara.training.planning.run_plan import RunPlan
-from zerokara.training.processes import identity, joining
+from zerokara.training.processes import authentication, joining
 from zerokara.training.processes.joining import Processes
 
 
@@ -78,7 +78,7 @@ def open_run(plan: RunPlan, processes: Processes, resume_from: Path | None = Non
     has_weights = resume_from is not None or config.init_from
     model = build_model(plan, processes, seed=None if has_weights else config.seed)
     engine = open_engine(model, config, plan.updater, parallel.data_size(), plan.template)
-    identity.prove(joining.ANSWER_SECONDS)  # of the groups that DeepSpeed has made
+    authentication.authenticate(joining.ANSWER_SECONDS)  # of the groups that DeepSpeed has made
     state = _resumed(engine, resume_from, plan, processes) if resume_from else _first_state(engine, plan, processes)
     reason = compilation.reason_against(config.compile, processes.device.type, config.zero_stage)
     if reason is None:
