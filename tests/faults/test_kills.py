@@ -1,4 +1,4 @@
-"""kill -9 at any moment: the same command goes on, and ends as the run that nothing befell, bit for bit."""
+"""kill -9 at any moment: the same command resumes, and ends as the run without a fault, bit for bit."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Kills:
             while number and code:
                 with Fault(kind) as one:
                     code = kill(run_dir)
-                    assert code in (0, -signal.SIGKILL), self._forge.words
+                    assert code in (0, -signal.SIGKILL), self._forge.log
                     stand = whole_checkpoints(run_dir)
                     # Not only is the newest as new as before: two are kept, and so two stand from then on.
                     assert max([0, *stand]) >= stood[-1] and len(stand) >= min(2, len(stood) - 1), (stood, stand)
                     stood, one.times = [0, *stand], int(code != 0)
                     number -= one.times
-            assert self._forge.run(run_dir, **COMMON) == 0, self._forge.words
+            assert self._forge.run(run_dir, **COMMON) == 0, self._forge.log
             assert_equal(run_dir, self._unbroken)
 
 
@@ -92,15 +92,15 @@ def test_a_broken_newest_checkpoint(forge: Forge, unbroken: Trained, tmp_path: P
     for harm, kind in ((_truncate, "truncated"), (_flip, "changed"), (Path.unlink, "deleted")):
         for part in PARTS:
             with Fault(f"a file of the newest checkpoint {kind}"):
-                before = whole_checkpoints(run_dir)
+                before, broken = whole_checkpoints(run_dir), checkpoint.broken_names(run_dir)
                 newest = checkpoint.folder_of(run_dir, before[-1])
                 harm(newest / part)
                 # The third save is killed before it begins: the first writes the broken one anew, the second is new.
-                assert forge.run(run_dir, {"save": 3, "at_line": 1}, **COMMON) in (0, -signal.SIGKILL), forge.words
-                assert f"set aside {newest} as " in forge.words
-                assert f"going on from {checkpoint.folder_of(run_dir, before[-2])}" in forge.words
+                assert forge.run(run_dir, {"save": 3, "at_line": 1}, **COMMON) in (0, -signal.SIGKILL), forge.log
+                assert len(checkpoint.broken_names(run_dir)) == len(broken) + 1
+                assert forge.values("resumed") == [before[-2]]
                 assert whole_checkpoints(run_dir)[-1] == before[-1] + 2
-    assert forge.run(run_dir, **COMMON) == 0, forge.words
+    assert forge.run(run_dir, **COMMON) == 0, forge.log
     assert_equal(run_dir, unbroken)
 
 
@@ -115,7 +115,7 @@ def test_the_only_good_checkpoint_is_never_pruned(forge: Forge, unbroken: Traine
         assert checkpoint.all_steps(run_dir) == [6]  # nothing new stands, so nothing goes
         assert forge.run(run_dir, {"save": 2, "at_line": 1}, **sooner) == -signal.SIGKILL
         assert whole_checkpoints(run_dir) == [7] and (run_dir / "global_step8.broken").is_dir()
-    assert forge.run(run_dir, **settings) == 0, forge.words
+    assert forge.run(run_dir, **settings) == 0, forge.log
     assert_equal(run_dir, unbroken)
 
 
@@ -141,7 +141,7 @@ def test_leftovers(forge: Forge, unbroken: Trained, tmp_path: Path, leftover: st
         assert (run_dir / "latest").read_text(encoding="utf-8") == "global_step8\n"
         assert not list(run_dir.glob("*.partial")) and whole_checkpoints(run_dir) == [6, 8]
         assert (run_dir / "global_step4.broken").is_dir() == (leftover == "half a deletion")
-    assert forge.run(run_dir, **COMMON) == 0, forge.words
+    assert forge.run(run_dir, **COMMON) == 0, forge.log
     assert_equal(run_dir, unbroken)
 
 
@@ -151,19 +151,19 @@ def test_a_lock_dies_with_its_owner(
     monkeypatch.setattr(run_lock, "LOCK_SECONDS", 1)
     run_dir = tmp_path / "run"
     with Fault("killed while it holds the lock"):
-        forge.start(run_dir, {"hold": [{"at_step": 3, "there": "/never"}]}, **COMMON)
-        wait_for(lambda: "step 2/" in forge.words)
+        forge.start(run_dir, {"hold": [{"at_step": 3, "exists": "/never"}]}, **COMMON)
+        wait_for(lambda: 2 in forge.values("step"))
         with pytest.raises(RunError, match="another process is training here"):
             run_lock.lock(run_dir)
         assert forge.kill() == -signal.SIGKILL
-        assert forge.run(run_dir, **COMMON) == 0, forge.words
+        assert forge.run(run_dir, **COMMON) == 0, forge.log
         assert_equal(run_dir, unbroken)
 
 
 def test_started_with_nice(forge: Forge, unbroken: Trained, tmp_path: Path) -> None:
     """No user but root may make a process less nice: the thread that saves must not try to."""
     with Fault("the command started with nice -n 19"):
-        assert forge.run(tmp_path / "run", {"nice": 19}, **COMMON) == 0, forge.words
+        assert forge.run(tmp_path / "run", {"nice": 19}, **COMMON) == 0, forge.log
         assert_equal(tmp_path / "run", unbroken)
 
 
