@@ -1,4 +1,4 @@
-"""A training that starts from a Hugging Face folder starts with that model's loss, and continues from there."""
+"""A run that starts from a Hugging Face folder starts with that model's loss, and learns from there."""
 
 from __future__ import annotations
 

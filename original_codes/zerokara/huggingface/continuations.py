@@ -59,7 +59,9 @@ class GeneratedTokens:
         """The continuations of the first prompts, whose texts are `prompts`, up to the end of the document."""
 
         def text(tokens: list[int]) -> str:
-            return encoder.spelt(tokens[: tokens.index(encoder.eos_id)] if encoder.eos_id in tokens else tokens)
+            return encoder.decode_continuation(
+                tokens[: tokens.index(encoder.eos_id)] if encoder.eos_id in tokens else tokens
+            )
 
         rows = zip(prompts, self.greedy, self.sampled, strict=False)
         return [Continuation(prompt, text(greedy), text(sampled)) for prompt, greedy, sampled in rows]

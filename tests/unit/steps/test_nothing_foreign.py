@@ -196,7 +196,7 @@ def test_no_step_writes_into_a_run(tmp_path: Path) -> None:
         list(outputs.of_run(PretrainConfig(output_model_dir=inside))),
         list(outputs.of_export(export)),
     ):
-        assert len(faults) == 1 and f"lies in the run folder {tmp_path}" in faults[0].rule
+        assert len(faults) == 1 and f"run folder {tmp_path}" in faults[0].rule
     assert not list(outputs.of_run(PretrainConfig(output_model_dir=str(tmp_path)))), "the run itself goes on"
 
 

@@ -1,4 +1,4 @@
-"""megatron-core comes in without torch's compiler and wandb, and both are there afterwards as before."""
+"""megatron-core is imported without torch's compiler and wandb, and both work afterwards as before."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ assert wandb.init and torch.compile(lambda x: x + 1, backend="eager")(torch.ones
 """
 
 
-def test_what_nobody_uses_is_not_loaded() -> None:
+def test_unused_packages_are_not_loaded() -> None:
     path = str(Path(__file__).resolve().parents[3] / "original_codes")
     environment = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""The training processes of a node meet where no other machine and no other user can join them."""
+"""The rendezvous of a node's training processes, which no other machine and no other user can join."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from torch.distributed import FileStore
 
 from zerokara.model import loopback
-from zerokara.training.processes import meeting
+from zerokara.training.processes import rendezvous
 
 GLOO = """
 import os, psutil, torch.distributed
@@ -30,22 +30,22 @@ CLONE_NEWUTS = 0x04000000
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
-    """A place that is held, and known to this process as to one that was started."""
-    with meeting.place() as environment:
-        for name, value in environment.items():
+def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """A rendezvous that is held, and given to this process as to one that was started."""
+    with rendezvous.held() as variables:
+        for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        meeting.init_method.cache_clear()
-        yield environment
-    meeting.init_method.cache_clear()
+        rendezvous.init_method.cache_clear()
+        yield variables
+    rendezvous.init_method.cache_clear()
 
 
 def listening() -> set[int]:
     return {each.laddr.port for each in psutil.Process().net_connections() if each.status == psutil.CONN_LISTEN}
 
 
-def test_who_was_told_shares_the_store_and_opens_no_port(told: dict[str, str]) -> None:
-    before, method = listening(), meeting.init_method()
+def test_processes_share_the_store_and_open_no_port(environment: dict[str, str]) -> None:
+    before, method = listening(), rendezvous.init_method()
     assert method and method.startswith("file:///proc/self/fd/")
     path = method.removeprefix("file://")
     one, other = FileStore(path, 2), FileStore(path, 2)
@@ -54,26 +54,26 @@ def test_who_was_told_shares_the_store_and_opens_no_port(told: dict[str, str]) -
     assert listening() == before
 
 
-def test_the_place_outlives_the_process_that_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    meeting.init_method.cache_clear()
-    with meeting.place() as environment:
-        monkeypatch.setenv(meeting.VARIABLE, environment[meeting.VARIABLE])
-        method = meeting.init_method()
+def test_the_rendezvous_outlives_the_process_that_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    rendezvous.init_method.cache_clear()
+    with rendezvous.held() as environment:
+        monkeypatch.setenv(rendezvous.VARIABLE, environment[rendezvous.VARIABLE])
+        method = rendezvous.init_method()
         assert method
     store = FileStore(method.removeprefix("file://"), 1)
     store.set("word", "said")
     assert store.get("word") == b"said"
-    meeting.init_method.cache_clear()
+    rendezvous.init_method.cache_clear()
 
 
-def test_who_was_told_of_none_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(meeting.VARIABLE, raising=False)
-    meeting.init_method.cache_clear()
-    assert meeting.init_method() is None
+def test_a_process_without_a_rendezvous_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(rendezvous.VARIABLE, raising=False)
+    rendezvous.init_method.cache_clear()
+    assert rendezvous.init_method() is None
 
 
-def test_another_user_cannot_open_it(told: dict[str, str]) -> None:
-    path = told[meeting.VARIABLE]
+def test_another_user_cannot_open_it(environment: dict[str, str]) -> None:
+    path = environment[rendezvous.VARIABLE]
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
     assert subprocess.run(["cat", path], capture_output=True).returncode == 0
     if os.geteuid() == 0:  # who may become another user
