@@ -156,7 +156,7 @@ def kill_message(oom_kills_before: int | None) -> str:
 class SignalForwarding:
     """Forwards requests to stop from this process to the training processes; a context manager."""
 
-    def __init__(self, pid: int, is_lone: bool):
+    def __init__(self, pid: int, is_lone: bool = False):
         """`pid` is the launcher's, or where the training process `is_lone` its own."""
         self._pid, self._is_lone = pid, is_lone
         self._previous: dict[signal.Signals, Any] = {}
