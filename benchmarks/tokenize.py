@@ -109,8 +109,7 @@ def _sentencepiece(model: Path) -> Callable[[list[str]], Any]:
     return lambda texts: processor.EncodeAsNumpy(texts, num_threads=1)
 
 
-def _chosen(opener: Callable[[], Any]) -> Callable[[list[str]], Any]:
-    encoder = opener()
+def _chosen(encoder: Encoder | FastEncoder) -> Callable[[list[str]], Any]:
     return encoder.encode_unchecked if isinstance(encoder, FastEncoder) else _sentencepiece(encoder.model_path)
 
 
@@ -182,7 +181,7 @@ def main() -> None:
         folder = Path(name)
         tokenizer_json.write(encoder, folder, 2048)
         runs: dict[str, Callable[[], float]] = {
-            "bare encoder": lambda: bare(partial(_chosen, choice.open_encoder), texts, given.workers),
+            "bare encoder": lambda: bare(partial(_chosen, choice.encoder), texts, given.workers),
             "bare sentencepiece": lambda: bare(partial(_sentencepiece, given.model), texts, given.workers),
             "tokenizers": lambda: hugging_face(folder / "tokenizer.json", texts, given.workers),
             "pool and one writer": lambda: pool_and_one_writer(given.corpus, given.model, given.workers, folder),

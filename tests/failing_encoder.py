@@ -14,16 +14,13 @@ from zerokara.tokenizer.fast_encoder import FastEncoderDiffersError
 
 
 class FailingEncoder:
-    """Opens as itself; what its `encode_joined` does is the first word of `action`."""
+    """What its `encode_joined` does is the first word of `action`."""
 
     vocab_size, eos_id = 100, 2
 
     def __init__(self, *action: Any):
         self.action = action
         self._calls = 0
-
-    def __call__(self) -> Any:
-        return self
 
     def encode_joined(self, texts: Any) -> Any:
         what = self.action[0]

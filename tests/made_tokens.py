@@ -32,11 +32,10 @@ def write_documents_as_corpus(path: Path, texts: Sequence[str]) -> Path:
 
 def run_in_this_process(job: Job, queue: TaskQueue, num_workers: int) -> Generator[Tally | ShardResult, None, None]:
     """Do the tasks one after another, in the place of `run_in_workers`."""
-    encoder = job.open_encoder()
     with OpenStreams() as streams:
         while task := queue.next(0):
             tallies: list[Tally] = []
-            result = write_shard(job, task, encoder, tallies.append, streams)
+            result = write_shard(job, task, tallies.append, streams)
             queue.finished(task, result.at_end)
             yield from tallies
             yield result
@@ -46,14 +45,14 @@ def encode(
     config: PretrainConfig, task_bytes: int | None = None, run_tasks: RunTasks = run_in_this_process
 ) -> EncodedCorpus:
     """Encode the corpus of `config` with SentencePiece; the work folder stays, and there is no manifest."""
-    files, encoder = find_files(config.input_jsonl, config.place("input_jsonl")), Encoder(config.input_tokenizer_file)
+    files, encoder = find_files(config.input_jsonl, config.where("input_jsonl")), Encoder(config.input_tokenizer_file)
     return encode_corpus(config, files, encoder, None, task_bytes, lambda message: None, run_tasks)
 
 
 def write_tokens(config: PretrainConfig) -> TokenPaths:
     """Write the token files of both splits, the quarantine file and the manifest of `config`."""
     paths, encoded = TokenPaths(config.output_prefix), encode(config)
-    files = find_files(config.input_jsonl, config.place("input_jsonl"))
+    files = find_files(config.input_jsonl, config.where("input_jsonl"))
     facts = manifest_facts(config, files, encoded, Encoder(config.input_tokenizer_file))
     manifest.write(paths.manifest, manifest_work(config, files), {"tokens": paths.outputs}, facts, 0.0)
     discard_work(config)

@@ -40,7 +40,7 @@ def test_a_bad_batch_is_skipped_and_its_documents_named(
         assert sample["position"] == 37 and sample["loss"] == "nan"
         paths = TokenPaths(forge.settings["output_prefix"])
         sources = read_sources(forge.settings["output_prefix"])
-        touched = SampleDocuments(PackedTokens(paths.train, causal(32)), sources).touched_by(sample["sample"])
+        touched = SampleDocuments(PackedTokens(paths.train, causal(32)), sources).in_sample(sample["sample"])
         named = {"source": sources[0].name, "first": touched[0].document, "last": touched[-1].document}
         assert sample["documents"] == [named]
         state = checkpoint.read_state(with_bad_steps.folder / "global_step44")

@@ -3,7 +3,8 @@
 Beside its settings a run may name ``stop_at``, a step to stop before, and ``spoil_at``, a step after whose update the
 last process's weights are changed in one place; the message that this must lead to is then written to spoilt.txt. And
 ``fault``, which befalls it in every process (tests/faults/forge.py). Each process writes how many bytes of optimizer
-state it holds to optimizer_bytes_<rank>.txt, and the addresses at which it listens to listening_<rank>.json.
+state it holds to optimizer_bytes_<rank>.txt, and the addresses at which it listens to listening_<rank>.json. Each run
+that is done adds a line to the JSON file's neighbour that ends in .done.
 
 Nothing that the processes send each other may be a pickle, whoever sends it.
 """
@@ -106,3 +107,6 @@ work = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
 for each in work["jobs"]:
     with fault_of(each):
         train(work["config"], each)
+    if os.environ["RANK"] == "0":
+        with Path(sys.argv[1]).with_suffix(".done").open("a", encoding="utf-8") as done:
+            done.write("\n")

@@ -1,6 +1,6 @@
-"""Encoders and experts in real training processes: one, two, shared out, cut short; the same losses each time.
+"""Encoder-decoders and experts in real training processes: alone, in parallel, resumed; the same losses each time.
 
-Decoders have tests of their own for each of these; here every further family goes through all of them at once.
+Dense decoders have tests of their own for each of these; here every other family goes through all of them at once.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import rounding
 import torch
 from tiny import T5, nothing_small
 
-from zerokara.huggingface import families, rules
+from zerokara.huggingface import families, weight_rules
 from zerokara.model import parallel
 from zerokara.model.megatron import build
 from zerokara.model.shapes import ModelShape
 from zerokara.training.monitoring import metrics
 
-SPARSE = {"num_experts": 4, "moe_layers": "[1]", "router_aux_loss_coef": 0.02, "router_z_loss_coef": 0.001}
+MOE = {"num_experts": 4, "moe_layers": "[1]", "router_aux_loss_coef": 0.02, "router_z_loss_coef": 0.001}
 FAMILIES = {
     "t5": {**T5, "optimizer": "adafactor", "zero_stage": 0, "lr_schedule": "inverse_sqrt", "weight_decay": 0},
-    "switch": {**T5, **SPARSE, "architecture": "switch", "optimizer": "muon", "lr": 0.003},
-    "t5_moe": {**T5, **SPARSE, "architecture": "t5_moe", "expert_capacity": 1.0},
-    "mixtral": {**SPARSE, "architecture": "mixtral", "moe_layers": "auto"},
-    "qwen3_moe": {**SPARSE, "architecture": "qwen3_moe", "moe_ffn_hidden_size": 32, "expert_capacity": 1.25},
+    "switch": {**T5, **MOE, "architecture": "switch", "optimizer": "muon", "lr": 0.003},
+    "t5_moe": {**T5, **MOE, "architecture": "t5_moe", "expert_capacity_factor": 1.0},
+    "mixtral": {**MOE, "architecture": "mixtral", "moe_layers": "auto"},
+    "qwen3_moe": {**MOE, "architecture": "qwen3_moe", "moe_ffn_hidden_size": 32, "expert_capacity_factor": 1.25},
 }
 OTHER_MICRO_BATCHES = ["t5", "switch", "qwen3_moe"]
 EXPORTED = ["t5", "switch", "mixtral", "qwen3_moe"]
@@ -43,20 +43,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def runs(train_runs: Callable, gap_data: dict[str, str], folder: Path) -> dict:
-    """Each family: alone; cut short and gone on; with another micro batch; with two processes."""
-    data = {key: gap_data[key] for key in ("input_tokenizer_file", "output_prefix")}
+def runs(train_runs: Callable, span_data: dict[str, str], folder: Path) -> dict:
+    """Each family: alone; stopped and resumed; with another micro batch; with two processes."""
+    data = {key: span_data[key] for key in ("input_tokenizer_file", "output_prefix")}
     plain = {name: {"zero_stage": 1, **data, **WATCHED, **settings} for name, settings in FAMILIES.items()}
     plain["t5_tied"] = {**plain["t5"], "optimizer": "adamw", "tie_word_embeddings": "true", "lr": 0.003}
     first = {
         **plain,
-        **{f"{name}_broken": {**settings, "stop_at": 7} for name, settings in plain.items()},
+        **{f"{name}_resumed": {**settings, "stop_at": 7} for name, settings in plain.items()},
         **{f"{name}_micro": {**plain[name], "micro_batch_size": 8} for name in OTHER_MICRO_BATCHES},
         "t5_full": {**plain["t5"], "activation_checkpointing": "full"},
         "mixtral_full": {**plain["mixtral"], "activation_checkpointing": "full"},
     }
     found = train_runs(first, folder=folder)
-    train_runs({f"{name}_broken": settings for name, settings in plain.items()}, folder=folder)
+    found |= train_runs({f"{name}_resumed": settings for name, settings in plain.items()}, folder=folder)
     template = {"deepspeed_template": str(nothing_small(folder))}
     shared = {
         "t5_tied_2": {**plain["t5_tied"], "zero_stage": 2},
@@ -72,15 +72,15 @@ def runs(train_runs: Callable, gap_data: dict[str, str], folder: Path) -> dict:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_it_learns_and_goes_on_bit_for_bit(runs: dict, name: str) -> None:
-    unbroken, broken = runs[name], runs[f"{name}_broken"]
-    # 12 steps of texts with gaps would take somewhat more tokens.
-    assert len(unbroken.losses) in (11, 12) and unbroken.losses[-1] < unbroken.losses[0] - 0.3
-    assert broken.losses == unbroken.losses and broken.valid_losses == unbroken.valid_losses
-    for key, weight in unbroken.weights.items():
-        assert torch.equal(broken.weights[key], weight), key
-    for key, moment in unbroken.moments.items():
-        assert torch.equal(broken.moments[key], moment), key
+def test_it_learns_and_resumes_bit_for_bit(runs: dict, name: str) -> None:
+    unresumed, resumed = runs[name], runs[f"{name}_resumed"]
+    # With span corruption a sample takes more raw tokens than the encoder input has.
+    assert len(unresumed.losses) in (11, 12) and unresumed.losses[-1] < unresumed.losses[0] - 0.3
+    assert resumed.losses == unresumed.losses and resumed.valid_losses == unresumed.valid_losses
+    for key, weight in unresumed.weights.items():
+        assert torch.equal(resumed.weights[key], weight), key
+    for key, moment in unresumed.moments.items():
+        assert torch.equal(resumed.moments[key], moment), key
 
 
 @pytest.mark.parametrize("name", OTHER_MICRO_BATCHES)
@@ -97,20 +97,20 @@ def test_the_micro_batch_changes_nothing(runs: dict, name: str) -> None:
         ("t5_full", "t5"), ("mixtral_full", "mixtral"),
     ],
 )  # fmt: skip
-def test_two_processes_and_a_second_computation_equal_one(runs: dict, name: str, one: str) -> None:
+def test_two_processes_and_recomputation_equal_one(runs: dict, name: str, one: str) -> None:
     rounding.assert_same_curve(runs[name].losses, runs[one].losses)
     rounding.assert_same_curve(runs[name].grad_norms, runs[one].grad_norms, quantity="grad_norm")
     rounding.assert_same_curve(runs[name].valid_losses, runs[one].valid_losses, at_step=12)
     rounding.assert_same_weights(runs[name].weights, runs[one].weights, at_step=12)
 
 
-def test_texts_with_gaps_are_filled_while_it_trains(runs: dict) -> None:
+def test_prompts_with_sentinels_are_filled_during_training(runs: dict) -> None:
     samples = (runs["t5"].folder / "samples.md").read_text(encoding="utf-8")
     assert "cde <extra_id_0> f" in samples and samples.count("sampled:") == 2 * 3
 
 
 @pytest.mark.parametrize("name", ["switch", "t5_moe", "mixtral", "qwen3_moe"])
-def test_routers_are_told_by_layer(runs: dict, name: str) -> None:
+def test_router_statistics_have_a_value_for_each_layer(runs: dict, name: str) -> None:
     lines = [line for line in metrics.read(runs[name].folder) if "loss" in line]
     shape = ModelShape.from_json(runs[name].state.shape)
     number = len(shape.moe_layers) * (2 if shape.traits.is_encoder_decoder else 1)
@@ -118,12 +118,12 @@ def test_routers_are_told_by_layer(runs: dict, name: str) -> None:
         assert {len(line[key]) for key in ("expert_load", "expert_dropped", "router_entropy")} == {number}
         assert all(1 <= load <= 4 for load in line["expert_load"])
     dropped = [share for line in lines for share in line["expert_dropped"]]
-    assert (max(dropped) > 0) is ("expert_capacity" in FAMILIES[name]) and min(dropped) >= 0
+    assert (max(dropped) > 0) is ("expert_capacity_factor" in FAMILIES[name]) and min(dropped) >= 0
     assert not any("expert_load" in line for line in metrics.read(runs["t5"].folder))
 
 
 @pytest.mark.parametrize("name", ["switch_two", "mixtral_3"])
-def test_two_processes_tell_of_both(runs: dict, name: str) -> None:
+def test_router_statistics_are_those_of_both_processes(runs: dict, name: str) -> None:
     one = next(line for line in metrics.read(runs[name.split("_")[0]].folder) if "expert_load" in line)
     two = next(line for line in metrics.read(runs[name].folder) if "expert_load" in line)
     rounding.assert_same_curve(two["expert_load"], one["expert_load"], at_step=1)
@@ -131,14 +131,14 @@ def test_two_processes_tell_of_both(runs: dict, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXPORTED)
-def test_no_exported_tensor_is_as_it_was_drawn(runs: dict, name: str) -> None:
-    """Converters have left experts at their initial values unseen: here every tensor, expert by expert, has moved."""
+def test_every_exported_tensor_has_moved(runs: dict, name: str) -> None:
+    """Converters have left experts at their initial values unnoticed: every tensor, expert by expert, must differ."""
     parallel.start_alone()
     state = runs[name].state
     shape = ModelShape.from_json(state.shape)
     drawn = {key: part.detach() for key, part in build(shape, seed=1234).named_parameters()}
     table = families.rules_for(shape)
-    before = dict(rules.to_hf(table, drawn, shape))
-    after = dict(rules.to_hf(table, runs[name].weights, shape))
+    before = dict(weight_rules.to_hf(table, drawn, shape))
+    after = dict(weight_rules.to_hf(table, runs[name].weights, shape))
     assert before.keys() == after.keys() and len(before) > 20
     assert [key for key, tensor in after.items() if torch.equal(tensor, before[key])] == []

@@ -23,11 +23,11 @@ from tiny import Trained
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
-from zerokara.huggingface import exported, families, from_hf, tokenizer_json, tokenizer_proof
+from zerokara.huggingface import exported_folder, families, from_hf, tokenizer_json, tokenizer_proof
 from zerokara.model.shapes import ModelShape
-from zerokara.samples.batches import Batches, BatchPlan
+from zerokara.samples.batches import Batches, BatchLayout
+from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.objective import objective
-from zerokara.samples.reading_plan import ReadingPlan
 from zerokara.steps import convert_to_hf, tokenize
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.indexed import IndexedTokens
@@ -200,9 +200,9 @@ def test_token_files_hold_sentencepieces_ids(continued: dict[str, Continued], na
 @pytest.mark.parametrize("name", FAMILY)
 def test_training_begins_with_the_loss_of_the_model(continued: dict[str, Continued], name: str) -> None:
     made = continued[name]
-    encoder, reading = Encoder(made.tokenizer), ReadingPlan.from_config(made.settings)
+    encoder, reading = Encoder(made.tokenizer), DataPlan.from_config(made.settings)
     from_hf.check(made.settings, ModelShape.from_config(made.settings, encoder.vocab_size), encoder)
-    plan = BatchPlan(made.settings.global_batch_size, made.settings.global_batch_size, 1)
+    plan = BatchLayout(made.settings.global_batch_size, made.settings.global_batch_size, 1)
     (read,) = Batches(reading.tokens(), reading.order(), plan, objective(made.settings, encoder), 0).at(0)
     family = families.FAMILIES[name]
     model = getattr(transformers, family.auto_class).from_pretrained(made.start, dtype=torch.float32)
@@ -218,7 +218,7 @@ def test_training_begins_with_the_loss_of_the_model(continued: dict[str, Continu
 @pytest.mark.parametrize("name", FAMILY)
 def test_the_export_is_proved_and_of_one_piece(continued: dict[str, Continued], name: str) -> None:
     made, encoder = continued[name], Encoder(continued[name].tokenizer)
-    found = exported.proved(made.exported).facts["proof"]["token_ids"]
+    found = exported_folder.proved(made.exported).facts["proof"]["token_ids"]
     assert found["holds"] and found["lines"] >= 300 and found["equal"] + found["ties"] == found["lines"]
     of_model = transformers.AutoConfig.from_pretrained(made.exported)
     tokenizer = transformers.AutoTokenizer.from_pretrained(made.exported)

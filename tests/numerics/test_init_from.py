@@ -1,4 +1,4 @@
-"""M3: a training that starts from a Hugging Face folder starts with that model's loss, and learns on from there."""
+"""A run that starts from a Hugging Face folder starts with that model's loss, and learns from there."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.huggingface import families, to_hf, tokenizer_json
 from zerokara.model.shapes import ModelShape
-from zerokara.samples.batches import Batches, BatchPlan
+from zerokara.samples.batches import Batches, BatchLayout
+from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.objective import objective
-from zerokara.samples.reading_plan import ReadingPlan
 from zerokara.tokenizer.encoder import Encoder
 
 WATCHED = {"eval_interval": 1000}
@@ -34,12 +34,12 @@ FAMILY_SETTINGS = {
 
 
 @pytest.fixture(scope="module")
-def runs(train_runs: Callable, gap_data: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict:
+def runs(train_runs: Callable, span_data: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict:
     folder = tmp_path_factory.mktemp("init_from")
-    data = {key: gap_data[key] for key in ("input_tokenizer_file", "output_prefix")}
+    data = {key: span_data[key] for key in ("input_tokenizer_file", "output_prefix")}
     settings = {name: {**data, **WATCHED, **family} for name, family in FAMILY_SETTINGS.items()}
     first = train_runs(settings, folder=folder)
-    encoder = Encoder(gap_data["input_tokenizer_file"])
+    encoder = Encoder(span_data["input_tokenizer_file"])
     for name, run in first.items():
         place = folder / f"{name}_hf"
         place.mkdir()
@@ -59,8 +59,8 @@ def runs(train_runs: Callable, gap_data: dict[str, str], tmp_path_factory: pytes
 
 def loss_of_hugging_face(folder: Path, settings: PretrainConfig) -> float:
     """Of the first batch that a training reads."""
-    reading = ReadingPlan.from_config(settings)
-    plan = BatchPlan(settings.global_batch_size, settings.global_batch_size, 1)
+    reading = DataPlan.from_config(settings)
+    plan = BatchLayout(settings.global_batch_size, settings.global_batch_size, 1)
     made = objective(settings, Encoder(settings.input_tokenizer_file))
     (read,) = Batches(reading.tokens(), reading.order(), plan, made, 0).at(0)
     inputs, labels = torch.from_numpy(read.inputs), torch.from_numpy(read.labels)
@@ -82,7 +82,7 @@ def test_it_starts_where_the_model_stands_and_learns_on(runs: dict, name: str) -
     assert min(second.losses[-3:]) < second.losses[0] and second.state.facts["init_from"] == settings.init_from
 
 
-def test_a_run_that_has_begun_goes_on_from_its_own_checkpoint(runs: dict) -> None:
+def test_a_run_that_has_begun_resumes_from_its_own_checkpoint(runs: dict) -> None:
     assert runs["broken"].losses == runs["llama_on"].losses
 
 

@@ -1,4 +1,4 @@
-"""D9: with documents isolated, a document in a packed sequence is what it would be alone; without, it is not."""
+"""Intra-document masking: a document in a packed sequence is computed as it would be alone; without it, it is not."""
 
 from __future__ import annotations
 
@@ -8,22 +8,20 @@ import numpy as np
 import pytest
 import rounding
 import torch
+from shapes import shape_of
 
-from zerokara.config.loading import load
-from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.sample_lengths import causal
-from zerokara.model import parallel
+from zerokara.model import attention, decoder, parallel
 from zerokara.model.decoder import Decoder
 from zerokara.model.megatron import build
-from zerokara.model.shapes import ModelShape
 from zerokara.samples.objective import Causal
 
 EOD, VOCABULARY = 0, 300
-SMALL = ["num_layers=3", "hidden_size=48", "num_attn_heads=4", "seq_len=40", "init_std=0.2"]
+SMALL = {"num_layers": 3, "seq_len": 40, "init_std": 0.2}
 FAMILIES = {
-    "llama": ["num_kv_heads=2"],
-    "llama_ungrouped": [],
-    "gpt2": ["architecture=gpt2"],
+    "llama": {**SMALL, "num_kv_heads": 2},
+    "llama_ungrouped": SMALL,
+    "gpt2": {**SMALL, "architecture": "gpt2"},
 }
 
 
@@ -34,10 +32,9 @@ def _groups() -> None:
 
 def model_of(family: str) -> Decoder:
     torch.manual_seed(1)
-    settings = load(PretrainConfig, "/dev/null", [*SMALL, *FAMILIES[family]])
-    model = build(ModelShape.from_config(settings, VOCABULARY))
+    model = build(shape_of(VOCABULARY, **FAMILIES[family]))
     with torch.no_grad():
-        for parameter in model.parameters():  # gpt2's biases begin at 0, and would hide what goes wrong with them
+        for parameter in model.parameters():  # gpt2's biases start at 0, and would hide an error in them
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     return model
@@ -46,7 +43,8 @@ def model_of(family: str) -> Decoder:
 def packed() -> tuple[np.ndarray, list[slice]]:
     """Two sequences of 40 inputs and a label, and where the documents of the first lie among its inputs.
 
-    An end of document that is read opens the next document. The second sequence begins with one, and has two in a row.
+    An end-of-document token among the inputs opens the next document. The second sequence starts with one, and has two
+    in a row.
     """
     chance = np.random.default_rng(0)
     ids = chance.integers(1, VOCABULARY, (2, 41))
@@ -56,7 +54,7 @@ def packed() -> tuple[np.ndarray, list[slice]]:
 
 
 def gradient_of_second_document(family: str, isolate: bool) -> torch.Tensor:
-    """Of the second document's loss with respect to each position's embedding in the first sequence, [S, D]."""
+    """Gradient of the second document's loss with respect to each position's embedding, [S, D]."""
     model, (ids, documents) = model_of(family), packed()
     batch = Causal(causal(ids.shape[1] - 1), EOD if isolate else None)(ids, np.arange(len(ids)))
     kept: list[torch.Tensor] = []
@@ -85,29 +83,28 @@ def test_no_gradient_crosses_from_one_document_into_another(family: str) -> None
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_each_document_is_what_it_is_alone(family: str) -> None:
+def test_each_document_is_computed_as_alone(family: str) -> None:
     model, (ids, documents) = model_of(family), packed()
     batch = Causal(causal(ids.shape[1] - 1), EOD)(ids, np.arange(len(ids)))
     inputs, segments = torch.from_numpy(batch.inputs), torch.from_numpy(batch.segments)
     with torch.no_grad():
         isolated = model(inputs, segments_BS=segments)[0, :, :VOCABULARY]
         together = model(inputs)[0, :, :VOCABULARY]
-        alone = [model(inputs[:1, place])[0, :, :VOCABULARY] for place in documents]
+        alone = [model(inputs[:1, span])[0, :, :VOCABULARY] for span in documents]
     assert isolated.std() > 0.5
-    for place, expected in zip(documents, alone, strict=True):
-        rounding.assert_same_tensor(isolated[place], expected)  # other lengths are added up in another order
-    for place, expected in list(zip(documents, alone, strict=True))[1:]:  # the control
-        assert rounding.tensor_times_tolerance(together[place], expected) > rounding.BROKEN
+    for span, expected in zip(documents, alone, strict=True):
+        rounding.assert_same_tensor(isolated[span], expected)  # other lengths are summed in another order
+    for span, expected in list(zip(documents, alone, strict=True))[1:]:  # the control
+        assert rounding.tensor_times_tolerance(together[span], expected) > rounding.BROKEN
 
 
 def test_positions_of_gpt2_must_restart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A twin that breaks one thing: masked, but with positions that go on, a document is not what it is alone."""
-    from zerokara.model import decoder
+    """The broken twin: masked, but with positions that do not restart, a document is not computed as alone."""
 
-    whole = decoder.isolation
-    monkeypatch.setattr(
-        decoder, "isolation", lambda segments: (torch.arange(segments.size(1)).expand_as(segments), whole(segments)[1])
-    )
+    def without_restart(segments: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.arange(segments.size(1)).expand_as(segments), attention.intra_document_mask(segments)[1]
+
+    monkeypatch.setattr(decoder, "intra_document_mask", without_restart)
     ids, documents = packed()
     batch = Causal(causal(ids.shape[1] - 1), EOD)(ids, np.arange(len(ids)))
     for family, matters in (("gpt2", True), ("llama", False)):
@@ -118,15 +115,13 @@ def test_positions_of_gpt2_must_restart(monkeypatch: pytest.MonkeyPatch) -> None
         assert ((got - expected)[:, :VOCABULARY].abs().max() > 0.1) == matters
 
 
-def test_without_isolation_nothing_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By default the fast path runs: attention is told that it is causal, and given no mask."""
-    from zerokara.model import attention
-
-    seen = []
+def test_by_default_nothing_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fast path runs: attention gets the causal flag, and no mask."""
+    calls = []
     plain = attention.scaled_dot_product_attention
 
     def watched(*arrays: torch.Tensor, **settings: object) -> torch.Tensor:
-        seen.append((settings["attn_mask"] is None, settings["is_causal"]))
+        calls.append((settings["attn_mask"] is None, settings["is_causal"]))
         return plain(*arrays, **settings)  # type: ignore[arg-type]
 
     monkeypatch.setattr(attention, "scaled_dot_product_attention", watched)
@@ -134,11 +129,11 @@ def test_without_isolation_nothing_is_masked(monkeypatch: pytest.MonkeyPatch) ->
     batch = Causal(causal(ids.shape[1] - 1))(ids, np.arange(len(ids)))
     assert batch.segments is None
     model(torch.from_numpy(batch.inputs))
-    assert seen == [(True, True)] * 3
+    assert calls == [(True, True)] * 3
 
 
-def test_a_run_with_isolated_documents_is_another_and_the_same_in_every_stage_of_zero(train_runs: Callable) -> None:
-    # At the rate of the other tests this run passes a spike of its loss, which makes much of a last digit.
+def test_a_run_with_masking_differs_and_is_the_same_in_every_zero_stage(train_runs: Callable) -> None:
+    # At the learning rate of the other tests this run has a loss spike, which amplifies a last digit.
     common = {"lr": 0.003, "eval_interval": 10}
     isolated = {**common, "intra_document_masking": True}
     runs = train_runs(

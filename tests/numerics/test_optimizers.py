@@ -1,30 +1,32 @@
-"""R4: each optimizer against its paper, written plainly here; and the gradient's norm and clipping against torch's."""
+"""Each optimizer against its paper, implemented plainly here; and the gradient norm and clipping against torch's."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import rounding
 import torch
+from configs import config_of
 from engines import engine_of, join_alone
+from shapes import named
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.huggingface import families, rules
+from zerokara.huggingface import families, weight_rules
 from zerokara.model.megatron import build
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute.engine import Engine
 
 NUM_STEPS, BATCH, LENGTH, VOCAB = 20, 4, 24, 300
-OVERRIDES = [
-    "num_layers=2", "hidden_size=32", "num_attn_heads=4", "num_kv_heads=2", "ffn_hidden_size=64", f"seq_len={LENGTH}",
-    f"global_batch_size={BATCH}", "micro_batch_size=2", "lr=0.01", "tie_word_embeddings=false", "init_std=0.05",
-    "muon_momentum=0.9", "gradient_clipping=0.5",
-]  # fmt: skip
+SETTINGS: dict[str, Any] = {
+    "hidden_size": 32, "num_kv_heads": 2, "ffn_hidden_size": 64, "seq_len": LENGTH, "global_batch_size": BATCH,
+    "micro_batch_size": 2, "tie_word_embeddings": False, "init_std": 0.05, "muon_momentum": 0.9,
+    "gradient_clipping": 0.5, "zero_stage": 1,
+}  # fmt: skip
 LEARNING_RATES = [0.01 * min(1, step / 4) for step in range(1, NUM_STEPS + 1)]
 OF_ADAFACTOR = [5 * rate for rate in LEARNING_RATES]
 """A share of the weights, which are small."""
@@ -49,8 +51,8 @@ def _alone() -> None:
     join_alone()
 
 
-def settings_and_shape(*overrides: str) -> tuple[PretrainConfig, ModelShape]:
-    settings = load(PretrainConfig, "/dev/null", [*OVERRIDES, *overrides])
+def settings_and_shape(**overrides: Any) -> tuple[PretrainConfig, ModelShape]:
+    settings = config_of(**{**SETTINGS, **overrides})
     return settings, ModelShape.from_config(settings, VOCAB)
 
 
@@ -63,8 +65,8 @@ def accumulate(engine: Engine, ids: Tensor) -> float:
     return nats / COUNT
 
 
-def losses_of_ours(batches: list[Tensor], *overrides: str, rates: list[float] = LEARNING_RATES) -> list[float]:
-    settings, shape = settings_and_shape(*overrides)
+def losses_of_ours(batches: list[Tensor], rates: list[float] = LEARNING_RATES, **overrides: Any) -> list[float]:
+    settings, shape = settings_and_shape(**overrides)
     engine = engine_of(build(shape, seed=1), settings)
     losses = []
     for ids, learning_rate in zip(batches, rates, strict=True):
@@ -146,10 +148,10 @@ def plain_adafactor(decay: float, exponent: float = 0.8) -> Callable[[str, Tenso
 
 def losses_of_hugging_face(batches: list[Tensor], scale: float = 0.2) -> list[float]:
     """Muon on a model whose queries, keys, values, gates and ups are matrices of their own."""
-    settings, shape = settings_and_shape("optimizer=muon", "precision=fp32")
+    settings, shape = settings_and_shape(optimizer="muon")
     ours = {name: parameter.detach() for name, parameter in build(shape, seed=1).named_parameters()}
     model = LlamaForCausalLM(families.hf_config(shape, families.SpecialIds(bos=1, eos=2, pad=3), "fp32"))
-    model.load_state_dict(dict(rules.to_hf(families.rules_for(shape), ours, shape)), strict=True)
+    model.load_state_dict(dict(weight_rules.to_hf(families.rules_for(shape), ours, shape)), strict=True)
 
     def loss_of(ids: Tensor) -> Tensor:
         loss = model(input_ids=ids[:, :-1], labels=ids[:, 1:], shift_labels=ids[:, 1:].contiguous()).loss
@@ -161,7 +163,7 @@ def losses_of_hugging_face(batches: list[Tensor], scale: float = 0.2) -> list[fl
 
 
 def losses_of_plain_adafactor(batches: list[Tensor], exponent: float = 0.8) -> list[float]:
-    settings, shape = settings_and_shape("optimizer=adafactor", "precision=fp32")
+    settings, shape = settings_and_shape(optimizer="adafactor")
     model = build(shape, seed=1)
     update = plain_adafactor(settings.weight_decay, exponent)
     return losses_of_plain(model, lambda ids: model(ids[:, :-1], ids[:, 1:]) / COUNT, update, batches, OF_ADAFACTOR)
@@ -169,7 +171,7 @@ def losses_of_plain_adafactor(batches: list[Tensor], exponent: float = 0.8) -> l
 
 @pytest.mark.parametrize("zero_stage", [0, 1])
 def test_muon_is_that_of_its_paper(zero_stage: int, batches: list[Tensor]) -> None:
-    ours = losses_of_ours(batches, "optimizer=muon", "precision=fp32", f"zero_stage={zero_stage}")
+    ours = losses_of_ours(batches, optimizer="muon", zero_stage=zero_stage)
     assert ours[0] - ours[-1] > 0.1
     rounding.assert_same_curve(ours, losses_of_hugging_face(batches))
 
@@ -180,7 +182,7 @@ def test_another_scale_of_muon_is_noticed(batches: list[Tensor]) -> None:
 
 
 def test_adafactor_is_that_of_its_paper(batches: list[Tensor]) -> None:
-    ours = losses_of_ours(batches, "optimizer=adafactor", "precision=fp32", "zero_stage=0", rates=OF_ADAFACTOR)
+    ours = losses_of_ours(batches, OF_ADAFACTOR, optimizer="adafactor", zero_stage=0)
     assert ours[0] - ours[-1] > 0.5
     rounding.assert_same_curve(ours, losses_of_plain_adafactor(batches))
 
@@ -193,25 +195,25 @@ def test_another_decay_of_adafactor_is_noticed(batches: list[Tensor]) -> None:
 @pytest.mark.parametrize(
     "overrides",
     [
-        *[("optimizer=adamw", f"zero_stage={stage}") for stage in range(4)],
-        ("optimizer=adamw", "zero_stage=2", "offload=optimizer"),
-        ("optimizer=adamw", "zero_stage=3", "offload=all"),
-        ("optimizer=adafactor", "zero_stage=0"),
-        ("optimizer=muon", "zero_stage=1"),
+        *[{"zero_stage": stage} for stage in range(4)],
+        {"zero_stage": 2, "offload": "optimizer"},
+        {"zero_stage": 3, "offload": "all"},
+        {"optimizer": "adafactor", "zero_stage": 0},
+        {"optimizer": "muon", "zero_stage": 1},
     ],
-    ids=" ".join,
+    ids=named,
 )
-def test_the_norm_is_torchs_and_what_is_clipped_is_what_learns(
-    overrides: tuple[str, ...], batches: list[Tensor]
+def test_the_norm_is_torchs_and_clipped_gradients_enter_the_state(
+    overrides: dict[str, Any], batches: list[Tensor]
 ) -> None:
-    """The norm; and a state after clipping that is the one of gradients made as small beforehand."""
+    """The gradient norm; and a state after clipping that is the one of gradients scaled beforehand."""
     ids = batches[0]
     _, shape = settings_and_shape()
     plain = build(shape, seed=1)
     (plain(ids[:, :-1], ids[:, 1:]) / COUNT).backward()
     norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5).item()
     assert norm > 0.6, "nothing would be clipped"
-    settings, _ = settings_and_shape(*overrides, "precision=fp32")
+    settings, _ = settings_and_shape(**overrides)
     engine = engine_of(build(shape, seed=1), settings, chosen_for=2)
     accumulate(engine, ids)
     rounding.assert_same_loss(engine.update(0.01), norm)  # of one step, so as near as its loss
@@ -234,15 +236,15 @@ def test_the_norm_is_torchs_and_what_is_clipped_is_what_learns(
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("optimizer=muon", "zero_stage=0", "precision=bf16"),
-        ("zero_stage=1", "precision=bf16"),
-        ("zero_stage=1", "precision=fp32", "offload=optimizer"),
-        ("zero_stage=3", "precision=bf16", "offload=all"),
+        {"optimizer": "muon", "zero_stage": 0, "precision": "bf16"},
+        {"zero_stage": 1, "precision": "bf16"},
+        {"zero_stage": 1, "precision": "fp32", "offload": "optimizer"},
+        {"zero_stage": 3, "precision": "bf16", "offload": "all"},
     ],
-    ids=" ".join,
+    ids=named,
 )
-def test_a_step_that_is_left_out_changes_nothing(overrides: tuple[str, ...], how: str, batches: list[Tensor]) -> None:
-    settings, shape = settings_and_shape(*overrides)
+def test_a_skipped_step_changes_nothing(overrides: dict[str, Any], how: str, batches: list[Tensor]) -> None:
+    settings, shape = settings_and_shape(**overrides)
     engine, other = (engine_of(build(shape, seed=1), settings, chosen_for=2) for _ in range(2))
     for one in (engine, other):
         accumulate(one, batches[0])
@@ -267,15 +269,15 @@ def test_a_step_that_is_left_out_changes_nothing(overrides: tuple[str, ...], how
 @pytest.mark.parametrize(
     "overrides",
     [
-        *[("precision=bf16", f"zero_stage={stage}") for stage in range(4)],
-        *[("precision=fp32", f"zero_stage={stage}") for stage in (1, 3)],
-        ("precision=bf16", "zero_stage=2", "offload=optimizer"),
-        ("precision=bf16", "zero_stage=3", "offload=all"),
+        *[{"precision": "bf16", "zero_stage": stage} for stage in range(4)],
+        *[{"precision": "fp32", "zero_stage": stage} for stage in (1, 3)],
+        {"precision": "bf16", "zero_stage": 2, "offload": "optimizer"},
+        {"precision": "bf16", "zero_stage": 3, "offload": "all"},
     ],
-    ids=" ".join,
+    ids=named,
 )
-def test_a_state_that_was_taken_in_is_computed_with(overrides: tuple[str, ...], batches: list[Tensor]) -> None:
-    settings, shape = settings_and_shape(*overrides)
+def test_a_loaded_state_is_computed_with(overrides: dict[str, Any], batches: list[Tensor]) -> None:
+    settings, shape = settings_and_shape(**overrides)
     first = engine_of(build(shape, seed=1), settings, chosen_for=2)
     accumulate(first, batches[0])
     first.update(0.01)

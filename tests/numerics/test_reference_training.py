@@ -1,6 +1,6 @@
-"""R2: twenty fp32 steps of our models and of Hugging Face's under torch AdamW, from equal weights on equal batches.
+"""Twenty fp32 steps of our models and of Hugging Face's under torch AdamW, from equal weights on equal batches.
 
-Two processes that share the matrices train as one does (test_tensor_parallel.py), and so as Hugging Face's.
+Tensor-parallel ranks train as one process does (test_tensor_parallel.py), and so as Hugging Face's.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import pytest
 import rounding
 import torch
 import transformers
+from configs import config_of
 from engines import engine_of, join_alone
 from safetensors.torch import save_file
 
-from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.huggingface import families, rules
+from zerokara.huggingface import families, weight_rules
 from zerokara.model import parallel
 from zerokara.model.megatron import build
 from zerokara.model.shapes import ModelShape
@@ -27,11 +27,11 @@ from zerokara.training.compute.deepspeed_settings import settings_for
 from zerokara.training.planning.schedule import Schedule
 
 NUM_STEPS, BATCH, VOCAB = 20, 4, 300
-OVERRIDES = [
-    "num_layers=3", "hidden_size=64", "num_attn_heads=8", "num_kv_heads=2", "seq_len=48", "precision=fp32",
-    "global_batch_size=4", "micro_batch_size=4", "lr=0.005", "min_lr=0.001", "warmup_fraction=0.2",
-    "tie_word_embeddings=false", f"train_tokens={NUM_STEPS * BATCH * 48}", "init_std=0.05",
-]  # fmt: skip
+SETTINGS: dict[str, Any] = {
+    "num_layers": 3, "hidden_size": 64, "num_attn_heads": 8, "num_kv_heads": 2, "seq_len": 48,
+    "global_batch_size": 4, "micro_batch_size": 4, "lr": 0.005, "warmup_fraction": 0.2, "zero_stage": 0,
+    "tie_word_embeddings": False, "train_tokens": NUM_STEPS * BATCH * 48, "init_std": 0.05,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -50,16 +50,16 @@ def batches() -> list[torch.Tensor]:
 
 
 def arguments(ids: torch.Tensor, shape: ModelShape) -> list[torch.Tensor]:
-    """What our model takes of a batch; where there is an encoder it reads the first half, the rest is written."""
+    """Arguments of our model for a batch; an encoder gets the first half as input, the second is the target."""
     if not shape.traits.is_encoder_decoder:
         return [ids[:, :-1], ids[:, 1:], torch.ones(ids[:, 1:].shape)]
-    read, labels = ids[:, :24], ids[:, 24:]
+    inputs, labels = ids[:, :24], ids[:, 24:]
     start = torch.full((len(ids), 1), 3)
-    return [read, labels, torch.ones(labels.shape), torch.cat([start, labels[:, :-1]], dim=1)]
+    return [inputs, labels, torch.ones(labels.shape), torch.cat([start, labels[:, :-1]], dim=1)]
 
 
 def loss_of(model: Any, ids: torch.Tensor, shape: ModelShape) -> torch.Tensor:
-    """The same batch to transformers' model."""
+    """The loss of transformers' model on the same batch."""
     if not shape.traits.is_encoder_decoder:
         return model(input_ids=ids[:, :-1], labels=ids[:, 1:], shift_labels=ids[:, 1:].contiguous()).loss
     return model(input_ids=ids[:, :24], labels=ids[:, 24:].contiguous()).loss
@@ -86,7 +86,7 @@ def losses_of_hugging_face(
     family = families.FAMILIES[shape.architecture]
     model = getattr(transformers, family.auto_class).from_config(hf_config)
     assert type(model).__name__ == family.class_name
-    converted = dict(rules.to_hf(families.rules_for(shape), {k: v.detach() for k, v in ours.items()}, shape))
+    converted = dict(weight_rules.to_hf(families.rules_for(shape), {k: v.detach() for k, v in ours.items()}, shape))
     if shape.tie_word_embeddings:
         converted["lm_head.weight"] = next(iter(converted.values()))
     if family.is_encoder_decoder or shape.moe_layers:  # files hold less and other tensors than the class in memory
@@ -112,7 +112,7 @@ def losses_of_hugging_face(
         loss = loss_of(model, ids, shape)
         optimizer.zero_grad()
         loss.backward()
-        for parameter in model.parameters():  # an expert that no token came to: AdamW would pass it by
+        for parameter in model.parameters():  # an expert without a token: AdamW would skip it
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.gradient_clipping)
@@ -123,53 +123,33 @@ def losses_of_hugging_face(
     return losses
 
 
-TIED = "tie_word_embeddings=true"
-GPT2 = ("architecture=gpt2", "num_kv_heads=auto", "lr=0.003")
+GPT2 = {"architecture": "gpt2", "num_kv_heads": "auto", "lr": 0.003}
 """A lower rate than Llama's: only of a well-conditioned training do the last digits mean anything (rounding.py)."""
-QWEN3 = "architecture=qwen3"
-T5 = ("architecture=t5", "num_kv_heads=auto", "head_dim=16", "lr=0.003")
-MIXTRAL = ("architecture=mixtral", "num_experts=4", "lr=0.003", "router_aux_loss_coef=0", "router_z_loss_coef=0")
+T5 = {"architecture": "t5", "num_kv_heads": "auto", "head_dim": 16, "lr": 0.003}
+EXPERTS = {"num_experts": 4, "lr": 0.003, "router_aux_loss_coef": 0.0, "router_z_loss_coef": 0.0}
 """transformers balances over the whole batch and all layers at once: another loss, left out here."""
-SWITCH = ("architecture=switch", *T5[1:], *MIXTRAL[1:], TIED)
-"""Untied, transformers' class trains an embedding for each of its two parts."""
+CASES: dict[str, dict[str, Any]] = {
+    "0": {},
+    "1": {"zero_stage": 1},
+    "3": {"zero_stage": 3},
+    "0-tied": {"tie_word_embeddings": True},
+    "gpt2-0": GPT2,
+    "gpt2-2": {**GPT2, "zero_stage": 2},
+    "gpt2-1-tied": {**GPT2, "zero_stage": 1, "tie_word_embeddings": True},
+    "qwen3-0": {"architecture": "qwen3"},
+    "t5-0": T5,
+    "t5-3": {**T5, "zero_stage": 3},
+    "t5-0-tied": {**T5, "tie_word_embeddings": True},
+    "mixtral-0": {"architecture": "mixtral", **EXPERTS},
+    # Untied, transformers' class trains an embedding for each of its two parts.
+    "switch-0": {**T5, "architecture": "switch", **EXPERTS, "tie_word_embeddings": True},
+}
 
 
-@pytest.mark.parametrize(
-    ("zero_stage", "overrides"),
-    [
-        (0, ()),
-        (1, ()),
-        (3, ()),
-        (0, (TIED,)),
-        (0, GPT2),
-        (2, GPT2),
-        (1, (*GPT2, TIED)),
-        (0, (QWEN3,)),
-        (0, T5),
-        (3, T5),
-        (0, (*T5, TIED)),
-        (0, MIXTRAL),
-        (0, SWITCH),
-    ],
-    ids=[
-        "0",
-        "1",
-        "3",
-        "0-tied",
-        "gpt2-0",
-        "gpt2-2",
-        "gpt2-1-tied",
-        "qwen3-0",
-        "t5-0",
-        "t5-3",
-        "t5-0-tied",
-        "mixtral-0",
-        "switch-0",
-    ],
-)
-def test_losses_equal_hugging_faces(zero_stage: int, overrides: tuple[str, ...], batches: list[torch.Tensor]) -> None:
+@pytest.mark.parametrize("case", CASES)
+def test_losses_equal_hugging_faces(case: str, batches: list[torch.Tensor]) -> None:
     join_alone()
-    settings = load(PretrainConfig, "/dev/null", [*OVERRIDES, f"zero_stage={zero_stage}", *overrides])
+    settings = config_of(**{**SETTINGS, **CASES[case]})
     shape = ModelShape.from_config(settings, VOCAB)
     if shape.traits.is_encoder_decoder:  # large weights learn more in so few steps
         shape = dataclasses.replace(shape, init_std=0.0)
@@ -182,8 +162,8 @@ def test_losses_equal_hugging_faces(zero_stage: int, overrides: tuple[str, ...],
 
 @pytest.mark.parametrize("wrong", ["weight decay", "no clipping"])
 def test_a_broken_twin_is_noticed(wrong: str, batches: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    """One thing is left out of Hugging Face's training."""
-    settings = load(PretrainConfig, "/dev/null", OVERRIDES)
+    """One thing is missing from Hugging Face's training."""
+    settings = config_of(**SETTINGS)
     shape = ModelShape.from_config(settings, VOCAB)
     parallel.start_alone()
     right = losses_of_hugging_face(settings, shape, batches, settings.weight_decay)
@@ -199,26 +179,26 @@ def test_precision_is_as_configured_or_nothing_starts(
     zero_stage: int, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     join_alone()
-    stated = [*OVERRIDES, f"zero_stage={zero_stage}", f"precision={precision}"]
-    settings = load(PretrainConfig, "/dev/null", stated)
+    stated = {**SETTINGS, "zero_stage": zero_stage}
+    settings = config_of(**stated, precision=precision)
     shape = ModelShape.from_config(settings, VOCAB)
     model = build(shape)
     engine = engine_of(model, settings, chosen_for=2)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
     assert {weight.dtype for _, weight in engine.weights()} == {torch.float32}
-    if zero_stage:  # the twin: DeepSpeed is told another precision than the configuration states
+    if zero_stage:  # the twin: DeepSpeed gets another precision than the configuration states
         other = "fp32" if precision == "bf16" else "bf16"
-        told = settings_for(load(PretrainConfig, "/dev/null", [*stated, f"precision={other}"]), 1, {})
-        monkeypatch.setattr(zero_updater, "settings_for", lambda *_: told)
-        with pytest.raises(AssertionError, match="DeepSpeed's precision differs"):
+        wrong = settings_for(config_of(**stated, precision=other), 1, {})
+        monkeypatch.setattr(zero_updater, "settings_for", lambda *_: wrong)
+        with pytest.raises(AssertionError, match="precision"):
             engine_of(build(shape), settings, chosen_for=2)
 
 
 def test_padding_rows_never_win() -> None:
-    """M4: the loss is that of the real vocabulary alone, whatever stands in the padding rows."""
+    """The loss is that of the real vocabulary alone, whatever the padding rows hold."""
     parallel.start_alone()
-    settings = load(PretrainConfig, "/dev/null", OVERRIDES)
+    settings = config_of(**SETTINGS)
     shape = ModelShape.from_config(settings, VOCAB)
     model = build(shape)
     ids = torch.randint(0, VOCAB, (2, 9))

@@ -1,3 +1,3 @@
-from tiny import gap_data, python_path, tiny_data, train_runs
+from tiny import python_path, span_data, tiny_data, train_runs
 
-__all__ = ["gap_data", "python_path", "tiny_data", "train_runs"]
+__all__ = ["python_path", "span_data", "tiny_data", "train_runs"]

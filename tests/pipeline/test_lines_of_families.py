@@ -123,10 +123,10 @@ def test_experts_are_trained_and_exported(corpus: Path, tmp_path: Path) -> None:
     assert "busiest expert" in said and "Qwen3MoeForCausalLM" in said and "5_play_with_model.ipynb" in said
 
 
-def test_what_no_class_holds_is_refused_plainly(tmp_path: Path, gap_data: dict[str, str]) -> None:
+def test_what_no_class_holds_is_refused_plainly(tmp_path: Path, span_data: dict[str, str]) -> None:
     settings = ["architecture=t5_moe", "num_kv_heads=auto", "moe_layers=[1]", f"output_model_dir={tmp_path}/run"]
     options = [word for setting in (*settings, "max_steps=2") for word in ("--set", setting)]
-    run("bash", "3_train_node1.sh", "--config", gap_data["config"], *options)
+    run("bash", "3_train_node1.sh", "--config", span_data["config"], *options)
     made = (f"input_model_dir={tmp_path}/run", f"output_tokenizer_and_model_dir={tmp_path}/hf")
     command = ["bash", "4_convert_to_HF.sh", *(word for setting in made for word in ("--set", setting))]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=100)

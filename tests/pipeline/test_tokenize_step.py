@@ -101,7 +101,11 @@ def test_the_step_from_start_to_count(root: Path, place: Path) -> None:
     expected = CONFIG.replace("train_tokens:   auto   #", f"train_tokens: {2 * one_pass}   #")
     assert (place / "config.yaml").read_text(encoding="utf-8") == expected
     assert load(PretrainConfig, "config.yaml").train_tokens == 2 * one_pass
-    assert "2.000 passes" in _count(root).stdout
+    assert "2.000 epochs" in _count(root).stdout
+
+    limited = _count(root, "--set", "max_steps=3", "--set", "global_batch_size=8")
+    assert limited.returncode == 0 and "max_steps" in limited.stdout
+    assert f"{3 * 8 * 32:,} tokens, {3 * 8 * 32 / one_pass:.3f} epochs" in limited.stdout
 
 
 def test_write_adds_the_key_where_it_is_missing(root: Path, place: Path) -> None:

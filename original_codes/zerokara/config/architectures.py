@@ -1,6 +1,6 @@
-"""What an architecture is made of: the choices that its name stands for, in one table.
+"""The building blocks of each architecture, in one table.
 
-Whoever needs to know asks for a choice (`gated`, `encodes`), never for a name: a further architecture is then a line
+Other code asks for a property (`gated`, `is_encoder_decoder`), never for a name: a further architecture is then a line
 here, and an entry in each of the tables that build, train and export it.
 """
 
@@ -14,43 +14,43 @@ Name = Literal["llama", "qwen3", "gpt2", "mixtral", "qwen3_moe", "t5", "switch",
 
 @dataclass(frozen=True)
 class Architecture:
-    """The choices of one architecture."""
+    """The properties of one architecture."""
 
     gated: bool = True
-    """Whether the feed-forward layers have a gate beside their rising matrix."""
+    """Whether the feed-forward layers are gated (SwiGLU, gated GELU)."""
     has_biases: bool = False
-    """Whether matrices and norms have a bias."""
+    """Whether linear layers and norms have a bias."""
     qk_norm: bool = False
-    """Whether each head's queries and keys are normed, with one weight for all heads of a layer."""
+    """Whether queries and keys are normalized, with one weight vector for all heads of a layer."""
     positions: Literal["rotary", "learned", "relative"] = "rotary"
-    """Queries and keys are turned by their position; each position has a vector; each distance has a bias."""
+    """Rotary position embedding, learned position embedding, or relative position bias."""
     supports_gqa: bool = True
-    """Whether several query heads may share one key and value head."""
+    """Whether grouped-query attention is possible: several query heads that share one key and value head."""
     is_encoder_decoder: bool = False
-    """Whether an encoder reads, and a decoder that looks at it writes."""
-    sparse_every: int = 0
-    """One layer in so many holds experts, unless moe_layers says which; 0 where none may."""
+    """Whether an encoder stands before the decoder, which has cross-attention to it."""
+    moe_every: int = 0
+    """Default of moe_layers: n for experts in every n-th layer; 0 if the architecture has none."""
     experts_per_token: int = 0
-    """How many experts a token is given, unless it is said otherwise."""
+    """Default of experts_per_token."""
     no_class: str = ""
-    """Why no Hugging Face class holds such a model; empty where one does."""
+    """Reason why no Hugging Face class can hold such a model; empty if one can."""
     objective: Literal["causal", "span_corruption"] = "causal"
-    """What is learned: a key of `samples.objective.OBJECTIVES`."""
+    """Training objective: a key of `samples.objective.OBJECTIVES`."""
 
 
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(),
     "qwen3": Architecture(qk_norm=True),
     "gpt2": Architecture(gated=False, has_biases=True, positions="learned", supports_gqa=False),
-    "mixtral": Architecture(sparse_every=1, experts_per_token=2),
-    "qwen3_moe": Architecture(qk_norm=True, sparse_every=1, experts_per_token=2),
+    "mixtral": Architecture(moe_every=1, experts_per_token=2),
+    "qwen3_moe": Architecture(qk_norm=True, moe_every=1, experts_per_token=2),
     "t5": Architecture(positions="relative", supports_gqa=False, is_encoder_decoder=True, objective="span_corruption"),
     "switch": Architecture(
         gated=False,
         positions="relative",
         supports_gqa=False,
         is_encoder_decoder=True,
-        sparse_every=2,
+        moe_every=2,
         experts_per_token=1,
         objective="span_corruption",
     ),
@@ -58,10 +58,10 @@ ARCHITECTURES: dict[str, Architecture] = {
         positions="relative",
         supports_gqa=False,
         is_encoder_decoder=True,
-        sparse_every=4,
+        moe_every=4,
         experts_per_token=2,
-        no_class="SwitchTransformersForConditionalGeneration, the nearest, gives a token one expert, has no gates, and "
-        "takes sparse layers at 1, 1 + n, 1 + 2n, … only",
+        no_class="SwitchTransformersForConditionalGeneration, the nearest, routes a token to one expert, is not gated, "
+        "and has experts in layers 1, 1 + n, 1 + 2n, … only",
         objective="span_corruption",
     ),
 }

@@ -11,27 +11,27 @@ from zerokara.config.settings import NaturalNumber, NaturalWhole, PositiveWhole,
 
 Proportional = Literal["proportional"]
 Weights = Annotated[Proportional | tuple[NaturalNumber, ...], BeforeValidator(as_tuple)]
-Order = Literal["shuffle", "sequential"]
+OrderKind = Literal["shuffle", "sequential"]
 
 
 class Stage(BaseModel):
-    """One stage of a curriculum. What is not given is None; `order` and `source_weights` then are the top level's."""
+    """One stage of a curriculum. A setting not given is None; `order` and `source_weights` are then the run's."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
     tokens: PositiveWhole | Literal["rest"] | None = None
-    """Tokens to train on in this stage; `rest`, in the last stage, is all that the run has left."""
+    """Tokens to train on in this stage; in the last stage `rest` is the remainder of the run."""
     source_weights: Weights | None = None
-    """As at the top level."""
+    """As in the run."""
     source_tokens: Annotated[tuple[NaturalWhole, ...], BeforeValidator(as_tuple)] | None = None
-    """Instead of tokens and weights: exactly so many tokens of each entry of input_jsonl."""
-    order: Order | None = None
-    """As at the top level."""
+    """Instead of tokens and weights: the exact number of tokens from each entry of input_jsonl."""
+    order: OrderKind | None = None
+    """As in the run."""
     name: Text | None = None
-    """What to call the stage in the log."""
+    """Name of the stage in the log."""
 
     def __repr_args__(self) -> Iterator[tuple[str, Any]]:
-        """Only what is given."""
+        """Only the settings that are given."""
         yield from ((key, value) for key in type(self).model_fields if (value := getattr(self, key)) is not None)
 
     @property

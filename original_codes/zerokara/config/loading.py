@@ -1,6 +1,6 @@
 """YAML file → frozen configuration object, strictly: one error that lists every fault with file and line.
 
-Pure: reads the one file and nothing else of the world. YAML 1.2, so that ``6e-4`` is a number and ``no`` is a word.
+Pure: it reads that one file and nothing else. YAML 1.2, so that ``6e-4`` is a number and ``no`` is a word.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ruamel.yaml.reader import ReaderError
 
 from zerokara.config import other_names, plain_yaml
 from zerokara.config.curriculum import Stage
-from zerokara.config.settings import Settings, Source
+from zerokara.config.settings import Origin, Settings
 from zerokara.errors import Fault, UserError, shown
 
 _Config = TypeVar("_Config", bound=Settings)
@@ -37,13 +37,13 @@ def load(config_class: type[_Config], path: str | Path, overrides: Sequence[str]
     faults: list[Fault] = []
     values, lines = _read_file(Path(path), faults)
     overridden = _apply(overrides, values, faults)
-    source = Source(str(path), lines, frozenset(overridden))
+    origin = Origin(str(path), lines, frozenset(overridden))
 
     unknown = [key for key in values if key not in config_class.model_fields]
     if unknown:
         _check_is_the_file(path, lines.keys() & values.keys(), unknown, config_class)
     for key in unknown:
-        faults.append(_unknown(key, values.pop(key), config_class, source))
+        faults.append(_unknown(key, values.pop(key), config_class, origin))
     wrong: set[str] = set()
     try:
         config = config_class(**values)
@@ -52,12 +52,12 @@ def load(config_class: type[_Config], path: str | Path, overrides: Sequence[str]
         for detail in error.errors():
             by_key.setdefault(_key_of(detail), []).append(detail)
             wrong.add(str(detail["loc"][0]))
-        faults.extend(_invalid(key, details, source) for key, details in by_key.items())
-        # Every setting has a default: with it in place of the wrong values the rules can speak about the right ones.
+        faults.extend(_invalid(key, details, origin) for key, details in by_key.items())
+        # Every setting has a default: with it in place of the wrong values, the rules can check the valid ones.
         config = config_class(**{key: value for key, value in values.items() if key not in wrong})
-    config._source = source
+    config._origin = origin
     broken = list(config.rule_faults(wrong))
-    faults.extend(_causes(broken, config_class, path, source) if overridden else broken)
+    faults.extend(_causes(broken, config_class, path, origin) if overridden else broken)
     if faults:
         raise UserError(sorted(faults, key=lambda fault: lines.get(fault.key or "", 0)))
     return config
@@ -79,16 +79,16 @@ def _check_is_the_file(path: str | Path, keys: Set[str], unknown: Sequence[str],
         raise UserError(Fault(str(path), rule, remedy="is it the right file for this step?"))
 
 
-def _causes(broken: list[Fault], config_class: type[Settings], path: str | Path, source: Source) -> Iterator[Fault]:
-    """Broken rules, those that the file breaks by itself without the options of the command line."""
-    alone: set[tuple[str | None, str]] = set()
+def _causes(broken: list[Fault], config_class: type[Settings], path: str | Path, origin: Origin) -> Iterator[Fault]:
+    """The broken rules; those that the file breaks by itself do not cite the command line."""
+    in_file: set[tuple[str | None, str]] = set()
     if broken:
         try:
             load(config_class, path)
         except UserError as error:
-            alone = {(fault.key, fault.rule) for fault in error.faults}
+            in_file = {(fault.key, fault.rule) for fault in error.faults}
     for fault in broken:
-        yield replace(fault, where=source.where(fault.key or "")) if (fault.key, fault.rule) in alone else fault
+        yield replace(fault, where=origin.where(fault.key or "")) if (fault.key, fault.rule) in in_file else fault
 
 
 def _read_file(path: Path, faults: list[Fault]) -> tuple[dict[str, Any], dict[str, int]]:
@@ -122,7 +122,7 @@ def _read_file(path: Path, faults: list[Fault]) -> tuple[dict[str, Any], dict[st
         if key in lines:
             faults.append(
                 Fault(
-                    where=f"{path}:{line}", key=key, rule=f"stands twice, first at line {lines[key]}", remedy="keep one"
+                    where=f"{path}:{line}", key=key, rule=f"is set twice, first in line {lines[key]}", remedy="keep one"
                 )
             )
             continue
@@ -131,13 +131,13 @@ def _read_file(path: Path, faults: list[Fault]) -> tuple[dict[str, Any], dict[st
         try:
             values[key] = plain_yaml.value(value_node)
         except YAMLError as error:
-            rule = f"is no value of YAML ({getattr(error, 'problem', None) or error})"
-            faults.append(Fault(f"{path}:{line}", rule, key, remedy="put it in quotes where it is meant as text"))
+            rule = f"is not a YAML value ({getattr(error, 'problem', None) or error})"
+            faults.append(Fault(f"{path}:{line}", rule, key, remedy="put it in quotes if it is meant as text"))
     return values, lines
 
 
 def _read_nested(node: Node, key: str, path: str, lines: dict[str, int], faults: list[Fault]) -> None:
-    """Note the lines of what stands inside a value, as ``key[1].name``; a name that stands twice is a fault."""
+    """Note the lines of nested values, as ``key[1].name``; a name that is given twice is a fault."""
     if isinstance(node, SequenceNode):
         for index, item in enumerate(node.value):
             lines[f"{key}[{index}]"] = item.start_mark.line + 1
@@ -147,7 +147,7 @@ def _read_nested(node: Node, key: str, path: str, lines: dict[str, int], faults:
         for key_node, value_node in node.value:
             inner, line = f"{key}.{key_node.value}", key_node.start_mark.line + 1
             if inner in lines:
-                rule_text = f"stands twice, first at line {lines[inner]}"
+                rule_text = f"is set twice, first in line {lines[inner]}"
                 faults.append(Fault(where=f"{path}:{line}", key=inner, rule=rule_text, remedy="keep one"))
                 continue
             kept.append((key_node, value_node))
@@ -169,7 +169,7 @@ def _apply(overrides: Sequence[str], values: dict[str, Any], faults: list[Fault]
             overridden.add(key)
         except ReaderError:
             rule = "must be UTF-8 text without control characters"
-            remedy = "a file with such a name is found by its folder, or by a pattern"
+            remedy = "name such a file by its folder, or by a pattern"
             faults.append(Fault("--set", rule, key, value=shown(value), remedy=remedy))
         except YAMLError as error:
             reason = getattr(error, "problem", None) or error
@@ -179,19 +179,19 @@ def _apply(overrides: Sequence[str], values: dict[str, Any], faults: list[Fault]
 
 
 def _quoting(rest: str) -> str:
-    """What to do about a value that begins as no value of ours may: ``@files.txt``, ``*.jsonl``, ``%``."""
+    """The remedy for a value that begins with a reserved character of YAML: ``@files.txt``, ``*.jsonl``, ``%``."""
     word = rest.split(maxsplit=1)[0].rstrip(",]") if rest.strip() else ""
     return f'put it in quotes: "{word}"' if word[:1] in ("@", "`", "*", "&", "%", "!") else ""
 
 
-def _unknown(key: str, value: object, config_class: type[Settings], source: Source) -> Fault:
+def _unknown(key: str, value: object, config_class: type[Settings], origin: Origin) -> Fault:
     root = re.split(r"[.\[]", key)[0]
     if root != key and root in config_class.model_fields:  # --set stages[1].order=…
         rule = "a part of a value cannot be set by itself"
         remedy = f"set the whole of it (--set '{root}=[…]'), or edit it in the file"
     else:
         rule, remedy = "there is no such setting", other_names.remedy_for(key, config_class)
-    return Fault(where=source.where(key), key=key, value=value, rule=rule, remedy=remedy)
+    return Fault(where=origin.where(key), key=key, value=value, rule=rule, remedy=remedy)
 
 
 def _key_of(detail: ErrorDetails) -> str:
@@ -206,11 +206,11 @@ def _key_of(detail: ErrorDetails) -> str:
     return key
 
 
-def _invalid(key: str, details: list[ErrorDetails], source: Source) -> Fault:
+def _invalid(key: str, details: list[ErrorDetails], origin: Origin) -> Fault:
     if details[0]["type"] == "extra_forbidden":
         near = difflib.get_close_matches(key.rpartition(".")[2], Stage.model_fields, n=1)
         remedy = f"did you mean {near[0]}?" if near else f"a stage has {', '.join(Stage.model_fields)}"
-        return Fault(source.where(key), "there is no such setting", key, value=details[0]["input"], remedy=remedy)
+        return Fault(origin.where(key), "there is no such setting", key, value=details[0]["input"], remedy=remedy)
     # A union (`a number or "auto"`) reports one error for each of its members: they are alternatives.
     words = list(dict.fromkeys(_rule_text(detail) for detail in details))
     found = details[0]["input"]
@@ -222,7 +222,7 @@ def _invalid(key: str, details: list[ErrorDetails], source: Source) -> Fault:
     if details[0]["type"] == "string_pattern_mismatch":
         found = shown(found)
     found = list(found) if isinstance(found, tuple) else found
-    return Fault(where=source.where(key), key=key, value=found, rule="must be " + " or ".join(words), remedy=hint)
+    return Fault(where=origin.where(key), key=key, value=found, rule="must be " + " or ".join(words), remedy=hint)
 
 
 _RULES = {

@@ -1,8 +1,8 @@
-"""YAML as far as a configuration needs it: names, and values that are written out.
+"""The part of YAML that a configuration needs: names, and values that are written out.
 
-A file may come from anywhere, and YAML can do more than hold settings. A tag (``!!python/object``) asks for an object
-to be made; a few lines of anchors and aliases stand for gigabytes; ten thousand brackets overflow the stack. Here all
-of that is refused while the text is read, before anything is made of it. YAML 1.2, by ruamel.yaml 0.19.
+A file may come from anywhere, and YAML can do more than hold settings. A tag (``!!python/object``) makes an object; a
+few lines of anchors and aliases expand to gigabytes; ten thousand brackets overflow the stack. All that is refused
+while the text is parsed, before anything is constructed. YAML 1.2, by ruamel.yaml 0.19.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _MERGE_TAG = "tag:yaml.org,2002:merge"
 
 
 class NotPlainError(MarkedYAMLError):
-    """YAML that is right, and that no configuration needs; `problem` is the rule."""
+    """Valid YAML that no configuration needs; `problem` is the rule."""
 
 
 class _PlainComposer(Composer):
-    """Makes nodes of values that are written out."""
+    """Composes nodes, and refuses whatever is not plain."""
 
     def __init__(self, loader: Any = None):
         super().__init__(loader=loader)
@@ -52,7 +52,7 @@ class _PlainComposer(Composer):
 
     def _problem(self, event: Any, is_key: bool) -> str:
         if isinstance(event, AliasEvent) or event.anchor is not None:
-            return "begins with YAML's mark of an alias (*) or an anchor (&); write the value out"
+            return "begins with a YAML alias (*) or anchor (&); write the value out"
         if event.tag is not None:
             return f"has a tag ({event.tag}); write the value without it"
         if is_key and not isinstance(event, ScalarEvent):
@@ -74,7 +74,7 @@ def text_of(path: Path) -> str:
             content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
             rule = f"is larger than {MAX_BYTES // 1024} kB, as no configuration is"
-            remedy = "many files are named by a folder, a glob or a list"
+            remedy = "name many files by a folder, a glob or a list"
             raise UserError(Fault(where=str(path), rule=rule, remedy=remedy))
         return content.decode("utf-8-sig")
     except FileNotFoundError:
@@ -87,17 +87,17 @@ def compose(text: str) -> Node | None:
     """The nodes of a text, with their lines; None of an empty one.
 
     Raises:
-        YAMLError: it is no YAML, or more than plain YAML (`NotPlainError`).
+        YAMLError: it is not YAML, or more than plain YAML (`NotPlainError`).
     """
     node: Node | None = _yaml().compose(text)
     return node
 
 
 def value(node: Node) -> Any:
-    """What a node stands for.
+    """The value of a node.
 
     Raises:
-        YAMLError: nothing; the 13th month is no date.
+        YAMLError: it has none, such as a date in the 13th month.
     """
     try:
         return _yaml().constructor.construct_object(node, deep=True)
@@ -106,10 +106,10 @@ def value(node: Node) -> Any:
 
 
 def read_value(text: str) -> Any:
-    """The value that a text stands for, None of an empty one.
+    """The value of a text, None of an empty one.
 
     Raises:
-        YAMLError: it is none.
+        YAMLError: the text is not plain YAML.
     """
     node = compose(text)
     return None if node is None else value(node)

@@ -18,11 +18,11 @@ RESOLVED_NAME = "config_resolved.yaml"
 
 
 class PretrainConfig(TrainingSettings, ModelSettings, DataSettings):
-    """Data, model and training."""
+    """Data, model and training, each in a class of its own: code that needs only one of them takes that one."""
 
     @property
     def initial_std(self) -> float:
-        """`init_std` with `auto` resolved; 0 stands for T5's rule, which belongs to Adafactor."""
+        """`init_std` with `auto` resolved; 0 stands for T5's own rule, which goes with Adafactor."""
         if self.init_std != "auto":
             return self.init_std
         return 0.0 if self.traits.is_encoder_decoder and self.optimizer == "adafactor" else 0.02
@@ -67,25 +67,25 @@ class PretrainConfig(TrainingSettings, ModelSettings, DataSettings):
         if wrong:
             most = math.gcd(*shared.values())
             possible = [number for number in range(1, most + 1) if most % number == 0]
-            rule_text = f"must divide {', '.join(shared)}: {' and '.join(wrong)} cannot be shared by {size} processes"
+            rule_text = f"must divide {', '.join(shared)}: {' and '.join(wrong)} cannot be split over {size} processes"
             yield self.fault("tensor_parallel_size", rule_text, f"one of {possible}")
 
     @rule("architecture", "tensor_parallel_size")
-    def _experts_are_whole(self) -> Iterator[Fault]:
-        if self.tensor_parallel_size > 1 and self.traits.sparse_every:
-            rule_text = f"must be 1 for architecture {self.architecture}: its experts are whole on each process"
-            yield self.fault("tensor_parallel_size", rule_text, "spread their state with zero_stage 1, 2 or 3")
+    def _experts_are_not_split(self) -> Iterator[Fault]:
+        if self.tensor_parallel_size > 1 and self.traits.moe_every:
+            rule_text = f"must be 1 for architecture {self.architecture}: its experts are not split"
+            yield self.fault("tensor_parallel_size", rule_text, "shard their state with zero_stage 1, 2 or 3 instead")
 
     @rule("architecture", "intra_document_masking")
-    def _only_decoders_isolate(self) -> Iterator[Fault]:
+    def _only_decoders_mask_documents(self) -> Iterator[Fault]:
         if self.intra_document_masking and self.traits.is_encoder_decoder:
-            rule_text = f"must be false for architecture {self.architecture}, whose gaps may reach over documents"
+            rule_text = f"must be false for architecture {self.architecture}, whose masked spans may cross documents"
             yield self.fault("intra_document_masking", rule_text)
 
     def identity(self) -> dict[str, Any]:
-        """The settings that fix the shape of the weights: a run cannot go on when one of them changes."""
+        """The settings that determine the shapes of the weights, resolved: a run resumes only with the same ones."""
         shape = {key: getattr(self, key) for key in ModelSettings.model_fields if key != "init_std"}
-        resolved: dict[str, Any] = {"head_dim": self.head_width, "tie_word_embeddings": self.ties_embeddings}
-        resolved |= {"experts_per_token": self.top_k, "moe_layers": list(self.sparse)}
-        resolved["moe_ffn_hidden_size"] = self.expert_size
+        resolved: dict[str, Any] = {"head_dim": self.head_dimension, "tie_word_embeddings": self.ties_embeddings}
+        resolved |= {"experts_per_token": self.top_k, "moe_layers": list(self.expert_layers)}
+        resolved["moe_ffn_hidden_size"] = self.expert_ffn_size
         return {**shape, **resolved, "num_kv_heads": self.kv_heads, "ffn_hidden_size": self.ffn_size}

@@ -39,7 +39,7 @@ def help_text(config_class: type[Settings]) -> str:
 
 
 def _groups(config_class: type[Settings]) -> Iterator[type[Settings]]:
-    """The classes that a configuration is made of, in the order of the file (the reverse of Python's look-up)."""
+    """The component classes of a configuration, in the order of the file (Python's lookup order reversed)."""
     for group in reversed(config_class.__mro__):
         if isinstance(group, type) and issubclass(group, Settings) and _own_fields(group):
             yield group

@@ -1,7 +1,7 @@
-"""What every configuration class is made of: frozen typed fields, a docstring under each, and rules between them.
+"""Base of the configuration classes: frozen typed fields, a docstring under each, and rules between them.
 
-The docstring under a field states its meaning, unit and range; it is the help text and the comment in the shipped
-YAML alike. A rule names the keys that it reads, so that it is asked only where those are right by themselves.
+The docstring under a field states its meaning, unit and range; it is both the help text and the comment in the shipped
+YAML. A rule names the keys that it reads, so that it runs only if those are valid by themselves.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-# Looking for plug-ins reads the metadata of every installed package, at each start.
+# Otherwise pydantic reads the metadata of every installed package at each start, in search of plug-ins.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
@@ -24,17 +24,17 @@ Auto = Literal["auto"]
 
 
 def _whole(value: Any) -> Any:
-    """`1e9` is a whole number here, though YAML reads it as a float."""
+    """Turn `1e9`, a float in YAML, into a whole number."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def as_tuple(value: Any) -> Any:
-    """YAML's lists are tuples here, for they cannot change."""
+    """Turn YAML's lists into tuples, which are immutable."""
     return tuple(value) if isinstance(value, list) else value
 
 
 def _listed(value: Any) -> Any:
-    """One entry may be written without the list around it."""
+    """Turn a single entry, written without brackets, into a list."""
     return (value,) if isinstance(value, str) else as_tuple(value)
 
 
@@ -46,12 +46,12 @@ NaturalNumber = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Words = Annotated[tuple[str, ...], BeforeValidator(_listed)]
 Text = Annotated[str, Field(min_length=1, pattern=r"^[^\x00-\x08\x0a-\x1f\x7f-\x9f]*$")]
-"""A name or a path: control characters but for the tab would end a line of a log, or steer a terminal."""
+"""A name or a path, without control characters (but the tab), which would break a log line or steer a terminal."""
 
 
 @dataclass(frozen=True)
-class Source:
-    """Where the values came from: the file, and the line of each key (or the option that set it), nested ones too."""
+class Origin:
+    """The file that the values came from, and the line of each key (or the option that set it), also nested."""
 
     path: str = "(defaults)"
     lines: dict[str, int] = field(default_factory=dict)
@@ -60,9 +60,8 @@ class Source:
     def where(self, key: str, others: Iterable[str] = ()) -> str:
         """``config.yaml:14``, or ``--set`` for a key set on the command line.
 
-        A value inside a value is named as in Python, ``stages[1].order``; where it has no line, its surroundings have.
-        Of the `others`, whose values matter as well, those are named that the command line has set:
-        ``config.yaml:14, --set lr``.
+        A nested value is named as in Python, ``stages[1].order``; if it has no line, its parent's is given. Of the
+        `others`, whose values matter as well, those set on the command line are named: ``config.yaml:14, --set lr``.
         """
         if {key, re.split(r"[.\[]", key)[0]} & self.overridden:
             return "--set"
@@ -76,12 +75,12 @@ class Source:
         return self.path
 
 
-Rule = Callable[[Any], Iterator[Fault]]
-_RuleType = TypeVar("_RuleType", bound=Rule)
+SettingsRule = Callable[[Any], Iterator[Fault]]
+_RuleType = TypeVar("_RuleType", bound=SettingsRule)
 
 
 def rule(*keys: str) -> Callable[[_RuleType], _RuleType]:
-    """Mark a method that yields faults between `keys`; it runs only when each of these is right by itself."""
+    """Mark a method that yields the faults between `keys`; it runs only if each of these is valid by itself."""
 
     def mark(method: _RuleType) -> _RuleType:
         method.rule_keys = keys  # type: ignore[attr-defined]
@@ -97,10 +96,10 @@ class Settings(BaseModel):
 
     title: ClassVar[str] = ""
     """Heading of a group of fields in the YAML file."""
-    _source: Source = PrivateAttr(default_factory=Source)
+    _origin: Origin = PrivateAttr(default_factory=Origin)
 
     def __eq__(self, other: object) -> bool:
-        """Equal by value, wherever the values came from."""
+        """Equal by value, whatever file the values came from."""
         return type(other) is type(self) and isinstance(other, Settings) and self.model_dump() == other.model_dump()
 
     def __hash__(self) -> int:
@@ -109,17 +108,17 @@ class Settings(BaseModel):
     @property
     def path(self) -> Path:
         """The file that the values came from."""
-        return Path(self._source.path)
+        return Path(self._origin.path)
 
-    def place(self, key: str) -> str:
-        """Where `key` was set: ``config.yaml:14``."""
-        return self._source.where(key)
+    def where(self, key: str) -> str:
+        """The place where `key` was set: ``config.yaml:14``."""
+        return self._origin.where(key)
 
     def fault(self, key: str, rule: str, remedy: str = "", others: Sequence[str] = ()) -> Fault:
         """A fault at `key` (``lr``, ``stages[1].order``), with the file, the line and the value found.
 
-        Settings that `rule` names, and the `others`, matter as well: the place names those of them that the command
-        line has set.
+        The settings that `rule` names, and the `others`, matter as well: those of them that the command line has set
+        are named in the place.
         """
         shown: Any = self
         for name, index in re.findall(r"(\w+)(?:\[(\d+)\])?", key):
@@ -128,11 +127,11 @@ class Settings(BaseModel):
         if isinstance(shown, BaseModel):
             shown = shown.model_dump(exclude_none=True)
         shown = list(shown) if isinstance(shown, tuple) else shown
-        where = self._source.where(key, dict.fromkeys([*others, *re.findall(r"\w+", rule)]))
+        where = self._origin.where(key, dict.fromkeys([*others, *re.findall(r"\w+", rule)]))
         return Fault(where=where, key=key, value=shown, rule=rule, remedy=remedy)
 
     def rule_faults(self, wrong_keys: set[str]) -> Iterator[Fault]:
-        """The faults of every rule that reads none of `wrong_keys`, each with the options that the rule reads."""
+        """The faults of every rule that reads none of `wrong_keys`."""
         seen = set()
         for parent in type(self).__mro__:
             for name, method in vars(parent).items():
@@ -140,4 +139,4 @@ class Settings(BaseModel):
                 if keys and name not in seen and not wrong_keys & set(keys):
                     seen.add(name)
                     for fault in method(self):
-                        yield replace(fault, where=self._source.where(fault.key or "", keys))
+                        yield replace(fault, where=self._origin.where(fault.key or "", keys))

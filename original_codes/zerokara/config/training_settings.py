@@ -1,4 +1,4 @@
-"""What step 3 reads of `config.yaml`: how long, how fast, in which order, on what machine, and what is watched."""
+"""The settings of `config.yaml` for step 3: run length and optimization, order of the data, machine, monitoring."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from zerokara.config.curriculum import Order, Stage, Weights
+from zerokara.config.curriculum import OrderKind, Stage, Weights
 from zerokara.config.settings import (
     Auto,
     NaturalNumber,
@@ -23,80 +23,80 @@ from zerokara.config.settings import (
 from zerokara.errors import Fault
 
 
-class LearningSettings(Settings):
-    """How long the run is and how the weights learn."""
+class OptimizationSettings(Settings):
+    """Length of the run, and how the weights are optimized."""
 
     title: ClassVar[str] = "The training (step 3)"
 
     output_model_dir: Text = "models/embedded"
     """Run folder: checkpoints, metrics.jsonl, TensorBoard, plots."""
     train_tokens: PositiveWhole | Auto = "auto"
-    """Tokens to train on; `auto` is `epochs` times the tokens there are."""
+    """Tokens to train on; `auto` is `epochs` times the training tokens."""
     epochs: PositiveNumber = 1.0
-    """Passes over the data when train_tokens is auto; a number there says it instead."""
+    """Epochs (passes over the training data) if train_tokens is auto; ignored otherwise."""
     max_steps: PositiveWhole | Auto = "auto"
-    """Most updates of the weights: a run that train_tokens or epochs would make longer ends here, its learning rate
-    at min_lr; `auto` is no such limit."""
+    """Upper limit on the optimizer steps: a longer run ends here, with its learning rate at min_lr; `auto` is no
+    limit."""
     max_hours: PositiveNumber | Auto = "auto"
-    """Most hours of training over all starts of the run; then it is saved and left, wherever its learning rate stands.
-    With a higher number the same command goes on."""
+    """Upper limit on the hours of training, over all starts of the run; it then saves and stops, wherever its learning
+    rate is. With a higher limit the same command resumes it."""
     max_hours_per_start: PositiveNumber | Auto = "auto"
-    """Most hours from one start of the command until it has saved and left, for machines that are lent by the hour
-    (Slurm's --time); the same command goes on."""
+    """Upper limit on the hours from one start of the command until it has saved and stopped, for machines with a time
+    limit (Slurm's --time); the same command resumes the run."""
     global_batch_size: PositiveWhole = 32
-    """Sequences in one update of the weights, over all processes."""
+    """Sequences in one optimizer step, over all processes."""
     lr: PositiveNumber = 1e-3
-    """Highest learning rate."""
+    """Peak learning rate."""
     min_lr: NaturalNumber = 1e-4
     """Learning rate at the last step."""
     lr_schedule: Literal["cosine", "linear", "constant", "inverse_sqrt", "wsd"] = "cosine"
-    """How the learning rate goes from lr to min_lr after the warm-up: `cosine`, `linear`, `inverse_sqrt` (with the root
-    of the step, as T5), `wsd` (stays at lr, then falls in a line over the last decay_fraction); or `constant`, which
-    stays at lr."""
+    """How the learning rate decays from lr to min_lr after the warm-up: `cosine`, `linear`, `inverse_sqrt` (1/√step, as
+    T5), `wsd` (warm-up, stable, decay: constant, then linear over the last decay_fraction); or `constant`, no decay."""
     warmup_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.02
-    """Share of the steps in which the learning rate rises from 0 to lr."""
+    """Fraction of the steps in which the learning rate rises linearly from 0 to lr (warm-up)."""
     warmup_steps: NaturalWhole | Auto = "auto"
-    """Steps in which it rises, instead of a share; `auto` is warmup_fraction."""
+    """Warm-up as a number of steps; `auto` uses warmup_fraction."""
     decay_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2
-    """Share of the steps, at the end, in which `wsd` falls from lr to min_lr."""
+    """Fraction of the steps, at the end, over which `wsd` decays from lr to min_lr."""
     optimizer: Literal["adamw", "adafactor", "muon"] = "adamw"
-    """`adamw`; `adafactor` (as T5: hardly any memory, steps scaled with the weights: try lr 0.01); or `muon` for the
-    matrices of the layers, AdamW for the rest (the same lr serves both). The latter two at zero_stage 0 or 1."""
+    """`adamw`; `adafactor` (as T5: hardly any optimizer memory, update size relative to the weights: try lr 0.01); or
+    `muon` for the matrices of the layers with AdamW for the rest (one lr serves both). The latter two need zero_stage 0
+    or 1."""
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """AdamW: decay of the gradient's running mean."""
+    """AdamW: decay rate of the first moment."""
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    """AdamW: decay of the squared gradient's running mean."""
+    """AdamW: decay rate of the second moment."""
     adam_epsilon: PositiveNumber = 1e-8
-    """AdamW: added to the denominator."""
+    """AdamW: epsilon of the denominator."""
     muon_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    """Muon: decay of the gradient's running sum."""
+    """Muon: momentum."""
     weight_decay: NaturalNumber = 0.1
-    """Decay of the weights in each step, as a share of the learning rate (Adafactor: of the scaled one; T5 has 0); not
-    on norms and biases."""
+    """Weight decay, decoupled: multiplied by the learning rate (for adafactor by the relative one; T5 has 0). Not
+    applied to norms and biases."""
     relative_attention_lr_multiplier: PositiveNumber | Auto = "auto"
-    """t5: how many times as fast as the rest the biases of distances learn: they start at hundredths, and a token knows
-    its neighbours when they are several whole ones. `auto` is 30, with adafactor 1, as T5."""
+    """t5: learning rate of the relative position bias, as a multiple of lr. The bias starts near 0.01 and attends to
+    neighbours only at values of several units, so it must learn faster. `auto` is 30, with adafactor 1 as in T5."""
     router_aux_loss_coef: NaturalNumber = 0.01
-    """Experts: weight of the loss that keeps them equally busy (Switch Transformer), sequence by sequence."""
+    """Experts: coefficient of the auxiliary load-balancing loss (Switch Transformer), computed per sequence."""
     router_z_loss_coef: NaturalNumber = 0.001
-    """Experts: weight of the loss that keeps the router's logits small (ST-MoE)."""
+    """Experts: coefficient of the router z-loss, which keeps the router's logits small (ST-MoE)."""
     expert_capacity_factor: NaturalNumber = 0.0
-    """Experts: most tokens of a sequence that one takes in training, in even shares, e.g. 1.25; what is beyond is left
-    out. 0 is no limit. Validation and the exported model have none."""
+    """Experts: capacity factor in training, the tokens of a sequence that one expert accepts as a multiple of an even
+    share, e.g. 1.25; tokens beyond it are dropped. 0 is no limit. Validation and the exported model have no limit."""
     gradient_clipping: NaturalNumber = 1.0
-    """Largest norm of the gradient; 0 for no clipping."""
+    """Maximum norm of the gradient; 0 for no clipping."""
     seed: NaturalWhole = 1234
     """Seed of the initial weights and of the order of the data."""
     init_from: str = ""
-    """A Hugging Face folder whose weights the run starts from; empty for weights drawn from the seed. Architecture,
-    sizes and tokenizer must be those of that model (step 3 names each that is not), its weights *.safetensors: nothing
-    in it is run. A run that has begun goes on from its own checkpoints."""
+    """Hugging Face folder with the weights to start from (continued pretraining); empty to initialize from the seed.
+    Architecture, sizes and tokenizer must be those of that model (step 3 names each that differs), the weights must be
+    *.safetensors; no code of the folder is run. A run that has started resumes from its own checkpoints."""
     resize_vocabulary: Literal["none", "mean"] = "none"
-    """What to do where the tokenizer has further pieces behind those of init_from's: refuse, or start each of them as
-    the `mean` of the model's own."""
+    """What to do if the tokenizer has more pieces than the one of init_from: `none` refuses it, `mean` starts each new
+    embedding as the mean of the model's own."""
 
     @property
-    def distances_lr_factor(self) -> float:
+    def bias_lr_multiplier(self) -> float:
         """`relative_attention_lr_multiplier` with `auto` resolved."""
         if self.relative_attention_lr_multiplier != "auto":
             return self.relative_attention_lr_multiplier
@@ -111,102 +111,106 @@ class LearningSettings(Settings):
     def _warmup_and_decay_fit(self) -> Iterator[Fault]:
         room = round(1 - self.warmup_fraction, 9)
         if self.lr_schedule == "wsd" and self.warmup_steps == "auto" and self.decay_fraction > room:
-            rule_text = f"must leave room for warmup_fraction = {self.warmup_fraction:g}: together they are at most 1"
+            rule_text = f"must leave room for warmup_fraction = {self.warmup_fraction:g}: the two sum to at most 1"
             yield self.fault("decay_fraction", rule_text, f"try at most {room:g}")
 
 
-class ReadingSettings(Settings):
-    """In which order the data is read."""
+class DataOrderSettings(Settings):
+    """Order and mixture of the data."""
 
     title: ClassVar[str] = "The order of the data (step 3)"
 
-    order: Order = "shuffle"
-    """`shuffle` reads the sequences in another order each epoch, `sequential` as they stand in the corpus."""
+    order: OrderKind = "shuffle"
+    """`shuffle` reads the sequences in a new random order each epoch, `sequential` in the order of the corpus."""
     source_weights: Weights = "proportional"
-    """How much of the training comes from each entry of input_jsonl: `proportional` reads every token equally often; or
-    a number for each, e.g. [3, 1] reads three tokens of the first for one of the second, however long they are."""
+    """Mixture of the entries of input_jsonl (sources): `proportional` reads every token equally often; or a weight for
+    each, e.g. [3, 1] reads three tokens of the first for every one of the second, whatever their sizes."""
     max_epochs_per_source: PositiveNumber = 16.0
-    """Most passes over any one source; a run that would need more is refused before it starts."""
+    """Most epochs of any one source; a run that would need more is refused before it starts."""
     stages: Annotated[tuple[Stage, ...], BeforeValidator(as_tuple)] = ()
-    """A curriculum: parts of the run in turn, for two sources as [{tokens: 8e9, source_weights: [3, 1]}, {tokens: rest,
-    source_weights: [0, 1], order: sequential, name: finish}]. Each has `tokens` (a number, or `rest` for the last) and
-    its own `source_weights` and `order` where they differ from those above; or instead of tokens and weights
-    `source_tokens`, exactly so many of each source. A stage of another order than the one before restarts each source
-    that it reads. With train_tokens auto the run is as long as the stages, and `rest` is `epochs` times the tokens
-    there are."""
+    """Curriculum: consecutive stages of the run, for two sources e.g. [{tokens: 8e9, source_weights: [3, 1]}, {tokens:
+    rest, source_weights: [0, 1], order: sequential, name: finish}]. Each has `tokens` (a number, or `rest` for the
+    last) and its own `source_weights` and `order` where they differ from those above; or, instead of tokens and
+    weights, `source_tokens`: an exact number for each source. A stage with another order than the one before restarts
+    the sources that it reads. With train_tokens auto the run is as long as its stages, and `rest` is `epochs` times the
+    training tokens."""
     intra_document_masking: bool = False
-    """Whether each document in a sequence is read as if it stood alone: attention stays within it, positions restart.
-    Somewhat slower; good for short documents."""
+    """Intra-document masking: attention stays within each document of a sequence, and positions restart. Somewhat
+    slower; good for short documents."""
 
 
 class MachineSettings(Settings):
-    """How the work is laid out on the machine; none of it changes what is learned."""
+    """How the work is distributed over the machine; none of it changes what is learned."""
 
     title: ClassVar[str] = "The machine (step 3): none of this changes what is learned"
 
     num_processes: PositiveWhole | Auto = "auto"
-    """Training processes; `auto` is one a GPU (CUDA_VISIBLE_DEVICES is honoured), or one on a CPU. At most as many as
+    """Training processes; `auto` is one per GPU (CUDA_VISIBLE_DEVICES applies), or one on a CPU. At most as many as
     there are GPUs, or cores."""
     tensor_parallel_size: PositiveWhole = 1
-    """Processes that share the matrices of each layer, for models that are too large for one GPU; on one node."""
+    """Tensor parallelism: processes over which the matrices of each layer are split, for models too large for one GPU;
+    within one node."""
     micro_batch_size: PositiveWhole | Auto = 8
-    """Sequences that one process computes at a time. `auto` is the most that fits into a GPU's memory and divides the
-    batch, or on a CPU as many as make it fastest; a run keeps it as long as it goes on with the same settings."""
+    """Sequences that one process computes at a time; gradients are accumulated up to global_batch_size. `auto` is the
+    largest that fits into the GPU's memory and divides the batch, or the fastest on a CPU; a run keeps it as long as it
+    resumes with the same settings."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
-    """Number format of the computation: `bf16`, `fp32`, or `auto`, which is bf16 where the hardware computes in it. The
-    optimizer keeps its weights in fp32 either way."""
+    """Number format of the computation: `bf16`, `fp32`, or `auto`: bf16 if the hardware supports it. The optimizer has
+    fp32 master weights in any case."""
     zero_stage: Annotated[NaturalWhole, Field(le=3)] = 1
-    """DeepSpeed ZeRO: what is spread over the processes. 0 nothing, 1 optimizer, 2 and gradients, 3 and weights."""
+    """ZeRO stage (DeepSpeed): what is sharded over the processes. 0 nothing, 1 the optimizer state, 2 also the
+    gradients, 3 also the weights."""
     offload: Literal["none", "optimizer", "all"] = "none"
-    """What rests in main memory rather than on the GPU: the `optimizer` (zero_stage 1 to 3), or `all`, the weights too
+    """Offload from the GPU to main memory: the `optimizer` state (zero_stage 1 to 3), or `all`, the weights too
     (zero_stage 3). Slower, for models that do not fit otherwise."""
     activation_checkpointing: Literal["off", "selective", "full"] = "off"
-    """What is computed again in the backward pass rather than kept: nothing, the feed-forward half of each layer
-    (`selective`: keeps less than half), or all of it (`full`: keeps its input alone, and computes a third more)."""
+    """Activations that are recomputed in the backward pass to save memory: none, those of the feed-forward half of each
+    layer (`selective`: keeps less than half), or all (`full`: keeps only each layer's input, a third more compute)."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """Whether torch.compile fuses the work of each layer: half a minute at the first start. `auto` is where it pays: on
-    a GPU, unless zero_stage is 3 or tensor_parallel_size more than 1, which it cannot serve."""
+    """Whether torch.compile compiles each layer, which takes half a minute at the first start. `auto` is on for a GPU,
+    unless zero_stage is 3 or tensor_parallel_size above 1, which it does not support."""
     deepspeed_template: Text = "auto"
     """JSON file with further DeepSpeed settings; `auto` is original_codes/ds_config_gpt_TEMPLATE.json."""
 
     @property
     def micro_batch(self) -> int:
-        """Sequences that one process computes at a time, once `auto` was resolved."""
+        """`micro_batch_size`, after `auto` has been resolved by the plan of the run."""
         assert self.micro_batch_size != "auto", "micro_batch_size: auto was not resolved"
         return self.micro_batch_size
 
 
-class WatchingSettings(Settings):
-    """What is logged, evaluated, and saved, and when a run stops itself."""
+class MonitoringSettings(Settings):
+    """Logging, validation, checkpoints, and when a run stops by itself."""
 
-    title: ClassVar[str] = "Watching and saving (step 3)"
+    title: ClassVar[str] = "Monitoring and checkpoints (step 3)"
 
     log_interval: PositiveWhole = 10
-    """Steps between two lines in the log and in metrics.jsonl."""
+    """Steps between lines in the log and in metrics.jsonl."""
     eval_interval: PositiveWhole = 100
-    """Steps between two validations; the last step is always validated."""
+    """Steps between validations; there is always one at the last step."""
     eval_tokens: PositiveWhole | Literal["all"] = "all"
-    """Validation tokens that are read each time."""
+    """Validation tokens used each time."""
     sample_prompts: Words = ()
-    """Beginnings of texts that the model continues at each validation, into samples.md of the run folder."""
+    """Prompts that the model continues at each validation, into samples.md in the run folder."""
     sample_tokens: PositiveWhole = 64
-    """Most tokens of each such continuation; every one costs a forward pass over all of them."""
+    """Most tokens to generate per prompt; each takes a forward pass over all prompts."""
     save_interval: PositiveWhole = 100
-    """Steps between two checkpoints; the last step is always saved."""
+    """Steps between checkpoints; there is always one at the last step."""
     keep_last: PositiveWhole = 2
-    """Newest checkpoints that are kept."""
+    """Newest checkpoints to keep."""
     keep_every: NaturalWhole = 0
-    """Keep every checkpoint whose step is a multiple of this as well; 0 for none."""
+    """Also keep every checkpoint whose step is a multiple of this; 0 for none."""
     keep_best: bool = True
-    """Keep the checkpoint with the lowest validation loss as well."""
+    """Also keep the checkpoint with the lowest validation loss."""
     max_skipped_steps: NaturalWhole = 3
-    """Steps in a row that may be skipped because a loss or gradient is not finite or leaps; one more stops the run."""
+    """Consecutive steps that may be skipped because of a non-finite loss or gradient, or a loss spike; one more stops
+    the run."""
     spike_sigmas: NaturalNumber = 0.0
-    """Skip a step whose loss lies so many standard deviations above those of the last steps; 0 for never."""
+    """Skip a step with a loss spike: a loss this many standard deviations above that of recent steps; 0 for never."""
     plots: bool = True
-    """Draw the curves as pictures, plots/*.png in the run folder, at validations and at the end."""
+    """Plot the curves into plots/*.png in the run folder, at each validation and at the end."""
     tensorboard: bool = True
-    """Write TensorBoard files into the run folder."""
+    """Write TensorBoard files into the run folder (view them with: tensorboard --logdir <output_model_dir>)."""
     wandb: Literal["off", "offline", "online"] = "off"
     """Weights & Biases: `off`, `offline` (files only), or `online` (needs WANDB_API_KEY in the environment)."""
     wandb_project: Text = "zerokara"
@@ -220,8 +224,8 @@ class WatchingSettings(Settings):
             yield self.fault("keep_every", rule_text, f"try {nearest}")
 
 
-class TrainingSettings(WatchingSettings, MachineSettings, ReadingSettings, LearningSettings):
-    """All that step 3 adds to the data and the model."""
+class TrainingSettings(MonitoringSettings, MachineSettings, DataOrderSettings, OptimizationSettings):
+    """All settings of step 3 but those of the data and the model."""
 
     @rule("global_batch_size", "micro_batch_size", "num_processes", "tensor_parallel_size")
     def _micro_divides_global(self) -> Iterator[Fault]:
@@ -231,7 +235,7 @@ class TrainingSettings(WatchingSettings, MachineSettings, ReadingSettings, Learn
     @rule("compile", "zero_stage", "tensor_parallel_size")
     def _compiled_layers_are_whole(self) -> Iterator[Fault]:
         if self.compile == "on" and (self.zero_stage == 3 or self.tensor_parallel_size > 1):
-            rule_text = "cannot serve zero_stage 3 or tensor_parallel_size above 1, which work within the layers"
+            rule_text = "does not support zero_stage 3 or tensor_parallel_size above 1"
             yield self.fault("compile", rule_text, "set compile: auto")
 
     @rule("offload", "zero_stage")
@@ -242,22 +246,22 @@ class TrainingSettings(WatchingSettings, MachineSettings, ReadingSettings, Learn
             yield self.fault("offload", rule_text, f"set zero_stage: {least}, or offload: none")
 
     @rule("optimizer", "zero_stage", "tensor_parallel_size", "offload")
-    def _whole_matrices_where_they_are_needed(self) -> Iterator[Fault]:
+    def _some_optimizers_need_whole_matrices(self) -> Iterator[Fault]:
         if self.optimizer == "adamw":
             return
         needs = f"with optimizer: {self.optimizer}, which needs whole matrices"
         if self.zero_stage > 1:
-            rule_text = f"must be 0 or 1 {needs}: at 2 and 3 DeepSpeed cuts them anywhere"
+            rule_text = f"must be 0 or 1 {needs}: at 2 and 3 DeepSpeed partitions them anywhere"
             yield self.fault("zero_stage", rule_text, "set zero_stage: 1, or optimizer: adamw")
         if self.tensor_parallel_size > 1:
-            rule_text = f"must be 1 {needs}: tensor parallelism cuts them"
+            rule_text = f"must be 1 {needs}: tensor parallelism splits them"
             yield self.fault("tensor_parallel_size", rule_text, "set tensor_parallel_size: 1, or optimizer: adamw")
         if self.offload != "none":
-            rule_text = f"must be none {needs}: DeepSpeed's offload moves pieces of them"
+            rule_text = f"must be none {needs}: DeepSpeed's offload moves partitions of them"
             yield self.fault("offload", rule_text, "set offload: none and zero_stage: 1, or optimizer: adamw")
 
     def batch_faults(self, num_processes: int) -> Iterator[Fault]:
-        """The fault, if any, of sharing a global batch among `num_processes` in whole micro batches."""
+        """The fault, if any, of splitting a global batch over `num_processes` in whole micro batches."""
         if num_processes % self.tensor_parallel_size:
             rule_text = f"must divide the number of processes, {num_processes}"
             yield self.fault("tensor_parallel_size", rule_text, "lower it, or change num_processes")

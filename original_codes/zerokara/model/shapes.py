@@ -96,15 +96,15 @@ class ModelShape:
             rope_theta=config.rope_theta,
             norm_epsilon=config.epsilon,
             init_std=config.initial_std,
-            head_dim=config.head_width,
+            head_dim=config.head_dimension,
             relative_attention_num_buckets=config.relative_attention_num_buckets,
             relative_attention_max_distance=config.relative_attention_max_distance,
             raw_len=config.lengths.raw,
             target_len=config.lengths.target,
-            num_experts=config.num_experts if config.sparse else 0,
+            num_experts=config.num_experts if config.expert_layers else 0,
             experts_per_token=config.top_k,
-            moe_ffn_hidden_size=config.expert_size if config.sparse else 0,
-            moe_layers=config.sparse,
+            moe_ffn_hidden_size=config.expert_ffn_size if config.expert_layers else 0,
+            moe_layers=config.expert_layers,
         )
 
     @classmethod

@@ -1,4 +1,4 @@
-"""From which source each position of a mixture is drawn, so that every beginning of it is as the weights say.
+"""The source of each position of a mixture, chosen so that every prefix of it has the proportions of the weights.
 
 The positions 0, 1, 2, … are seats that the sources are given one after another by the method of Webster and
 Sainte-Laguë: the seats of source s have the keys (2n + 1) / w_s for n = 0, 1, 2, …, and the seats of all sources are

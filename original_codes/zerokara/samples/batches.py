@@ -1,12 +1,12 @@
-"""Which process reads which samples in which step: a pure function, and the same global batch however it is shared.
+"""The samples of each data-parallel rank in each step: a pure function; the global batch is the same for any layout.
 
 The position of a run is one integer, the number of samples consumed. The update at position c takes the samples at
 positions c … c + G − 1 of the order, G being the global batch. They are dealt out in micro batches of m: of the R
-processes, process r reads in micro step a the m samples from position c + (a·R + r)·m. So every sample of the global
-batch is read exactly once, for every R and m with G a multiple of m·R, and a run that goes on with another number of
-processes or another micro batch reads the same global batches.
+ranks, rank r reads in micro step a the m samples from position c + (a·R + r)·m. So every sample of the global batch is
+read exactly once, for every R and m with G a multiple of m·R, and a run that resumes with another number of ranks or
+another micro batch reads the same global batches.
 
-Example, G = 8, m = 2, R = 2 at position 80: process 0 reads [80 81] then [84 85], process 1 [82 83] then [86 87].
+Example, G = 8, m = 2, R = 2 at position 80: rank 0 reads [80 81] then [84 85], rank 1 [82 83] then [86 87].
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from zerokara.samples.packed import PackedTokens
 
 
 @dataclass(frozen=True)
-class BatchPlan:
-    """How a global batch is shared among processes (data-parallel ranks) and micro steps."""
+class BatchLayout:
+    """The split of a global batch into data-parallel ranks and gradient-accumulation steps."""
 
     global_batch_size: int
     micro_batch_size: int
@@ -35,7 +35,7 @@ class BatchPlan:
 
     @property
     def num_micro_steps(self) -> int:
-        """Micro batches that each process accumulates in one update."""
+        """Micro batches whose gradients each rank accumulates in one update."""
         return self.global_batch_size // (self.micro_batch_size * self.num_ranks)
 
     def positions(self, consumed: int, rank: int = 0) -> NDArray[np.int64]:
@@ -47,23 +47,23 @@ class BatchPlan:
 
 
 class Batches:
-    """The micro batches that one process reads, as an objective makes them."""
+    """The micro batches of one rank, as an objective makes them."""
 
-    def __init__(self, tokens: PackedTokens, order: Order, plan: BatchPlan, objective: Objective, rank: int = 0):
+    def __init__(self, tokens: PackedTokens, order: Order, layout: BatchLayout, objective: Objective, rank: int = 0):
         assert order.num_samples == len(tokens), f"an order of {order.num_samples} for {len(tokens)} samples"
-        self.tokens, self.order, self.plan, self.rank, self._objective = tokens, order, plan, rank, objective
+        self.tokens, self.order, self.layout, self.rank, self._objective = tokens, order, layout, rank, objective
 
     def at(self, consumed: int) -> Iterator[Batch]:
         """The micro batches of the update at `consumed`."""
-        return self._of(self.plan.positions(consumed, self.rank))
+        return self._of(self.layout.positions(consumed, self.rank))
 
-    def one_by_one(self, consumed: int) -> Iterator[tuple[int, Batch]]:
-        """The same samples, each by itself, with its position."""
-        positions = self.plan.positions(consumed, self.rank).reshape(-1, 1)
+    def single_samples(self, consumed: int) -> Iterator[tuple[int, Batch]]:
+        """The same samples as batches of one, each with its position."""
+        positions = self.layout.positions(consumed, self.rank).reshape(-1, 1)
         yield from zip(positions.ravel().tolist(), self._of(positions), strict=True)
 
     def _of(self, positions: NDArray[np.int64]) -> Iterator[Batch]:
         _, indices = self.order.at_many(positions.ravel())  # all at once: an order costs more to set up than to ask
-        for row, of_batch in zip(positions, indices.reshape(positions.shape), strict=True):
-            # A sample that comes again, in another epoch, stands at another position, which is its key.
-            yield self._objective(self.tokens.many(of_batch), row)
+        for row, samples in zip(positions, indices.reshape(positions.shape), strict=True):
+            # The position is the sample's key: in another epoch the same sample has another one.
+            yield self._objective(self.tokens.many(samples), row)

@@ -1,19 +1,19 @@
-"""The order of a run that mixes sources by weight, in stages: a position of the run → (epoch of the source, sample).
+"""The order of a run that mixes sources by weight, in stages: position of the run → (epoch of the source, sample).
 
-Position i lies in a stage; the stage says from which source it is drawn, and as which draw d from that source. Draws
-are counted over the whole run, through all stages, so that nothing of a source is read twice before all of it was read
-once: draw d of a source of n samples lies in its epoch d // n, at index d mod n of the epoch, which is shuffled or not
-as `order.SampleOrder` does it, with a seed of its own for each source. One thing ends an epoch early: a stage of the
-other order restarts a source, since neither order can go on where the other stopped. So a stage in `sequential`
-order reads a source from its beginning, whatever shuffled stages have read of it.
+Position i lies in a stage, which determines its source and the number d of the draw from that source. Draws are counted
+over the whole run, through all stages, so that no sample of a source is read twice before all were read once: draw d of
+a source of n samples lies in its epoch d // n, at index d mod n of the epoch, shuffled or not like `order.SampleOrder`
+with a seed of its own for each source. Only a stage of the other order ends an epoch early: it restarts the source,
+since neither order can continue where the other stopped. So a stage in `sequential` order reads a source from its
+beginning, whatever shuffled stages have read of it.
 
-The sources of a stage's positions are the seats of `apportionment`. In `sequential` order they stay as they are: every
-source is read as it stands, evenly mixed. In `shuffle` order they are shuffled within blocks of 1,024 positions: at the
-edge of a block every source has been read as often as its weight says, and within a block nothing is regular. The last
-block of a stage of known length is cut short, so that the stage has exactly the seats of its length. The last stage may
-be open: then a longer run keeps the prefix of a shorter one.
+The sources of a stage's positions are the seats of `apportionment`. In `sequential` order they are used as they are:
+every source is read in its own order, evenly mixed. In `shuffle` order they are shuffled within blocks of 1,024
+positions: at the end of a block every source has been read in proportion to its weight, and within a block there is no
+pattern. The last block of a stage of known length is cut short, so that the stage has exactly the seats of its length.
+The last stage may be open: then a longer run keeps the prefix of a shorter one.
 
-A block is worked out when it is asked for, and a few are kept: memory does not grow with the data or the run.
+A block is computed on demand, and a few are kept: memory grows neither with the data nor with the run.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from zerokara.config.curriculum import OrderKind
 from zerokara.samples.apportionment import Apportionment
-from zerokara.samples.order import KeyedPermutation, Kind, SampleOrder, mix
+from zerokara.samples.order import KeyedPermutation, SampleOrder, mix
 
 BLOCK_SAMPLES = 1024
 """Positions that are shuffled among each other."""
@@ -36,37 +37,37 @@ _STAGE_SEEDS, _SOURCE_SEEDS = 1, 2
 
 @dataclass(frozen=True)
 class MixedStage:
-    """One stage."""
+    """One stage of a mixture."""
 
     weights: tuple[int, ...]
-    """For each source, in whole numbers."""
+    """A whole number for each source."""
     num_samples: int | None
     """None for a last stage that is as long as the run."""
-    kind: Kind
+    kind: OrderKind
     name: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """All that the order is made of; the name is for people."""
+        """All that determines the order; the name does not."""
         return {"weights": list(self.weights), "samples": self.num_samples, "order": self.kind}
 
 
 def derived_seed(seed: int, family: int, number: int) -> int:
-    """A seed for one of many things that are shuffled independently of each other."""
+    """An independent seed for each of many things to shuffle."""
     return mix(mix(mix(seed) + family) + number)
 
 
 @dataclass(frozen=True)
-class Restart:
-    """A stage that restarts a source, in the middle of the pass of an earlier stage that had the other order."""
+class SourceRestart:
+    """A stage that restarts a source, in the middle of an epoch that an earlier stage began in the other order."""
 
     stage: int
     source: int
     num_read: int
-    """Samples that the pass had read; they may come again before those that it had not."""
+    """Samples read in that epoch; they may come again before the others."""
 
 
 class _Draws:
-    """From which source the positions of one stage are drawn, and as which draw of that source."""
+    """The source of each position of one stage, and the number of the draw from that source."""
 
     def __init__(self, stage: MixedStage, number: int, first: int, before: Sequence[int], seed: int):
         self.stage, self.first, self.before = stage, first, list(before)
@@ -123,15 +124,15 @@ class MixedOrder:
         self.num_samples = sum(samples_per_source)
         self._first_samples = np.concatenate([[0], np.cumsum(samples_per_source)]).astype(np.int64)
         self._draws: list[_Draws] = []
-        self.restarts: list[Restart] = []
-        """In the order in which the run meets them."""
+        self.restarts: list[SourceRestart] = []
+        """In the order of the run."""
         first, before = 0, [0] * len(self.samples_per_source)
-        kinds: list[Kind | None] = [None] * len(self.samples_per_source)
+        kinds: list[OrderKind | None] = [None] * len(self.samples_per_source)
         for number, stage in enumerate(stages):
             for source in np.flatnonzero(stage.weights).tolist():
                 num_read = before[source] % self.samples_per_source[source]
                 if num_read and kinds[source] != stage.kind:
-                    self.restarts.append(Restart(number, source, num_read))
+                    self.restarts.append(SourceRestart(number, source, num_read))
                     before[source] += self.samples_per_source[source] - num_read
                 kinds[source] = stage.kind
             self._draws.append(_Draws(stage, number, first, before, seed))
@@ -139,10 +140,10 @@ class MixedOrder:
                 seats = self._draws[-1].counts(stage.num_samples)
                 first, before = first + stage.num_samples, [a + b for a, b in zip(before, seats, strict=True)]
         self.length: int | None = None if stages[-1].num_samples is None else first
-        """Positions there are; None when there is always another."""
+        """Number of positions; None if the last stage is open."""
         self.firsts = [draws.first for draws in self._draws]
-        """The position at which each stage begins."""
-        self._orders: dict[tuple[int, Kind], SampleOrder] = {
+        """First position of each stage."""
+        self._orders: dict[tuple[int, OrderKind], SampleOrder] = {
             (source, kind): SampleOrder(samples, derived_seed(seed, _SOURCE_SEEDS, source), kind)
             for source, samples in enumerate(self.samples_per_source)
             for kind in ("shuffle", "sequential")
@@ -156,7 +157,7 @@ class MixedOrder:
 
     def at_many(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Epochs and indices of the samples at `positions` (one dimension, in any order, in any stages)."""
-        assert self.length is None or not len(positions) or positions.max() < self.length, "behind the last stage"
+        assert self.length is None or not len(positions) or positions.max() < self.length, "beyond the last stage"
         epochs, indices = np.empty_like(positions), np.empty_like(positions)
         numbers = np.searchsorted(self.firsts, positions, side="right") - 1
         for number in np.unique(numbers):
@@ -170,7 +171,7 @@ class MixedOrder:
         return epochs, indices
 
     def counts_by_stage(self, num: int) -> list[list[int]]:
-        """Of the first `num` positions of the run, how many each stage takes from each source."""
+        """Of the first `num` positions of the run, how many each stage draws from each source."""
         ends = [*self.firsts[1:], num]
         parts = [min(end, num) - draws.first for draws, end in zip(self._draws, ends, strict=True)]
         return [draws.counts(max(0, part)) for draws, part in zip(self._draws, parts, strict=True)]

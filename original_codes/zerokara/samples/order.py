@@ -1,7 +1,7 @@
-"""In which order a run reads its samples: a position of the run → (epoch, index of the sample in the epoch).
+"""The order in which a run reads its samples: position of the run → (epoch, index of the sample in the epoch).
 
 Position i lies in epoch i // n. In `sequential` order its index is i mod n. In `shuffle` order it is P(i mod n), where
-P is a permutation of [0, n) fixed by (seed, epoch) and *computed* at the point asked for, in O(1) memory: a Feistel
+P is a permutation of [0, n) fixed by (seed, epoch) and *computed* at the requested point, in O(1) memory: a Feistel
 network over the smallest even number of bits that holds n, walked along its cycle until the value is below n
 (J. Black, P. Rogaway: Ciphers with Arbitrary Finite Domains, 2002). A Feistel network is a permutation whatever its
 round function is, since each round can be undone; a permutation of a larger set, walked along its cycles, is one of
@@ -17,12 +17,12 @@ Generators, 2014): with mix() its finaliser and G = 2^64/golden ratio, all modul
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-Kind = Literal["shuffle", "sequential"]
+from zerokara.config.curriculum import OrderKind
 
 NUM_ROUNDS = 8
 """4 make a strong permutation of a large set (Luby and Rackoff, 1988); sets of a few bits need more."""
@@ -54,14 +54,14 @@ class KeyedPermutation:
     """A pseudo-random permutation of [0, n), fixed by (seed, epoch) and computed point by point."""
 
     def __init__(self, n: int, seed: int, epoch: int = 0):
-        assert n >= 1, f"a permutation of {n} things"
+        assert n >= 1, f"a permutation of {n} numbers"
         self.n = n
         self._half_bits = max(MIN_HALF_BITS, -(-(n - 1).bit_length() // 2))
         state = mix(mix(seed + GOLDEN) + epoch)
         self._keys = np.array([mix(state + (r + 1) * GOLDEN) for r in range(NUM_ROUNDS)], dtype=np.uint64)
 
     def at(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where each of `indices` (in [0, n), one dimension) goes."""
+        """The images of `indices` (in [0, n), one dimension)."""
         values = self._once(indices.astype(np.uint64))
         outside = np.flatnonzero(values >= self.n)
         while len(outside):  # a value meets one below n after 4 steps on average at worst (n ≥ 16)
@@ -79,10 +79,10 @@ class KeyedPermutation:
 
 
 class Order(Protocol):
-    """What `Batches` asks of an order."""
+    """An order, as `Batches` uses it."""
 
     num_samples: int
-    """Samples in one pass over everything."""
+    """Samples in one epoch of all sources."""
 
     def at_many(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Epochs and indices of the samples at `positions` of the run."""
@@ -92,7 +92,7 @@ class Order(Protocol):
 class SampleOrder:
     """The declared order of a run over `num_samples` samples an epoch, as a pure function of the position."""
 
-    def __init__(self, num_samples: int, seed: int, kind: Kind = "shuffle"):
+    def __init__(self, num_samples: int, seed: int, kind: OrderKind = "shuffle"):
         assert num_samples >= 1, f"an order of {num_samples} samples"
         assert kind in ("shuffle", "sequential"), kind
         self.num_samples, self.seed, self.kind = num_samples, seed, kind

@@ -1,13 +1,13 @@
-"""Token files as packed sequences: sample k is ``tokens[k·S : k·S + S + o]``, S taken and o looked at beyond.
+"""Token files as packed sequences: sample k is ``tokens[k·S : k·S + S + o]``, S tokens and o more of overlap.
 
-The documents of a .bin stand one after the other, each closed by the end-of-document token (EOD), and are cut into
-sequences of S tokens regardless of where documents end, so no token is padding. Where each token is predicted from
-those before it, o is 1: position j predicts token j + 1, and the last token of a sample is the first that the next one
-reads. Of T tokens, (T − o) // S samples are made; at most S tokens at the end go unread.
+The documents of a .bin follow one another, each closed by the end-of-document token (EOD), and are cut into sequences
+of S tokens regardless of where documents end, so there is no padding. In next-token prediction o is 1: position j
+predicts token j + 1, and the last token of a sample is the first of the next one. T tokens make (T − o) // S samples;
+at most S tokens at the end are not used.
 
 Where sources are mixed by weight, each is cut by itself, so that every sample is of one source; the samples of the
-second source are numbered behind those of the first. Example, S = 4, o = 1, parts of 10 and 5 tokens: samples 0 and 1
-are ``tokens[0:5]`` and ``tokens[4:9]``, sample 2 is ``tokens[10:15]``.
+second source come after those of the first. Example, S = 4, o = 1, parts of 10 and 5 tokens: samples 0 and 1 are
+``tokens[0:5]`` and ``tokens[4:9]``, sample 2 is ``tokens[10:15]``.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from zerokara.tokens.layout import bin_path
 
 
 class PackedTokens:
-    """The samples of one pair of token files; memory-mapped, so nothing is read before it is asked for."""
+    """The samples of one .bin and .idx; memory-mapped, so nothing is read before it is asked for."""
 
     def __init__(self, prefix: Path | str, lengths: SampleLengths, where: str = "", parts: Sequence[int] | None = None):
-        """`where` names the place of `seq_len` (``config.yaml:31``) in the message of an error.
+        """`where` is the place of `seq_len` (``config.yaml:31``), for a fault.
 
-        `parts` are the numbers of tokens of the pieces of the stream that are cut each by itself; None is one piece.
+        `parts` are the numbers of tokens of the parts that are cut each by itself; None is a single part.
 
         Raises:
             UserError: the files are missing or damaged, or hold less than one sequence.
@@ -61,7 +61,7 @@ class PackedTokens:
         return self._tokens[start : start + self.lengths.raw + self.lengths.overlap].astype(np.int64)
 
     def first_token(self, index: int) -> int:
-        """Where in the .bin sample `index` begins."""
+        """Index in the .bin of the first token of sample `index`."""
         part = bisect_right(self._first_samples, index) - 1
         return self._first_tokens[part] + (index - self._first_samples[part]) * self.lengths.raw
 

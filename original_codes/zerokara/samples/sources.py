@@ -1,4 +1,4 @@
-"""Where each source lies in the training tokens: one after another, as step 2 wrote them and its manifest says.
+"""The range of training tokens that each source has in the .bin: one after another, in the order of the manifest.
 
 A source is an entry of `input_jsonl`. Example, sources of 100 and 40 tokens: tokens 0 … 99 and 100 … 139 of the .bin.
 """
@@ -14,37 +14,39 @@ from zerokara.tokens.layout import TokenPaths, bin_path
 
 
 @dataclass(frozen=True)
-class Source:
-    """One source's training documents."""
+class TokenSource:
+    """The training tokens of one source."""
 
     name: str
     """Its entry of `input_jsonl`, as it was when step 2 ran."""
     first_token: int
-    """Where it begins in the .bin."""
+    """Index of its first token in the .bin."""
     num_tokens: int
     num_valid_tokens: int = 0
-    """Of its validation documents, which lie in their own .bin in the same order."""
+    """Tokens of its validation documents, which have a .bin of their own, in the same order."""
 
     @property
     def end_token(self) -> int:
-        """Where the next source begins."""
+        """Index of the next source's first token."""
         return self.first_token + self.num_tokens
 
 
-def read_sources(output_prefix: str) -> tuple[Source, ...]:
-    """Read the sources from the manifest of step 2, and see that together they are the .bin.
+def read_sources(output_prefix: str) -> tuple[TokenSource, ...]:
+    """Read the sources from the manifest of step 2, and check that together they make up the .bin.
 
     Raises:
-        UserError: step 2 has not ended, or its manifest and the .bin do not agree.
+        UserError: step 2 has not finished, or its manifest and the .bin disagree.
     """
     paths = TokenPaths(output_prefix)
     header, data = read_header(paths.train), bin_path(paths.train)
-    sources: list[Source] = []
+    sources: list[TokenSource] = []
     for each in manifest.read(paths.manifest).facts.get("sources", []):
         first = sources[-1].end_token if sources else 0
-        sources.append(Source(each["entry"], first, each["train"]["tokens"], each.get("valid", {}).get("tokens", 0)))
-    there, known = data.stat().st_size // header.id_bytes, sum(source.num_tokens for source in sources)
-    if there != known:
-        rule = f"says that the sources have {known:,} training tokens; {data} holds {there:,}"
-        raise UserError(Fault(str(paths.manifest), rule, remedy="make both again: step 2 with --redo"))
+        sources.append(
+            TokenSource(each["entry"], first, each["train"]["tokens"], each.get("valid", {}).get("tokens", 0))
+        )
+    num_tokens, expected = data.stat().st_size // header.id_bytes, sum(source.num_tokens for source in sources)
+    if num_tokens != expected:
+        rule = f"lists {expected:,} training tokens; {data} holds {num_tokens:,}"
+        raise UserError(Fault(str(paths.manifest), rule, remedy="tokenize again: step 2 with --redo"))
     return tuple(sources)

@@ -1,18 +1,18 @@
-"""Span corruption (Raffel et al., 2020): gaps in a text, and what stands in them.
+"""Span corruption (Raffel et al., 2020): a raw text → the encoder's input and the decoder's target.
 
-Of n tokens N are noise, in M spans; both are fixed by the length (`config.sample_lengths`), so that every sample is as
-long as the other. A text begins with a span that is kept, then noise, and so on by turns; each way to cut the N noise
-tokens into M spans, and the others into M, is as likely as any other. The encoder reads what is kept, each noise span
-replaced by a sentinel of its own, and an end; the decoder writes each sentinel, the noise that it stands for, and an
-end. Put together again they are the text (`merged`).
+Of n tokens N are noise, in M masked spans; both follow from the length (`config.sample_lengths`), so that all samples
+have the same lengths. A text begins with a span that is kept, then a masked one, and so on in turn; every way to cut
+the N noise tokens into M spans, and the others into M, is equally likely. The encoder input is the text with a sentinel
+token in place of each masked span, and an end token; the decoder target is each sentinel followed by the tokens of its
+span, and an end token. `merged` puts the two together again.
 
-Example, N = 3, M = 2, sentinels X Y, end E: of a b c d e f with noise at c d and f the encoder reads a b X e Y E, the
-decoder writes X c d Y f E.
+Example, N = 3, M = 2, sentinels X Y, end E: a b c d e f with c d and f masked gives the encoder input a b X e Y E and
+the decoder target X c d Y f E.
 
-All is a function of the seed and a sample's key alone: for each place where a span could end a number is drawn by
-SplitMix64 (`order.mix`), and the M − 1 smallest say where spans end.
+Everything is a function of the seed and the sample's key: SplitMix64 (`order.mix`) draws a number for each position at
+which a span could end, and the spans end at the M − 1 smallest.
 
-Shapes: b samples, n tokens each, S that the encoder reads, T that the decoder writes.
+Shapes: b samples, n raw tokens each, S of encoder input, T of decoder target.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Ids = NDArray[np.int64]
 
 
 def corrupt(tokens: Ids, noise: NDArray[np.bool_], sentinels: Ids, end_id: int) -> tuple[Ids, Ids]:
-    """What the encoder reads [b, S] and the decoder writes [b, T] of `tokens` [b, n], `noise` as `noise_mask` gives it.
+    """Encoder inputs [b, S] and decoder targets [b, T] of `tokens` [b, n], `noise` as `noise_mask` gives it.
 
     `sentinels` are the ids of <extra_id_0>, <extra_id_1>, …, at least as many as there are spans.
     """
-    return _with_gaps(tokens, noise, sentinels, end_id), _with_gaps(tokens, ~noise, sentinels, end_id)
+    return _with_sentinels(tokens, noise, sentinels, end_id), _with_sentinels(tokens, ~noise, sentinels, end_id)
 
 
 def noise_mask(lengths: SampleLengths, seed: int, keys: Ids) -> NDArray[np.bool_]:
@@ -45,35 +45,35 @@ def noise_mask(lengths: SampleLengths, seed: int, keys: Ids) -> NDArray[np.bool_
     return np.cumsum(changes, axis=1) % 2 == 1
 
 
-def merged(read: Ids, written: Ids, sentinels: Ids, end_id: int) -> Ids:
-    """The text of one sample again, from what the encoder reads and the decoder writes of it; one dimension each."""
+def merged(encoder_input: Ids, target: Ids, sentinels: Ids, end_id: int) -> Ids:
+    """The raw text of one sample, from its encoder input and decoder target; one dimension each."""
     place_of = {int(sentinel): place for place, sentinel in enumerate(sentinels)}
     spans: dict[int, list[int]] = {}
     current: list[int] = []
-    for token in written[:-1].tolist():
+    for token in target[:-1].tolist():
         if token in place_of:
             current = spans.setdefault(place_of[token], [])
         else:
             current.append(token)
-    assert read[-1] == written[-1] == end_id, "both end"
+    assert encoder_input[-1] == target[-1] == end_id, "both end with it"
     text: list[int] = []
-    for token in read[:-1].tolist():
+    for token in encoder_input[:-1].tolist():
         text.extend(spans[place_of[token]] if token in place_of else [token])
     return np.array(text, dtype=np.int64)
 
 
-def _with_gaps(tokens: Ids, gone: NDArray[np.bool_], sentinels: Ids, end_id: int) -> Ids:
-    """The tokens that are not gone, a sentinel in the place of each stretch that is, and the end."""
-    first = gone.copy()
-    first[:, 1:] &= ~gone[:, :-1]
+def _with_sentinels(tokens: Ids, masked: NDArray[np.bool_], sentinels: Ids, end_id: int) -> Ids:
+    """The tokens that are not masked, a sentinel in place of each masked span, and the end token."""
+    first = masked.copy()
+    first[:, 1:] &= ~masked[:, :-1]
     number = np.cumsum(first, axis=1) - 1
-    shown = np.where(first, sentinels[np.maximum(number, 0)], tokens)
-    rest = shown[~gone | first].reshape(len(tokens), -1)  # as many in each sample
+    replaced = np.where(first, sentinels[np.maximum(number, 0)], tokens)
+    rest = replaced[~masked | first].reshape(len(tokens), -1)  # as many in each sample
     return np.concatenate([rest, np.full((len(tokens), 1), end_id, dtype=np.int64)], axis=1)
 
 
 def _span_lengths(num_tokens: int, num_spans: int, seed: int, keys: Ids, stream: int) -> Ids:
-    """Lengths, at least 1 each, of `num_spans` that make up `num_tokens`, [b, M]; every way to cut is as likely."""
+    """Lengths, at least 1 each, of `num_spans` spans of `num_tokens` together, [b, M]; any split is as likely."""
     if num_spans == 1:
         return np.full((len(keys), 1), num_tokens, dtype=np.int64)
     drawn = _draws(seed, keys, stream, num_tokens - 1)
@@ -83,7 +83,7 @@ def _span_lengths(num_tokens: int, num_spans: int, seed: int, keys: Ids, stream:
 
 
 def _draws(seed: int, keys: Ids, stream: int, number: int) -> NDArray[np.uint64]:
-    """Numbers of 64 bits that belong to a seed, a key and a stream, [b, number]."""
+    """Pseudo-random 64-bit numbers of a seed, a key and a stream, [b, number]."""
     of_seed = np.uint64(mix(mix(seed + GOLDEN) + stream))
     of_key = mix_many(keys.astype(np.uint64) ^ of_seed)
     steps = np.arange(1, number + 1, dtype=np.uint64) * np.uint64(GOLDEN)

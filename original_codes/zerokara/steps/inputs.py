@@ -38,7 +38,7 @@ def newest_tokenizer(config: PretrainConfig) -> Path | None:
         except (UserError, OSError):
             continue
         model = folder / TOKENIZER_NAMES[0]
-        if is_ours and model.is_file():
+        if is_ours and model.is_file() and model.stat().st_size:
             made.append((model.stat().st_mtime_ns, model))
     return max(made)[1] if made else None
 

@@ -1,20 +1,18 @@
 """Which encoder step 2 uses: gigatoken where it is proved to give SentencePiece's ids, else SentencePiece itself.
 
-In: the encoder that training uses and some of the corpus. Out: an `EncoderChoice`, which any process can open.
+In: the encoder that training uses and some of the corpus. Out: an `EncoderChoice`, with an encoder that can be pickled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.fast_encoder import FastEncoder, excerpt, first_difference, reason_against
 from zerokara.tokenizer.hard_texts import hard_texts
-from zerokara.tokenizer.tokenizer_facts import TokenizerFacts
 
 PROOF_SHARE = 0.01
 """Share of the corpus on which the two are compared before the work, within the limits below."""
@@ -23,39 +21,20 @@ MIN_PROOF_CHARACTERS, MAX_PROOF_CHARACTERS = 200_000, 1_000_000
 
 
 @dataclass(frozen=True)
-class EncoderOpener:
-    """Opens an encoder in any process; picklable, equal where the encoders are."""
-
-    model_path: Path
-    fast: bool = False
-    """Whether to open a `FastEncoder`."""
-    run_characters: int | None = None
-    """`Encoder.run_characters`, where it is known."""
-
-    def __call__(self) -> Encoder | FastEncoder:
-        """Open it."""
-        return FastEncoder(self.model_path) if self.fast else Encoder(self.model_path, self.run_characters)
-
-
-@dataclass(frozen=True)
 class EncoderChoice:
     """The encoder that does the work."""
 
     encoder: Any
-    """Opened, in this process; None where only another process has it open."""
-    open_encoder: Callable[[], Any]
-    """Opens it in any other process; most often an `EncoderOpener`."""
+    """An `Encoder` or a `FastEncoder`, which can be pickled."""
     name: str
     """`sentencepiece` or `gigatoken`, with the version."""
     reason: str
     """Why this one, for the log."""
 
 
-def sentencepiece_itself(tokenizer: Encoder | TokenizerFacts, reason: str) -> EncoderChoice:
+def sentencepiece_itself(encoder: Encoder, reason: str) -> EncoderChoice:
     """Choose SentencePiece."""
-    opener = EncoderOpener(tokenizer.model_path, run_characters=tokenizer.run_characters)
-    encoder = tokenizer if isinstance(tokenizer, Encoder) else None
-    return EncoderChoice(encoder, opener, f"sentencepiece {version('sentencepiece')}", reason)
+    return EncoderChoice(encoder, f"sentencepiece {version('sentencepiece')}", reason)
 
 
 def open_fast_encoder(encoder: Encoder) -> FastEncoder | str:
@@ -71,15 +50,12 @@ def open_fast_encoder(encoder: Encoder) -> FastEncoder | str:
         return f"gigatoken, which is faster for BPE, cannot be used here: {error}"
 
 
-def choose(
-    encoder: Encoder, texts: Iterable[str], corpus_bytes: int = 0, fast: FastEncoder | str | None = None
-) -> EncoderChoice:
+def choose(encoder: Encoder, texts: Iterable[str], corpus_bytes: int = 0) -> EncoderChoice:
     """Choose gigatoken if it gives SentencePiece's ids on the hard texts and on a sample; else SentencePiece.
 
-    The sample is as much of `texts` as fits a corpus of `corpus_bytes`. `fast` is the result of `open_fast_encoder`,
-    where that was called before.
+    The sample is as much of `texts` as fits a corpus of `corpus_bytes`.
     """
-    fast = open_fast_encoder(encoder) if fast is None else fast
+    fast = open_fast_encoder(encoder)
     if isinstance(fast, str):
         return sentencepiece_itself(encoder, fast)
     characters = min(max(int(PROOF_SHARE * corpus_bytes), MIN_PROOF_CHARACTERS), MAX_PROOF_CHARACTERS)
@@ -90,8 +66,7 @@ def choose(
         return sentencepiece_itself(encoder, reason)
     size = sum(len(text) for text in sample)
     reason = f"proved equal to SentencePiece on {len(sample):,} texts of {size:,} characters; checked while it works"
-    opener = EncoderOpener(encoder.model_path, fast=True)
-    return EncoderChoice(fast, opener, f"gigatoken {version('gigatoken')}", reason)
+    return EncoderChoice(fast, f"gigatoken {version('gigatoken')}", reason)
 
 
 def _up_to(texts: Iterable[str], characters: int) -> list[str]:

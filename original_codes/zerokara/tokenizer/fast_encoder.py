@@ -61,6 +61,14 @@ class FastEncoder:
         self._tokenizer: Any = gigatoken.Tokenizer.from_json(self._model)
         self._cached_tokens = 0
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process needs to reopen it: gigatoken's own objects cannot be pickled."""
+        return {name: value for name, value in vars(self).items() if name != "_tokenizer"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._open()
+
     def encode_joined(self, texts: Sequence[str]) -> Joined:
         """Return what `Encoder.encode_joined` returns.
 

@@ -131,7 +131,7 @@ def _encode(
     """Do the unfinished tasks and add their results to `finished`."""
     ended = [name for name, result in finished.items() if result.at_end]
     queue = TaskQueue(files, plan.task_bytes, config.txt_document, finished, ended)
-    job = Job(choice.open_encoder, folder, config.text_field, config.txt_document)
+    job = Job(choice.encoder, folder, config.text_field, config.txt_document)
     done, started = Tally(), time.monotonic()
     before = sum(result.done.file_bytes for result in finished.values())
     if queue.is_empty:

@@ -50,7 +50,8 @@ class TextEncoder(Protocol):
 class Job:
     """What every worker knows from the start."""
 
-    open_encoder: Callable[[], TextEncoder]
+    encoder: TextEncoder
+    """Sent to the workers by pickling."""
     folder: Path
     text_field: str
     txt_document: TxtDocument
@@ -149,7 +150,7 @@ def is_whole(folder: Path, result: ShardResult) -> bool:
 
 
 def write_shard(
-    job: Job, task: Task, encoder: TextEncoder, report: Callable[[Tally], None], streams: OpenStreams | None = None
+    job: Job, task: Task, report: Callable[[Tally], None], streams: OpenStreams | None = None
 ) -> ShardResult:
     """Encode one task; `report` is called now and then with what was done since its last call."""
     # The names are this process's own until all is written: an orphan of a killed run may be at the same task.
@@ -157,7 +158,7 @@ def write_shard(
     result = ShardResult(task.name)
     with ExitStack() as stack:
         outputs = {ending: _Output(stack.enter_context(open(path, "wb"))) for ending, path in written.items()}
-        writer = _ShardWriter(result, encoder, outputs, report)
+        writer = _ShardWriter(result, job.encoder, outputs, report)
         for number, range_ in enumerate(task.ranges):
             writer.add_range(number, read(range_, job.text_field, job.txt_document, streams))
         writer.report_now()

@@ -135,10 +135,9 @@ def _work(connection: Connection, job: Job) -> None:
     threading.Thread(target=_end_with_step, daemon=True).start()
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # The step has what it wants, or is gone.
         try:
-            encoder = job.open_encoder()
             with OpenStreams() as streams:
                 while True:
-                    connection.send(write_shard(job, connection.recv(), encoder, connection.send, streams))
+                    connection.send(write_shard(job, connection.recv(), connection.send, streams))
         except (EOFError, BrokenPipeError, ConnectionResetError):
             raise
         except OSError as error:

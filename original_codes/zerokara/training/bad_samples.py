@@ -12,8 +12,8 @@ import torch.distributed
 
 from zerokara.model import parallel
 from zerokara.samples.batches import Batches
+from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.documents import SampleDocuments
-from zerokara.samples.reading_plan import ReadingPlan
 from zerokara.training.batch_loader import to_device
 
 MOST_SEQUENCES = 3
@@ -50,7 +50,7 @@ class BadSample:
         return f"loss {self.loss:.4f}: {', '.join(documents)}" + (f" and {more} more" if more > 0 else "")
 
 
-def find(module: torch.nn.Module, batches: Batches, reading: ReadingPlan, consumed: int) -> list[BadSample]:
+def find(module: torch.nn.Module, batches: Batches, reading: DataPlan, consumed: int) -> list[BadSample]:
     """Return the sequences of the batch at `consumed` whose loss is not finite, or else those of the highest loss.
 
     Every process must call it; the cost is a forward pass over the batch, sequence by sequence.
@@ -69,12 +69,12 @@ def find(module: torch.nn.Module, batches: Batches, reading: ReadingPlan, consum
 def _loss_of_each(module: torch.nn.Module, batches: Batches, consumed: int) -> list[float]:
     """Nats per token of each sequence of the global batch, in the order of the run."""
     device = next(module.parameters()).device
-    losses = torch.zeros(batches.plan.global_batch_size, dtype=torch.float64, device=device)
+    losses = torch.zeros(batches.layout.global_batch_size, dtype=torch.float64, device=device)
     # Tensor-parallel ranks compute the same sequences: one of them counts.
     counts = parallel.tensor_rank() == 0
     module.eval()
     with torch.no_grad():
-        for position, batch in batches.one_by_one(consumed):
+        for position, batch in batches.single_samples(consumed):
             nats = module(*to_device(batch, device)).double() / max(1.0, float(batch.loss_mask.sum()))
             if counts:
                 losses[position - consumed] = nats
@@ -83,9 +83,9 @@ def _loss_of_each(module: torch.nn.Module, batches: Batches, consumed: int) -> l
     return [float(loss) for loss in losses.tolist()]
 
 
-def _document_ranges(documents: SampleDocuments, reading: ReadingPlan, sample: int) -> tuple[tuple[str, int, int], ...]:
+def _document_ranges(documents: SampleDocuments, reading: DataPlan, sample: int) -> tuple[tuple[str, int, int], ...]:
     ranges: dict[int, tuple[int, int]] = {}
-    for place in documents.touched_by(sample):
+    for place in documents.in_sample(sample):
         first, _ = ranges.get(place.source, (place.document, place.document))
         ranges[place.source] = (first, place.document)
     return tuple((reading.sources[source].name, first, last) for source, (first, last) in ranges.items())

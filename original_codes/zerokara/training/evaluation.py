@@ -21,7 +21,7 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
 from zerokara.samples.evaluation import evaluation_batches
 from zerokara.samples.objective import Objective
-from zerokara.samples.sources import Source
+from zerokara.samples.sources import TokenSource
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.layout import TokenPaths
 from zerokara.training.batch_loader import to_device
@@ -36,14 +36,14 @@ class ValidationSettings:
 
     prefix: Path
     """Token files of the validation documents."""
-    sources: tuple[Source, ...]
+    sources: tuple[TokenSource, ...]
     """The sources whose documents they are, in order."""
     max_tokens: int | None
     """Tokens that are evaluated; None is all of them."""
     micro_batch_size: int
 
     @classmethod
-    def from_config(cls, config: PretrainConfig, sources: Sequence[Source]) -> ValidationSettings:
+    def from_config(cls, config: PretrainConfig, sources: Sequence[TokenSource]) -> ValidationSettings:
         """Settings of a run; a source without validation documents is left out."""
         return cls(
             prefix=TokenPaths(config.output_prefix).valid,

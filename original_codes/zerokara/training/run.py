@@ -18,9 +18,9 @@ from zerokara.model import compilation, megatron, parallel
 from zerokara.model.experts import Routing
 from zerokara.model.megatron import Model, num_parameters
 from zerokara.progress import count_text
-from zerokara.samples.batches import Batches, BatchPlan
+from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.training.compute.engine import Engine, open_engine
-from zerokara.training.planning import memory_budget
+from zerokara.training.planning.memory_forecast import MachineMemory
 from zerokara.training.planning.position import Position
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes import authentication, joining
@@ -54,9 +54,8 @@ def join(plan: RunPlan) -> Processes:
         RunError: a process did not answer, or is none of this run.
     """
     config = plan.config
-    recomputes = config.activation_checkpointing != "off"
-    there = memory_budget.budget(plan.num_processes, None)
-    keeps_freed_memory = not recomputes and plan.memory_question(there).is_roomy
+    on_cpu = MachineMemory.available(plan.num_processes, gpu_bytes=None)
+    keeps_freed_memory = plan.memory_forecast(on_cpu).can_keep_freed_memory
     return joining.join(plan.num_processes, config.tensor_parallel_size, config.seed, keeps_freed_memory)
 
 
@@ -84,7 +83,7 @@ def open_run(plan: RunPlan, processes: Processes, resume_from: Path | None = Non
     reason = compilation.reason_against(config.compile, processes.device.type, config.zero_stage)
     if reason is None:
         compilation.start(model, config.micro_batch, config.intra_document_masking, processes.log)
-    share = BatchPlan(config.global_batch_size, config.micro_batch, parallel.data_size())
+    share = BatchLayout(config.global_batch_size, config.micro_batch, parallel.data_size())
     reading = plan.reading
     batches = Batches(reading.tokens(), reading.order(), share, plan.objective, parallel.data_rank())
     return Run(plan, processes, model, engine, state, batches)

@@ -41,7 +41,7 @@ from torch import Tensor
 
 from zerokara import markdown
 from zerokara.durable import write_text
-from zerokara.samples.objective import Objective, Prompt, side_by_side
+from zerokara.samples.objective import Objective, Prompt, prompt_inputs
 from zerokara.tokenizer.encoder import Encoder
 
 FILE_NAME = "samples.md"
@@ -74,7 +74,7 @@ class Sampler:
         self._encoder, self._texts, self._device, self._seed = encoder, prompts, device, seed
         self._num_tokens = min(num_tokens, objective.lengths.input - 1)
         self._prompts = [objective.prompt(encoder, prompt, self._num_tokens) for prompt in prompts]
-        self._never = sorted({encoder.unk_id, *encoder.control_ids} - {encoder.eos_id, *objective.marks})
+        self._never = sorted({encoder.unk_id, *encoder.control_ids} - {encoder.eos_id, *objective.sentinel_ids})
 
     def __call__(self, module: torch.nn.Module) -> list[Sample]:
         """Continue every prompt; every process must call it."""
@@ -92,12 +92,12 @@ class Sampler:
                 if all(ended):
                     break
         module.train()
-        texts = [self._encoder.spelt(tokens) for tokens in written]
+        texts = [self._encoder.decode_continuation(tokens) for tokens in written]
         return [Sample(*each) for each in zip(self._texts, texts[0::2], texts[1::2], strict=True)]
 
     def _last_logits(self, module: torch.nn.Module, prompts: Sequence[Prompt], written: Sequence[list[int]]) -> Tensor:
         """Logits of each text's next token, [B, padded V]."""
-        first, named = side_by_side(prompts, written, self._encoder.eos_id)
+        first, named = prompt_inputs(prompts, written, self._encoder.eos_id)
         arrays = {name: torch.from_numpy(array).to(self._device) for name, array in named.items()}
         logits_B1V: Tensor = module(torch.from_numpy(first).to(self._device), **arrays)
         return logits_B1V.squeeze(1)

@@ -20,7 +20,7 @@ from zerokara.progress import seconds_text
 from zerokara.training import bad_samples
 from zerokara.training.batch_loader import loading
 from zerokara.training.evaluation import Validation, ValidationSettings
-from zerokara.training.guards import GivenUp, StepGuard
+from zerokara.training.guards import StepGuard, TooManySkippedSteps
 from zerokara.training.logbook import Logbook, LogbookSettings
 from zerokara.training.loop import StepRecord, train
 from zerokara.training.planning import run_lock
@@ -112,7 +112,7 @@ class Trainer:
         try:
             finished = self._train()
             self.saver.finish()
-        except (GivenUp, ProcessesDiverged) as error:
+        except (TooManySkippedSteps, ProcessesDiverged) as error:
             self.saver.finish()
             if not processes.is_first:
                 raise SystemExit(error.exit_code) from None
@@ -159,13 +159,13 @@ class Trainer:
         self.logbook.add(record)
         if record.skip_reason:
             self._report_bad_samples(record)
-            self.guard.require_patience(step, record.skip_reason)
+            self.guard.check_skipped_in_row(step, record.skip_reason)
         if is_last or step % config.log_interval == 0 or step == 1:
             self.logbook.log_step(statistics(self._layers))
         if is_last or (step % config.eval_interval == 0 and not stops):
             stops |= not self._validate(step, to_the_end=is_last)
         if is_last or stops or step % config.save_interval == 0:
-            self._save(step)
+            self.save(step)
         if not is_last:
             self.logbook.log_stages(step)
         return stops
@@ -195,7 +195,8 @@ class Trainer:
         found = bad_samples.find(run.engine.module, run.batches, run.plan.reading, consumed)
         self.logbook.log_skipped(record, found)
 
-    def _save(self, step: int) -> None:
+    def save(self, step: int) -> None:
+        """Save the state after `step`; every process must call it."""
         run, book, guard = self.run, self.logbook, self.guard
         self.state = replace(
             state_of(run.plan, step, run.position.samples(step), dict(book.facts), book.seconds),

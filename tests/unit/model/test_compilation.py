@@ -1,4 +1,4 @@
-"""When layers are compiled, when they run as written, and what happens when the compiler fails. Nothing is compiled."""
+"""When layers are compiled, when they run eagerly, and what happens when the compiler fails. Nothing is compiled."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 import rounding
 import torch
+from configs import config_of
+from shapes import named, shape_of
 
-from zerokara.config.loading import load
-from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
-from zerokara.model import compilation, loss, parallel
+from zerokara.model import compilation, loss
 from zerokara.model.megatron import Decoder, build
-from zerokara.model.shapes import ModelShape
 
 
 @pytest.fixture(autouse=True)
@@ -26,9 +25,7 @@ def _no_traces(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[None]
 
 @pytest.fixture
 def model() -> Decoder:
-    parallel.start_alone()
-    given = ["num_layers=2", "hidden_size=32", "num_attn_heads=4", "num_kv_heads=2", "seq_len=16"]
-    return build(ModelShape.from_config(load(PretrainConfig, "/dev/null", given), 50), seed=1)
+    return build(shape_of(50, hidden_size=32, num_kv_heads=2, seq_len=16), seed=1)
 
 
 @pytest.mark.parametrize(
@@ -42,17 +39,17 @@ def model() -> Decoder:
     ],
 )
 def test_where_it_is_compiled(mode: str, device: str, zero_stage: int, compiled: bool) -> None:
-    parallel.start_alone()
     assert (compilation.reason_against(mode, device, zero_stage) is None) == compiled
 
 
-@pytest.mark.parametrize("other", ["zero_stage=3", "tensor_parallel_size=2"])
-def test_what_cannot_be_compiled_is_refused(other: str) -> None:
-    with pytest.raises(UserError, match="compile = on: cannot serve"):
-        load(PretrainConfig, "/dev/null", ["compile=on", other])
+@pytest.mark.parametrize("other", [{"zero_stage": 3}, {"tensor_parallel_size": 2}], ids=named)
+def test_what_cannot_be_compiled_is_refused(other: dict[str, Any]) -> None:
+    with pytest.raises(UserError) as caught:
+        config_of(compile="on", **other)
+    assert [(fault.key, fault.value) for fault in caught.value.faults] == [("compile", "on")]
 
 
-def test_a_failure_is_told_and_the_layers_run_as_written(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_is_logged_and_the_layers_run_eagerly(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(forward: Callable, **_: Any) -> Callable:
         def fail(*_: Any, **__: Any) -> None:
             raise RuntimeError("no C++ compiler\nand a long story")
@@ -60,9 +57,9 @@ def test_a_failure_is_told_and_the_layers_run_as_written(model: Decoder, monkeyp
         return fail
 
     monkeypatch.setattr(torch, "compile", failing)
-    said: list[str] = []
-    assert not compilation.start(model, 2, isolated=False, log=said.append)
-    assert said[-1] == "not compiled, the layers run as written: RuntimeError: no C++ compiler"
+    lines: list[str] = []
+    assert not compilation.start(model, 2, intra_document_masking=False, log=lines.append)
+    assert lines[-1].endswith("RuntimeError: no C++ compiler"), "the first line of the error"
     ids = torch.zeros(2, 16, dtype=torch.int64)
     model(ids, ids).backward()
 
@@ -78,13 +75,13 @@ def test_only_training_at_the_first_shape_is_compiled(model: Decoder, monkeypatc
         return count
 
     monkeypatch.setattr(torch, "compile", counting)
-    assert compilation.start(model, 2, isolated=False, log=lambda _: None)
+    assert compilation.start(model, 2, intra_document_masking=False, log=lambda _: None)
     assert all(parameter.grad is None for parameter in model.parameters())
     ids = torch.zeros(3, 16, dtype=torch.int64)
     model(ids, ids)
     with torch.no_grad():
         model(ids[:2], ids[:2])
-    assert calls == [(16, 2, 32)] * 2  # the rehearsal: two layers
+    assert calls == [(16, 2, 32)] * 2  # the warm-up: two layers
     model(ids[:2], ids[:2])
     assert calls == [(16, 2, 32)] * 4
 
@@ -109,9 +106,8 @@ def test_the_fused_softmax_gives_the_same_loss_and_gradients(monkeypatch: pytest
     for found, expected in zip(fused[1:], plain[1:], strict=True):
         rounding.assert_same_tensor(found, expected)
     loss.fused_softmax = lambda logits, mask, real: loss.softmax_times_mask(logits, mask, real + 1)
-    assert (
-        rounding.times_tolerance([run()[0]], [plain[0]]) > rounding.BROKEN
-    )  # a padding row that takes part is noticed
+    broken = rounding.times_tolerance([run()[0]], [plain[0]])
+    assert broken > rounding.BROKEN, "a padding row that takes part is noticed"
 
 
 def test_a_second_backward_pass_is_refused() -> None:

@@ -3,43 +3,38 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import rounding
 import torch
+from configs import config_of
+from shapes import shape_of
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear, silu
 
-from zerokara.config.loading import load
-from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.model import experts as experts_module
-from zerokara.model import parallel
-from zerokara.model.experts import Experts, Routing, experts_of, statistics
+from zerokara.model.auxiliary_loss import AuxiliaryLoss
+from zerokara.model.experts import MixtureOfExperts, Routing, experts_of, statistics
 from zerokara.model.megatron import build
 from zerokara.model.shapes import ModelShape
 
-SMALL = ["num_layers=3", "hidden_size=48", "num_attn_heads=4", "seq_len=24", "num_experts=4"]
-FAMILIES = [
-    ("architecture=mixtral", "num_kv_heads=2"),
-    ("architecture=qwen3_moe", "moe_layers=[1]", "moe_ffn_hidden_size=40"),
-    ("architecture=switch",),
-    ("architecture=t5_moe", "moe_layers=[0, 2]", "experts_per_token=3", "tie_word_embeddings=true"),
-]
-ROUTING = Routing(balance=0.3, z=0.2)
+SMALL = {"num_layers": 3, "seq_len": 24, "num_experts": 4}
+MIXTRAL = {**SMALL, "architecture": "mixtral", "num_kv_heads": 2}
+QWEN3_MOE = {**SMALL, "architecture": "qwen3_moe"}
+FAMILIES = {
+    "mixtral": MIXTRAL,
+    "qwen3_moe": {**QWEN3_MOE, "moe_layers": [1], "moe_ffn_hidden_size": 40},
+    "switch": {**SMALL, "architecture": "switch"},
+    "t5_moe": {
+        **SMALL, "architecture": "t5_moe", "moe_layers": [0, 2], "experts_per_token": 3, "tie_word_embeddings": True
+    },
+}  # fmt: skip
+ROUTING = Routing(aux_loss_coef=0.3, z_loss_coef=0.2)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _groups() -> None:
-    parallel.start_alone()
-
-
-def shape_of(*overrides: str) -> ModelShape:
-    return ModelShape.from_config(load(PretrainConfig, "/dev/null", [*SMALL, *overrides]), 300)
-
-
-def layer_of(*overrides: str, routing: Routing = ROUTING) -> Experts:
-    """The first sparse layer of a small model, its weights wide."""
-    model = build(shape_of(*(overrides or FAMILIES[0])), seed=1, routing=routing)
+def layer_of(routing: Routing = ROUTING, **overrides: Any) -> MixtureOfExperts:
+    """The first MoE layer of a small Mixtral, its weights wide."""
+    model = build(shape_of(**MIXTRAL, **overrides), seed=1, routing=routing)
     layer = experts_of(model.all_layers())[0]
     with torch.no_grad():
         for parameter in layer.parameters():
@@ -51,9 +46,9 @@ def hidden(length: int = 24, batch: int = 3, seed: int = 0) -> Tensor:
     return torch.randn(length, batch, 48, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("overrides", FAMILIES)
-def test_counted_parameters_are_those_built(overrides: tuple[str, ...]) -> None:
-    shape = shape_of(*overrides)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_counted_parameters_are_those_built(family: str) -> None:
+    shape = shape_of(**FAMILIES[family])
     built = {name: tuple(part.shape) for name, part in build(shape).named_parameters()}
     assert built == shape.parameter_shapes()
     assert sum(math.prod(size) for size in built.values()) == shape.num_parameters()
@@ -63,20 +58,19 @@ def test_counted_parameters_are_those_built(overrides: tuple[str, ...]) -> None:
     assert shape.num_active_parameters() == shape.num_parameters() - padding - idle
 
 
-def test_the_korean_base_has_the_parameters_that_its_makers_say() -> None:
-    """About 700.6M and 304.2M active: 12 + 12 layers of width 768, 16 experts in layers 3, 7, 11, two a token."""
-    given = [
-        "architecture=t5_moe", "num_layers=12", "hidden_size=768", "num_attn_heads=12", "ffn_hidden_size=2048",
-        "num_experts=16", "seq_len=512",
-    ]  # fmt: skip
-    settings = load(PretrainConfig, "/dev/null", given)
-    assert settings.sparse == (3, 7, 11) and settings.top_k == 2
-    shape = ModelShape.from_config(settings, 50_358)
+def test_the_korean_base_has_the_parameters_that_its_authors_state() -> None:
+    """About 700.6M and 304.2M active: 12 + 12 layers of hidden size 768, 16 experts in layers 3, 7, 11, two a token."""
+    settings = config_of(
+        architecture="t5_moe", num_layers=12, hidden_size=768, num_attn_heads=12, ffn_hidden_size=2048,
+        num_experts=16, seq_len=512,
+    )  # fmt: skip
+    assert settings.expert_layers == (3, 7, 11) and settings.top_k == 2
+    shape = ModelShape.from_config(settings, vocab_size=50_358)
     assert shape.num_parameters(padded=False) == pytest.approx(700.6e6, rel=1e-3)
     assert shape.num_active_parameters() == pytest.approx(304.2e6, rel=1e-3)
 
 
-def plainly(layer: Experts, tokens_SBD: Tensor) -> Tensor:
+def token_by_token(layer: MixtureOfExperts, tokens_SBD: Tensor) -> Tensor:
     """Every token by itself."""
     made = torch.zeros_like(tokens_SBD)
     for s in range(tokens_SBD.size(0)):
@@ -92,15 +86,15 @@ def plainly(layer: Experts, tokens_SBD: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("top_k", [1, 2, 4])
 def test_each_token_gets_the_weighted_sum_of_its_experts(top_k: int) -> None:
-    layer = layer_of("architecture=mixtral", f"experts_per_token={top_k}", routing=Routing())
+    layer = layer_of(Routing(), experts_per_token=top_k)
     tokens = hidden()
     found, bias = layer(tokens)
     assert bias is None
-    rounding.assert_same_tensor(found, plainly(layer, tokens))
+    rounding.assert_same_tensor(found, token_by_token(layer, tokens))
 
 
-def test_all_experts_in_one_kernel_are_the_same() -> None:
-    """What a GPU runs in bf16, here on the CPU in bf16: as near to one by one as bf16 is to itself."""
+def test_grouped_experts_equal_one_by_one() -> None:
+    """The kernel of a GPU in bf16, here on the CPU in bf16: equal to one by one within bf16's rounding."""
     layer = layer_of().to(torch.bfloat16)
     chosen_M = torch.tensor([0, 3, 3, 1, 0, 3, 1, 1])  # no token for expert 2
     sorted_MD = torch.randn(8, 48, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
@@ -109,24 +103,24 @@ def test_all_experts_in_one_kernel_are_the_same() -> None:
     rounding.assert_same_tensor(grouped, layer._one_by_one(sorted_MD, counts.tolist()))
 
 
-def test_a_full_expert_leaves_out_the_later_choices_of_each_sequence() -> None:
-    layer = layer_of(routing=Routing(capacity=0.5))
-    room = math.ceil(0.5 * 2 * 24 / 4)
+def test_a_full_expert_drops_the_later_choices_of_each_sequence() -> None:
+    layer = layer_of(Routing(capacity_factor=0.5))
+    capacity = math.ceil(0.5 * 2 * 24 / 4)
     tokens = hidden()
     _, chosen_SBk = linear(tokens, layer.router.weight).softmax(-1).topk(2)
-    taken_SBk = layer._taken(chosen_SBk)
+    kept_SBk = layer._within_capacity(chosen_SBk)
     for b in range(3):
         seen = [0] * 4
         for s in range(24):
             for k in range(2):
                 expert = int(chosen_SBk[s, b, k])
                 seen[expert] += 1
-                assert bool(taken_SBk[s, b, k]) is (seen[expert] <= room)
+                assert bool(kept_SBk[s, b, k]) is (seen[expert] <= capacity)
     limited = layer(tokens)[0]
     unlimited = layer.eval()(tokens)[0]
-    left_out = (taken_SBk == 0).any(-1)
-    assert left_out.any() and torch.equal(limited[~left_out], unlimited[~left_out])
-    assert not torch.isclose(limited[left_out], unlimited[left_out]).all()
+    dropped = (kept_SBk == 0).any(-1)
+    assert dropped.any() and torch.equal(limited[~dropped], unlimited[~dropped])
+    assert not torch.isclose(limited[dropped], unlimited[dropped]).all()
     # No token depends on a later one.
     layer.train()
     changed = tokens.clone()
@@ -134,8 +128,8 @@ def test_a_full_expert_leaves_out_the_later_choices_of_each_sequence() -> None:
     assert torch.equal(layer(changed)[0][:12], limited[:12])
 
 
-def losses_by_hand(layer: Experts, tokens_SBD: Tensor) -> tuple[Tensor, Tensor]:
-    """Balance and z of each sequence, written out."""
+def losses_by_hand(layer: MixtureOfExperts, tokens_SBD: Tensor) -> tuple[Tensor, Tensor]:
+    """Load-balancing loss and z-loss of each sequence, step by step."""
     balances, squares = [], []
     for sequence in tokens_SBD.unbind(1):
         logits = linear(sequence, layer.router.weight)
@@ -147,30 +141,28 @@ def losses_by_hand(layer: Experts, tokens_SBD: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack(balances), torch.stack(squares)
 
 
-@pytest.mark.parametrize("overrides", FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("checkpointing", ["off", "selective", "full"])
-def test_the_gradient_is_that_of_the_loss_and_of_what_routers_add(
-    overrides: tuple[str, ...], checkpointing: str, monkeypatch: pytest.MonkeyPatch
+def test_gradients_are_those_of_the_loss_and_the_auxiliary_losses(
+    family: str, checkpointing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Mean nats over the tokens, plus the weighted means over the sequences: written out, and as training has it."""
-    shape = shape_of(*overrides)
+    """Mean nats over the tokens, plus the weighted means over the sequences: computed here, and as training does."""
+    shape = shape_of(**FAMILIES[family])
     generator = torch.Generator().manual_seed(4)
-    read = torch.randint(0, 300, (3, 24), generator=generator)
+    ids = torch.randint(0, 300, (3, 24), generator=generator)
     labels = torch.randint(0, 300, (3, shape.target_len), generator=generator)
-    arguments = [read, labels, torch.ones(labels.shape)]
+    arguments = [ids, labels, torch.ones(labels.shape)]
     if shape.traits.is_encoder_decoder:
         arguments.append(labels.roll(1, dims=1))
 
     def gradients(whole: bool) -> tuple[float, dict[str, Tensor]]:
         model = build(shape, seed=2, activation_checkpointing=checkpointing if whole else "off", routing=ROUTING)
-        beside: list[Tensor] = []
-        if not whole:  # the losses are collected, and added up here
-            monkeypatch.setattr(
-                experts_module.Auxiliary, "added", lambda _, weights, loss: beside.append(loss) or weights
-            )
+        collected: list[Tensor] = []
+        if not whole:  # the auxiliary losses are collected, and summed here
+            monkeypatch.setattr(AuxiliaryLoss, "attach", lambda _, weights, loss: collected.append(loss) or weights)
         nats = model(*arguments)
         total = nats / labels.numel()
-        (total if whole else total + sum(beside) / 3).backward()
+        (total if whole else total + sum(collected) / 3).backward()
         monkeypatch.undo()
         return nats.item(), {name: part.grad.clone() for name, part in model.named_parameters()}
 
@@ -182,43 +174,43 @@ def test_the_gradient_is_that_of_the_loss_and_of_what_routers_add(
     assert routers and all(gradient.abs().max() > 1e-4 for gradient in routers)
 
 
-def test_the_losses_are_the_written_out_ones() -> None:
+def test_auxiliary_losses_by_hand() -> None:
     layer, tokens = layer_of(), hidden()
     logits = linear(tokens, layer.router.weight)
     probabilities = logits.softmax(-1)
-    found = layer._loss(logits, probabilities, probabilities.topk(2).indices)
+    found = layer._auxiliary_loss(logits, probabilities, probabilities.topk(2).indices)
     balances, squares = losses_by_hand(layer, tokens)
     rounding.assert_same_loss(found.item(), (0.3 * balances.sum() + 0.2 * squares.sum()).item())
-    assert (balances > 1 - 1e-5).all(), "1 is the least, where all are equally busy"
+    assert (balances > 1 - 1e-5).all(), "1 is the minimum, where all are equally loaded"
 
 
-def test_sequences_know_nothing_of_each_other() -> None:
+def test_sequences_do_not_depend_on_each_other() -> None:
     """So that neither the micro batch nor the number of processes changes what is learned."""
-    layer = layer_of(routing=Routing(0.3, 0.2, capacity=0.7))
+    layer = layer_of(Routing(0.3, 0.2, capacity_factor=0.7))
     together = layer(hidden())[0]
     apart = torch.cat([layer(one)[0] for one in hidden().split(1, dim=1)], dim=1)
     rounding.assert_same_tensor(together, apart)
 
 
-def test_what_routers_did_is_told_by_layer() -> None:
-    model = build(shape_of("architecture=qwen3_moe", "moe_layers=[0, 2]"), seed=1, routing=Routing(capacity=0.5))
+def test_statistics_by_layer() -> None:
+    model = build(shape_of(**QWEN3_MOE, moe_layers=[0, 2]), seed=1, routing=Routing(capacity_factor=0.5))
     layers = model.all_layers()
     assert statistics(layers) == {}
     ids = torch.randint(0, 300, (3, 24), generator=torch.Generator().manual_seed(4))
     for _ in range(2):
         model(ids, ids)
     with torch.no_grad():
-        model.eval()(ids, ids)  # a validation is none of its business
+        model.eval()(ids, ids)  # validation does not count
     found = statistics(layers)
     assert {name: len(values) for name, values in found.items()} == dict.fromkeys(found, 2)
     assert all(1 <= load <= 4 for load in found["expert_load"])
     assert all(0 < share < 0.6 for share in found["expert_dropped"])
     assert all(0 < entropy <= math.log(4) + 1e-6 for entropy in found["router_entropy"])
-    assert statistics(layers) == {}, "it begins anew"
+    assert statistics(layers) == {}, "reset"
 
 
-def test_the_loss_of_a_sparse_model_is_cross_entropy() -> None:
-    model = build(shape_of(*FAMILIES[0]), seed=1, routing=ROUTING)
+def test_the_loss_of_a_model_with_experts_is_cross_entropy() -> None:
+    model = build(shape_of(**MIXTRAL), seed=1, routing=ROUTING)
     ids = torch.randint(0, 300, (2, 9), generator=torch.Generator().manual_seed(4))
     plain = cross_entropy(model(ids[:, :-1])[..., :300].flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")
     rounding.assert_same_loss(model(ids[:, :-1], ids[:, 1:]).item(), plain.item())

@@ -1,51 +1,41 @@
-"""Shapes count what is built; the chunked loss and the fused attention equal the plain ones."""
+"""Shapes count what is built; the chunked loss equals cross-entropy; attention masks what it must."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import rounding
 import torch
+from shapes import named, shape_of
 from torch.nn.functional import cross_entropy
 
-from zerokara.config.loading import load
-from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import loss as loss_module
-from zerokara.model import parallel
-from zerokara.model.attention import isolation
+from zerokara.model.attention import intra_document_mask
 from zerokara.model.encoder_decoder import EncoderDecoder
 from zerokara.model.loss import summed_cross_entropy
-from zerokara.model.megatron import build
-from zerokara.model.shapes import ModelShape
-
-SMALL = ["num_layers=2", "hidden_size=48", "num_attn_heads=6", "seq_len=32"]
-
-
-def shape_of(*overrides: str, vocab_size: int = 300) -> ModelShape:
-    return ModelShape.from_config(load(PretrainConfig, "/dev/null", [*SMALL, *overrides]), vocab_size)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _groups() -> None:
-    parallel.start_alone()
+from zerokara.model.megatron import build, num_parameters
 
 
 @pytest.mark.parametrize(
     "overrides",
     [
-        (),
-        ("num_kv_heads=2",),
-        ("tie_word_embeddings=false",),
-        ("architecture=gpt2",),
-        ("architecture=gpt2", "tie_word_embeddings=false", "ffn_hidden_size=100"),
-        ("num_kv_heads=2", "head_dim=20"),
-        ("architecture=t5",),
-        ("architecture=t5", "tie_word_embeddings=true", "head_dim=16"),
+        {},
+        {"num_kv_heads": 2},
+        {"tie_word_embeddings": False},
+        {"architecture": "qwen3"},
+        {"architecture": "gpt2"},
+        {"architecture": "gpt2", "tie_word_embeddings": False, "ffn_hidden_size": 100},
+        {"num_kv_heads": 2, "head_dim": 20},
+        {"architecture": "t5"},
+        {"architecture": "t5", "tie_word_embeddings": True, "head_dim": 16},
     ],
+    ids=named,
 )
-def test_counted_parameters_are_those_built(overrides: tuple[str, ...]) -> None:
-    shape = shape_of(*overrides)
+def test_counted_parameters_are_those_built(overrides: dict[str, Any]) -> None:
+    shape = shape_of(**overrides)
     model = build(shape)
-    assert sum(parameter.numel() for parameter in model.parameters()) == shape.num_parameters()
+    assert sum(parameter.numel() for parameter in model.parameters()) == shape.num_parameters() == num_parameters(model)
     assert {name: tuple(part.shape) for name, part in model.named_parameters()} == shape.parameter_shapes()
     padding = shape.padded_vocab_size - shape.vocab_size
     copies = 1 if shape.tie_word_embeddings else 2
@@ -53,8 +43,8 @@ def test_counted_parameters_are_those_built(overrides: tuple[str, ...]) -> None:
 
 
 def test_flops_of_a_hand_counted_model() -> None:
-    shape = shape_of("num_kv_heads=2", "ffn_hidden_size=100")
-    per_layer = 48 * (48 + 2 * 16) + 48 * 48 + 3 * 48 * 100
+    shape = shape_of(num_kv_heads=2, ffn_hidden_size=100)
+    per_layer = 48 * (48 + 2 * 24) + 48 * 48 + 3 * 48 * 100
     assert shape.flops_per_token() == 6 * (2 * per_layer + 384 * 48) + 6 * 2 * 48 * 32
 
 
@@ -77,7 +67,7 @@ def test_chunked_loss_equals_cross_entropy_and_its_gradients(monkeypatch: pytest
 
 
 def test_the_future_is_not_seen() -> None:
-    model = build(shape_of("num_kv_heads=2"))
+    model = build(shape_of(num_kv_heads=2))
     ids = torch.randint(0, 300, (1, 16))
     changed = ids.clone()
     changed[0, 10] = (ids[0, 10] + 1) % 300
@@ -86,55 +76,55 @@ def test_the_future_is_not_seen() -> None:
     assert not torch.equal(before[:, 10:], after[:, 10:])
 
 
-def written_by(model: EncoderDecoder, read: torch.Tensor, written: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
+def logits_of(model: EncoderDecoder, ids: torch.Tensor, target: torch.Tensor, **others: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
-        return model(read, decoder_input_ids_BT=written, **named)
+        return model(ids, decoder_input_ids_BT=target, **others)
 
 
-def test_an_encoder_sees_all_and_a_decoder_what_was_written() -> None:
-    model = build(shape_of("architecture=t5", "head_dim=16"))
+def test_an_encoder_is_bidirectional_and_a_decoder_causal() -> None:
+    model = build(shape_of(architecture="t5", head_dim=16))
     assert isinstance(model, EncoderDecoder)
     generator = torch.Generator().manual_seed(0)
-    read, written = (torch.randint(0, 300, (1, length), generator=generator) for length in (20, 12))
-    before = written_by(model, read, written)
+    ids, target = (torch.randint(0, 300, (1, length), generator=generator) for length in (20, 12))
+    before = logits_of(model, ids, target)
     assert before.shape == (1, 12, 384)
-    changed = written.clone()
-    changed[0, 7] = (written[0, 7] + 1) % 300
-    after = written_by(model, read, changed)
+    changed = target.clone()
+    changed[0, 7] = (target[0, 7] + 1) % 300
+    after = logits_of(model, ids, changed)
     assert torch.equal(before[:, :7], after[:, :7]) and not torch.equal(before[:, 7:], after[:, 7:])
-    last = read.clone()
-    last[0, -1] = (read[0, -1] + 1) % 300
-    assert not torch.isclose(before[:, 0], written_by(model, last, written)[:, 0]).all()
-    at = written_by(model, read, written, at_B=torch.tensor([4]))
+    last = ids.clone()
+    last[0, -1] = (ids[0, -1] + 1) % 300
+    assert not torch.isclose(before[:, 0], logits_of(model, last, target)[:, 0]).all()
+    at = logits_of(model, ids, target, at_B=torch.tensor([4]))
     rounding.assert_same_tensor(at, before[:, 4:5])
 
 
-def test_what_fills_up_an_encoders_text_is_not_seen() -> None:
-    model = build(shape_of("architecture=t5"))
+def test_an_encoder_does_not_see_padding() -> None:
+    model = build(shape_of(architecture="t5"))
     assert isinstance(model, EncoderDecoder)
     generator = torch.Generator().manual_seed(0)
-    read, written = (torch.randint(0, 300, (1, length), generator=generator) for length in (9, 5))
-    longer = torch.cat([read, torch.randint(0, 300, (1, 4), generator=generator)], dim=1)
-    readable = torch.tensor([[1] * 9 + [0] * 4])
-    filled = written_by(model, longer, written, encoder_attention_mask_BS=readable)
-    rounding.assert_same_tensor(filled, written_by(model, read, written))
-    assert rounding.tensor_times_tolerance(written_by(model, longer, written), filled) > rounding.BROKEN
+    ids, target = (torch.randint(0, 300, (1, length), generator=generator) for length in (9, 5))
+    longer = torch.cat([ids, torch.randint(0, 300, (1, 4), generator=generator)], dim=1)
+    attention_mask = torch.tensor([[1] * 9 + [0] * 4])
+    padded = logits_of(model, longer, target, encoder_attention_mask_BS=attention_mask)
+    rounding.assert_same_tensor(padded, logits_of(model, ids, target))
+    assert rounding.tensor_times_tolerance(logits_of(model, longer, target), padded) > rounding.BROKEN
 
 
-def test_flops_of_an_encoder_and_decoder_by_hand() -> None:
-    """Of one sample of 34 tokens, 32 to read and 8 to write: each weight by the tokens that it multiplies."""
-    shape = shape_of("architecture=t5", "head_dim=16", "ffn_hidden_size=100")
+def test_flops_of_an_encoder_decoder_by_hand() -> None:
+    """One sample of 34 raw tokens, 32 for the encoder and 8 for the decoder: weights by the tokens they multiply."""
+    shape = shape_of(architecture="t5", head_dim=16, num_attn_heads=6, ffn_hidden_size=100)
     assert (shape.raw_len, shape.seq_len, shape.target_len) == (34, 32, 8)
-    attention, mlp, heads = 4 * 48 * 96, 3 * 48 * 100, 96
-    encoder = 32 * (attention + mlp) + 2 * 32 * 32 * heads
-    decoder = 8 * (attention + mlp) + 8 * 8 * heads  # causal: half
-    looking = 8 * 2 * 48 * 96 + 32 * 2 * 48 * 96 + 2 * 32 * 8 * heads
-    expected = 6 * (2 * (encoder + decoder + looking) + 8 * 384 * 48) / 34
+    attention, mlp, queries = 4 * 48 * 96, 3 * 48 * 100, 96
+    encoder = 32 * (attention + mlp) + 2 * 32 * 32 * queries
+    decoder = 8 * (attention + mlp) + 8 * 8 * queries  # causal: half
+    cross_attention = 8 * 2 * 48 * 96 + 32 * 2 * 48 * 96 + 2 * 32 * 8 * queries
+    expected = 6 * (2 * (encoder + decoder + cross_attention) + 8 * 384 * 48) / 34
     assert shape.flops_per_token() == pytest.approx(expected)
 
 
-def test_isolation_by_hand() -> None:
-    positions, may_attend = isolation(torch.tensor([[0, 0, 1, 1], [1, 2, 2, 2]]))
+def test_the_intra_document_mask_by_hand() -> None:
+    positions, may_attend = intra_document_mask(torch.tensor([[0, 0, 1, 1], [1, 2, 2, 2]]))
     assert positions.tolist() == [[0, 1, 0, 1], [0, 0, 1, 2]]
     assert may_attend.shape == (2, 1, 4, 4)
     assert may_attend[0, 0].int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]

@@ -1,28 +1,24 @@
-"""How parameters are cut among processes: both directions, and that the table knows every parameter there is."""
+"""Tensor-parallel sharding: both directions, and that the table knows every parameter there is."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from shapes import named, shape_of
 
-from zerokara.config.loading import load
-from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.model import parallel
 from zerokara.model.megatron import build
-from zerokara.model.shapes import ModelShape
-from zerokara.model.sharding import Partition, Sharding
+from zerokara.model.parameters import Partition, num_local_parameters
+from zerokara.model.sharding import Sharding
 
-SMALL = ["num_layers=2", "hidden_size=48", "num_attn_heads=8", "seq_len=32", "tie_word_embeddings=false"]
-FAMILIES = [("num_kv_heads=4",), ("architecture=gpt2",), ("architecture=t5",)]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _groups() -> None:
-    parallel.start_alone()
-
-
-def shape_of(*overrides: str) -> ModelShape:
-    return ModelShape.from_config(load(PretrainConfig, "/dev/null", [*SMALL, *overrides]), 300)
+SMALL = {"num_attn_heads": 8, "tie_word_embeddings": False}
+FAMILIES = [
+    {**SMALL, "num_kv_heads": 4},
+    {**SMALL, "architecture": "gpt2"},
+    {**SMALL, "architecture": "t5"},
+    {**SMALL, "architecture": "mixtral", "num_kv_heads": 4},
+]
 
 
 def numbered(*shape: int) -> torch.Tensor:
@@ -30,23 +26,26 @@ def numbered(*shape: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("overrides", FAMILIES)
-def test_every_parameter_is_put_together_again(overrides: tuple[str, ...], size: int) -> None:
-    shape = shape_of(*overrides)
+@pytest.mark.parametrize("overrides", FAMILIES, ids=named)
+def test_shards_make_the_whole_again(overrides: dict[str, Any], size: int) -> None:
+    shape = shape_of(**overrides)
     sharding = Sharding.of(shape)
+    num_local = 0
     for name, parameter in build(shape, seed=None).named_parameters():
         whole = numbered(*parameter.shape)
         shards = [sharding.local(name, whole, rank, size) for rank in range(size)]
         assert torch.equal(sharding.whole(name, shards), whole)
         assert sharding.whole_shape(name, shards[0].shape, size) == whole.shape
+        num_local += shards[0].numel()
         numbers = torch.cat([shard.flatten() for shard in shards]).sort().values
         if sharding.is_replicated(name):
             assert all(torch.equal(shard, whole) for shard in shards)
         else:
             assert torch.equal(numbers, whole.flatten()), f"{name}: each number has one holder"
+    assert num_local_parameters(shape, size) == num_local
 
 
-def test_the_cuts_by_hand() -> None:
+def test_shards_by_hand() -> None:
     gated, plain = Sharding(gated=True), Sharding(gated=False)
     rows = numbered(4, 2)  # of a gated one: two of the gate, two of up
     assert gated.local("decoder.layers.0.mlp.linear_fc1.weight", rows, 1, 2).tolist() == [[2, 3], [6, 7]]
@@ -54,7 +53,7 @@ def test_the_cuts_by_hand() -> None:
     assert plain.local("decoder.layers.0.mlp.linear_fc1.bias", rows[:, 0], 1, 2).tolist() == [4, 6]
     assert gated.local("decoder.layers.0.mlp.linear_fc2.weight", rows, 1, 2).tolist() == [[1], [3], [5], [7]]
     assert gated.local("embedding.word_embeddings.weight", rows, 1, 2).tolist() == [[4, 5], [6, 7]]
-    # Two kv heads of two queries each, width 1: q q k v, q q k v. Each process has one kv head, whole.
+    # Two kv heads of two queries each, size 1: q q k v, q q k v. Each rank has one kv head, whole.
     heads = numbered(8, 1)
     second = gated.local("decoder.layers.0.self_attention.linear_qkv.weight", heads, 1, 2)
     assert second.flatten().tolist() == [4, 5, 6, 7]
@@ -66,8 +65,8 @@ def test_an_unknown_parameter_is_refused() -> None:
         Sharding(gated=True).partition("decoder.layers.0.mlp.gate.weight")
 
 
-@pytest.mark.parametrize("overrides", FAMILIES)
-def test_what_deepspeed_counts_once_is_what_is_replicated(overrides: tuple[str, ...]) -> None:
-    model = build(shape_of(*overrides), seed=None)
+@pytest.mark.parametrize("overrides", FAMILIES, ids=named)
+def test_deepspeed_counts_replicated_parameters_once(overrides: dict[str, Any]) -> None:
+    model = build(shape_of(**overrides), seed=None)
     for name, parameter in model.named_parameters():
         assert parameter.tensor_model_parallel is not model.sharding.is_replicated(name), name

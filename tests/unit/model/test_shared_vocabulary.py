@@ -1,4 +1,4 @@
-"""The cross-entropy of processes that share the vocabulary equals that of one; here the processes are threads."""
+"""The vocabulary-parallel cross-entropy equals that of one process; here the ranks are threads."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from torch.distributed import ReduceOp
 from zerokara.model import loss as loss_module
 from zerokara.model.loss import summed_cross_entropy
 
-ROWS, REAL, WIDTH = 384, 130, 8
-"""Of four processes the second holds 34 real rows, the third and fourth only padding."""
+ROWS, VOCAB_SIZE, HIDDEN_SIZE = 384, 130, 8
+"""Of four ranks the second holds 34 real rows, the third and fourth only padding."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """What a process group says of a process."""
+class Group:
+    """A process group as one of its ranks sees it."""
 
     number: int
 
     def rank(self) -> int:
-        """The place in the group."""
+        """This rank."""
         return self.number
 
 
 def all_reduce_among(size: int) -> Callable[..., None]:
-    """A collective over threads."""
+    """The collective, over threads."""
     barrier, values = threading.Barrier(size), [torch.empty(0)] * size
 
-    def all_reduce(tensor: Tensor, op: object = ReduceOp.SUM, group: Place | None = None) -> None:
+    def all_reduce(tensor: Tensor, op: object = ReduceOp.SUM, group: Group | None = None) -> None:
         assert group is not None
         values[group.rank()] = tensor.clone()
         barrier.wait(timeout=10)
@@ -51,34 +51,34 @@ def test_loss_and_gradients_are_those_of_one_process(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(loss_module.CHUNK_BYTES, "cpu", chunk_bytes)
     monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce_among(4))
     generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(20, WIDTH, generator=generator)
-    weight = torch.randn(ROWS, WIDTH, generator=generator)
-    labels = torch.randint(0, REAL, (20,), generator=generator)
+    hidden = torch.randn(20, HIDDEN_SIZE, generator=generator)
+    weight = torch.randn(ROWS, HIDDEN_SIZE, generator=generator)
+    labels = torch.randint(0, VOCAB_SIZE, (20,), generator=generator)
     mask = (torch.rand(20, generator=generator) < 0.7).float()
 
-    def run(rows: Tensor, group: Place | None) -> tuple[float, Tensor, Tensor]:
+    def run(rows: Tensor, group: Group | None) -> tuple[float, Tensor, Tensor]:
         mine = hidden.clone().requires_grad_(), rows.clone().requires_grad_()
-        nats = summed_cross_entropy(*mine, labels, mask, REAL, group)  # type: ignore[arg-type]
+        nats = summed_cross_entropy(*mine, labels, mask, VOCAB_SIZE, group)  # type: ignore[arg-type]
         (nats * 0.5).backward()
         assert mine[0].grad is not None and mine[1].grad is not None
         return nats.item(), mine[0].grad, mine[1].grad
 
     nats, of_hidden, of_weight = run(weight, None)
     with ThreadPoolExecutor(4) as pool:
-        shared = list(pool.map(run, weight.chunk(4), map(Place, range(4))))
+        shared = list(pool.map(run, weight.chunk(4), map(Group, range(4))))
     for number, (each, of_each, _) in enumerate(shared):
         rounding.assert_same_loss(each, nats)
-        rounding.assert_same_tensor(of_each, of_hidden, f"process {number}")
+        rounding.assert_same_tensor(of_each, of_hidden, f"rank {number}")
     got = torch.cat([each[2] for each in shared])
     rounding.assert_same_tensor(got, of_weight)
-    assert got[:REAL].abs().max() > 0.1 and not got[REAL:].any()
+    assert got[:VOCAB_SIZE].abs().max() > 0.1 and not got[VOCAB_SIZE:].any()
 
 
-def test_without_a_gradient_none_is_worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A parameter requires a gradient in a validation too; two thirds of the work would be for nothing."""
-    weight = torch.randn(ROWS, WIDTH, requires_grad=True)
-    hidden, labels, mask = torch.randn(5, WIDTH), torch.arange(5), torch.ones(5)
-    expected = summed_cross_entropy(hidden, weight, labels, mask, REAL)
+def test_without_a_gradient_none_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A parameter requires a gradient during validation too; two thirds of the work would be for nothing."""
+    weight = torch.randn(ROWS, HIDDEN_SIZE, requires_grad=True)
+    hidden, labels, mask = torch.randn(5, HIDDEN_SIZE), torch.arange(5), torch.ones(5)
+    expected = summed_cross_entropy(hidden, weight, labels, mask, VOCAB_SIZE)
     monkeypatch.setattr(torch, "zeros_like", lambda *_, **__: pytest.fail("the weight's gradient was made"))
     with torch.no_grad():
-        assert torch.equal(summed_cross_entropy(hidden, weight, labels, mask, REAL), expected)
+        assert torch.equal(summed_cross_entropy(hidden, weight, labels, mask, VOCAB_SIZE), expected)

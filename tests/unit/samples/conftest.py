@@ -4,11 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny import gap_data
+from tiny import span_data
 
 from zerokara.tokens.indexed import write_documents
 
-__all__ = ["gap_data"]
+__all__ = ["span_data"]
 
 EOD = 2
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from zerokara.config.sample_lengths import causal
-from zerokara.samples.batches import Batches, BatchPlan
+from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.samples.objective import Batch, Causal
 from zerokara.samples.order import SampleOrder
 from zerokara.samples.packed import PackedTokens
@@ -21,7 +21,7 @@ def rows_of(batch: Batch) -> list[list[int]]:
 
 
 def test_the_example_of_the_docstring() -> None:
-    plan = BatchPlan(global_batch_size=8, micro_batch_size=2, num_ranks=2)
+    plan = BatchLayout(global_batch_size=8, micro_batch_size=2, num_ranks=2)
     assert plan.num_micro_steps == 2
     assert plan.positions(80, rank=0).tolist() == [[80, 81], [84, 85]]
     assert plan.positions(80, rank=1).tolist() == [[82, 83], [86, 87]]
@@ -29,7 +29,7 @@ def test_the_example_of_the_docstring() -> None:
 
 @pytest.mark.parametrize(("num_ranks", "micro"), SHARES)
 def test_every_sample_once_however_the_batch_is_shared(num_ranks: int, micro: int) -> None:
-    plan = BatchPlan(GLOBAL_BATCH, micro, num_ranks)
+    plan = BatchLayout(GLOBAL_BATCH, micro, num_ranks)
     for consumed in (0, GLOBAL_BATCH, 10 * GLOBAL_BATCH):
         shares = [plan.positions(consumed, rank) for rank in range(num_ranks)]
         assert all(share.shape == (plan.num_micro_steps, micro) for share in shares)
@@ -42,25 +42,25 @@ def test_the_global_batch_is_the_same_set_of_sequences(prefix: Path, num_ranks: 
     tokens = PackedTokens(prefix, causal(1))  # 16 samples, so a batch of 24 crosses the edge of an epoch
     order = SampleOrder(len(tokens), seed=3)
 
-    def global_batch(plan: BatchPlan) -> list[list[int]]:
+    def global_batch(plan: BatchLayout) -> list[list[int]]:
         rows = [Batches(tokens, order, plan, Causal(causal(1)), rank).at(consumed=24) for rank in range(plan.num_ranks)]
         return sorted(row for micro_batches in rows for batch in micro_batches for row in rows_of(batch))
 
-    assert global_batch(BatchPlan(GLOBAL_BATCH, micro, num_ranks)) == global_batch(
-        BatchPlan(GLOBAL_BATCH, GLOBAL_BATCH)
+    assert global_batch(BatchLayout(GLOBAL_BATCH, micro, num_ranks)) == global_batch(
+        BatchLayout(GLOBAL_BATCH, GLOBAL_BATCH)
     )
 
 
 def test_two_epochs_read_every_token_twice(prefix: Path) -> None:
     tokens = PackedTokens(prefix, causal(1))
-    batches = Batches(tokens, SampleOrder(len(tokens), seed=3), BatchPlan(8, 4), Causal(causal(1)))
+    batches = Batches(tokens, SampleOrder(len(tokens), seed=3), BatchLayout(8, 4), Causal(causal(1)))
     read = [row for step in range(4) for batch in batches.at(8 * step) for row in batch.inputs[:, 0].tolist()]
     assert sorted(read) == sorted(2 * [tokens[i][0] for i in range(16)])
 
 
 def test_micro_batches_follow_the_order(prefix: Path) -> None:
     tokens = PackedTokens(prefix, causal(5))
-    batches = Batches(tokens, SampleOrder(3, seed=0, kind="sequential"), BatchPlan(4, 2), Causal(causal(5)))
+    batches = Batches(tokens, SampleOrder(3, seed=0, kind="sequential"), BatchLayout(4, 2), Causal(causal(5)))
     first, second = batches.at(0)
     assert rows_of(first) == [tokens[0].tolist(), tokens[1].tolist()]
     assert rows_of(second) == [tokens[2].tolist(), tokens[0].tolist()]
@@ -68,4 +68,4 @@ def test_micro_batches_follow_the_order(prefix: Path) -> None:
 
 def test_a_share_that_does_not_divide_is_our_own_mistake() -> None:
     with pytest.raises(AssertionError, match="global_batch_size=8, micro_batch_size=3"):
-        BatchPlan(8, 3)
+        BatchLayout(8, 3)

@@ -8,9 +8,9 @@ from token_sources import some_lengths, write_sources
 
 from zerokara.config.sample_lengths import causal
 from zerokara.durable import atomic_file
-from zerokara.samples.documents import DocumentPlace, SampleDocuments
+from zerokara.samples.documents import DocumentId, SampleDocuments
 from zerokara.samples.packed import PackedTokens
-from zerokara.samples.sources import Source, read_sources
+from zerokara.samples.sources import TokenSource, read_sources
 from zerokara.tokens.header import HEADER, MAGIC
 from zerokara.tokens.layout import TokenPaths, bin_path, idx_path
 
@@ -23,7 +23,7 @@ def test_the_documents_of_every_sample(tmp_path: Path, totals: tuple[int, ...], 
     documents = SampleDocuments(samples, read_sources(str(tmp_path / "tokens")))
     for index in range(len(samples)):
         expected = list(dict.fromkeys(owner[token] for token in samples[index].tolist()))
-        assert [(place.source, place.document) for place in documents.touched_by(index)] == expected
+        assert [(place.source, place.document) for place in documents.in_sample(index)] == expected
 
 
 def test_a_document_of_several_sequences(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_a_document_of_several_sequences(tmp_path: Path) -> None:
         file.write(np.array([2, 3, 4], "<i4").data)
         file.write(np.array([0, 4, 10], "<i8").data)
         file.write(np.array([0, 2, 3], "<i8").data)
-    documents = SampleDocuments(PackedTokens(paths.train, causal(2)), [Source("a", 0, 9)])
-    touched = [documents.touched_by(index) for index in range(4)]
-    first, second = DocumentPlace(0, 0), DocumentPlace(0, 1)
+    documents = SampleDocuments(PackedTokens(paths.train, causal(2)), [TokenSource("a", 0, 9)])
+    touched = [documents.in_sample(index) for index in range(4)]
+    first, second = DocumentId(0, 0), DocumentId(0, 1)
     assert touched == [[first], [first], [first, second], [second]]

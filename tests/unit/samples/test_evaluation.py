@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from zerokara.config import sample_lengths
-from zerokara.samples.evaluation import WholeSamples, evaluation_batches
+from zerokara.samples.evaluation import SampleBatches, evaluation_batches
 from zerokara.samples.objective import Causal, SpanCorruption
 from zerokara.samples.packed import PackedTokens
 from zerokara.samples.spans import merged
 from zerokara.tokens.indexed import write_documents
 
 
-def causal(seq_len: int, isolate_at: int | None = None) -> Causal:
-    return Causal(sample_lengths.causal(seq_len), isolate_at)
+def causal(seq_len: int, masking_eod_id: int | None = None) -> Causal:
+    return Causal(sample_lengths.causal(seq_len), masking_eod_id)
 
 
 def test_the_example_of_the_docstring(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_the_first_tokens_only(prefix: Path) -> None:
 
 def test_documents_are_isolated_here_too(prefix: Path) -> None:
     """The documents [10 11 12 2] [20 21 2] [30 …]: each begins with the end of the one before."""
-    ((_, batch),) = evaluation_batches(prefix, causal(9, isolate_at=2), start_id=2, max_tokens=9).batches(1)
+    ((_, batch),) = evaluation_batches(prefix, causal(9, masking_eod_id=2), start_id=2, max_tokens=9).batches(1)
     assert batch.inputs.tolist() == [[2, 10, 11, 12, 2, 20, 21, 2, 30]]
     assert batch.segments is not None and batch.segments.tolist() == [[1, 1, 1, 1, 2, 2, 2, 3, 3]]
 
@@ -101,7 +101,7 @@ def test_texts_with_gaps_cover_every_part_whole(prefix: Path, num_ranks: int, mi
     taken, tokens = made.lengths.raw, evaluation_batches(prefix, causal(4), start_id=2).tokens.tolist()
     parts = [tokens[:12], [], tokens[12:]]
     evaluation = evaluation_batches(prefix, made, start_id=2, part_tokens=[12, 0, 5])
-    assert isinstance(evaluation, WholeSamples) and evaluation.num_parts == 3
+    assert isinstance(evaluation, SampleBatches) and evaluation.num_parts == 3
     per_rank = [list(evaluation.batches(micro, rank, num_ranks)) for rank in range(num_ranks)]
     assert len({tuple(part for part, _ in batches) for batches in per_rank}) == 1  # or ranks would wait for each other
     for number, part in enumerate(parts):

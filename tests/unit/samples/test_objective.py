@@ -7,7 +7,7 @@ from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.sample_lengths import causal, with_spans
 from zerokara.errors import UserError
-from zerokara.samples.objective import Causal, Prompt, SpanCorruption, objective, side_by_side
+from zerokara.samples.objective import Causal, Prompt, SpanCorruption, objective, prompt_inputs
 from zerokara.samples.spans import merged
 from zerokara.tokenizer.encoder import Encoder
 
@@ -32,7 +32,7 @@ def test_padding_does_not_count() -> None:
 
 def test_segments_count_the_ends_that_are_read() -> None:
     tokens = np.array([[7, 8, 2, 5, 6, 2, 9], [2, 5, 5, 2, 2, 5, 2]])
-    batch = Causal(causal(6), isolate_at=2)(tokens, KEYS)
+    batch = Causal(causal(6), masking_eod_id=2)(tokens, KEYS)
     assert batch.segments is not None
     assert batch.segments.tolist() == [[0, 0, 1, 1, 1, 2], [1, 1, 1, 2, 3, 3]]  # the last is a label only
     plain = Causal(causal(6))(tokens, KEYS)
@@ -48,8 +48,8 @@ def test_the_decoder_reads_what_it_wrote_one_later() -> None:
     tokens = np.random.default_rng(0).integers(4, 80, (3, made.lengths.raw))
     batch = made(tokens, np.arange(3))
     assert batch.inputs.shape == (3, 32) and batch.labels.shape == (3, made.lengths.target)
-    assert batch.written is not None
-    assert (batch.written[:, 0] == 3).all() and np.array_equal(batch.written[:, 1:], batch.labels[:, :-1])
+    assert batch.decoder_inputs is not None
+    assert (batch.decoder_inputs[:, 0] == 3).all() and np.array_equal(batch.decoder_inputs[:, 1:], batch.labels[:, :-1])
     assert (batch.inputs[:, -1] == 2).all() and (batch.labels[:, -1] == 2).all() and (batch.labels[:, 0] == 99).all()
     assert batch.loss_mask.all() and len(batch.arguments()) == 4
     for row in range(3):
@@ -58,23 +58,25 @@ def test_the_decoder_reads_what_it_wrote_one_later() -> None:
     assert made(tokens, np.arange(3), real).loss_mask[:, 0].tolist() == [1, 0, 1]
 
 
-def test_a_prompt_has_gaps(gap_data: dict[str, str]) -> None:
-    encoder, made = Encoder(gap_data["input_tokenizer_file"]), gaps()
+def test_a_prompt_has_sentinels(span_data: dict[str, str]) -> None:
+    encoder, made = Encoder(span_data["input_tokenizer_file"]), gaps()
     ids = {number: int(made.sentinels[number]) for number in range(10)}
     first, last = encoder.encode("abc").tolist(), encoder.encode(" de").tolist()
     assert made.prompt(encoder, "abc <extra_id_0> de<extra_id_1>", 5) == Prompt([*first, ids[0], *last, ids[1], 2], [3])
-    assert made.prompt(encoder, "abc", 5).read == [*first, ids[0], 2], "one without a gap gets one at its end"
-    assert len(made.prompt(encoder, "abc " * 100, 5).read) == made.lengths.input
-    spelt = made.prompt(encoder, "abc<extra_id_77>", 5).read
+    assert made.prompt(encoder, "abc", 5).encoder_ids == [*first, ids[0], 2], (
+        "a text without a sentinel gets one at its end"
+    )
+    assert len(made.prompt(encoder, "abc " * 100, 5).encoder_ids) == made.lengths.input
+    spelt = made.prompt(encoder, "abc<extra_id_77>", 5).encoder_ids
     assert spelt[len(first) : -1] == encoder.encode("<extra_id_77>").tolist(), "no sentinel of that name: it is text"
 
 
-def test_texts_stand_side_by_side() -> None:
+def test_prompts_are_padded_to_one_length() -> None:
     prompts = [Prompt([], [5, 6]), Prompt([], [7])]
-    rows, named = side_by_side(prompts, [[8], []], fill_id=0)
+    rows, named = prompt_inputs(prompts, [[8], []], pad_id=0)
     assert rows.tolist() == [[5, 6, 8], [7, 0, 0]] and {k: v.tolist() for k, v in named.items()} == {"at_B": [2, 0]}
     prompts = [Prompt([5, 6, 2], [3]), Prompt([7, 2], [3])]
-    rows, named = side_by_side(prompts, [[8], [9]], fill_id=0)
+    rows, named = prompt_inputs(prompts, [[8], [9]], pad_id=0)
     assert rows.tolist() == [[5, 6, 2], [7, 2, 0]] and named["encoder_attention_mask_BS"].tolist() == [
         [1, 1, 1],
         [1, 1, 0],
@@ -82,10 +84,13 @@ def test_texts_stand_side_by_side() -> None:
     assert named["decoder_input_ids_BT"].tolist() == [[3, 8], [3, 9]] and named["at_B"].tolist() == [1, 1]
 
 
-def test_too_few_sentinels_are_an_error_with_numbers(gap_data: dict[str, str]) -> None:
-    encoder = Encoder(gap_data["input_tokenizer_file"])
+def test_too_few_sentinels_are_an_error_with_numbers(span_data: dict[str, str]) -> None:
+    encoder = Encoder(span_data["input_tokenizer_file"])
     settings = load(PretrainConfig, "/dev/null", ["architecture=t5", "seq_len=512"])
-    with pytest.raises(UserError, match=r"has 10 sentinels.*568 tokens have 28 masked spans.*extra_ids: 100"):
+    with pytest.raises(UserError) as caught:
         objective(settings, encoder)
+    (fault,) = caught.value.faults
+    assert fault.key == "input_tokenizer_file" and "extra_ids: 100" in fault.remedy
+    assert {"10", "568", "28"} <= set(fault.rule.split())
     fitting = objective(load(PretrainConfig, "/dev/null", ["architecture=t5", "seq_len=64"]), encoder)
-    assert fitting.lengths.raw == with_spans(64, 0.15, 3).raw and len(fitting.marks) == 10
+    assert fitting.lengths.raw == with_spans(64, 0.15, 3).raw and len(fitting.sentinel_ids) == 10

@@ -8,7 +8,7 @@ import pytest
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.manifest import Manifest
-from zerokara.samples.batches import Batches, BatchPlan
+from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.tokens.entropy import entropy, token_counts
 from zerokara.tokens.indexed import IndexedTokens
 from zerokara.training import run_manifest
@@ -19,14 +19,14 @@ T5 = ("architecture=t5", "num_kv_heads=auto", "head_dim=16")
 EPOCHS = 10
 
 
-def prepared(gap_data: dict[str, str], *settings: str) -> RunPlan:
-    return run_plan.make_plan(load(PretrainConfig, gap_data["config"], [*settings]), 1)
+def prepared(span_data: dict[str, str], *settings: str) -> RunPlan:
+    return run_plan.make_plan(load(PretrainConfig, span_data["config"], [*settings]), 1)
 
 
 def counted(plan: RunPlan, epochs: int) -> tuple[np.ndarray, int]:
     """How often each id is a target that the loss counts, and in how many samples."""
     reading = plan.reading
-    batches = Batches(reading.tokens(), reading.order(), BatchPlan(64, 64), plan.objective)
+    batches = Batches(reading.tokens(), reading.order(), BatchLayout(64, 64), plan.objective)
     counts = np.zeros(plan.encoder.vocab_size)
     starts = range(0, epochs * reading.samples_per_epoch - 64, 64)
     for start in starts:
@@ -35,13 +35,13 @@ def counted(plan: RunPlan, epochs: int) -> tuple[np.ndarray, int]:
     return counts, 64 * len(starts)
 
 
-def test_a_t5_is_measured_by_what_its_decoder_predicts(gap_data: dict[str, str]) -> None:
-    plan = prepared(gap_data, *T5)
+def test_a_t5_is_measured_by_what_its_decoder_predicts(span_data: dict[str, str]) -> None:
+    plan = prepared(span_data, *T5)
     counts, num_samples = counted(plan, EPOCHS)
     corpus = token_counts(IndexedTokens(plan.token_paths.train))
     expected, lengths = plan.objective.target_counts(corpus), plan.objective.lengths
     assert expected.sum() == pytest.approx(lengths.target) and lengths.num_spans > 1
-    sentinels = plan.objective.marks
+    sentinels = plan.objective.sentinel_ids
     used, unused = sentinels[: lengths.num_spans], sentinels[lengths.num_spans :]
     assert (counts[used] == num_samples).all() and (expected[used] == 1).all() and not counts[unused].any()
     # A text of 28 thousand tokens is cut at the same places in each epoch, and the last of a sample is always masked.
@@ -51,8 +51,8 @@ def test_a_t5_is_measured_by_what_its_decoder_predicts(gap_data: dict[str, str])
     assert abs(plan.unigram_entropy - entropy(corpus) * lengths.num_noise_tokens / lengths.target) > 0.5
 
 
-def test_a_t5_is_measured_exactly_where_samples_begin_anywhere(gap_data: dict[str, str]) -> None:
-    plan = prepared(gap_data, *T5)
+def test_a_t5_is_measured_exactly_where_samples_begin_anywhere(span_data: dict[str, str]) -> None:
+    plan = prepared(span_data, *T5)
     tokens = np.asarray(IndexedTokens(plan.token_paths.train).tokens, dtype=np.int64)
     num_samples, taken = 60_000, plan.objective.lengths.raw
     starts = np.random.default_rng(0).integers(0, len(tokens), num_samples)
@@ -66,8 +66,8 @@ def test_a_t5_is_measured_exactly_where_samples_begin_anywhere(gap_data: dict[st
     assert plan.unigram_entropy == pytest.approx(entropy(counts) + bias, abs=0.002) and bias < 0.001
 
 
-def test_a_decoder_is_measured_by_the_corpus(gap_data: dict[str, str]) -> None:
-    plan = prepared(gap_data)
+def test_a_decoder_is_measured_by_the_corpus(span_data: dict[str, str]) -> None:
+    plan = prepared(span_data)
     corpus = token_counts(IndexedTokens(plan.token_paths.train))
     shares = corpus[corpus > 0] / corpus.sum()
     assert plan.unigram_entropy == pytest.approx(-(shares * np.log(shares)).sum(), abs=1e-12)
@@ -76,8 +76,8 @@ def test_a_decoder_is_measured_by_the_corpus(gap_data: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("settings", [(), T5])
-def test_the_plan_and_the_summary_tell_one_number(gap_data: dict[str, str], settings: tuple[str, ...]) -> None:
-    plan = prepared(gap_data, *settings)
+def test_the_plan_and_the_summary_tell_one_number(span_data: dict[str, str], settings: tuple[str, ...]) -> None:
+    plan = prepared(span_data, *settings)
     told = dict(plan_rows.plan_rows(plan))["baseline"]
     assert float(told.split()[0]) == pytest.approx(plan.unigram_entropy, abs=5e-4)
     facts = {"tokens": 1, "epochs": 1.0, "steps": 1, "first_loss": 6.0, "loss": 5.0}

@@ -25,7 +25,7 @@ TEXTS = ["\n".join(toy_lines(40, seed)) for seed in range(20)]
 def test_bpe_is_done_by_gigatoken_with_the_same_ids(toy_bpe: Encoder) -> None:
     choice = encoder_choice.choose(toy_bpe, TEXTS)
     assert choice.name == "gigatoken 0.10.0" and "proved equal to SentencePiece on" in choice.reason
-    quick = pickle.loads(pickle.dumps(choice.open_encoder))()
+    quick = pickle.loads(pickle.dumps(choice.encoder))
     assert (quick.vocab_size, quick.eos_id) == (toy_bpe.vocab_size, toy_bpe.eos_id)
     texts = [*TEXTS, *hard_texts(toy_bpe), "x" * 5000 + "</s>" + "\n" * 300]
     (ours, our_bytes), (theirs, their_bytes) = toy_bpe.encode_joined(texts), quick.encode_joined(texts)
@@ -57,7 +57,7 @@ def test_control_names_and_user_symbols_are_part_of_the_proof(train_toy: TrainTo
 def test_unigram_stays_with_sentencepiece(toy: Encoder) -> None:
     choice = encoder_choice.choose(toy, TEXTS)
     assert choice.name == "sentencepiece 0.2.3" and choice.reason == "the fastest for unigram"
-    assert isinstance(choice.open_encoder(), Encoder)
+    assert isinstance(choice.encoder, Encoder)
 
 
 def test_a_dummy_prefix_is_outside_what_was_tried(train_toy: TrainToy) -> None:
@@ -97,7 +97,7 @@ def test_other_ids_are_found_before_the_work(toy_bpe: Encoder, tmp_path: Path, m
     monkeypatch.setattr(encoder_choice, "FastEncoder", Wrong)
     choice = encoder_choice.choose(toy_bpe, TEXTS)
     assert choice.name.startswith("sentencepiece") and "gave different ids, first for '" in choice.reason
-    assert isinstance(choice.open_encoder(), Encoder)
+    assert isinstance(choice.encoder, Encoder)
 
 
 def test_other_ids_are_found_while_it_works(toy_bpe: Encoder, tmp_path: Path) -> None:

@@ -86,11 +86,11 @@ def tally_of(tmp_path: Path) -> Callable[[Sequence[InputFile], int], SourceTally
     """What step 2 counts of the files of one source, cut into tasks of a size; in this process, and quickly."""
 
     def count(files: Sequence[InputFile], task_bytes: int) -> SourceTally:
-        job, queue = Job(OneIdADocument, tmp_path, "text", "line"), TaskQueue(files, task_bytes, "line")
+        job, queue = Job(OneIdADocument(), tmp_path, "text", "line"), TaskQueue(files, task_bytes, "line")
         results: dict[str, ShardResult] = {}
         with OpenStreams() as streams:
             while task := queue.next(0):
-                result = write_shard(job, task, OneIdADocument(), lambda tally: None, streams)
+                result = write_shard(job, task, lambda tally: None, streams)
                 results[task.name] = ShardResult.from_json(json.loads(json.dumps(result.as_json())))
                 queue.finished(task, result.at_end)
         (tally,) = count_sources(1, [queue.task(name) for name in queue.names], results)

@@ -9,7 +9,6 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -278,8 +277,8 @@ def test_texts_that_the_tokenizer_leaves_nothing_of(make_config: MakeConfig, tmp
     path.write_text("a\n\u200b\n\nb\n", encoding="utf-8")
     files = find_files([str(path)], "")
     reports: list[Any] = []
-    job = Job(Deaf, tmp_path, "text", "line")
-    result = write_shard(job, Task("0-0", 0, (Range(files[0]),)), Deaf(), reports.append)
+    job = Job(Deaf(), tmp_path, "text", "line")
+    result = write_shard(job, Task("0-0", 0, (Range(files[0]),)), reports.append)
     assert result.skipped == {"text without tokens": 1, "empty line": 1} and result.documents == 2
     assert np.fromfile(shard_path(tmp_path, "0-0", "bin"), np.int32).tolist() == [9, 2, 9, 2]
     bad = [json.loads(line) for line in shard_path(tmp_path, "0-0", "bad").read_text(encoding="utf-8").splitlines()]
@@ -293,7 +292,7 @@ def test_sentencepiece_takes_over_from_a_fast_encoder_that_differs(make_config: 
     _encode(plain)
     config = make_config(output_prefix=str(tmp_path / "other" / "tokens"), num_workers=2)
     encoder, messages = Encoder(config.input_tokenizer_file), list[str]()
-    choice = EncoderChoice(encoder, partial(LyingEncoder, encoder.vocab_size), "quick 1.0", "")
+    choice = EncoderChoice(LyingEncoder(encoder.vocab_size), "quick 1.0", "")
     files = find_files(config.input_jsonl, "")
     encoded = encode_corpus(config, files, encoder, choice, task_bytes=4000, log=messages.append)
     assert encoded.encoder_name == "sentencepiece 0.2.3" and encoded.resumed_shards == 0

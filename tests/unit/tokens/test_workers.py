@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +61,7 @@ def test_a_file_that_can_never_be_read_comes_as_the_users_fault(tmp_path: Path, 
     path.write_bytes(zstd.compress(b"a line\n") + wide.compress(b"a line\n" * 99) + wide.flush())
     queue = TaskQueue(find_files([str(path)], ""), 1000, "line")
     with pytest.raises(UserError) as raised:
-        list(run_in_workers(Job(partial(Encoder, model_path), tmp_path, "text", "line"), queue, 1))
+        list(run_in_workers(Job(Encoder(model_path), tmp_path, "text", "line"), queue, 1))
     (fault,) = raised.value.faults
     assert fault.where == str(path) and "2,147,483,648" in fault.rule
 
@@ -74,7 +73,7 @@ def test_an_unforeseen_error_keeps_its_traceback(tmp_path: Path) -> None:
 
 def test_more_workers_than_tasks(tmp_path: Path, model_path: Path) -> None:
     (tmp_path / "x.txt").write_text("a line\n", encoding="utf-8")
-    job = Job(partial(Encoder, model_path), tmp_path, "text", "line")
+    job = Job(Encoder(model_path), tmp_path, "text", "line")
     queue = TaskQueue(find_files([str(tmp_path)], ""), 1000, "line")
     messages = list(run_in_workers(job, queue, 5))
     assert queue.is_empty

@@ -12,7 +12,7 @@ from token_sources import settings, some_lengths, write_sources
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
-from zerokara.samples.reading_plan import ReadingPlan
+from zerokara.samples.data_plan import DataPlan
 from zerokara.training.planning import consumption
 from zerokara.training.planning.consumption import check_epochs, consumption_of, stages_told, table_lines
 
@@ -32,7 +32,7 @@ def made(tmp_path: Path):  # type: ignore[no-untyped-def]
 
 
 def really_read(config: PretrainConfig, owner: dict, num_samples: int) -> list[int]:
-    plan = ReadingPlan.from_config(config)
+    plan = DataPlan.from_config(config)
     _, indices = plan.order().at_many(np.arange(num_samples))
     inputs = plan.tokens().many(indices)[:, :-1].ravel().tolist()
     sources = [owner[token][0] for token in inputs]
@@ -141,7 +141,7 @@ def test_the_examples_of_stages_can_be_used(made, root: Path, tmp_path: Path, na
     assert sum(taken[0]) == 8e9 and all(stage.is_reached for stage in table.stages)
     if name == "comment":
         assert taken[0] == [6e9, 2e9] and taken[1][0] == 0
-        order = ReadingPlan.from_config(load(PretrainConfig, file, options)).order()
+        order = DataPlan.from_config(load(PretrainConfig, file, options)).order()
         indices = order.at_many(10**9 + np.arange(500))[1]
         assert indices.tolist() == list(range(100, 600))  # the second source, from its beginning, as it stands
     else:
@@ -152,7 +152,7 @@ def test_the_examples_of_stages_can_be_used(made, root: Path, tmp_path: Path, na
 
 def test_stages_are_told_when_they_begin_and_when_a_run_goes_on(made) -> None:  # type: ignore[no-untyped-def]
     config, _ = made("stages=[{tokens: 800}, {tokens: 24}, {name: last, tokens: rest, source_weights: [1, 0, 0]}]")
-    plan = ReadingPlan.from_config(config)
+    plan = DataPlan.from_config(config)
     order = plan.order()  # stages begin at positions 0, 100 and 103
     assert list(stages_told(plan, order, range(0, 16))) == [
         "stage 1 of 3 begins: shuffle, sources 0.156 : 0.78 : 0.064"
@@ -166,7 +166,7 @@ def test_stages_are_told_when_they_begin_and_when_a_run_goes_on(made) -> None:  
     assert list(stages_told(plan, order, range(103, 119), resumed=True)) == [
         "stage 3 of 3 begins: last, shuffle, sources 1 : 0 : 0"
     ]
-    plan = ReadingPlan.from_config(made("source_weights=[1, 1, 1]")[0])
+    plan = DataPlan.from_config(made("source_weights=[1, 1, 1]")[0])
     assert not list(stages_told(plan, plan.order(), range(0, 16), resumed=True))
 
 

@@ -25,7 +25,7 @@ def tokenize(config: PretrainConfig, options: command.Options) -> None:
     """Tokenize the corpus, unless that is done already; with --dry-run only say what would be done."""
     started, paths = time.monotonic(), TokenPaths(config.output_prefix)
     inputs.check_tokenizer_file(config)
-    files = find_files(config.input_jsonl, config.place("input_jsonl"))
+    files = find_files(config.input_jsonl, config.where("input_jsonl"))
     outputs.check_inputs(config, "input_jsonl", files, outputs.token_files(config))
     work = manifest_work(config, files)
     if done := manifest.already_done(paths.manifest, work, redo=options.redo):
@@ -36,7 +36,7 @@ def tokenize(config: PretrainConfig, options: command.Options) -> None:
         log(f"next: {_next_commands(config, options)}")
         return
     outputs.check(outputs.of_tokens(config))
-    check_formats(files, config.text_field, config.txt_document, config.place("text_field"))
+    check_formats(files, config.text_field, config.txt_document, config.where("text_field"))
     start_fork_server()
     prepared = prepare(config, files)
     _log_plan(config, files, prepared)

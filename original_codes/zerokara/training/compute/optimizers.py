@@ -44,22 +44,8 @@ from zerokara.model.parameters import is_layer_matrix, is_relative_position_bias
 from zerokara.model.shapes import ModelShape, TensorShape
 from zerokara.progress import count_text
 
-WITHOUT_DEEPSPEED = (
-    "zero_stage 0, adafactor and muon do not use DeepSpeed's ZeRO, nor does zero_stage 1 at a data-parallel size of 1"
-)
-
 Algorithm = Literal["adamw", "adafactor", "muon"]
 TITLES: dict[Algorithm, str] = {"adamw": "AdamW", "adafactor": "Adafactor", "muon": "Muon"}
-
-
-def by_whole_tensors(config: PretrainConfig, data_parallel_size: int) -> bool:
-    """Whether `replicated_updater` updates the weights, and not DeepSpeed's ZeRO.
-
-    At a data-parallel size of 1, stage 1 has nothing to partition, and DeepSpeed's copies of the gradients and of their
-    squares in fp64 took a tenth of a step of 40M parameters on two cores.
-    """
-    nothing_to_partition = config.zero_stage == 1 and data_parallel_size == 1 and config.offload == "none"
-    return config.zero_stage == 0 or config.optimizer != "adamw" or nothing_to_partition
 
 
 def algorithm_of(optimizer: str, name: str, shape: TensorShape) -> Algorithm:
@@ -132,7 +118,7 @@ def parameter_groups(config: PretrainConfig, parameters: Mapping[str, TensorShap
             algorithm,
             kind,
             weight_decay=config.weight_decay if kind == "matrix" else 0.0,
-            lr_scale=config.distances_lr_factor if kind == "relative_position_bias" else 1.0,
+            lr_scale=config.bias_lr_multiplier if kind == "relative_position_bias" else 1.0,
             names=tuple(names),
         )
         for (algorithm, kind), names in found.items()

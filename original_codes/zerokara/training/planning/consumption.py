@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import Fault, UserError
+from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.mixed_order import MixedOrder
 from zerokara.samples.order import SampleOrder
-from zerokara.samples.reading_plan import ReadingPlan
 from zerokara.training.planning.schedule import Schedule
 
 MAX_COUNTED_SAMPLES = 1 << 21
@@ -72,18 +72,18 @@ def consumption_of(config: PretrainConfig) -> Consumption:
     """The table of a configuration's run.
 
     Raises:
-        UserError: as `ReadingPlan.from_config` and `Schedule.from_config`.
+        UserError: as `DataPlan.from_config` and `Schedule.from_config`.
     """
-    plan = ReadingPlan.from_config(config)
+    plan = DataPlan.from_config(config)
     return consumption(plan, schedule_of(config, plan))
 
 
-def schedule_of(config: PretrainConfig, plan: ReadingPlan) -> Schedule:
+def schedule_of(config: PretrainConfig, plan: DataPlan) -> Schedule:
     """The schedule of a run that reads `plan`."""
     return Schedule.from_config(config, plan.samples_per_epoch, [stage.num_samples for stage in plan.stages])
 
 
-def consumption(plan: ReadingPlan, schedule: Schedule) -> Consumption:
+def consumption(plan: DataPlan, schedule: Schedule) -> Consumption:
     """The table of a run of so many steps."""
     num_samples = schedule.num_steps * schedule.global_batch_size
     order = plan.order()
@@ -135,7 +135,7 @@ def warnings(config: PretrainConfig, table: Consumption) -> Iterator[str]:
             )
 
 
-def stage_title(plan: ReadingPlan, number: int) -> str:
+def stage_title(plan: DataPlan, number: int) -> str:
     """A stage in words: its name, its order, and from what it is mixed."""
     stage = plan.stages[number]
     total = sum(stage.weights)
@@ -145,7 +145,7 @@ def stage_title(plan: ReadingPlan, number: int) -> str:
 
 
 def stages_told(
-    plan: ReadingPlan, order: SampleOrder | MixedOrder, positions: range, resumed: bool = False
+    plan: DataPlan, order: SampleOrder | MixedOrder, positions: range, resumed: bool = False
 ) -> Iterator[str]:
     """The stages that begin among the positions of a step, and after a resume the one that goes on at the first."""
     if not isinstance(order, MixedOrder) or len(order.firsts) == 1:
@@ -173,7 +173,7 @@ def _too_often(config: PretrainConfig, use: SourceUse) -> Fault:
     return config.fault("max_epochs_per_source", rule, remedy, others)
 
 
-def _of_mixture(plan: ReadingPlan, order: MixedOrder, num_samples: int) -> Consumption:
+def _of_mixture(plan: DataPlan, order: MixedOrder, num_samples: int) -> Consumption:
     by_stage = order.counts_by_stage(num_samples)
     uses = [_uses(plan, counts) for counts in by_stage]
     total = _uses(plan, [sum(column) for column in zip(*by_stage, strict=True)])
@@ -187,7 +187,7 @@ def _of_mixture(plan: ReadingPlan, order: MixedOrder, num_samples: int) -> Consu
     return Consumption(tuple(stages), total)
 
 
-def _restarts(plan: ReadingPlan, order: MixedOrder, stage: int) -> Iterator[str]:
+def _restarts(plan: DataPlan, order: MixedOrder, stage: int) -> Iterator[str]:
     for one in order.restarts:
         if one.stage == stage:
             there = plan.samples_per_part[one.source]
@@ -197,14 +197,14 @@ def _restarts(plan: ReadingPlan, order: MixedOrder, stage: int) -> Iterator[str]
             )
 
 
-def _uses(plan: ReadingPlan, samples_taken: Sequence[int]) -> tuple[SourceUse, ...]:
+def _uses(plan: DataPlan, samples_taken: Sequence[int]) -> tuple[SourceUse, ...]:
     return tuple(
         SourceUse(source.name, source.num_tokens, taken * plan.lengths.raw, taken / there if there else 0.0)
         for source, taken, there in zip(plan.sources, samples_taken, plan.samples_per_part, strict=True)
     )
 
 
-def _of_stream(plan: ReadingPlan, order: SampleOrder, num_samples: int) -> Consumption:
+def _of_stream(plan: DataPlan, order: SampleOrder, num_samples: int) -> Consumption:
     passes, rest = divmod(num_samples, order.num_samples)
     whole = _tokens_of_each(plan, np.arange(1), order.num_samples)
     exact = True
@@ -225,7 +225,7 @@ def _of_stream(plan: ReadingPlan, order: SampleOrder, num_samples: int) -> Consu
     return Consumption((), tuple(uses), exact)
 
 
-def _tokens_of_each(plan: ReadingPlan, indices: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+def _tokens_of_each(plan: DataPlan, indices: NDArray[np.int64], length: int) -> NDArray[np.int64]:
     """Tokens of each source in stretches of `length` samples that begin at the samples `indices` of the stream."""
     starts = indices * plan.lengths.raw
     ends = starts + length * plan.lengths.raw

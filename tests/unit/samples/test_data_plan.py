@@ -1,0 +1,199 @@
+"""D8: what is consumed is what was declared, in the declared order, against a list that is made the long way round."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from token_sources import settings, some_lengths, write_sources
+
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.errors import Fault, UserError
+from zerokara.samples.batches import Batches, BatchLayout
+from zerokara.samples.data_plan import DataPlan
+from zerokara.samples.documents import SampleDocuments
+from zerokara.samples.mixed_order import BLOCK_SAMPLES, derived_seed
+from zerokara.samples.objective import Causal
+from zerokara.samples.order import KeyedPermutation
+
+SEQ_LEN = 8
+TOTALS = (803, 4005, 330)  # 100, 500 and 41 samples
+SEED = 77
+STAGES = "[{tokens: 10400, source_weights: [3, 1, 0.5]}, {tokens: rest, source_weights: [0, 1, 1], order: ORDER}]"
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> dict[int, tuple[int, int]]:
+    return write_sources(tmp_path, some_lengths(1, TOTALS))
+
+
+def plan_of(folder: Path, *overrides: str, num_sources: int = 3) -> DataPlan:
+    return DataPlan.from_config(settings(folder, num_sources, f"seq_len={SEQ_LEN}", f"seed={SEED}", *overrides))
+
+
+def consumed(plan: DataPlan, num: int, ranks: int = 1) -> list[list[int]]:
+    """The samples of the first `num` positions as processes read them, put in the order of their positions."""
+    batch = BatchLayout(global_batch_size=48, micro_batch_size=2, num_ranks=ranks)
+    rows: dict[int, list[int]] = {}
+    for rank in range(ranks):
+        batches = Batches(plan.tokens(), plan.order(), batch, Causal(plan.lengths), rank)
+        for first in range(0, num, 48):
+            positions = batch.positions(first, rank).ravel().tolist()
+            made = list(batches.at(first))
+            read = np.concatenate([np.concatenate([one.inputs, one.labels[:, -1:]], axis=1) for one in made]).tolist()
+            assert not rows.keys() & set(positions)
+            rows.update(zip(positions, read, strict=True))
+    assert sorted(rows) == list(range(-(-num // 48) * 48))
+    return [rows[position] for position in range(num)]
+
+
+@cache
+def declared(*stages: tuple[tuple[float, ...], int, str]) -> list[list[int]]:
+    """The declared samples, one after another: seats by the plain method, draws counted, tokens counted off."""
+    firsts = [sum(TOTALS[:source]) for source in range(3)]
+    draws, order, kinds = [0, 0, 0], [], ["", "", ""]
+    for number, (weights, length, kind) in enumerate(stages):
+        for source in range(3):
+            if weights[source] and kinds[source] not in ("", kind):  # not in the middle of a pass of the other order
+                while draws[source] % ((TOTALS[source] - 1) // SEQ_LEN):
+                    draws[source] += 1
+            kinds[source] = kind if weights[source] else kinds[source]
+        exact = [Fraction(str(weight)) for weight in weights]
+        counts, seats = [0, 0, 0], []
+        for _ in range(length):
+            seats.append(min((Fraction(2 * n + 1) / w, s) for s, (n, w) in enumerate(zip(counts, exact)) if w)[1])  # noqa: B905
+            counts[seats[-1]] += 1
+        for first in range(0, length, BLOCK_SAMPLES):
+            block = seats[first : first + BLOCK_SAMPLES]
+            if kind == "shuffle":
+                permutation = KeyedPermutation(len(block), derived_seed(SEED, 1, number), first // BLOCK_SAMPLES)
+                block = [block[place] for place in permutation.at(np.arange(len(block)))]
+            for source in block:
+                samples = (TOTALS[source] - 1) // SEQ_LEN
+                epoch, index = divmod(draws[source], samples)
+                if kind == "shuffle":
+                    permutation = KeyedPermutation(samples, derived_seed(SEED, 2, source), epoch)
+                    index = int(permutation.at(np.array([index]))[0])
+                start = firsts[source] + index * SEQ_LEN
+                order.append(list(range(start, start + SEQ_LEN + 1)))
+                draws[source] += 1
+    return order
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_what_is_consumed_is_what_was_declared(tmp_path: Path, owner: dict, ranks: int) -> None:
+    plan = plan_of(tmp_path, f"stages={STAGES.replace('ORDER', 'shuffle')}")
+    # The last stage is open and its blocks are whole; what is declared is cut where the reading stops.
+    expected = declared(((3, 1, 0.5), 1300, "shuffle"), ((0, 1, 1), 2 * BLOCK_SAMPLES, "shuffle"))[:2800]
+    got = consumed(plan, 2800, ranks)
+    assert got == expected
+    assert consumed(plan, 900, ranks) == expected[:900]  # a longer run keeps the prefix of a shorter one
+    # In documents: of every sample, those that own its tokens.
+    documents = SampleDocuments(plan.tokens(), plan.sources)
+    _, indices = plan.order().at_many(np.arange(0, 2800, 7))
+    for row, index in zip(got[::7], indices.tolist(), strict=True):
+        own = list(dict.fromkeys(owner[token] for token in row))
+        assert [(place.source, place.document) for place in documents.in_sample(index)] == own
+        assert len({source for source, _ in own}) == 1  # no sample mixes sources
+
+
+def test_a_stage_in_sequence_reads_documents_in_the_order_of_the_corpus(tmp_path: Path, owner: dict) -> None:
+    stages = "[{tokens: 800, source_weights: [1, 0, 0]}, {tokens: rest, source_weights: [0, 1, 1], order: sequential}]"
+    plan = plan_of(tmp_path, f"stages={stages}")
+    got = consumed(plan, 600)
+    assert got == declared(((1, 0, 0), 100, "shuffle"), ((0, 1, 1), 500, "sequential"))
+    for source in (1, 2):
+        read = [owner[row[0]] for row in got[100:] if owner[row[0]][0] == source][: (TOTALS[source] - 1) // SEQ_LEN]
+        assert read == sorted(read)
+
+
+def test_epochs_of_a_source_differ(tmp_path: Path, owner: dict) -> None:
+    got = consumed(plan_of(tmp_path, "source_weights=[0, 0, 1]"), 41 * 3)
+    epochs = [[row[0] for row in got[start : start + 41]] for start in (0, 41, 82)]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(epochs[2]) == sorted(set(epochs[0]))
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+
+
+def test_so_many_tokens_of_each_source_are_exactly_these(tmp_path: Path, owner: dict) -> None:
+    plan = plan_of(tmp_path, "stages=[{source_tokens: [800, 1600, 0]}, {source_tokens: [8, 0, 328]}]")
+    sources = [owner[row[0]][0] for row in consumed(plan, 336)]
+    assert plan.order().length == 342  # type: ignore[union-attr]
+    assert [sources[:300].count(source) for source in range(3)] == [100, 200, 0]
+    assert [stage.num_samples for stage in plan.stages] == [300, 42]
+    assert plan.order().counts(342) == [101, 200, 41]  # type: ignore[union-attr]
+
+
+def test_without_weights_the_stream_is_one(tmp_path: Path, owner: dict) -> None:
+    plan = plan_of(tmp_path)
+    assert plan.identity() is None and plan.samples_per_epoch == (sum(TOTALS) - 1) // SEQ_LEN
+    first = int(KeyedPermutation(plan.samples_per_epoch, SEED, 0).at(np.array([0]))[0]) * SEQ_LEN
+    assert consumed(plan, 1) == [list(range(first, first + SEQ_LEN + 1))]
+    in_order = plan_of(tmp_path, "order=sequential")
+    assert consumed(in_order, 101)[-1] == list(range(800, 809))  # across the edge of the first two sources
+
+
+def test_proportional_in_a_stage_is_by_length(tmp_path: Path, owner: dict) -> None:
+    plan = plan_of(tmp_path, "stages=[{tokens: rest}]")
+    assert plan.stages[0].weights == (100, 500, 41)
+    order = plan_of(tmp_path, "stages=[{tokens: rest}]", "order=sequential").order()
+    assert order.counts(641) == [100, 500, 41]  # type: ignore[union-attr]
+
+
+def fault_of(folder: Path, *overrides: str, num_sources: int = 3) -> Fault:
+    with pytest.raises(UserError) as caught:
+        plan_of(folder, *overrides, num_sources=num_sources)
+    (fault,) = caught.value.faults
+    return fault
+
+
+def test_a_mixture_of_other_sources_is_refused(tmp_path: Path, owner: dict) -> None:
+    fault = fault_of(tmp_path, "source_weights=[1, 1]", num_sources=2)
+    assert (fault.where, fault.key, fault.value) == ("--set", "input_jsonl", ["a.jsonl", "b.jsonl"])
+    assert "a.jsonl, b.jsonl, c.jsonl" in fault.rule and "--redo" in fault.remedy
+    fault = fault_of(tmp_path, "source_weights=[1, 1, 2]", "input_jsonl=[b.jsonl, a.jsonl, c.jsonl]")
+    assert fault.key == "input_jsonl" and "a.jsonl, b.jsonl, c.jsonl" in fault.rule
+    fault = fault_of(tmp_path, "source_weights=[1, 0, 2]", "seq_len=400")
+    assert (fault.where, fault.key, fault.value) == ("--set", "source_weights", [1.0, 0.0, 2.0])
+    assert "c.jsonl" in fault.rule and "330" in fault.rule and "401" in fault.rule
+    moved = plan_of(tmp_path, "source_weights=[1, 1, 2]", "input_jsonl=[x/a.jsonl, x/b.jsonl, x/c.jsonl]")
+    assert moved.stages[0].weights == (1, 1, 2)  # the same text at another place
+
+
+def test_a_stage_of_another_order_restarts_its_sources(tmp_path: Path, owner: dict) -> None:
+    """From a shuffled stage to one in sequence, back, and on in the same order: as declared, however it is read."""
+    lengths = {"shuffle": (1300, 400), "sequential": (700, 900)}
+    (begun, back), (in_order, rest) = lengths.values()
+    stages = (
+        f"[{{tokens: {begun * 8}, source_weights: [3, 1, 0.5]}}, "
+        f"{{tokens: {in_order * 8}, source_weights: [0, 1, 1], order: sequential}}, "
+        f"{{tokens: {back * 8}, source_weights: [0, 1, 0]}}, {{tokens: rest, source_weights: [1, 1, 1]}}]"
+    )
+    plan = plan_of(tmp_path, f"stages={stages}")
+    expected = declared(
+        ((3, 1, 0.5), begun, "shuffle"),
+        ((0, 1, 1), in_order, "sequential"),
+        ((0, 1, 0), back, "shuffle"),
+        ((1, 1, 1), BLOCK_SAMPLES, "shuffle"),
+    )[: begun + in_order + back + rest]
+    for ranks in (1, 3):
+        assert consumed(plan, len(expected), ranks) == expected
+    order = plan.order()
+    read = [[row[0] for row in expected[begun : begun + in_order] if owner[row[0]][0] == source] for source in (1, 2)]
+    # In sequence each source is read from its beginning, though 289 and 21 of its samples were read before.
+    assert [one[0] for one in read] == [803, 803 + 4005] and read[0] == sorted(read[0])
+    told = [(one.stage, one.source, one.num_read) for one in order.restarts]  # type: ignore[union-attr]
+    assert told[:2] == [(1, 1, 289), (1, 2, 144 % 41)] and [one[:2] for one in told[2:]] == [(2, 1), (3, 2)]
+    position = begun + 17  # one integer is enough to go on from
+    assert plan_of(tmp_path, f"stages={stages}").order().at(position) == order.at(position)
+
+
+def test_sources_that_are_not_the_tokens_are_refused(tmp_path: Path, owner: dict) -> None:
+    manifest_path = tmp_path / "tokens_text_document.manifest.json"
+    manifest_path.write_text(manifest_path.read_text(encoding="utf-8").replace("4005", "4004"), encoding="utf-8")
+    with pytest.raises(UserError) as caught:
+        DataPlan.from_config(PretrainConfig(output_prefix=str(tmp_path / "tokens")))
+    (fault,) = caught.value.faults
+    assert fault.where == str(manifest_path) and "5,137" in fault.rule and "5,138" in fault.rule
