@@ -1,4 +1,4 @@
-"""The outputs of each step, and whether they can be written: checked at the start and by ``--dry-run``, before any work.
+"""The outputs of each step and whether they can be written, checked at its start and by ``--dry-run`` before any work.
 
 A step replaces the outputs of an earlier run of the same step, which it knows by the manifest. Any other file of such a
 name belongs to somebody else and stays, without ``--redo`` and with it.
@@ -189,7 +189,7 @@ def _is_our_log(path: Path) -> bool:
 
 
 def _is_our_quarantine(path: Path) -> bool:
-    """Whether a quarantine file is of step 2, by its first line, or missing: a failed run leaves one, but no manifest."""
+    """Whether a quarantine file is of step 2, by its first line, or missing: a failed run leaves no manifest."""
     if not path.exists():
         return True
     with open(path, "rb") as file:
