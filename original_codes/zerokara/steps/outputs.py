@@ -14,10 +14,12 @@ import orjson
 
 from zerokara import manifest
 from zerokara.checkpoint.folders import IDENTITY_NAME
-from zerokara.config.convert_config import ConvertConfig
+from zerokara.config.convert_config import ConvertConfig, ConvertSettings
+from zerokara.config.data_settings import DataSettings
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.settings import Settings
 from zerokara.config.tokenizer_config import TokenizerConfig
+from zerokara.config.training_settings import TrainingSettings
 from zerokara.corpus.inputs import InputFile
 from zerokara.errors import Fault, UserError
 from zerokara.huggingface.exported import UPLOAD_RECORD_NAME
@@ -68,7 +70,7 @@ def tokenizer_files(config: TokenizerConfig) -> list[Path]:
     return [folder / name for name in (*TOKENIZER_NAMES, LOG_NAME, "manifest.json")]
 
 
-def of_tokens(config: PretrainConfig) -> Iterator[Fault]:
+def of_tokens(config: DataSettings) -> Iterator[Fault]:
     """Step 2."""
     paths, files = TokenPaths(config.output_prefix), token_files(config)
     reasons = [reason_against_folder(paths.work_folder), *map(reason_against_file, files)]
@@ -80,20 +82,20 @@ def of_tokens(config: PretrainConfig) -> Iterator[Fault]:
     yield from _not_ours(config, "output_prefix", written, paths.manifest, TOKENS_STEP, under_way)
 
 
-def token_files(config: PretrainConfig) -> list[Path]:
+def token_files(config: DataSettings) -> list[Path]:
     """What step 2 writes, the manifest last."""
     paths = TokenPaths(config.output_prefix)
     files = [path_of(prefix) for prefix in (paths.train, paths.valid) for path_of in (bin_path, idx_path)]
     return [*files, paths.quarantine, paths.manifest]
 
 
-def of_run(config: PretrainConfig) -> Iterator[Fault]:
+def of_run(config: TrainingSettings) -> Iterator[Fault]:
     """Step 3."""
     folder = Path(config.output_model_dir)
     yield from _first(config, "output_model_dir", [reason_against_folder(folder), *map(_inside, _runs_around(folder))])
 
 
-def of_export(config: ConvertConfig) -> Iterator[Fault]:
+def of_export(config: ConvertSettings) -> Iterator[Fault]:
     """Step 4, which replaces an existing folder."""
     folder = Path(config.output_tokenizer_and_model_dir)
     in_the_way = "it is a file" if os.path.exists(folder) and not os.path.isdir(folder) else ""
@@ -103,13 +105,13 @@ def of_export(config: ConvertConfig) -> Iterator[Fault]:
     yield from _first(config, "output_tokenizer_and_model_dir", [in_the_way, reason_against_entry(folder), *inside])
 
 
-def of_upload(config: ConvertConfig) -> Iterator[Fault]:
+def of_upload(config: ConvertSettings) -> Iterator[Fault]:
     """Step 6, which leaves a record beside the model."""
     record = Path(config.output_tokenizer_and_model_dir) / UPLOAD_RECORD_NAME
     yield from _first(config, "output_tokenizer_and_model_dir", [reason_against_file(record)])
 
 
-def of_count(config: PretrainConfig, config_path: Path) -> Iterator[Fault]:
+def of_count(config: TrainingSettings, config_path: Path) -> Iterator[Fault]:
     """``count_tokens.py --write``, which changes the configuration itself."""
     reason = reason_against_file(config_path)
     if reason:
