@@ -122,7 +122,7 @@ from zerokara.config.convert_config import ConvertConfig
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.tokenizer_config import TokenizerConfig
-from zerokara.huggingface import exported
+from zerokara.huggingface import exported_folder
 from zerokara.steps.convert_to_hf import notebook_for
 
 tokenizer = load(TokenizerConfig, Path(sys.argv[1]))
@@ -131,7 +131,7 @@ convert = load(ConvertConfig, Path(sys.argv[3]))
 model = Path(convert.output_tokenizer_and_model_dir)
 if not pretrain.traits.no_class:
     print("\n━━━ samples of the model")
-    for sample in exported.proved(model).facts["samples"]:
+    for sample in exported_folder.proved(model).facts["samples"]:
         print(f"\n  {sample['prompt']}⟪{sample['sampled']}⟫")
 run = Path(pretrain.output_model_dir)
 print(

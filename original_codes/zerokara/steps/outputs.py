@@ -22,7 +22,7 @@ from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.config.training_settings import TrainingSettings
 from zerokara.corpus.inputs import InputFile
 from zerokara.errors import Fault, UserError
-from zerokara.huggingface.exported import UPLOAD_RECORD_NAME
+from zerokara.huggingface.exported_folder import UPLOAD_RECORD_NAME
 from zerokara.tokenizer.layout import LOG_HEADER, LOG_NAME, TOKENIZER_NAMES, WORK_NAME
 from zerokara.tokens.layout import TokenPaths, bin_path, idx_path
 from zerokara.writable import reason_against_entry, reason_against_file, reason_against_folder

@@ -16,7 +16,7 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import Fault
 from zerokara.huggingface import output_folder
-from zerokara.huggingface.exported import STEP
+from zerokara.huggingface.exported_folder import STEP
 from zerokara.steps import outputs, tokenize, train_tokenizer
 from zerokara.tokenizer import sampling
 from zerokara.tokens import encode
