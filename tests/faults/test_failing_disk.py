@@ -143,12 +143,12 @@ def test_a_run_resumes_through_a_disk_that_fails_to_read(forge: Forge, unbroken:
     with Fault("a checkpoint that cannot be read, for a moment"):
         fault: dict[str, Any] = {"unreadable": ["global_step6/optimizer", stale, 2], "save": 2, "at_line": 1}
         assert forge.run(run_dir, fault, **COMMON) == -signal.SIGKILL
-        assert forge.words.count("trying again in") == 2 and f"going on from {run_dir}/global_step6" in forge.words
+        assert forge.words.count("trying again in") == 2 and f"resuming from {run_dir}/global_step6" in forge.words
         assert whole_checkpoints(run_dir) == [6, 8]
     with Fault("a checkpoint that cannot be read, for good"):
         fault = {"unreadable": ["global_step8/weights", stale, 99], "save": 3, "at_line": 1}
         assert forge.run(run_dir, fault, **COMMON) == -signal.SIGKILL
-        assert f"going on from {run_dir}/global_step6" in forge.words
+        assert f"resuming from {run_dir}/global_step6" in forge.words
         checkpoint.check(run_dir / "global_step8.broken")
         assert whole_checkpoints(run_dir) == [8, 10]
     with Fault("a manifest that cannot be read while older checkpoints are deleted"):

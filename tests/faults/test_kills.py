@@ -98,7 +98,7 @@ def test_a_broken_newest_checkpoint(forge: Forge, unbroken: Trained, tmp_path: P
                 # The third save is killed before it begins: the first writes the broken one anew, the second is new.
                 assert forge.run(run_dir, {"save": 3, "at_line": 1}, **COMMON) in (0, -signal.SIGKILL), forge.words
                 assert f"set aside {newest} as " in forge.words
-                assert f"going on from {checkpoint.folder_of(run_dir, before[-2])}" in forge.words
+                assert f"resuming from {checkpoint.folder_of(run_dir, before[-2])}" in forge.words
                 assert whole_checkpoints(run_dir)[-1] == before[-1] + 2
     assert forge.run(run_dir, **COMMON) == 0, forge.words
     assert_equal(run_dir, unbroken)

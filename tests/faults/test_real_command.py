@@ -93,12 +93,12 @@ def test_killed_and_asked_and_going_on(
             else:
                 command.trainer(int(whom[-1])).kill()
             assert command.end() == {"all": -signal.SIGKILL, "asked": 130}.get(whom, 1), command.words
-            assert ("going on from" in command.words) == (whom != "all")
+            assert ("resuming from" in command.words) == (whom != "all")
             assert ("stopped by SIGTERM after step" in command.words) == (whom == "asked")
             assert whole_checkpoints(run_dir)[-1] < 160
     last = Command(config, run_dir)
     assert last.end() == 0, last.words
-    assert "going on from" in last.words
+    assert "resuming from" in last.words
     # What two processes have is added up alike in either order: bit for bit here, too.
     assert_equal(run_dir, in_two_processes["by_command"])
     assert len(Trained(run_dir).losses) == 160
