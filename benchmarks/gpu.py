@@ -4,7 +4,7 @@
 
 The loop, the engine and the compiled layers are those of step 3, at a sequence of 2,048 in bf16, on random tokens (what
 the tokens are changes no time). It finds out: tokens a second and MFU (median of the steps after the first three), peak
-memory beside the preflight's estimate, seconds to the first step, the kernels of attention (by torch.profiler), and
+memory beside the state's by arithmetic, seconds to the first step, the kernels of attention (by torch.profiler), and
 whether DeepSpeed built an operator meanwhile. Writes <size>.json into the results; `--table` prints all of them.
 `--tiny` tries it all on a small model, on a CPU too, and writes nothing under benchmarks/results.
 """
@@ -30,22 +30,22 @@ import numpy as np
 import psutil
 import torch
 from torch.profiler import ProfilerActivity, profile
-from zerokara.training.planning.preparation import template_path
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import compilation, parallel
 from zerokara.model.megatron import build
-from zerokara.model.memory import estimate
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import bytes_text, count_text
 from zerokara.samples.objective import Causal
-from zerokara.training.compute import devices
+from zerokara.training.batch_loader import to_device
+from zerokara.training.compute import devices, updater
 from zerokara.training.compute.deepspeed_settings import load_template
-from zerokara.training.compute.engine import Engine, init_distributed
-from zerokara.training.loop import as_tensors
-from zerokara.training.planning.memory_budget import layout_of
+from zerokara.training.compute.engine import Engine, open_engine
+from zerokara.training.planning.memory import Device, TrainingLayout, state_parts
+from zerokara.training.planning.run_plan import template_path
 from zerokara.training.processes import launcher
+from zerokara.training.processes.process_group import init_process_group
 
 VOCAB_SIZE = 50_000
 SIZES = {
@@ -89,7 +89,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     settings = load(PretrainConfig, "/dev/null", ["global_batch_size=32", *shape_settings, *given.set])
     settings = settings.model_copy(update={"global_batch_size": ACCUMULATED * settings.micro_batch})
     shape = ModelShape.from_config(settings, 1000 if given.tiny else VOCAB_SIZE)
-    template = load_template(template_path(settings))
+    template = load_template(template_path(settings.deepspeed_template))
     built_before = built_operators()
     engine, compiled = start(settings, shape, template, device)
     seconds: list[float] = []
@@ -103,7 +103,8 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     kernels = attention_kernels(engine, settings, shape, device)
     speed = settings.global_batch_size * settings.seq_len / statistics.median(seconds[WARM_UP_STEPS:])
     peak = devices.peak_flops(device)
-    kind = "cuda" if device.type == "cuda" else "cpu"
+    kind: Device = "cuda" if device.type == "cuda" else "cpu"
+    layout = TrainingLayout.from_config(settings, shape, 1, kind, template)
     return {
         "size": given.size,
         "command": " ".join(["python", "benchmarks/gpu.py", *sys.argv[1:]]),
@@ -117,7 +118,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         "tokens_per_second": speed,
         "mfu": speed * shape.flops_per_token() / peak if peak else None,
         "memory_bytes": memory,
-        "memory_estimate_bytes": estimate(layout_of(settings, shape, 1, kind, template)).without_saving(),
+        "state_bytes": sum(part.num_bytes for part in state_parts(layout) if not part.once),
         "first_step_seconds": first_step,
         "attention_kernels": kernels,
         "flash": any("flash" in name.lower() for name in kernels),
@@ -132,13 +133,14 @@ def start(
     os.environ.update(launcher.lone_environment())
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    init_distributed(device.type)
+    init_process_group(device)
     parallel.start(settings.seed)
     model = build(shape, seed=settings.seed)
-    engine = Engine(model, settings, 1, template)
+    chosen = updater.choose(settings.zero_stage, settings.optimizer, settings.offload, data_parallel_size=1)
+    engine = open_engine(model, settings, chosen, 1, template)
     if compilation.reason_against(settings.compile, device.type, settings.zero_stage):
         return engine, False
-    return engine, compilation.start(model, settings.micro_batch, isolated=False, log=print)
+    return engine, compilation.start(model, settings.micro_batch, intra_document_masking=False, log=print)
 
 
 def step(engine: Engine, settings: PretrainConfig, shape: ModelShape, device: torch.device, number: int) -> None:
@@ -150,7 +152,7 @@ def step(engine: Engine, settings: PretrainConfig, shape: ModelShape, device: to
         if index:
             engine.finish_micro_batch()
         ids = chance.integers(4, shape.vocab_size, (settings.micro_batch, settings.seq_len + 1))
-        engine.accumulate(as_tensors(make_batch(ids, np.arange(len(ids))), device), global_tokens)
+        engine.accumulate(to_device(make_batch(ids, np.arange(len(ids))), device), global_tokens)
     norm = engine.update(1e-4)
     assert np.isfinite(norm), norm
 
@@ -185,7 +187,7 @@ def table(results: Path) -> str:
     lines = [
         f"{first['device']}, {versions}",
         "",
-        "| size | weights | batch | compiled | tokens/s | MFU | peak memory | estimated | first step | flash | built |",
+        "| size | weights | batch | compiled | tokens/s | MFU | peak memory | state | first step | flash | built |",
         "|---|---:|---|---|---:|---:|---:|---:|---:|---|---|",
     ]
     for one in found:
@@ -193,7 +195,7 @@ def table(results: Path) -> str:
         lines.append(
             f"| {one['size']} | {count_text(one['parameters'])} | {one['batch']} {one['precision']} | "
             f"{'yes' if one['compiled'] else 'no'} | {one['tokens_per_second']:,.0f} | {mfu} | "
-            f"{bytes_text(one['memory_bytes'])} | {bytes_text(one['memory_estimate_bytes'])} | "
+            f"{bytes_text(one['memory_bytes'])} | {bytes_text(one['state_bytes'])} | "
             f"{one['first_step_seconds']:.0f} s | {'yes' if one['flash'] else 'NO'} | "
             f"{', '.join(one['operators_built_by_deepspeed']) or 'nothing'} |"
         )

@@ -28,8 +28,6 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from zerokara.training.session import Session
-
 from zerokara.checkpoint import store
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
@@ -37,8 +35,12 @@ from zerokara.corpus import embedded
 from zerokara.progress import bytes_text, count_text
 from zerokara.training.host_memory import HostCopy
 from zerokara.training.loop import StepRecord
-from zerokara.training.planning import preparation, run_folder
+from zerokara.training.planning import run_folder
+from zerokara.training.planning.run_plan import make_plan
 from zerokara.training.processes import launcher
+from zerokara.training.processes.stopping import StopRequest
+from zerokara.training.run import Run, join, open_run
+from zerokara.training.trainer import Trainer
 
 SHAPE = [
     "num_layers=12", "hidden_size=512", "num_attn_heads=8", "num_kv_heads=4", "ffn_hidden_size=1408", "seq_len=512",
@@ -49,12 +51,13 @@ SAVE_INTERVAL = 6
 WARM_UP_STEPS = 2
 
 
-class Watched(Session):
-    """A session whose times are taken."""
+class Watched(Trainer):
+    """A trainer whose times are taken."""
 
-    def __init__(self, plan: preparation.Preparation):
-        super().__init__(plan)
-        self.engine = self.timed = Timed(self.engine)  # type: ignore[assignment]
+    def __init__(self, run: Run, stop: StopRequest):
+        self.timed = Timed(run.engine)
+        super().__init__(replace(run, engine=self.timed), stop, validates=False)  # type: ignore[arg-type]
+        self.sampler = None  # it is no part of a step, nor is the validation
         self.whole: dict[int, float] = {}
         """Step → seconds from the end of the one before to its own end, saving left out."""
         self.outside: dict[int, float] = {}
@@ -62,24 +65,20 @@ class Watched(Session):
         self.stalls: list[float] = []
         self.disturbed: set[int] = set()
         """Steps that began while a checkpoint was being written."""
-        self._since = 0.0
-
-    def _train(self) -> bool:
         self._since = time.perf_counter()
-        return super()._train()
 
-    def _at_edge(self, record: StepRecord, asked_to_stop: bool) -> bool:
+    def at_edge(self, record: StepRecord) -> bool:
         before = sum(self.stalls)
-        leaving = super()._at_edge(record, asked_to_stop)
+        leaving = super().at_edge(record)
         now = time.perf_counter()
         whole = now - self._since - (sum(self.stalls) - before)
         self.whole[record.step], self.outside[record.step] = whole, whole - self.timed.take_seconds()
         self._since = time.perf_counter()
         return leaving
 
-    def _save(self, step: int) -> None:
+    def save(self, step: int) -> None:
         started = time.perf_counter()
-        super()._save(step)
+        super().save(step)
         self.stalls.append(time.perf_counter() - started)
         self.disturbed.add(step + 1)
 
@@ -116,8 +115,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any key of config.yaml")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        session = train(make_data(Path(name)), given, Path(name))
-        report(session)
+        report(train(make_data(Path(name)), given, Path(name)))
 
 
 def make_data(folder: Path) -> list[str]:
@@ -145,60 +143,59 @@ def train(data: list[str], given: argparse.Namespace, folder: Path) -> Watched:
         [*SHAPE, *data, f"output_model_dir={folder}/run", f"save_interval={SAVE_INTERVAL}", *given.set],
     )
     tokens = given.steps * settings.global_batch_size * settings.seq_len
-    plan = preparation.prepare(settings.model_copy(update={"train_tokens": tokens}), 1, "fp32")
+    plan = make_plan(settings.model_copy(update={"train_tokens": tokens}), 1, "fp32")
     os.environ.update(launcher.lone_environment())
     run_folder.claim(plan)
-    session = Watched(plan)
-    session.validation, session.sampler = None, None  # they are no part of a step
-    session.run()
-    return session
+    watched = Watched(open_run(plan, join(plan)), StopRequest())
+    watched.train()
+    return watched
 
 
-def report(session: Watched) -> None:
+def report(watched: Watched) -> None:
     """The numbers, last."""
-    measured = [step for step in session.whole if step > WARM_UP_STEPS]
-    quiet = [step for step in measured if step not in session.disturbed]
-    share = sum(session.outside[step] for step in quiet) / sum(session.whole[step] for step in quiet)
-    most = max(session.outside[step] / session.whole[step] for step in quiet)
-    plan = session.preparation
+    measured = [step for step in watched.whole if step > WARM_UP_STEPS]
+    quiet = [step for step in measured if step not in watched.disturbed]
+    share = sum(watched.outside[step] for step in quiet) / sum(watched.whole[step] for step in quiet)
+    most = max(watched.outside[step] / watched.whole[step] for step in quiet)
+    plan = watched.run.plan
     print(
         f"\n{count_text(plan.shape.num_parameters())} parameters, a checkpoint of {bytes_text(plan.checkpoint_bytes)}"
     )
     print(f"outside of the model and its update: {share:.2%} of {len(quiet)} steps, at most {most:.2%} of one")
-    copied = [copy_seconds(session) for _ in range(3)]
-    written = [synchronous_seconds(session, number) for number in range(3)]
-    first, *later = session.stalls
+    copied = [copy_seconds(watched) for _ in range(3)]
+    written = [synchronous_seconds(watched, number) for number in range(3)]
+    first, *later = watched.stalls
     print(f"training waited at a save: {statistics.median(later):.2f} s (the first, in fresh memory: {first:.2f} s)")
     print(f"copying the state alone: {statistics.median(copied):.2f} s")
     print(f"a save that training waits for: {statistics.median(written):.2f} s")
-    usual = statistics.median(session.whole[step] for step in quiet)
-    after = statistics.median(session.whole[step] for step in measured if step in session.disturbed)
+    usual = statistics.median(watched.whole[step] for step in quiet)
+    after = statistics.median(watched.whole[step] for step in measured if step in watched.disturbed)
     print(f"the step after a save, while it is written: {after:.2f} s, other steps {usual:.2f} s")
 
 
-def copy_seconds(session: Watched) -> float:
+def copy_seconds(watched: Watched) -> float:
     """Time for copying the state into memory that is there already."""
-    copies = session.saver._copies
+    copies = watched.saver._copies
     started = time.perf_counter()
-    _copy(session, copies)
+    _copy(watched, copies)
     return time.perf_counter() - started
 
 
-def synchronous_seconds(session: Watched, number: int) -> float:
+def synchronous_seconds(watched: Watched, number: int) -> float:
     """Time for a save as it would be without a thread: gathered, hashed, written, synced, renamed."""
     started = time.perf_counter()
-    state = _copy(session, {part: HostCopy(session.device) for part in ("weights", "moments")})
+    state = _copy(watched, {part: HostCopy(watched.run.processes.device) for part in ("weights", "moments")})
     store.save(
-        session.run_dir,
-        replace(session.state, step=session.state.step + 1 + number),
+        watched.run.plan.run_dir,
+        replace(watched.state, step=watched.state.step + 1 + number),
         state["weights"],
         state["moments"],
     )
     return time.perf_counter() - started
 
 
-def _copy(session: Watched, copies: dict[str, HostCopy]) -> dict[str, dict[str, Any]]:
-    parts = {"weights": session.engine.weights(), "moments": session.engine.moments()}
+def _copy(watched: Watched, copies: dict[str, HostCopy]) -> dict[str, dict[str, Any]]:
+    parts = {"weights": watched.run.engine.weights(), "moments": watched.run.engine.moments()}
     return {part: {name: copies[part].put(name, tensor) for name, tensor in parts[part]} for part in parts}
 
 

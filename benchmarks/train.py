@@ -50,7 +50,7 @@ from torch import Tensor
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.huggingface import families, rules
+from zerokara.huggingface import families, weight_rules
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import bytes_text, count_text
 from zerokara.training.compute import devices
@@ -99,7 +99,7 @@ class Task:
     def initial(self) -> dict[str, Tensor]:
         """The initial weights by Hugging Face's names."""
         ours = torch.load(self.weights)
-        return dict(rules.to_hf(families.rules_for(self.shape), ours, self.shape))
+        return dict(weight_rules.to_hf(families.rules_for(self.shape), ours, self.shape))
 
 
 class Turns:
@@ -131,21 +131,25 @@ def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]
     from zerokara.model import compilation, parallel
     from zerokara.model.megatron import build
     from zerokara.samples.objective import Batch, Causal
-    from zerokara.training.compute.engine import Engine, init_distributed
+    from zerokara.training.batch_loader import loading
+    from zerokara.training.compute import updater
+    from zerokara.training.compute.engine import open_engine
     from zerokara.training.guards import StepGuard
     from zerokara.training.loop import StepRecord, train
     from zerokara.training.planning.schedule import Schedule
-    from zerokara.training.processes.stopping import StopRequest
+    from zerokara.training.processes.joining import Processes
+    from zerokara.training.processes.process_group import init_process_group
 
     settings = task.settings
     if task.device.type == "cpu":
         devices.keep_freed_memory()
     os.environ.update(launcher.lone_environment())
-    init_distributed(task.device.type)
+    init_process_group(task.device)
     parallel.start(settings.seed)
     model = build(task.shape)
     model.load_state_dict(torch.load(task.weights), strict=False)
-    engine = Engine(model, settings, 1, {})
+    chosen = updater.choose(settings.zero_stage, settings.optimizer, settings.offload, data_parallel_size=1)
+    engine = open_engine(model, settings, chosen, data_parallel_size=1, template={})
     if compiled and not compilation.start(model, settings.micro_batch, isolated=False, log=print):
         raise RuntimeError("the layers could not be compiled")
     made = Causal(settings.lengths)
@@ -156,22 +160,28 @@ def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]
             parts = np.split(whole, len(whole) // settings.micro_batch)
             return (made(part, np.arange(len(part))) for part in parts)
 
-    def at_edge(record: StepRecord, _: bool) -> bool:
+    def at_edge(record: StepRecord) -> bool:
         turns.done()
         return not turns.wait()
 
+    schedule = Schedule.from_config(settings, samples_per_epoch=len(task.ids))
     if turns.wait():
-        train(
-            engine=engine,
-            batches=Batches(),  # type: ignore[arg-type]
-            schedule=Schedule.from_config(settings, samples_per_epoch=len(task.ids)),
-            first_step=1,
-            position=lambda step: step * settings.global_batch_size,
+        with loading(
+            Batches(),  # type: ignore[arg-type]
+            consumed_before=lambda step: (step - 1) * settings.global_batch_size,
+            last_step=schedule.num_steps,
             device=task.device,
-            guard=StepGuard(settings.spike_sigmas, settings.max_skipped_steps),
-            stop=StopRequest(task.device),
-            at_edge=at_edge,
-        )
+        ) as loader:
+            train(
+                engine=engine,
+                processes=Processes(task.device, rank=0),
+                loader=loader,
+                schedule=schedule,
+                guard=StepGuard(settings.spike_sigmas, settings.max_skipped_steps),
+                stop=lambda: False,
+                at_edge=at_edge,
+                first_step=1,
+            )
     engine.module.eval()
     return lambda ids: engine.module(ids[:, :-1], ids[:, 1:]) / ids[:, 1:].numel()
 

@@ -1,13 +1,14 @@
-"""Files and folders that appear whole or not at all.
+"""Atomic files and folders: they appear complete or not at all, and survive a power cut.
 
-Each is written under a temporary name in the same folder, synced to disk, and renamed into place; a rename within one
-file system is atomic (POSIX ``rename``), so a reader never meets half a file, whenever the writer dies. A folder that
-is replaced changes places with the new one in one step (Linux ``renameat2``, RENAME_EXCHANGE), so that a whole one
-stands under the name at every moment. Where a name is a symbolic link, what it leads to is written.
+Each is written under a temporary name in the same folder, synced to disk, and renamed; a rename within one file system
+is atomic (POSIX ``rename``), so that a reader never sees half a file, whenever the writer dies. A folder that is
+replaced changes names with the new one in one step (Linux ``renameat2``, RENAME_EXCHANGE), so that a complete one has
+the name at every moment. A symbolic link is followed: its target is written.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import itertools
 import os
@@ -23,19 +24,18 @@ from typing import IO, Any
 import orjson
 
 PARTIAL_SUFFIX = ".partial"
-"""Ending of names that are being written; whatever bears it may be deleted."""
+"""Ending of the name of what is being written; a leftover with it may be deleted."""
 ASIDE_ENDING = ".old-"
-"""Behind the name of what was replaced and is kept, and before a number."""
-
+"""Appended, with a number, to the name of what was replaced and is kept."""
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 """<fcntl.h> and <linux/fs.h>."""
 _NOT_SUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
-"""What a file system says that cannot exchange names (NFS, FUSE), or cannot sync a folder (CIFS, FUSE)."""
+"""Error numbers of a file system that cannot exchange names (NFS, FUSE), or cannot sync a folder (CIFS, FUSE)."""
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames inside `folder` survive a power cut."""
+    """Sync a folder, so that renames inside it survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -48,19 +48,19 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folders(folder: Path) -> list[Path]:
-    """Make `folder` and those above it, so that they survive a power cut; gives the new ones, the innermost first."""
-    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    """Make a folder and its parents, synced; return those that are new, the innermost first."""
+    new = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    for place in missing:
-        sync_folder(place.parent)
-    return missing
+    for each in new:
+        sync_folder(each.parent)
+    return new
 
 
 @contextmanager
 def atomic_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
-    """Open a file that takes the name `path` only when the block ends without an error.
+    """Open a file that gets the name `path` when the block ends without an error.
 
-    A file that is replaced hands its permissions down.
+    A file that it replaces passes on its permissions.
     """
     path = _followed(path)
     make_folders(path.parent)
@@ -80,19 +80,20 @@ def atomic_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
 
 
 def unused_name(path: Path, ending: str) -> Path:
-    """A name that nothing has: `path` with an ending, and a number where it needs one (``run.old-1``, ``x.failed``)."""
+    """A name that does not exist: `path` with an ending, and a number if needed (``run.old-1``, ``x.failed``)."""
     first = 1 if ending.endswith("-") else 2
     numbered = (f"{ending.removesuffix('-')}-{number}" for number in itertools.count(first))
     endings = numbered if ending.endswith("-") else itertools.chain([ending], numbered)
-    return next(found for one in endings if not os.path.lexists(found := path.with_name(path.name + one)))
+    names = (path.with_name(path.name + each) for each in endings)
+    return next(name for name in names if not os.path.lexists(name))
 
 
 @contextmanager
 def atomic_folder(path: Path, keep: str = "") -> Iterator[Path]:
-    """Give a temporary folder that takes the name `path` when the block ends without an error.
+    """Yield a temporary folder that gets the name `path` when the block ends without an error.
 
-    An existing folder of that name is replaced, and is there until the new one is whole; it is kept as `unused_name`
-    has it with the ending `keep`, or deleted where that is empty.
+    An existing folder of that name stays until the new one is complete; then it is renamed to `unused_name` with the
+    ending `keep`, or deleted if `keep` is empty.
     """
     path = _followed(path)
     make_folders(path.parent)
@@ -114,7 +115,7 @@ def atomic_folder(path: Path, keep: str = "") -> Iterator[Path]:
         is_placed = True
         sync_folder(path.parent)
     except BaseException:
-        if not is_placed:  # or the folder that was replaced stays until it is sure that the new one has its name
+        if not is_placed:  # else this is the folder that was replaced, kept until the new name is surely on the disk
             shutil.rmtree(partial, ignore_errors=True)
         raise
     if keep and partial.exists():
@@ -123,7 +124,7 @@ def atomic_folder(path: Path, keep: str = "") -> Iterator[Path]:
 
 
 def recover(path: Path) -> None:
-    """Give back its name to a folder whose replacement was cut short between two renames."""
+    """Restore the name of a folder whose replacement was interrupted between two renames."""
     old = _old_name(path)
     if not old.exists():
         return
@@ -142,11 +143,11 @@ def _old_name(path: Path) -> Path:
 
 
 def _place(partial: Path, path: Path) -> None:
-    """Give `partial` the name `path`; what had it, if anything, is called `partial` then."""
+    """Rename `partial` to `path`, and what had that name, if anything, to `partial`."""
     if not path.exists():
         os.rename(partial, path)
         return
-    if _exchange(partial, path):
+    if exchange_names(partial, path):
         return
     old = _old_name(path)
     os.rename(path, old)
@@ -158,10 +159,12 @@ def _place(partial: Path, path: Path) -> None:
     os.rename(old, partial)
 
 
-def _exchange(one: Path, other: Path) -> bool:
-    """Let two names change places; False where the C library or the file system cannot."""
-    import ctypes  # ten milliseconds that few steps need
+def exchange_names(one: Path, other: Path) -> bool:
+    """Exchange two names in one step; False if the C library or the file system cannot.
 
+    Raises:
+        OSError: the disk fails.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "renameat2"):  # glibc has it since 2.28
         return False
@@ -174,21 +177,21 @@ def _exchange(one: Path, other: Path) -> bool:
 
 @contextmanager
 def made_folder(path: Path) -> Iterator[None]:
-    """Make a folder and those above it; after an error those that are new, and empty, are gone again."""
+    """Make a folder and its parents; after an error remove those that are new and empty."""
     new = make_folders(path)
     try:
         yield
     except BaseException:
-        with suppress(OSError):  # it is not empty, nor are those above
+        with suppress(OSError):  # it is not empty, nor are its parents
             for folder in new:
                 folder.rmdir()
         raise
 
 
 class BackgroundSync:
-    """Sends to the disk what is written while the work goes on, so that little is left to wait for at its end.
+    """Syncs files in a thread while others are still written, so that little is left to wait for; a context manager.
 
-    A context manager: where its block ends without an error, all that was handed to it is on the disk.
+    When its block ends without an error, everything that was handed to it is on the disk.
     """
 
     def __init__(self) -> None:
@@ -196,7 +199,7 @@ class BackgroundSync:
         self._waiting: list[Future[None]] = []
 
     def file(self, descriptor: int, path: Path) -> None:
-        """Send what stands in an open file by now; whoever opened it may close it at once."""
+        """Sync what has been written to an open file so far; the caller may close it at once."""
         self._waiting.append(self._disk.submit(self._sync, os.dup(descriptor), path))
 
     @staticmethod

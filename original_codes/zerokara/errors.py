@@ -1,12 +1,12 @@
-"""The ways in which a step ends early, and how a fault is worded.
+"""Errors that end a step, and the faults of a configuration or an input.
 
 A *user error* (exit code 2) means that the configuration or the input is wrong and that nothing was done; it holds
-every fault that was found, each with its place, the value found, the rule that it breaks, and a remedy. A *run error*
-(exit code 1) means that something failed while running. A step that is *stopped* (exit code 130) goes on when it is run
-again, or says what it takes.
+every fault, each with its place, key, value, the rule that it breaks, and a remedy. A *run error* (exit code 1) means
+that something failed while running. A step that is *stopped* (exit code 130) resumes when it is run again, or says what
+that takes.
 
-Much of a message was written by others: a library quotes the address that it asked, a server what it was sent. So each
-passes through `redacted` before anyone reads it: no signed address, token or password reaches a terminal or a log.
+Messages quote libraries and servers, which quote addresses and headers. So each passes through `redacted`: no signed
+address, token or password reaches a terminal or a log.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 
 class _ABSENT:
-    """No value was given; a class, since it stays the same one on the way from a worker process."""
+    """No value was given; a class, because it stays identical on the way from a worker process."""
 
 
 _NOT_SHOWN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\\]")
@@ -27,7 +27,7 @@ _MAX_VALUE_CHARACTERS = 500
 """Of a value in a message: a list of files may have thousands of entries."""
 _CUT = "…"
 _REST = r"(?:[^\s'\"<>]*[^\s'\"<>).,;:\]}])?"
-"""The rest of an address, but for what closes the sentence around it."""
+"""The rest of an address, without what closes the sentence around it."""
 _SCHEME = r"\b[a-z][a-z0-9+.-]{1,30}://"
 # Lengths are bounded, so that no answer of a server keeps the expressions busy.
 _REDACTIONS = tuple(
@@ -50,13 +50,13 @@ _MAX_MESSAGE_CHARACTERS = 50_000
 """Characters of a message; a server may answer with a whole page."""
 _SECRET_VARIABLE = re.compile(r"(?i)(?:TOKEN|API_KEY|ACCESS_KEY|SECRET|PASSWORD)$")
 _SECRET_LENGTH = 8
-"""Shorter values (``TOKEN=1``) are none, and would blot out words."""
+"""Shorter values (``TOKEN=1``) are no secrets, and would blot out words."""
 
 
 def redacted(text: str) -> str:
-    """`text` without what opens doors: of addresses the user, the password and the query; tokens; secret headers.
+    """`text` without secrets: user, password and query of addresses; tokens; secret headers.
 
-    Tokens are known by their form, or as the value of a variable of the environment that is named like one.
+    Tokens are known by their form, or as the value of an environment variable that is named like one.
     """
     if len(text) > _MAX_MESSAGE_CHARACTERS:
         text = f"{text[:_MAX_MESSAGE_CHARACTERS]}{_CUT} ({len(text) - _MAX_MESSAGE_CHARACTERS:,} characters more)"
@@ -78,7 +78,7 @@ class Fault:
     """What must hold (``must be greater than 0``)."""
     key: str | None = None
     value: object = _ABSENT
-    """The value found; left out of the text when not given."""
+    """The value found; left out of the text if not given."""
     remedy: str = ""
     """What to do, with numbers where there are any."""
 
@@ -92,10 +92,10 @@ class Fault:
 
 
 def shown(path: str | os.PathLike[str]) -> str:
-    """A name of a file as text that any terminal, log and JSON file can hold, without loss.
+    """A file name as text that any terminal, log and JSON file can hold, without loss.
 
-    Bytes that are no UTF-8 are spelt ``\\xNN``, what would end a line or steer a terminal ``\\uNNNN``, and a backslash
-    is doubled.
+    Bytes that are not UTF-8 are written ``\\xNN``, characters that would end a line or control a terminal ``\\uNNNN``,
+    and a backslash is doubled.
     """
     return _NOT_SHOWN.sub(_spelt, os.fspath(path))
 
@@ -110,7 +110,7 @@ def _spelt(match: re.Match[str]) -> str:
 
 
 class UserError(Exception):
-    """The configuration or the input is wrong. Holds every fault found, so that all can be mended at once."""
+    """The configuration or the input is wrong. Holds every fault, so that all can be fixed at once."""
 
     exit_code = 2
 
@@ -122,7 +122,7 @@ class UserError(Exception):
 
 
 class RunError(Exception):
-    """Something failed while running; the message says what, where, found, expected, and the remedy."""
+    """Something failed while running; the message says what and where, found and expected, and the remedy."""
 
     exit_code = 1
 
@@ -131,4 +131,4 @@ class RunError(Exception):
 
 
 class Stopped(KeyboardInterrupt):
-    """A step was stopped as by Ctrl-C, and the same command would not go on; the message says what would."""
+    """A step was stopped as by Ctrl-C, and the same command would not resume it; the message says what would."""

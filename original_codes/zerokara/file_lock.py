@@ -1,7 +1,7 @@
-"""Locks that the kernel lets go of when their process ends, however it ends (flock(2)), on file systems of all kinds.
+"""File locks that the kernel releases when their process ends, however it ends (flock(2)).
 
-The lock is always of a file that is open for writing: NFS makes of it a byte-range lock, which it refuses for a folder
-and for what is open to be read only.
+The file is always open for writing: NFS implements the lock as a byte-range lock, which it refuses for a folder and for
+a file that is open for reading only.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from typing import IO
 import orjson
 
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
-"""What file systems say that have none: NFS without its lock daemon, Lustre mounted without ``flock``, some FUSE."""
-_SIGNING_SECONDS = 0.02
-_told: set[Path] = set()
+"""Error numbers of file systems without locks: NFS without its lock daemon, Lustre without ``flock``, some FUSE."""
+_WRITE_SECONDS = 0.02
+_warned: set[Path] = set()
+"""Folders whose file system was reported to have no locks."""
 
 
 @dataclass(frozen=True)
 class Holder:
-    """The process that holds a lock, as it wrote into the file."""
+    """The process that holds a lock, as it wrote itself into the file."""
 
     pid: int
     host: str
@@ -42,9 +43,9 @@ class Holder:
 
 
 def try_lock(file: IO[bytes]) -> bool:
-    """Take the lock of a file that is open for writing, or find that another process has it.
+    """Lock a file that is open for writing; return False if another process has locked it.
 
-    Where the file system has no locks, it is taken for got, with a word.
+    On a file system without locks it prints a warning and returns True.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -55,44 +56,44 @@ def try_lock(file: IO[bytes]) -> bool:
             error.filename = str(file.name)
             raise
         folder = Path(file.name).parent
-        if folder not in _told:
-            _told.add(folder)
+        if folder not in _warned:
+            _warned.add(folder)
             print(
-                f"{folder}: this file system has no locks ({error.strerror}): see to it yourself that no second "
-                "command works here at the same time, or mount it with locks (Lustre: flock; NFS: without nolock)",
+                f"{folder}: this file system has no locks ({error.strerror}): make sure that no second command works "
+                "here at the same time, or mount it with locks (Lustre: flock; NFS: without nolock)",
                 flush=True,
             )
     return True
 
 
 def is_linked(file: IO[bytes], path: Path) -> bool:
-    """Whether an open file still has its name: whoever held the lock before may have taken it away."""
+    """Whether an open file still has its name: the holder of the lock before may have deleted it."""
     with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     return False
 
 
 def write_holder(file: IO[bytes]) -> None:
-    """Write into a file whose lock is held who holds it."""
+    """Write this process into a file whose lock it holds."""
     file.truncate(0)
     file.write(orjson.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
     file.flush()
 
 
 def read_holder(path: Path) -> Holder | None:
-    """Who holds the lock of a file, if that is known; it signs a moment after it took it."""
+    """The process that holds the lock of a file; None if it is unknown. (It writes itself a moment after locking.)"""
     for _ in range(5):
         with suppress(FileNotFoundError, orjson.JSONDecodeError):
             return Holder(**orjson.loads(path.read_bytes()))
-        time.sleep(_SIGNING_SECONDS)
+        time.sleep(_WRITE_SECONDS)
     return None
 
 
 @contextmanager
 def held(path: Path) -> Iterator[bool]:
-    """Make a file and hold its lock, as long as the block lasts; the file is gone afterwards.
+    """Make a file and hold its lock as long as the block lasts; the file is deleted afterwards.
 
-    Gives False, and holds nothing, where another process has it.
+    Yields False, and holds nothing, if another process has it.
     """
     while True:
         file = open(path, "ab")  # noqa: SIM115  # closed below
@@ -102,7 +103,7 @@ def held(path: Path) -> Iterator[bool]:
             return
         if is_linked(file, path):
             break
-        file.close()  # its owner has just left and taken the file away
+        file.close()  # its holder has just ended and deleted the file
     try:
         write_holder(file)
         yield True

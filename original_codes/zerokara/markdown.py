@@ -1,8 +1,8 @@
-"""Texts of others in Markdown of ours: they are read as what they say, and are never markup.
+"""Escaping of foreign text in Markdown, so that it is shown and is never markup.
 
-A corpus file may be called ``x](javascript:…)<script>.jsonl``, and a model writes whatever it likes. In: any text. Out:
-Markdown that shows it. Source: CommonMark 0.31 (any ASCII punctuation may stand behind a backslash; spaces of four
-begin a block of code), and GitHub's tables, whose cells end at a ``|`` without a backslash.
+A corpus file may be named ``x](javascript:…)<script>.jsonl``, and a model writes anything. In: any text. Out: Markdown
+that shows it. Source: CommonMark 0.31 (any ASCII punctuation may follow a backslash; four spaces start a code block),
+and GitHub's tables, whose cells end at a ``|`` without a backslash.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import re
 from zerokara.progress import plain
 
 _MARKUP = re.compile(r"[\\`*_{}\[\]()<>#!|~&$:@^]|(?<=www)\.|^[-+=]|(?<=\d)\.(?=\s|$)", re.IGNORECASE)
-"""What begins emphasis, links (bare addresses too), HTML, entities, formulas, cells, headings or lists."""
+"""What starts emphasis, links (bare addresses too), HTML, entities, formulas, cells, headings or lists."""
 
 
 def printable(text: str) -> str:
-    """`text` in one line: white space is a space; what does not print (controls, turned directions) is spelt out."""
+    """`text` in one line: white space becomes a space; unprintable characters (controls, bidi marks) are escaped."""
     return "".join(
         each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in " ".join(text.split())
     )
@@ -35,13 +35,13 @@ def code(text: str) -> str:
 
 
 def fenced(text: str) -> str:
-    """`text` as a block of code between marks longer than any in it."""
+    """`text` as a fenced code block, with a fence longer than any in it."""
     marks = "`" * max(3, _longest_run(text) + 1)
     return f"{marks}text\n{plain(text)}\n{marks}"
 
 
 def indented(text: str) -> str:
-    """`text` as a block of code of which no line begins a line of the file; at every kind of line end there is one."""
+    """`text` as an indented code block, at every kind of line end, so that no line of it starts a line of the file."""
     return "\n".join(f"    {plain(line)}".rstrip() for line in text.splitlines() or [""])
 
 

@@ -1,4 +1,4 @@
-"""A disk that fails: the ways in which Python code asks the system for a file, and an error at a chosen one of them."""
+"""A failing disk: the ways in which Python code asks the system for a file, and an error at a chosen one of them."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ class FailingDisk:
             for name in NAMES:
                 real = (lambda descriptor: None) if name == "fsync" else getattr(os, name)
                 patches.enter_context(mock.patch.object(os, name, self._asking(name, real)))
-            exchange = self._asking("exchange", durable._exchange)
-            patches.enter_context(mock.patch.object(durable, "_exchange", exchange))
+            exchange = self._asking("exchange", durable.exchange_names)
+            patches.enter_context(mock.patch.object(durable, "exchange_names", exchange))
             for module in (builtins, io):
                 patches.enter_context(mock.patch.object(module, "open", self._opening(io.open)))
             yield

@@ -4,7 +4,8 @@ Reads jobs as JSON lines on stdin and runs one at a time, as the training proces
 start: the same entry point, one rank. Writes {"pid": …} when a job was started, {"ended": true} when it ended, and
 after a further line on stdin {"code": …} (minus the signal's number, where a signal ended it).
 
-A job: ``arguments`` of the step, ``log`` (where its output goes), and ``fault``, done to the process from within:
+A job: ``arguments`` of the step, ``log`` (where its output goes), ``events`` (where it records what it does, as JSON
+lines, see `_record_events`), and ``fault``, done to the process from within:
 
 ========================  ============================================================================================
 {}                        none
@@ -21,6 +22,8 @@ A job: ``arguments`` of the step, ``log`` (where its output goes), and ``fault``
 {"nice": n}               the process starts with this niceness
 {"retry_seconds": …, …}   other values for the waiting times of `saving`
 ========================  ============================================================================================
+
+All of it goes through public functions and methods, so that what lies below them can change.
 """
 
 from __future__ import annotations
@@ -35,17 +38,19 @@ import math
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import deepspeed
 import numpy as np
 
 import zerokara
+from zerokara import checkpoint
 from zerokara.checkpoint import folders, tensor_file
+from zerokara.checkpoint.store import CheckpointStore
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
@@ -58,7 +63,12 @@ from zerokara.training.planning.run_plan import make_plan
 from zerokara.training.processes import launcher
 
 PACKAGE = str(Path(zerokara.__file__).parent)
-LOADED_LATE = ("numpy.ma", "sentencepiece.sentencepiece_model_pb2", "zerokara.training.out_of_memory")
+LOADED_LATE = (
+    "numpy.ma",
+    "sentencepiece.sentencepiece_model_pb2",
+    "zerokara.training.compute.zero_updater",
+    "zerokara.training.worker",
+)
 """Modules that a training process loads in its start."""
 HOLD_SECONDS = 60
 """Nothing is held for longer."""
@@ -87,7 +97,7 @@ def _prepare() -> None:
         importlib.import_module(name)
     # Threads that share so little work wait for each other, and on a busy machine for long.
     cores.threads = lambda num_processes: 1
-    engine.deepspeed.ops.__compatible_ops__.get("deepspeed_shm_comm")
+    deepspeed.ops.__compatible_ops__.get("deepspeed_shm_comm")
     gc.collect()
     gc.freeze()  # or the first collection of each process would copy all of this one's memory
 
@@ -99,7 +109,7 @@ def _work(job: dict[str, Any]) -> None:
         for descriptor in (1, 2):
             os.dup2(output, descriptor)
         os.environ.update(launcher.lone_environment())
-        with armed(job["fault"]):
+        with armed(job["fault"], job["events"]):
             loaded = load(PretrainConfig, job["arguments"][1], job["arguments"][3::2])
             run_folder.claim(make_plan(loaded, 1, launcher.precision(loaded)))
             code = train.main(job["arguments"])
@@ -117,8 +127,8 @@ def _work(job: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def armed(fault: dict[str, Any]) -> Iterator[None]:
-    """Let this process do to itself what a job's `fault` says, as long as the block lasts."""
+def armed(fault: dict[str, Any], events: str) -> Iterator[None]:
+    """Let this process do to itself what a job's `fault` says, and record `events`, as long as the block lasts."""
     with contextlib.ExitStack() as patches:
         if "at_line" in fault or "count_lines" in fault:
             _trace_saves(patches, fault)
@@ -131,13 +141,14 @@ def armed(fault: dict[str, Any]) -> Iterator[None]:
         if "nice" in fault:
             os.nice(fault["nice"])
         for held in fault.get("hold", ()):
-            _hold(patches, **held)
+            _hold(patches, events, **held)
         if "unreadable" in fault:
             _refuse_opening(patches, *fault["unreadable"])
         if "fill_in_save" in fault:
             _fill_in_save(patches, *fault["fill_in_save"])
-        for name in ("retry_seconds", "patience_seconds", "word_seconds"):
+        for name in ("retry_seconds", "patience_seconds", "reminder_seconds"):
             _patch(patches, saving, name.upper(), fault.get(name, getattr(saving, name.upper())))
+        _record_events(patches, events)  # the outermost: what a fault holds up has not happened yet
         yield
 
 
@@ -145,41 +156,89 @@ def _patch(patches: contextlib.ExitStack, owner: object, name: str, value: objec
     patches.enter_context(mock.patch.object(owner, name, value))
 
 
+def _record_events(patches: contextlib.ExitStack, path: str) -> None:
+    """Record what this process does.
+
+    {"resumed": step or null}; {"step": …} once a step is over; {"save": step} when it is asked for, {"saved": step} or
+    {"refused": step, "errno": …, "file": …}; {"finishing": true} when the run waits for its last save.
+    """
+
+    def record(**event: object) -> None:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(event) + "\n")
+
+    newest_to_resume, at_edge = checkpoint.newest_to_resume, trainer.Trainer.at_edge
+    save, finish, store = saving.Saver.save, saving.Saver.finish, CheckpointStore.save
+
+    def resuming(*arguments: Any) -> Path | None:
+        folder = newest_to_resume(*arguments)
+        record(resumed=checkpoint.step_of(folder) if folder else None)
+        return folder
+
+    def passing(self: Any, step: Any) -> bool:
+        leaves = at_edge(self, step)
+        record(step=step.step)
+        return leaves
+
+    def asking(self: Any, state: Any) -> None:
+        record(save=state.step)
+        save(self, state)
+
+    def finishing(self: Any) -> None:
+        record(finishing=True)
+        finish(self)
+
+    def storing(self: Any, state: Any, *tensors: Any) -> Path:
+        try:
+            folder = store(self, state, *tensors)
+        except OSError as error:
+            record(refused=state.step, errno=error.errno, file=Path(error.filename).name)
+            raise
+        record(saved=state.step)
+        return folder
+
+    _patch(patches, checkpoint, "newest_to_resume", resuming)
+    _patch(patches, trainer.Trainer, "at_edge", passing)
+    _patch(patches, saving.Saver, "save", asking)
+    _patch(patches, saving.Saver, "finish", finishing)
+    _patch(patches, CheckpointStore, "save", storing)
+
+
 def _clock(patches: contextlib.ExitStack) -> Callable[[], int]:
-    """Give a function that tells which step is being made."""
-    note, start, now = loop.StepGuard.note, loop.StepGuard.__init__, {"step": 0}
+    """Give a function that tells which step is being made, 0 before the first."""
+    train_step, now = loop.train_step, {"step": 0}
 
-    def starting(self: Any, spike_sigmas: float, max_skipped_steps: int, state: Any) -> None:
-        now["step"] = state.step + 1
-        start(self, spike_sigmas, max_skipped_steps, state)
+    def counting(run_engine: Any, processes: Any, take: Any, step: int, *others: Any) -> Any:
+        now["step"] = step
+        return train_step(run_engine, processes, take, step, *others)
 
-    def counting(self: Any, *arguments: Any) -> None:
-        now["step"] += 1
-        note(self, *arguments)
-
-    _patch(patches, loop.StepGuard, "__init__", starting)
-    _patch(patches, loop.StepGuard, "note", counting)
+    _patch(patches, loop, "train_step", counting)
     return lambda: now["step"]
 
 
 def _trace_saves(patches: contextlib.ExitStack, fault: dict[str, Any]) -> None:
-    counts: list[int] = []
+    store, counts = CheckpointStore.save, []
 
     def trace(frame: Any, event: str, argument: Any) -> Any:
-        if event == "call" and frame.f_code is saving._Writing._attempt.__code__:
-            counts.append(0)
-        if not counts or not frame.f_code.co_filename.startswith(PACKAGE):
+        if not frame.f_code.co_filename.startswith(PACKAGE):
             return None
         if event == "line":
             counts[-1] += 1
             if len(counts) >= fault.get("save", math.inf) and counts[-1] == fault["at_line"]:
                 os.kill(os.getpid(), signal.SIGKILL)
-        if event == "return" and frame.f_code is saving._Writing._attempt.__code__ and "count_lines" in fault:
-            Path(fault["count_lines"]).write_text(json.dumps(counts), encoding="utf-8")
         return trace
 
-    threading.settrace(trace)
-    patches.callback(threading.settrace, None)
+    def traced(self: Any, *arguments: Any) -> Any:
+        counts.append(0)
+        sys.settrace(trace)
+        try:
+            return store(self, *arguments)
+        finally:
+            sys.settrace(None)
+            if "count_lines" in fault:
+                Path(fault["count_lines"]).write_text(json.dumps(counts), encoding="utf-8")
+
+    _patch(patches, CheckpointStore, "save", traced)
 
 
 def _spoil_losses(patches: contextlib.ExitStack, positions: set[int]) -> None:
@@ -218,39 +277,40 @@ def _spoil_gradients(patches: contextlib.ExitStack, steps: set[int]) -> None:
 
 def _hold(
     patches: contextlib.ExitStack,
+    events: str,
     at_step: int,
     what: str = "step",
-    words: str = "",
-    there: str = "",
+    event: dict[str, object] | None = None,
+    exists: str = "",
     gone: str = "",
     seconds: float = 0,
 ) -> None:
     """Hold the ``step`` at_step before its update, or its ``save`` before it begins, until something holds.
 
-    Until this process has said `words`, until the path `there` is there or `gone` is gone; and then for `seconds` more.
-    So a test need not guess how fast the machine is.
+    Until this process has recorded `event`, until the path `exists` does or `gone` does not; and then for `seconds`
+    more. So a test need not guess how fast the machine is.
     """
+
+    def is_over() -> bool:
+        recorded = event is None or f"{json.dumps(event)}\n" in Path(events).read_text(encoding="utf-8")
+        return recorded and (not exists or Path(exists).exists()) and not (gone and Path(gone).exists())
 
     def hold() -> None:
         deadline = time.monotonic() + HOLD_SECONDS
-        while (
-            words not in Path("/proc/self/fd/1").read_text(encoding="utf-8")
-            or (there and not Path(there).exists())
-            or (gone and Path(gone).exists())
-        ):
-            assert time.monotonic() < deadline, f"held for {HOLD_SECONDS} s: {words}{there}{gone}"
+        while not is_over():
+            assert time.monotonic() < deadline, f"held for {HOLD_SECONDS} s: {event} {exists}{gone}"
             time.sleep(0.01)
         time.sleep(seconds)
 
     if what == "save":
-        put = saving._Shelf.put
+        store = CheckpointStore.save
 
-        def putting(self: Any, state: Any, *tensors: Any) -> Any:
+        def storing(self: Any, state: Any, *tensors: Any) -> Any:
             if state.step == at_step:
                 hold()
-            return put(self, state, *tensors)
+            return store(self, state, *tensors)
 
-        _patch(patches, saving._Shelf, "put", putting)
+        _patch(patches, CheckpointStore, "save", storing)
     else:
         skip_reason_of_loss, step = loop.StepGuard.skip_reason_of_loss, _clock(patches)
 
@@ -280,7 +340,7 @@ def _fill_in_save(patches: contextlib.ExitStack, number: int, filler: str) -> No
 def _refuse_opening(
     patches: contextlib.ExitStack, part: str, code: int, times: int, from_step: int | None = None
 ) -> None:
-    real, put, left = io.open, saving._Shelf.put, [times if from_step is None else 0]
+    real, store, left = io.open, CheckpointStore.save, [times if from_step is None else 0]
 
     def opening(path: Any, *arguments: Any, **named: Any) -> Any:
         if left[0] > 0 and part in str(path):
@@ -288,13 +348,13 @@ def _refuse_opening(
             raise OSError(code, os.strerror(code), str(path))
         return real(path, *arguments, **named)
 
-    def putting(self: Any, state: Any, *tensors: Any) -> Any:
+    def storing(self: Any, state: Any, *tensors: Any) -> Any:
         if state.step == from_step:
             left[0] = times
-        return put(self, state, *tensors)
+        return store(self, state, *tensors)
 
-    _patch(patches, folders, "PAUSES_SECONDS", (0.1, 0.1))
-    _patch(patches, saving._Shelf, "put", putting)
+    _patch(patches, folders, "RETRY_PAUSES_SECONDS", (0.1, 0.1))
+    _patch(patches, CheckpointStore, "save", storing)
     for module in (builtins, io):
         _patch(patches, module, "open", opening)
 

@@ -47,8 +47,10 @@ class Forge:
         arguments = ["--config", self.settings["config"]]
         for key, value in {**settings, "output_model_dir": run_dir}.items():
             arguments += ["--set", f"{key}={value}"]
-        self.log.write_bytes(b"")
-        self._send({"arguments": arguments, "log": str(self.log), "fault": fault or {}})
+        for path in (self._log_path, self._events_path):
+            path.write_bytes(b"")
+        job = {"arguments": arguments, "log": str(self._log_path), "events": str(self._events_path)}
+        self._send({**job, "fault": fault or {}})
         self.pid = self._receive()["pid"]
 
     def wait(self) -> int:
@@ -69,14 +71,27 @@ class Forge:
         return self.wait()
 
     @property
-    def log(self) -> Path:
-        """Where the last process's words are."""
+    def log(self) -> str:
+        """The output of the last process."""
+        return self._log_path.read_text(encoding="utf-8")
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """What the last process did, in order (`forge._record_events`)."""
+        lines = self._events_path.read_text(encoding="utf-8").splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def values(self, name: str) -> list[Any]:
+        """The values of all events with this name: ``values("saved") == [2, 4]``."""
+        return [event[name] for event in self.events if name in event]
+
+    @property
+    def _log_path(self) -> Path:
         return self.folder / "log.txt"
 
     @property
-    def words(self) -> str:
-        """What the last process said."""
-        return self.log.read_text(encoding="utf-8")
+    def _events_path(self) -> Path:
+        return self.folder / "events.jsonl"
 
     def _send(self, job: dict[str, Any]) -> None:
         assert self.process.stdin is not None
@@ -148,12 +163,12 @@ BY_COMMAND: dict[str, Any] = {
 def trained_unbroken(forge: Forge, run_dir: Path, fault: dict[str, Any] | None = None) -> Trained:
     """Train `COMMON` from one end to the other."""
     code = forge.run(run_dir, fault, **COMMON)
-    assert code == 0, forge.words
+    assert code == 0, forge.log
     return Trained(run_dir)
 
 
 def assert_equal(run_dir: Path, expected: Trained) -> None:
-    """See that a run ended as another: each loss, each validation, each weight and running mean, bit for bit."""
+    """See that a run ended as another: each loss, each validation, each weight and moment, bit for bit."""
     import torch
 
     got = Trained(run_dir)

@@ -1,4 +1,4 @@
-"""A disk that fails to read, to write, to rename or to sync: no good checkpoint is lost, and all goes on afterwards.
+"""A disk that fails to read, to write, to rename or to sync: no good checkpoint is lost, and the run continues.
 
 The life of a run's checkpoints (saves, deletions, two restarts), by the code that saves and restarts, on tensors of a
 few bytes. An error befalls each request for a file in turn: once, as when a server restarts, or for good, as on a bad
@@ -21,8 +21,8 @@ from tiny import Trained
 
 from zerokara import checkpoint
 from zerokara.checkpoint import Retention, TrainingState, folders
+from zerokara.checkpoint.store import CheckpointStore
 from zerokara.errors import RunError
-from zerokara.training.saving import _Shelf
 
 INJECTIONS = 500
 LOSSES = {2: 3.0, 4: 2.0, 6: 2.5, 8: 2.6, 10: 2.7, 12: 2.8}
@@ -43,26 +43,27 @@ class Life:
 
     def __init__(self, run_dir: Path, disk: FailingDisk):
         self.run_dir, self.disk = run_dir, disk
-        self.words: list[str] = []
+        self.log: list[str] = []
         self.saved: list[int] = []
-        """Steps whose checkpoint was said to stand, on the way that led here."""
+        """Steps whose checkpoint was saved, on the way that led here."""
         self.resumed: Path | None = None
+        self.restarted: set[int] = set()
 
     def live(self) -> None:
         step = 0
         while step < max(LOSSES):
             step += 2
             self.save(step)
-            if step in RESTARTS and self.words.count(f"restart {step}") == 0:
-                self.words.append(f"restart {step}")
+            if step in RESTARTS and step not in self.restarted:
+                self.restarted.add(step)
                 step = self.restart()
 
     def save(self, step: int) -> None:
-        shelf = _Shelf(self.run_dir, RETENTION, self.resumed, self.words.append)
+        store = CheckpointStore(self.run_dir, RETENTION, self.log.append, self.resumed)
         for attempt in range(6):  # as the thread that writes does, every few seconds
             try:
                 with self.disk.inserted():
-                    shelf.put(state_at(step), {"a": torch.full((2,), float(step))}, {"a.exp_avg": torch.zeros(2)})
+                    store.save(state_at(step), {"a": torch.full((2,), float(step))}, {"a.exp_avg": torch.zeros(2)})
                 break
             except OSError:
                 self.require_nothing_lost()
@@ -78,17 +79,17 @@ class Life:
         newest = self.saved[-1]
         try:
             with self.disk.inserted():
-                self.resumed = checkpoint.newest_to_resume(self.run_dir, self.words.append)
+                self.resumed = checkpoint.newest_to_resume(self.run_dir, self.log.append)
         except (RunError, OSError):
             self.require_nothing_lost()
             self.disk.heal()
-            self.resumed = checkpoint.newest_to_resume(self.run_dir, self.words.append)
+            self.resumed = checkpoint.newest_to_resume(self.run_dir, self.log.append)
         self.require_nothing_lost()
         self.disk.heal()
         assert self.resumed is not None
         reached = checkpoint.read_state(self.resumed).step
-        if reached != newest:  # only with a word, and the other is kept
-            assert any(word.startswith(f"set aside {self.run_dir}/global_step{newest} as ") for word in self.words)
+        if reached != newest:  # only if it is logged, and the other is kept
+            assert any(f"{self.run_dir}/global_step{newest} as " in line for line in self.log)
         self.saved = [step for step in self.saved if step <= reached]
         return reached
 
@@ -101,12 +102,12 @@ class Life:
                 whole.add(checkpoint.read_state(folder).step)
         best = min(self.saved, key=lambda step: LOSSES[step], default=None)
         expected = {*self.saved[-RETENTION.keep_last :], best} - {None}
-        assert expected <= whole, f"{expected - whole} is lost after {self.disk.failed}: {self.words}"
+        assert expected <= whole, f"{expected - whole} is lost after {self.disk.failed}: {self.log}"
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folders, "PAUSES_SECONDS", (0.0, 0.0))
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders, "RETRY_PAUSES_SECONDS", (0.0, 0.0))
 
 
 @pytest.mark.slow
@@ -143,17 +144,17 @@ def test_a_run_resumes_through_a_disk_that_fails_to_read(forge: Forge, unbroken:
     with Fault("a checkpoint that cannot be read, for a moment"):
         fault: dict[str, Any] = {"unreadable": ["global_step6/optimizer", stale, 2], "save": 2, "at_line": 1}
         assert forge.run(run_dir, fault, **COMMON) == -signal.SIGKILL
-        assert forge.words.count("trying again in") == 2 and f"going on from {run_dir}/global_step6" in forge.words
+        assert forge.log.count("retrying in") == 2 and forge.values("resumed") == [6]
         assert whole_checkpoints(run_dir) == [6, 8]
     with Fault("a checkpoint that cannot be read, for good"):
         fault = {"unreadable": ["global_step8/weights", stale, 99], "save": 3, "at_line": 1}
         assert forge.run(run_dir, fault, **COMMON) == -signal.SIGKILL
-        assert f"going on from {run_dir}/global_step6" in forge.words
+        assert forge.values("resumed") == [6]
         checkpoint.check(run_dir / "global_step8.broken")
         assert whole_checkpoints(run_dir) == [8, 10]
     with Fault("a manifest that cannot be read while older checkpoints are deleted"):
         fault = {"unreadable": ["global_step10/manifest.json", errno.EIO, 99, 12], "save": 5, "at_line": 1}
         assert forge.run(run_dir, fault, **COMMON) == -signal.SIGKILL
         assert whole_checkpoints(run_dir)[-3:] == [10, 16, 18]
-    assert forge.run(run_dir, **COMMON) == 0, forge.words
+    assert forge.run(run_dir, **COMMON) == 0, forge.log
     assert_equal(run_dir, unbroken)

@@ -1,7 +1,8 @@
-"""A disk without room: a save that is refused, or fails in the middle, ends no run; everything catches up later."""
+"""A full disk: a save that is refused, or fails in the middle, ends no run; later saves make up for it."""
 
 from __future__ import annotations
 
+import errno
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,13 +56,13 @@ def test_no_room_before_a_save(forge: Forge, small: Disk, unbroken: Trained) -> 
         small.fill(left=2**20)
         fault = {"retry_seconds": 0.1, "hold": [{"at_step": 7, "gone": str(small.filler)}]}
         forge.start(small.run_dir, fault, **SETTINGS)
-        wait_for(lambda: "step 6/" in forge.words and "step 4  NOT saved" in forge.words)
-        assert "step 2  NOT saved: " in forge.words and "are needed" in forge.words
-        assert "are free. Delete something on this disk" in forge.words
-        assert "step 2  was never saved; step 4 takes its place" in forge.words
+        wait_for(lambda: 6 in forge.values("step") and 4 in forge.values("refused"))
+        assert forge.values("errno") == [errno.ENOSPC] * len(forge.values("refused"))
+        assert forge.values("refused")[0] == 2 and not forge.values("saved")
+        assert "step 2  checkpoint NOT saved" in forge.log and "step 2  was not saved" in forge.log
         assert not whole_checkpoints(small.seen)
         small.clear()
-        assert forge.wait() == 0, forge.words
+        assert forge.wait() == 0, forge.log
         assert_equal(small.seen, unbroken)
 
 
@@ -71,16 +72,16 @@ def test_full_in_the_middle_of_a_save(forge: Forge, small: Disk, unbroken: Train
         fault = {
             "retry_seconds": 0.1,
             "fill_in_save": [3, str(small.filler)],
-            "hold": [{"at_step": 11, "words": "after all; training waited"}],
+            "hold": [{"at_step": 11, "event": {"saved": 10}}],
         }
         forge.start(small.run_dir, fault, **SETTINGS)
-        wait_for(lambda: "step 10  NOT saved" in forge.words)
-        assert "step 6  NOT saved: " in forge.words
-        assert "optimizer.safetensors" in forge.words and "No space left on device" in forge.words
+        wait_for(lambda: 10 in forge.values("refused"))
+        first = next(event for event in forge.events if "refused" in event)
+        assert first == {"refused": 6, "errno": errno.ENOSPC, "file": "optimizer.safetensors"}
         assert not list(small.seen.glob("global_step*.partial/optimizer.safetensors"))
         assert whole_checkpoints(small.seen) == [2, 4]
         small.clear()
-        assert forge.wait() == 0, forge.words
+        assert forge.wait() == 0, forge.log
         assert_equal(small.seen, unbroken)
 
 
@@ -89,14 +90,14 @@ def test_full_at_the_very_end(forge: Forge, small: Disk, unbroken: Trained) -> N
         fault = {
             "retry_seconds": 0.1,
             "patience_seconds": 1.5,
-            "word_seconds": 0.2,
+            "reminder_seconds": 0.2,
             "fill_in_save": [22, str(small.filler)],
         }
-        assert forge.run(small.run_dir, fault, **SETTINGS) == 1, forge.words
-        assert "failed: the checkpoint of step 44 could not be saved" in forge.words
-        assert "not yet saved, trying for" in forge.words
-        assert f"The newest checkpoint that stands is {small.run_dir}/global_step42" in forge.words
+        assert forge.run(small.run_dir, fault, **SETTINGS) == 1, forge.log
+        assert forge.values("saved")[-1] == 42 and set(forge.values("refused")) == {44}
+        assert "step 44  checkpoint not saved yet" in forge.log
+        assert "failed: " in forge.log and f"{small.run_dir}/global_step42" in forge.log
         assert whole_checkpoints(small.seen)[-1] == 42
         small.clear()
-        assert forge.run(small.run_dir, **SETTINGS) == 0, forge.words
+        assert forge.run(small.run_dir, **SETTINGS) == 0, forge.log
         assert_equal(small.seen, unbroken)

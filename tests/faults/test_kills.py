@@ -1,4 +1,4 @@
-"""kill -9 at any moment: the same command goes on, and ends as the run that nothing befell, bit for bit."""
+"""kill -9 at any moment: the same command resumes, and ends as the run without a fault, bit for bit."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Kills:
             while number and code:
                 with Fault(kind) as one:
                     code = kill(run_dir)
-                    assert code in (0, -signal.SIGKILL), self._forge.words
+                    assert code in (0, -signal.SIGKILL), self._forge.log
                     stand = whole_checkpoints(run_dir)
                     # Not only is the newest as new as before: two are kept, and so two stand from then on.
                     assert max([0, *stand]) >= stood[-1] and len(stand) >= min(2, len(stood) - 1), (stood, stand)
                     stood, one.times = [0, *stand], int(code != 0)
                     number -= one.times
-            assert self._forge.run(run_dir, **COMMON) == 0, self._forge.words
+            assert self._forge.run(run_dir, **COMMON) == 0, self._forge.log
             assert_equal(run_dir, self._unbroken)
 
 
@@ -85,22 +85,21 @@ def _flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-def test_a_broken_newest_checkpoint(forge: Forge, unbroken: Trained, tmp_path: Path) -> None:
-    """What the newest was is trained again, from the one before; the broken one is kept aside."""
-    run_dir = tmp_path / "run"
-    assert forge.run(run_dir, {"save": 3, "at_line": 1}, **COMMON) == -signal.SIGKILL
+def test_broken_newest_checkpoints(forge: Forge, unbroken: Trained, tmp_path: Path) -> None:
+    """Each part of the newest four is broken; what they were is trained again, and the broken ones are kept aside."""
+    run_dir, settings = tmp_path / "run", {**COMMON, "keep_last": 6}
+    assert forge.run(run_dir, {"save": 6, "at_line": 1}, **settings) == -signal.SIGKILL
     for harm, kind in ((_truncate, "truncated"), (_flip, "changed"), (Path.unlink, "deleted")):
-        for part in PARTS:
-            with Fault(f"a file of the newest checkpoint {kind}"):
-                before = whole_checkpoints(run_dir)
-                newest = checkpoint.folder_of(run_dir, before[-1])
-                harm(newest / part)
-                # The third save is killed before it begins: the first writes the broken one anew, the second is new.
-                assert forge.run(run_dir, {"save": 3, "at_line": 1}, **COMMON) in (0, -signal.SIGKILL), forge.words
-                assert f"set aside {newest} as " in forge.words
-                assert f"going on from {checkpoint.folder_of(run_dir, before[-2])}" in forge.words
-                assert whole_checkpoints(run_dir)[-1] == before[-1] + 2
-    assert forge.run(run_dir, **COMMON) == 0, forge.words
+        with Fault(f"a file of the newest checkpoint {kind}", len(PARTS)):
+            before, broken = whole_checkpoints(run_dir), checkpoint.broken_names(run_dir)
+            for step, part in zip(before[-4:], PARTS, strict=True):
+                harm(checkpoint.folder_of(run_dir, step) / part)
+            # Four are saved again, and one is new; the sixth save is killed before it begins.
+            assert forge.run(run_dir, {"save": 6, "at_line": 1}, **settings) == -signal.SIGKILL, forge.log
+            assert forge.values("resumed") == [before[-5]]
+            assert len(checkpoint.broken_names(run_dir)) == len(broken) + len(PARTS)
+            assert whole_checkpoints(run_dir)[-6:] == [*before[-5:], before[-1] + 2]
+    assert forge.run(run_dir, **COMMON) == 0, forge.log
     assert_equal(run_dir, unbroken)
 
 
@@ -115,33 +114,34 @@ def test_the_only_good_checkpoint_is_never_pruned(forge: Forge, unbroken: Traine
         assert checkpoint.all_steps(run_dir) == [6]  # nothing new stands, so nothing goes
         assert forge.run(run_dir, {"save": 2, "at_line": 1}, **sooner) == -signal.SIGKILL
         assert whole_checkpoints(run_dir) == [7] and (run_dir / "global_step8.broken").is_dir()
-    assert forge.run(run_dir, **settings) == 0, forge.words
+    assert forge.run(run_dir, **settings) == 0, forge.log
     assert_equal(run_dir, unbroken)
 
 
-@pytest.mark.parametrize(
-    "leftover", ["latest names nothing", "latest is missing", "partial folders", "half a deletion"]
-)
-def test_leftovers(forge: Forge, unbroken: Trained, tmp_path: Path, leftover: str) -> None:
+def test_leftovers(forge: Forge, unbroken: Trained, tmp_path: Path) -> None:
+    """Each start finds what another fault has left, and is killed after a save."""
     run_dir = tmp_path / "run"
     assert forge.run(run_dir, {"save": 4, "at_line": 1}, **COMMON) == -signal.SIGKILL
-    with Fault(f"leftovers: {leftover}"):
-        if leftover == "latest names nothing":
-            (run_dir / "latest").write_text("global_step999\n", encoding="utf-8")
-        elif leftover == "latest is missing":
-            (run_dir / "latest").unlink()
-        elif leftover == "partial folders":
-            for name in ("global_step8.partial", "global_step2.deleted.partial"):
-                (run_dir / name).mkdir()
-                (run_dir / name / "weights.safetensors").write_bytes(b"x")
-            (run_dir / "metrics.jsonl.123.partial").write_bytes(b"x")
-        else:
-            (run_dir / "global_step4" / "manifest.json").unlink()
-        assert forge.run(run_dir, {"save": 2, "at_line": 1}, **COMMON) == -signal.SIGKILL
-        assert (run_dir / "latest").read_text(encoding="utf-8") == "global_step8\n"
-        assert not list(run_dir.glob("*.partial")) and whole_checkpoints(run_dir) == [6, 8]
-        assert (run_dir / "global_step4.broken").is_dir() == (leftover == "half a deletion")
-    assert forge.run(run_dir, **COMMON) == 0, forge.words
+    for leftover in ("latest names nothing", "latest is missing", "partial folders", "half a deletion"):
+        with Fault(f"leftovers: {leftover}"):
+            older, newest = whole_checkpoints(run_dir)
+            if leftover == "latest names nothing":
+                (run_dir / "latest").write_text("global_step999\n", encoding="utf-8")
+            elif leftover == "latest is missing":
+                (run_dir / "latest").unlink()
+            elif leftover == "partial folders":
+                for name in (f"global_step{newest + 2}.partial", "global_step2.deleted.partial"):
+                    (run_dir / name).mkdir()
+                    (run_dir / name / "weights.safetensors").write_bytes(b"x")
+                (run_dir / "metrics.jsonl.123.partial").write_bytes(b"x")
+            else:
+                (checkpoint.folder_of(run_dir, older) / "manifest.json").unlink()
+            assert forge.run(run_dir, {"save": 2, "at_line": 1}, **COMMON) == -signal.SIGKILL
+            assert forge.values("resumed") == [newest]
+            assert (run_dir / "latest").read_text(encoding="utf-8") == f"global_step{newest + 2}\n"
+            assert not list(run_dir.glob("*.partial")) and whole_checkpoints(run_dir) == [newest, newest + 2]
+            assert (run_dir / f"global_step{older}.broken").is_dir() == (leftover == "half a deletion")
+    assert forge.run(run_dir, **COMMON) == 0, forge.log
     assert_equal(run_dir, unbroken)
 
 
@@ -151,19 +151,19 @@ def test_a_lock_dies_with_its_owner(
     monkeypatch.setattr(run_lock, "LOCK_SECONDS", 1)
     run_dir = tmp_path / "run"
     with Fault("killed while it holds the lock"):
-        forge.start(run_dir, {"hold": [{"at_step": 3, "there": "/never"}]}, **COMMON)
-        wait_for(lambda: "step 2/" in forge.words)
+        forge.start(run_dir, {"hold": [{"at_step": 3, "exists": "/never"}]}, **COMMON)
+        wait_for(lambda: 2 in forge.values("step"))
         with pytest.raises(RunError, match="another process is training here"):
             run_lock.lock(run_dir)
         assert forge.kill() == -signal.SIGKILL
-        assert forge.run(run_dir, **COMMON) == 0, forge.words
+        assert forge.run(run_dir, **COMMON) == 0, forge.log
         assert_equal(run_dir, unbroken)
 
 
 def test_started_with_nice(forge: Forge, unbroken: Trained, tmp_path: Path) -> None:
     """No user but root may make a process less nice: the thread that saves must not try to."""
     with Fault("the command started with nice -n 19"):
-        assert forge.run(tmp_path / "run", {"nice": 19}, **COMMON) == 0, forge.words
+        assert forge.run(tmp_path / "run", {"nice": 19}, **COMMON) == 0, forge.log
         assert_equal(tmp_path / "run", unbroken)
 
 

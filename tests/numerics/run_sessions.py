@@ -24,7 +24,7 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import RunError
 from zerokara.training.planning import run_folder
 from zerokara.training.planning.run_plan import make_plan
-from zerokara.training.processes import agreement, launcher
+from zerokara.training.processes import divergence, launcher
 from zerokara.training.trainer import Trainer, open_trainer
 
 
@@ -35,7 +35,7 @@ def refuse(*_: object, **__: object) -> None:
 for collective in ("_object_to_tensor", "_tensor_to_object"):  # torch's collectives for objects all go through these
     assert hasattr(torch.distributed.distributed_c10d, collective)
     setattr(torch.distributed.distributed_c10d, collective, refuse)
-agreement.STEPS_TO_SEE_ALL = 1  # every weight is compared between the processes after every step
+divergence.STEPS_TO_COMPARE_ALL = 1  # every weight is compared between the processes after every step
 
 
 def optimizer_bytes(trainer: Trainer) -> int:
@@ -48,14 +48,14 @@ def optimizer_bytes(trainer: Trainer) -> int:
 
 def spoil(trainer: Trainer, name: str, at_step: int) -> None:
     """Change one number of a parameter in the last process, after the update of a step."""
-    check, parameter = trainer.agreement.check, trainer.agreement._parameters[name]
+    check, parameter = trainer.divergence.check, trainer.divergence._parameters[name]
 
     def spoiling(step: int) -> None:
         if step == at_step and int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
             parameter.data.view(-1)[5] += 2**-10
         check(step)
 
-    trainer.agreement.check = spoiling  # type: ignore[method-assign]
+    trainer.divergence.check = spoiling  # type: ignore[method-assign]
 
 
 def train(config_path: str, job: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What takes a name takes it at once, hands the old one over whole, and leaves what is nobody's business alone."""
+"""Files and folders get their name in one step, whoever is killed when, and links and permissions stay."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def test_a_folder_is_replaced_and_at_no_moment_away(
     target = tmp_path / "folder"
     replace(target, "old")
     renames: list[bool] = []
-    rename, exchange = os.rename, durable._exchange
+    rename, exchange = os.rename, durable.exchange_names
 
     def watched(one: Path, other: Path) -> None:
         rename(one, other)
         renames.append(target.exists())
 
     monkeypatch.setattr(os, "rename", watched)
-    monkeypatch.setattr(durable, "_exchange", exchange if exchanges else lambda *_: False)
+    monkeypatch.setattr(durable, "exchange_names", exchange if exchanges else lambda *_: False)
     replace(target, "new")
     assert content(target) == "new" and [path.name for path in tmp_path.iterdir()] == ["folder"]
     # Without an exchange there is a moment between two renames; with it, nothing is renamed at all.
@@ -80,7 +80,7 @@ def test_a_fault_between_the_two_renames_gives_the_old_one_its_name_back(
         rename(one, other)
 
     with monkeypatch.context() as patched:
-        patched.setattr(durable, "_exchange", lambda *_: False)
+        patched.setattr(durable, "exchange_names", lambda *_: False)
         patched.setattr(os, "rename", refused)
         with pytest.raises(OSError, match=r"folder\.partial"):
             replace(target, "new")

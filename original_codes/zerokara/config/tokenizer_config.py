@@ -27,42 +27,42 @@ class TokenizerConfig(Settings):
     txt_document: Literal["file", "line"] = "file"
     """Whether a document of a .txt file is the whole `file` or each `line`."""
     max_bad_fraction: Fraction = 0.01
-    """Largest share of unreadable documents that is put up with; above it the step fails."""
+    """Largest tolerated share of unreadable documents; above it the step fails."""
     output_dir: Text = "tokenizers/embedded"
     """Folder for tokenizer.model, tokenizer.vocab and the report."""
     vocab_size: Annotated[PositiveWhole, Field(ge=300, le=1_000_000)] = 8000
-    """Number of pieces, all included. Below 65,500 the tokenised data takes 2 bytes a token, else 4."""
+    """Vocabulary size, special pieces included. Below 65,500 the tokenised data takes 2 bytes per token, else 4."""
     model_type: Literal["unigram", "bpe"] = "unigram"
-    """`unigram` (the best choice for most languages) or `bpe`, for models that shall also run in llama.cpp (GGUF) or
+    """`unigram` (the best choice for most languages), or `bpe` for models that must also run in llama.cpp (GGUF) or
     transformers.js: neither computes unigram's ids. transformers, CTranslate2, TRL and PEFT read both."""
     character_coverage: Annotated[float, Field(ge=0.98, le=1)] = 0.9995
-    """Share of the characters that get a piece of their own, 0.98 or more (SentencePiece takes no less): 0.9995 for
-    Japanese, Korean, Chinese, else 1.0."""
+    """Share of the characters in the text that get a piece of their own, at least 0.98 (SentencePiece's minimum):
+    0.9995 for Japanese, Korean and Chinese, else 1.0."""
     byte_fallback: bool = True
-    """Spell characters without a piece in bytes, so that nothing is ever unknown (costs 256 pieces)."""
+    """Encode characters without a piece as UTF-8 bytes, so that nothing is ever unknown (takes 256 pieces)."""
     split_digits: bool = True
     """Make every digit a token of its own, which helps arithmetic."""
     normalization_rule_name: Literal["identity", "nfkc", "nmt_nfkc", "nfkc_cf", "nmt_nfkc_cf"] = "identity"
-    """Unicode normalisation; only `identity` gives back every text as it was."""
+    """Unicode normalisation; only with `identity` does every text decode to exactly what it was."""
     add_dummy_prefix: bool = False
-    """Put a space before every line, so that a word at its start is as one inside it."""
+    """Put a space before every line, so that a word has the same pieces at the start of a line as inside it."""
     user_defined_symbols: Words = ()
-    """Texts that are always one piece of their own."""
+    """Texts that are always a single piece."""
     extra_ids: Annotated[NaturalWhole, Field(le=1000)] = 0
-    """Number of T5 sentinels <extra_id_N> at the end of the vocabulary, <extra_id_0> last; 100 for T5, 0 else."""
+    """Number of sentinel tokens <extra_id_N> at the end of the vocabulary, <extra_id_0> last; 100 for T5, else 0."""
     pre_segment: Literal["none", "mecab", "sudachi", "kiwi", "mecab_ko"] = "none"
-    """Learn only pieces that lie within one morpheme, as an analyser finds them in the training text: `mecab` or
-    `sudachi` for Japanese, `kiwi` or `mecab_ko` for Korean. More tokens, that hold together better; the finished
+    """Learn only pieces within one morpheme (pre-segmentation), as an analyser finds them in the training text: `mecab`
+    or `sudachi` for Japanese, `kiwi` or `mecab_ko` for Korean. Gives more tokens, but meaningful ones; the trained
     tokenizer needs no analyser. To install them all: .venv/bin/pip install -r requirements-analysers.lock"""
     sample_bytes: PositiveWhole | Auto = "auto"
-    """Bytes of text to train on, drawn at random over all files; `auto` takes what the machine's memory allows."""
+    """Bytes of text to train on, sampled at random from all files; `auto` takes what the free memory allows."""
     seed: NaturalWhole = 1234
-    """Seed of the sampling."""
+    """Random seed of the sampling."""
     num_threads: PositiveWhole | Auto = "auto"
-    """Threads for the training; the same seed and number of threads give the same file, byte for byte."""
+    """Training threads; the same seed and number of threads give the same file, byte for byte."""
     compare_with: Words = ()
-    """Other tokenizers to stand beside ours in the report: SentencePiece .model files, Hugging Face tokenizer.json
-    files, or folders that hold one."""
+    """Other tokenizers to compare with in the report: SentencePiece .model files, Hugging Face tokenizer.json files, or
+    folders that hold one."""
 
     @rule("input")
     def _has_input(self) -> Iterator[Fault]:
@@ -76,7 +76,7 @@ class TokenizerConfig(Settings):
         if self.vocab_size <= fixed:
             yield self.fault(
                 "vocab_size",
-                f"must be greater than the {fixed} pieces that are fixed (control, bytes, user symbols, sentinels)",
+                f"must be greater than the {fixed} fixed pieces (control, bytes, user symbols, sentinel tokens)",
                 f"try {max(1000, 4 * fixed)}",
             )
 
@@ -84,6 +84,6 @@ class TokenizerConfig(Settings):
     def _symbols_are_new(self) -> Iterator[Fault]:
         for symbol in self.user_defined_symbols:
             if symbol in ("<unk>", "<s>", "</s>", "<pad>", "\n", "") or symbol.startswith("<extra_id_"):
-                yield self.fault("user_defined_symbols", f"must not hold {symbol!r}, which is a piece already")
+                yield self.fault("user_defined_symbols", f"must not contain {symbol!r}, which is a piece already")
         if len(set(self.user_defined_symbols)) < len(self.user_defined_symbols):
-            yield self.fault("user_defined_symbols", "must not hold a symbol twice")
+            yield self.fault("user_defined_symbols", "must not contain a symbol twice")

@@ -65,13 +65,13 @@ def partition_of(name: str, gated: bool) -> Partition:
     return Partition.GATED_ROWS if gated and "linear_fc1" in ending else _PARTITIONS[ending]
 
 
-def num_local_parameters(shape: ModelShape, tensor_parallel_size: int) -> int:
-    """Number of weights that one tensor-parallel rank holds."""
-    return sum(
-        math.prod(of_whole)
-        // (1 if partition_of(name, shape.traits.gated) is Partition.REPLICATED else tensor_parallel_size)
-        for name, of_whole in shape.parameter_shapes().items()
-    )
+def local_sizes(shape: ModelShape, tensor_parallel_size: int) -> dict[str, int]:
+    """Number of weights of each parameter that one tensor-parallel rank holds."""
+    gated, sizes = shape.traits.gated, {}
+    for name, of_whole in shape.parameter_shapes().items():
+        is_whole = partition_of(name, gated) is Partition.REPLICATED
+        sizes[name] = math.prod(of_whole) // (1 if is_whole else tensor_parallel_size)
+    return sizes
 
 
 def is_layer_matrix(name: str, shape: TensorShape) -> bool:

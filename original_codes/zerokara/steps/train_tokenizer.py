@@ -79,15 +79,13 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
 
 
 def _rows(built: BuiltTokenizer, budget: SampleBudget) -> list[tuple[str, str]]:
-    from zerokara.tokenizer.report_verdict import verdict
-
     sample, report = built.sample, built.report
     peak = bytes_text(built.trained.peak_memory_bytes)
     return [
         ("text offered", f"{bytes_text(sample.bytes_offered)}, {plural(sample.documents, 'document')}"),
         ("trained on", sample.use_text()),
         *report.rows(),
-        ("verdict", verdict(report)),
+        ("verdict", built.verdict),
         ("pieces not used", f"{len(report.unused_pieces):,} in {bytes_text(report.usage_bytes)} of this text"),
         ("memory", f"{peak} at the peak, estimated {bytes_text(budget.peak_bytes)}"),
     ]

@@ -30,6 +30,8 @@ class BuiltTokenizer:
     sample: sampling.SampleReport
     trained: training.TrainedModel
     report: report.Report
+    verdict: str
+    """How its compression stands beside the other tokenizers of the report."""
 
 
 def build(
@@ -91,10 +93,11 @@ def _build(
     measured = report.make(
         model_path, config.input, sample.sources, sample.sentences, facts, config.compare_with, analyser
     )
-    write_json(work_dir / "report.json", measured.as_json() | {"verdict": verdict(measured)})
+    judged = verdict(measured)
+    write_json(work_dir / "report.json", measured.as_json() | {"verdict": judged})
     write_text(work_dir / "report.txt", report_page.text(measured))
     write_text(work_dir / "report.html", report_page.page(measured))
-    return BuiltTokenizer(sample.report, trained, measured)
+    return BuiltTokenizer(sample.report, trained, measured, judged)
 
 
 def move_into_place(folder: Path) -> list[Path]:

@@ -4,19 +4,19 @@ In: text. Out: int32 arrays of ids, without an end-of-document id.
 
 With a tokenizer of step 1 the ids of a document are the ids of its lines, each encoded by itself, joined by the id of
 the piece "\\n". Lines, because SentencePiece's unigram search adds scores in float32: on a document of some thousand
-tokens the rounding picks now and then another segmentation than on the line alone, and then no second implementation
-(Hugging Face's, in float64) could agree with it. A line ends at "\\n" and nowhere else: "\\r", U+2028 and form feeds
-are characters like any other. With any other tokenizer they are SentencePiece's for the whole document, on which the
-models that go with it were trained (`units`). Control pieces are of type CONTROL, which SentencePiece never matches in
-text: a text that spells "</s>" is text.
+tokens the rounding now and then picks another segmentation than on the line alone, and then no second implementation
+(Hugging Face's, in float64) could agree with it. Only "\\n" ends a line: "\\r", U+2028 and form feeds are characters
+like any other. With any other tokenizer the ids are SentencePiece's for the whole document, on which the models that go
+with it were trained (`units`). Control pieces are of type CONTROL, which SentencePiece never matches in text: a text
+that spells "</s>" is text.
 
-A call for each line takes a third longer than one for the whole text, so lines are encoded in *runs*, where that is
-the same: no piece crosses a line end, so the lines of a run touch each other's segmentation only through rounding,
-and there is none as long as the sums are small enough (`Lines.limit`). BPE adds nothing up; its runs are of any length.
+A call for each line takes a third longer than one for the whole text, so lines are encoded in *runs*, where the ids are
+the same: no piece crosses a line end, so the lines of a run affect each other's segmentation only through rounding, and
+sums are exact as long as they are small enough (`Lines.limit`). BPE adds nothing up; its runs are of any length.
 
-Source: sentencepiece 0.2.3, `SentencePieceProcessor`. Measured there: a list call builds a thread pool, which pays over
-some hundred documents and makes one short document five times slower; the Python layer round a call takes longer than
-the encoding of a short line, so where the version is the known one its inner methods are called.
+Source: sentencepiece 0.2.3, `SentencePieceProcessor`. Measured: a list call builds a thread pool, which pays over some
+hundred documents and makes one short document five times slower; the Python layer around a call takes longer than
+encoding a short line, so with the known version its inner methods are called.
 """
 
 import hashlib
@@ -37,26 +37,26 @@ from zerokara.tokenizer.units import Lines, unit_of
 
 Ids = npt.NDArray[np.int32]
 Joined = tuple[Ids, list[int]]
-"""The ids of documents one after another, each with its end; the bytes of UTF-8 text of each."""
+"""The ids of documents, concatenated, each with its end-of-document id; the UTF-8 bytes of each text."""
 
 SPACE_MARK = "\u2581"
-"""The character that stands for a space inside pieces: SentencePiece reads it, in text too, as a space."""
+"""The character for a space inside pieces: SentencePiece takes it for a space in text too."""
 
 
 class Encoder:
     """The tokenizer that training uses: opened from a `.model` file, cheap to open and to pickle.
 
-    Raises: UserError when the file is no SentencePiece model or lacks what training needs (an end-of-document id, ids
-    for line ends).
+    Raises:
+        UserError: the file is no SentencePiece model, or lacks an end-of-document id or ids for line ends.
     """
 
     def __init__(self, model_path: str | Path, run_characters: int | None = None) -> None:
-        """`run_characters` saves looking through the model for it, where another process has done so."""
+        """`run_characters` is the property of that name, where another process has computed it."""
         self.model_path = Path(model_path)
         self._content = _read_model(self.model_path)
         self._processor, self._model = _opened(self._content, self.model_path)
         self.adds_sentinels = self._model is not self._content
-        """Whether T5's sentinels, which do not stand in the file, are the last ids (`foreign`)."""
+        """Whether the last ids are T5's sentinel tokens, which are not in the file (`foreign`)."""
         self.vocab_size: int = self._processor.GetPieceSize()
         self.unk_id: int = self._processor.unk_id()
         self.bos_id: int = self._processor.bos_id()
@@ -64,9 +64,9 @@ class Encoder:
         self.eos_id: int = self._processor.eos_id()
         own_pad: int = self._processor.pad_id()
         self.pad_id = own_pad if own_pad not in (-1, self.eos_id) else self.unk_id
-        """<unk> where the model has no <pad>: no text that is worth learning has it, every text has an end."""
+        """<unk> where the model has no <pad>, because </s> ends every text, and <unk> is in no text worth learning."""
         self.newline_id: int = self._processor.PieceToId("\n")
-        """Of the piece of that name; `unk_id` where there is none."""
+        """The id of the piece "\\n"; `unk_id` where there is none."""
         if faults := foreign.faults(self._processor, str(self.model_path)):
             raise UserError(faults)
         self._end = np.int32(self.eos_id).tobytes()
@@ -77,29 +77,29 @@ class Encoder:
 
     @property
     def by_line(self) -> bool:
-        """Whether each line is encoded by itself, as with every tokenizer of step 1."""
+        """Whether each line is encoded by itself, as in every tokenizer of step 1."""
         return isinstance(self._unit, Lines)
 
     @cached_property
     def run_characters(self) -> int:
-        """Characters of several lines that may be encoded at once, with the ids that they have; 0: only lines."""
+        """Characters of several lines that may be encoded at once without changing their ids; 0: single lines."""
         return self._unit.limit(self.model)
 
     def encode(self, text: str) -> Ids:
-        """The ids of one document, without the end-of-document id."""
+        """Return the ids of one document, without the end-of-document id."""
         line_ids = self._line_ids
         return np.frombuffer(self._unit.join([line_ids(run) for run in self._runs(text)]), dtype=np.int32)
 
     def prompt_ids(self, prompt: str) -> list[int]:
-        """The ids of a prompt; an empty one starts a document, as in training: after the end of the one before."""
+        """Return the ids of a prompt; an empty prompt is </s>, after which training has a new document."""
         return [int(token) for token in self.encode(prompt)] or [self.eos_id]
 
     def encode_many(self, texts: Iterable[str]) -> list[Ids]:
-        """The ids of each document, the same as `encode` gives; hand it some hundred documents at a time."""
+        """Return the ids of each document, as `encode` does; fastest with some hundred documents at a time."""
         return [np.frombuffer(ids, dtype=np.int32) for ids in self._id_bytes(texts)]
 
     def encode_joined(self, texts: Sequence[str]) -> Joined:
-        """The ids of many documents as they stand in a token file, and the bytes that each has as UTF-8 text."""
+        """Return the ids of many documents as in a token file, and the UTF-8 bytes of each text."""
         ids = np.frombuffer(self._end.join([*self._id_bytes(texts), b""]), dtype=np.int32)
         return ids, [len(text) if text.isascii() else len(text.encode()) for text in texts]
 
@@ -117,18 +117,18 @@ class Encoder:
         return self._unit.runs(text, self.run_characters)
 
     def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> str:
-        """The text of a document; control ids stand for no text, byte pieces that are no UTF-8 for U+FFFD."""
+        """Return the text of a document; control ids give none, bytes that are no UTF-8 give U+FFFD."""
         return self._unit.decode([int(i) for i in ids])
 
     def piece(self, token_id: int) -> str:
-        """The piece as it stands in the vocabulary, with the space mark."""
+        """Return the piece as it is in the vocabulary, with the space mark."""
         return str(self._processor.IdToPiece(token_id))
 
     def piece_bytes(self) -> npt.NDArray[np.int32]:
         """int32[vocab_size]: the UTF-8 bytes of text that each id stands for; 0 for control pieces and <unk>.
 
-        A line's sum is its length in bytes under `identity` without dummy prefix and where nothing was unknown; a
-        dummy prefix is a byte more, and else it is the length of what normalisation made of the line.
+        With `identity`, no dummy prefix and no unknown characters, the sum over a line is its length in bytes. A dummy
+        prefix adds a byte; with another normalisation it is the length of the normalised line.
         """
         return self._piece_bytes.copy()
 
@@ -149,45 +149,45 @@ class Encoder:
 
     @cached_property
     def control_ids(self) -> frozenset[int]:
-        """The ids that no text gives: <s>, </s>, <pad>, the extra ids."""
+        """The ids that no text gives: <s>, </s>, <pad>, the sentinel tokens."""
         return frozenset(i for i, piece in enumerate(self.model.pieces) if piece.type is PieceType.CONTROL)
 
     @cached_property
     def sentinel_ids(self) -> list[int]:
         """The ids of <extra_id_0>, <extra_id_1>, …; empty without `extra_ids`."""
-        there = {self.piece(i): i for i in self.control_ids}
-        names = (f"<extra_id_{number}>" for number in range(len(there)))
-        return [there[name] for name in takewhile(there.__contains__, names)]
+        id_of = {self.piece(i): i for i in self.control_ids}
+        names = (f"<extra_id_{number}>" for number in range(len(id_of)))
+        return [id_of[name] for name in takewhile(id_of.__contains__, names)]
 
-    def spelt(self, ids: Sequence[int]) -> str:
-        """The text of ids that go on from others: sentinels by name, and the space that it may begin with."""
+    def decode_continuation(self, ids: Sequence[int]) -> str:
+        """Return the text of ids that continue others: with sentinel tokens by name, and its leading space, if any."""
         sentinels, parts, rest = set(self.sentinel_ids), list[str](), list[int]()
         for token in ids:
             if token in sentinels:
-                parts += [self._further(rest), self.piece(token)]
+                parts += [self._decode_after_text(rest), self.piece(token)]
                 rest = []
             else:
                 rest.append(token)
-        return "".join([*parts, self._further(rest)])
+        return "".join([*parts, self._decode_after_text(rest)])
 
-    def _further(self, ids: list[int]) -> str:
-        """Where a dummy prefix is taken off the start of a text, this is no start."""
+    def _decode_after_text(self, ids: list[int]) -> str:
+        """Decode ids behind some text, so that no dummy prefix is taken off their start."""
         before = self.encode("a").tolist()
         return self.decode([*before, *ids])[len(self.decode(before)) :]
 
     @cached_property
     def model(self) -> ModelFile:
-        """What stands in the model file, and T5's sentinels behind it; not to be changed."""
+        """The contents of the model file, with T5's sentinel tokens where they were added; not to be changed."""
         return ModelFile(self._model)
 
     @cached_property
     def sha256(self) -> str:
-        """The content hash of the model file, by which the data and the run name their tokenizer."""
+        """The content hash of the model file, which identifies the tokenizer of token files and runs."""
         return hashlib.sha256(self._content).hexdigest()
 
     @property
     def model_bytes(self) -> bytes:
-        """The model file's bytes as they were read."""
+        """The bytes of the model file."""
         return self._content
 
     def __reduce__(self) -> tuple[type["Encoder"], tuple[Path, int]]:
@@ -196,11 +196,11 @@ class Encoder:
 
 _KNOWN_VERSION = "0.2.3"
 _PLAIN = (False, -1, 0.1, False, False, False)
-"""The positional arguments that mean: no sampling (with its two settings), no <s>, no </s>, not reversed."""
+"""Positional arguments: no sampling (with its two settings), no <s>, no </s>, not reversed."""
 
 
 def _buffer_methods(processor: Any) -> tuple[Callable[[str], Any], Callable[[list[str]], Sequence[Any]]]:
-    """One line, and many lines, to buffers of int32 ids."""
+    """Functions from one line, and from many lines, to buffers of int32 ids."""
     if sentencepiece.__version__ != _KNOWN_VERSION:
         return processor.EncodeAsNumpy, lambda lines: processor.EncodeAsNumpy(lines, num_threads=1)
     inner = processor._processor
@@ -209,7 +209,7 @@ def _buffer_methods(processor: Any) -> tuple[Callable[[str], Any], Callable[[lis
 
 
 def _opened(content: bytes, path: Path) -> tuple[Any, bytes]:
-    """The processor of a model, and the model that it has opened: with sentinels, where they are T5's to add."""
+    """The processor of a model, and the model that it has open: with T5's sentinel tokens, where they are missing."""
     processor = sentencepiece.SentencePieceProcessor()
     try:
         processor.LoadFromSerializedProto(content)

@@ -1,9 +1,9 @@
 """A SentencePiece BPE model as the `tokenizer.json` that gigatoken opens.
 
 gigatoken (0.10.0) can convert a `.model` file itself, in Python, which takes a quarter of a second for 16,000 pieces.
-This gives the same in a few hundredths, from the pieces as they are parsed already; a test compares the two. Control
-pieces, and the unknown one, get names that no text can hold (`marker`): gigatoken takes text that spells a control
-piece for that piece, and a NUL is no text here.
+This gives the same from the parsed pieces in a few hundredths; a test compares the two. Control pieces and <unk> get
+names that no text can hold (`marker`): gigatoken takes text that spells a control piece for that piece, and NUL is in
+no text here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TRIMMED = (
 
 
 def marker(token_id: int) -> str:
-    """The name of a control piece: text that holds it gives its id."""
+    """The name of a control piece; text that holds it gives its id."""
     return f"\0{token_id}\0"
 
 
@@ -75,10 +75,10 @@ def tokenizer_json(model: ModelFile) -> bytes:
 
 
 def _merges(scores: dict[str, float]) -> Iterator[tuple[float, tuple[str, str]]]:
-    """Every cut of a piece into two pieces is a merge, with the score of the piece that it makes."""
+    """Every split of a piece into two pieces is a merge, with the score of the piece that it makes."""
     for piece, score in scores.items():
-        for place in range(1, len(piece)):
-            if (left := piece[:place]) in scores and (right := piece[place:]) in scores:
+        for split in range(1, len(piece)):
+            if (left := piece[:split]) in scores and (right := piece[split:]) in scores:
                 yield score, (left, right)
 
 

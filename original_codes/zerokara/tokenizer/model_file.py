@@ -1,7 +1,7 @@
-"""A SentencePiece `.model` file as pieces, and the changes that we make to one after its training.
+"""A SentencePiece `.model` file as pieces, and the changes made to it after training.
 
 The file is a protocol buffer (`sentencepiece_model.proto`, sentencepiece 0.2.3): a list of pieces (text, score, type),
-the trainer's settings, and the normaliser's settings with its compiled table. The id of a piece is its place in the
+the trainer's settings, and the normaliser's settings with its compiled table. The id of a piece is its index in the
 list. Only this file names the vendor's types.
 """
 
@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 from sentencepiece import sentencepiece_model_pb2 as messages
 
 SCORE_STEP = 1 / 256
-"""Unigram scores are made multiples of this. A float32 holds sums of such numbers without rounding up to 2**24 steps,
-a total of 65,536, which a line of some 5,000 tokens reaches. SentencePiece (float32) and Hugging Face's tokenizers
-(float64) then compute the same totals, and break ties the same way, where else rounding decides. The price is a
-piece's probability off by at most 0.2 %, far less than what another sample of the text would change."""
+"""Unigram scores are rounded to multiples of this. A float32 holds sums of such numbers exactly up to 2**24 steps, a
+total of 65,536, which a line of some 5,000 tokens reaches. SentencePiece (float32) and Hugging Face's tokenizers
+(float64) then compute the same totals and break ties the same way, where rounding would decide otherwise. It changes a
+piece's probability by at most 0.2 %, far less than another sample of the text would."""
 
 
 class PieceType(IntEnum):
@@ -46,7 +46,7 @@ class Piece(NamedTuple):
 
 
 class ModelFile:
-    """What stands in a `.model` file."""
+    """The contents of a `.model` file."""
 
     def __init__(self, content: bytes) -> None:
         self._proto: Any = messages.ModelProto()
@@ -54,7 +54,7 @@ class ModelFile:
 
     @classmethod
     def read(cls, path: Path) -> ModelFile:
-        """Read a file that the encoder has opened already, so that it is known to be one."""
+        """Read a file that is known to be a model, because an encoder has opened it."""
         return cls(path.read_bytes())
 
     @cached_property
@@ -64,7 +64,7 @@ class ModelFile:
 
     @property
     def is_unigram(self) -> bool:
-        """Whether segmentations are chosen by score (else by merges, as BPE)."""
+        """Whether the model is unigram."""
         return bool(self._proto.trainer_spec.model_type == messages.TrainerSpec.UNIGRAM)
 
     @property
@@ -108,24 +108,24 @@ class ModelFile:
 
     @property
     def id_of(self) -> dict[str, int]:
-        """Names of the special pieces (unk, bos, eos, pad) to their ids; -1 where there is none."""
+        """The ids of the special pieces by name (unk, bos, eos, pad); -1 where there is none."""
         spec = self._proto.trainer_spec
         return {"unk": spec.unk_id, "bos": spec.bos_id, "eos": spec.eos_id, "pad": spec.pad_id}
 
     def round_scores(self) -> None:
-        """Make the scores multiples of `SCORE_STEP` (unigram only: the scores of BPE are whole numbers)."""
+        """Round the scores to multiples of `SCORE_STEP` (unigram only: the scores of BPE are whole numbers)."""
         for piece in self._proto.pieces:
             piece.score = round(piece.score / SCORE_STEP) * SCORE_STEP
         self.__dict__.pop("pieces", None)
 
     def rename(self, names: Mapping[int, str]) -> None:
-        """Give pieces other texts, by id."""
+        """Replace the texts of pieces, by id."""
         for number, text in names.items():
             self._proto.pieces[number].piece = text
         self.__dict__.pop("pieces", None)
 
     def set_scores(self, scores: dict[int, float]) -> None:
-        """Give pieces, by their ids, other scores."""
+        """Replace the scores of pieces, by id."""
         for i, score in scores.items():
             self._proto.pieces[i].score = score
         self.__dict__.pop("pieces", None)
@@ -148,10 +148,10 @@ class ModelFile:
         return bytes(self._proto.SerializeToString(deterministic=True))
 
     def vocabulary_text(self) -> str:
-        """The content of `tokenizer.vocab`: a line a piece, with its score; line ends and tabs are spelt out."""
-        lines = (f"{_spelt(piece.text)}\t{piece.score:.6g}\n" for piece in self.pieces)
+        """The content of `tokenizer.vocab`: one piece per line, with its score; line ends and tabs are escaped."""
+        lines = (f"{_escaped(piece.text)}\t{piece.score:.6g}\n" for piece in self.pieces)
         return "".join(lines)
 
 
-def _spelt(text: str) -> str:
+def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")

@@ -135,10 +135,11 @@ class Report:
             for name, one in source.tokenizers.items():
                 row = f"{label} · {self.tokenizer_labels[name]}" if source.tokenizers.keys() - {OURS} else label
                 rates = one.rates()
-                fertility = "n/a" if one.tokens_per_word is None else f"{one.tokens_per_word:.3f}"
+                fertility = one.tokens_per_word
+                per_word = "tokens/word n/a" if fertility is None else f"{fertility:.3f} tokens/word"
                 text = (
                     f"{rates['characters_per_token']:.3f} characters/token, "
-                    f"{rates['bytes_per_token']:.3f} bytes/token, {fertility} tokens/word, "
+                    f"{rates['bytes_per_token']:.3f} bytes/token, {per_word}, "
                     f"unknown {rates['unknown_rate']:.3%}, byte fallback {rates['byte_fallback_rate']:.3%}, "
                     f"{one.round_trip_failures:,} of {one.lines:,} lines changed"
                 )

@@ -5,11 +5,10 @@ In: a SentencePiece `.model` file, a Hugging Face `tokenizer.json`, or a folder 
 what kind of token every id is. Nothing is added to a text: no <s>, no [CLS], no padding; text that spells a
 special token is text.
 
-What is a byte token: a byte-fallback piece (<0xE3>), and of a BPE over bytes (GPT-2's kind, whose vocabulary spells
-bytes in a table of 256 characters) each token whose bytes are no whole characters.
+Byte tokens are byte-fallback pieces (<0xE3>), and in byte-level BPE (GPT-2's kind, whose vocabulary spells bytes in a
+table of 256 characters) all tokens whose bytes are no whole characters.
 
-Source: sentencepiece 0.2.3; the format of tokenizers 0.23's `tokenizer.json`. The second is imported only where
-such a file is opened.
+Source: sentencepiece 0.2.3; the format of tokenizers 0.23's `tokenizer.json`.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 import sentencepiece
+from tokenizers import Tokenizer
 
 from zerokara.errors import Fault, UserError
 from zerokara.tokenizer.encoder import SPACE_MARK, Ids
@@ -32,10 +32,10 @@ from zerokara.tokenizer.model_file import ModelFile
 
 HUB_PREFIX = "hf://"
 IN_FOLDER = ("tokenizer.json", "tokenizer.model")
-"""What a folder may hold, the first first."""
+"""Files that a folder may hold, in order of preference."""
 _BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _PROBE = "a 1 龘 \U0001f600"
-"""Text on which a tokenizer that cannot encode at all (a WordPiece without its unknown token) gives that away."""
+"""Text on which a tokenizer that cannot encode (a WordPiece without its unknown token) fails."""
 
 
 class TokenKind(IntEnum):
@@ -48,11 +48,11 @@ class TokenKind(IntEnum):
     BYTE = 2
     """A part of a character."""
     UNKNOWN = 3
-    """Text that the tokenizer cannot spell."""
+    """Text that the tokenizer cannot represent."""
 
 
 class Span(NamedTuple):
-    """A token and the characters of the line that it stands for; empty for all but one byte of a character, maybe."""
+    """A token and the characters of the line that it stands for; may be empty for all but one byte of a character."""
 
     id: int
     start: int
@@ -63,15 +63,15 @@ class MeasuredTokenizer(ABC):
     """A tokenizer to measure. Ids are below `len(pieces)`."""
 
     description: str
-    """What kind of tokenizer it is, to read."""
+    """The kind of tokenizer, to be read."""
     vocab_size: int
     """Number of pieces, special ones included."""
     pieces: list[str]
-    """By id, as they stand in the vocabulary."""
+    """By id, as they are in the vocabulary."""
     kinds: npt.NDArray[np.int8]
     """By id."""
     piece_characters: npt.NDArray[np.int32]
-    """By id: characters of text that the piece stands for; 0 for bytes, the unknown token and control pieces."""
+    """By id: characters of the piece's text; 0 for bytes, the unknown token and control pieces."""
     piece_bytes: npt.NDArray[np.int32]
     """By id: UTF-8 bytes of that text; for byte tokens their number of bytes."""
 
@@ -85,7 +85,7 @@ class MeasuredTokenizer(ABC):
 
     @abstractmethod
     def spans(self, line: str) -> list[Span]:
-        """The tokens of a line and where they stand."""
+        """The tokens of a line with their positions."""
 
     def unknown_characters(self, line: str) -> int:
         """Characters of a line that are under unknown tokens."""
@@ -96,7 +96,7 @@ class MeasuredTokenizer(ABC):
         return len(covered)
 
     def _describe(self, pieces: list[str], contents: Sequence[bytes | None], unknown: set[int]) -> None:
-        """Set what is known by id; a content is the text of a piece, or bytes that are no text, or None."""
+        """Set the attributes by id; a content is the text of a piece as bytes, bytes that are no text, or None."""
         self.pieces = pieces
         self.kinds = np.full(len(pieces), TokenKind.PIECE, dtype=np.int8)
         self.piece_characters = np.zeros(len(pieces), dtype=np.int32)
@@ -114,7 +114,7 @@ class MeasuredTokenizer(ABC):
 
 
 class SentencePieceTokenizer(MeasuredTokenizer):
-    """A SentencePiece model of any kind, also one that the training could not use."""
+    """A SentencePiece model of any kind, also one that training could not use."""
 
     def __init__(self, content: bytes) -> None:
         self._processor = sentencepiece.SentencePieceProcessor()
@@ -133,7 +133,7 @@ class SentencePieceTokenizer(MeasuredTokenizer):
     def _content(self, i: int) -> bytes | None:
         piece = str(self._processor.IdToPiece(i))
         if self._processor.IsByte(i):
-            return bytes([0x80])  # any byte that is no character by itself: it stands for a part of one
+            return bytes([0x80])  # any byte that is no character by itself
         return None if self._processor.IsControl(i) else piece.replace(SPACE_MARK, " ").encode()
 
     def encode(self, lines: list[str]) -> list[Ids]:
@@ -145,27 +145,25 @@ class SentencePieceTokenizer(MeasuredTokenizer):
         return list(self._processor.Decode([line.tolist() for line in ids], num_threads=1))
 
     def spans(self, line: str) -> list[Span]:
-        """The tokens of a line and where they stand."""
+        """The tokens of a line with their positions."""
         made = self._processor.EncodeAsOffsetMapping(line)
         return [Span(i, start, end) for i, (start, end) in zip(made["ids"], made["offsets"], strict=True)]
 
 
 class HuggingFaceTokenizer(MeasuredTokenizer):
-    """What stands in a `tokenizer.json`: BPE, BPE over bytes, Unigram, WordPiece or whole words."""
+    """The contents of a `tokenizer.json`: BPE, byte-level BPE, Unigram, WordPiece or whole words."""
 
     def __init__(self, content: bytes) -> None:
-        from tokenizers import Tokenizer as Vendor
-
         settings = orjson.loads(content)
-        # Nothing is to be added or cut off; the last also narrows where tokens stand (`trim_offsets`).
+        # Nothing is to be added or truncated; the last would also change offsets (`trim_offsets`).
         settings.update(truncation=None, padding=None, post_processor=None)
-        self._vendor = Vendor.from_str(orjson.dumps(settings).decode())
-        self._vendor.encode_special_tokens = True  # no text is taken for a special token, as SentencePiece never does
+        self._vendor = Tokenizer.from_str(orjson.dumps(settings).decode())
+        self._vendor.encode_special_tokens = True  # text that spells a special token is text
         self._vendor.encode(_PROBE, add_special_tokens=False)
         parts = {part["type"]: part for part in _parts(settings)}
         model = settings["model"]
         over_bytes = "ByteLevel" in parts
-        self.description = f"Hugging Face {model.get('type', 'tokenizer')}" + (" over bytes" if over_bytes else "")
+        self.description = f"Hugging Face {model.get('type', 'tokenizer')}" + (", byte-level" if over_bytes else "")
         self.description += ", byte fallback" if model.get("byte_fallback") else ""
         vocabulary = self._vendor.get_vocab(with_added_tokens=True)
         self.vocab_size = len(vocabulary)
@@ -190,7 +188,7 @@ class HuggingFaceTokenizer(MeasuredTokenizer):
         return list(self._vendor.decode_batch([line.tolist() for line in ids], skip_special_tokens=False))
 
     def spans(self, line: str) -> list[Span]:
-        """The tokens of a line and where they stand."""
+        """The tokens of a line with their positions."""
         made = self._vendor.encode(line, add_special_tokens=False)
         return [Span(i, start, end) for i, (start, end) in zip(made.ids, made.offsets, strict=True)]
 
@@ -206,7 +204,7 @@ class _Spelling:
         self._suffix = model.get("end_of_word_suffix") or ""
 
     def content(self, piece: str) -> bytes:
-        """The bytes of text that a piece stands for."""
+        """The bytes of the text that a piece stands for."""
         if self._bytes is not None and all(character in self._bytes for character in piece):
             return bytes(self._bytes[character] for character in piece)
         if self._falls_back and _BYTE_PIECE.fullmatch(piece):
@@ -216,14 +214,15 @@ class _Spelling:
 
 
 def find_file(name: str) -> Path:
-    """The file of a tokenizer to compare with: `name` itself, or what the folder of that name holds.
+    """The file of a tokenizer to compare with: `name` itself, or the one in the folder of that name.
 
-    Raises: UserError when there is none, or when it lies on the Hub.
+    Raises:
+        UserError: there is none, or it is on the Hub.
     """
     if name.startswith(HUB_PREFIX):
         owner = name.removeprefix(HUB_PREFIX)
         remedy = f"run `hf download {owner} tokenizer.json --local-dir FOLDER` and name that folder"
-        raise UserError(Fault(name, "a tokenizer on the Hub is to be downloaded first", remedy=remedy))
+        raise UserError(Fault(name, "a tokenizer on the Hub must be downloaded first", remedy=remedy))
     path = Path(name)
     if not path.is_dir():
         return path
@@ -237,18 +236,19 @@ def find_file(name: str) -> Path:
 def open_tokenizer(name: str | Path) -> MeasuredTokenizer:
     """Open a tokenizer of any kind.
 
-    Raises: UserError when there is none that can be read.
+    Raises:
+        UserError: it cannot be opened.
     """
     path = find_file(str(name))
     if path.suffix != ".json":
         try:
             return SentencePieceTokenizer(path.read_bytes())
         except (OSError, RuntimeError) as error:
-            raise UserError(Fault(str(name), f"is not a SentencePiece model that can be read ({error})")) from error
+            raise UserError(Fault(str(name), f"is not a SentencePiece model that can be opened ({error})")) from error
     try:
         return HuggingFaceTokenizer(path.read_bytes())
     except Exception as error:  # the vendor raises nothing narrower
-        rule = f"is not a Hugging Face tokenizer.json that can be read ({error})"
+        rule = f"is not a Hugging Face tokenizer.json that can be opened ({error})"
         raise UserError(Fault(str(name), rule)) from error
 
 
@@ -266,16 +266,16 @@ def _parts(settings: object) -> Iterator[dict[str, Any]]:
 
 
 def _unknown_ids(model: dict[str, Any], vocabulary: dict[str, int]) -> set[int]:
-    """The ids of the unknown token: Unigram has it as an id, the others by name, and BPE over bytes has none."""
+    """The id of the unknown token: Unigram names it by id, the others by text, and byte-level BPE has none."""
     token = model.get("unk_token")
     found = {model.get("unk_id"), None if token is None else vocabulary.get(token)}
     return {i for i in found if i is not None}
 
 
 def _byte_table() -> dict[str, int]:
-    """The characters in which GPT-2's vocabulary spells bytes (`bytes_to_unicode`, gpt-2/src/encoder.py).
+    """The characters with which GPT-2's vocabulary spells bytes (`bytes_to_unicode`, gpt-2/src/encoder.py).
 
-    Bytes that print stand for themselves, the others in their order for the characters from U+0100 on.
+    Printable bytes are themselves; the others, in their order, are the characters from U+0100 on.
     """
     printing = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printing]
@@ -283,7 +283,7 @@ def _byte_table() -> dict[str, int]:
 
 
 def _num_characters(content: bytes) -> int:
-    """Characters, or 0 where the bytes are no whole ones."""
+    """The number of characters, or 0 where the bytes are no whole characters."""
     try:
         return len(content.decode())
     except UnicodeDecodeError:

@@ -21,7 +21,7 @@ def verdict(report: Report) -> str:
     others = [name for name in report.all_sources if name != OURS]
     if not others:
         return (
-            f"{_amounts(ours)}. Nothing stood beside it: to see how that compares with well-known tokenizers, name "
+            f"{_amounts(ours)}. No other tokenizer was measured: to compare with well-known ones, name "
             "some in compare_with (their tokenizer.json or .model) and run step 1 again with --redo."
         )
     lossless = sorted(
@@ -64,8 +64,10 @@ def _beside(report: Report, ours: Measures, name: str) -> str:
 def _rank(ours: Measures, others: list[Measures]) -> str:
     better = sum(one.tokens < ours.tokens for one in others)
     if not better:
-        return "No tokenizer here that keeps the text compresses better."
-    return f"{better} of the {len(others) + 1} that keep the text {'compresses' if better == 1 else 'compress'} better."
+        return "No other tokenizer here that gives the text back exactly compresses better."
+    return (
+        f"{better} of the {len(others)} others that give the text back exactly compress{'es' * (better == 1)} better."
+    )
 
 
 def _changed(measures: Measures) -> str:

@@ -35,7 +35,7 @@ _PHASES = {
 _PHASE = re.compile("|".join(map(re.escape, _PHASES)))
 _EM_LINE = re.compile(r"EM sub_iter=(\d+) size=(\d+)")
 _MERGE_LINE = re.compile(r"Added: freq=\d+ size=(\d+)")
-_BEAT_SECONDS = 1.0
+BEAT_SECONDS = 1.0
 
 
 def follow(trainer_output: IO[bytes], model_type: str, vocab_size: int, log: IO[str]) -> str:
@@ -76,7 +76,7 @@ def _lines(trainer_output: IO[bytes]) -> Iterator[str]:
     """The lines as they come, and an empty string for every second without one."""
     rest = b""
     while True:
-        if not select.select([trainer_output], [], [], _BEAT_SECONDS)[0]:
+        if not select.select([trainer_output], [], [], BEAT_SECONDS)[0]:
             yield ""
             continue
         if not (content := os.read(trainer_output.fileno(), 65536)):

@@ -1,14 +1,14 @@
 """The unit of text whose ids SentencePiece defines: a line for the tokenizers of step 1, else a whole document.
 
-Both cut a text into *runs*, which are encoded at once with the ids that the units have, and join the ids of the runs.
-In: text. Out: texts to encode, then the buffers of int32 ids that SentencePiece gave for them as those of the whole.
+Both split a text into *runs*, each encoded in one call, and join the ids of the runs. In: text. Out: texts to encode;
+then, from the buffers of int32 ids that SentencePiece gave for them, the ids of the whole.
 
 - `Lines`: a document's ids are those of its lines, each by itself, joined by the id of the piece "\\n" (`encoder` says
-  why). A run holds several lines where that is the same; without the line ends between runs.
-- `Documents`: a document's ids are SentencePiece's own for the whole text, as those who trained a model with that
-  tokenizer had them. It begins with the dummy prefix, if there is one, and its lines do not. A long text is still cut
-  before line ends where nothing reaches across them (`limit`): further runs begin with their line end, so that the
-  prefix stands alone before it and is taken off their ids again.
+  why). A run holds several lines where the ids are the same, and not the line ends between runs.
+- `Documents`: a document's ids are SentencePiece's own for the whole text, as in the training of the models that use
+  that tokenizer. The text begins with the dummy prefix, if there is one, and its lines do not. A long text is still
+  split before line ends where no piece spans them (`limit`): later runs begin with their line end, so that the prefix
+  is a token of its own before it, which is removed from their ids again.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from zerokara.tokenizer.model_file import SCORE_STEP, ModelFile, PieceType
 
 NEWLINE = "\n"
 UNKNOWN_PENALTY = 10.0
-"""What SentencePiece takes off the lowest score for a character without a piece (`kUnkPenalty`)."""
-UNCUT = sys.maxsize
-"""The limit of a text that must not be cut."""
+"""SentencePiece subtracts this from the lowest score for a character without a piece (`kUnkPenalty`)."""
+UNSPLIT = sys.maxsize
+"""The limit where a text must not be split."""
 _EXACT_TOTAL = 2.0**15
-"""Below this total a float32 holds half a `SCORE_STEP`, so that rounding orders no two paths otherwise."""
+"""Below this total a float32 resolves half a `SCORE_STEP`, so that rounding changes the order of no two paths."""
 _BPE_RUN_CHARACTERS = 1 << 20
 _FIRST_PIECES = ("<unk>", "<s>", "</s>", "<pad>", NEWLINE)
 
 
-class Unit(Protocol):
-    """How a text is cut, and its ids are joined."""
+class TextUnit(Protocol):
+    """How a text is split, and its ids are joined."""
 
     def limit(self, model: ModelFile) -> int:
-        """Characters of several lines that may be encoded at once; 0: only lines."""
+        """Characters of several lines that may be encoded at once; 0: single lines."""
         ...
 
     def runs(self, text: str, limit: int) -> list[str]:
-        """The texts to encode; one that cannot be cut is longer than `limit`."""
+        """The texts to encode; one that cannot be split is longer than `limit`."""
         ...
 
     def join(self, ids: Sequence[Any]) -> Any:
@@ -63,12 +63,12 @@ class Lines:
     """Whether a space is put before each line."""
 
     def limit(self, model: ModelFile) -> int:
-        """So many characters as leave sums of scores exact: then the lines of a run do not touch each other's ids.
+        """As many characters as keep sums of scores exact, so that the lines of a run do not affect each other's ids.
 
-        No segmentation that matters scores worse than one piece a character, each at worst unknown. So a run of n
+        No segmentation that matters scores worse than one piece per character, each at worst unknown. So a run of n
         characters has a total of at most n · (|lowest score| + penalty), and up to `_EXACT_TOTAL` sums of multiples of
-        `SCORE_STEP` keep their order. The score of "\\n" is no such multiple, but every path goes through it, and is
-        moved alike.
+        `SCORE_STEP` keep their order. The score of "\\n" is no such multiple, but it is in every path, and so shifts
+        all of them equally.
         """
         if model.normalization != "identity" or model.add_dummy_prefix or _crosses_lines(model):
             return 0
@@ -81,7 +81,7 @@ class Lines:
         return int(_EXACT_TOTAL / (UNKNOWN_PENALTY - scores.min()))
 
     def runs(self, text: str, limit: int) -> list[str]:
-        """Cut at line ends into runs of lines; a longer line is a run by itself."""
+        """Split at line ends into runs of lines; a longer line is a run by itself."""
         if len(text) <= limit:
             return [text]
         if not limit:
@@ -97,11 +97,11 @@ class Lines:
         return [*runs, text[start:]]
 
     def join(self, ids: Sequence[Any]) -> Any:
-        """With the id of the line end between them."""
+        """Join with the id of the line end."""
         return ids[0] if len(ids) == 1 else np.int32(self.newline_id).tobytes().join(ids)
 
     def decode(self, ids: list[int]) -> str:
-        """SentencePiece takes the dummy prefix off the start of what it decodes: each line has one."""
+        """Decode by lines where each has a dummy prefix: SentencePiece removes it only from the start of a text."""
         if not self.prefixes_lines:
             return self.decode_ids(ids)
         lines: list[list[int]] = [[]]
@@ -122,15 +122,15 @@ class Documents:
     """The ids of a text that is one line end, after those of the dummy prefix."""
 
     def limit(self, model: ModelFile) -> int:
-        """BPE adds nothing up, so that only what reaches across a line end speaks against a cut before it."""
+        """BPE adds nothing up, so that only a piece that spans a line end forbids a split before it."""
         changes_text = model.charsmap or model.remove_extra_whitespaces or model.whitespace_as_suffix
         is_one_id = len(self.line_end_ids) == (2 if model.add_dummy_prefix else 1)
         if not model.is_bpe or changes_text or _crosses_lines(model) or not is_one_id:
-            return UNCUT
+            return UNSPLIT
         return _BPE_RUN_CHARACTERS
 
     def runs(self, text: str, limit: int) -> list[str]:
-        """Cut before line ends; the further runs begin with theirs."""
+        """Split before line ends; later runs begin with theirs."""
         runs, start = [], 0
         while len(text) - start > limit:
             end = text.rfind(NEWLINE, start + 1, start + limit + 1)
@@ -142,7 +142,7 @@ class Documents:
         return [*runs, text[start:]]
 
     def join(self, ids: Sequence[Any]) -> Any:
-        """One after another, the further ones without the prefix that SentencePiece put before them."""
+        """Concatenate, without the prefix that SentencePiece put before the later ones."""
         if len(ids) == 1:
             return ids[0]
         prefix = len(self.line_end_ids) - 1
@@ -150,15 +150,15 @@ class Documents:
         return b"".join((ids[0], *further))
 
     def decode(self, ids: list[int]) -> str:
-        """As SentencePiece decodes it."""
+        """Decode as SentencePiece does."""
         return self.decode_ids(ids)
 
 
-def unit_of(processor: Any) -> Unit:
+def unit_of(processor: Any) -> TextUnit:
     """The unit of a model that a SentencePieceProcessor has opened: lines where its first pieces are those of step 1.
 
-    Another model may hold a piece "\\n" too, and those who trained with it did not cut at it: Gemma's has one for each
-    number of line ends, and Llama's dummy prefix stands before a document only.
+    Another model may hold a piece "\\n" too, without splitting at it: Gemma's has one for each number of line ends, and
+    Llama's dummy prefix precedes whole documents only.
     """
     first = tuple(map(processor.IdToPiece, range(min(len(_FIRST_PIECES), processor.GetPieceSize()))))
     if first != _FIRST_PIECES:

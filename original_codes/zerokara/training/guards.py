@@ -20,7 +20,7 @@ FEWEST_STEPS = 20
 a few values says little."""
 
 
-class GivenUp(RunError):
+class TooManySkippedSteps(RunError):
     """Too many steps in a row were skipped. Raised in every process at the same step."""
 
 
@@ -73,14 +73,14 @@ class StepGuard:
             self.skipped_in_row = 0
             self._losses.append(loss)
 
-    def require_patience(self, step: int, reason: str) -> None:
+    def check_skipped_in_row(self, step: int, reason: str) -> None:
         """Check that the steps skipped in a row, `step` included, are not one too many.
 
         Raises:
-            GivenUp: they are.
+            TooManySkippedSteps: they are.
         """
         if self.skipped_in_row > self._max_skipped_steps:
-            raise GivenUp(
+            raise TooManySkippedSteps(
                 f"step {step}: {reason}; {self.skipped_in_row} skipped in a row, and max_skipped_steps is "
                 f"{self._max_skipped_steps}. The weights are unchanged. Look at the documents named above; resume "
                 "from the newest checkpoint with a lower learning rate (--set lr=…), or allow more skipped steps "

@@ -1,4 +1,4 @@
-"""A copy of the training state in main memory, taken in place of the copy before: memory is asked for only once."""
+"""A reusable copy of the training state in main memory, in which each checkpoint replaces the one before."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ _ALIGNMENT = 64
 
 
 class HostCopy:
-    """Tensors by name, fp32, in main memory.
+    """Fp32 tensors by name, in main memory.
 
-    Beside a GPU the memory is pinned, so that copying runs at the speed of the bus. Pages are mapped and registered
-    with CUDA by themselves because torch's own pinned memory is rounded up to powers of two: up to twice as much.
+    With a GPU the memory is pinned, so that copying runs at the speed of the bus. Pages are mapped and registered with
+    CUDA here because torch rounds its own pinned memory up to powers of two: up to twice as much.
     """
 
     def __init__(self, device: torch.device):
         self._device = device
         self._arenas: list[mmap.mmap] = []
-        self._shared: mmap.mmap  # the newest arena of small tensors, and what is free in it
+        self._shared: mmap.mmap  # the newest arena of small tensors, with `_free` bytes left
         self._free = 0
         self._tensors: dict[str, Tensor] = {}
 
     def put(self, name: str, tensor: Tensor) -> Tensor:
-        """Copy `tensor` over what was put there under `name` before, and give the copy; see `finish`."""
-        kept = self._tensors.get(name)
-        if kept is None or kept.shape != tensor.shape:
-            kept = self._tensors[name] = self._take(tensor.numel()).view(tensor.shape)
-        # In the order of the stream: the memory of `tensor` is not given away before it is read.
-        kept.copy_(tensor, non_blocking=True)
-        return kept
+        """Copy `tensor` over the earlier one with this name, and return the copy; it is valid after `finish`."""
+        copy = self._tensors.get(name)
+        if copy is None or copy.shape != tensor.shape:
+            copy = self._tensors[name] = self._allocate(tensor.numel()).view(tensor.shape)
+        # In stream order: the memory of `tensor` is not reused before it is read.
+        copy.copy_(tensor, non_blocking=True)
+        return copy
 
     def finish(self) -> None:
-        """Wait until all that was put has arrived."""
+        """Wait until all copies are complete."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
 
     @property
     def num_bytes(self) -> int:
-        """Memory held."""
+        """Memory held, in bytes."""
         return sum(len(arena) for arena in self._arenas)
 
-    def _take(self, count: int) -> Tensor:
+    def _allocate(self, count: int) -> Tensor:
         num_bytes = -(-count * 4 // _ALIGNMENT) * _ALIGNMENT
         if num_bytes >= _ARENA_BYTES // 8:  # large enough for pages of its own
             return torch.frombuffer(self._arena(num_bytes), dtype=torch.float32, count=count)
@@ -59,7 +59,7 @@ class HostCopy:
         arena.madvise(mmap.MADV_HUGEPAGE)  # fewer and larger pages: the first copy takes less time
         if self._device.type == "cuda":
             address = torch.frombuffer(arena, dtype=torch.uint8).data_ptr()
-            # Where it cannot be pinned (a limit on locked memory) the copy is slower, and no less right.
+            # If it cannot be pinned (a limit on locked memory), the copy is only slower.
             torch.cuda.cudart().cudaHostRegister(address, len(arena), 0)
         self._arenas.append(arena)
         return arena

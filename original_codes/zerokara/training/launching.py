@@ -18,16 +18,15 @@ from zerokara.progress import count_text, opening
 from zerokara.training.planning import (
     disk_space,
     limits,
-    machine,
-    memory_budget,
-    memory_limit,
+    memory_forecast,
     named_checkpoint,
     run_folder,
     run_lock,
     run_plan,
 )
 from zerokara.training.planning.consumption import check_epochs, table_lines, warnings
-from zerokara.training.planning.memory_budget import Budget
+from zerokara.training.planning.memory_forecast import MachineMemory, MemoryForecast
+from zerokara.training.planning.micro_batch import MicroBatchChoice, first_choice
 from zerokara.training.planning.plan_rows import data_rows, plan_rows
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes import launcher
@@ -51,10 +50,15 @@ class LocalPlan:
     """A plan with every `auto` resolved on this machine."""
 
     plan: RunPlan
-    available: Budget
-    """Memory of one process."""
+    available: MachineMemory
+    """What is free now."""
     changes: tuple[str, ...] = ()
     """A message for each choice that differs from the run's last start."""
+
+    @property
+    def memory_forecast(self) -> MemoryForecast:
+        """The memory that the run needs, against what is free now."""
+        return self.plan.memory_forecast(self.available)
 
 
 def check_run_folder(plan: RunPlan, redo: bool) -> list[str]:
@@ -75,12 +79,16 @@ def on_this_machine(plan: RunPlan, redo: bool = False) -> LocalPlan:
     """
     config = plan.given
     plan = run_plan.on_processes(plan, launcher.num_processes(config), launcher.precision(config))
-    available = memory_budget.budget(plan.num_processes, launcher.gpu_bytes())
+    available = MachineMemory.available(plan.num_processes, launcher.gpu_bytes())
     changes: list[str] = []
     if config.micro_batch_size == "auto":
-        question = plan.memory_question(available)
-        size, changes = (question.widest(), []) if redo else machine.micro_batch(question, plan.run_dir)
-        plan = run_plan.with_micro_batch(plan, size)
+        forecast, before = plan.memory_forecast(available), None if redo else MicroBatchChoice.read(plan.run_dir)
+        if before is not None and before.holds_for(forecast):
+            choice = before
+        else:
+            choice = MicroBatchChoice.of(forecast, first_choice(forecast))
+            changes = before.changes_to(choice) if before else []
+        plan = run_plan.with_micro_batch(plan, choice.micro_batch_size)
     return LocalPlan(plan, available, tuple(changes))
 
 
@@ -90,7 +98,8 @@ def check_memory(local: LocalPlan) -> None:
     Raises:
         UserError: it cannot.
     """
-    memory_limit.check(local.plan, launcher.gpu_bytes())
+    installed = MachineMemory.installed(local.plan.num_processes, launcher.gpu_bytes())
+    memory_forecast.check(local.plan.memory_forecast(installed), local.plan.given)
 
 
 def check_init_from(plan: RunPlan) -> None:
@@ -109,7 +118,7 @@ def _show(local: LocalPlan, lines: Sequence[str]) -> None:
         *launcher.device_rows(plan.num_processes),
         *plan_rows(plan),
         *data_rows(plan),
-        *_memory_rows(local),
+        *local.memory_forecast.rows(),
     ]
     for name, value in rows:
         print(f"  {name:<12}  {value}")
@@ -143,7 +152,7 @@ def start(
         changed = [f"changed since this run's last start: {change}" for change in (*changes, *local.changes)]
         _show(local, [*aside, *changed])
         if dry_run:
-            try_steps(local.plan, commands)
+            try_steps(local, commands)
             return None
         plan = _claim(local, commands, redo)
         return plan, _train_to_the_end(plan, commands)
@@ -152,15 +161,16 @@ def start(
 def _claim(local: LocalPlan, commands: Commands, redo: bool) -> RunPlan:
     """Make the run folder, or set the one that is there aside; return the plan with its final micro batch."""
     plan = local.plan
-    question = plan.memory_question(local.available)
-    is_new_choice = plan.given.micro_batch_size == "auto" and (redo or not machine.is_recorded(question, plan.run_dir))
+    forecast, before = local.memory_forecast, None if redo else MicroBatchChoice.read(plan.run_dir)
+    is_kept = before is not None and before.holds_for(forecast)
+    is_new_choice = plan.given.micro_batch_size == "auto" and not is_kept
     if is_new_choice and local.available.device == "cuda":
-        plan = try_steps(plan, commands)
+        plan = try_steps(local, commands)
     if redo:
         run_folder.set_aside(plan.run_dir)  # the last thing before the start: a refusal above has cost nothing
     run_folder.claim(plan)
     if is_new_choice:
-        machine.record(question, plan.run_dir, plan.config.micro_batch)
+        MicroBatchChoice.of(forecast, plan.config.micro_batch).write(plan.run_dir)
     return plan
 
 
@@ -222,19 +232,20 @@ def spawn(plan: RunPlan, commands: Commands, *further: str) -> int:
     return code
 
 
-def try_steps(plan: RunPlan, commands: Commands) -> RunPlan:
+def try_steps(local: LocalPlan, commands: Commands) -> RunPlan:
     """Train a few steps that leave nothing behind; return the plan that passed, an `auto` micro batch halved.
 
     Raises:
         RunError: they failed, or ran out of memory with a micro batch that the user chose or that is 1.
     """
+    plan, sizes = local.plan, local.memory_forecast.layout.micro_batch_sizes
     print(f"trying a few steps in {_processes_text(plan)}", flush=True)
     while code := spawn(plan, commands, "--dry-run"):
-        smaller = [size for size in plan.micro_batches if size <= plan.config.micro_batch // 2]
+        smaller = [size for size in sizes if size <= plan.config.micro_batch // 2]
         if code != launcher.OUT_OF_MEMORY or plan.given.micro_batch_size != "auto" or not smaller:
             raise RunError(f"the trial ended with exit code {code}; the messages above say why. Nothing was written")
-        print(f"micro_batch_size: auto: {plan.config.micro_batch} does not fit, trying {smaller[0]}", flush=True)
-        plan = run_plan.with_micro_batch(plan, smaller[0])
+        print(f"micro_batch_size: auto: {plan.config.micro_batch} does not fit, trying {smaller[-1]}", flush=True)
+        plan = run_plan.with_micro_batch(plan, smaller[-1])
     return plan
 
 
@@ -249,15 +260,6 @@ def _states(run_dir: Path) -> Iterator[Path]:
         folder = checkpoint.folder_of(run_dir, step)
         if (folder / "state.json").exists():
             yield folder
-
-
-def _memory_rows(local: LocalPlan) -> list[tuple[str, str]]:
-    question = local.plan.memory_question(local.available)
-    needed = question.needed()
-    rows = memory_budget.table(needed, local.available)
-    if not local.available.holds(needed):
-        rows.append(("note", f"this may not fit; {memory_budget.advice(question)}"))
-    return rows
 
 
 def _processes_text(plan: RunPlan) -> str:

@@ -77,14 +77,14 @@ class Logbook:
     def __init__(
         self,
         settings: LogbookSettings,
-        reading: DataPlan,
+        data: DataPlan,
         position: Position,
         state: TrainingState,
         processes: Processes,
     ):
         """Open the records of a start that begins at `state`."""
         self._settings, self._schedule, self._position = settings, settings.schedule, position
-        self._reading, self._order = reading, reading.order()
+        self._data, self._order = data, data.order()
         self._device, self._log = processes.device, processes.log
         self._started, self._earlier_seconds = time.monotonic(), state.seconds
         self._window: list[StepRecord] = []
@@ -221,7 +221,7 @@ class Logbook:
     def log_stages(self, step: int, resumed: bool = False) -> None:
         """Log which stages begin in the step after `step`, and for a resumed run the stage that it is in."""
         next_samples = range(self._position.samples(step), self._position.samples(step + 1))
-        for message in stages_told(self._reading, self._order, next_samples, resumed):
+        for message in stages_told(self._data, self._order, next_samples, resumed):
             self._log(f"step {step + 1}  {message}")
 
     def flush(self) -> None:

@@ -20,10 +20,10 @@ from zerokara.model.megatron import Model, num_parameters
 from zerokara.progress import count_text
 from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.training.compute.engine import Engine, open_engine
-from zerokara.training.planning import memory_budget
+from zerokara.training.planning.memory_forecast import MachineMemory
 from zerokara.training.planning.position import Position
 from zerokara.training.planning.run_plan import RunPlan
-from zerokara.training.processes import identity, joining
+from zerokara.training.processes import authentication, joining
 from zerokara.training.processes.joining import Processes
 
 
@@ -54,9 +54,8 @@ def join(plan: RunPlan) -> Processes:
         RunError: a process did not answer, or is none of this run.
     """
     config = plan.config
-    recomputes = config.activation_checkpointing != "off"
-    there = memory_budget.budget(plan.num_processes, None)
-    keeps_freed_memory = not recomputes and plan.memory_question(there).is_roomy
+    on_cpu = MachineMemory.available(plan.num_processes, gpu_bytes=None)
+    keeps_freed_memory = plan.memory_forecast(on_cpu).can_keep_freed_memory
     return joining.join(plan.num_processes, config.tensor_parallel_size, config.seed, keeps_freed_memory)
 
 
@@ -79,7 +78,7 @@ def open_run(plan: RunPlan, processes: Processes, resume_from: Path | None = Non
     has_weights = resume_from is not None or config.init_from
     model = build_model(plan, processes, seed=None if has_weights else config.seed)
     engine = open_engine(model, config, plan.updater, parallel.data_size(), plan.template)
-    identity.prove(joining.ANSWER_SECONDS)  # of the groups that DeepSpeed has made
+    authentication.authenticate(joining.ANSWER_SECONDS)  # of the groups that DeepSpeed has made
     state = _resumed(engine, resume_from, plan, processes) if resume_from else _first_state(engine, plan, processes)
     reason = compilation.reason_against(config.compile, processes.device.type, config.zero_stage)
     if reason is None:

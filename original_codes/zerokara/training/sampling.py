@@ -92,7 +92,7 @@ class Sampler:
                 if all(ended):
                     break
         module.train()
-        texts = [self._encoder.spelt(tokens) for tokens in written]
+        texts = [self._encoder.decode_continuation(tokens) for tokens in written]
         return [Sample(*each) for each in zip(self._texts, texts[0::2], texts[1::2], strict=True)]
 
     def _last_logits(self, module: torch.nn.Module, prompts: Sequence[Prompt], written: Sequence[list[int]]) -> Tensor:

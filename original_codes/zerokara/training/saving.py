@@ -1,7 +1,7 @@
 """Asynchronous checkpointing: training waits while the state is copied to main memory; a thread writes the copy.
 
-The thread runs in the first process only: it writes, hashes, syncs, renames, prunes (`CheckpointStore`). There is one
-copy of the state and so one save at a time: the next save waits for it. Memory: the size of a checkpoint, in the
+The thread of the first process writes, hashes, syncs, renames and prunes (`CheckpointStore`). There is one
+copy of the state and therefore one save at a time: the next save waits for it. Memory: the size of a checkpoint, in the
 first process.
 
 A disk that refuses a save (no space, above all) does not end the run: the error is logged, nothing is left of the
@@ -17,8 +17,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-import torch.distributed
 from torch import Tensor
 
 from zerokara.checkpoint import Retention, TrainingState
@@ -27,6 +25,7 @@ from zerokara.errors import RunError
 from zerokara.progress import seconds_text
 from zerokara.training.compute.engine import Engine
 from zerokara.training.host_memory import HostCopy
+from zerokara.training.processes.joining import Processes
 
 RETRY_SECONDS = 5.0
 """Between two attempts of a save that the disk refused."""
@@ -46,29 +45,28 @@ class Saver:
         run_dir: Path,
         retention: Retention,
         engine: Engine,
-        device: torch.device,
-        rank: int,
-        log: Callable[[str], None],
+        processes: Processes,
         resumed_from: Path | None = None,
     ):
-        self._engine, self._device, self._rank, self._log = engine, device, rank, log
-        self._store = CheckpointStore(run_dir, retention, log, newest=resumed_from)
-        self._copies = {"weights": HostCopy(device), "moments": HostCopy(device)}
+        self._engine, self._processes, self._log = engine, processes, processes.log
+        self._store = CheckpointStore(run_dir, retention, self._log, newest=resumed_from)
+        self._copies = {"weights": HostCopy(processes.device), "moments": HostCopy(processes.device)}
         self._current: _BackgroundSave | None = None
 
     def save(self, state: TrainingState) -> None:
         """Copy the state and start writing it; every process must call it."""
-        if self._rank == 0:
+        is_first = self._processes.is_first
+        if is_first:
             self._wait_for_previous(state.step)
         started = time.monotonic()
         copies: dict[str, dict[str, Tensor]] = {"weights": {}, "moments": {}}
         for part, gathered in (("weights", self._engine.weights()), ("moments", self._engine.moments())):
             for name, tensor in gathered:
-                if self._rank == 0:
+                if is_first:
                     copies[part][name] = self._copies[part].put(name, tensor)
         for copy in self._copies.values():
             copy.finish()
-        if self._rank == 0:
+        if is_first:
             copy_seconds = time.monotonic() - started
             self._current = _BackgroundSave(self._store, state, **copies, copy_seconds=copy_seconds, log=self._log)
             self._current.start()
@@ -79,12 +77,11 @@ class Saver:
         Raises:
             RunError: the disk did not take the last checkpoint. In the first process; the others exit silently.
         """
-        failure = self._wait_for_last() if self._rank == 0 else ""
-        failed = torch.tensor([float(bool(failure))], device=self._device)
-        torch.distributed.all_reduce(failed)
+        failure = self._wait_for_last() if self._processes.is_first else ""
+        has_failed = self._processes.from_first(int(bool(failure)))
         if failure:
             raise RunError(failure)
-        if failed.item():
+        if has_failed:
             raise SystemExit(RunError.exit_code)
 
     def abandon(self) -> None:

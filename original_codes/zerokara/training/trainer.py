@@ -20,14 +20,14 @@ from zerokara.progress import seconds_text
 from zerokara.training import bad_samples
 from zerokara.training.batch_loader import loading
 from zerokara.training.evaluation import Validation, ValidationSettings
-from zerokara.training.guards import GivenUp, StepGuard
+from zerokara.training.guards import StepGuard, TooManySkippedSteps
 from zerokara.training.logbook import Logbook, LogbookSettings
 from zerokara.training.loop import StepRecord, train
 from zerokara.training.planning import run_lock
 from zerokara.training.planning.limits import TimeLimits
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes import joining
-from zerokara.training.processes.agreement import Agreement, ProcessesDiverged
+from zerokara.training.processes.divergence import DivergenceCheck, ProcessesDiverged
 from zerokara.training.processes.joining import Processes
 from zerokara.training.processes.stopping import FILE_NAME as STOP_NAME
 from zerokara.training.processes.stopping import StopFile, StopRequest
@@ -56,8 +56,8 @@ def open_trainer(plan: RunPlan, stop_after: int | None = None, validates: bool =
         if processes.is_first:
             held.enter_context(run_lock.lock(plan.run_dir))
             stop_file = StopFile(plan.run_dir)
-            stop_file.forget()
-            stop.watch(stop_file.look)
+            stop_file.delete()
+            stop.watch(stop_file.reason)
         run = open_run(plan, processes, _newest_checkpoint(plan, processes))
         yield Trainer(run, stop, stop_after, validates)
 
@@ -81,9 +81,9 @@ class Trainer:
         """The newest state that was saved, or that the start began with."""
         self._stop_after = stop_after
         plan, config, processes = run.plan, run.plan.config, run.processes
-        device, rank = processes.device, processes.rank
+        device = processes.device
         self._layers = run.model.all_layers()
-        self.agreement = Agreement(run.model, config.seed)
+        self.divergence = DivergenceCheck(run.model, config.seed)
         self.validation: Validation | None = None
         if validates and plan.num_valid_tokens:
             validation = ValidationSettings.from_config(config, plan.reading.sources)
@@ -97,15 +97,8 @@ class Trainer:
         if processes.is_first:
             stop.watch(TimeLimits(config, plan.checkpoint_bytes, lambda: self.logbook.seconds).look)
         resumed_from = checkpoint.folder_of(plan.run_dir, run.state.step) if run.state.step else None
-        self.saver = Saver(
-            run_dir=plan.run_dir,
-            retention=Retention(config.keep_last, config.keep_every, config.keep_best),
-            engine=run.engine,
-            device=device,
-            rank=rank,
-            log=processes.log,
-            resumed_from=resumed_from,
-        )
+        retention = Retention(config.keep_last, config.keep_every, config.keep_best)
+        self.saver = Saver(plan.run_dir, retention, run.engine, processes, resumed_from)
         self.guard = StepGuard(config.spike_sigmas, config.max_skipped_steps, run.state)
 
     def train(self) -> bool:
@@ -119,7 +112,7 @@ class Trainer:
         try:
             finished = self._train()
             self.saver.finish()
-        except (GivenUp, ProcessesDiverged) as error:
+        except (TooManySkippedSteps, ProcessesDiverged) as error:
             self.saver.finish()
             if not processes.is_first:
                 raise SystemExit(error.exit_code) from None
@@ -135,7 +128,7 @@ class Trainer:
             reason = self.stop.reason or ("its caller" if reached else "another process")
             processes.log(f"stopped by {reason} after step {self.state.step}, saved")
             if processes.is_first:
-                StopFile(self.run.plan.run_dir).forget()
+                StopFile(self.run.plan.run_dir).delete()
         return finished
 
     def _train(self) -> bool:
@@ -148,13 +141,13 @@ class Trainer:
         if self._lacks_validation(done):
             self._validate(done)
         self.logbook.log_stages(done, resumed=done > 0)
-        self.stop.can_wait()
+        self.stop.defer()
         position, schedule = run.position, run.plan.schedule
         with loading(
             run.batches, lambda step: position.samples(step - 1), schedule.num_steps, run.processes.device
         ) as loader:
             return train(
-                run.engine, run.processes, loader, schedule, self.guard, self.stop.look, self.at_edge, done + 1
+                run.engine, run.processes, loader, schedule, self.guard, self.stop.poll, self.at_edge, done + 1
             )
 
     def at_edge(self, record: StepRecord) -> bool:
@@ -162,17 +155,17 @@ class Trainer:
         config, step = self.run.plan.config, record.step
         is_last = step == self.run.plan.schedule.num_steps
         stops = record.stop_requested or step == self._stop_after
-        self.agreement.check(step)
+        self.divergence.check(step)
         self.logbook.add(record)
         if record.skip_reason:
             self._report_bad_samples(record)
-            self.guard.require_patience(step, record.skip_reason)
+            self.guard.check_skipped_in_row(step, record.skip_reason)
         if is_last or step % config.log_interval == 0 or step == 1:
             self.logbook.log_step(statistics(self._layers))
         if is_last or (step % config.eval_interval == 0 and not stops):
             stops |= not self._validate(step, to_the_end=is_last)
         if is_last or stops or step % config.save_interval == 0:
-            self._save(step)
+            self.save(step)
         if not is_last:
             self.logbook.log_stages(step)
         return stops
@@ -188,7 +181,7 @@ class Trainer:
         module = self.run.engine.module
         with self.logbook.pace.pause("validation"):
             if self.validation is not None:
-                result = self.validation(module, None if to_the_end else self.stop.agreed)
+                result = self.validation(module, None if to_the_end else self.stop.requested_anywhere)
                 if result is None:
                     return False
                 self.logbook.log_validation(step, result)
@@ -202,7 +195,8 @@ class Trainer:
         found = bad_samples.find(run.engine.module, run.batches, run.plan.reading, consumed)
         self.logbook.log_skipped(record, found)
 
-    def _save(self, step: int) -> None:
+    def save(self, step: int) -> None:
+        """Save the state after `step`; every process must call it."""
         run, book, guard = self.run, self.logbook, self.guard
         self.state = replace(
             state_of(run.plan, step, run.position.samples(step), dict(book.facts), book.seconds),

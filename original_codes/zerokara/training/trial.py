@@ -11,12 +11,13 @@ import torch.distributed
 
 from zerokara.errors import RunError
 from zerokara.model import compilation
-from zerokara.progress import bytes_text, count_text, seconds_text
+from zerokara.progress import count_text, seconds_text
 from zerokara.training.batch_loader import loading
 from zerokara.training.compute import devices
 from zerokara.training.compute.attention_kernel import attention_kernel
 from zerokara.training.guards import StepGuard
 from zerokara.training.loop import train_step
+from zerokara.training.planning.memory_forecast import MachineMemory
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.run import Run, join, open_run
 
@@ -30,10 +31,12 @@ def run_trial(plan: RunPlan) -> None:
     Raises:
         RunError: a process did not answer, or a loss was not finite.
     """
-    run = open_run(plan, join(plan))
+    processes = join(plan)
+    available = MachineMemory.available(plan.num_processes, devices.gpu_memory(processes.device))
+    run = open_run(plan, processes)
     _log_kernels(run)
     seconds, loss = _steps(run)
-    _log_result(run, seconds, loss)
+    _log_result(run, seconds, loss, available)
 
 
 def _steps(run: Run) -> tuple[float, float]:
@@ -61,7 +64,7 @@ def _log_kernels(run: Run) -> None:
     run.processes.log(f"kernels: {attention}; {optimizer[config.optimizer]}{compiled}")
 
 
-def _log_result(run: Run, seconds: float, loss: float) -> None:
+def _log_result(run: Run, seconds: float, loss: float, available: MachineMemory) -> None:
     processes, schedule = run.processes, run.plan.schedule
     peak = processes.max(devices.peak_memory(processes.device))
     speed = schedule.batch_tokens / seconds
@@ -70,4 +73,4 @@ def _log_result(run: Run, seconds: float, loss: float) -> None:
         f"all {schedule.num_steps:,} steps would take {seconds_text(schedule.num_steps * seconds)}, validations and "
         "saves not counted"
     )
-    processes.log(f"memory: the fullest process held {bytes_text(peak)} at its peak")
+    processes.log(f"memory: {run.plan.memory_forecast(available).measured_text(int(peak))}")

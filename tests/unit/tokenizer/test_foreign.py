@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +14,9 @@ import sentencepiece
 from foreign_models import GEMMA, LLAMA, T5, documents
 
 from zerokara.errors import UserError
-from zerokara.huggingface import tokenizer_json
 from zerokara.tokenizer import compatibility, encoder_choice, units
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.model_file import ModelFile, PieceType
-
-from .conftest import TrainToy
 
 KINDS = {"llama": LLAMA, "t5": T5, "gemma": GEMMA}
 HARD = ["", "\n", "\n\n\n", " ", "  a", "\n a\n\n\nb \n", "a\r\nb", "\t\n", "▁a ▁\n▁", "</s>\n<0x0A>", "\u3000\na"]
@@ -73,10 +69,10 @@ def test_a_long_text_is_cut_where_nothing_reaches_across(made: Made, limit: int)
 
 def test_only_what_nothing_reaches_across_is_cut(made: Made) -> None:
     """Not the score of a unigram, not a symbol of two line ends, not what normalisation makes of a line end."""
-    assert Encoder(made("t5")).run_characters == units.UNCUT
-    assert Encoder(made("gemma")).run_characters == units.UNCUT
-    assert Encoder(made("llama", remove_extra_whitespaces=True)).run_characters == units.UNCUT
-    assert Encoder(made("llama", normalization_rule_name="nfkc")).run_characters == units.UNCUT
+    assert Encoder(made("t5")).run_characters == units.UNSPLIT
+    assert Encoder(made("gemma")).run_characters == units.UNSPLIT
+    assert Encoder(made("llama", remove_extra_whitespaces=True)).run_characters == units.UNSPLIT
+    assert Encoder(made("llama", normalization_rule_name="nfkc")).run_characters == units.UNSPLIT
     assert Encoder(made("gemma", user_defined_symbols=["\n"])).run_characters == units._BPE_RUN_CHARACTERS
 
 
@@ -156,23 +152,11 @@ def test_the_faster_encoder_serves_them_too_where_it_is_proved(made: Made, kind:
     assert trimming.name.startswith("sentencepiece")
 
 
-def test_llama_cpp_is_given_what_it_reads_alike(made: Made, tmp_path: Path, train_toy: TrainToy) -> None:
-    """It puts a space before a text, as these do, and none before a line, as a prefix of step 1 does."""
-    for same in (made("llama"), made("gemma")):
-        assert tokenizer_json.is_for_llama_cpp(Encoder(same))
-    for other in (made("t5"), made("llama", remove_extra_whitespaces=True)):
-        assert not tokenizer_json.is_for_llama_cpp(Encoder(other))
-    assert not tokenizer_json.is_for_llama_cpp(Encoder(train_toy(model_type="bpe", add_dummy_prefix=True)))
-    tokenizer_json.write(Encoder(made("llama")), tmp_path, 64)
-    assert (tmp_path / "tokenizer.model").read_bytes() == made("llama").read_bytes()
-    assert "add_prefix_space" not in json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_goes_on_from_a_text_keeps_its_space(made: Made, kind: str) -> None:
+def test_a_continuation_keeps_its_space(made: Made, kind: str) -> None:
     encoder = Encoder(made(kind))
     start, whole = encoder.encode("the").tolist(), encoder.encode("the fox the").tolist()
     assert whole[: len(start)] == start
-    assert encoder.spelt(whole[len(start) :]) == " fox the" and encoder.spelt([]) == ""
-    for mark in encoder.sentinel_ids[:1]:
-        assert encoder.spelt([mark, *whole]) == "<extra_id_0> the fox the"
+    assert encoder.decode_continuation(whole[len(start) :]) == " fox the" and encoder.decode_continuation([]) == ""
+    for sentinel in encoder.sentinel_ids[:1]:
+        assert encoder.decode_continuation([sentinel, *whole]) == "<extra_id_0> the fox the"

@@ -41,7 +41,7 @@ def _follow(
 ) -> tuple[str, str]:
     """Follow a log that is written with silences; gives the log and the last line."""
     monkeypatch.setattr(progress, "LINE_INTERVAL_SECONDS", 0.1)
-    monkeypatch.setattr(trainer_log, "_BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(trainer_log, "BEAT_SECONDS", 0.02)
     reading, writing = os.pipe()
 
     def speak() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from zerokara.checkpoint import TrainingState
-from zerokara.training.guards import FEWEST_STEPS, WINDOW_STEPS, GivenUp, StepGuard
+from zerokara.training.guards import FEWEST_STEPS, WINDOW_STEPS, StepGuard, TooManySkippedSteps
 
 START = TrainingState(0, 0, 0, 0.0, {}, "t", "d", "fp32", {})
 
@@ -41,22 +41,22 @@ def test_one_skipped_step_too_many_in_a_row_gives_up() -> None:
     guard = StepGuard(spike_sigmas=0, max_skipped_steps=2)
     for step in (1, 2):
         guard.note(math.nan, "the loss is nan")
-        guard.require_patience(step, "the loss is nan")
+        guard.check_skipped_in_row(step, "the loss is nan")
     guard.note(3.0, "")
     assert (guard.skipped_steps, guard.skipped_in_row) == (2, 0)
     for step in (4, 5):
         guard.note(math.nan, "the loss is nan")
-        guard.require_patience(step, "the loss is nan")
+        guard.check_skipped_in_row(step, "the loss is nan")
     guard.note(math.nan, "the loss is nan")
-    with pytest.raises(GivenUp, match=r"step 6: the loss is nan; 3 .*max_skipped_steps is 2.*--set lr="):
-        guard.require_patience(6, "the loss is nan")
+    with pytest.raises(TooManySkippedSteps, match=r"step 6: the loss is nan; 3 .*max_skipped_steps is 2.*--set lr="):
+        guard.check_skipped_in_row(6, "the loss is nan")
 
 
 def test_no_step_may_be_skipped_where_max_skipped_steps_is_0() -> None:
     guard = StepGuard(spike_sigmas=0, max_skipped_steps=0)
     guard.note(math.nan, "x")
-    with pytest.raises(GivenUp):
-        guard.require_patience(1, "x")
+    with pytest.raises(TooManySkippedSteps):
+        guard.check_skipped_in_row(1, "x")
 
 
 def test_a_resumed_guard_judges_as_the_one_before() -> None:

@@ -1,4 +1,4 @@
-"""Requests to stop reach the training processes that the launcher started."""
+"""Requests to stop reach the training processes; a killed one is reported with the evidence."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ def test_training_processes_hear_what_was_asked_once_they_listen(
         assert started.stdout and started.stdout.readline() == b"started\n"
         while len(list(tmp_path.glob("*.ready"))) < 3:
             assert started.poll() is None
-        with launcher._Forwarding(started.pid) as forwarding:
+        with launcher.SignalForwarding(started.pid) as forwarding:
             os.kill(os.getpid(), number)
             started.wait(30)
-        assert forwarding.asked
+        assert forwarding.requested
     assert [path.read_text(encoding="utf-8") for path in tmp_path.iterdir() if path.suffix == ""] == [heard, heard]
-    said = capfd.readouterr()
-    assert "at the end of this step" in said.out and "KeyboardInterrupt" not in said.err
+    output = capfd.readouterr()
+    assert "end of this step" in output.out and "KeyboardInterrupt" not in output.err
 
 
 def test_a_launcher_that_has_started_nothing_yet_is_ended(capfd: pytest.CaptureFixture[str]) -> None:
     command = [sys.executable, "-c", "import time; time.sleep(60)"]
-    with subprocess.Popen(command) as started, launcher._Forwarding(started.pid):
+    with subprocess.Popen(command) as started, launcher.SignalForwarding(started.pid):
         os.kill(os.getpid(), signal.SIGINT)
         assert started.wait(30) == -signal.SIGTERM
     assert not psutil.pid_exists(started.pid) and "before the first step" in capfd.readouterr().out

@@ -1,4 +1,4 @@
-"""The pictures of a run, and the process that draws them."""
+"""The plots of a run, and the process that draws them."""
 
 from __future__ import annotations
 
@@ -9,24 +9,30 @@ from typing import Any
 
 import orjson
 import pytest
+from matplotlib.figure import Figure
 
 from zerokara.training.monitoring import drawing, plots
+from zerokara.training.monitoring.curve_names import CurveNames
 from zerokara.training.monitoring.drawing import Drawing
 
 
-def write_run(run_dir: Path, **more: Any) -> None:
+def run_lines(**more: Any) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = [{"step": 0, "tokens": 0, "valid_loss": 6.0, "valid_bits_per_byte": 3.0}]
     for step in range(1, 60):
         numbers = {"loss": 6 / step**0.2, "learning_rate": 0.1, "grad_norm": 1.0, "tokens_per_second": 5e3, "mfu": None}
         lines.append({"step": step, "tokens": step * 1000, **numbers, **more})
     lines.append({"step": 20, "tokens": 20_000, "resumed": True})
-    lines.append({"step": 30, "tokens": 30_000, "skipped": "its loss is nan", "bad_samples": []})
+    lines.append({"step": 30, "tokens": 30_000, "skipped": "the loss is nan", "bad_samples": []})
     lines.append({"step": 59, "tokens": 59_000, "valid_loss": 2.7, "valid_bits_per_byte": 1.4})
+    return lines
+
+
+def write_run(run_dir: Path, **more: Any) -> None:
     run_dir.mkdir()
-    (run_dir / "metrics.jsonl").write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
+    (run_dir / "metrics.jsonl").write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in run_lines(**more)))
 
 
-def test_every_curve_has_its_picture_and_all_have_one(tmp_path: Path) -> None:
+def test_every_curve_has_its_plot_and_all_have_one(tmp_path: Path) -> None:
     write_run(tmp_path / "run", source_tokens=[10, 20], mfu=0.4, expert_load=[1.5, 2.0])
     drawn = plots.draw(tmp_path / "run")
     names = ["overview", "loss", "bits_per_byte", "learning_rate", "grad_norm", "throughput", "sources", "experts"]
@@ -38,8 +44,33 @@ def test_every_curve_has_its_picture_and_all_have_one(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "run" / "plots").iterdir()) == sorted(f"{n}.png" for n in names)
 
 
-def test_a_run_without_a_step_has_no_picture(tmp_path: Path) -> None:
+def test_a_run_without_a_step_has_no_plot(tmp_path: Path) -> None:
     assert plots.draw(tmp_path) == [] and not (tmp_path / "plots").exists()
+
+
+def test_no_two_ticks_of_an_axis_have_the_same_label() -> None:
+    lines = [
+        {"step": step, "tokens": step * tokens, "loss": 4.106 + 1e-4 * step, "tokens_per_second": 1e-3 * step}
+        for tokens in (20, 10**8)
+        for step in range(1, 30)
+    ]
+    for panel, part in ((plots._loss, lines[:29]), (plots._throughput, lines[:29]), (plots._loss, lines[29:])):
+        with plots.matplotlib.rc_context(plots._STYLE):
+            figure = Figure()
+            axes = figure.subplots()
+            plots._fill(axes, panel, part, CurveNames())
+            figure.draw_without_rendering()
+        for axis in (axes.xaxis, axes.yaxis):
+            labels = [label.get_text() for label in axis.get_ticklabels()]
+            assert len(labels) > 3 and len(set(labels)) == len(labels)
+            assert not axis.get_offset_text().get_text(), "a label is only part of its number"
+
+
+@pytest.mark.parametrize(
+    ("count", "label"), [(0, "0"), (0.25, "0.25"), (500, "500"), (2500, "2.5k"), (1e7, "10M"), (1.5e9, "1.5B")]
+)
+def test_counts_are_labelled_briefly(count: float, label: str) -> None:
+    assert plots._count_formatter()(count) == label
 
 
 def test_a_long_curve_keeps_its_ends() -> None:
@@ -48,25 +79,37 @@ def test_a_long_curve_keeps_its_ends() -> None:
     assert plots._thinned([1, 2], [3, 4]) == ([1, 2], [3, 4]) and plots._thinned([], []) == ([], [])
 
 
-def test_never_two_are_drawn_at_once_and_the_last_is_waited_for(tmp_path: Path) -> None:
+def test_two_are_never_drawn_at_once_and_the_last_is_waited_for(tmp_path: Path) -> None:
     write_run(tmp_path / "run")
-    said: list[str] = []
-    made = Drawing(tmp_path / "run", said.append)
-    made.refresh()
-    first = made._process
+    messages: list[str] = []
+    plots_of_run = Drawing(tmp_path / "run", messages.append)
+    plots_of_run.refresh()
+    first = plots_of_run._process
     assert first is not None
-    began = time.monotonic()
-    made.refresh()
-    assert made._process is first and time.monotonic() - began < 0.1, "the training waited"
-    made.finish()
-    assert said == [] and (tmp_path / "run" / "plots" / "overview.png").exists()
-    assert made._quiet_until > time.monotonic()
+    started = time.monotonic()
+    plots_of_run.refresh()
+    assert plots_of_run._process is first and time.monotonic() - started < 0.1, "training waited"
+    plots_of_run.finish()
+    assert first.returncode is not None and plots_of_run._process is None
+    assert messages == [] and (tmp_path / "run" / "plots" / "overview.png").exists()
+    plots_of_run.refresh()
+    assert plots_of_run._process is None, "there was no pause"
 
 
-def test_a_drawing_that_fails_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drawing_that_fails_is_logged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drawing, "_MODULE", "zerokara.no_such_module")
-    said: list[str] = []
-    made = Drawing(tmp_path, said.append)
-    made.finish()
-    made.finish()
-    assert len(said) == 1 and "No module named zerokara.no_such_module; the training goes on" in said[0]
+    messages: list[str] = []
+    plots_of_run = Drawing(tmp_path, messages.append)
+    plots_of_run.finish()
+    plots_of_run.finish()
+    (message,) = messages
+    assert "zerokara.no_such_module" in message
+
+
+def test_a_drawing_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawing, "_FINISH_SECONDS", 0.01)
+    write_run(tmp_path / "run")
+    messages: list[str] = []
+    Drawing(tmp_path / "run", messages.append).finish()
+    (message,) = messages
+    assert "0.01 s" in message

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from configs import config_of
 
-from zerokara.config.loading import load
-from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.training.monitoring import metrics, weights_and_biases
 from zerokara.training.monitoring.metrics import Recorder
 from zerokara.training.monitoring.weights_and_biases import WandbSettings, WeightsAndBiases
@@ -37,10 +36,17 @@ def fresh_library() -> Iterator[None]:
 
 def wandb_settings(mode: str, folder: Path) -> WandbSettings:
     """Settings of a run all of whose paths lie in `folder`."""
-    given = [f"wandb={mode}", "sample_prompts=[and/or]", "stages=[{tokens: 100, source_weights: [1]}]"]
-    given += [f"input_jsonl=[{folder}/a.jsonl]", f"output_prefix={folder}/tokens/", f"init_from={folder}/hf"]
-    given += [f"output_model_dir={folder}", f"input_tokenizer_file={folder}/t.model"]
-    return WandbSettings.from_config(load(PretrainConfig, "/dev/null", given))
+    config = config_of(
+        wandb=mode,
+        sample_prompts=["and/or"],
+        stages=[{"tokens": 100, "source_weights": [1]}],
+        input_jsonl=[f"{folder}/a.jsonl"],
+        output_prefix=folder / "tokens",
+        init_from=folder / "hf",
+        output_model_dir=folder,
+        input_tokenizer_file=folder / "t.model",
+    )
+    return WandbSettings.from_config(config)
 
 
 def open_recorder(run_dir: Path, mode: str, resumed_step: int, messages: list[str]) -> Recorder:

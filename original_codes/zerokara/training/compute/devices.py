@@ -68,6 +68,11 @@ def peak_of(name: str) -> float | None:
     return PEAK_BF16_FLOPS[max(fitting, key=len)] if fitting else None
 
 
+def gpu_memory(device: torch.device) -> int | None:
+    """Bytes of a GPU's memory; None for a CPU."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
+
+
 def peak_memory(device: torch.device) -> int:
     """Most bytes that this process has held so far: of the GPU's memory, or of the machine's."""
     if device.type == "cuda":

@@ -48,16 +48,6 @@ Algorithm = Literal["adamw", "adafactor", "muon"]
 TITLES: dict[Algorithm, str] = {"adamw": "AdamW", "adafactor": "Adafactor", "muon": "Muon"}
 
 
-def by_whole_tensors(config: PretrainConfig, data_parallel_size: int) -> bool:
-    """Whether `replicated_updater` updates the weights, and not DeepSpeed's ZeRO.
-
-    At a data-parallel size of 1, stage 1 has nothing to partition, and DeepSpeed's copies of the gradients and of their
-    squares in fp64 took a tenth of a step of 40M parameters on two cores.
-    """
-    nothing_to_partition = config.zero_stage == 1 and data_parallel_size == 1 and config.offload == "none"
-    return config.zero_stage == 0 or config.optimizer != "adamw" or nothing_to_partition
-
-
 def algorithm_of(optimizer: str, name: str, shape: TensorShape) -> Algorithm:
     """The algorithm by which an optimizer updates the parameter `name`."""
     if optimizer == "adafactor":

@@ -22,6 +22,7 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
 from zerokara.model.megatron import Model
 from zerokara.training.compute import devices, optimizers, torch_optimizers
+from zerokara.training.compute.ownership import owners_of
 
 CHUNK = 2**26
 """Numbers in one all-reduce: gloo needs as much memory again."""
@@ -118,15 +119,9 @@ class ReplicatedUpdater:
 
     @staticmethod
     def _owners_of(model: Model, num_owners: int) -> dict[str, int | None]:
-        """The rank that owns each tensor, dealt largest first to whoever has least; None where every rank owns all."""
+        """The rank that owns each tensor; None where every rank owns all."""
         sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-        owners: dict[str, int | None] = dict.fromkeys(sizes)
-        if num_owners > 1:
-            loads = [0] * num_owners
-            for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
-                owners[name] = least = loads.index(min(loads))
-                loads[least] += sizes[name]
-        return owners
+        return dict(owners_of(sizes, num_owners)) if num_owners > 1 else dict.fromkeys(sizes)
 
     def _make_gradients(self, device: torch.device) -> dict[str, Tensor]:
         """One flat buffer in fp32, and each parameter's part of it."""

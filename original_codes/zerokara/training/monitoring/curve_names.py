@@ -1,4 +1,4 @@
-"""What the curves are called that `metrics.jsonl` only numbers, by the configuration that lies beside it."""
+"""Names of the curves that `metrics.jsonl` only numbers, from the configuration in the same folder."""
 
 from __future__ import annotations
 
@@ -9,33 +9,32 @@ from pathlib import Path, PurePosixPath
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import RESOLVED_NAME, PretrainConfig
-from zerokara.corpus.inputs import KIND_OF_SUFFIX, LIST_MARK, PACKING_OF_SUFFIX
+from zerokara.corpus.inputs import FORMAT_OF_SUFFIX, LIST_MARK, PACKING_OF_SUFFIX
 from zerokara.errors import UserError
 
-_MOST_CHARACTERS = 28
-"""Of a name: a legend should not hide the curves."""
-_ENDINGS = (*PACKING_OF_SUFFIX, *KIND_OF_SUFFIX, ".parquet")
+_MAX_CHARACTERS = 28
+"""Longest name: a legend should not hide the curves."""
+_ENDINGS = (*PACKING_OF_SUFFIX, *FORMAT_OF_SUFFIX, ".parquet")
 
 
 @dataclass(frozen=True)
 class CurveNames:
-    """Names in the order of the numbers."""
+    """Names of sources and MoE layers, in the order of their numbers."""
 
-    of_sources: tuple[str, ...] = ()
-    of_sparse_layers: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+    moe_layers: tuple[str, ...] = ()
 
     def source(self, number: int) -> str:
-        """The name of a source, counted from 0: its file or folder."""
-        return self.of_sources[number] if number < len(self.of_sources) else f"source {number + 1}"
+        """Name of a source, counted from 0: its file or folder."""
+        return self.sources[number] if number < len(self.sources) else f"source {number + 1}"
 
-    def sparse_layer(self, number: int) -> str:
-        """The name of a layer with experts, counted from 0 among these: its number among all layers."""
-        there = self.of_sparse_layers
-        return there[number] if number < len(there) else f"sparse layer {number + 1}"
+    def moe_layer(self, number: int) -> str:
+        """Name of a layer with experts, counted from 0 among these: its number among all layers."""
+        return self.moe_layers[number] if number < len(self.moe_layers) else f"MoE layer {number + 1}"
 
 
 def of_run(run_dir: Path) -> CurveNames:
-    """The names of a run; none where its configuration cannot be read, for a picture should not fail by that."""
+    """Names of a run; without a readable configuration there are none, and the plots are drawn all the same."""
     try:
         settings = load(PretrainConfig, run_dir / RESOLVED_NAME)
     except (UserError, OSError):
@@ -59,4 +58,4 @@ def _short(entry: str) -> str:
     name = PurePosixPath(entry.removeprefix(LIST_MARK)).name
     for ending in _ENDINGS:
         name = name.removesuffix(ending)
-    return name if len(name) <= _MOST_CHARACTERS else f"{name[: _MOST_CHARACTERS - 1]}…"
+    return name if len(name) <= _MAX_CHARACTERS else f"{name[: _MAX_CHARACTERS - 1]}…"

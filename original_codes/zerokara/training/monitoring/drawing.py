@@ -1,7 +1,7 @@
-"""Keeps the plots of a run fresh while it is trained, in a process of its own: drawing takes seconds of Python.
+"""Draws the plots of a run while it is trained, in a process of its own: drawing is seconds of Python.
 
-The process has one thread, and while training goes on the lowest priority. There is never more than one, and after each
-it is quiet for ten times as long as that took. What fails in there ends nothing but the drawing, and is told once.
+The process has one thread and, during training, the lowest priority. There is never more than one, and after each there
+is a pause of ten times as long as it took. A failure ends nothing but the drawing, and is logged once.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 _MODULE = "zerokara.training.monitoring.plots"
-_QUIET = 10.0
-"""Times as long as a drawing took, until the next may begin."""
-_LAST_SECONDS = 60.0
-"""How long the end of a run waits for its last pictures."""
+_PAUSE_FACTOR = 10.0
+"""Pause after a drawing, over the time that it took."""
+_FINISH_SECONDS = 60.0
+"""How long the end of a run waits for its last plots."""
 
 
 class Drawing:
@@ -26,36 +26,33 @@ class Drawing:
     def __init__(self, run_dir: Path, log: Callable[[str], None]):
         self._run_dir, self._log = run_dir, log
         self._process: subprocess.Popen[str] | None = None
-        self._began = self._quiet_until = 0.0
-        self._told = False
+        self._started = self._paused_until = 0.0
+        self._has_failed = False
 
     def refresh(self) -> None:
-        """Draw what is recorded by now, unless a drawing is at work or was a moment ago."""
-        if self._is_idle() and time.monotonic() >= self._quiet_until:
+        """Draw what is recorded so far, unless a drawing is running or has just ended."""
+        if self._process is not None and self._process.poll() is not None:
+            self._wait()
+        if self._process is None and time.monotonic() >= self._paused_until:
             self._start(niceness=19)
 
     def finish(self) -> None:
         """Draw for the last time, and wait for it."""
         if self._process is not None:
-            self._process.kill()  # its pictures would be old; each appears whole or not at all
-            self._process.wait()
-            self._process = None
+            self._process.kill()  # its plots would be out of date; each file appears whole or not at all
+            self._process.communicate()
         self._start()
-        deadline = time.monotonic() + _LAST_SECONDS
-        while not self._is_idle():
-            if self._process is not None and time.monotonic() > deadline:
-                self._process.kill()
-                self._tell(f"not drawn within {_LAST_SECONDS:g} s")
-            time.sleep(0.02)
+        self._wait()
 
     def _start(self, niceness: int = 0) -> None:
         threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        # CUDA is not for it, nor is what the launcher tells the training processes.
-        hidden = {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        # It needs no GPU, and finds its modules where this process does, whatever the launcher changed.
+        borders = {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        self._process, self._started = None, time.monotonic()
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", _MODULE, str(self._run_dir), str(niceness)],
-                env={**os.environ, **threads, **hidden},
+                env={**os.environ, **threads, **borders},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -64,26 +61,24 @@ class Drawing:
                 errors="replace",
             )
         except OSError as error:
-            self._tell(str(error))
-        self._began = time.monotonic()
+            self._log_once(str(error))
 
-    def _is_idle(self) -> bool:
-        """Whether no drawing is at work; takes note of one that has ended."""
-        process = self._process
+    def _wait(self) -> None:
+        """Wait for the process to end, and log its failure."""
+        process, self._process = self._process, None
         if process is None:
-            return True
-        if process.poll() is None:
-            return False
-        self._process = None
-        self._quiet_until = time.monotonic() + _QUIET * (time.monotonic() - self._began)
-        if process.stderr is not None:
-            with process.stderr as stream:
-                words = stream.read()
+            return
+        try:
+            _, message = process.communicate(timeout=_FINISH_SECONDS)
             if process.returncode:
-                self._tell((words.strip() or f"exit code {process.returncode}").splitlines()[-1])
-        return True
+                self._log_once((message.strip() or f"exit code {process.returncode}").splitlines()[-1])
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            self._log_once(f"not drawn within {_FINISH_SECONDS:g} s")
+        self._paused_until = time.monotonic() + _PAUSE_FACTOR * (time.monotonic() - self._started)
 
-    def _tell(self, words: str) -> None:
-        if not self._told:
-            self._log(f"plots: {words}; the training goes on")
-        self._told = True
+    def _log_once(self, reason: str) -> None:
+        if not self._has_failed:
+            self._log(f"plots: {reason}; training continues")
+        self._has_failed = True

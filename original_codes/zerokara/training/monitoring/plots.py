@@ -1,29 +1,32 @@
-"""Pictures of a run in its folder, for those who would rather look than read: ``plots/*.png``.
+"""The plots of a run, ``plots/*.png`` in its folder.
 
 ``python -m zerokara.training.monitoring.plots RUN_DIR [NICENESS]`` draws them from ``metrics.jsonl``: ``overview.png``
-with all of them together, and one for each: ``loss``, ``bits_per_byte``, ``learning_rate``, ``grad_norm``,
-``throughput``, where sources are mixed ``sources``, and where layers hold experts ``experts``. Each picture appears
-whole.
+with all of them, and each by itself: ``loss``, ``bits_per_byte``, ``learning_rate``, ``grad_norm``, ``throughput``,
+where sources are mixed ``sources``, and where layers have experts ``experts``. Each file appears whole.
+
+Matplotlib is imported here and nowhere else; training runs this module in a process of its own (`drawing`).
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure  # needs no display and no global state, as pyplot does
+from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter, StrMethodFormatter
 
 from zerokara.durable import PARTIAL_SUFFIX
 from zerokara.training.monitoring import curve_names, metrics
 from zerokara.training.monitoring.curve_names import CurveNames
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 FOLDER_NAME = "plots"
 BLUE, RED, GREEN, PURPLE, YELLOW, GREY = "#4477aa", "#cc3344", "#228833", "#aa3377", "#bb8800", "#777777"
-"""Told apart by those who see no red or green, too. Source: Paul Tol's bright scheme, a little darker."""
+"""Distinct for colour-blind readers too. Source: Paul Tol's bright scheme, a little darker."""
 SOURCE_COLORS = ("#4477aa", "#ee8866", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")
 _STYLE = {
     "font.size": 9,
@@ -34,6 +37,7 @@ _STYLE = {
     "axes.spines.right": False,
     "axes.edgecolor": "#999999",
     "axes.grid": True,
+    "axes.formatter.useoffset": False,  # 4.1061 4.1062, and not 0.0001 0.0002 beside a +4.106
     "grid.color": "#e4e4e4",
     "grid.linewidth": 0.6,
     "legend.frameon": False,
@@ -42,18 +46,15 @@ _STYLE = {
     "lines.solid_capstyle": "round",
 }
 _MOST_POINTS = 4000
-"""Of a curve: more than there are dots in a row of the picture."""
+"""Points of a curve: more than the picture is wide."""
 
 Lines = Sequence[dict[str, Any]]
-Panel = Callable[[Any, Lines, CurveNames], None]
+Panel = Callable[[Axes, Lines, CurveNames], None]
 """Draws its curves into axes."""
 
 
 def draw(run_dir: Path) -> list[Path]:
-    """Draw all pictures of a run; none before there is a logged step."""
-    import matplotlib
-    from matplotlib.figure import Figure  # a Figure of its own needs no display and no global state
-
+    """Draw all plots of a run; none before there is a logged step."""
     lines, names = metrics.read(run_dir), curve_names.of_run(run_dir)
     panels = {name: panel for name, (panel, key) in _PANELS.items() if any(line.get(key) for line in lines)}
     if "loss" not in panels:
@@ -65,11 +66,11 @@ def draw(run_dir: Path) -> list[Path]:
         rows = -(-len(panels) // 2)
         figure = Figure(figsize=(11, 3.1 * rows + 0.5), layout="constrained")
         figure.suptitle(run_dir.name, fontsize=13, fontweight="bold")
-        axes = figure.subplots(rows, 2, squeeze=False).ravel()
-        for place, panel in zip(axes, panels.values(), strict=False):
-            _fill(place, panel, lines, names)
-        for place in axes[len(panels) :]:
-            place.set_axis_off()
+        grid = figure.subplots(rows, 2, squeeze=False).ravel()
+        for axes, panel in zip(grid, panels.values(), strict=False):
+            _fill(axes, panel, lines, names)
+        for axes in grid[len(panels) :]:
+            axes.set_axis_off()
         drawn.append(_save(figure, folder / "overview.png"))
         for name, panel in panels.items():
             figure = Figure(figsize=(8, 4.5), layout="constrained")
@@ -80,14 +81,12 @@ def draw(run_dir: Path) -> list[Path]:
 
 
 def _fill(axes: Axes, panel: Panel, lines: Lines, names: CurveNames) -> None:
-    from matplotlib.ticker import EngFormatter
-
     panel(axes, lines, names)
     for number, token in enumerate(sorted({line["tokens"] for line in lines if "resumed" in line})):
-        label = "went on" if number == 0 else None
+        label = "resumed" if number == 0 else None
         axes.axvline(token, color=GREY, linewidth=0.8, linestyle=(0, (2, 3)), zorder=0.5, label=label)
-    axes.set_xlabel("tokens read")
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.set_xlabel("tokens")
+    axes.xaxis.set_major_formatter(_count_formatter())
     axes.margins(x=0.01)
     if len(axes.get_legend_handles_labels()[0]) > 1:
         axes.legend()
@@ -100,35 +99,19 @@ def _loss(axes: Axes, lines: Lines, names: CurveNames) -> None:
     axes.plot(*_thinned(tokens, smooth), color=BLUE, label="training, smoothed")
     axes.plot(*_curve(lines, "valid_loss"), color=RED, marker="o", markersize=3, label="validation")
     axes.set_title("Loss")
-    axes.set_ylabel("nats a token")
-    _stretch(axes, [*losses, *_curve(lines, "valid_loss")[1]])
+    axes.set_ylabel("nats per token")
+    _use_log_scale(axes, [*losses, *_curve(lines, "valid_loss")[1]])
 
 
 def _bits_per_byte(axes: Axes, lines: Lines, names: CurveNames) -> None:
-    by_source = [line for line in lines if "valid_bits_per_byte_by_source" in line]
-    if by_source:
-        for number in range(len(by_source[0]["valid_bits_per_byte_by_source"])):
-            values = [line["valid_bits_per_byte_by_source"][number] for line in by_source]
-            color = SOURCE_COLORS[number % len(SOURCE_COLORS)]
-            tokens = [line["tokens"] for line in by_source]
-            axes.plot(tokens, values, color=color, linewidth=1, label=names.source(number))
+    _plot_lists(axes, lines, "valid_bits_per_byte_by_source", names.source)
     tokens, bits = _curve(lines, "valid_bits_per_byte")
     axes.plot(tokens, bits, color=RED, marker="o", markersize=3, label="all")
     best = min(range(len(bits)), key=bits.__getitem__)
     axes.plot(tokens[best], bits[best], "o", color=RED, markersize=8, markerfacecolor="none")
-    axes.annotate(
-        f"best {bits[best]:.3f}",
-        (tokens[best], bits[best]),
-        (-6, 12),
-        textcoords="offset points",
-        ha="right",
-        color=RED,
-        fontsize=8,
-        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},  # it often stands on the curve
-    )
-    axes.set_title("Validation")
+    axes.set_title(f"Validation, best {bits[best]:.3f}")
     axes.set_ylabel("bits per byte")
-    _stretch(axes, bits)
+    _use_log_scale(axes, bits)
 
 
 def _learning_rate(axes: Axes, lines: Lines, names: CurveNames) -> None:
@@ -141,52 +124,42 @@ def _learning_rate(axes: Axes, lines: Lines, names: CurveNames) -> None:
 
 def _grad_norm(axes: Axes, lines: Lines, names: CurveNames) -> None:
     tokens, norms = _curve(lines, "grad_norm")
-    axes.plot(*_thinned(tokens, norms), color=PURPLE, linewidth=0.9, label="norm")
+    axes.plot(*_thinned(tokens, norms), color=PURPLE, linewidth=0.9, label="gradient norm")
     skipped = [line["tokens"] for line in lines if "skipped" in line]
     if skipped:
         top = max(norms, default=1.0)
-        axes.plot(skipped, [top] * len(skipped), "x", color=RED, markersize=6, label="step skipped")
-    axes.set_title("Gradient")
-    axes.set_ylabel("norm before clipping")
-    _stretch(axes, norms)
+        axes.plot(skipped, [top] * len(skipped), "x", color=RED, markersize=6, label="skipped step")
+    axes.set_title("Gradient norm")
+    axes.set_ylabel("before clipping")
+    _use_log_scale(axes, norms)
 
 
 def _throughput(axes: Axes, lines: Lines, names: CurveNames) -> None:
-    from matplotlib.ticker import EngFormatter
-
     tokens, speeds = _curve(lines, "tokens_per_second")
-    axes.plot(*_thinned(tokens, speeds), color=YELLOW, linewidth=1, label="tokens a second")
+    axes.plot(*_thinned(tokens, speeds), color=YELLOW, linewidth=1, label="tokens per second")
     axes.set_title("Throughput")
-    axes.set_ylabel("tokens a second")
-    axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.set_ylabel("tokens per second")
+    axes.yaxis.set_major_formatter(_count_formatter())
     axes.set_ylim(0, 1.15 * max(speeds))
     shares = [line["mfu"] / line["tokens_per_second"] for line in lines if line.get("mfu")]
-    if shares:  # the same curve, read on the other side as a share of the device's peak
+    if shares:  # the same curve, as a share of the device's peak
         other = axes.secondary_yaxis("right", functions=(_times(100 * shares[-1]), _times(0.01 / shares[-1])))
         other.set_ylabel("MFU, %")
 
 
 def _sources(axes: Axes, lines: Lines, names: CurveNames) -> None:
-    from matplotlib.ticker import EngFormatter
-
-    mixed = [line for line in lines if line.get("source_tokens")]
-    tokens = [line["tokens"] for line in mixed]
-    columns = list(zip(*(line["source_tokens"] for line in mixed), strict=True))
-    colors = [SOURCE_COLORS[number % len(SOURCE_COLORS)] for number in range(len(columns))]
-    labels = [names.source(number) for number in range(len(columns))]
-    axes.stackplot(tokens, *columns, colors=colors, labels=labels, alpha=0.85, linewidth=0)
+    columns = list(_lists(lines, "source_tokens"))
+    labels, colors = [names.source(number) for number in range(len(columns))], list(map(_color, range(len(columns))))
+    tokens = columns[0][0]
+    axes.stackplot(tokens, *(values for _, values in columns), colors=colors, labels=labels, alpha=0.85, linewidth=0)
     axes.set_title("Tokens by source")
-    axes.set_ylabel("tokens read")
-    axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.set_ylabel("tokens")
+    axes.yaxis.set_major_formatter(_count_formatter())
     axes.legend(loc="upper left")
 
 
 def _experts(axes: Axes, lines: Lines, names: CurveNames) -> None:
-    routed = [line for line in lines if line.get("expert_load")]
-    tokens = [line["tokens"] for line in routed]
-    for number, loads in enumerate(zip(*(line["expert_load"] for line in routed), strict=True)):
-        color = SOURCE_COLORS[number % len(SOURCE_COLORS)]
-        axes.plot(*_thinned(tokens, loads), color=color, linewidth=1, label=names.sparse_layer(number))
+    _plot_lists(axes, lines, "expert_load", names.moe_layer)
     axes.axhline(1.0, color=GREY, linewidth=0.8, linestyle=":", label="an even share")
     axes.set_title("Busiest expert")
     axes.set_ylabel("load over the mean")
@@ -201,7 +174,7 @@ _PANELS: dict[str, tuple[Panel, str]] = {
     "sources": (_sources, "source_tokens"),
     "experts": (_experts, "expert_load"),
 }
-"""Each picture's name, what draws it, and the number without which there is nothing to draw."""
+"""Name of each plot, what draws it, and the number without which there is nothing to draw."""
 
 
 def _curve(lines: Lines, key: str) -> tuple[list[float], list[float]]:
@@ -209,16 +182,33 @@ def _curve(lines: Lines, key: str) -> tuple[list[float], list[float]]:
     return [line["tokens"] for line in chosen], [line[key] for line in chosen]
 
 
+def _lists(lines: Lines, key: str) -> Iterator[tuple[list[float], list[float]]]:
+    """For each place in the lists of `key` its curve: tokens and values."""
+    chosen = [line for line in lines if line.get(key)]
+    tokens = [line["tokens"] for line in chosen]
+    for values in zip(*(line[key] for line in chosen), strict=True):
+        yield tokens, list(values)
+
+
+def _plot_lists(axes: Axes, lines: Lines, key: str, name: Callable[[int], str]) -> None:
+    for number, (tokens, values) in enumerate(_lists(lines, key)):
+        axes.plot(*_thinned(tokens, values), color=_color(number), linewidth=1, label=name(number))
+
+
+def _color(number: int) -> str:
+    return SOURCE_COLORS[number % len(SOURCE_COLORS)]
+
+
 def _smoothed(values: Sequence[float]) -> list[float]:
-    """A running mean in which the newest counts most: over a thirtieth of the curve, and where it begins and is steep
-    over less, a tenth of what was so far."""
+    """An exponential moving average over a thirtieth of the curve; near its steep beginning over a tenth of what came
+    before."""
     total = weight = 0.0
-    found = []
+    averages = []
     for number, value in enumerate(values):
         keep = 1 - 1 / max(1.0, min(len(values) / 30, number / 10))
         total, weight = total * keep + value, weight * keep + 1
-        found.append(total / weight)
-    return found
+        averages.append(total / weight)
+    return averages
 
 
 def _thinned(tokens: Sequence[float], values: Sequence[float]) -> tuple[list[float], list[float]]:
@@ -228,19 +218,23 @@ def _thinned(tokens: Sequence[float], values: Sequence[float]) -> tuple[list[flo
     return [*tokens[::every], *tokens[last]], [*values[::every], *values[last]]
 
 
-def _stretch(axes: Axes, values: Sequence[float]) -> None:
-    """Take a logarithmic axis where values fall far: what comes after the first, steep fall is what one wants to see.
+def _use_log_scale(axes: Axes, values: Sequence[float]) -> None:
+    """Use a logarithmic axis if values fall by a factor of three, so that the part after the steep fall can be read.
 
-    Its ticks are 2, 3, 5, and not 2 × 10⁰.
+    Its ticks are labelled 2, 3, 5, and not 2 × 10⁰.
     """
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
-
     if not values or min(values) <= 0 or max(values) < 3 * min(values):
         return
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 3.0, 5.0), numticks=8))
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _count_formatter() -> FuncFormatter:
+    """Labels counts as 0.5, 500, 2.5k, 10M, 1.5B."""
+    engineering = EngFormatter(sep="")
+    return FuncFormatter(lambda value, _: engineering(value).replace("G", "B") if abs(value) >= 1 else f"{value:g}")
 
 
 def _times(factor: float) -> Callable[[Any], Any]:

@@ -26,7 +26,8 @@ from zerokara.training.compute import optimizers, updater
 from zerokara.training.compute.deepspeed_settings import load_template
 from zerokara.training.compute.updater import UpdaterName
 from zerokara.training.planning.consumption import Consumption, consumption, schedule_of
-from zerokara.training.planning.memory_budget import Budget, Question
+from zerokara.training.planning.memory import TrainingLayout
+from zerokara.training.planning.memory_forecast import MachineMemory, MemoryForecast
 from zerokara.training.planning.schedule import Schedule
 
 
@@ -83,15 +84,10 @@ class RunPlan:
         """Size of one checkpoint on disk."""
         return optimizers.checkpoint_bytes(self.config.optimizer, self.shape)
 
-    @property
-    def micro_batches(self) -> list[int]:
-        """Micro batch sizes that divide a rank's share of the global batch, the largest first."""
-        share = self.config.global_batch_size // self.data_parallel_size
-        return [size for size in range(share, 0, -1) if share % size == 0]
-
-    def memory_question(self, there: Budget) -> Question:
-        """This run's memory, against what is there for one of its processes."""
-        return Question(self.config, self.shape, self.num_processes, self.template, there)
+    def memory_forecast(self, machine: MachineMemory) -> MemoryForecast:
+        """The memory that this run needs, against the memory of a machine."""
+        layout = TrainingLayout.from_config(self.config, self.shape, self.num_processes, machine.device, self.template)
+        return MemoryForecast(layout, machine)
 
 
 def make_plan(given: PretrainConfig, num_processes: int, precision: Literal["bf16", "fp32"] | None = None) -> RunPlan:

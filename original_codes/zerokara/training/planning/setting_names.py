@@ -12,19 +12,17 @@ _KEYS = {
     "tokenizer_sha256": "input_tokenizer_file (SHA-256 of its content)",
     "vocab_size": "input_tokenizer_file (its number of pieces)",
     "data_sha256": "output_prefix (SHA-256 of the token files)",
-    "bucket_elements": "deepspeed_template (reduce_bucket_size)",
-    "optimizer_bytes": "optimizer (bytes of its state)",
+    "reduce_bucket_size": "deepspeed_template (reduce_bucket_size)",
+    "stage3_param_persistence_threshold": "deepspeed_template (stage3_param_persistence_threshold)",
     "raw_len": "seq_len (tokens of the corpus in a sample)",
     "target_len": "seq_len (tokens that a sample predicts)",
     "curriculum": "stages or source_weights (order of reading)",
-    "whole_tensors": "zero_stage (unpartitioned data parallelism)",
     "gpu_bytes": "the GPU's memory in bytes",
 }
 _FOLLOW_FROM = {
     "vocab_size": "tokenizer_sha256",
     "raw_len": "seq_len",
     "target_len": "seq_len",
-    "whole_tensors": "zero_stage",
 }
 """Names of what is no setting, and of a setting that tells enough where it differs too."""
 _MIXTURE = "stages, source_weights or the number of documents in input_jsonl: another order of reading"

@@ -1,4 +1,4 @@
-"""Join the processes that the launcher started: this one's device, its threads, and the groups that it belongs to."""
+"""Joining the processes that the launcher started: this one's device, its threads, and its process groups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zerokara.errors import RunError
 from zerokara.model import parallel
 from zerokara.training.compute import devices
 from zerokara.training.planning import cores
-from zerokara.training.processes import identity, meeting
+from zerokara.training.processes import authentication, rendezvous
 from zerokara.training.processes.process_group import init_process_group
 
 ANSWER_SECONDS = 60
@@ -69,12 +69,12 @@ def local_device() -> torch.device:
 
 
 def join(num_processes: int, tensor_parallel_size: int, seed: int, keeps_freed_memory: bool) -> Processes:
-    """Take a device, meet the other processes, and form the groups.
+    """Take a device, initialise torch.distributed, and form the process groups.
 
     `keeps_freed_memory` is for a process on a CPU that has room: see `devices.keep_freed_memory`.
 
     Raises:
-        RunError: a process did not answer, or is none of this run.
+        RunError: a process did not answer, or is not part of this run.
     """
     device = local_device()
     if device.type == "cuda":
@@ -85,15 +85,15 @@ def join(num_processes: int, tensor_parallel_size: int, seed: int, keeps_freed_m
             devices.keep_freed_memory()
         else:
             devices.give_back_freed_memory()
-    init_process_group(device, meeting.init_method())
+    init_process_group(device, rendezvous.init_method())
     require_answers()
     parallel.start(seed, tensor_parallel_size)
-    identity.prove(ANSWER_SECONDS)
+    authentication.authenticate(ANSWER_SECONDS)
     return Processes(device, torch.distributed.get_rank())
 
 
 def require_answers() -> None:
-    """Check that all processes are there and hear each other; every process must call it.
+    """Check that all processes are running and reach each other; every process must call it.
 
     Raises:
         RunError: some did not answer within `ANSWER_SECONDS`; the first process names them.

@@ -1,9 +1,9 @@
-"""Leaving at the edge of a step: a signal, a file, or a limit asks; the loop saves and goes.
+"""Requests to stop: a signal, a file, or a limit asks; the run is saved at the end of the step and exits.
 
-SIGTERM and SIGINT (Ctrl-C) are heard by every process that gets them; the file ``STOP`` in the run folder, and whatever
-else `watch` was given, by the first. A process that is asked tells the others where all meet anyway: in the sum over
-the loss of each step, or in `agreed`. A second Ctrl-C leaves at once, as does any request before the first step, when
-there is nothing to save.
+Every process handles SIGTERM and SIGINT (Ctrl-C); the first one also watches the file ``STOP`` in the run folder, and
+whatever else `watch` was given. The processes agree in a collective that runs anyway, the sum of each step's loss, or
+in `requested_anywhere`. A second Ctrl-C exits at once, as does any request before the first step, when there is nothing
+to save.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import torch.distributed
 
 FILE_NAME = "STOP"
 """``touch STOP`` in the run folder asks, from any machine that sees it."""
-_NAMES = {int(signal.SIGINT): "Ctrl-C (SIGINT)"}
+_SIGNAL_NAMES = {int(signal.SIGINT): "Ctrl-C (SIGINT)"}
 
 
 class StopRequest:
-    """Whether somebody asked this process to stop."""
+    """Whether this process was asked to stop."""
 
     def __init__(self, device: torch.device | None = None) -> None:
         self.reason = ""
@@ -32,33 +32,33 @@ class StopRequest:
         self._watched: list[Callable[[], str]] = []
 
     def listen(self) -> None:
-        """Take SIGTERM and SIGINT as requests from now on."""
-        signal.signal(signal.SIGTERM, self._ask)
-        signal.signal(signal.SIGINT, self._ask)
+        """Handle SIGTERM and SIGINT as requests from now on."""
+        signal.signal(signal.SIGTERM, self._handle)
+        signal.signal(signal.SIGINT, self._handle)
 
-    def can_wait(self) -> None:
-        """From now on there is something to save: requests are obeyed at the next edge of a step."""
+    def defer(self) -> None:
+        """From now on there is something to save: a request takes effect at the end of a step."""
         self._at_once = False
 
-    def watch(self, look: Callable[[], str]) -> None:
-        """Call `look` at each step's edge: it gives a reason to stop, or nothing. For the first process only."""
-        self._watched.append(look)
+    def watch(self, reason: Callable[[], str]) -> None:
+        """Call `reason` after each step: it returns a reason to stop, or nothing. For the first process only."""
+        self._watched.append(reason)
 
-    def look(self) -> bool:
-        """Whether this process knows of a request, after a look at what it watches."""
-        for look in self._watched:
-            self.reason = self.reason or look()
+    def poll(self) -> bool:
+        """Whether this process has a request, after asking what it watches."""
+        for reason in self._watched:
+            self.reason = self.reason or reason()
         return bool(self.reason)
 
-    def agreed(self) -> bool:
-        """Whether any process knows of a request; every process must call it, between the batches of long work."""
-        asked = torch.tensor([float(self.look())], device=self._device)
-        torch.distributed.all_reduce(asked)
-        return bool(asked.item())
+    def requested_anywhere(self) -> bool:
+        """Whether any process has a request; every process must call it, between the batches of long work."""
+        requested = torch.tensor([float(self.poll())], device=self._device)
+        torch.distributed.all_reduce(requested)
+        return bool(requested.item())
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         again = bool(self.reason) and number == signal.SIGINT
-        self.reason = self.reason or _NAMES.get(number, signal.Signals(number).name)
+        self.reason = self.reason or _SIGNAL_NAMES.get(number, signal.Signals(number).name)
         if again or self._at_once:
             raise KeyboardInterrupt(self.reason)
 
@@ -69,10 +69,10 @@ class StopFile:
     def __init__(self, run_dir: Path):
         self._path = run_dir / FILE_NAME
 
-    def look(self) -> str:
-        """A reason to stop, where the file is there."""
+    def reason(self) -> str:
+        """A reason to stop if the file exists, else nothing."""
         return f"the file {self._path}" if self._path.exists() else ""
 
-    def forget(self) -> None:
-        """Delete it: it was obeyed, or speaks of an earlier start."""
+    def delete(self) -> None:
+        """Delete the file: the request was obeyed, or was meant for an earlier start."""
         self._path.unlink(missing_ok=True)

@@ -1,0 +1,120 @@
+"""The model card says what the facts say, and nothing where there is no fact."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from typing import Any
+
+import pytest
+from huggingface_hub import ModelCard
+from markdown_it import MarkdownIt
+
+from zerokara.publishing import model_card, usage
+
+
+@pytest.fixture
+def facts() -> dict[str, Any]:
+    split = {"documents": 12, "tokens": 3456, "text_bytes": 7000}
+    none = {"documents": 0, "tokens": 0, "text_bytes": 0}
+    return {
+        "model": {
+            "architecture": "llama", "class": "LlamaForCausalLM", "parameters": 1234567, "num_layers": 2,
+            "hidden_size": 8, "ffn_hidden_size": 16, "num_attn_heads": 4, "num_kv_heads": 2, "seq_len": 64,
+            "vocab_size": 321, "tie_word_embeddings": True, "rope_theta": 5000.0, "dtype": "bf16",
+            "auto_class": "AutoModelForCausalLM", "task": "text-generation",
+            "description": "Llama-like", "moe_layers": [],
+        },
+        "training": {
+            "step": 100, "tokens": 51200, "epochs": 0.701, "seconds": 60.0, "precision": "fp32",
+            "settings": {"lr": 0.001},
+            "curve": {"loss": [{"step": 10, "value": 5.5}, {"step": 100, "value": 2.25}], "valid_loss": [],
+                      "valid_bits_per_byte": []},
+        },
+        "data": {"train": split, "valid": none, "sources": [{"name": "ja|1.jsonl", "train": split, "valid": none}]},
+        "tokenizer": {"vocab_size": 321, "sha256": "abc"},
+        "proof": {
+            "logits": {"positions": 99, "max_difference": 2e-6, "tolerance": 1e-4, "logit_std": 1.5, "argmax_ties": 0,
+                       "greedy_tokens": 48, "greedy_prompts": 2, "greedy_ties": 0, "bf16_max_difference": 0.02,
+                       "bf16_argmax_equal": 0.995},
+            "token_ids": {"lines": 10000, "equal": 9998, "ties": 2},
+        },
+        "samples": [{"prompt": "吾輩は", "greedy": "猫\n```\nである", "sampled": "犬"}],
+    }  # fmt: skip
+
+
+def render(facts: dict[str, Any]) -> str:
+    return model_card.render(facts, name="me/first", language=["ja", "no"], license="cc-by-4.0")
+
+
+def test_front_matter_is_read_by_the_hub(facts: dict[str, Any]) -> None:
+    data = ModelCard(render(facts)).data
+    assert (data.language, data.license, data.library_name) == (["ja", "no"], "cc-by-4.0", "transformers")
+    assert data.pipeline_tag == "text-generation"
+
+
+def test_an_encoder_decoder_has_a_card_of_its_own(facts: dict[str, Any]) -> None:
+    facts["model"] |= {"task": "text2text-generation", "auto_class": "AutoModelForSeq2SeqLM", "architecture": "switch"}
+    facts["model"] |= {"moe_layers": [1, 3], "num_experts": 8, "moe_ffn_hidden_size": 16, "experts_per_token": 1}
+    facts["model"]["active_parameters"] = 345678
+    card = render(facts)
+    data = ModelCard(card).data
+    assert data.pipeline_tag is None, "transformers 5 has no such pipeline"
+    assert "text2text-generation" in data.tags
+    for words in (
+        "masked span", "AutoModelForSeq2SeqLM.from_pretrained", "skip_special_tokens=False", "345,678",
+        "| 8 in layers 1, 3, feed-forward 16; 1 per token |", "吾輩は\n→ 猫",
+    ):  # fmt: skip
+        assert words in card, words
+    assert "rope" not in card
+
+
+def test_the_numbers_stand_in_it(facts: dict[str, Any]) -> None:
+    card = render(facts)
+    for words in (
+        "# first", "1.23M parameters", "1,234,567", "4 (2 key and value heads)",
+        "| ja\\|1.jsonl | train | 12 | 3,456 |",
+        "5.5000 (step 10) | 2.2500 (step 100)", "`lr` | 0.001", "2e-06 (allowed 0.0001", "10,000 lines", "2 ties",
+        'name = "me/first"', "吾輩は猫", "````text",
+    ):  # fmt: skip
+        assert words in card, words
+
+
+def test_the_snippet_is_python(facts: dict[str, Any]) -> None:
+    snippet = render(facts).partition("```python\n")[2].partition("```")[0]
+    assert 'tokenizer("吾輩は"' in snippet
+    # Behind an upload the same stands as one line for a shell, whatever the prompt holds.
+    prompt = facts["samples"][0]["prompt"] = 'it\'s "so" $HOME\n'
+    words = shlex.split(usage.command(facts["model"], "me/first", prompt))
+    assert words[:2] == ["python", "-c"] and len(words) == 3
+    snippet = render(facts).partition("```python\n")[2].partition("```")[0]
+    assert ast.dump(ast.parse(words[2])) == ast.dump(ast.parse(snippet))
+    assert "pipeline" not in snippet
+
+
+def test_what_is_not_known_is_not_claimed(facts: dict[str, Any]) -> None:
+    facts["data"] = {}
+    facts["training"]["curve"]["loss"] = []
+    facts["samples"] = []
+    card = render(facts)
+    for words in ("## Data", "validation", "metrics.jsonl", "## Samples"):
+        assert words not in card
+
+
+def test_names_settings_and_texts_of_others_are_no_markup(facts: dict[str, Any]) -> None:
+    nasty = "x](javascript:1)<script>alert(1)</script>\n---\n| `a` ![b](http://t/p.png) \u202e\udcff"
+    facts["data"]["sources"] = [{**facts["data"]["sources"][0], "name": nasty}]
+    facts["training"]["init_from"] = facts["training"]["settings"]["order"] = nasty
+    facts["samples"] = [dict.fromkeys(("prompt", "greedy", "sampled"), nasty[:-1] + "\n```\n# <b>")]
+    card = model_card.render(facts, name=f"me/{nasty[:-1]}", language=["ja", nasty[:-1]], license=f"- {nasty[:-1]}")
+    data = ModelCard(card).data
+    assert data.language == ["ja", nasty[:-1]] and data.license == f"- {nasty[:-1]}"
+    assert data.tags == ["zerokara", "pretrained-from-scratch"]
+    parser = MarkdownIt("commonmark", {"html": True}).enable("table")
+    found = [each for token in parser.parse(ModelCard(card).text) for each in (token, *(token.children or []))]
+    kinds = [token.type for token in found]
+    assert not {"html_inline", "html_block", "link_open", "image", "hr"} & set(kinds)
+    assert (kinds.count("heading_open"), kinds.count("bullet_list_open"), kinds.count("fence")) == (9, 1, 3)
+    assert len(re.findall("(?m)^[|].*[|]$", card)) == kinds.count("tr_open") + kinds.count("table_open")
+    card.encode("utf-8")

@@ -1,0 +1,74 @@
+"""Batches of the next step are prepared while the device works on this one's, and are the same as without that."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from zerokara.samples.objective import Batch
+from zerokara.training.batch_loader import BatchLoader, loading
+
+NUM_STEPS, MICRO_BATCHES = 4, 2
+
+
+class CountedBatches:
+    """Batches of known content that tell when each step's were made, and by which thread."""
+
+    def __init__(self) -> None:
+        self.made: list[int] = []
+        self.threads: set[str] = set()
+        self.is_made = {step: threading.Event() for step in range(1, NUM_STEPS + 2)}
+
+    def at(self, consumed: int) -> Iterator[Batch]:
+        step = consumed // MICRO_BATCHES + 1
+        self.made.append(step)
+        self.threads.add(threading.current_thread().name)
+        for index in range(MICRO_BATCHES):
+            ids = np.full((1, 3), consumed + index)
+            yield Batch(ids, ids + 1, np.ones((1, 3), dtype=np.float32) * (index == 0))
+        self.is_made[step].set()
+
+
+def loader_of(batches: Any, last_step: int = NUM_STEPS) -> BatchLoader:
+    return BatchLoader(batches, lambda step: (step - 1) * MICRO_BATCHES, last_step, pins_memory=False)
+
+
+def test_each_step_gets_its_own_batches() -> None:
+    loader = loader_of(CountedBatches())
+    for step in (3, 4, 1):  # a resumed run begins anywhere; nothing depends on what was taken before
+        taken = loader.take(step)
+        inputs = [micro_batch[0] for micro_batch in taken.micro_batches]
+        expected = [torch.full((1, 3), (step - 1) * MICRO_BATCHES + index) for index in range(MICRO_BATCHES)]
+        assert all(torch.equal(one, other) for one, other in zip(inputs, expected, strict=True))
+        assert taken.num_tokens == 3  # the second micro batch predicts nothing
+    loader.close()
+
+
+def test_the_next_step_is_prepared_before_it_is_asked_for_and_none_beyond_the_last() -> None:
+    batches = CountedBatches()
+    loader = loader_of(batches)
+    for step in range(1, NUM_STEPS + 1):
+        loader.take(step)
+        if step < NUM_STEPS:
+            assert batches.is_made[step + 1].wait(timeout=10)
+    loader.close()
+    assert batches.made == [1, 2, 3, 4] and threading.current_thread().name not in batches.threads
+
+
+def test_a_failure_reaches_the_step_that_needs_the_batch() -> None:
+    class Failing(CountedBatches):
+        def at(self, consumed: int) -> Iterator[Batch]:
+            if consumed == 2 * MICRO_BATCHES:
+                raise OSError("the disk is gone")
+            return super().at(consumed)
+
+    with loading(Failing(), lambda step: (step - 1) * MICRO_BATCHES, NUM_STEPS, torch.device("cpu")) as loader:  # type: ignore[arg-type]
+        loader.take(1)
+        loader.take(2)  # the third fails in the background meanwhile
+        with pytest.raises(OSError, match="the disk is gone"):
+            loader.take(3)

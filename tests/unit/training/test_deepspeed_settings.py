@@ -1,0 +1,66 @@
+"""The settings that DeepSpeed gets: ours, and for every other key the template's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from configs import config_of
+
+from zerokara.errors import UserError
+from zerokara.training.compute.deepspeed_settings import load_template, settings_for
+
+SHIPPED_TEMPLATE = Path(__file__).resolve().parents[3] / "original_codes" / "ds_config_gpt_TEMPLATE.json"
+
+
+def test_our_settings_are_merged_into_the_template() -> None:
+    config = config_of(zero_stage=2, precision="fp32", global_batch_size=32, micro_batch_size=8)
+    settings = settings_for(config, 2, {"zero_optimization": {"overlap_comm": True}, "x": 1})
+    assert settings["zero_optimization"] == {"overlap_comm": True, "stage": 2}
+    assert (settings["train_batch_size"], settings["gradient_accumulation_steps"], settings["x"]) == (32, 2, 1)
+    assert settings["bf16"] == {"enabled": False} and "data_types" not in settings
+
+
+def test_a_template_that_sets_what_the_config_owns_is_refused_with_every_key(tmp_path: Path) -> None:
+    path = tmp_path / "template.json"
+    path.write_text(
+        '{\n  "fp16": {"enabled": true},\n  "zero_optimization": {\n    "stage": 3\n  }\n}\n', encoding="utf-8"
+    )
+    with pytest.raises(UserError) as caught:
+        load_template(path)
+    faults = {fault.key: fault for fault in caught.value.faults}
+    assert {(fault.where, fault.key, str(fault.value)) for fault in faults.values()} == {
+        (f"{path}:2", "fp16", "{'enabled': True}"),
+        (f"{path}:2", "fp16.enabled", "True"),
+        (f"{path}:4", "zero_optimization.stage", "3"),
+    }
+    assert "precision" in faults["fp16"].rule and "zero_stage" in faults["zero_optimization.stage"].rule
+
+
+@pytest.mark.parametrize(
+    ("content", "keyword"),
+    [
+        ("{", "JSON"),
+        ("[]", "object"),
+        ('{"a": ' * 100_000, "256 kB"),
+        ('{"a": ' * 900 + "1" + "}" * 900, "8 levels"),
+        ('{"a": ' * 20_000 + "1" + "}" * 20_000, "JSON"),
+    ],
+)
+def test_a_template_that_is_no_json_object_is_refused(tmp_path: Path, content: str, keyword: str) -> None:
+    path = tmp_path / "template.json"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(UserError) as caught:
+        load_template(path)
+    (fault,) = caught.value.faults
+    assert fault.where.startswith(str(path)) and keyword in fault.rule
+
+
+def test_a_template_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        load_template(tmp_path / "none.json")
+    assert caught.value.faults[0].where == str(tmp_path / "none.json")
+
+
+def test_the_shipped_template_is_accepted() -> None:
+    assert "zero_optimization" in load_template(SHIPPED_TEMPLATE)

@@ -1,0 +1,146 @@
+"""The records of a run in progress: what is logged, written to ``metrics.jsonl``, and kept for the checkpoint."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from configs import config_of
+
+from zerokara.checkpoint import TrainingState
+from zerokara.config.sample_lengths import causal
+from zerokara.samples.data_plan import DataPlan
+from zerokara.samples.mixed_order import MixedStage
+from zerokara.samples.sources import TokenSource
+from zerokara.training.bad_samples import BadSample
+from zerokara.training.evaluation import Score, ValidationResult
+from zerokara.training.logbook import Logbook, LogbookSettings
+from zerokara.training.loop import StepRecord
+from zerokara.training.monitoring import metrics
+from zerokara.training.planning.position import Position
+from zerokara.training.planning.schedule import Schedule
+from zerokara.training.processes.joining import Processes
+from zerokara.training.sampling import Sample
+
+START = TrainingState(0, 0, 0, 0.0, {}, "t", "d", "fp32", {})
+SOURCES = (TokenSource("a.jsonl", 0, 33 * 40), TokenSource("b.jsonl", 33 * 40, 33 * 120))
+
+
+def logbook(run_dir: Path, state: TrainingState = START, rank: int = 0, mixed: bool = False) -> Logbook:
+    """A run of 10 steps of 8 sequences of 32 tokens, an epoch being 160 sequences."""
+    config = config_of(output_model_dir=run_dir, max_steps=10)
+    stages = (MixedStage((1, 3), None, "shuffle"),) if mixed else ()
+    reading = DataPlan(run_dir / "train", SOURCES, causal(32), 1, "shuffle", stages)
+    schedule = Schedule.from_config(config, samples_per_epoch=160)
+    settings = LogbookSettings.from_config(config, schedule, num_processes=1, flops_per_token=1e6)
+    return Logbook(settings, reading, Position.going_on(state, 8, 32), state, Processes(torch.device("cpu"), rank))
+
+
+def record(step: int, loss: float, **more: Any) -> StepRecord:
+    return StepRecord(step, loss, learning_rate=0.1, grad_norm=0.5, seconds=2.0, **more)
+
+
+def test_a_logged_step_is_the_mean_of_the_steps_since_the_last(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    book = logbook(tmp_path)
+    for step, loss in enumerate((5.0, 3.0), 1):
+        book.add(record(step, loss))
+    book.add(record(3, math.nan, skip_reason="the loss is nan"))
+    book.log_step({"expert_load": [1.5, 2.0]})
+    book.log_step()
+    book.close()
+    (line,) = metrics.read(tmp_path)
+    expected = {
+        "step": 2, "tokens": 512, "epoch": 16 / 160, "loss": 4.0, "learning_rate": 0.1, "grad_norm": 0.5,
+        "tokens_per_second": 128.0, "mfu": None, "seconds_left": 16.0, "expert_load": [1.5, 2.0],
+    }  # fmt: skip
+    assert {key: line[key] for key in expected} == expected
+    assert line.keys() - expected.keys() == {"memory_bytes", "seconds"}
+    shown = capsys.readouterr().out
+    assert "step 2/10" in shown and "loss 4.0000" in shown and "grad_norm 0.500" in shown and "mfu n/a" in shown
+
+
+def test_a_mixture_is_counted_by_source(tmp_path: Path) -> None:
+    book = logbook(tmp_path, mixed=True)
+    book.add(record(5, 3.0))
+    book.log_step()
+    book.close()
+    (line,) = metrics.read(tmp_path)
+    assert sum(line["source_tokens"]) == line["tokens"] == 40 * 32
+    assert line["source_tokens"] == pytest.approx([10 * 32, 30 * 32], abs=32)  # whole samples, in a shuffled order
+
+
+def test_a_resumed_run_logs_the_mean_over_the_break(tmp_path: Path) -> None:
+    first = logbook(tmp_path)
+    first.add(record(1, 5.0))
+    state = replace(START, step=1, samples=8, tokens=256, seconds=7.0, facts=first.facts)
+    first.close()
+    resumed = logbook(tmp_path, state)
+    resumed.add(record(2, 3.0))
+    resumed.log_step()
+    resumed.close()
+    resumption, line = metrics.read(tmp_path)
+    assert resumption == {"step": 1, "tokens": 256, "resumed": True, "seconds": 7.0}
+    assert (line["step"], line["loss"]) == (2, 4.0) and line["seconds"] >= 7.0
+    assert resumed.facts == {"loss": 4.0, "first_loss": 4.0}
+
+
+def test_a_skipped_step_is_recorded_with_its_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    book = logbook(tmp_path)
+    skipped = record(3, math.nan, skip_reason="the loss is nan")
+    book.log_skipped(skipped, [BadSample(17, 4, math.nan, (("a.jsonl", 2, 2), ("b.jsonl", 0, 5)))])
+    book.close()
+    (line,) = metrics.read(tmp_path)
+    documents = [{"source": "a.jsonl", "first": 2, "last": 2}, {"source": "b.jsonl", "first": 0, "last": 5}]
+    sample = {"position": 17, "sample": 4, "loss": "nan", "documents": documents}
+    assert line == {"step": 3, "tokens": 768, "skipped": "the loss is nan", "bad_samples": [sample]}
+    shown = capsys.readouterr().out
+    assert "the loss is nan" in shown and "document 2 of a.jsonl" in shown and "documents 0 to 5 of b.jsonl" in shown
+
+
+def test_the_facts_keep_the_first_the_last_and_the_best_validation(tmp_path: Path) -> None:
+    book = logbook(tmp_path)
+    for step, nats in ((0, 300.0), (2, 100.0), (4, 200.0)):
+        parts = tuple(Score.of(name, nats / 2, 50, 25) for name in ("a.jsonl", "b.jsonl"))
+        book.log_validation(step, ValidationResult(Score.of("all", nats, 100, 50), parts))
+    book.close()
+    assert book.facts == {
+        "first_valid_loss": 3.0,
+        "first_valid_bits_per_byte": pytest.approx(6 / math.log(2)),
+        "valid_loss": 2.0,
+        "valid_bits_per_byte": pytest.approx(4 / math.log(2)),
+        "valid_step": 4,
+        "best_valid_bits_per_byte": pytest.approx(2 / math.log(2)),
+        "best_valid_step": 2,
+    }
+    line = metrics.read(tmp_path)[1]
+    assert (line["step"], line["valid_loss"], line["valid_tokens"]) == (2, 1.0, 100)
+    assert line["valid_loss_by_source"] == [1.0, 1.0]
+
+
+def test_the_console_shows_sampled_texts_and_the_file_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    book = logbook(tmp_path)
+    book.log_samples(0, [Sample("Once", ", , ,", " upon a time")])
+    book.close()
+    shown = capsys.readouterr().out
+    assert "Once⟪upon a time⟫" in shown and ", , ," not in shown
+    written = (tmp_path / "samples.md").read_text(encoding="utf-8")
+    assert "upon a time" in written and ", , ," in written
+
+
+def test_only_the_first_process_writes_and_all_keep_the_facts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    book = logbook(tmp_path, rank=1)
+    book.add(record(1, 5.0))
+    book.log_step()
+    book.log_samples(1, [Sample("a", "b", "c")])
+    book.flush()
+    book.close()
+    assert book.facts["loss"] == 5.0 and book.pace.seconds_per_step == 2.0
+    assert not list(tmp_path.iterdir()) and not capsys.readouterr().out

@@ -1,0 +1,43 @@
+"""Which updater serves a run, and what the plan says of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from zerokara.training.compute import updater
+
+TEMPLATE = {"zero_optimization": {"overlap_comm": True}, "wall_clock_breakdown": False}
+
+
+@pytest.mark.parametrize(
+    ("zero_stage", "optimizer", "offload", "ranks", "expected"),
+    [
+        (0, "adamw", "none", 1, "replicated"),
+        (0, "adamw", "none", 8, "replicated"),
+        (1, "adamw", "none", 1, "replicated"),  # nothing to shard
+        (1, "adamw", "none", 2, "zero"),
+        (1, "adamw", "optimizer", 1, "zero"),  # offload is DeepSpeed's
+        (2, "adamw", "none", 1, "zero"),
+        (3, "adamw", "all", 4, "zero"),
+        (1, "adafactor", "none", 4, "replicated"),  # needs whole matrices
+        (1, "muon", "none", 4, "replicated"),
+        (0, "muon", "none", 4, "replicated"),
+    ],
+)
+def test_the_updater_of_a_run(zero_stage: int, optimizer: str, offload: str, ranks: int, expected: str) -> None:
+    assert updater.choose(zero_stage, optimizer, offload, ranks) == expected
+
+
+def test_a_template_without_effect_is_named_with_its_keys() -> None:
+    lines = list(updater.plan_lines("replicated", 1, 1, "template.json", TEMPLATE))
+    assert len(lines) == 2 and all(word in lines[1] for word in ("template.json", "no effect", *TEMPLATE))
+    assert len(list(updater.plan_lines("replicated", 1, 1, "template.json", {}))) == 1, "an empty one is not mentioned"
+    (line,) = updater.plan_lines("zero", 3, 4, "template.json", TEMPLATE)
+    assert "DeepSpeed" in line and "3" in line and "no effect" not in line
+
+
+def test_what_is_sharded_is_said_as_it_is() -> None:
+    sharded = next(iter(updater.plan_lines("replicated", 1, 4, "template.json", {})))
+    alone = next(iter(updater.plan_lines("replicated", 1, 1, "template.json", {})))
+    stage_0 = next(iter(updater.plan_lines("replicated", 0, 4, "template.json", {})))
+    assert "4 ranks" in sharded and "nothing" in alone and "nothing" in stage_0
