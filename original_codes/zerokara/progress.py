@@ -84,6 +84,9 @@ class Progress:
         """Name the phase of the work that begins; a new phase has its own rate, and so its own time left."""
         if name != self._phase:
             self._phase, self._rate_done, self._rate_started = name, self._done, time.monotonic()
+            if self._bar is not None:
+                self._bar.reset()
+                self._bar.initial = self._bar.n = self._bar.last_print_n = self._done
         if self._bar is not None:
             self._bar.set_description_str(f"{self.label}, {name}", refresh=False)
         self.beat()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import re
+import time
 
 import pytest
 
@@ -37,6 +39,24 @@ def test_an_estimated_total_is_never_passed_and_each_phase_has_its_own_rate(monk
         bar.advance(4)
         last = stream.getvalue().splitlines()[-1]
         assert "11 of 11 (100%)" in last and "left" not in last
+
+
+def test_on_a_terminal_too_each_phase_has_its_own_rate() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Terminal()
+    with progress.Progress("training", total=4, unit="round", stream=stream) as bar:
+        bar.phase("seeding")
+        time.sleep(0.2)
+        bar.advance(1)
+        assert re.search(r"seeding: +25%.* 1/4 \[00:00<00:0\d", stream.getvalue())
+        bar.phase("pruning")
+        assert re.search(r"pruning: +25%.* 1/4 \[00:00<\?", stream.getvalue())
+        bar.advance(4)
+        bar.beat()
+        assert "5/5" in stream.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -194,10 +194,14 @@ class _TrainingJob:
 
 
 def _too_large(job: _TrainingJob, model: ModelFile) -> Fault:
-    """The fault, with the largest size that works; it is tried, since a smaller target prunes more candidates."""
+    """The fault, with the largest size that works.
+
+    For unigram that is found by training again, since a smaller target prunes more candidates; BPE stops at the same
+    merges.
+    """
     config = job.config
     largest = len(model.pieces) + config.extra_ids
-    while largest > num_fixed(config) + 1:
+    while config.model_type == "unigram" and largest > num_fixed(config) + 1:
         log(
             f"  vocab_size = {config.vocab_size:,} is more than this text supports, which gave {largest:,} pieces; "
             f"training again to see whether {largest:,} works"
