@@ -185,7 +185,7 @@ def test_too_few_documents_to_split(make_config: MakeConfig) -> None:
     with pytest.raises(UserError) as raised:
         _encode(config)
     (fault,) = raised.value.faults
-    assert (fault.key, fault.found) == ("valid_min_documents", 151) and "150" in fault.remedy
+    assert (fault.key, fault.value) == ("valid_min_documents", 151) and "150" in fault.remedy
     assert list(_hashes(config)) == ["tokens_quarantine.jsonl"]
 
 
