@@ -19,7 +19,7 @@ from zerokara.model import megatron, parallel
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.objective import Prompt
 
-TINY = ModelShape("llama", 2, 32, 4, 4, 64, 64, 500, True, 10000.0, 1e-5, 0.02)
+TINY = ModelShape("llama", 2, 32, 4, 4, 64, 22, 500, True, 10000.0, 1e-5, 0.02)
 LARGE = replace(
     TINY, num_layers=24, hidden_size=768, num_attn_heads=12, num_kv_heads=12, head_dim=64, ffn_hidden_size=2048
 )
@@ -39,7 +39,7 @@ def export_and_prove(folder: Path, shape: ModelShape) -> None:
     weights, hf = StoredTensors(folder / "weights.safetensors"), folder / "hf"
     hf.mkdir()
     to_hf.write_model(hf, weights, shape, families.SpecialIds(1, 2, 3), "bf16", "4GB")
-    windows, prompts = Windows([list(range(4, 60))]), [Prompt([], [5, 6])]
+    windows, prompts = Windows([list(range(4, 26))]), [Prompt([], [5, 6])]
     found, _ = logit_proof.prove(hf, weights, shape, "bf16", windows, prompts)
     assert found.holds, found.faults
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import torch
 
-_RESIDENT_BYTES = 64 * 2**20
+RESIDENT_BYTES = 64 * 2**20
 """Bytes of weights that may be read before pages are released."""
-_KEPT_SHARE = 0.5
+KEPT_SHARE = 0.5
 """Of each file, from its start, that is never released."""
 
 
@@ -30,7 +30,7 @@ class PageRelease:
         self._kept = [parameter.untyped_storage() for parameter in model.parameters() if parameter.device.type == "cpu"]
         starts = [storage.data_ptr() for storage in self._kept if storage.nbytes()]
         mapped = [(low, high) for low, high in ranges if any(low <= start < high for start in starts)]
-        self._released = [(_page(low + int(_KEPT_SHARE * (high - low))), high) for low, high in mapped]
+        self._released = [(_page(low + int(KEPT_SHARE * (high - low))), high) for low, high in mapped]
         if self._advise is not None and self._released:
             for module in model.modules():
                 size = sum(parameter.nbytes for parameter in module.parameters(recurse=False))
@@ -39,7 +39,7 @@ class PageRelease:
 
     def _has_used(self, size: int) -> None:
         self._used += size
-        if self._used <= _RESIDENT_BYTES:
+        if self._used <= RESIDENT_BYTES:
             return
         self._used = 0
         assert self._advise is not None

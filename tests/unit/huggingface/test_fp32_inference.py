@@ -17,7 +17,7 @@ from zerokara.huggingface.stored_tensors import StoredTensors
 
 
 def test_products_look_ups_and_norms_are_those_of_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fp32_inference, "_BLOCK_ELEMENTS", 24)  # three rows of eight at a time, and one left over
+    monkeypatch.setattr(fp32_inference, "BLOCK_ELEMENTS", 24)  # three rows of eight at a time, and one left over
     generator = torch.Generator().manual_seed(1)
     weight, bias = (torch.randn(size, generator=generator).bfloat16() for size in ((10, 8), (10,)))
     table, scale = (torch.randn(size, generator=generator).bfloat16() for size in ((5, 8), (8,)))
@@ -74,8 +74,8 @@ def test_pages_are_released_and_read_again(
     must = model(rows)
     assert resident(path) >= 8 * 512 * 512 * 4
 
-    monkeypatch.setattr(page_release, "_RESIDENT_BYTES", 512 * 512 * 4)
-    monkeypatch.setattr(page_release, "_KEPT_SHARE", kept_share)
+    monkeypatch.setattr(page_release, "RESIDENT_BYTES", 512 * 512 * 4)
+    monkeypatch.setattr(page_release, "KEPT_SHARE", kept_share)
     PageRelease(model, tmp_path)
     for _ in range(2):
         assert torch.equal(model(rows), must)
