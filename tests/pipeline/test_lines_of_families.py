@@ -66,7 +66,7 @@ def through_all_steps(place: Path, corpus: Path, name: str, *small: str) -> str:
     return said + run(sys.executable, "6_upload.py", "--dry-run", "--config", converting, *upload)
 
 
-def test_t5_reads_gaps_and_fills_them(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_t5_reads_masked_spans_and_fills_them(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
     steps = ("max_steps=120", "eval_interval=120", "save_interval=120")
