@@ -1,10 +1,10 @@
-"""Step 1: train the tokenizer; `python 1_train_sentencepiece_tokenizer.py --help` tells more."""
+"""Step 1: train the tokenizer; `python 1_train_sentencepiece_tokenizer.py --help` explains it."""
 
 import os
 import sys
 
 ROOT = os.path.dirname(os.path.realpath(__file__))
-if sys.path[0] == ROOT:  # a file that lies beside this one never passes for a package of the same name
+if sys.path[0] == ROOT:  # a file beside this one is never taken for a package
     del sys.path[0]
 sys.path.insert(0, os.path.join(ROOT, "original_codes"))
 

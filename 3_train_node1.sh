@@ -5,6 +5,6 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 python="$root/.venv/bin/python"
 [ -x "$python" ] || python=python3
 export PYTHONPATH="$root/original_codes${PYTHONPATH:+:$PYTHONPATH}"
-export PYTHONSAFEPATH=1 # a file of the current folder never passes for a package of the same name
+export PYTHONSAFEPATH=1 # a file of the current folder is never taken for a package
 export ZEROKARA_COMMAND="bash $0"
 exec "$python" -m zerokara.steps.train "$@"

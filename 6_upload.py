@@ -1,10 +1,10 @@
-"""Step 6: the exported model → the Hugging Face Hub; `python 6_upload.py --help` tells more."""
+"""Step 6: the exported model → the Hugging Face Hub; `python 6_upload.py --help` explains it."""
 
 import os
 import sys
 
 ROOT = os.path.dirname(os.path.realpath(__file__))
-if sys.path[0] == ROOT:  # a file that lies beside this one never passes for a package of the same name
+if sys.path[0] == ROOT:  # a file beside this one is never taken for a package
     del sys.path[0]
 sys.path.insert(0, os.path.join(ROOT, "original_codes"))
 

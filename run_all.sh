@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up, then runs the whole line: raw text → tokenizer → tokens → training → a proved Hugging Face model.
+# Sets up, then runs the whole pipeline: raw text → tokenizer → tokens → training → a verified Hugging Face model.
 #
 #   ./run_all.sh                the three YAML files of this folder: as shipped, a small model on an embedded English
 #                               corpus (documentation that is already on this machine), on a CPU, in minutes
@@ -7,18 +7,19 @@
 #                               a set: model_configs/ja_llama_sentence_piece_config.yaml, …_config.yaml and
 #                               …_convert_config.yaml
 #   ./run_all.sh FOLDER         the three YAML files of another folder
-#   ./run_all.sh --redo ...     does every step again: what earlier runs left is replaced, and a trained run set aside
+#   ./run_all.sh --redo ...     does every step again: earlier outputs are replaced, an earlier run is set aside
 #   ./run_all.sh --redo=4 ...   the same from step 4 on (1 to 4)
-#   ./run_all.sh --dry-run ...  checks the three files, that each step reads what the one before it writes, and that
-#                               it can write where it is to
+#   ./run_all.sh --dry-run ...  checks the three files: that each step reads what the one before it writes, and that
+#                               the outputs can be written
+#   ./run_all.sh --help         prints this
 #
-# A step whose work is done already is skipped. A step that fails stops the line, with its exit code: 1 failed while
-# running, 2 the configuration or the input is wrong.
+# A step that is already done is skipped. A step that fails ends the pipeline with its exit code: 1 failed while running,
+# 2 the configuration or the input is wrong.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 cd "$root"
 
-ready_sets() { # the sets that are there, one a line, as they are named on the command line
+ready_sets() { # the ready sets, one a line, as they are named on the command line
     printf '%s\n' model_configs/*_convert_config.yaml | sed 's/_convert_config.yaml$//;s/^/  /'
 }
 
@@ -40,16 +41,16 @@ for file in "$tokenizer_config" "$config" "$convert_config"; do
 done
 if ((${#missing[@]})); then
     printf 'run_all: %s: there is no such configuration file\n' "${missing[@]}" >&2
-    printf 'A line needs all three. These sets are there:\n%s\n' "$(ready_sets)" >&2
+    printf 'All three are needed. These sets are ready to use:\n%s\n' "$(ready_sets)" >&2
     exit 2
 fi
 
 python=$root/.venv/bin/python
 export PYTHONPATH="$root/original_codes${PYTHONPATH:+:$PYTHONPATH}"
-export PYTHONSAFEPATH=1 # a file of the current folder never passes for a package of the same name
+export PYTHONSAFEPATH=1 # a file of the current folder is never taken for a package
 names=() seconds=()
 
-has_begun() { # whether step 3 has set an earlier run aside by now and begun its own, whose run.json is then new
+has_begun() { # whether step 3 has already set an earlier run aside and started its own, whose run.json is then new
     local run
     run=$("$python" -c 'import sys
 from zerokara.config.loading import load
@@ -58,25 +59,25 @@ print(load(PretrainConfig, sys.argv[1]).output_model_dir)' "$config") || return 
     (($(stat -c %Y "$run/run.json" 2> /dev/null || echo 0) >= began))
 }
 
-again() { # the command that goes on after a step; nothing that is done is done again
+again() { # the command that resumes the pipeline; no finished step is repeated
     local from=$((redo_from > at ? redo_from : at))
-    ((from == 3)) && has_begun && from=4 # what step 3 has begun to train is resumed
+    ((from == 3)) && has_begun && from=4 # a run that step 3 has started is resumed
     ((redo_from < 5 && from < 5)) && others=("--redo=$from" "${others[@]}")
     printf '%q ' "$0" "${others[@]}" | sed 's/ $//'
 }
 
-redo() { # the option of the step at which the line is
+redo() { # the option of the current step
     ((at < redo_from)) || echo --redo
 }
 
-step() { # step NAME COMMAND...: runs one step of the line and keeps its time; a failing one ends the line
+step() { # step NAME COMMAND...: runs one step and records its time; a failing step ends the pipeline
     local name=$1 started=$SECONDS code=0
     shift
     printf '\n━━━ %s\n' "$name"
     "$@" || code=$?
     if ((code)); then
         printf '\nrun_all: stopped at “%s” with exit code %d; %s: %s\n' "$name" "$code" \
-            "$( ((code == 130)) && echo "to resume" || echo "mend what the words above name, then")" \
+            "$( ((code == 130)) && echo "to resume" || echo "fix the problem named above, then run")" \
             "$(again)" >&2
         exit "$code"
     fi
@@ -105,7 +106,7 @@ no_class=$("$python" -c 'if True:
     from zerokara.config.pretrain_config import PretrainConfig
     print(load(PretrainConfig, sys.argv[1]).traits.no_class)' "$config")
 if [[ $no_class ]]; then
-    printf '\n━━━ 4 convert, 6 upload: left out, since no Hugging Face class holds such a model: %s\n' "$no_class"
+    printf '\n━━━ 4 convert, 6 upload: skipped, since no Hugging Face class can hold this model: %s\n' "$no_class"
 else
     at=4
     step "4 convert to Hugging Face" bash 4_convert_to_HF.sh --config "$convert_config" $(redo)
@@ -121,7 +122,7 @@ from zerokara.config.convert_config import ConvertConfig
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.tokenizer_config import TokenizerConfig
-from zerokara.huggingface import exported
+from zerokara.huggingface import exported_folder
 from zerokara.steps.convert_to_hf import notebook_for
 
 tokenizer = load(TokenizerConfig, Path(sys.argv[1]))
@@ -129,13 +130,13 @@ pretrain = load(PretrainConfig, Path(sys.argv[2]))
 convert = load(ConvertConfig, Path(sys.argv[3]))
 model = Path(convert.output_tokenizer_and_model_dir)
 if not pretrain.traits.no_class:
-    print("\n━━━ what the model writes")
-    for sample in exported.proved(model).facts["samples"]:
+    print("\n━━━ samples of the model")
+    for sample in exported_folder.proved(model).facts["samples"]:
         print(f"\n  {sample['prompt']}⟪{sample['sampled']}⟫")
 run = Path(pretrain.output_model_dir)
 print(
     f"""
-━━━ where everything lies
+━━━ where everything is
   tokenizer           {tokenizer.output_dir}
   tokens              {pretrain.output_prefix}_text_document.bin and .idx
   run                 {run}  (metrics.jsonl, config_resolved.yaml, checkpoints)

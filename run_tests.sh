@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # Sets up, then lints, checks the types, and runs the tests.
 #
-#   ./run_tests.sh                      everything (tests/gpu too where there is a GPU)
-#   ./run_tests.sh tests/unit -k order  hands its arguments on to pytest
-#   ./run_tests.sh --kernels            the numerical tests alone, with the kernels of other processors (tests/kernels.py)
+#   ./run_tests.sh                      everything (including tests/gpu if there is a GPU)
+#   ./run_tests.sh tests/unit -k order  passes its arguments to pytest
+#   ./run_tests.sh --kernels            only the numerical tests, with the kernels of other processors (tests/kernels.py)
+#   ./run_tests.sh --help               prints this
 set -euo pipefail
+case ${1:-} in -h | --help) sed -n '2,/^set -/{/^set -/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}" && exit 0 ;; esac
 cd "$(dirname "${BASH_SOURCE[0]}")"
 export PYTHONSAFEPATH=1
 ./setup.sh

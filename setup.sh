@@ -1,24 +1,26 @@
 #!/usr/bin/env bash
-# Makes .venv and installs into it the exact files of requirements.lock and requirements-torch.lock: pip refuses whatever
-# has another hash, wherever it comes from. Safe to run again at any time: it takes an instant when nothing changed, and
-# goes on where an interrupted run stopped.
+# Creates .venv and installs exactly the files of requirements.lock and requirements-torch.lock into it: pip refuses any
+# file with another hash, wherever it comes from. Safe to run again at any time: it takes an instant if nothing has
+# changed, and resumes an interrupted installation.
 #
 #   ./setup.sh [arguments for pip]
 #   PYTHON=/path/to/python3.12 ./setup.sh          uses that Python
 #   ./setup.sh --extra-index-url https://download.pytorch.org/whl/cpu
-#                                                  on a machine without a GPU: torch without the CUDA packages (GBs less)
+#                                                  on a machine without a GPU: torch without CUDA (GBs less)
+#   ./setup.sh --help                              prints this
 set -euo pipefail
+case ${1:-} in -h | --help) sed -n '2,/^set -/{/^set -/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}" && exit 0 ;; esac
 cd "$(dirname "${BASH_SOURCE[0]}")"
-export PYTHONSAFEPATH=1 # what lies in this folder is no package of Python's
+export PYTHONSAFEPATH=1 # a file of this folder is never taken for a Python package
 started=$SECONDS
 stamp=.venv/zerokara_setup.stamp
 
-fingerprint() { # what .venv must have been made from
+fingerprint() { # of all that .venv is made from
     "$1" -c 'import sys; print(sys.version)'
     cat requirements.lock requirements-torch.lock setup.sh | sha256sum
 }
 
-# Already done: the stamp is written last, so it stands only in a whole .venv.
+# Already done: the stamp is written last, so it exists only in a complete .venv.
 if [[ -f $stamp ]] && now=$(fingerprint .venv/bin/python 2>/dev/null) && [[ $now == "$(<"$stamp")" ]]; then
     exit 0
 fi
@@ -29,7 +31,7 @@ find_python() {
     local candidate
     if [[ -n ${PYTHON:-} ]]; then
         new_enough "$PYTHON" && echo "$PYTHON" && return
-        echo "setup: PYTHON=$PYTHON is not a Python of version 3.11 or later" >&2
+        echo "setup: PYTHON=$PYTHON is not Python 3.11 or later" >&2
         return 2
     fi
     for candidate in python3 python3.13 python3.12 python3.11 python3.14; do
@@ -40,13 +42,13 @@ find_python() {
     return 2
 }
 
-say() { printf 'setup %s\n' "$*"; }
+log() { printf 'setup %s\n' "$*"; }
 
 pip_install() { # on a terminal pip shows its downloads; in a log file it is quiet
     local quiet=--quiet
     [[ -t 1 ]] && quiet=
-    # pip would compile Python's files one after another, for half of the time that all this takes: see below.
-    # The lock files name everything, so nothing else comes along; --require-hashes would refuse it anyway.
+    # pip would compile the Python files one by one, which is half of the whole time: see below.
+    # The lock files name every package, so no dependency is added; --require-hashes would refuse it anyway.
     .venv/bin/python -P -m pip install --disable-pip-version-check --no-compile --require-hashes --no-deps $quiet "$@"
 }
 
@@ -65,56 +67,56 @@ sys.exit(not any(name.startswith("nvidia-") for name in requires("torch")))'
 
 rm -f "$stamp"
 if new_enough .venv/bin/python && .venv/bin/python -m pip --version >/dev/null 2>&1; then
-    say "1/4: .venv is there ($(.venv/bin/python --version)); completing it"
+    log "1/4: .venv exists ($(.venv/bin/python --version)); updating it"
 else
     python=$(find_python)
-    say "1/4: making .venv with $("$python" --version)"
+    log "1/4: creating .venv with $("$python" --version)"
     "$python" -m venv --clear .venv || {
         echo "setup: '$python -m venv' failed; on Debian and Ubuntu install its package: sudo apt install python3-venv" >&2
         exit 1
     }
 fi
 
-# Where an index or a folder that pip was given offers the build without CUDA, that one is meant; pip itself would take
-# the other, if the offer came without a hash. Newest builds come first in the list.
+# If an index or a folder given to pip offers the build without CUDA, that one is meant; pip itself would take the other
+# one if the offer had no hash. The newest builds come first in the list.
 torch=$(grep -oE '^torch==[0-9.]+' requirements-torch.lock)
 offered=$(.venv/bin/python -m pip index versions torch "$@" 2>/dev/null | grep -oE "(^| )${torch#*==}\+[a-z0-9.]+" || true)
 build=$(head -n 1 <<<"${offered#*+}")
 if [[ -n $build && $build != cpu ]]; then
-    echo "setup: $torch+$build, which pip is offered, is not in requirements-torch.lock. Run ./setup.sh without this offer," >&2
-    echo "       then put that build in its place: .venv/bin/pip install $torch+$build $*" >&2
+    echo "setup: $torch+$build, offered by this index, is not in requirements-torch.lock. Run ./setup.sh without that index," >&2
+    echo "       then replace torch: .venv/bin/pip install $torch+$build $*" >&2
     exit 2
 fi
 torch+=${build:++$build}
-say "2/4: $torch (the largest download$([[ $torch == *+cpu ]] || echo ", with CUDA's packages some GB"))"
+log "2/4: $torch (the largest download$([[ $torch == *+cpu ]] || echo ", with CUDA's packages some GB"))"
 pip_install "$@" --only-binary :all: --requirement <(sed "s/^torch==[^ ]*/$torch/" requirements-torch.lock)
 
-# What has no wheel, for any Python or for the newest, and what only a torch for CUDA needs.
+# Packages without a wheel, for any Python or for the newest, and packages that only torch for CUDA needs.
 built='deepspeed|megatron-core' cuda='nvidia-[a-z0-9-]+|cuda-[a-z0-9-]+|triton'
 left_out=$built
 is_for_cuda || left_out+="|$cuda"
-say "3/4: $(except "$left_out" | grep -c ==) packages of requirements.lock"
+log "3/4: $(except "$left_out" | grep -c ==) packages of requirements.lock"
 pip_install "$@" --only-binary :all: --requirement <(except "$left_out")
 
-# DeepSpeed's source package imports torch while it is built, so it is built here and not in an isolated place, which pip
-# would furnish with packages that no lock names; none of its own compiled ops are wanted, since nothing may be compiled
-# while a run waits. Its setup.py imports from the folder that it lies in.
-say "4/4: $(entries "$built" | grep -oE '^[a-z-]+==[0-9.]+' | paste -sd ' ')"
+# DeepSpeed's source package imports torch while it is built, so it is built without isolation: pip would fill an isolated
+# environment with packages that are in no lock file. None of its compiled ops are built, since nothing may be compiled
+# while a run waits. Its setup.py imports from its own folder.
+log "4/4: $(entries "$built" | grep -oE '^[a-z-]+==[0-9.]+' | paste -sd ' ')"
 (
     unset PYTHONSAFEPATH
     export PATH="$PWD/.venv/bin:$PATH" DS_BUILD_OPS=0
     pip_install "$@" --no-build-isolation --requirement <(entries "$built")
 )
-.venv/bin/python -m pip check --disable-pip-version-check --quiet || say "the packages that are named above do not fit together"
+.venv/bin/python -m pip check --disable-pip-version-check --quiet || log "the packages named above conflict"
 
 # Makes `import zerokara` work in .venv; the path is relative to the folder that holds the file.
 site_packages=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 echo "../../../../original_codes" > "$site_packages/zerokara.pth"
 .venv/bin/python -c 'import zerokara'
 
-# On all cores. Some packages carry files for other versions of Python, or templates: what does not compile is left.
+# On all cores. Some packages contain files for other Python versions, or templates, which do not compile: ignore them.
 .venv/bin/python -m compileall -qq -j 0 "$site_packages" original_codes || true
 
 fingerprint .venv/bin/python > "$stamp.partial"
 mv "$stamp.partial" "$stamp"
-say "done in $((SECONDS - started)) s"
+log "done in $((SECONDS - started)) s"

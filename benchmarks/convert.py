@@ -208,7 +208,7 @@ def make(folder: Path, size: tuple[int, ...]) -> None:
 
     from zerokara.config.pretrain_config import PretrainConfig
     from zerokara.config.rendering import as_yaml
-    from zerokara.huggingface import families, rules
+    from zerokara.huggingface import families, weight_rules
     from zerokara.model.shapes import ModelShape
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -236,7 +236,7 @@ def make(folder: Path, size: tuple[int, ...]) -> None:
         tensor.normal_(0.0, SPREAD / size[1] ** 0.5, generator=generator)
         if name.endswith("norm.weight"):
             tensor += 1
-    save_ours(run, shape, dict(rules.from_hf(families.rules_for(shape), weights, shape)), tokenizer)
+    save_ours(run, shape, dict(weight_rules.from_hf(families.rules_for(shape), weights, shape)), tokenizer)
     save_theirs(folder, flat, ordered)
     (folder / "convert.yaml").write_text(
         f"input_model_dir: {run}\noutput_tokenizer_and_model_dir: {folder / 'ours_hf'}\n", encoding="utf-8"

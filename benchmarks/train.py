@@ -50,7 +50,7 @@ from torch import Tensor
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.huggingface import families, rules
+from zerokara.huggingface import families, weight_rules
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import bytes_text, count_text
 from zerokara.training.compute import devices
@@ -99,7 +99,7 @@ class Task:
     def initial(self) -> dict[str, Tensor]:
         """The initial weights by Hugging Face's names."""
         ours = torch.load(self.weights)
-        return dict(rules.to_hf(families.rules_for(self.shape), ours, self.shape))
+        return dict(weight_rules.to_hf(families.rules_for(self.shape), ours, self.shape))
 
 
 class Turns:

@@ -85,21 +85,20 @@ def _flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-def test_a_broken_newest_checkpoint(forge: Forge, unbroken: Trained, tmp_path: Path) -> None:
-    """What the newest was is trained again, from the one before; the broken one is kept aside."""
-    run_dir = tmp_path / "run"
-    assert forge.run(run_dir, {"save": 3, "at_line": 1}, **COMMON) == -signal.SIGKILL
+def test_broken_newest_checkpoints(forge: Forge, unbroken: Trained, tmp_path: Path) -> None:
+    """Each part of the newest four is broken; what they were is trained again, and the broken ones are kept aside."""
+    run_dir, settings = tmp_path / "run", {**COMMON, "keep_last": 6}
+    assert forge.run(run_dir, {"save": 6, "at_line": 1}, **settings) == -signal.SIGKILL
     for harm, kind in ((_truncate, "truncated"), (_flip, "changed"), (Path.unlink, "deleted")):
-        for part in PARTS:
-            with Fault(f"a file of the newest checkpoint {kind}"):
-                before, broken = whole_checkpoints(run_dir), checkpoint.broken_names(run_dir)
-                newest = checkpoint.folder_of(run_dir, before[-1])
-                harm(newest / part)
-                # The third save is killed before it begins: the first writes the broken one anew, the second is new.
-                assert forge.run(run_dir, {"save": 3, "at_line": 1}, **COMMON) in (0, -signal.SIGKILL), forge.log
-                assert len(checkpoint.broken_names(run_dir)) == len(broken) + 1
-                assert forge.values("resumed") == [before[-2]]
-                assert whole_checkpoints(run_dir)[-1] == before[-1] + 2
+        with Fault(f"a file of the newest checkpoint {kind}", len(PARTS)):
+            before, broken = whole_checkpoints(run_dir), checkpoint.broken_names(run_dir)
+            for step, part in zip(before[-4:], PARTS, strict=True):
+                harm(checkpoint.folder_of(run_dir, step) / part)
+            # Four are saved again, and one is new; the sixth save is killed before it begins.
+            assert forge.run(run_dir, {"save": 6, "at_line": 1}, **settings) == -signal.SIGKILL, forge.log
+            assert forge.values("resumed") == [before[-5]]
+            assert len(checkpoint.broken_names(run_dir)) == len(broken) + len(PARTS)
+            assert whole_checkpoints(run_dir)[-6:] == [*before[-5:], before[-1] + 2]
     assert forge.run(run_dir, **COMMON) == 0, forge.log
     assert_equal(run_dir, unbroken)
 
@@ -119,28 +118,29 @@ def test_the_only_good_checkpoint_is_never_pruned(forge: Forge, unbroken: Traine
     assert_equal(run_dir, unbroken)
 
 
-@pytest.mark.parametrize(
-    "leftover", ["latest names nothing", "latest is missing", "partial folders", "half a deletion"]
-)
-def test_leftovers(forge: Forge, unbroken: Trained, tmp_path: Path, leftover: str) -> None:
+def test_leftovers(forge: Forge, unbroken: Trained, tmp_path: Path) -> None:
+    """Each start finds what another fault has left, and is killed after a save."""
     run_dir = tmp_path / "run"
     assert forge.run(run_dir, {"save": 4, "at_line": 1}, **COMMON) == -signal.SIGKILL
-    with Fault(f"leftovers: {leftover}"):
-        if leftover == "latest names nothing":
-            (run_dir / "latest").write_text("global_step999\n", encoding="utf-8")
-        elif leftover == "latest is missing":
-            (run_dir / "latest").unlink()
-        elif leftover == "partial folders":
-            for name in ("global_step8.partial", "global_step2.deleted.partial"):
-                (run_dir / name).mkdir()
-                (run_dir / name / "weights.safetensors").write_bytes(b"x")
-            (run_dir / "metrics.jsonl.123.partial").write_bytes(b"x")
-        else:
-            (run_dir / "global_step4" / "manifest.json").unlink()
-        assert forge.run(run_dir, {"save": 2, "at_line": 1}, **COMMON) == -signal.SIGKILL
-        assert (run_dir / "latest").read_text(encoding="utf-8") == "global_step8\n"
-        assert not list(run_dir.glob("*.partial")) and whole_checkpoints(run_dir) == [6, 8]
-        assert (run_dir / "global_step4.broken").is_dir() == (leftover == "half a deletion")
+    for leftover in ("latest names nothing", "latest is missing", "partial folders", "half a deletion"):
+        with Fault(f"leftovers: {leftover}"):
+            older, newest = whole_checkpoints(run_dir)
+            if leftover == "latest names nothing":
+                (run_dir / "latest").write_text("global_step999\n", encoding="utf-8")
+            elif leftover == "latest is missing":
+                (run_dir / "latest").unlink()
+            elif leftover == "partial folders":
+                for name in (f"global_step{newest + 2}.partial", "global_step2.deleted.partial"):
+                    (run_dir / name).mkdir()
+                    (run_dir / name / "weights.safetensors").write_bytes(b"x")
+                (run_dir / "metrics.jsonl.123.partial").write_bytes(b"x")
+            else:
+                (checkpoint.folder_of(run_dir, older) / "manifest.json").unlink()
+            assert forge.run(run_dir, {"save": 2, "at_line": 1}, **COMMON) == -signal.SIGKILL
+            assert forge.values("resumed") == [newest]
+            assert (run_dir / "latest").read_text(encoding="utf-8") == f"global_step{newest + 2}\n"
+            assert not list(run_dir.glob("*.partial")) and whole_checkpoints(run_dir) == [newest, newest + 2]
+            assert (run_dir / f"global_step{older}.broken").is_dir() == (leftover == "half a deletion")
     assert forge.run(run_dir, **COMMON) == 0, forge.log
     assert_equal(run_dir, unbroken)
 

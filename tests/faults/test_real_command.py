@@ -1,4 +1,4 @@
-"""The command as a person runs it, with two processes: killed whole, killed in part, asked to stop; and going on."""
+"""The command as a person runs it, with two processes: killed whole, killed in part, asked to stop; and resumed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import io
 import random
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -14,14 +15,16 @@ import psutil
 from faults.running import BY_COMMAND, Fault, assert_equal, wait_for, whole_checkpoints
 from tiny import ROOT, Trained
 
+from zerokara import checkpoint
+
 PIPE_BYTES = 4096
 
 
 class Command:
     """``bash 3_train_node1.sh`` at work.
 
-    It cannot run away from whoever reads its words: the pipe that they come through holds some 30 steps' at most, and
-    a process that finds it full waits. So the run of 160 steps cannot end before four kills have come, however busy the
+    It cannot run ahead of the test that reads its output: the pipe holds the lines of some 30 steps at most, and a
+    process that finds it full waits. So the run of 160 steps cannot end before four kills have come, however busy the
     machine is.
     """
 
@@ -36,16 +39,23 @@ class Command:
         assert isinstance(self.process.stdout, io.FileIO)
         self._pipe = self.process.stdout
         fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        self.words = ""
+        self.log = ""
 
     def wait_for_steps(self, number: int) -> None:
         """Read until so many steps were made."""
         seen = 0
         while seen < number:
             line = self._pipe.readline().decode()  # byte by byte, and so no further
-            assert line, self.words
-            self.words += line
+            assert line, self.log
+            self.log += line
             seen += line.startswith("step ") and "/160  loss" in line
+
+    @property
+    def first_step(self) -> int:
+        """The first step that this start made."""
+        match = re.search(r"^step (\d+)/160 ", self.log, re.MULTILINE)
+        assert match, self.log
+        return int(match[1])
 
     def trainer(self, rank: int) -> psutil.Process:
         """A training process."""
@@ -67,7 +77,7 @@ class Command:
 
     def end(self) -> int:
         """Read and wait to the end, of every process; the exit code."""
-        self.words += self._pipe.readall().decode()
+        self.log += self._pipe.readall().decode()
         code = self.process.wait(timeout=60)
         wait_for(lambda: not self._left_behind())
         return code
@@ -77,12 +87,13 @@ class Command:
         return [one for one in everyone if f"output_model_dir={self._run_dir}" in (one.info["cmdline"] or ())]
 
 
-def test_killed_and_asked_and_going_on(
+def test_killed_and_stopped_and_resumed(
     tiny_data: dict[str, str], in_two_processes: dict[str, Trained], tmp_path: Path
 ) -> None:
     config, run_dir, chance = tiny_data["config"], tmp_path / "run", random.Random(3)
     for whom in ("all", "rank 1", "rank 0", "asked"):
         with Fault(f"bash 3_train_node1.sh, two processes, {'SIGTERM' if whom == 'asked' else f'kill -9 of {whom}'}"):
+            newest = checkpoint.all_steps(run_dir)[-1] if whom != "all" else 0
             command = Command(config, run_dir)
             # The second save waits for the first: after six steps, a further checkpoint stands.
             command.wait_for_steps(chance.randint(6, 9))
@@ -92,13 +103,14 @@ def test_killed_and_asked_and_going_on(
                 command.process.send_signal(signal.SIGTERM)
             else:
                 command.trainer(int(whom[-1])).kill()
-            assert command.end() == {"all": -signal.SIGKILL, "asked": 130}.get(whom, 1), command.words
-            assert ("going on from" in command.words) == (whom != "all")
-            assert ("stopped by SIGTERM after step" in command.words) == (whom == "asked")
+            assert command.end() == {"all": -signal.SIGKILL, "asked": 130}.get(whom, 1), command.log
+            assert command.first_step == newest + 1
+            assert ("stopped by SIGTERM" in command.log) == (whom == "asked")
             assert whole_checkpoints(run_dir)[-1] < 160
+    newest = checkpoint.all_steps(run_dir)[-1]
     last = Command(config, run_dir)
-    assert last.end() == 0, last.words
-    assert "going on from" in last.words
+    assert last.end() == 0, last.log
+    assert last.first_step == newest + 1
     # What two processes have is added up alike in either order: bit for bit here, too.
     assert_equal(run_dir, in_two_processes["by_command"])
     assert len(Trained(run_dir).losses) == 160

@@ -47,7 +47,7 @@ def train(engine: Engine, num_steps: int, learning_rate: float) -> list[float]:
 
 @pytest.mark.parametrize("zero_stage", [0, 1])
 @pytest.mark.parametrize(("optimizer", "learning_rate"), [("adafactor", 0.05), ("muon", 1e-3)])
-def test_bf16_learns_by_whole_tensors(optimizer: str, learning_rate: float, zero_stage: int) -> None:
+def test_bf16_learns_under_the_replicated_updater(optimizer: str, learning_rate: float, zero_stage: int) -> None:
     losses = train(engine_for(f"optimizer={optimizer}", f"zero_stage={zero_stage}"), 30, learning_rate)
     assert losses[-1] < losses[0] - 0.3
 

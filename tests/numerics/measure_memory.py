@@ -30,7 +30,7 @@ from zerokara.training.planning.run_plan import template_path
 from zerokara.training.processes import rendezvous
 from zerokara.training.processes.process_group import init_process_group
 
-VOCABULARY = 2000
+VOCABULARY = 500
 
 
 def tensor_bytes() -> int:

@@ -13,7 +13,7 @@ import rounding
 import torch
 from tiny import T5, nothing_small
 
-from zerokara.huggingface import families, rules
+from zerokara.huggingface import families, weight_rules
 from zerokara.model import parallel
 from zerokara.model.megatron import build
 from zerokara.model.shapes import ModelShape
@@ -138,7 +138,7 @@ def test_every_exported_tensor_has_moved(runs: dict, name: str) -> None:
     shape = ModelShape.from_json(state.shape)
     drawn = {key: part.detach() for key, part in build(shape, seed=1234).named_parameters()}
     table = families.rules_for(shape)
-    before = dict(rules.to_hf(table, drawn, shape))
-    after = dict(rules.to_hf(table, runs[name].weights, shape))
+    before = dict(weight_rules.to_hf(table, drawn, shape))
+    after = dict(weight_rules.to_hf(table, runs[name].weights, shape))
     assert before.keys() == after.keys() and len(before) > 20
     assert [key for key, tensor in after.items() if torch.equal(tensor, before[key])] == []

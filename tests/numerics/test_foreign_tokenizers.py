@@ -23,7 +23,7 @@ from tiny import Trained
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
-from zerokara.huggingface import exported, families, from_hf, tokenizer_json, tokenizer_proof
+from zerokara.huggingface import exported_folder, families, from_hf, tokenizer_json, tokenizer_proof
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.samples.data_plan import DataPlan
@@ -218,7 +218,7 @@ def test_training_begins_with_the_loss_of_the_model(continued: dict[str, Continu
 @pytest.mark.parametrize("name", FAMILY)
 def test_the_export_is_proved_and_of_one_piece(continued: dict[str, Continued], name: str) -> None:
     made, encoder = continued[name], Encoder(continued[name].tokenizer)
-    found = exported.proved(made.exported).facts["proof"]["token_ids"]
+    found = exported_folder.proved(made.exported).facts["proof"]["token_ids"]
     assert found["holds"] and found["lines"] >= 300 and found["equal"] + found["ties"] == found["lines"]
     of_model = transformers.AutoConfig.from_pretrained(made.exported)
     tokenizer = transformers.AutoTokenizer.from_pretrained(made.exported)

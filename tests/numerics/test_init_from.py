@@ -1,4 +1,4 @@
-"""M3: a training that starts from a Hugging Face folder starts with that model's loss, and learns on from there."""
+"""A run that starts from a Hugging Face folder starts with that model's loss, and learns from there."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_it_starts_where_the_model_stands_and_learns_on(runs: dict, name: str) -
     assert min(second.losses[-3:]) < second.losses[0] and second.state.facts["init_from"] == settings.init_from
 
 
-def test_a_run_that_has_begun_goes_on_from_its_own_checkpoint(runs: dict) -> None:
+def test_a_run_that_has_begun_resumes_from_its_own_checkpoint(runs: dict) -> None:
     assert runs["broken"].losses == runs["llama_on"].losses
 
 

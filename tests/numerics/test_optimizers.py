@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.huggingface import families, rules
+from zerokara.huggingface import families, weight_rules
 from zerokara.model.megatron import build
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute.engine import Engine
@@ -151,7 +151,7 @@ def losses_of_hugging_face(batches: list[Tensor], scale: float = 0.2) -> list[fl
     settings, shape = settings_and_shape(optimizer="muon")
     ours = {name: parameter.detach() for name, parameter in build(shape, seed=1).named_parameters()}
     model = LlamaForCausalLM(families.hf_config(shape, families.SpecialIds(bos=1, eos=2, pad=3), "fp32"))
-    model.load_state_dict(dict(rules.to_hf(families.rules_for(shape), ours, shape)), strict=True)
+    model.load_state_dict(dict(weight_rules.to_hf(families.rules_for(shape), ours, shape)), strict=True)
 
     def loss_of(ids: Tensor) -> Tensor:
         loss = model(input_ids=ids[:, :-1], labels=ids[:, 1:], shift_labels=ids[:, 1:].contiguous()).loss

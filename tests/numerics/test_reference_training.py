@@ -18,7 +18,7 @@ from engines import engine_of, join_alone
 from safetensors.torch import save_file
 
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.huggingface import families, rules
+from zerokara.huggingface import families, weight_rules
 from zerokara.model import parallel
 from zerokara.model.megatron import build
 from zerokara.model.shapes import ModelShape
@@ -86,7 +86,7 @@ def losses_of_hugging_face(
     family = families.FAMILIES[shape.architecture]
     model = getattr(transformers, family.auto_class).from_config(hf_config)
     assert type(model).__name__ == family.class_name
-    converted = dict(rules.to_hf(families.rules_for(shape), {k: v.detach() for k, v in ours.items()}, shape))
+    converted = dict(weight_rules.to_hf(families.rules_for(shape), {k: v.detach() for k, v in ours.items()}, shape))
     if shape.tie_word_embeddings:
         converted["lm_head.weight"] = next(iter(converted.values()))
     if family.is_encoder_decoder or shape.moe_layers:  # files hold less and other tensors than the class in memory

@@ -1,4 +1,4 @@
-"""R6: a run that was cut short and went on equals one that was never cut; bit for bit in one process."""
+"""An interrupted and resumed run equals an uninterrupted one; bit for bit in one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""X3: a model that is over-fitted to short documents, trained, exported and loaded as a user does, ends by itself."""
+"""A model that is overfitted to short documents, exported and loaded as a user does, stops generating by itself."""
 
 from __future__ import annotations
 

@@ -21,12 +21,13 @@ import pytest
 NAME = "ada/poems"
 READER = """
 import json, os, sys
-from zerokara.corpus import hub, inputs, reading
+from zerokara.corpus import inputs, reading
 from zerokara.corpus.format_check import check_formats
 from zerokara.errors import RunError, UserError
 
 assert "huggingface_hub" not in sys.modules and "pyarrow" not in sys.modules
-hub.RETRY_WAITS = (0.01, 0.01, 0.01)
+from zerokara.corpus import hub
+hub.FIRST_WAIT_SECONDS = 0.01
 hub.TIMEOUT_SECONDS = float(os.environ.get("PATIENCE", hub.TIMEOUT_SECONDS))
 size, *entries = sys.argv[1:]
 try:

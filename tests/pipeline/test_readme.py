@@ -17,6 +17,7 @@ from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.model.shapes import ModelShape
 
 ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "original_codes" / "zerokara"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 ENDING = "_convert_config.yaml"
 READY_SETS = {path.name.removesuffix(ENDING) for path in ROOT.glob(f"model_configs/*{ENDING}")}
@@ -82,6 +83,12 @@ def test_settings_and_files_named_in_the_text_exist() -> None:
         assert (ROOT / path).exists(), path
 
 
+def test_settings_named_in_the_glossary_exist() -> None:
+    fields = {key for each in (TokenizerConfig, PretrainConfig, ConvertConfig) for key in each.model_fields}
+    named = set(re.findall(r"`([a-z]+(?:_[a-z]+)+)`", (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")))
+    assert named - fields <= {"grad_norm", "inverse_sqrt"}, named - fields
+
+
 def test_the_table_of_sizes_is_right() -> None:
     rows = re.findall(
         r"^\| [\w.]+ \| (\d+) \| (\d+) \| (\d+) \| ([\d.]+) ([MB]) \|.*\| ([\d.]+) GB \|$", README, re.MULTILINE
@@ -124,3 +131,10 @@ def test_the_table_of_memory_is_right() -> None:
         for cell, millions in zip(cells.split("|"), parameters, strict=True):
             for n, number in zip((1, 8), re.findall(r"[\d.]+", cell), strict=True):
                 assert float(number) == pytest.approx(millions * shares[n], rel=0.05, abs=0.06), (formula, cell)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)
+def test_files_named_in_the_documents_exist(path: Path) -> None:
+    named = re.findall(r"`([\w-]+(?:/[\w.-]+)+\.(?:py|md|sh|json|yaml))`", path.read_text(encoding="utf-8"))
+    missing = {name for name in named if not any((top / name).exists() for top in (ROOT, PACKAGE))}
+    assert not missing

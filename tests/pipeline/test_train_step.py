@@ -311,7 +311,7 @@ def test_dry_run_tries_and_leaves_everything_as_it_was(tiny_data: dict[str, str]
     assert done.returncode == 0, done.stdout + done.stderr
     assert "20 steps × 8 sequences" in done.stdout and "micro batch 4" in done.stdout  # 8 sequences for 2 processes
     assert re.search(r"data begins +\d+ .* = '[a-p ]+", done.stdout)
-    assert re.search(r"a checkpoint +[\d.]+ kB; 1 at once at most, [\d.]+ kB in all; .* are free", done.stdout)
+    assert re.search(r"checkpoint +[\d.]+ kB; 1 at once at most, [\d.]+ kB in all; .* are free", done.stdout)
     assert re.search(r"memory +[\d.]+ GB for 2 processes: libraries [\d.]+ MB, ", done.stdout)
     assert "kernels: attention by torch's flash kernel for CPUs; torch's fused AdamW" in done.stdout
     assert re.search(r"trial of 3 steps: loss [5-7]\.\d+, .* tok/s; all 20 steps would take", done.stdout)

@@ -1,4 +1,4 @@
-"""Step 6 as a user starts it, against a Hub on loopback: what arrives, what is refused, what is said."""
+"""Step 6 as a user starts it, against a Hub on loopback: what arrives, what is refused, and with which exit code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from zerokara import manifest
-from zerokara.huggingface.exported import MANIFEST_NAME, STEP
+from zerokara.huggingface.exported_folder import MANIFEST_NAME, STEP
 
 
 def _load_server() -> ModuleType:
@@ -42,7 +42,7 @@ def hub() -> Iterator[Any]:
 
 
 def export_folder(folder: Path, *, holds: bool = True) -> Path:
-    """A folder as step 4 leaves it: small files, two that go outside git, and one that is no part of the export."""
+    """A folder as step 4 leaves it: small files, two kept outside git, and one that is not part of the export."""
     folder.mkdir(parents=True)
     (folder / "README.md").write_text("---\nlicense: mit\n---\n# first\n", encoding="utf-8")
     (folder / "config.json").write_text("{}\n", encoding="utf-8")
@@ -107,10 +107,9 @@ def test_everything_of_the_manifest_arrives_and_nothing_else(user: User, hub: An
     names = ["README.md", "config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
     assert sent == {name: (user.folder / name).read_bytes() for name in names}
     assert repository.outside_git == set(names[2:])
-    assert "paths, sizes and hashes" in first.stdout
 
     again = user.run()
-    assert again.returncode == 0 and "everything was there already" in again.stdout
+    assert again.returncode == 0, again.stderr
     assert repository.commits == 1 and hub.count("PUT") == 2
     user.assert_token_nowhere(first, again)
 
@@ -144,26 +143,26 @@ def test_a_login_on_this_machine_serves_as_well(user: User, hub: Any) -> None:
     user.assert_token_nowhere(run)
 
 
-def test_a_wrong_token_is_told_and_not_shown(user: User) -> None:
+def test_a_wrong_token_is_refused_and_not_shown(user: User) -> None:
     run = user.run(token="hf_wrong_one")
     assert run.returncode == 1
-    assert "does not know the token" in run.stderr and "hf_wrong_one" not in run.stdout + run.stderr
+    assert "HF_TOKEN" in run.stderr and "hf_wrong_one" not in run.stdout + run.stderr
 
 
 def test_a_foreign_namespace_is_refused_with_the_names_that_are_ours(user: User, hub: Any) -> None:
     run = user.run("--set", "huggingface_name=somebody/first")
     assert run.returncode == 1
-    assert "status 403" in run.stderr and "belongs to ada" in run.stderr and "team" in run.stderr
+    assert "403" in run.stderr and "ada" in run.stderr and "team" in run.stderr
     assert hub.repositories == {}
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
-    [("", "must name the repository"), ("ada/a--b", "Cannot have --"), ("ada first", "must be user/name")],
+    "name",
+    ["", "ada/a--b", "ada first"],
 )
-def test_a_bad_name_is_the_users_fault(user: User, hub: Any, name: str, words: str) -> None:
+def test_a_bad_name_is_the_users_fault(user: User, hub: Any, name: str) -> None:
     run = user.run("--set", f"huggingface_name={name!r}")
-    assert run.returncode == 2 and "huggingface_name" in run.stderr and words in run.stderr
+    assert run.returncode == 2 and "huggingface_name" in run.stderr
     assert hub.requests == []
 
 
@@ -181,7 +180,7 @@ def test_a_failing_commit_ends_with_1_and_the_next_run_completes(user: User, hub
     user.assert_token_nowhere(first, second)
 
 
-def test_an_upload_cut_short_goes_on_with_what_is_missing(user: User, hub: Any) -> None:
+def test_an_interrupted_upload_resumes_with_what_is_missing(user: User, hub: Any) -> None:
     hub.fail_put_after = 1
     first = user.run()
     assert first.returncode == 1 and "the storage broke down" in first.stderr
@@ -229,30 +228,30 @@ def test_two_uploads_at_once_never_mix(user: User, hub: Any) -> None:
         first, second = pool.map(User.run, (user, other))
     assert sorted((first.returncode, second.returncode)) == [0, 1], first.stderr + second.stderr
     lost, winner = (first, other) if first.returncode else (second, user)
-    assert "somebody else changed ada/first" in lost.stderr and "run the same command again" in lost.stderr
+    assert "ada/first" in lost.stderr and "Traceback" not in lost.stderr
     assert hub.repositories[NAME].commits == 1
     assert hub.repositories[NAME].files["config.json"] == (winner.folder / "config.json").read_bytes()
 
 
 @pytest.mark.parametrize(
-    ("switch", "path", "words"),
+    ("switch", "path", "difference"),
     [
-        ("hide_from_listing", "model-00002-of-00002.safetensors", "missing on the Hub"),
+        ("hide_from_listing", "model-00002-of-00002.safetensors", "missing"),
         ("spoil_in_listing", "model-00001-of-00002.safetensors", "sha256 000"),
         ("spoil_in_listing", "config.json", "git blob 000"),
     ],
 )
-def test_a_listing_that_differs_ends_with_1(user: User, hub: Any, switch: str, path: str, words: str) -> None:
+def test_a_listing_that_differs_ends_with_1(user: User, hub: Any, switch: str, path: str, difference: str) -> None:
     getattr(hub, switch).add(path)
     run = user.run()
     assert run.returncode == 1
-    assert f"{path}: {words}" in run.stderr
+    assert f"{path}: {difference}" in run.stderr
 
 
 def test_a_public_repository_is_not_filled_where_private_is_asked(user: User, hub: Any) -> None:
     hub.repositories[NAME] = hub_server.Repository(private=False)
     run = user.run()
-    assert run.returncode == 2 and "is public" in run.stderr
+    assert run.returncode == 2 and NAME in run.stderr
     assert hub.repositories[NAME].commits == 0 and hub.storage == {}
 
 
@@ -270,10 +269,10 @@ def test_other_files_in_the_repository_stop_it_unless_redo(user: User, hub: Any)
 def test_a_folder_that_was_not_proved_is_refused(user: User, hub: Any) -> None:
     user.folder = export_folder(user.place / "unproved", holds=False)
     run = user.run()
-    assert run.returncode == 2 and "proved" in run.stderr
+    assert run.returncode == 2 and str(user.folder / MANIFEST_NAME) in run.stderr
     user.folder = user.place / "nothing"
     run = user.run()
-    assert run.returncode == 2 and "run step 4 first" in run.stderr
+    assert run.returncode == 2 and str(user.folder) in run.stderr and "step 4" in run.stderr
     assert hub.requests == []
 
 
@@ -282,7 +281,7 @@ def test_files_changed_since_the_proof_are_all_named(user: User, hub: Any) -> No
     (user.folder / "README.md").unlink()
     run = user.run()
     assert run.returncode == 2
-    assert "config.json: has changed" in run.stderr and "README.md: is missing" in run.stderr
+    assert "config.json: " in run.stderr and "README.md: " in run.stderr
     assert hub.requests == []
 
 
@@ -291,17 +290,17 @@ def test_a_manifest_that_names_a_file_elsewhere_sends_nothing(user: User, hub: A
     path = user.folder / MANIFEST_NAME
     path.write_text(path.read_text(encoding="utf-8").replace("config.json", "../diary.txt"), encoding="utf-8")
     run = user.run()
-    assert run.returncode == 2 and "names a file outside the exported folder: ../diary.txt" in run.stderr
+    assert run.returncode == 2 and "../diary.txt" in run.stderr
     assert hub.requests == []
 
 
-def test_an_unreachable_hub_is_told_within_seconds(user: User) -> None:
+def test_an_unreachable_hub_is_an_error_within_seconds(user: User) -> None:
     with socket.socket() as unused:  # bound and not listening: nothing else can take the port
         unused.bind(("127.0.0.1", 0))
         user.url = f"http://127.0.0.1:{unused.getsockname()[1]}"
         started = time.monotonic()
         run = user.run()
-    assert run.returncode == 1 and "cannot be reached" in run.stderr
+    assert run.returncode == 1 and user.url in run.stderr
     assert time.monotonic() - started < 20
     user.assert_token_nowhere(run)
 

@@ -22,8 +22,9 @@ PACKAGE = SOURCE / "zerokara"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = {
-    "steps": 5,
-    "training": 4,
+    "steps": 6,
+    "training": 5,
+    "publishing": 5,
     "huggingface": 4,
     "samples": 3,
     "model": 3,
@@ -201,7 +202,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     ("path", "line"),
     [
         ("model/shape.py", "from zerokara.training import engine"),
-        ("model/shape.py", "def f():\n    import zerokara.huggingface.rules"),
+        ("model/shape.py", "def f():\n    import zerokara.huggingface.weight_rules"),
         ("config/loading.py", "from zerokara import corpus"),
         ("huggingface/card.py", "from zerokara.steps.convert import main"),
         ("errors.py", "import zerokara.config"),

@@ -78,7 +78,7 @@ esac
 """
 
 
-def run_setup(tmp_path: Path, offered: str) -> subprocess.CompletedProcess[str]:
+def run_setup(tmp_path: Path, offered: str, argument: str = "--further") -> subprocess.CompletedProcess[str]:
     """Run setup.sh with an index that offers these builds of torch; what pip was asked for lies in calls/."""
     for name in ("setup.sh", "requirements.lock", "requirements-torch.lock"):
         shutil.copy(ROOT / name, tmp_path)
@@ -88,7 +88,7 @@ def run_setup(tmp_path: Path, offered: str) -> subprocess.CompletedProcess[str]:
     python.write_text(STAND_IN, encoding="utf-8")
     python.chmod(0o755)
     environment = {**os.environ, "OFFERED": offered}
-    command = [str(tmp_path / "setup.sh"), "--further"]
+    command = [str(tmp_path / "setup.sh"), argument]
     return subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
 
 
@@ -121,6 +121,18 @@ def test_a_build_of_torch_that_is_not_locked_is_refused(tmp_path: Path, offered:
     build = offered.split(",")[0]
     assert done.returncode == 2 and not list((tmp_path / "calls").iterdir())
     assert f".venv/bin/pip install torch=={build} --further" in done.stderr
+
+
+@pytest.mark.parametrize("option", ["--help", "-h"])
+def test_help_of_setup_prints_its_usage_and_installs_nothing(tmp_path: Path, option: str) -> None:
+    done = run_setup(tmp_path, "2.13.0+cpu", option)
+    assert done.returncode == 0 and "./setup.sh [arguments for pip]" in done.stdout and "set -" not in done.stdout
+    assert not list((tmp_path / "calls").iterdir())
+
+
+def test_help_of_the_tests_prints_its_usage_and_runs_none() -> None:
+    done = subprocess.run([str(ROOT / "run_tests.sh"), "--help"], capture_output=True, text=True, check=True)
+    assert "--kernels" in done.stdout and "set -" not in done.stdout
 
 
 def test_a_part_that_fails_is_not_passed_over() -> None:

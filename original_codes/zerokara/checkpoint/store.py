@@ -83,6 +83,7 @@ def save(run_dir: Path, state: TrainingState, weights: Mapping[str, Tensor], mom
             sha256 = tensor_file.write(files[name], tensors)
             hashes[hashing.file_key(files[name])] = sha256
         write_json(files[STATE_NAME], asdict(state))
+        hashes[hashing.file_key(files[STATE_NAME])] = hashing.sha256_of(files[STATE_NAME])
         manifest.write(
             partial / MANIFEST_NAME,
             manifest.StepSpec(step="checkpoint", settings={"shape": state.shape, "tokenizer": state.tokenizer_sha256}),

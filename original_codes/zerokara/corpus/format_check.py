@@ -1,7 +1,7 @@
-"""A look at the first lines of the corpus files, so that a wrong `text_field` or format is told within seconds.
+"""A check of the first lines of the corpus files, so that a wrong `text_field` or format is reported within seconds.
 
-One bad line is the business of the quarantine; here only a file none of whose first lines is a document counts, and
-one that is of another format than its name says. Lines and texts that are empty tell nothing, and are passed over.
+Single bad lines are left to the quarantine. A fault is a file without a document among its first lines, or with content
+of another format than its name says. Empty lines and texts prove nothing and are skipped.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from zerokara.errors import Fault, RunError, UserError, shown
 HEAD_LINES = 50
 """Bad lines that show a wrong format."""
 MAX_LINES = 5000
-"""Lines looked at, empty ones among them."""
+"""Lines read at most, including empty ones."""
 MAX_BYTES = 4 * 1024 * 1024
-"""Of lines, unpacked, after which no further one is looked at."""
+"""Unpacked text read at most."""
 MAX_FILES = 200
-"""Files looked at, spread evenly over the corpus: some ten milliseconds on a local disk, seconds on a slow one."""
+"""Files checked, spread evenly over the corpus: some ten milliseconds on a local disk, seconds on a slow one."""
 MAX_REMOTE_FILES = 10
-"""Files looked at on the Hub, each of which takes some tenths of a second."""
+"""Files checked on the Hub, some tenths of a second each."""
 LINES_TO_JUDGE_ONE_FILE = 10
 """A shorter file is judged only together with the others of its source: its few lines may be bad by chance."""
-_TELL_NOTHING = frozenset({Reason.EMPTY_LINE, Reason.EMPTY_TEXT, Reason.NULL})
+_PROVES_NOTHING = frozenset({Reason.EMPTY_LINE, Reason.EMPTY_TEXT, Reason.NULL})
 _HEAD_BYTES = MAX_BYTES + 1024 * 1024
 _BUFFER_BYTES = 256 * 1024
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"PAR1": "parquet"}
-"""The first bytes of a file that is not plain; by these it is known whatever its name."""
+"""The first bytes of a file that is not plain text, whatever its name."""
 _ENDINGS = {"gzip": ".gz", "zstd": ".zst", "parquet": ".parquet"}
 
 
 def check_formats(files: Sequence[InputFile], text_field: str, txt_document: TxtDocument, where: str) -> None:
-    """Look at the first lines of up to `MAX_FILES` files; `where` names the place of the setting for error messages.
+    """Check the first lines of up to `MAX_FILES` files; `where` is the place of `text_field` in the configuration.
 
     Raises:
         UserError: none of the first lines of a file, or of a whole source, is a document; names the fields found.
@@ -52,8 +52,8 @@ def check_formats(files: Sequence[InputFile], text_field: str, txt_document: Txt
     faults: list[Fault] = []
     try:
         for source in sorted({file.source for file in files}):
-            looked_at = _spread([file for file in files if file.source == source and file.bytes], len(files))
-            faults.extend(_faults_of_source(looked_at, text_field, txt_document, where))
+            checked = _spread([file for file in files if file.source == source and file.bytes], len(files))
+            faults.extend(_faults_of_source(checked, text_field, txt_document, where))
     except OSError as error:
         raise RunError(f"cannot read {shown(str(error.filename))}: {error.strerror}") from error
     if faults:
@@ -61,41 +61,41 @@ def check_formats(files: Sequence[InputFile], text_field: str, txt_document: Txt
 
 
 def _spread(files: list[InputFile], num_files: int) -> list[InputFile]:
-    """Some of the files of a source, at even distances."""
+    """Files of one source, evenly spaced."""
     remote = bool(files) and files[0].remote is not None
     step = -(-len(files) // MAX_REMOTE_FILES) if remote else num_files // MAX_FILES
     return files[:: max(1, step)]
 
 
-def _faults_of_source(
-    looked_at: list[InputFile], text_field: str, txt_document: TxtDocument, where: str
-) -> list[Fault]:
-    misnamed = {file: fault for file in looked_at if (fault := _fault_of_name(file))}
-    looked_at = [file for file in looked_at if file not in misnamed]
-    bad_heads = [(file, bad) for file in looked_at if (bad := _bad_head(file, text_field, txt_document))]
-    if len(bad_heads) < len(looked_at):
-        bad_heads = [
-            (file, bad) for file, bad in bad_heads if len(bad) >= LINES_TO_JUDGE_ONE_FILE or _other_format(file)
+def _faults_of_source(checked: list[InputFile], text_field: str, txt_document: TxtDocument, where: str) -> list[Fault]:
+    misnamed = {file: fault for file in checked if (fault := _misnamed(file))}
+    checked = [file for file in checked if file not in misnamed]
+    bad_files = [(file, bad) for file in checked if (bad := _bad_head(file, text_field, txt_document))]
+    if len(bad_files) < len(checked):
+        bad_files = [
+            (file, bad) for file, bad in bad_files if len(bad) >= LINES_TO_JUDGE_ONE_FILE or _other_format(file)
         ]
-    faults = [_fault(file, bad, text_field, where) for file, bad in bad_heads[:10]]
+    faults = [_fault(file, bad, text_field, where) for file, bad in bad_files[:10]]
     return [*list(misnamed.values())[:10], *faults]
 
 
-def _fault_of_name(file: InputFile) -> Fault | None:
-    """What is wrong when the first bytes are of another format than the name says."""
-    with file.open(_BUFFER_BYTES) as raw:
+def _misnamed(file: InputFile) -> Fault | None:
+    """The fault of a file whose first bytes are of another format than its name says."""
+    with file.open(0) as raw:
         head = raw.read(1024)
-    by_name = "parquet" if file.kind == "parquet" else file.packing
+    by_name = "parquet" if file.format == "parquet" else file.packing
     found = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), "none")
     if found == by_name or (found == "none" and not _is_text(head)):
         return None
     if found != "none":
-        remedy = f"let its name end in {_ENDINGS[found]}" + (
+        remedy = f"rename it to end in {_ENDINGS[found]}" + (
             " (and .jsonl or .txt before that)" if found in ("gzip", "zstd") and "." not in file.path.stem else ""
         )
-        return Fault(where=file.name, rule=f"the file is {found}, other than its name says", remedy=remedy)
-    remedy = f"take {_ENDINGS[by_name]} off its name" if by_name != "parquet" else "let its name end in .jsonl or .txt"
-    return Fault(where=file.name, rule=f"the file is plain text, and {by_name} by its name", remedy=remedy)
+        return Fault(where=file.name, rule=f"the file is {found}, not what its name says", remedy=remedy)
+    remedy = (
+        f"remove {_ENDINGS[by_name]} from its name" if by_name != "parquet" else "rename it to end in .jsonl or .txt"
+    )
+    return Fault(where=file.name, rule=f"the file is plain text, but its name says {by_name}", remedy=remedy)
 
 
 def _is_text(head: bytes) -> bool:
@@ -110,14 +110,14 @@ def _is_text(head: bytes) -> bool:
 
 
 def _bad_head(file: InputFile, text_field: str, txt_document: TxtDocument) -> list[BadLine]:
-    """The bad lines of a file's head when there is no document among them, else nothing."""
-    if file.kind == "txt" and txt_document == "file" and file.bytes > documents.MAX_LINE_BYTES:
+    """The bad lines at the start of a file, if there is no document among them; else nothing."""
+    if file.format == "txt" and txt_document == "file" and file.bytes > documents.MAX_LINE_BYTES:
         return [BadLine(file, 1, 0, Reason.TOO_LONG, "")]
     bad: list[BadLine] = []
     for item in islice(read(Range(file), text_field, "line"), MAX_LINES):
         if isinstance(item, Document):
             return []
-        bad += [item] if item.reason not in _TELL_NOTHING else []
+        bad += [item] if item.reason not in _PROVES_NOTHING else []
         if len(bad) == HEAD_LINES or bytes_before(item) > MAX_BYTES:
             break
     return bad
@@ -126,17 +126,17 @@ def _bad_head(file: InputFile, text_field: str, txt_document: TxtDocument) -> li
 def _fault(file: InputFile, bad: list[BadLine], text_field: str, where: str) -> Fault:
     reason = Counter(item.reason for item in bad).most_common(1)[0][0]
     first = next(item for item in bad if item.reason is reason)
-    place, lines = f"{file.name}:{first.line}", "rows" if file.kind == "parquet" else "lines"
+    place, lines = f"{file.name}:{first.line}", "rows" if file.format == "parquet" else "lines"
     if reason is Reason.MISSING_FIELD:
         others = f", nor have the next {len(bad) - 1} {lines}" if bad[1:] else ""
         rule, fields = f"has no field {text_field!r}{others}", ", ".join(_fields(file, first))
-        remedy = f"the fields there are: {fields}; set text_field ({where}) to the one that holds the text"
+        remedy = f"its fields are: {fields}; set text_field ({where}) to the one that holds the text"
         return Fault(where=place, rule=rule, remedy=remedy)
     if reason is Reason.WRONG_TYPE:
-        found = f" but {first.excerpt}" if file.kind == "parquet" else ""
-        remedy = f"the fields there are: {', '.join(_fields(file, first))}; set text_field ({where})"
+        found = f" but {first.excerpt}" if file.format == "parquet" else ""
+        remedy = f"its fields are: {', '.join(_fields(file, first))}; set text_field ({where})"
         return Fault(where=place, rule=f"field {text_field!r} does not hold text{found}", remedy=remedy)
-    if reason is Reason.TOO_LONG and file.kind == "txt":
+    if reason is Reason.TOO_LONG and file.format == "txt":
         rule = f"is one document of {file.bytes:,} bytes; at most {documents.MAX_LINE_BYTES:,} are read as one"
         return Fault(where=file.name, rule=rule, remedy="set txt_document: line, so that each line is a document")
     rule = f"none of the first {len(bad)} {lines} is a document: {reason.value} ({first.excerpt[:60]!r})"
@@ -145,34 +145,34 @@ def _fault(file: InputFile, bad: list[BadLine], text_field: str, where: str) -> 
 
 def _remedy(file: InputFile, reason: Reason) -> str:
     if reason is Reason.DAMAGED:
-        return "get or make the file anew, or take it out of the input"
-    if told := _other_format(file):
-        return told
-    if reason in (Reason.INVALID_UTF8, Reason.TRUNCATED_LINE) and file.kind == "txt":
-        return "text must be UTF-8; write it anew, e.g. with: iconv -f SHIFT_JIS -t UTF-8"
-    if file.kind == "jsonl":
+        return "download or create the file again, or leave it out of the input"
+    if remedy := _other_format(file):
+        return remedy
+    if reason in (Reason.INVALID_UTF8, Reason.TRUNCATED_LINE) and file.format == "txt":
+        return "text must be UTF-8; convert it, e.g. with: iconv -f SHIFT_JIS -t UTF-8"
+    if file.format == "jsonl":
         return 'a JSON file must have one object a line, as {"text": "..."}; name plain text .txt'
     return ""
 
 
 def _other_format(file: InputFile) -> str:
-    """What a file without documents is by its first bytes, and what to do; empty where these do not tell."""
-    if file.kind == "parquet":
+    """What a file without documents seems to be by its first bytes, and what to do; empty where that is unclear."""
+    if file.format == "parquet":
         return ""
     head = _head(file)
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return "the file is UTF-16; write it anew as UTF-8, e.g. with: iconv -f UTF-16 -t UTF-8"
+        return "the file is UTF-16; convert it to UTF-8, e.g. with: iconv -f UTF-16 -t UTF-8"
     text = head.removeprefix(documents.BOM).lstrip()
-    if file.kind == "jsonl" and re.match(rb"\[\s*\{", text):
+    if file.format == "jsonl" and re.match(rb"\[\s*\{", text):
         return 'the file is one JSON array; write one object a line, e.g. with: jq -c ".[]"'
-    if file.kind == "jsonl" and b"\n" not in head.rstrip() and re.search(rb"\}\r+\{", head):
-        return "its lines end in CR alone; write it anew, e.g. with: tr '\\r' '\\n'"
+    if file.format == "jsonl" and b"\n" not in head.rstrip() and re.search(rb"\}\r+\{", head):
+        return "its lines end in CR alone; convert it, e.g. with: tr '\\r' '\\n'"
     return ""
 
 
 def _fields(file: InputFile, first: BadLine) -> list[str]:
     """The fields of the first bad line and of those after it."""
-    if file.kind == "parquet":
+    if file.format == "parquet":
         from zerokara.corpus import tables  # pyarrow: only where there is such a file
 
         return tables.column_names(file)[:20]

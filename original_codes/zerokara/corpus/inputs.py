@@ -16,48 +16,48 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from zerokara import manifest
-from zerokara.corpus import hub
+from zerokara.corpus.hub_file import PREFIX, HubFile
 from zerokara.corpus.packed import Packing
-from zerokara.corpus.search import Search
+from zerokara.corpus.search import FileSearch
 from zerokara.durable import PARTIAL_SUFFIX
 from zerokara.errors import Fault, RunError, UserError, shown
 from zerokara.progress import log
 
-Kind = Literal["jsonl", "txt", "parquet"]
-KIND_OF_SUFFIX: dict[str, Kind] = {".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".txt": "txt"}
+FileFormat = Literal["jsonl", "txt", "parquet"]
+FORMAT_OF_SUFFIX: dict[str, FileFormat] = {".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".txt": "txt"}
 PACKING_OF_SUFFIX: dict[str, Packing] = {".gz": "gzip", ".zst": "zstd"}
 OTHER_PACKINGS = frozenset({".bz2", ".xz", ".lzma", ".lz4", ".br", ".snappy", ".zip", ".7z", ".zstd", ".gzip"})
-"""Text packed so is not read, but not passed over without a word."""
+"""Text packed like this is not read, but a note names it."""
 EMBEDDED_CORPUS = Path("data/embedded/corpus.jsonl")
 """What the shipped configuration names; `run_all.sh` makes it."""
 FORMATS = ".jsonl, .json (one JSON object a line) or .txt, each plain, .gz or .zst, or .parquet"
 OWN_OUTPUT_ENDINGS = ("_quarantine.jsonl", "manifest.json", PARTIAL_SUFFIX)
 """Files that our own steps write; a folder or a glob that holds them is still only the corpus."""
 LIST_MARK = "@"
-MAX_TOLD = 5
-"""Of many files with the same fault."""
+MAX_LISTED = 5
+"""At most so many of the files with the same fault are named."""
 
 
 @dataclass(frozen=True)
 class InputFile:
-    """One file of the corpus, as it was found."""
+    """One file of the corpus, as the search found it."""
 
     path: Path
-    """For messages take `name`, which is also right for a file on the Hub."""
+    """In messages use `name`, which is right for a file on the Hub too."""
     source: int
-    """Which entry of the configuration it came from, counted from 0."""
-    kind: Kind
+    """The entry of the configuration that it belongs to, counted from 0."""
+    format: FileFormat
     packing: Packing
     bytes: int
     """Size on disk (packed)."""
     modified_ns: int
     """0 for a file on the Hub."""
-    remote: hub.HubFile | None = None
+    remote: HubFile | None = None
     """Where the file is on the Hub; None for one on a disk."""
 
     @property
     def name(self) -> str:
-        """The file as it is named to people, and in files of JSON."""
+        """The file's name in messages and in JSON files."""
         return shown(self.path if self.remote is None else self.remote.name)
 
     @property
@@ -73,6 +73,8 @@ class InputFile:
         """
         if self.remote is None:
             return open(self.path, "rb", buffering=buffer_bytes)
+        from zerokara.corpus import hub  # a second for huggingface_hub: only where an entry names a dataset
+
         return hub.open_file(self.remote, buffer_bytes)
 
     def changed(self) -> str:
@@ -90,7 +92,7 @@ class InputFile:
 
 
 def find_files(entries: Sequence[str], where: str) -> list[InputFile]:
-    """Find the files of every entry, in corpus order; `where` names the place of the entries for error messages.
+    """Find the files of every entry, in corpus order; `where` is the place of the entries in the configuration.
 
     Raises:
         UserError: an entry that names nothing, an unknown format, a file named twice, a corpus without a byte, a Hub
@@ -122,7 +124,7 @@ def find_files(entries: Sequence[str], where: str) -> list[InputFile]:
 
 
 def check_unchanged(files: Sequence[InputFile]) -> None:
-    """Check, when the files have been read, that they are still as they were found.
+    """Check, once the files are read, that none has changed since they were found.
 
     Raises:
         RunError: one is not.
@@ -143,30 +145,30 @@ def for_manifest(files: Sequence[InputFile]) -> list[Path | manifest.RemoteFile]
     ]
 
 
-def format_of(name: str) -> tuple[Kind, Packing] | None:
+def format_of(name: str) -> tuple[FileFormat, Packing] | None:
     """The format that a file's name tells, or None."""
     suffixes = [suffix.lower() for suffix in Path(name).suffixes] or [""]
     if suffixes[-1] == ".parquet":
         return "parquet", "none"
     packing = PACKING_OF_SUFFIX.get(suffixes[-1], "none")
     inner = suffixes[:-1] if packing != "none" else suffixes
-    kind = KIND_OF_SUFFIX.get(inner[-1]) if inner else None
-    return (kind, packing) if kind else None
+    file_format = FORMAT_OF_SUFFIX.get(inner[-1]) if inner else None
+    return (file_format, packing) if file_format else None
 
 
-def _name(found: Path | hub.HubFile) -> str:
-    return shown(found.name if isinstance(found, hub.HubFile) else found)
+def _name(found: Path | HubFile) -> str:
+    return shown(found.name if isinstance(found, HubFile) else found)
 
 
-def _input_file(found: Path | hub.HubFile, source: int) -> InputFile:
-    kind, packing = format_of(found.name) or ("txt", "none")
-    if isinstance(found, hub.HubFile):
-        return InputFile(Path(found.name), source, kind, packing, found.bytes, 0, found)
+def _input_file(found: Path | HubFile, source: int) -> InputFile:
+    file_format, packing = format_of(found.name) or ("txt", "none")
+    if isinstance(found, HubFile):
+        return InputFile(Path(found.name), source, file_format, packing, found.bytes, 0, found)
     status = found.stat()
-    return InputFile(found, source, kind, packing, status.st_size, status.st_mtime_ns)
+    return InputFile(found, source, file_format, packing, status.st_size, status.st_mtime_ns)
 
 
-_Found = Mapping[str, Path | hub.HubFile]
+_Found = Mapping[str, Path | HubFile]
 """What tells a file from all others, whatever its names, → the file."""
 
 
@@ -180,9 +182,11 @@ def _expand(entry: str, where: str, faults: list[Fault]) -> Iterator[tuple[str, 
 
 
 def _files_of(entry: str, where: str, faults: list[Fault]) -> _Found:
-    if entry.startswith(hub.PREFIX):
-        there = hub.find(entry, where, faults, lambda name: format_of(name) is not None, FORMATS)
-        return {file.name: file for file in there}
+    if entry.startswith(PREFIX):
+        from zerokara.corpus import hub  # as in `InputFile.open`
+
+        files = hub.find(entry, where, faults, lambda name: format_of(name) is not None, FORMATS)
+        return {file.name: file for file in files}
     if not entry.strip():
         faults.append(Fault(where=where, rule="an entry is empty", remedy="name a file, a folder or a pattern"))
         return {}
@@ -192,7 +196,7 @@ def _files_of(entry: str, where: str, faults: list[Fault]) -> _Found:
             faults.append(Fault(where=where, value=shown(entry), rule=f"is of no format known here: {FORMATS}"))
             return {}
         return {os.path.realpath(path): path}
-    search = Search(_is_corpus_name, _is_packed_otherwise)
+    search = FileSearch(_is_corpus_name, _is_packed_otherwise)
     if path.is_dir():
         search.below(path)
         looked_for = f"files ending in {FORMATS}, in the folder and below"
@@ -209,7 +213,7 @@ def _files_of(entry: str, where: str, faults: list[Fault]) -> _Found:
             search.dangling.append(path)
     lost = _lost(search, where)
     faults.extend(lost)
-    _tell(search, entry)
+    _log_left_out(search, entry)
     found = dict(search.sorted())
     if not found and not lost:
         rule = f"names no corpus file; looked for {looked_for}"
@@ -217,29 +221,29 @@ def _files_of(entry: str, where: str, faults: list[Fault]) -> _Found:
     return found
 
 
-def _lost(search: Search, where: str) -> list[Fault]:
-    """Text that the user would miss."""
+def _lost(search: FileSearch, where: str) -> list[Fault]:
+    """Faults for text that the user would miss."""
     reasons = [(link, "is a link to nothing") for link in search.dangling if _is_corpus_name(link.name)]
     reasons += [(path, f"cannot be looked into: {why}") for path, why in search.unreadable]
     return [
-        Fault(where=where, value=shown(path), rule=rule, remedy="mend it, or take it away")
-        for path, rule in sorted(reasons)[:MAX_TOLD]
+        Fault(where=where, value=shown(path), rule=rule, remedy="repair it, or remove it")
+        for path, rule in sorted(reasons)[:MAX_LISTED]
     ]
 
 
-def _tell(search: Search, entry: str) -> None:
-    """Say what was left out."""
+def _log_left_out(search: FileSearch, entry: str) -> None:
+    """Name what a user may have meant to include."""
     if search.num_repeats:
-        log(f"note: {shown(entry)}: {search.num_repeats:,} links lead to what is there already, and are left out")
-    for path in sorted(search.not_files.values())[:MAX_TOLD]:
+        log(f"note: {shown(entry)}: {search.num_repeats:,} links lead to files that are included already; left out")
+    for path in sorted(search.not_files.values())[:MAX_LISTED]:
         log(f"note: {shown(path)} is a pipe, a socket or a device, and is left out")
     if search.suspects:
         more = f" and {len(search.suspects) - 1:,} more" if search.suspects[1:] else ""
         what = "of a format not known here, and left out; pack it as .gz or .zst"
         log(f"note: {shown(min(search.suspects))}{more}: {what}")
     folders = [link for link in sorted(search.dangling) if not link.suffix and not link.name.startswith(".")]
-    for link in folders[:MAX_TOLD]:
-        log(f"note: {shown(link)} is a link to nothing; if it was a folder of the corpus, its text is missing")
+    for link in folders[:MAX_LISTED]:
+        log(f"note: {shown(link)} is a link to nothing; if it was a folder of the corpus, its text will be missing")
 
 
 def _listed(path: Path, entry: str, where: str, faults: list[Fault]) -> Iterator[tuple[str, str]]:
@@ -263,7 +267,7 @@ def _listed(path: Path, entry: str, where: str, faults: list[Fault]) -> Iterator
         if line.startswith(LIST_MARK):
             faults.append(Fault(where=place, value=line, rule="a list cannot name another list"))
             continue
-        yield line if line.startswith(hub.PREFIX) else str(path.parent / _path(line)), place
+        yield line if line.startswith(PREFIX) else str(path.parent / _path(line)), place
 
 
 def _is_packed_otherwise(name: str) -> bool:
@@ -281,7 +285,7 @@ def _is_corpus_name(name: str) -> bool:
 
 
 def _beside(path: Path) -> str:
-    """What does lie there, as a hint for a mistyped name."""
+    """What lies beside a path, as a hint for a mistyped name."""
     if path == EMBEDDED_CORPUS:
         return f"make it with: .venv/bin/python -m zerokara.corpus.embedded {path}"
     folder = path if path.is_dir() else path.parent

@@ -2,8 +2,9 @@
 
 A plain file whose documents are lines is cut into byte ranges, and a range owns every line that *starts* in it, so
 that ranges of any size cover each line once. A packed file can be cut in the same way by bytes of its unpacked
-stream, one range after another until a reader is `at_end`, for nobody knows beforehand how long it is (see
-`is_endless` and `OpenStreams`). A .parquet is cut by its row groups. A .txt file that is one document is read whole.
+stream, one range after another until a reader is `at_end`, since its length is unknown beforehand (see
+`has_unknown_size` and `OpenStreams`). A .parquet is cut by its row groups. A .txt file that is one document is read
+whole.
 
 Every line gives exactly one item, so the number of items is the number of lines, and the items' bytes add up to the
 (unpacked) file. A damaged packed file gives what can be read, then one item that tells the damage: the line in which it
@@ -46,7 +47,7 @@ __all__ = [
     "Reason",
     "TxtDocument",
     "excerpt",
-    "is_endless",
+    "has_unknown_size",
     "ranges",
     "read",
 ]
@@ -74,18 +75,18 @@ class Range:
         """Bytes on disk; 0 where that cannot be known beforehand."""
         if self.row_group_bytes is not None:
             return self.row_group_bytes
-        if self.file.packing == "none" and self.file.kind != "parquet":
+        if self.file.packing == "none" and self.file.format != "parquet":
             return (self.file.bytes if self.end is None else self.end) - self.start
         return self.file.bytes if self.start == 0 and self.end is None else 0
 
 
 def is_whole(file: InputFile, txt_document: TxtDocument) -> bool:
     """Whether the file is one document."""
-    return file.kind == "txt" and txt_document == "file"
+    return file.format == "txt" and txt_document == "file"
 
 
-def is_endless(file: InputFile, txt_document: TxtDocument) -> bool:
-    """Whether the file is a packed one of lines: nobody knows its unpacked size before it is read."""
+def has_unknown_size(file: InputFile, txt_document: TxtDocument) -> bool:
+    """Whether the file is packed and consists of lines: its unpacked size is unknown until it is read."""
     return file.is_packed and not is_whole(file, txt_document)
 
 
@@ -96,12 +97,12 @@ def ranges(files: Sequence[InputFile], target_bytes: int, txt_document: TxtDocum
         OSError: the footer of a .parquet cannot be read from the disk or the network.
     """
     cut: list[Range] = []
-    far = sum(file.kind == "parquet" and file.remote is not None for file in files) > MAX_REMOTE_FOOTERS
+    far = sum(file.format == "parquet" and file.remote is not None for file in files) > MAX_REMOTE_FOOTERS
     for file in files:
-        whole = file.is_packed or is_whole(file, txt_document) or (far and file.kind == "parquet")
+        whole = file.is_packed or is_whole(file, txt_document) or (far and file.format == "parquet")
         if whole or file.bytes <= target_bytes:
             cut.append(Range(file))
-        elif file.kind == "parquet":
+        elif file.format == "parquet":
             from zerokara.corpus import tables  # pyarrow: only where there is such a file
 
             parts = tables.gathered_row_groups(file, target_bytes)
@@ -143,7 +144,7 @@ class RangeReader:
         return self._disk_bytes + (self._group.read_bytes if self._group else 0)
 
     def __iter__(self) -> Iterator[Document | BadLine]:
-        if self.range.file.kind == "parquet":
+        if self.range.file.format == "parquet":
             return self._rows()
         return self._whole_file() if is_whole(self.range.file, self.txt_document) else self._lines()
 
@@ -187,7 +188,7 @@ class RangeReader:
 
     def _items_of(self, stream: LineStream) -> Iterator[Document | BadLine]:
         """The items from where the stream stands; its place is always behind the item that was given last."""
-        file, text_field, is_json = self.range.file, self.text_field, self.range.file.kind == "jsonl"
+        file, text_field, is_json = self.range.file, self.text_field, self.range.file.format == "jsonl"
         end = sys.maxsize if self.range.end is None else self.range.end
         readline, limit = stream.bytes.readline, documents.MAX_LINE_BYTES
         number, position = 0, stream.position

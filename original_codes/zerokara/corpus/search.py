@@ -1,8 +1,8 @@
 """A folder or a pattern → the corpus files there, symbolic links followed, each folder and each file once.
 
 A file has the name under which it really lies where that is among those found, else the first, by path, that a link
-gives it. What must not be passed over in silence is kept beside: links to nothing, folders that may not be looked into,
-links to what is there already, and what bears a corpus file's name and is none (opening a pipe would wait for ever).
+gives it. What must not be ignored silently is listed too: dangling links, folders that cannot be read, links to files
+that were found already, and pipes, sockets and devices with a corpus file's name (opening a pipe would wait for ever).
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from pathlib import Path
 from zerokara.durable import PARTIAL_SUFFIX
 
 
-class Search:
-    """The files of one entry that `is_wanted`, told by their names, and what else was met on the way."""
+class FileSearch:
+    """The files of one entry whose names are wanted (`is_wanted`), and what else was met on the way."""
 
     def __init__(self, is_wanted: Callable[[str], bool], is_suspect: Callable[[str], bool]):
-        """`is_suspect` tells, of the names that are not wanted, those that might be missed."""
+        """`is_suspect` picks, among the names that are not wanted, those that a user may have meant to include."""
         self.found: dict[str, Path] = {}
-        """Real path → the path by which the file was come to."""
+        """Real path → the path by which the file was reached."""
         self.num_repeats = 0
-        """Names that lead, by links, to files and folders that were found under another name."""
+        """Links to files and folders that were found under another name."""
         self.dangling: list[Path] = []
-        """Links to nothing, whatever their names."""
+        """Dangling links, whatever their names."""
         self.not_files: dict[str, Path] = {}
         """Real path → path of pipes, sockets and devices with the name of a corpus file."""
         self.unreadable: list[tuple[Path, str]] = []
-        """Folders and links that could not be looked into, and why."""
+        """Folders and links that could not be read, and why."""
         self.suspects: list[Path] = []
         self._is_wanted, self._is_suspect = is_wanted, is_suspect
         self._folders: set[str] = set()
-        """Real paths of those looked into."""
+        """Real paths of the folders read so far."""
         self._links: set[Path] = set()
 
     def below(self, folder: Path) -> None:
-        """Find the files in a folder and below, but for folders in which a step is at work."""
+        """Find the files in a folder and below, except in folders in which a step is at work."""
         self._walk(folder, os.path.realpath(folder))
         self._follow_links()
 
@@ -57,7 +57,7 @@ class Search:
         except OSError as error:
             self.unreadable.append((Path(error.filename), error.strerror or str(error)))
             return
-        # What lies where it seems to lie goes before what is come to by a linked folder.
+        # A file's own place goes before a path through a linked folder.
         matches.sort(key=lambda match: (match[0] != os.path.abspath(match[1]), match[1]))
         for real, path in matches:
             if path.is_symlink():
@@ -73,7 +73,7 @@ class Search:
         yield from sorted(self.found.items(), key=lambda found: found[1])
 
     def _walk(self, folder: Path, real: str) -> None:
-        """Take all files of a folder and below, and put links aside."""
+        """Take all files of a folder and below; leave links for later."""
         waiting = [(str(folder), real)]
         while waiting:
             path, real = waiting.pop()
@@ -93,7 +93,7 @@ class Search:
                 self.unreadable.append((Path(path), error.strerror or str(error)))
 
     def _follow_links(self) -> None:
-        """Follow the links, when all that is no link has been found; further ones may be met on the way."""
+        """Follow the links, once everything else has been found; they may lead to further links."""
         while self._links:
             links, self._links = sorted(self._links), set()
             for link in links:
@@ -101,7 +101,7 @@ class Search:
                     real, mode = os.path.realpath(link), os.stat(link).st_mode
                 except PermissionError as error:
                     self.unreadable.append((link, error.strerror or str(error)))
-                except OSError:  # there is nothing, or it leads to itself
+                except OSError:  # dangling, or a circle
                     self.dangling.append(link)
                 else:
                     if not stat.S_ISDIR(mode):
@@ -125,8 +125,10 @@ def _is_unfinished(path: Path) -> bool:
 
 
 def _matches(pattern: str) -> Iterator[str]:
-    """What `glob.glob` gives for a recursive pattern, which goes round in a circle of links until the path is too long,
-    and with two such circles takes for ever."""
+    """The matches of a recursive pattern.
+
+    `glob.glob` follows a circle of links until the path is too long, and with two such circles never ends.
+    """
     before, stars, after = _parted(pattern)
     if not stars:
         yield from glob.glob(pattern)
@@ -137,7 +139,7 @@ def _matches(pattern: str) -> Iterator[str]:
 
 
 def _parted(pattern: str) -> tuple[str, str, str]:
-    """What stands before and after the first ``**``."""
+    """The parts of a pattern before and after the first ``**``."""
     parts = pattern.split("/")
     if "**" not in parts:
         return pattern, "", ""
@@ -149,7 +151,7 @@ def _folders(folder: str, real_above: tuple[str, ...]) -> Iterator[str]:
     """A folder and those below that are not hidden, by links too, unless they lead to one that lies above."""
     yield folder
     if os.path.isdir(folder):
-        os.scandir(folder).close()  # glob passes over what may not be looked into
+        os.scandir(folder).close()  # Raises where glob would silently skip the folder.
         for path in sorted(glob.glob(os.path.join(glob.escape(folder), "*", ""))):
             real = os.path.realpath(path)
             if real not in real_above:

@@ -1,4 +1,4 @@
-"""How much text a corpus file holds, unpacked, without reading it all: for plans and estimates."""
+"""How much text a corpus file holds, unpacked, without reading it all: for estimates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from zerokara.corpus.inputs import InputFile
 from zerokara.corpus.packed import PackedReader
 
 SAMPLE_FILES = 16
-"""Files of a source and format that are looked at."""
+"""Files of each source and format that are sampled."""
 _HEAD_BYTES = 256 * 1024
 _MAX_UNPACKED_HEAD = 64 * 1024 * 1024
 """Beyond this the head of a packed file is not unpacked (some zeros pack to nothing)."""
@@ -22,7 +22,7 @@ def plain_bytes(file: InputFile) -> int:
     Raises:
         OSError: the file or the network fails.
     """
-    if file.kind == "parquet":
+    if file.format == "parquet":
         return _table_bytes(file)[0]
     if not file.is_packed:
         return file.bytes
@@ -38,26 +38,26 @@ def plain_bytes(file: InputFile) -> int:
 
 
 def total_plain_bytes(files: Sequence[InputFile]) -> int:
-    """Size of many files unpacked, to some ten percent: of each format a few are looked at, the others judged by them.
+    """Size of many files unpacked, to some ten percent, from a sample of each format.
 
     Raises:
         OSError: a file or the network fails.
     """
     alike: dict[tuple[int, str, str], list[InputFile]] = {}
     for file in files:
-        alike.setdefault((file.source, file.kind, file.packing), []).append(file)
+        alike.setdefault((file.source, file.format, file.packing), []).append(file)
     total = 0
     for members in alike.values():
-        there = [file for file in members if file.bytes]
-        looked_at = there[:: -(-len(there) // SAMPLE_FILES) or 1]
-        unpacked = sum(plain_bytes(file) for file in looked_at)
-        total += unpacked * sum(file.bytes for file in there) // max(1, sum(file.bytes for file in looked_at))
+        filled = [file for file in members if file.bytes]
+        sampled = filled[:: -(-len(filled) // SAMPLE_FILES) or 1]
+        unpacked = sum(plain_bytes(file) for file in sampled)
+        total += unpacked * sum(file.bytes for file in filled) // max(1, sum(file.bytes for file in sampled))
     return total
 
 
 def bytes_before(item: Document | BadLine) -> int:
     """Unpacked bytes of the file that stand before an item: its share of the rows, in a .parquet."""
-    if item.file.kind != "parquet":
+    if item.file.format != "parquet":
         return item.offset
     size, rows = _table_bytes(item.file)
     return size * item.offset // max(1, rows)

@@ -1,8 +1,8 @@
-"""What an exported model says: prompts continued greedily, and by sampling with a seed, by stock transformers.
+"""What an exported model writes: prompts continued greedily, and by sampling with a seed, by stock transformers.
 
-All prompts go through `generate` together, side by side and filled up on the left: each further token of a large model
-costs a pass through all its weights, however many prompts there are. Rows that are to be sampled are drawn by a logits
-processor, in the same passes as the greedy ones.
+All prompts go through `generate` as one batch, padded on the left: each further token of a large model reads all its
+weights once, however many prompts there are. Rows to sample are drawn by a logits processor, in the same batch as the
+greedy ones.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from zerokara.samples.objective import Prompt
 from zerokara.tokenizer.encoder import Encoder
 
 MIN_NEW_TOKENS, MAX_NEW_TOKENS = 20, 60
-"""The proof asks for 20 tokens at least; a large model says no more than it must."""
-PASSES_BUDGET = 24e9
-"""Weights that all passes together may read: 24 tokens of a model of a billion take ten seconds on two cores."""
+"""The proof asks for at least 20 tokens; a large model writes no more than it must."""
+WEIGHTS_BUDGET = 24e9
+"""Weights that generation may read in all: 24 tokens of a model of a billion take ten seconds on two cores."""
 TEMPERATURE, TOP_P = 0.7, 0.9
 SEED = 1234
 
 
 @dataclass(frozen=True)
 class Continuation:
-    """One prompt and what follows, without the prompt."""
+    """One prompt and its continuations, which do not repeat it."""
 
     prompt: str
     greedy: str
@@ -48,14 +48,14 @@ class Continuation:
 
 
 @dataclass(frozen=True)
-class Continued:
-    """Token ids that follow each prompt, beyond eos; sampled ones for the first prompts only."""
+class GeneratedTokens:
+    """Token ids generated after each prompt, also beyond eos; sampled ones for the first prompts only."""
 
     prompts: list[Prompt]
     greedy: list[list[int]]
     sampled: list[list[int]]
 
-    def in_words(self, encoder: Encoder, prompts: Sequence[str]) -> list[Continuation]:
+    def decoded(self, encoder: Encoder, prompts: Sequence[str]) -> list[Continuation]:
         """The continuations of the first prompts, whose texts are `prompts`, up to the end of the document."""
 
         def text(tokens: list[int]) -> str:
@@ -68,21 +68,21 @@ class Continued:
 
 
 def num_new_tokens(shape: ModelShape) -> int:
-    """Length of the continuations: as the budget allows, and so that some of a prompt fits in front."""
-    affordable = int(PASSES_BUDGET / shape.num_parameters())
+    """Length of the continuations: as the budget allows, and so that some of a prompt fits before it."""
+    affordable = int(WEIGHTS_BUDGET / shape.num_parameters())
     return min(max(MIN_NEW_TOKENS, min(MAX_NEW_TOKENS, affordable)), shape.seq_len - 1)
 
 
-def continue_all(model: Any, prompts: Sequence[Prompt], num_sampled: int, shape: ModelShape) -> Continued:
+def generate(model: Any, prompts: Sequence[Prompt], num_sampled: int, shape: ModelShape) -> GeneratedTokens:
     """Continue each prompt greedily, and the first `num_sampled` by sampling as well.
 
-    Generation goes on beyond eos, so that all prompts give the same number of tokens to compare.
+    Generation does not stop at eos, so that all prompts give the same number of tokens to compare.
     """
+    prompts = list(prompts)
+    if not prompts:
+        return GeneratedTokens([], [], [])
     new_tokens = num_new_tokens(shape)
-    given = list(prompts)
-    if not given:
-        return Continued([], [], [])
-    rows = [prompt.encoder_ids or prompt.decoder_ids for prompt in (*given, *given[:num_sampled])]
+    rows = [prompt.encoder_ids or prompt.decoder_ids for prompt in (*prompts, *prompts[:num_sampled])]
     longest = max(map(len, rows))
     tokens_BS = torch.tensor([[0] * (longest - len(row)) + row for row in rows], device=model.device)
     mask_BS = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=model.device)
@@ -93,17 +93,16 @@ def continue_all(model: Any, prompts: Sequence[Prompt], num_sampled: int, shape:
         pad_token_id=0 if own.pad_token_id is None else own.pad_token_id,
         decoder_start_token_id=own.decoder_start_token_id,
     )
-    with Progress("continuing prompts", new_tokens, unit="token") as progress:
-        drawing = LogitsProcessorList([_Drawn(len(given), progress)])
-        with torch.inference_mode():
-            output_BS = model.generate(tokens_BS, attention_mask=mask_BS, logits_processor=drawing)
+    with Progress("continuing prompts", new_tokens, unit="token") as progress, torch.inference_mode():
+        sampler = LogitsProcessorList([_RowSampler(len(prompts), progress)])
+        output_BS = model.generate(tokens_BS, attention_mask=mask_BS, logits_processor=sampler)
     model.generation_config = own
-    new = output_BS[:, -new_tokens:].tolist()  # behind the prompt, or the decoder's start
-    return Continued(given, new[: len(given)], new[len(given) :])
+    new = output_BS[:, -new_tokens:].tolist()  # after the prompt, or after the decoder's start token
+    return GeneratedTokens(prompts, new[: len(prompts)], new[len(prompts) :])
 
 
-class _Drawn(LogitsProcessor):
-    """Draws the next token of all rows from `first` on: afterwards it is the only one that is possible."""
+class _RowSampler(LogitsProcessor):
+    """Samples the next token of all rows from `first` on, by making it the only possible one."""
 
     def __init__(self, first: int, progress: Progress):
         self._first, self._progress = first, progress
@@ -112,11 +111,11 @@ class _Drawn(LogitsProcessor):
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         self._progress.advance()
-        drawn_BV = scores[self._first :].nan_to_num()  # what is no number is for the proof to tell
-        if len(drawn_BV):
+        sampled_BV = scores[self._first :].nan_to_num()  # the proof reports logits that are not numbers
+        if len(sampled_BV):
             for warper in self._warpers:
-                drawn_BV = warper(input_ids[self._first :], drawn_BV)
-            chosen_B1 = torch.multinomial(drawn_BV.softmax(-1).cpu(), 1, generator=self._generator)
-            only_BV = torch.full_like(drawn_BV, float("-inf")).scatter_(1, chosen_B1.to(scores.device), 0.0)
+                sampled_BV = warper(input_ids[self._first :], sampled_BV)
+            chosen_B1 = torch.multinomial(sampled_BV.softmax(-1).cpu(), 1, generator=self._generator)
+            only_BV = torch.full_like(sampled_BV, float("-inf")).scatter_(1, chosen_B1.to(scores.device), 0.0)
             scores = torch.cat((scores[: self._first], only_BV))
         return scores

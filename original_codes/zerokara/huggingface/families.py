@@ -1,4 +1,4 @@
-"""The table of families: which rules, and which Hugging Face class and configuration, an architecture has."""
+"""The table of families: the weight rules and the Hugging Face class and configuration of each architecture."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zerokara.huggingface import gpt2, llama, mixtral, qwen3, qwen3_moe, rules, switch, t5
-from zerokara.huggingface.rules import Rule
+from zerokara.huggingface import gpt2, llama, mixtral, qwen3, qwen3_moe, switch, t5, weight_rules
 from zerokara.huggingface.transforms import COPIED_VOCABULARY, VOCABULARY
+from zerokara.huggingface.weight_rules import WeightRule
 from zerokara.model.shapes import ModelShape
 
-UNTIED_OUTPUT = Rule("output_layer.weight", ("lm_head.weight",), VOCABULARY)
-"""The output matrix; a tied model has none of its own, on either side."""
+UNTIED_OUTPUT = WeightRule("output_layer.weight", ("lm_head.weight",), VOCABULARY)
+"""The output matrix; a tied model has none, on either side."""
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -25,48 +25,48 @@ class Family:
     """One architecture as Hugging Face knows it."""
 
     model_type: str
-    """transformers' name of the configuration."""
+    """transformers' name of the configuration class."""
     class_name: str
-    rules: tuple[Rule, ...]
+    rules: tuple[WeightRule, ...]
     config_values: Callable[[ModelShape], dict[str, Any]]
     settings: dict[str, str]
-    """Keys of these values ↔ keys of config.yaml; what is in neither place is fixed for the family."""
-    words: str
-    """What the family is, for the model card."""
+    """Keys of these values ↔ keys of config.yaml; values without an entry are fixed for the family."""
+    description: str
+    """For the model card."""
     is_encoder_decoder: bool = False
-    """Whether an encoder reads and a decoder writes."""
+    """Whether it has an encoder besides the decoder."""
     older_names: Mapping[str, str] = field(default_factory=dict)
-    """Keys of config.json, dotted where nested ↔ the names at its top under which other clients look for the values."""
+    """Keys of config.json, dotted where nested → the top-level names under which older clients look for the values."""
     copies: tuple[str, ...] = ()
-    """Names under which the class keeps its embedding again; they stand in no file, but for `stores_copies`."""
+    """Names under which the class has its embedding again; in no file, unless `stores_copies`."""
     stores_copies: bool = False
-    """Whether the file of an untied model must hold them: transformers would draw them anew."""
-    says_tied: Callable[[Any], bool] = lambda config: bool(config.tie_word_embeddings)
-    """Whether a loaded configuration says that one matrix reads and predicts."""
+    """Whether the file of an untied model must hold them: transformers would initialise them at random."""
+    config_is_tied: Callable[[Any], bool] = lambda config: bool(config.tie_word_embeddings)
+    """Whether a loaded configuration says that embedding and output matrix are tied."""
 
     @property
     def auto_class(self) -> str:
-        """transformers' name of the class that loads it."""
+        """transformers' name of the auto class that loads it."""
         return "AutoModelForSeq2SeqLM" if self.is_encoder_decoder else "AutoModelForCausalLM"
 
     @property
     def task(self) -> str:
-        """The Hub's name for what it does."""
+        """The Hub's name of the task."""
         return "text2text-generation" if self.is_encoder_decoder else "text-generation"
 
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """Ids of the control pieces; the same in tokenizer, trainer, and generation."""
+    """Ids of the control tokens; the same in tokenizer, trainer, and generation."""
 
     bos: int | None
-    """None where the tokenizer has none, as T5's."""
+    """None if the tokenizer has none, as T5's."""
     eos: int
     pad: int
 
 
-def _family(module: ModuleType, model_type: str, words: str, **more: Any) -> Family:
-    """What a module of this room says of its family."""
+def _family(module: ModuleType, model_type: str, description: str, **more: Any) -> Family:
+    """The entry of the family that `module` of this room defines."""
     names = getattr(module, "OLDER_NAMES", {})
     return Family(
         model_type,
@@ -74,32 +74,32 @@ def _family(module: ModuleType, model_type: str, words: str, **more: Any) -> Fam
         module.RULES,
         module.config_values,
         module.SETTINGS,
-        words=words,
+        description=description,
         older_names=names,
         **more,
     )
 
 
 FAMILIES = {
-    "llama": _family(llama, "llama", "Llama-like: RMSNorm, SwiGLU, rotary positions, grouped queries"),
+    "llama": _family(llama, "llama", "Llama-like: RMSNorm, SwiGLU, rotary positions, grouped-query attention"),
     "qwen3": _family(
         qwen3,
         "qwen3",
-        "Qwen3-like: RMSNorm, also of each head's queries and keys, SwiGLU, rotary positions, grouped queries",
+        "Qwen3-like: RMSNorm, QK-norm, SwiGLU, rotary positions, grouped-query attention",
     ),
     "gpt2": _family(gpt2, "gpt2", "GPT-2-like: LayerNorm, GELU, learned positions"),
     "mixtral": _family(
-        mixtral, "mixtral", "Mixtral-like: Llama with experts in each layer, of which each token takes some"
+        mixtral, "mixtral", "Mixtral-like: Llama with a mixture of experts in each layer, top-k routing"
     ),
     "qwen3_moe": _family(
         qwen3_moe,
         "qwen3_moe",
-        "Qwen3-MoE-like: Qwen3 with experts in its sparse layers, of which each token takes some",
+        "Qwen3-MoE-like: Qwen3 with a mixture of experts in its MoE layers, top-k routing",
     ),
     "switch": _family(
         switch,
         "switch_transformers",
-        "Switch Transformer: T5 with experts in its sparse layers, of which each token takes one",
+        "Switch Transformer: T5 with a mixture of experts in its MoE layers, top-1 routing",
         is_encoder_decoder=True,
         copies=t5.COPIES,
         stores_copies=True,
@@ -107,10 +107,10 @@ FAMILIES = {
     "t5": _family(
         t5,
         "t5",
-        "T5 version 1.1: an encoder and a decoder, RMSNorm, gated GELU, relative positions",
+        "T5 version 1.1: encoder-decoder, RMSNorm, gated GELU, relative position bias",
         is_encoder_decoder=True,
         copies=t5.COPIES,
-        says_tied=t5.says_tied,
+        config_is_tied=t5.config_is_tied,
     ),
 }
 
@@ -120,15 +120,15 @@ def family_of(model_type: str) -> Family:
     return next(family for family in FAMILIES.values() if family.model_type == model_type)
 
 
-def rules_for(shape: ModelShape) -> list[Rule]:
-    """Every rule of a model, layers written out."""
+def rules_for(shape: ModelShape) -> list[WeightRule]:
+    """Every weight rule of a model, layer by layer."""
     family = FAMILIES[shape.architecture]
     table = family.rules
     if family.stores_copies and not shape.tie_word_embeddings:
         first, *others = table
         table = (replace(first, hf=(*first.hf, *family.copies), transform=COPIED_VOCABULARY), *others)
     table = table if shape.tie_word_embeddings else (*table, UNTIED_OUTPUT)
-    return rules.expand(table, shape.num_layers, shape.moe_layers, shape.num_experts)
+    return weight_rules.expand(table, shape.num_layers, shape.moe_layers, shape.num_experts)
 
 
 def hf_config(shape: ModelShape, special: SpecialIds, dtype: str) -> Any:
@@ -144,32 +144,32 @@ def hf_config(shape: ModelShape, special: SpecialIds, dtype: str) -> Any:
         eos_token_id=special.eos,
         pad_token_id=special.pad,
         dtype=str(TORCH_DTYPES[dtype]).removeprefix("torch."),
-        # The decoder begins with padding, as T5's does.
+        # The decoder starts with padding, as T5's does.
         **({"decoder_start_token_id": special.pad} if family.is_encoder_decoder else {}),
         **family.config_values(shape),
     )
     config.architectures = [family.class_name]
-    config.tie_word_embeddings = shape.tie_word_embeddings  # T5Config makes it true, whatever it is told
+    config.tie_word_embeddings = shape.tie_word_embeddings  # T5Config sets it to true, whatever is passed
     return config
 
 
 def hf_shapes(config: Any) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor that Hugging Face's own class keeps, asked of a model without content."""
+    """Name and shape of every tensor that the Hugging Face class keeps, from a model without content."""
     import transformers
 
     family = family_of(config.model_type)
     with torch.device("meta"):
         model = getattr(transformers, family.auto_class).from_config(config)
-        state = stored(model)
+        state = state_by_file_names(model)
     stored_copies = family.stores_copies and not config.tie_word_embeddings
     tied = {*(() if stored_copies else family.copies), *(UNTIED_OUTPUT.hf if config.tie_word_embeddings else ())}
     return {name: tuple(tensor.shape) for name, tensor in state.items() if name not in tied}
 
 
-def stored(model: Any) -> dict[str, Tensor]:
-    """The tensors of a model of transformers by the names under which files hold them.
+def state_by_file_names(model: Any) -> dict[str, Tensor]:
+    """The tensors of a transformers model by their names in files.
 
-    transformers keeps the matrices of all experts together, files hold them one by one (core_model_loading.py).
+    transformers keeps the matrices of all experts in one tensor, files hold one each (core_model_loading.py).
     """
     from transformers.core_model_loading import revert_weight_conversion
 
@@ -178,16 +178,16 @@ def stored(model: Any) -> dict[str, Tensor]:
 
 def checked_rules(
     weights: Mapping[str, Tensor], shape: ModelShape, config: Any
-) -> tuple[list[Rule], dict[str, tuple[int, ...]]]:
-    """The rules of a model, once they are known to turn exactly `weights` into exactly what `config` asks for.
+) -> tuple[list[WeightRule], dict[str, tuple[int, ...]]]:
+    """The rules of a model, checked to turn exactly `weights` into exactly the tensors that `config` asks for.
 
-    Also gives name and shape of each Hugging Face tensor.
+    Also returns name and shape of each Hugging Face tensor.
 
     Raises:
         RunError: lists every tensor that is left over, missing, or of a wrong shape.
     """
-    found = rules_for(shape)
+    rules = rules_for(shape)
     ours = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     expected = hf_shapes(config)
-    rules.check(found, ours, expected, shape)
-    return found, expected
+    weight_rules.check(rules, ours, expected, shape)
+    return rules, expected

@@ -8,21 +8,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from zerokara.huggingface.rules import Rule
 from zerokara.huggingface.transforms import JOINED_QUERY_KEY_VALUE, SAME, TRANSPOSED, VOCABULARY, Transform
+from zerokara.huggingface.weight_rules import WeightRule
 from zerokara.model.shapes import ModelShape
 
 CLASS_NAME = "GPT2LMHeadModel"
 _OURS, _HF = "decoder.layers.{i}.", "transformer.h.{i}."
 
 
-def _weight_and_bias(ours: str, hf: str, weight: Transform = SAME, bias: Transform = SAME) -> tuple[Rule, Rule]:
-    return Rule(f"{ours}.weight", (f"{hf}.weight",), weight), Rule(f"{ours}.bias", (f"{hf}.bias",), bias)
+def _weight_and_bias(
+    ours: str, hf: str, weight: Transform = SAME, bias: Transform = SAME
+) -> tuple[WeightRule, WeightRule]:
+    return WeightRule(f"{ours}.weight", (f"{hf}.weight",), weight), WeightRule(f"{ours}.bias", (f"{hf}.bias",), bias)
 
 
 RULES = (
-    Rule("embedding.word_embeddings.weight", ("transformer.wte.weight",), VOCABULARY),
-    Rule("embedding.position_embeddings.weight", ("transformer.wpe.weight",)),
+    WeightRule("embedding.word_embeddings.weight", ("transformer.wte.weight",), VOCABULARY),
+    WeightRule("embedding.position_embeddings.weight", ("transformer.wpe.weight",)),
     *_weight_and_bias(_OURS + "input_layernorm", _HF + "ln_1"),
     *_weight_and_bias(
         _OURS + "self_attention.linear_qkv", _HF + "attn.c_attn", JOINED_QUERY_KEY_VALUE, JOINED_QUERY_KEY_VALUE
@@ -57,7 +59,7 @@ def config_values(shape: ModelShape) -> dict[str, Any]:
         "n_head": shape.num_attn_heads,
         "n_inner": shape.ffn_hidden_size,
         "activation_function": "gelu_new",
-        # Ours are trained without dropout; 0 here, so that whoever goes on training starts from the same arithmetic.
+        # Ours are trained without dropout; 0 here, so that further training starts from the same arithmetic.
         "resid_pdrop": 0.0,
         "embd_pdrop": 0.0,
         "attn_pdrop": 0.0,

@@ -1,7 +1,7 @@
 """The mixture-of-experts family ↔ ``MixtralForCausalLM`` (transformers 5.23): Llama's rules, and experts in each layer.
 
-The files hold each matrix of each expert by itself, by the names of the original: transformers puts them together as it
-loads them, and so do others who read these files.
+Files hold one tensor for each matrix of each expert, as those of the original model: transformers and other clients
+stack them when they load them.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from zerokara.huggingface import llama
-from zerokara.huggingface.rules import Rule
 from zerokara.huggingface.transforms import EXPERTS, EXPERTS_GATE_AND_UP
+from zerokara.huggingface.weight_rules import WeightRule
 from zerokara.model.shapes import ModelShape
 
 CLASS_NAME = "MixtralForCausalLM"
@@ -18,13 +18,13 @@ _OURS, _HF = "decoder.layers.{i}.mlp.", "model.layers.{i}.block_sparse_moe."
 
 RULES = (
     *(rule for rule in llama.RULES if ".mlp." not in rule.ours),
-    Rule(_OURS + "router.weight", (_HF + "gate.weight",)),
-    Rule(
+    WeightRule(_OURS + "router.weight", (_HF + "gate.weight",)),
+    WeightRule(
         _OURS + "experts_fc1.weight",
         (_HF + "experts.{e}.w1.weight", _HF + "experts.{e}.w3.weight"),
         EXPERTS_GATE_AND_UP,
     ),
-    Rule(_OURS + "experts_fc2.weight", (_HF + "experts.{e}.w2.weight",), EXPERTS),
+    WeightRule(_OURS + "experts_fc2.weight", (_HF + "experts.{e}.w2.weight",), EXPERTS),
 )
 
 SETTINGS = {
@@ -40,7 +40,7 @@ OLDER_NAMES = llama.OLDER_NAMES
 def config_values(shape: ModelShape) -> dict[str, Any]:
     """The arguments of ``MixtralConfig``."""
     values = llama.config_values(shape)
-    for key in ("mlp_bias", "attention_bias"):  # it has no such choice
+    for key in ("mlp_bias", "attention_bias"):  # MixtralConfig has no such key
         del values[key]
     return {
         **values,

@@ -1,6 +1,6 @@
-"""The place of the exported folder: nobody's files in the way, room on the disk, and what is said when it is full.
+"""The output folder of an export: what may be replaced there, room on the disk, and the message when the disk is full.
 
-No torch here: a full disk is told before anything heavy is loaded.
+No torch here: these checks come before anything heavy is imported.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from zerokara import manifest
 from zerokara.config.convert_config import ConvertConfig
 from zerokara.durable import PARTIAL_SUFFIX
 from zerokara.errors import Fault, RunError, UserError
-from zerokara.huggingface.exported import MANIFEST_NAME, STEP, UPLOAD_RECORD_NAME
-from zerokara.huggingface.source import Source
+from zerokara.huggingface.checkpoint_source import CheckpointSource
+from zerokara.huggingface.exported_folder import MANIFEST_NAME, STEP, UPLOAD_RECORD_NAME
 from zerokara.progress import bytes_text
 
 BYTES_PER_WEIGHT = {"fp32": 4, "bf16": 2}
 OWN_RECORDS = (MANIFEST_NAME, UPLOAD_RECORD_NAME)
 OTHER_BYTES = 64 * 2**20
-"""For all that is not weights: tokenizer, curve, card."""
+"""For everything but the weights: tokenizer, training curve, model card."""
 
 
-def check_class(source: Source) -> None:
-    """Check that a class of Hugging Face's holds such a model.
+def check_class(source: CheckpointSource) -> None:
+    """Check that Hugging Face has a class for this architecture.
 
     Raises:
-        UserError: none does; says why, and what does.
+        UserError: it has none; says why, and which architecture has one.
     """
     architecture, reason = source.shape.architecture, source.shape.traits.no_class
     if reason:
-        rule = f"is of architecture {architecture}, which no Hugging Face class holds: {reason}"
-        remedy = "it trains and is evaluated here; a model to export is trained with architecture: switch or t5"
+        rule = f"has architecture {architecture}, for which Hugging Face has no class: {reason}"
+        remedy = "it can only be trained and evaluated here; for a model to export, train architecture: switch or t5"
         raise UserError(Fault(str(source.folder), rule, remedy=remedy))
 
 
-def check_place(settings: ConvertConfig, source: Source) -> None:
-    """Check that the output folder may be written, and when it is there, replaced.
+def check_place(settings: ConvertConfig, source: CheckpointSource) -> None:
+    """Check that the output folder may be written, and replaced if it exists.
 
     Raises:
-        UserError: it holds something that no conversion wrote, or the run itself.
+        UserError: it holds something that step 4 did not write, or the run itself.
     """
     key, folder = "output_tokenizer_and_model_dir", Path(settings.output_tokenizer_and_model_dir)
     inside = {source.run_dir.resolve(), *source.run_dir.resolve().parents}
@@ -52,12 +52,12 @@ def check_place(settings: ConvertConfig, source: Source) -> None:
         return
     path = folder / MANIFEST_NAME
     if not path.exists() or manifest.read(path).step != STEP:
-        rule = "holds files that step 4 did not write; they would be lost"
+        rule = "holds files that step 4 did not write, and would replace"
         raise UserError(settings.fault(key, rule, "choose another folder, or empty this one"))
 
 
 def to_keep(folder: Path) -> list[str]:
-    """The files in an export that is about to be replaced which step 4 did not write, or not as they are now."""
+    """Files of an export to be replaced that step 4 did not write, or that were changed since."""
     record = folder / MANIFEST_NAME
     if not record.exists():
         return []
@@ -72,18 +72,18 @@ def to_keep(folder: Path) -> list[str]:
     )
 
 
-def check_space(settings: ConvertConfig, source: Source) -> None:
-    """Check that what will be written fits on the disk; what lies at its name stays until the new folder is whole.
+def check_space(settings: ConvertConfig, source: CheckpointSource) -> None:
+    """Check that the export fits on the disk; a folder to be replaced stays until the new one is complete.
 
     Raises:
-        UserError: there is too little room; with the numbers.
+        UserError: there is too little room; says how much is missing.
     """
     key, folder = "output_tokenizer_and_model_dir", Path(settings.output_tokenizer_and_model_dir).absolute()
     weights = source.shape.num_parameters(padded=False) * BYTES_PER_WEIGHT[settings.dtype]
     needed = weights + OTHER_BYTES
-    there = next(place for place in folder.parents if place.exists())
-    leftover = folder.with_name(folder.name + PARTIAL_SUFFIX)  # of a killed run, and deleted first
-    free = shutil.disk_usage(there).free + sum(file.stat().st_size for file in leftover.rglob("*") if file.is_file())
+    parent = next(place for place in folder.parents if place.exists())
+    leftover = folder.with_name(folder.name + PARTIAL_SUFFIX)  # of a killed run; deleted first
+    free = shutil.disk_usage(parent).free + sum(file.stat().st_size for file in leftover.rglob("*") if file.is_file())
     if free < needed:
         rule = (
             f"the disk has {bytes_text(free)} free there, and the export needs {bytes_text(needed)} "
@@ -94,21 +94,21 @@ def check_space(settings: ConvertConfig, source: Source) -> None:
 
 
 @contextmanager
-def full_disk_told(folder: Path) -> Iterator[None]:
-    """Word what the system says when `folder`, which did not appear then, finds no room.
+def full_disk_explained(folder: Path) -> Iterator[None]:
+    """Turn the system's error about a full disk into an explanation; `folder` did not appear then.
 
     Raises:
-        RunError: the disk, the quota or the limit of a file's size is exhausted.
+        RunError: the disk, the quota or the file size limit is exhausted.
     """
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
-        there = next(place for place in folder.absolute().parents if place.exists())
+        parent = next(place for place in folder.absolute().parents if place.exists())
         at = f" at {error.filename}" if error.filename else ""
         raise RunError(
-            f"there was no room for the export{at}: {error.strerror}. What was written of it is deleted again, and "
-            f"{bytes_text(shutil.disk_usage(there).free)} are free in {there} now; make room and run the same command "
-            "again, or set output_tokenizer_and_model_dir elsewhere"
+            f"no room for the export{at}: {error.strerror}. The unfinished export was deleted, and "
+            f"{bytes_text(shutil.disk_usage(parent).free)} are free in {parent} now; make room and run the same "
+            "command again, or set output_tokenizer_and_model_dir to a folder on another disk"
         ) from error

@@ -1,6 +1,6 @@
-"""The Qwen3-like family ↔ ``Qwen3ForCausalLM`` (transformers 5.23): Llama's rules, and a norm of each head's q and k.
+"""The Qwen3-like family ↔ ``Qwen3ForCausalLM`` (transformers 5.23): Llama's rules, and QK-norm.
 
-All layers see the whole text (``full_attention``).
+All layers have full attention (no sliding window).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from zerokara.huggingface import llama
-from zerokara.huggingface.rules import Rule
+from zerokara.huggingface.weight_rules import WeightRule
 from zerokara.model.shapes import ModelShape
 
 CLASS_NAME = "Qwen3ForCausalLM"
@@ -16,7 +16,7 @@ CLASS_NAME = "Qwen3ForCausalLM"
 RULES = (
     *llama.RULES,
     *(
-        Rule(
+        WeightRule(
             f"decoder.layers.{{i}}.self_attention.{kind}_layernorm.weight",
             (f"model.layers.{{i}}.self_attn.{kind}_norm.weight",),
         )
@@ -30,5 +30,5 @@ SETTINGS, OLDER_NAMES = llama.SETTINGS, llama.OLDER_NAMES
 def config_values(shape: ModelShape) -> dict[str, Any]:
     """The arguments of ``Qwen3Config``."""
     values = llama.config_values(shape)
-    del values["mlp_bias"]  # it has no such choice
+    del values["mlp_bias"]  # Qwen3Config has no such key
     return {**values, "use_sliding_window": False}

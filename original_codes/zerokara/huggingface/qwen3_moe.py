@@ -1,7 +1,7 @@
-"""The mixture-of-experts family with chosen layers ↔ ``Qwen3MoeForCausalLM`` (transformers 5.23).
+"""The mixture-of-experts family with chosen MoE layers ↔ ``Qwen3MoeForCausalLM`` (transformers 5.23).
 
-Qwen3's rules, with experts in the sparse layers; the others are named in ``mlp_only_layers``. The files hold each
-matrix of each expert by itself, by the names of the original.
+Qwen3's rules, with experts in the MoE layers; the others are listed in ``mlp_only_layers``. Files hold one tensor for
+each matrix of each expert, as those of the original model.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from zerokara.huggingface import qwen3
-from zerokara.huggingface.rules import Rule
 from zerokara.huggingface.transforms import EXPERTS, EXPERTS_GATE_AND_UP
+from zerokara.huggingface.weight_rules import WeightRule
 from zerokara.model.shapes import ModelShape
 
 CLASS_NAME = "Qwen3MoeForCausalLM"
@@ -19,14 +19,14 @@ _OURS, _HF = "decoder.layers.{i}.mlp.", "model.layers.{i}.mlp."
 
 RULES = (
     *(replace(rule, layers="dense") if ".mlp." in rule.ours else rule for rule in qwen3.RULES),
-    Rule(_OURS + "router.weight", (_HF + "gate.weight",), layers="sparse"),
-    Rule(
+    WeightRule(_OURS + "router.weight", (_HF + "gate.weight",), layers="sparse"),
+    WeightRule(
         _OURS + "experts_fc1.weight",
         (_HF + "experts.{e}.gate_proj.weight", _HF + "experts.{e}.up_proj.weight"),
         EXPERTS_GATE_AND_UP,
         layers="sparse",
     ),
-    Rule(_OURS + "experts_fc2.weight", (_HF + "experts.{e}.down_proj.weight",), EXPERTS, layers="sparse"),
+    WeightRule(_OURS + "experts_fc2.weight", (_HF + "experts.{e}.down_proj.weight",), EXPERTS, layers="sparse"),
 )
 
 SETTINGS = {
@@ -37,7 +37,7 @@ SETTINGS = {
 }
 """Keys of ``Qwen3MoeConfig`` and of config.yaml."""
 OLDER_NAMES = {**qwen3.OLDER_NAMES, "num_local_experts": "num_experts"}
-"""transformers 4 knows the second name only, and else builds 128 experts."""
+"""transformers 4 reads the second name only, and without it builds 128 experts."""
 
 
 def config_values(shape: ModelShape) -> dict[str, Any]:

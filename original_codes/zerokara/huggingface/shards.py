@@ -1,7 +1,8 @@
 """Weights → safetensors files as Hugging Face reads them: ``model.safetensors``, or shards and their index.
 
-Tensors come one by one and go to disk one by one: the writing needs no memory but for the tensor in hand. The index is
-JSON with ``metadata.total_size`` (bytes) and ``weight_map`` (tensor name → file).
+Tensors are written one at a time as they come, so that writing needs memory for one tensor only (the library's own
+`save_file` takes all tensors of a file at once). The index is JSON with ``metadata.total_size`` (bytes) and
+``weight_map`` (tensor name → file).
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ def write(
     shapes: Shapes,
     dtype: torch.dtype,
     max_shard_size: str,
-    background_sync: BackgroundSync | None = None,
+    disk: BackgroundSync | None = None,
 ) -> list[Path]:
-    """Write all `tensors`, rounded to `dtype`, and give the files.
+    """Write all `tensors`, rounded to `dtype`, and return the files.
 
-    `shapes` are those that will come, in their order. `background_sync` sends to the disk what is written so far.
+    `shapes` announces the tensors in their order. `disk` syncs what is written while the work continues.
 
     Raises:
         OSError: the disk is full, or cannot be written; names the file.
@@ -41,7 +42,7 @@ def write(
     total = sum(nbytes(shape, dtype) for shape in shapes.values())
     with Progress("writing weights", total, unit="B") as progress:
         for file, inside in plan.items():
-            with TensorWriter(folder / file, inside, dtype, background_sync) as writer:
+            with TensorWriter(folder / file, inside, dtype, disk) as writer:
                 for expected in inside:
                     name, tensor = next(coming)
                     assert name == expected, f"{name} came where {expected} was announced"
@@ -57,9 +58,9 @@ def write(
 
 
 def _plan(shapes: Shapes, dtype: torch.dtype, max_shard_size: str) -> dict[str, Shapes]:
-    """File → the shapes in it. A file is full before the next begins, so that tensors can come in their order.
+    """File → shapes of the tensors in it. A file is filled before the next is opened, so tensors keep their order.
 
-    (huggingface_hub's own split puts a tensor above the limit before those that came earlier.)
+    (huggingface_hub's own split moves a tensor above the limit before earlier ones.)
     """
     limit = _bytes_of(max_shard_size)
     parts: list[dict[str, tuple[int, ...]]] = [{}]

@@ -1,8 +1,8 @@
 """T5 with one expert a token ↔ ``SwitchTransformersForConditionalGeneration`` (transformers 5.23).
 
-T5's rules but for the feed-forward layers, which have no gate. The class says of the sparse layers only how many there
-are, and puts them at 1, 1 + n, 1 + 2n, …; an expert takes at most ``expert_capacity`` tokens of a text, which is set so
-high that it takes all.
+T5's rules except for the feed-forward layers, which have no gate. The class has only a number of sparse layers, and
+puts them at 1, 1 + n, 1 + 2n, …; ``expert_capacity``, the most tokens of a text that an expert takes, is set so high
+that none is dropped.
 """
 
 from __future__ import annotations
@@ -10,22 +10,26 @@ from __future__ import annotations
 from typing import Any
 
 from zerokara.huggingface import t5
-from zerokara.huggingface.rules import Rule
 from zerokara.huggingface.transforms import EXPERTS
+from zerokara.huggingface.weight_rules import WeightRule
 from zerokara.model.shapes import ModelShape
 
 CLASS_NAME = "SwitchTransformersForConditionalGeneration"
 _UNBOUNDED = 1 << 20
 
 
-def _feed_forward(ours: str, hf: str) -> tuple[Rule, ...]:
+def _feed_forward(ours: str, hf: str) -> tuple[WeightRule, ...]:
     return (
-        Rule(f"{ours}.pre_mlp_layernorm.weight", (f"{hf}.layer_norm.weight",)),
-        Rule(f"{ours}.mlp.linear_fc1.weight", (f"{hf}.mlp.wi.weight",), layers="dense"),
-        Rule(f"{ours}.mlp.linear_fc2.weight", (f"{hf}.mlp.wo.weight",), layers="dense"),
-        Rule(f"{ours}.mlp.router.weight", (f"{hf}.mlp.router.classifier.weight",), layers="sparse"),
-        Rule(f"{ours}.mlp.experts_fc1.weight", (f"{hf}.mlp.experts.expert_{{e}}.wi.weight",), EXPERTS, layers="sparse"),
-        Rule(f"{ours}.mlp.experts_fc2.weight", (f"{hf}.mlp.experts.expert_{{e}}.wo.weight",), EXPERTS, layers="sparse"),
+        WeightRule(f"{ours}.pre_mlp_layernorm.weight", (f"{hf}.layer_norm.weight",)),
+        WeightRule(f"{ours}.mlp.linear_fc1.weight", (f"{hf}.mlp.wi.weight",), layers="dense"),
+        WeightRule(f"{ours}.mlp.linear_fc2.weight", (f"{hf}.mlp.wo.weight",), layers="dense"),
+        WeightRule(f"{ours}.mlp.router.weight", (f"{hf}.mlp.router.classifier.weight",), layers="sparse"),
+        WeightRule(
+            f"{ours}.mlp.experts_fc1.weight", (f"{hf}.mlp.experts.expert_{{e}}.wi.weight",), EXPERTS, layers="sparse"
+        ),
+        WeightRule(
+            f"{ours}.mlp.experts_fc2.weight", (f"{hf}.mlp.experts.expert_{{e}}.wo.weight",), EXPERTS, layers="sparse"
+        ),
     )
 
 
@@ -40,7 +44,7 @@ SETTINGS = {**t5.SETTINGS, "num_experts": "num_experts"}
 
 
 def config_values(shape: ModelShape) -> dict[str, Any]:
-    """The arguments of ``SwitchTransformersConfig``, whose dense layers and experts are of one width."""
+    """The arguments of ``SwitchTransformersConfig``, whose dense layers and experts have the same feed-forward size."""
     values = t5.config_values(shape)
     del values["feed_forward_proj"]
     return {

@@ -1,11 +1,11 @@
-"""The small inverse pairs of which every weight rule is made.
+"""The inverse pairs that weight rules are made of.
 
-A transform turns one of our tensors into one or more of Hugging Face's, and back without losing a bit (padding rows
-of the vocabulary are the one thing that is left behind, and come back as zeros). All of them only move, drop or pad
-rows, so they also work on tensors without content (device ``meta``): that is how shapes are checked.
+A transform turns one of our tensors into one or more of Hugging Face's, and back bit by bit (only rows that pad the
+vocabulary are dropped, and come back as zeros). All of them only move, drop or pad rows, so they also work on tensors
+without content (device ``meta``), which is how shapes are checked.
 
-Shape suffixes: D width, H heads, K kv heads, G = H/K query heads that share a kv head, E head width, F feed-forward,
-V real vocabulary, P padded vocabulary.
+Shape suffixes: D hidden size, H heads, K kv heads, G = H/K query heads that share a kv head, E head_dim,
+F feed-forward size, V real vocabulary, P padded vocabulary.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Parts = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Transform:
-    """One tensor of ours ↔ the parts that Hugging Face keeps of it, in the order of the rule's names."""
+    """One tensor of ours ↔ the Hugging Face tensors made of it, in the order of the rule's names."""
 
     to_hf: Callable[[Tensor, ModelShape], Parts]
     from_hf: Callable[[Parts, ModelShape], Tensor]
@@ -54,14 +54,14 @@ def _real_rows_thrice(ours_PD: Tensor, shape: ModelShape) -> Parts:
 
 
 def _padded_rows(parts: Parts, shape: ModelShape) -> Tensor:
-    # Zeros, as a new model has them: a zero row adds nothing to any gradient, and M4 masks its logit.
+    # Zeros, as in a new model: a zero row adds nothing to any gradient, and its logit is masked.
     rows_VD, *_ = parts
     padding = rows_VD.new_zeros((shape.padded_vocab_size - shape.vocab_size, *rows_VD.shape[1:]))
     return torch.cat((rows_VD, padding))
 
 
 def _queries_keys_values(ours: Tensor, shape: ModelShape) -> Parts:
-    """Rows of megatron-core stand kv head by kv head: its G query heads, then its key, then its value."""
+    """megatron-core orders rows by kv head: its G query heads, then its key, then its value."""
     group_size = shape.num_attn_heads // shape.num_kv_heads
     rest = ours.shape[1:]
     grouped = ours.reshape(shape.num_kv_heads, group_size + 2, shape.head_dim, *rest)
@@ -76,7 +76,7 @@ def _grouped(parts: Parts, shape: ModelShape) -> Tensor:
 
 
 def _keys_values(ours: Tensor, shape: ModelShape) -> Parts:
-    """Rows of megatron-core stand head by head: its key, then its value."""
+    """megatron-core orders rows by head: its key, then its value."""
     by_head = ours.reshape(shape.num_attn_heads, 2, shape.head_dim, *ours.shape[1:])
     return tuple(part.reshape(-1, *ours.shape[1:]) for part in by_head.unbind(dim=1))
 
@@ -88,7 +88,7 @@ def _keys_values_back(parts: Parts, shape: ModelShape) -> Tensor:
 
 
 def _one_qkv(ours: Tensor, shape: ModelShape) -> Parts:
-    """All queries, then all keys, then all values, in one tensor (GPT-2's ``c_attn``); a weight lies transposed."""
+    """All queries, then all keys, then all values, in one tensor (GPT-2's ``c_attn``); a weight is transposed."""
     joined = torch.cat(_queries_keys_values(ours, shape))
     return (joined.t(),) if joined.dim() == 2 else (joined,)
 
@@ -116,7 +116,7 @@ def _each_expert_back(parts: Parts, shape: ModelShape) -> Tensor:
 
 
 def _halves_of_each_expert(ours: Tensor, shape: ModelShape) -> Parts:
-    """The gates of all experts, then what they are multiplied with."""
+    """The gate projections of all experts, then their up projections."""
     gates, ups = ours.chunk(2, dim=1)
     return (*gates.unbind(), *ups.unbind())
 
@@ -132,16 +132,16 @@ TRANSPOSED = Transform(_transposed, _transposed_back)
 VOCABULARY = Transform(_real_rows, _padded_rows)
 """[P, D] ↔ [V, D]."""
 COPIED_VOCABULARY = Transform(_real_rows_thrice, _padded_rows)
-"""[P, D] ↔ [V, D] three times: of the copies one counts."""
+"""[P, D] ↔ three copies of [V, D], of which the first is read back."""
 QUERY_KEY_VALUE = Transform(_queries_keys_values, _grouped)
 """[K·(G+2)·E, D] ↔ [H·E, D], [K·E, D], [K·E, D]; biases alike."""
 KEY_VALUE = Transform(_keys_values, _keys_values_back)
-"""[H·2·E, D] ↔ [H·E, D], [H·E, D]: of the attention that looks at an encoder."""
+"""[H·2·E, D] ↔ [H·E, D], [H·E, D]: of cross-attention."""
 JOINED_QUERY_KEY_VALUE = Transform(_one_qkv, _one_qkv_back)
 """[K·(G+2)·E, D] ↔ [D, (H+2K)·E]; a bias stays one-dimensional."""
 EXPERTS = Transform(_each_expert, _each_expert_back)
 """[X, R, C] ↔ X times [R, C]."""
 EXPERTS_GATE_AND_UP = Transform(_halves_of_each_expert, _halves_of_each_expert_back)
-"""[X, 2F, D] ↔ X times [F, D], the gates, and X times [F, D]."""
+"""[X, 2F, D] ↔ X times [F, D], the gates, then X times [F, D], the up projections."""
 GATE_AND_UP = Transform(_halves, _halves_back)
 """[2F, D] ↔ [F, D], [F, D]: megatron-core applies the activation to the first half."""

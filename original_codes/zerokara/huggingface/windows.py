@@ -1,6 +1,6 @@
-"""The texts on which two models are compared, cut into windows and put side by side for few passes.
+"""The texts on which two models are compared: windows of token ids, batched for few forward passes.
 
-Shape suffixes: B batch, S sequence, V vocabulary.
+Shape suffixes: B batch, S sequence, R encoder sequence, V vocabulary.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from zerokara.progress import Progress
 from zerokara.samples.objective import Objective, Prompt
 
 MIN_POSITIONS, MAX_POSITIONS = 128, 2048
-"""Tokens compared: a wrong rule shows at each of them."""
+"""Tokens compared: a wrong rule shows at every one of them."""
 FLOPS_BUDGET = 0.3e12
-"""For one pass over all of them: three seconds on two cores."""
+"""For one forward pass over all of them: three seconds on two cores."""
 LOGITS_BUDGET = 32_000_000
 """Logits held in memory at once, 128 MB of fp32: with a large vocabulary fewer tokens are compared."""
 BF16_SHARE = 4
-"""Computing in bf16 is for the report, and slow on processors that have no instructions for it: one token in four."""
+"""bf16 is only reported, and slow on processors without instructions for it: one token in four."""
 _BATCH_POSITIONS = 1024
 
 Model = Callable[..., Tensor]
-"""Makes logits [B, S, V] of tokens [B, S], and where there is an encoder of what it reads and where that is, [B, R]."""
+"""Tokens [B, S] → logits [B, S, V]; with an encoder, also its input ids and attention mask, [B, R]."""
 
 
 @dataclass(frozen=True)
@@ -35,57 +35,60 @@ class Windows:
     """Windows of token ids."""
 
     tokens: list[list[int]]
-    """What the model (its decoder, where it has an encoder) reads."""
-    read: list[list[int]] | None = None
-    """What the encoder reads for each."""
+    """Inputs of the model, or of its decoder if it has an encoder."""
+    encoder_input_ids: list[list[int]] | None = None
+    """Inputs of the encoder for each window; None without an encoder."""
 
     @property
     def positions(self) -> int:
-        """Tokens in all."""
+        """Number of tokens in all windows."""
         return sum(map(len, self.tokens))
 
     def first(self, positions: int) -> Windows:
-        """The first so many positions, and no whole window less than one."""
+        """The first windows, cut off after `positions` tokens."""
         kept: list[list[int]] = []
         for window in self.tokens:
             left = positions - sum(map(len, kept))
             if left <= 0:
                 break
             kept.append(window[:left])
-        return Windows(kept, self.read[: len(kept)] if self.read else None)
+        return Windows(kept, self.encoder_input_ids[: len(kept)] if self.encoder_input_ids else None)
 
-    def and_more(self, prompts: Sequence[Prompt], written: Sequence[Sequence[int]]) -> Windows:
-        """These, and behind them prompts with what was written after each."""
-        texts = [[*prompt.decoder_ids, *tokens] for prompt, tokens in zip(prompts, written, strict=True)]
-        read = [*self.read, *(prompt.encoder_ids for prompt in prompts)] if self.read else None
-        return Windows([*self.tokens, *texts], read)
+    def with_prompts(self, prompts: Sequence[Prompt], generated: Sequence[Sequence[int]]) -> Windows:
+        """These windows, and one more for each prompt with what was generated after it."""
+        texts = [[*prompt.decoder_ids, *tokens] for prompt, tokens in zip(prompts, generated, strict=True)]
+        encoder_inputs = self.encoder_input_ids and [
+            *self.encoder_input_ids,
+            *(prompt.encoder_ids for prompt in prompts),
+        ]
+        return Windows([*self.tokens, *texts], encoder_inputs)
 
     def through(self, model: Model, label: str) -> list[Tensor]:
-        """The logits [S, V] of each window; no position sees a later one."""
-        found: dict[int, Tensor] = {}
+        """The logits [S, V] of each window from `model`; `label` names the work on the progress bar."""
+        logits: dict[int, Tensor] = {}
         with Progress(label, self.positions, unit="token") as progress:
             for members in self._batches():
                 longest = max(len(self.tokens[number]) for number in members)
-                # What fills a row up stands behind it, where nothing of the row looks.
+                # The model is causal, so the padding at the end changes nothing before it.
                 rows = [self.tokens[number] + [0] * (longest - len(self.tokens[number])) for number in members]
-                logits_BSV = model(torch.tensor(rows), *self._read_by(members))
+                logits_BSV = model(torch.tensor(rows), *self._encoder_inputs(members))
                 for number, logits_SV in zip(members, logits_BSV, strict=True):
-                    found[number] = logits_SV[: len(self.tokens[number])].clone()
+                    logits[number] = logits_SV[: len(self.tokens[number])].clone()
                     progress.advance(len(self.tokens[number]))
-        return [found[number] for number in range(len(self.tokens))]
+        return [logits[number] for number in range(len(self.tokens))]
 
-    def _read_by(self, members: Sequence[int]) -> tuple[Tensor, Tensor] | tuple[()]:
-        """What encoders read of some windows, and where their texts are: nothing where there are none."""
-        if self.read is None:
+    def _encoder_inputs(self, members: Sequence[int]) -> tuple[Tensor, Tensor] | tuple[()]:
+        """Encoder input ids and attention mask [B, R] of some windows; nothing without an encoder."""
+        if self.encoder_input_ids is None:
             return ()
-        texts = [self.read[number] for number in members]
+        texts = [self.encoder_input_ids[number] for number in members]
         longest = max(map(len, texts))
         rows = [text + [0] * (longest - len(text)) for text in texts]
-        there = [[1] * len(text) + [0] * (longest - len(text)) for text in texts]
-        return torch.tensor(rows), torch.tensor(there)
+        mask = [[1] * len(text) + [0] * (longest - len(text)) for text in texts]
+        return torch.tensor(rows), torch.tensor(mask)
 
     def _batches(self) -> list[list[int]]:
-        """Numbers of windows that go through the model together, of similar lengths."""
+        """Indices of the windows of each batch, of similar lengths."""
         batches: list[list[int]] = []
         for number in sorted(range(len(self.tokens)), key=lambda number: -len(self.tokens[number])):
             # The first of a batch is its longest.
@@ -97,14 +100,14 @@ class Windows:
 
 
 def of_samples(documents: Sequence[Sequence[int]], shape: ModelShape, objective: Objective) -> Windows:
-    """Documents as an encoder and a decoder have them in training: texts with gaps, as many as the budgets allow."""
-    taken = objective.lengths.raw
+    """Samples as in training of an encoder-decoder, with masked spans, as many as the budgets allow."""
+    raw = objective.lengths.raw
     stream = np.array([token for document in documents for token in document], dtype=np.int64)
     if not len(stream):
         return Windows([], [])
-    number = max(1, min(_budget(shape) // objective.lengths.target, -(-len(stream) // taken)))
-    places = np.arange(number)
-    batch = objective(stream[(places[:, None] * taken + np.arange(taken)) % len(stream)], places)
+    number = max(1, min(_budget(shape) // objective.lengths.target, -(-len(stream) // raw)))
+    keys = np.arange(number)
+    batch = objective(stream[(keys[:, None] * raw + np.arange(raw)) % len(stream)], keys)
     assert batch.decoder_inputs is not None, "there is an encoder"
     return Windows(batch.decoder_inputs.tolist(), batch.inputs.tolist())
 

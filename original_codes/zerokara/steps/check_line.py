@@ -1,7 +1,7 @@
-"""The three YAML files of a line at once, before any of its steps spends hours (`run_all.sh`).
+"""Check the three YAML files of a pipeline at once, before any of its steps spends hours (`run_all.sh`).
 
-``python -m zerokara.steps.check_line sentence_piece_config.yaml config.yaml convert_config.yaml``: each is checked as
-its steps would, each step must read what the one before it writes, and what it writes must have a place.
+``python -m zerokara.steps.check_line sentence_piece_config.yaml config.yaml convert_config.yaml``: each file is checked
+as its steps would, each step must read what the one before it writes, and all outputs must be writable.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ONE_BY_ONE = "or run the steps one by one"
 
 
 def check_line(paths: Sequence[str]) -> None:
-    """Check the files of steps 1, 2 to 3, and 4 to 6, and tell that they are in order.
+    """Check the files of steps 1, 2 to 3, and 4 to 6, and print that they are in order.
 
     Raises:
         UserError: with the faults of all three.
@@ -44,15 +44,15 @@ def check_line(paths: Sequence[str]) -> None:
 
 
 def chain_faults(tokenizer: TokenizerConfig, training: PretrainConfig, converting: ConvertConfig) -> Iterator[Fault]:
-    """Where a step would read something else than what the step before it writes."""
+    """The faults of a step that does not read what the step before it writes."""
     made = Path(tokenizer.output_dir) / "tokenizer.model"
     if not _same(training.input_tokenizer_file, made):
-        rule = f"is not the tokenizer that step 1 makes, {made} (output_dir, {tokenizer.where('output_dir')})"
+        rule = f"is not the tokenizer of step 1, {made} (output_dir, {tokenizer.where('output_dir')})"
         yield training.fault("input_tokenizer_file", rule, f"write {made}, {_ONE_BY_ONE}")
     run = Path(training.output_model_dir)
     checkpoint = Path(converting.input_model_dir)
     if not (_same(checkpoint, run) or _same(checkpoint.parent, run)):
-        rule = f"is not the run that step 3 makes, {run} (output_model_dir, {training.where('output_model_dir')})"
+        rule = f"is not the run of step 3, {run} (output_model_dir, {training.where('output_model_dir')})"
         yield converting.fault("input_model_dir", rule, f"write {run}, {_ONE_BY_ONE}")
 
 

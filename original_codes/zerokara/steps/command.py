@@ -1,4 +1,4 @@
-"""What all steps share: their options, and how they end (exit codes 0 done, 1 failed while running, 2 user's fault)."""
+"""The options that all steps share, and their exit codes: 0 done, 1 failed while running, 2 wrong settings or input."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from zerokara.steps.next_command import COMMAND_NAME, again
 from zerokara.steps.options import SAME_COMMAND, Options
 
 _Config = TypeVar("_Config", bound=Settings)
-REDO_HELP = "do it again and replace what an earlier run left"
+REDO_HELP = "do it again, and replace the outputs of an earlier run"
 INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it (128 + SIGINT)."""
+"""Exit code after Ctrl-C, as in shells (128 + SIGINT)."""
 UNREAD = 141
-"""Exit code where nobody reads the output any more, as shells have it (128 + SIGPIPE)."""
+"""Exit code if the reader of the output is gone, as in shells (128 + SIGPIPE)."""
 
 
 def parse(
@@ -42,24 +42,31 @@ def parse(
     redo: str = REDO_HELP,
 ) -> Options:
     """Read the command line; `write`, `verify_resume` and `evaluate` are the help of flags that not every step has."""
-    # Putting all settings into words takes a while, so only for those who ask.
     wants_help = not {"-h", "--help"}.isdisjoint(argv)
     parser = argparse.ArgumentParser(
         prog=os.environ.get(COMMAND_NAME),
         description=doc,
-        epilog="settings (edit them in the YAML file, or --set them for one run):\n"
+        epilog="settings (in the YAML file, or --set for one run; docs/glossary.md explains the terms):\n"
         + (help_text(config_class) if wants_help else ""),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,  # "--re" must not mean --redo
     )
     parser.add_argument(
-        "--config", type=Path, default=Path(default_config), metavar="PATH", help=f"default {default_config}"
+        "--config",
+        type=Path,
+        default=Path(default_config),
+        metavar="PATH",
+        help=f"YAML file with the settings (default {default_config})",
     )
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="set one key for this run; repeatable"
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override one setting for this run, e.g. --set lr=3e-4; repeatable",
     )
     parser.add_argument("--redo", action="store_true", help=redo)
-    parser.add_argument("--dry-run", action="store_true", help="check everything, say what would be done, and stop")
+    parser.add_argument("--dry-run", action="store_true", help="check everything, print what would be done, and stop")
     if write:
         parser.add_argument("--write", action="store_true", help=write)
     if verify_resume:
@@ -98,9 +105,9 @@ def run(
     redo: str = REDO_HELP,
     is_part: bool = False,
 ) -> int:
-    """Load the configuration, run a step, and give its exit code; errors are told on stderr.
+    """Load the configuration, run a step, and return its exit code; errors are printed on stderr.
 
-    A step that `is_part` of another, which started it, leaves it to that one to say how to resume.
+    A step that `is_part` of another one, which started it, does not print the command to resume.
     """
     options = parse(
         argv, config_class, default_config, doc, write=write, verify_resume=verify_resume, evaluate=evaluate, redo=redo
@@ -111,12 +118,12 @@ def run(
 
 
 def guarded(work: Callable[[], None], again: str = SAME_COMMAND) -> int:
-    """Run `work` and turn its errors into words and an exit code. What is not foreseen keeps its traceback, redacted.
+    """Run `work` and turn its errors into messages and an exit code. An unexpected one keeps its traceback, redacted.
 
-    `again` is the command that resumes what was stopped; nothing is said of it where it is empty.
+    `again` is the command that resumes interrupted work; it is not mentioned if it is empty.
     """
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # what a terminal or a log of another encoding lacks is spelt out
+        if isinstance(stream, io.TextIOWrapper):  # characters that the encoding lacks are escaped
             stream.reconfigure(errors="backslashreplace")
     try:
         work()
@@ -129,13 +136,13 @@ def guarded(work: Callable[[], None], again: str = SAME_COMMAND) -> int:
         return error.exit_code
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _is_unread():
-            print(f"stopped, for nobody reads this any more; to resume: {again or SAME_COMMAND}", file=sys.stderr)
+            print(f"stopped: the output is no longer read; to resume: {again or SAME_COMMAND}", file=sys.stderr)
             return UNREAD
         if isinstance(error, OSError) and error.filename is not None:
-            words = f"failed: cannot read or write {shown(os.fsdecode(error.filename))}: {error.strerror or error}"
-        else:  # not foreseen
-            words = traceback.format_exc().rstrip()
-        print(plain(redacted(words)), file=sys.stderr)
+            message = f"failed: cannot read or write {shown(os.fsdecode(error.filename))}: {error.strerror or error}"
+        else:  # unexpected
+            message = traceback.format_exc().rstrip()
+        print(plain(redacted(message)), file=sys.stderr)
         return RunError.exit_code
     except Stopped as stop:
         print(f"stopped; {stop}", file=sys.stderr)
@@ -148,12 +155,12 @@ def guarded(work: Callable[[], None], again: str = SAME_COMMAND) -> int:
 
 
 def _is_unread() -> bool:
-    """Whether the program that was to read what is printed has left (``| head``); then nothing is printed any more."""
-    with suppress(OSError):  # a stand-in of a test is no file
+    """Whether the reader of a pipe is gone (``| head``); if so, nothing more is printed."""
+    with suppress(OSError):  # stdout is not a file in a test
         output = select.poll()
         output.register(sys.stdout.fileno(), 0)
         if any(events & select.POLLERR for _, events in output.poll(0)):
-            # Python would complain of it once more when it leaves.
+            # Otherwise Python would report it once more at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return True
     return False

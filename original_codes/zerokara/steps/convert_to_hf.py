@@ -1,11 +1,10 @@
 """Step 4: a checkpoint → a Hugging Face folder, proved equal to the trained model (`4_convert_to_HF.sh`).
 
-Only when the logits, the greedy continuations and the token ids agree does the folder appear.
+The folder appears only if the logits, the greedy continuations and the token ids agree.
 """
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,8 +13,7 @@ from typing import Any
 from zerokara import manifest
 from zerokara.config.convert_config import ConvertConfig
 from zerokara.durable import ASIDE_ENDING, unused_name
-from zerokara.huggingface import check_text, output_folder, source
-from zerokara.huggingface.exported import MANIFEST_NAME
+from zerokara.huggingface import check_corpus, checkpoint_source, exported_folder, output_folder
 from zerokara.progress import bytes_text, opening, plain, seconds_text, summary
 from zerokara.steps import command, next_command, outputs
 
@@ -28,39 +26,36 @@ def main(argv: Sequence[str]) -> int:
 def convert(config: ConvertConfig, options: command.Options) -> None:
     """Do step 4, or say that it is done, or what it would do."""
     folder = Path(config.output_tokenizer_and_model_dir)
-    outputs.check(outputs.of_export(config), unless=folder / MANIFEST_NAME)
-    found = source.find(config, meanwhile=_import_libraries)
-    output_folder.check_class(found)
-    from zerokara.huggingface import to_hf
-
-    output_folder.check_place(config, found)
-    done = manifest.already_done(folder / MANIFEST_NAME, to_hf.work(found, config), redo=options.redo)
+    manifest_path = folder / exported_folder.MANIFEST_NAME
+    outputs.check(outputs.of_export(config), unless=manifest_path)
+    source = checkpoint_source.find(config)
+    output_folder.check_class(source)
+    output_folder.check_place(config, source)
+    is_encoder_decoder = source.shape.traits.is_encoder_decoder
+    following = _next(config, options, is_encoder_decoder)
+    done = manifest.already_done(manifest_path, exported_folder.work(source, config), redo=options.redo)
     if done is not None:
-        opening(f"step 4 convert: done already, {folder} was made from {found.folder} (--redo: again)")
-        _tell_samples(done.facts["samples"], found.shape.traits.is_encoder_decoder)
-        print(_next(config, options, found.shape.traits.is_encoder_decoder))
+        opening(f"step 4 convert: done already, {folder} was made from {source.folder} (--redo: again)")
+        _print_samples(done.facts["samples"], is_encoder_decoder)
+        print(following)
         return
     outputs.check(outputs.of_export(config))
-    output_folder.check_space(config, found)
-    files = check_text.files_for(config, found.config)
-    parameters = found.shape.size_text
-    opening(f"step 4 convert: {found.folder} ({parameters}) → {folder} ({config.dtype}), then the proofs")
+    output_folder.check_space(config, source)
+    files = check_corpus.files_for(config, source.config)
+    opening(f"step 4 convert: {source.folder} ({source.shape.size_text}) → {folder} ({config.dtype}), then the proofs")
     if others := output_folder.to_keep(folder):
         names = f"{', '.join(others[:5])}{' …' if others[5:] else ''}"
         kept = unused_name(folder, ASIDE_ENDING)
-        print(f"  {folder} holds what step 4 did not write, or not as it is now: {names}; it is kept as {kept}")
+        print(f"  {folder} holds files that step 4 did not write, or that were changed: {names}; it is kept as {kept}")
     if options.dry_run:
         print("dry run: nothing was written")
         return
-    made = to_hf.export(found, config, check_text.documents(files, found.config, config.check_lines))
-    _tell_samples(made.facts["samples"], found.shape.traits.is_encoder_decoder)
+    from zerokara.publishing import export  # torch and transformers: everything that can be checked without is checked
+
+    made = export.export(source, config, check_corpus.documents(files, source.config, config.check_lines))
+    _print_samples(made.facts["samples"], is_encoder_decoder)
     summary("step 4 convert: done", _rows(made))
-    print(_next(config, options, found.shape.traits.is_encoder_decoder))
-
-
-def _import_libraries() -> None:
-    """Torch, transformers and megatron-core: seconds, and not needed where the configuration is wrong."""
-    import zerokara.huggingface.to_hf  # noqa: F401
+    print(following)
 
 
 def _rows(made: manifest.Manifest) -> list[tuple[str, str]]:
@@ -70,10 +65,10 @@ def _rows(made: manifest.Manifest) -> list[tuple[str, str]]:
         ("model", f"{model['class']}, {model['parameters']:,} parameters, {model['dtype']}, {bytes_text(size)}"),
         (
             "logits",
-            f"largest difference {logits['max_difference']:.2g} (allowed {logits['tolerance']:g}) on "
+            f"max difference {logits['max_difference']:.2g} (allowed {logits['tolerance']:g}) over "
             f"{logits['positions']:,} tokens, standard deviation {logits['logit_std']:.2f}",
         ),
-        ("likeliest token", f"equal at every position, {logits['argmax_ties']} ties"),
+        ("arg max", f"equal at every position, {logits['argmax_ties']} ties"),
         (
             "greedy",
             f"{logits['greedy_tokens']} tokens after {logits['greedy_prompts']} prompts equal, "
@@ -81,32 +76,31 @@ def _rows(made: manifest.Manifest) -> list[tuple[str, str]]:
         ),
         (
             "bf16",
-            f"largest difference {logits['bf16_max_difference']:.2g}, same likeliest token at "
-            f"{logits['bf16_argmax_equal']:.2%}",
+            f"max difference {logits['bf16_max_difference']:.2g}, top-1 agreement {logits['bf16_argmax_equal']:.2%}",
         ),
         (
             "token ids",
-            f"{ids['lines']:,} lines compared, {ids['equal']:,} equal, {ids['ties']:,} ties; {ids['whole_texts']:,} "
-            f"whole texts and {ids['hard_texts']} hard ones beside",
+            f"{ids['lines']:,} lines compared: {ids['equal']:,} equal, {ids['ties']:,} ties; also "
+            f"{ids['whole_texts']:,} whole texts and {ids['hard_texts']} hard texts",
         ),
-        ("took", seconds_text(made.seconds)),
+        ("time", seconds_text(made.seconds)),
     ]
     return rows + [("note", note) for note in logits["notes"]]
 
 
-def _tell_samples(samples: list[dict[str, Any]], is_encoder_decoder: bool) -> None:
+def _print_samples(samples: list[dict[str, Any]], is_encoder_decoder: bool) -> None:
+    """Print what the model writes, sampled first: a young model's greedy text repeats itself."""
     for sample in samples:
+        before = "" if is_encoder_decoder else sample["prompt"]  # spans do not continue the prompt
         print(plain(f"\nprompt   {sample['prompt']}"))
-        for kind in ("greedy", "sampled"):
-            # What fills gaps does not go on from the prompt.
-            print(plain(f"{kind:<8} {'' if is_encoder_decoder else sample['prompt']}{sample[kind]}"))
+        print(plain(f"sampled  {before}{sample['sampled']}"))
+        print(plain(f"greedy   {before}{sample['greedy']}"))
 
 
 def _next(config: ConvertConfig, options: command.Options, is_encoder_decoder: bool) -> str:
     upload = next_command.render(next_command.UPLOAD, options, "convert_config.yaml", config, flags=["--dry-run"])
-    notebook = notebook_for(is_encoder_decoder)
-    folder = config.output_tokenizer_and_model_dir
-    return f"next: play with {folder} in {notebook}, or see what an upload would send: {upload}"
+    folder, notebook = config.output_tokenizer_and_model_dir, notebook_for(is_encoder_decoder)
+    return f"next: try {folder} in {notebook}, or list what an upload would send: {upload}"
 
 
 def notebook_for(is_encoder_decoder: bool) -> str:
@@ -115,6 +109,4 @@ def notebook_for(is_encoder_decoder: bool) -> str:
 
 
 if __name__ == "__main__":
-    exit_code = main(sys.argv[1:])
-    gc.freeze()  # or Python looks once more through all that torch's modules hold before it leaves: a second and a half
-    sys.exit(exit_code)
+    sys.exit(main(sys.argv[1:]))

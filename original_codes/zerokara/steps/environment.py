@@ -1,4 +1,4 @@
-"""Run a numbered script with the project's own Python, whichever one the user called it with. Standard library only."""
+"""Run a numbered script with the Python of `.venv`, whichever one the user called. Standard library only."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def enter(root: str) -> None:
-    """Re-execute with ``.venv/bin/python`` when `setup.sh` has made it and it is not the one that runs.
+    """Re-execute with ``.venv/bin/python``, if `setup.sh` has created it and it is not the one that runs.
 
-    What this process starts finds no packages in the current folder.
+    Processes started from here import no packages from the current folder.
     """
     os.environ["PYTHONSAFEPATH"] = "1"
     environment = Path(root) / ".venv"

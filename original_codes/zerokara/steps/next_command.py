@@ -1,7 +1,7 @@
-"""What a step says to type next, such that it is right when pasted.
+"""The next command that a step suggests, ready to paste.
 
-Every command is quoted for the shell, names the configuration file that belongs to this one, and is about what this
-step made: a key is handed on with ``--set`` where the next step reads it and its file says something else.
+Every command is quoted for the shell, names the configuration file that belongs to this one, and refers to the outputs
+of this step: a setting is passed on with ``--set`` if the next step reads it and its file has another value.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from zerokara.errors import UserError
 from zerokara.steps.options import SAME_COMMAND, Options
 
 COMMAND_NAME = "ZEROKARA_COMMAND"
-"""Environment variable in which the shell scripts say under which name the user called them."""
+"""Environment variable with the name by which the user called a shell script."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A numbered script, and the configuration that it reads."""
+    """A numbered script and its configuration."""
 
     runner: str
     script: str
     config_class: type[Settings]
     config_name: str
-    """The file that it reads unless another is named."""
+    """Its default configuration file."""
     needed_keys: frozenset[str]
     """The settings that it needs."""
 
@@ -71,35 +71,35 @@ def render(
     made: Mapping[str, str] | None = None,
     flags: Sequence[str] = (),
 ) -> str:
-    """The command of `step` that goes on from this one.
+    """The command of `step` that continues from this one.
 
-    `own_name` is the default name of this step's configuration file, `config` what was loaded from it. `made` are keys
-    that name what this step made; they are handed on together unless the next step's file names the first of them, or
-    something inside it, already.
+    `own_name` is the default name of this step's configuration file, `config` the configuration loaded from it. `made`
+    are settings that name the outputs of this step; they are passed on together unless the next step's file already
+    names the first of them, or something inside it.
     """
     path = _config_beside(options.config_path, own_name, step.config_name)
     try:
-        there: Settings | None = load(step.config_class, path)
-    except UserError:  # the next step will say so
-        there = None
+        following: Settings | None = load(step.config_class, path)
+    except UserError:  # the next step will report it
+        following = None
     given = {text.partition("=")[0]: text for text in options.overrides}
     needed = step.needed_keys
-    handed_on = [
+    passed_on = [
         text
         for key, text in given.items()
-        if key in needed and (there is None or getattr(there, key) != getattr(config, key))
+        if key in needed and (following is None or getattr(following, key) != getattr(config, key))
     ]
     if made:
         first = next(iter(made))
-        if there is None or not _lies_in(getattr(there, first), made[first]):
-            handed_on += [f"{key}={_as_yaml(value)}" for key, value in made.items()]
+        if following is None or not _is_inside(getattr(following, first), made[first]):
+            passed_on += [f"{key}={_as_yaml(value)}" for key, value in made.items()]
     words = [step.runner, str(_folder() / step.script), *flags]
     words += [] if str(path) == step.config_name else ["--config", str(path)]
-    return shlex.join([*words, *(word for text in handed_on for word in ("--set", text))])
+    return shlex.join([*words, *(word for text in passed_on for word in ("--set", text))])
 
 
 def again(argv: Sequence[str], without: Sequence[str] = ()) -> str:
-    """The command that was typed, less some flags; `SAME_COMMAND` where that is not known."""
+    """The command that was typed, without some flags; `SAME_COMMAND` if it is not known."""
     script, module = _called(), getattr(sys.modules["__main__"], "__spec__", None)
     if script is not None:
         called = [next(step.runner for step in STEPS if step.script == script.name), str(script)]
@@ -111,13 +111,13 @@ def again(argv: Sequence[str], without: Sequence[str] = ()) -> str:
 
 
 def _called() -> Path | None:
-    """The numbered script by which this process was called."""
+    """The numbered script that started this process."""
     script = Path(os.environ.get(COMMAND_NAME, sys.argv[0]).removeprefix("bash "))
     return script if script.name in {step.script for step in STEPS} else None
 
 
 def _folder() -> Path:
-    """Where the numbered scripts lie, as the user wrote it."""
+    """The folder of the numbered scripts, as the user wrote it."""
     script = _called()
     return script.parent if script else Path()
 
@@ -130,16 +130,16 @@ def _config_beside(path: Path, own: str, other: str) -> Path:
         beside = path.with_name(path.name.removesuffix(own) + other)
         if beside.is_file():
             return beside
-    there = (Path(other), _folder() / other)  # one who works in a folder of their own may have none
-    return next((name for name in there if name.is_file()), Path(other))
+    candidates = (Path(other), _folder() / other)  # the current folder may have none
+    return next((name for name in candidates if name.is_file()), Path(other))
 
 
-def _lies_in(path: str, folder: str) -> bool:
+def _is_inside(path: str, folder: str) -> bool:
     return Path(path).resolve().is_relative_to(Path(folder).resolve())
 
 
 def _as_yaml(text: str) -> str:
-    """A text as ``--set`` reads it back: in quotes where YAML would take it for something else."""
+    """A text as ``--set`` reads it: in quotes if YAML would take it for something else."""
     try:
         if plain_yaml.read_value(text) == text:
             return text

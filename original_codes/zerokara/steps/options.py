@@ -1,4 +1,4 @@
-"""The options of the command line that are no settings, the same for every step."""
+"""The options of the command line that are not settings, the same for every step."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SAME_COMMAND = "the same command"
-"""For a step that was called neither by its script nor as a module."""
+"""Stands for the command of a step that was called neither by its script nor as a module."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options of the command line that are no settings."""
+    """The options of the command line that are not settings."""
 
     config_path: Path
     overrides: tuple[str, ...] = ()
@@ -19,8 +19,8 @@ class Options:
     dry_run: bool = False
     write: bool = False
     verify_resume: int | None = None
-    """Steps of a proof that a run resumes, instead of the run; None for the run."""
+    """Number of steps in which to verify that a run resumes, instead of running it; None to run."""
     evaluate: str | None = None
-    """Checkpoint to evaluate, instead of the run: a folder, a name, a step, or "" for the newest; None for the run."""
+    """Checkpoint to validate instead of running: a folder, a name, a step, or "" for the newest; None to run."""
     again: str = SAME_COMMAND
-    """The command that resumes what this one began."""
+    """The command that resumes this one."""

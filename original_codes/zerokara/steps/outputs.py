@@ -1,7 +1,7 @@
-"""What each step writes, and whether it may: asked at its start and by ``--dry-run`` alike, before any work.
+"""The outputs of each step, and whether they can be written: checked at the start and by ``--dry-run``, before any work.
 
-A step replaces what an earlier run of the same step left there, as its manifest tells. Whatever else lies under such a
-name is somebody's, and stays: without ``--redo`` and with it.
+A step replaces the outputs of an earlier run of the same step, which it knows by the manifest. Any other file of such a
+name belongs to somebody else and stays, without ``--redo`` and with it.
 """
 
 from __future__ import annotations
@@ -9,39 +9,36 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import orjson
 
 from zerokara import manifest
 from zerokara.checkpoint.folders import IDENTITY_NAME
+from zerokara.config.convert_config import ConvertConfig
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.settings import Settings
+from zerokara.config.tokenizer_config import TokenizerConfig
+from zerokara.corpus.inputs import InputFile
 from zerokara.errors import Fault, UserError
-from zerokara.huggingface.exported import UPLOAD_RECORD_NAME
+from zerokara.huggingface.exported_folder import UPLOAD_RECORD_NAME
 from zerokara.tokenizer.layout import LOG_HEADER, LOG_NAME, TOKENIZER_NAMES, WORK_NAME
 from zerokara.tokens.layout import TokenPaths, bin_path, idx_path
 from zerokara.writable import reason_against_entry, reason_against_file, reason_against_folder
 
-if TYPE_CHECKING:  # building a class takes time, and a step needs one of them
-    from zerokara.config.convert_config import ConvertConfig
-    from zerokara.config.pretrain_config import PretrainConfig
-    from zerokara.config.settings import Settings
-    from zerokara.config.tokenizer_config import TokenizerConfig
-    from zerokara.corpus.inputs import InputFile
-
 TOKENIZER_STEP, TOKENS_STEP = "train_tokenizer", "tokenize"
-"""As their manifests say."""
+"""Names of the steps in their manifests."""
 MAX_RECORD_BYTES = 2**16
-"""More than a line of a quarantine file has."""
+"""Upper limit on a line of a quarantine file."""
 
 
 def check(faults: Iterable[Fault], unless: Path | None = None) -> None:
     """Check that a step's outputs can be written.
 
-    `unless` names the manifest of work that may be done already, and is then only told: where it is there, the step
-    asks again when it knows that there is something to do.
+    `unless` is the manifest of work that may be done already: if it exists, nothing is checked, and the step checks
+    again once it knows that there is something to do.
 
     Raises:
-        UserError: they cannot; names the key.
+        UserError: they cannot; names the setting.
     """
     if unless is not None and os.path.exists(unless):
         return
@@ -97,11 +94,11 @@ def of_run(config: PretrainConfig) -> Iterator[Fault]:
 
 
 def of_export(config: ConvertConfig) -> Iterator[Fault]:
-    """Step 4, whose folder takes the place of the one that is there."""
+    """Step 4, which replaces an existing folder."""
     folder = Path(config.output_tokenizer_and_model_dir)
     in_the_way = "it is a file" if os.path.exists(folder) and not os.path.isdir(folder) else ""
     if os.path.ismount(folder):
-        in_the_way = f"it is a mount point, whose place no folder can take: name one in it, {folder}/hf"
+        in_the_way = f"it is a mount point, which cannot be replaced: name a folder in it, {folder}/hf"
     inside = map(_inside, _runs_around(folder))
     yield from _first(config, "output_tokenizer_and_model_dir", [in_the_way, reason_against_entry(folder), *inside])
 
@@ -121,7 +118,7 @@ def of_count(config: PretrainConfig, config_path: Path) -> Iterator[Fault]:
 
 
 def of_line(tokenizer: TokenizerConfig, training: PretrainConfig, converting: ConvertConfig) -> Iterator[Fault]:
-    """All steps of a line, but for those that may be done already."""
+    """All steps of a pipeline, but for those that may be done already."""
     export = Path(converting.output_tokenizer_and_model_dir)
     for record, faults in (
         (Path(tokenizer.output_dir) / "manifest.json", of_tokenizer(tokenizer)),
@@ -134,7 +131,7 @@ def of_line(tokenizer: TokenizerConfig, training: PretrainConfig, converting: Co
 
 
 def check_inputs(config: Settings, key: str, inputs: Sequence[InputFile], outputs: Iterable[Path]) -> None:
-    """Check that a step reads no file that it writes, under whatever name.
+    """Check that a step reads none of the files that it writes, by any name.
 
     Raises:
         UserError: it does; names the files.
@@ -145,7 +142,7 @@ def check_inputs(config: Settings, key: str, inputs: Sequence[InputFile], output
     both = [file.name for file in inputs if file.remote is None and _identity(file.path) in written]
     if both:
         rule = f"names {', '.join(both[:5])}, which this step writes itself"
-        raise UserError(config.fault(key, rule, "give it another name or place, and name that"))
+        raise UserError(config.fault(key, rule, "rename or move the input"))
 
 
 def _identity(path: Path) -> tuple[int, int]:
@@ -156,9 +153,9 @@ def _identity(path: Path) -> tuple[int, int]:
 def _not_ours(
     config: Settings, key: str, files: Sequence[Path], record: Path, step: str, under_way: bool
 ) -> Iterator[Fault]:
-    """What lies where `step` writes, and was put there by somebody else; `record` is where its manifest would be."""
+    """The files of somebody else that are in the way of `step`, whose manifest would be `record`."""
     for run in _runs_around(record.parent / "any"):
-        yield config.fault(key, _inside(run), "choose a place outside")
+        yield config.fault(key, _inside(run), "choose a folder outside of it")
         return
     ours: set[Path] = set()
     if record.exists():
@@ -171,7 +168,7 @@ def _not_ours(
         if made is None or made.step != step:
             by = f"step {made.step!r}" if made else "another program"
             rule = f"cannot be written: {record} is of {by}"
-            yield config.fault(key, rule, f"choose another {key}, or move away what lies there")
+            yield config.fault(key, rule, f"choose another {key}, or move those files away")
             return
         ours = {record.parent / one.path for outputs in made.outputs.values() for one in outputs}
     if under_way:
@@ -184,7 +181,7 @@ def _not_ours(
 
 
 def _is_our_log(path: Path) -> bool:
-    """Whether a log is there and of step 1; one that is not there is in nobody's way."""
+    """Whether a log is of step 1, or missing."""
     if not path.exists():
         return True
     with open(path, "rb") as file:
@@ -192,7 +189,7 @@ def _is_our_log(path: Path) -> bool:
 
 
 def _is_our_quarantine(path: Path) -> bool:
-    """Whether a quarantine file is of step 2, by its first line: a refused run leaves it without a manifest."""
+    """Whether a quarantine file is of step 2, by its first line, or missing: a failed run leaves one, but no manifest."""
     if not path.exists():
         return True
     with open(path, "rb") as file:
@@ -205,16 +202,16 @@ def _is_our_quarantine(path: Path) -> bool:
 
 
 def _runs_around(path: Path) -> Iterator[Path]:
-    """The run folders that `path` lies in."""
+    """The run folders that contain `path`."""
     return (folder for folder in path.absolute().resolve().parents if (folder / IDENTITY_NAME).exists())
 
 
 def _inside(run: Path) -> str:
-    return f"it lies in the run folder {run}, which is set aside or deleted as a whole"
+    return f"it is in the run folder {run}, which is set aside or deleted as a whole"
 
 
 def _first(config: Settings, key: str, reasons: Iterable[str]) -> Iterator[Fault]:
     for reason in reasons:
         if reason:
-            yield config.fault(key, f"cannot be written: {reason}", "choose a place where you may write")
+            yield config.fault(key, f"cannot be written: {reason}", "choose a folder where you may write")
             return

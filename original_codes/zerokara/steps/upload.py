@@ -1,6 +1,6 @@
 """Step 6: the exported model → the Hugging Face Hub, private unless told otherwise (`6_upload.py`).
 
-`--dry-run` lists what would be sent and touches no network. `--redo` also deletes files in the repository that are no
+`--dry-run` lists what would be sent, without the network. `--redo` also deletes files in the repository that are not
 part of this export. The token comes from `hf auth login` or from HF_TOKEN in the environment.
 """
 
@@ -14,8 +14,9 @@ from pathlib import Path
 from zerokara import manifest
 from zerokara.config.convert_config import ConvertConfig
 from zerokara.errors import UserError
-from zerokara.huggingface import exported, hub, usage
+from zerokara.huggingface import exported_folder
 from zerokara.progress import bytes_text, opening, seconds_text, summary
+from zerokara.publishing import hub, usage
 from zerokara.steps import command, next_command, outputs
 
 DEFAULT_CONFIG = "convert_config.yaml"
@@ -31,14 +32,14 @@ def upload(config: ConvertConfig, options: command.Options) -> None:
     started = time.monotonic()
     name, folder = config.huggingface_name, Path(config.output_tokenizer_and_model_dir)
     if not name and not options.dry_run:
-        raise UserError(config.fault("huggingface_name", "must name the repository", "write user/name"))
-    wrong = hub.check_name(name) if name else None
-    if wrong:
-        raise UserError(config.fault("huggingface_name", f"is no name for a repository: {wrong}"))
-    made = exported.proved(folder)
+        raise UserError(config.fault("huggingface_name", "must name the repository", "set it to user/name"))
+    reason = hub.check_name(name) if name else None
+    if reason:
+        raise UserError(config.fault("huggingface_name", f"is not a repository name: {reason}"))
+    made = exported_folder.proved(folder)
     outputs.check(outputs.of_upload(config))
-    exported.check_unchanged(folder, made)
-    files = exported.files(made)
+    exported_folder.check_unchanged(folder, made)
+    files = exported_folder.files(made)
     total = sum(record.bytes for record in files)
     visibility = "private" if config.private else "public"
     opening(
@@ -48,23 +49,26 @@ def upload(config: ConvertConfig, options: command.Options) -> None:
         width = max(len(record.path) for record in files)
         for record in files:
             print(f"  {record.path:<{width}}  {record.bytes:>15,} bytes")
-        print(f"dry run: nothing was sent; {total:,} bytes in {len(files)} files would be")
+        print(f"dry run: nothing was sent; an upload would send {total:,} bytes in {len(files)} files")
         named = "" if name else f"write huggingface_name: user/name into {options.config_path}, then "
         print(f"next: {named}{next_command.render(next_command.UPLOAD, options, DEFAULT_CONFIG, config)}")
         return
     done = hub.upload(folder, files, name, private=config.private, replace=options.redo)
-    work = manifest.StepSpec("upload", {"repository": name}, inputs={"export": folder / exported.MANIFEST_NAME})
+    work = manifest.StepSpec("upload", {"repository": name}, inputs={"export": folder / exported_folder.MANIFEST_NAME})
     facts = {"url": done.url, "commit": done.commit, "private": done.private, "files": len(files), "bytes": total}
-    manifest.write(folder / exported.UPLOAD_RECORD_NAME, work, {}, facts, time.monotonic() - started)
+    manifest.write(folder / exported_folder.UPLOAD_RECORD_NAME, work, {}, facts, time.monotonic() - started)
     rows = [
         ("repository", f"{done.url} ({'private' if done.private else 'public'})"),
         ("commit", done.commit),
-        ("sent", f"{done.num_files_sent} files" if done.num_files_sent else "nothing, everything was there already"),
-        ("compared", f"{len(files)} files, {bytes_text(total)}: paths, sizes and hashes on the Hub are those here"),
-        ("took", seconds_text(time.monotonic() - started)),
+        ("sent", f"{done.num_files_sent} files" if done.num_files_sent else "nothing: all files were there already"),
+        (
+            "compared",
+            f"{len(files)} files, {bytes_text(total)}: paths, sizes and hashes on the Hub are equal to these here",
+        ),
+        ("time", seconds_text(time.monotonic() - started)),
     ]
     if done.private and not config.private:
-        rows.append(("note", f"it was private before and still is; open it to all at {done.url}/settings"))
+        rows.append(("note", f"the repository was private before and still is; make it public at {done.url}/settings"))
     prompt = next((sample["prompt"] for sample in made.facts["samples"]), "…")
     summary("step 6 upload: done", rows, usage.command(made.facts["model"], name, prompt))
 

@@ -118,8 +118,8 @@ def _head(file: InputFile, limit: int, text_field: str, txt_document: TxtDocumen
 
 
 def _items(file: InputFile, text_field: str, txt_document: TxtDocument) -> Iterator[Document | BadLine]:
-    # A .txt that is one document is read by lines, because it may be of any size.
-    return iter(read(Range(file), text_field, "line" if file.kind == "txt" else txt_document))
+    # A .txt that is one document is looked at by its lines: it may be of any size.
+    return iter(read(Range(file), text_field, "line" if file.format == "txt" else txt_document))
 
 
 def _distinct_words(passages: Sequence[str]) -> DistinctWords:

@@ -194,7 +194,7 @@ def _parts(tasks: Sequence[Task], results: Mapping[str, ShardResult]) -> Iterato
 def _add_file(tallies: Sequence[SourceTally], parts: Sequence[_Part]) -> None:
     file = parts[0][0]
     tally, unpacked = tallies[file.source], sum(size for _, size, _, _ in parts)
-    if unpacked != file.bytes and file.kind != "parquet" and not file.is_packed:
+    if unpacked != file.bytes and file.format != "parquet" and not file.is_packed:
         raise RunError(f"{unpacked:,} of the {file.bytes:,} bytes of {file.name} were counted: a fault of ours")
     skipped = Counter[str]()
     for _, _, of_range, _ in parts:

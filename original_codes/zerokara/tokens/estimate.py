@@ -144,7 +144,7 @@ def _places(files: Sequence[InputFile]) -> Iterator[Range]:
     parts = max(1, SAMPLE_PLACES // max(1, len(chosen)))
     for file in chosen:
         # To come to the middle of a packed file all before it would have to be unpacked.
-        can_seek = file.packing == "none" and file.kind != "parquet"
+        can_seek = file.packing == "none" and file.format != "parquet"
         for part in range(parts if can_seek and file.bytes > parts * PLACE_CHARACTERS else 1):
             yield Range(file, part * file.bytes // parts)
 

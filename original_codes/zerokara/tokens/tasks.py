@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from zerokara.corpus.inputs import InputFile
-from zerokara.corpus.reading import Range, TxtDocument, is_endless, ranges
+from zerokara.corpus.reading import Range, TxtDocument, has_unknown_size, ranges
 from zerokara.resources import available_cores
 
 if TYPE_CHECKING:  # a worker needs no configuration, and waits for the import of none
@@ -176,7 +176,7 @@ def _parts(files: Sequence[InputFile], task_bytes: int, txt_document: TxtDocumen
     size = first = 0
     for index, file in enumerate(files):
         # A smaller packed file holds one task at most, and is read as a whole.
-        if is_endless(file, txt_document) and file.bytes * PACKED_FACTOR > task_bytes:
+        if has_unknown_size(file, txt_document) and file.bytes * PACKED_FACTOR > task_bytes:
             if gathered:
                 yield Task(_name(first, gathered[0].start), gathered[0].file.source, tuple(gathered))
             gathered, size = [], 0

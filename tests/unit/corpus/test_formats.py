@@ -102,7 +102,7 @@ def test_unpacked_sizes_are_guessed_from_the_head(tmp_path: Path, ending: str) -
     assert bytes_before(item) == item.offset
 
 
-def test_of_many_files_a_few_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_files_a_few_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     total = 0
     for number in range(200):
         content = b"".join(b'{"text": "document %d %d"}\n' % (i, number) for i in range(10 + number % 7))
@@ -111,11 +111,11 @@ def test_of_many_files_a_few_are_looked_at(tmp_path: Path, monkeypatch: pytest.M
         (tmp_path / f"{number:03}.jsonl{ending}").write_bytes(pack(content))
     (tmp_path / "empty.jsonl.gz").touch()
     files = find_files([str(tmp_path)], "")
-    looked_at: list[InputFile] = []
+    checked: list[InputFile] = []
     size_of = sizes.plain_bytes
-    monkeypatch.setattr(sizes, "plain_bytes", lambda file: looked_at.append(file) or size_of(file))
+    monkeypatch.setattr(sizes, "plain_bytes", lambda file: checked.append(file) or size_of(file))
     assert total_plain_bytes(files) == pytest.approx(total, rel=0.1)
-    assert len(looked_at) <= 32 and total_plain_bytes([]) == 0
+    assert len(checked) <= 32 and total_plain_bytes([]) == 0
 
 
 def test_a_bomb_is_not_unpacked_to_guess_its_size(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from zerokara.corpus.documents import BadLine, Document, Reason
 from zerokara.corpus.inputs import find_files
 from zerokara.corpus.packed import zstd_module
-from zerokara.corpus.reading import OpenStreams, Range, is_endless, ranges, read
+from zerokara.corpus.reading import OpenStreams, Range, has_unknown_size, ranges, read
 
 zstd: ModuleType = zstd_module()
 ALPHABETS = [
@@ -78,7 +78,7 @@ def _corpus(random: Random) -> tuple[bytes, list[bytes], dict[int, str]]:
 def _read(path: Path, size: int) -> list[Document | BadLine]:
     (file,) = find_files([str(path)], "")
     items: list[Document | BadLine] = []
-    if not is_endless(file, "line"):
+    if not has_unknown_size(file, "line"):
         for range_ in ranges([file], size, "line"):
             items += read(range_, "text", "line")
         return items

@@ -49,7 +49,7 @@ def test_a_folder_gives_its_corpus_files_sorted_and_below(tmp_path: Path) -> Non
 def test_formats_come_from_names(tmp_path: Path, name: str, kind: str, packing: str) -> None:
     _write(tmp_path, name)
     (file,) = find_files([str(tmp_path)], "")
-    assert (file.kind, file.packing, file.is_packed) == (kind, packing, packing != "none")
+    assert (file.format, file.packing, file.is_packed) == (kind, packing, packing != "none")
     assert file.name == str(tmp_path / name) and pickle.loads(pickle.dumps(file)) == file
 
 

@@ -50,7 +50,7 @@ def test_a_file_has_its_own_name_however_many_links_lead_to_it(
     (here / "in/first").symlink_to("sub")
     assert names(here, entry) == ["in/m.jsonl", "in/sub/n.jsonl"]
     told = capsys.readouterr().out
-    assert f"note: {entry}: 3 links lead to what is there already, and are left out\n" in told
+    assert f"note: {entry}: 3 links" in told
 
 
 @pytest.mark.parametrize("entry", ["in", "in/**", "in/**/*.jsonl"])
@@ -73,16 +73,15 @@ def test_the_same_file_by_two_entries_stays_a_fault(here: Path) -> None:
     with pytest.raises(UserError) as raised:
         names(here, "in", "again")
     (fault,) = raised.value.faults
-    assert str(fault) == (
-        "config.yaml:3: again: names again/a.jsonl and 1 more files, which in names already; name each file once"
-    )
+    assert (fault.where, fault.found) == ("config.yaml:3", "again")
+    assert "again/a.jsonl and 1 more" in fault.rule and " in " in fault.rule
 
 
 @pytest.mark.parametrize("entry", ["in", "in/*", "in/**", "in/gone.jsonl"])
 def test_a_link_to_nothing_with_a_corpus_file_s_name_is_a_fault(here: Path, entry: str) -> None:
     write(here, "in/a.jsonl")
     (here / "in/gone.jsonl").symlink_to("/nowhere/b.jsonl")
-    with pytest.raises(UserError, match=r"^config\.yaml:3: in/gone\.jsonl: is a link to nothing; mend it"):
+    with pytest.raises(UserError, match=r"^config\.yaml:3: in/gone\.jsonl: is a link to nothing"):
         names(here, entry)
 
 
@@ -94,9 +93,8 @@ def test_other_links_to_nothing_are_told_where_they_may_have_been_a_folder(
         (here / "in" / link).symlink_to("gone")
     (here / "in/round").symlink_to("round")
     assert names(here, "in") == ["in/a.jsonl"]
-    told = capsys.readouterr().out.splitlines()
-    missing = "is a link to nothing; if it was a folder of the corpus, its text is missing"
-    assert told == [f"note: in/part2 {missing}", f"note: in/round {missing}"]
+    notes = [line.split(maxsplit=2)[:2] for line in capsys.readouterr().out.splitlines()]
+    assert notes == [["note:", "in/part2"], ["note:", "in/round"]]
 
 
 def test_pipes_and_sockets_are_not_opened(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ import pytest
 from zerokara.corpus import documents, packed
 from zerokara.corpus.inputs import InputFile, find_files
 from zerokara.corpus.packed import Packing, zstd_module
-from zerokara.corpus.reading import BadLine, Document, OpenStreams, Range, Reason, is_endless, ranges, read
+from zerokara.corpus.reading import BadLine, Document, OpenStreams, Range, Reason, has_unknown_size, ranges, read
 
 zstd: ModuleType = zstd_module()
 PACK = {"gzip": gzip.compress, "zstd": zstd.compress}
@@ -68,7 +68,7 @@ def test_blocks_of_every_size_cover_each_line_once(tmp_path: Path, packing: Pack
     content = "".join(line + "\n" for line in as_lines).encode()
     content = content if finished else content.removesuffix(b"\n")
     file = _file(tmp_path / f"a.{kind}{ENDING[packing]}", PACK[packing](content))
-    assert is_endless(file, "line")
+    assert has_unknown_size(file, "line")
     whole = _whole(file)
     assert [text for _, text in whole if not isinstance(text, Reason)] == [word for word in WORDS if word]
     for size in range(1, len(content) + 3):
@@ -168,12 +168,12 @@ def test_a_reading_given_up_half_way_leaves_no_stream(tmp_path: Path) -> None:
         assert [_seen(item)[1] for item in read(Range(file, 4, 100), "text", "line", streams)] == ["two", "three"]
 
 
-def test_what_is_cut_and_what_is_endless(tmp_path: Path) -> None:
+def test_what_is_cut_and_what_has_unknown_size(tmp_path: Path) -> None:
     packed_lines = _file(tmp_path / "a.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 99))
     packed_text = _file(tmp_path / "a.txt.zst", zstd.compress(b"a\n" * 99))
     plain = _file(tmp_path / "a.jsonl", b'{"text": "a"}\n' * 99)
-    assert is_endless(packed_lines, "file") and is_endless(packed_text, "line")
-    assert not is_endless(packed_text, "file") and not is_endless(plain, "line")
+    assert has_unknown_size(packed_lines, "file") and has_unknown_size(packed_text, "line")
+    assert not has_unknown_size(packed_text, "file") and not has_unknown_size(plain, "line")
     assert ranges([packed_lines, packed_text], 1, "file") == [Range(packed_lines), Range(packed_text)]
     assert Range(packed_lines).bytes == packed_lines.bytes and Range(packed_lines, 0, 100).bytes == 0
     cut = ranges([plain], 100, "file")

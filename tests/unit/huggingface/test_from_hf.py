@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from zerokara.config.architectures import ARCHITECTURES
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.errors import RunError, UserError
+from zerokara.errors import Fault, RunError, UserError
 from zerokara.huggingface import families, from_hf, to_hf, tokenizer_json
 from zerokara.model import megatron, parallel
 from zerokara.model.shapes import ModelShape
@@ -57,10 +57,21 @@ def check(settings: PretrainConfig, encoder: Encoder) -> None:
     from_hf.check(settings, ModelShape.from_config(settings, encoder.vocab_size), encoder)
 
 
-def faults_of(settings: PretrainConfig, encoder: Encoder) -> str:
+def faults_of(settings: PretrainConfig, encoder: Encoder) -> list[Fault]:
     with pytest.raises(UserError) as caught:
         check(settings, encoder)
-    return str(caught.value)
+    return caught.value.faults
+
+
+def fault_of(settings: PretrainConfig, encoder: Encoder, key: str | None = "init_from") -> Fault:
+    """The only fault, which is of `key`."""
+    (fault,) = faults_of(settings, encoder)
+    assert fault.key == key and "\n" not in str(fault)
+    return fault
+
+
+def remedies(faults: list[Fault]) -> dict[str | None, str]:
+    return {fault.key: fault.remedy for fault in faults}
 
 
 @pytest.mark.parametrize("tied", ["true", "false"])
@@ -85,16 +96,14 @@ def test_a_model_comes_here_and_goes_back_without_losing_a_bit(
 
 
 def test_what_no_class_holds_cannot_be_started_from(tmp_path: Path, encoder: Encoder) -> None:
-    words = faults_of(settings_of(tmp_path, "architecture=t5_moe", "moe_layers=[1]"), encoder)
-    assert (
-        "has no class for architecture t5_moe: SwitchTransformersForConditionalGeneration, the nearest, gives" in words
-    )
+    fault = fault_of(settings_of(tmp_path, "architecture=t5_moe", "moe_layers=[1]"), encoder)
+    assert "t5_moe" in fault.rule
 
 
 def test_embeddings_that_are_not_shared_are_refused(tmp_path: Path, encoder: Encoder) -> None:
     given = ("architecture=switch", "num_experts=2")
     settings = exported(tmp_path, encoder, *given, shared=False)
-    with pytest.raises(RunError, match="encoder and decoder read with embeddings of their own"):
+    with pytest.raises(RunError, match="encoder and decoder"):
         from_hf.weights(settings, ModelShape.from_config(settings, encoder.vocab_size))
 
 
@@ -102,26 +111,22 @@ def test_experts_must_be_those_of_the_model(tmp_path: Path, encoder: Encoder) ->
     given = ("architecture=qwen3_moe", "num_experts=4", "moe_layers=[1]")
     exported(tmp_path, encoder, *given)
     check(settings_of(tmp_path, *given), encoder)
-    words = faults_of(settings_of(tmp_path, given[0], "num_experts=3", "experts_per_token=1", given[2]), encoder)
-    assert "num_experts = 3: the model of init_from has 4; set num_experts: 4" in words
-    assert "experts_per_token = 1: the model of init_from has 2; set experts_per_token: 2" in words
-    assert "mlp_only_layers = [0]: must be []" in faults_of(settings_of(tmp_path, *given[:2]), encoder)
+    faults = faults_of(settings_of(tmp_path, given[0], "num_experts=3", "experts_per_token=1", given[2]), encoder)
+    counts = {"num_experts": "set num_experts: 4", "experts_per_token": "set experts_per_token: 2"}
+    assert remedies(faults) == counts | {"norm_topk_prob": ""}
+    fault = fault_of(settings_of(tmp_path, *given[:2]), encoder, "mlp_only_layers")
+    assert fault.where == str(tmp_path / "config.json")
 
 
-def test_all_that_differs_is_told_at_once(tmp_path: Path, encoder: Encoder) -> None:
+def test_all_differing_settings_are_listed_at_once(tmp_path: Path, encoder: Encoder) -> None:
     exported(tmp_path, encoder, "num_kv_heads=2", "rope_theta=5000", attention_bias=True)
     other = ("num_kv_heads=4", "num_layers=3", "rope_theta=10000", "norm_epsilon=1e-6", "tie_word_embeddings=false")
-    words = faults_of(settings_of(tmp_path, *other), encoder)
-    for expected in (
-        "num_layers = 3: the model of init_from has 2; set num_layers: 2",
-        "num_kv_heads = 4: the model of init_from has 2; set num_kv_heads: 2",
-        "rope_theta = 10000.0: the model of init_from has 5000.0; set rope_theta: 5000.0",
-        "norm_epsilon = 1e-06: the model of init_from has 1e-05; set norm_epsilon: 1e-05",
-        "tie_word_embeddings = False: the model of init_from has True; set tie_word_embeddings: True",
-        "config.json: attention_bias = True: must be False; models of architecture llama have no other",
-    ):
-        assert expected in words
-    assert words.count("\n") == 5
+    values = {
+        "num_layers": 2, "num_kv_heads": 2, "rope_theta": 5000.0, "norm_epsilon": 1e-05, "tie_word_embeddings": True,
+    }  # fmt: skip
+    faults = faults_of(settings_of(tmp_path, *other), encoder)
+    assert remedies(faults) == {key: f"set {key}: {value}" for key, value in values.items()} | {"attention_bias": ""}
+    assert [fault.where for fault in faults if fault.key == "attention_bias"] == [str(tmp_path / "config.json")]
 
 
 def test_a_longer_model_may_read_shorter_sequences_where_positions_are_not_learned(
@@ -129,24 +134,28 @@ def test_a_longer_model_may_read_shorter_sequences_where_positions_are_not_learn
 ) -> None:
     exported(tmp_path / "llama", encoder)
     check(settings_of(tmp_path / "llama", "seq_len=8"), encoder)
-    words = faults_of(settings_of(tmp_path / "llama", "seq_len=32"), encoder)
-    assert "seq_len = 32: the model of init_from has 16" in words
+    assert "16" in fault_of(settings_of(tmp_path / "llama", "seq_len=32"), encoder, "seq_len").remedy
     exported(tmp_path / "gpt2", encoder, "architecture=gpt2")
-    assert "seq_len = 8" in faults_of(settings_of(tmp_path / "gpt2", "architecture=gpt2", "seq_len=8"), encoder)
+    fault_of(settings_of(tmp_path / "gpt2", "architecture=gpt2", "seq_len=8"), encoder, "seq_len")
 
 
-def test_what_holds_no_model_of_ours_is_told(tmp_path: Path, encoder: Encoder) -> None:
-    assert "holds no Hugging Face model; name a folder" in faults_of(settings_of(tmp_path / "nowhere"), encoder)
+def test_a_folder_without_a_known_model_is_refused(tmp_path: Path, encoder: Encoder) -> None:
+    assert "hf download" in fault_of(settings_of(tmp_path / "nowhere"), encoder).remedy
     exported(tmp_path / "qwen3", encoder, "architecture=qwen3")
-    words = faults_of(settings_of(tmp_path / "qwen3"), encoder)
-    assert "architecture = llama" in words and "of type qwen3; set architecture: qwen3" in words
+    assert fault_of(settings_of(tmp_path / "qwen3"), encoder, "architecture").remedy == "set architecture: qwen3"
     (tmp_path / "bert").mkdir()
     (tmp_path / "bert/config.json").write_text('{"model_type": "bert"}', encoding="utf-8")
-    assert "of type bert; there are llama, qwen3, gpt2, mixtral, qwen3_moe, switch, t5" in faults_of(
-        settings_of(tmp_path / "bert"), encoder
-    )
+    remedy = fault_of(settings_of(tmp_path / "bert"), encoder, "architecture").remedy
+    assert all(architecture in remedy for architecture in families.FAMILIES)
     (tmp_path / "bert/config.json").write_text('{"model_type": ', encoding="utf-8")
-    assert "transformers cannot read it" in faults_of(settings_of(tmp_path / "bert"), encoder)
+    assert fault_of(settings_of(tmp_path / "bert"), encoder, None).where == str(tmp_path / "bert/config.json")
+
+
+def test_a_run_folder_is_exported_first(tmp_path: Path, encoder: Encoder) -> None:
+    run = tmp_path / "run"
+    (run / "global_step10").mkdir(parents=True)
+    for folder in (run, run / "global_step10"):
+        assert "4_convert_to_HF.sh" in fault_of(settings_of(folder), encoder).remedy
 
 
 class Program:
@@ -168,40 +177,39 @@ def test_a_pickle_is_refused_and_never_opened(tmp_path: Path, encoder: Encoder) 
         pickle.dump({"x": Program(made)}, file)
     check(settings, encoder)  # beside safetensors it does no harm
     (folder / "model.safetensors").unlink()
-    words = faults_of(settings, encoder)
-    assert "holds its weights in a pickle (pytorch_model.bin), which may run any program" in words
-    assert "AutoModelForCausalLM as M" in words and f"set init_from: {folder}-safetensors" in words
+    fault = fault_of(settings, encoder)
+    assert "pytorch_model.bin" in fault.rule
+    assert "AutoModelForCausalLM as M" in fault.remedy and f"set init_from: {folder}-safetensors" in fault.remedy
     with pytest.raises(OSError, match=r"no file named model\.safetensors"):
         from_hf.weights(settings, shape)
 
     index = folder / "model.safetensors.index.json"
     for part in ("pytorch_model.bin", "../model.safetensors", 3):
         index.write_text(json.dumps({"weight_map": {"lm_head.weight": part}}), encoding="utf-8")
-        assert f"that are no safetensors beside it: {part}" in faults_of(settings, encoder)
+        assert fault_of(settings, encoder).rule.endswith(f": {part}")
     for text in ("[]", "{", '{"weight_map": 3}'):
         index.write_text(text, encoding="utf-8")
-        assert "it has no weight_map" in faults_of(settings, encoder)
+        assert "weight_map" in fault_of(settings, encoder).rule
     index.unlink()
     (folder / "pytorch_model.bin").rename(folder / "elsewhere")
-    assert "holds no weights: neither model.safetensors nor" in faults_of(settings, encoder)
+    assert "model.safetensors" in fault_of(settings, encoder).rule
 
     (folder / "model.safetensors").write_bytes(whole)
     values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     (folder / "config.json").write_text(json.dumps({**values, "transformers_weights": "elsewhere"}), encoding="utf-8")
-    assert "names a file of weights of its own in config.json (elsewhere)" in faults_of(settings, encoder)
+    assert "(elsewhere)" in fault_of(settings, encoder).rule
     assert not made.exists()
 
 
-def test_weights_that_broke_off_are_told_before_the_training(tmp_path: Path, encoder: Encoder) -> None:
+def test_truncated_weights_are_refused_before_the_training(tmp_path: Path, encoder: Encoder) -> None:
     settings = exported(tmp_path, encoder)
     whole = tmp_path / "model.safetensors"
     whole.write_bytes(whole.read_bytes()[:-1])
-    words = faults_of(settings, encoder)
-    assert "weights that cannot be read: model.safetensors (" in words and "download the folder again" in words
+    assert "model.safetensors (" in fault_of(settings, encoder).rule
     index = {"weight_map": {"a": "model-1.safetensors"}}
     whole.unlink()
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
-    assert "weights that cannot be read: model-1.safetensors (No such file" in faults_of(settings, encoder)
+    assert "model-1.safetensors (No such file" in fault_of(settings, encoder).rule
 
 
 @pytest.mark.parametrize(
@@ -217,12 +225,12 @@ def test_whatever_stands_in_a_folders_json_there_is_a_fault(
     tmp_path: Path, encoder: Encoder, name: str, values: dict[str, Any]
 ) -> None:
     settings = exported(tmp_path, encoder)
-    there = json.loads((tmp_path / name).read_text(encoding="utf-8"))
-    (tmp_path / name).write_text(json.dumps(there | values), encoding="utf-8")
-    words = faults_of(settings, encoder)
-    assert "transformers can" in words and "\n" not in words
-    (tmp_path / name).write_text("[" * 100_000, encoding="utf-8")
-    assert "transformers can" in faults_of(settings, encoder)
+    content = json.loads((tmp_path / name).read_text(encoding="utf-8"))
+    key = None if name == "config.json" else "init_from"
+    for text in (json.dumps(content | values), "[" * 100_000):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        fault = fault_of(settings, encoder, key)
+        assert "transformers" in fault.rule and (key or fault.where == str(tmp_path / name))
 
 
 def test_code_that_a_folder_brings_is_not_run(tmp_path: Path, encoder: Encoder) -> None:
@@ -241,7 +249,7 @@ def test_code_that_a_folder_brings_is_not_run(tmp_path: Path, encoder: Encoder) 
     from_hf.weights(settings, ModelShape.from_config(settings, encoder.vocab_size))
     values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     (folder / "config.json").write_text(json.dumps({**values, "model_type": "evil"}), encoding="utf-8")
-    assert "transformers cannot read it" in faults_of(settings, encoder)
+    assert fault_of(settings, encoder, None).where == str(folder / "config.json")
     assert not made.exists()
 
 
@@ -251,18 +259,21 @@ def test_another_tokenizer_is_refused(tmp_path: Path, encoder: Encoder) -> None:
     vocabulary = tokenizer["model"]["vocab"]
     vocabulary[400], vocabulary[401] = vocabulary[401], vocabulary[400]
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
-    assert "2 of 500 ids stand for other pieces, the first is 400, here" in faults_of(settings, encoder)
+    rule = fault_of(settings, encoder, "input_tokenizer_file").rule
+    assert "2 of 500 ids" in rule and "first id 400" in rule
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model"):
         (tmp_path / name).unlink(missing_ok=True)
-    assert "holds no tokenizer that transformers can read" in faults_of(settings, encoder)
+    assert "tokenizer" in fault_of(settings, encoder).rule
 
 
-def test_further_pieces_begin_as_the_mean(tmp_path: Path, encoder: Encoder) -> None:
+def test_added_pieces_start_as_the_mean(tmp_path: Path, encoder: Encoder) -> None:
     smaller = exported(tmp_path, encoder, "tie_word_embeddings=false")
     shape = ModelShape.from_config(smaller, encoder.vocab_size)
     extended = replace(shape, vocab_size=encoder.vocab_size + 7)
-    with pytest.raises(UserError, match=r"has 507 pieces, the model of init_from 500; .*resize_vocabulary: mean"):
+    with pytest.raises(UserError) as caught:
         from_hf.check(smaller, extended, encoder)
+    assert [fault.key for fault in caught.value.faults] == ["input_tokenizer_file"]
+    assert "resize_vocabulary: mean" in caught.value.faults[0].remedy
     settings = settings_of(tmp_path, "tie_word_embeddings=false", "resize_vocabulary=mean")
     from_hf.check(settings, extended, encoder)
     plain, weights = from_hf.weights(smaller, shape), from_hf.weights(settings, extended)
@@ -271,5 +282,5 @@ def test_further_pieces_begin_as_the_mean(tmp_path: Path, encoder: Encoder) -> N
         assert torch.equal(weights[name][:500], old) and old.std() > 0
         assert weights[name].shape == (extended.padded_vocab_size, 24) and weights[name][507:].eq(0).all()
         torch.testing.assert_close(weights[name][500:507], old.mean(dim=0).expand(7, -1))
-    with pytest.raises(UserError, match=r"has 499 pieces, the model of init_from 500; its id 499 is '.*'; take the"):
+    with pytest.raises(UserError, match=r"499 .* 500; its id 499 is '"):
         from_hf.check(settings, replace(shape, vocab_size=499), encoder)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from zerokara.huggingface import proof
-from zerokara.huggingface.continuations import Continued, num_new_tokens
+from zerokara.huggingface import logit_proof
+from zerokara.huggingface.continuations import GeneratedTokens, num_new_tokens
 from zerokara.huggingface.windows import Windows, within_budget
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.objective import Prompt
@@ -55,11 +55,11 @@ def test_the_first_positions_are_cut_from_the_front() -> None:
     assert windows.first(99) == windows
 
 
-def test_each_greedy_token_is_held_against_ours_in_its_place() -> None:
-    # After the prompt [8, 9] ours finds 1 likeliest, then 2, then 0 and 2 alike.
+def test_each_greedy_token_is_compared_with_our_arg_max() -> None:
+    # After the prompt [8, 9] the arg max is 1, then 2, then 0 and 2 alike.
     logits = torch.tensor([[9.0, 0, 0], [0, 1, 0], [0, 0, 1], [1.0, 0, 1 - 1e-4]])
-    said = Continued(prompts=[Prompt([], [8, 9])], greedy=[[1, 2, 0]], sampled=[])
-    assert proof._compare_greedy(said, [logits], 2e-4) == (0, [])
-    assert proof._compare_greedy(replace(said, greedy=[[1, 2, 2]]), [logits], 2e-4) == (1, [])
-    ties, faults = proof._compare_greedy(replace(said, greedy=[[1, 0, 1]]), [logits], 2e-4)
-    assert ties == 0 and faults == ["greedy continuation of [8, 9] differs at token 1: 0 exported, 2 trained"]
+    generated = GeneratedTokens(prompts=[Prompt([], [8, 9])], greedy=[[1, 2, 0]], sampled=[])
+    assert logit_proof._compare_greedy(generated, [logits], 2e-4) == (0, [])
+    assert logit_proof._compare_greedy(replace(generated, greedy=[[1, 2, 2]]), [logits], 2e-4) == (1, [])
+    ties, faults = logit_proof._compare_greedy(replace(generated, greedy=[[1, 0, 1]]), [logits], 2e-4)
+    assert ties == 0 and len(faults) == 1 and "token 1" in faults[0]

@@ -151,12 +151,12 @@ def fault_of(folder: Path, *overrides: str, num_sources: int = 3) -> Fault:
 
 def test_a_mixture_of_other_sources_is_refused(tmp_path: Path, owner: dict) -> None:
     fault = fault_of(tmp_path, "source_weights=[1, 1]", num_sources=2)
-    assert (fault.where, fault.key, fault.found) == ("--set", "input_jsonl", ["a.jsonl", "b.jsonl"])
+    assert (fault.where, fault.key, fault.value) == ("--set", "input_jsonl", ["a.jsonl", "b.jsonl"])
     assert "a.jsonl, b.jsonl, c.jsonl" in fault.rule and "--redo" in fault.remedy
     fault = fault_of(tmp_path, "source_weights=[1, 1, 2]", "input_jsonl=[b.jsonl, a.jsonl, c.jsonl]")
     assert fault.key == "input_jsonl" and "a.jsonl, b.jsonl, c.jsonl" in fault.rule
     fault = fault_of(tmp_path, "source_weights=[1, 0, 2]", "seq_len=400")
-    assert (fault.where, fault.key, fault.found) == ("--set", "source_weights", [1.0, 0.0, 2.0])
+    assert (fault.where, fault.key, fault.value) == ("--set", "source_weights", [1.0, 0.0, 2.0])
     assert "c.jsonl" in fault.rule and "330" in fault.rule and "401" in fault.rule
     moved = plan_of(tmp_path, "source_weights=[1, 1, 2]", "input_jsonl=[x/a.jsonl, x/b.jsonl, x/c.jsonl]")
     assert moved.stages[0].weights == (1, 1, 2)  # the same text at another place

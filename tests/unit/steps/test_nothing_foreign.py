@@ -15,7 +15,7 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import Fault
 from zerokara.huggingface import output_folder
-from zerokara.huggingface.exported import STEP
+from zerokara.huggingface.exported_folder import STEP
 from zerokara.steps import outputs, tokenize, train_tokenizer
 from zerokara.tokenizer import sampling
 from zerokara.tokens import encode
@@ -196,7 +196,7 @@ def test_no_step_writes_into_a_run(tmp_path: Path) -> None:
         list(outputs.of_run(PretrainConfig(output_model_dir=inside))),
         list(outputs.of_export(export)),
     ):
-        assert len(faults) == 1 and f"lies in the run folder {tmp_path}" in faults[0].rule
+        assert len(faults) == 1 and f"run folder {tmp_path}" in faults[0].rule
     assert not list(outputs.of_run(PretrainConfig(output_model_dir=str(tmp_path)))), "the run itself goes on"
 
 

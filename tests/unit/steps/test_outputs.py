@@ -15,7 +15,7 @@ from zerokara.config.convert_config import ConvertConfig
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import UserError
-from zerokara.huggingface.exported import MANIFEST_NAME, STEP
+from zerokara.huggingface.exported_folder import MANIFEST_NAME, STEP
 from zerokara.steps import check_line, count_tokens, outputs, tokenize, train, train_tokenizer, upload
 from zerokara.tokens.layout import TokenPaths
 

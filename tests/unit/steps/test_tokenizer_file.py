@@ -40,7 +40,7 @@ def config_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_without_any_tokenizer(config_path: Path) -> None:
     fault = _fault(config_path)
     assert (fault.where, fault.key) == ("config.yaml:2", "input_tokenizer_file")
-    assert fault.found == "tokenizers/embedded/tokenizer.model" and "step 1" in fault.remedy
+    assert fault.value == "tokenizers/embedded/tokenizer.model" and "step 1" in fault.remedy
 
 
 def test_the_newest_tokenizer_of_step_1_is_named(config_path: Path) -> None:

@@ -28,7 +28,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Machine
     for module in (processors, cores, launcher):
         monkeypatch.setattr(module, "available_cores", lambda: 4)
     monkeypatch.delenv(processors.SHARE_CORES_NAME, raising=False)
-    monkeypatch.setattr(processors, "_TRACES", ())
+    monkeypatch.setattr(processors, "_DRIVER_FILES", ())
 
     def make(gpus: str | None = None, named: str | None = None, cuda: str | None = "13.0") -> None:
         processors.listed.cache_clear()
@@ -58,7 +58,7 @@ def faults(processes: int | str = "auto") -> list[Fault]:
     return caught.value.faults
 
 
-def test_the_driver_lists_gpus_and_their_parts(machine: Machine) -> None:
+def test_the_driver_lists_gpus_and_their_instances(machine: Machine) -> None:
     machine(TWO)
     assert processors.listed() == [
         processors.Gpu("NVIDIA H200", "GPU-1b2c-11"),
@@ -76,7 +76,7 @@ def test_without_a_driver_there_is_no_gpu_and_with_a_silent_one_nobody_knows(
     machine()
     assert processors.listed() == []
     processors.listed.cache_clear()
-    monkeypatch.setattr(processors, "_TRACES", (str(tmp_path),))
+    monkeypatch.setattr(processors, "_DRIVER_FILES", (str(tmp_path),))
     assert processors.listed() is None
     machine(named="7")
     processors.check(config())  # left to torch
@@ -129,7 +129,9 @@ def test_more_processes_than_gpus_are_an_error(machine: Machine, named: str | No
     machine(TWO, named)
     processors.check(config(most))
     (fault,) = faults(4)
-    assert (fault.key, fault.value) == ("num_processes", 4) and f"at most {most}, the GPUs" in fault.rule
+    assert (
+        (fault.key, fault.value) == ("num_processes", 4) and f"at most {most}, " in fault.rule and "GPUs" in fault.rule
+    )
 
 
 @pytest.mark.parametrize("cuda", ["13.0", None])
@@ -139,7 +141,7 @@ def test_more_processes_than_cores_are_an_error(
     machine(cuda=cuda)
     processors.check(config(4))
     (fault,) = faults(8)
-    assert (fault.key, fault.value) == ("num_processes", 8) and "at most 4, the cores" in fault.rule
+    assert (fault.key, fault.value) == ("num_processes", 8) and "at most 4, " in fault.rule and "cores" in fault.rule
     monkeypatch.setenv(processors.SHARE_CORES_NAME, "1")
     processors.check(config(8))
 
@@ -150,7 +152,7 @@ def test_what_torch_sees_has_the_last_word(machine: Machine) -> None:
     with pytest.raises(UserError, match="CUDA_VISIBLE_DEVICES = 0,1: names 2, of which torch sees 0"):
         processors.check_seen(config(2), 0)
     machine(TWO)
-    assert "NVIDIA H200, NVIDIA L4 would be there" in str(processors.unused(0))
+    assert "NVIDIA H200, NVIDIA L4: not used" in str(processors.unused(0))
     assert processors.unused(2) is None
     machine(TWO, cuda=None)
     assert "built for the CPU alone" in str(processors.unused(0))

@@ -9,12 +9,12 @@ from pathlib import Path, PurePosixPath
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import RESOLVED_NAME, PretrainConfig
-from zerokara.corpus.inputs import KIND_OF_SUFFIX, LIST_MARK, PACKING_OF_SUFFIX
+from zerokara.corpus.inputs import FORMAT_OF_SUFFIX, LIST_MARK, PACKING_OF_SUFFIX
 from zerokara.errors import UserError
 
 _MAX_CHARACTERS = 28
 """Longest name: a legend should not hide the curves."""
-_ENDINGS = (*PACKING_OF_SUFFIX, *KIND_OF_SUFFIX, ".parquet")
+_ENDINGS = (*PACKING_OF_SUFFIX, *FORMAT_OF_SUFFIX, ".parquet")
 
 
 @dataclass(frozen=True)

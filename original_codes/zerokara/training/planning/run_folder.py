@@ -1,4 +1,4 @@
-"""To whom a run folder belongs: what a run must not change when it goes on, and what it may, with a word."""
+"""The identity of a run folder: what must stay the same for a run to resume in it, and which settings may change."""
 
 from __future__ import annotations
 
@@ -17,106 +17,101 @@ from zerokara.durable import ASIDE_ENDING, PARTIAL_SUFFIX, unused_name, write_by
 from zerokara.errors import Fault, UserError
 from zerokara.progress import bytes_text
 from zerokara.training.planning import run_lock, setting_names
-from zerokara.training.planning.run_plan import RunPlan as Preparation
+from zerokara.training.planning.run_plan import RunPlan
 
 TOKENIZER_NAME = "tokenizer.model"
 MANIFEST_NAME = "manifest.json"
 METRICS_NAME = "metrics.jsonl"
-_READ = ("init_from", "input_tokenizer_file", "output_prefix", "deepspeed_template")
-"""Settings that name what a run reads."""
-_MAY_CHANGE_SILENTLY = {"output_model_dir", "input_jsonl", "input_tokenizer_file", "output_prefix", "num_workers"}
-"""Places and step 2's own settings: their content is told by hashes."""
+_INPUT_KEYS = ("init_from", "input_tokenizer_file", "output_prefix", "deepspeed_template")
+"""Settings that name a file or folder that a run reads."""
+_UNREPORTED_KEYS = {"output_model_dir", "input_jsonl", "input_tokenizer_file", "output_prefix", "num_workers"}
+"""Paths, whose content is compared by hash, and step 2's own settings."""
 
 
-_NOT_KNOWN_BEFORE: dict[str, Any] = {"curriculum": None, "intra_document_masking": False}
-"""What a run is of which these are not told: it began before they were settings, or does without them."""
-
-
-def identity_of(preparation: Preparation) -> dict[str, Any]:
-    """What a run is made of; a folder that holds another must not be gone on with."""
-    config = preparation.config
-    later = {"curriculum": preparation.reading.identity(), "intra_document_masking": config.intra_document_masking}
+def identity_of(plan: RunPlan) -> dict[str, Any]:
+    """What must not change during a run, as JSON: model shape, data, tokenizer, and the order of the samples."""
+    config = plan.config
     return {
-        **preparation.shape.as_json(),
+        **plan.shape.as_json(),
         "seed": config.seed,
         "order": config.order,
-        "tokenizer_sha256": preparation.tokenizer_sha256,
-        "data_sha256": preparation.data_sha256,
-        **{key: value for key, value in later.items() if value != _NOT_KNOWN_BEFORE[key]},
+        "tokenizer_sha256": plan.tokenizer_sha256,
+        "data_sha256": plan.data_sha256,
+        "curriculum": plan.reading.identity(),
+        "intra_document_masking": config.intra_document_masking,
     }
 
 
-def claim(preparation: Preparation) -> list[str]:
-    """Make the run folder, or go on with the one there; gives a word for each setting that changed since.
+def claim(plan: RunPlan) -> list[str]:
+    """Make the run folder, or take the one of this run; return a message for each setting that changed since.
 
     Raises:
-        UserError: the folder holds another run, or files that are none of ours; nothing in it is touched.
+        UserError: the folder holds another run, or foreign files; nothing in it is touched.
     """
-    run_dir, config = preparation.run_dir, preparation.given
-    changes = check(preparation)
+    run_dir, config = plan.run_dir, plan.given
+    changes = check(plan)
     run_dir.mkdir(parents=True, exist_ok=True)
     if not is_begun(run_dir) or not (run_dir / TOKENIZER_NAME).exists():
         write_bytes(run_dir / TOKENIZER_NAME, Path(config.input_tokenizer_file).read_bytes())
-    write_json(run_dir / IDENTITY_NAME, identity_of(preparation))
+    write_json(run_dir / IDENTITY_NAME, identity_of(plan))
     write_text(run_dir / RESOLVED_NAME, as_yaml(config))
     return changes
 
 
-def check(preparation: Preparation) -> list[str]:
-    """As `claim`, but only look."""
-    run_dir, config = preparation.run_dir, preparation.given
-    check_ours(preparation)
+def check(plan: RunPlan) -> list[str]:
+    """As `claim`, without changing anything."""
+    run_dir, config = plan.run_dir, plan.given
+    check_ours(plan)
     if not is_begun(run_dir):
         return []
-    was = {**_NOT_KNOWN_BEFORE, **orjson.loads((run_dir / IDENTITY_NAME).read_bytes())}
-    now = {**_NOT_KNOWN_BEFORE, **identity_of(preparation)}
+    was, now = orjson.loads((run_dir / IDENTITY_NAME).read_bytes()), identity_of(plan)
     if _only_longer(was["curriculum"], now["curriculum"]):
         was["curriculum"] = now["curriculum"]
     if differing := setting_names.differences(was, now):
         rule = "belongs to another run: " + "; ".join(differing)
-        remedy = "choose another output_model_dir, or --redo to set that run aside and start over"
+        remedy = "choose another output_model_dir, or use --redo to set that run aside and start over"
         raise UserError(config.fault("output_model_dir", rule, remedy))
     return _changed_settings(run_dir / RESOLVED_NAME, config)
 
 
-def check_ours(preparation: Preparation) -> None:
-    """See that the run folder is empty or holds a run of ours.
+def check_ours(plan: RunPlan) -> None:
+    """Check that the run folder is empty or holds a run.
 
     Raises:
         UserError: it holds other files.
     """
-    run_dir = preparation.run_dir
+    run_dir = plan.run_dir
     if not run_dir.exists() or (run_dir / IDENTITY_NAME).exists():
         return
-    # A start may have been killed before it had written the first file.
+    # A start may have been killed before it wrote its first file.
     others = [path for path in run_dir.iterdir() if path.name not in run_lock.NAMES and not _is_half_written(path)]
     if others:
-        rule = "must be an empty folder or a run of ours; it holds other files"
-        raise UserError(preparation.given.fault("output_model_dir", rule, "choose another folder"))
+        rule = "must be an empty folder or a run folder; it holds other files"
+        raise UserError(plan.given.fault("output_model_dir", rule, "choose another folder"))
 
 
 def is_begun(run_dir: Path) -> bool:
-    """Whether anything was trained here; a start that was aborted before its first step leaves nothing to keep to."""
+    """Whether anything was trained here; a start that ended before its first step binds nobody."""
     if checkpoint.all_steps(run_dir) or checkpoint.broken_names(run_dir) or (run_dir / MANIFEST_NAME).exists():
         return True
     recorded = run_dir / METRICS_NAME  # steps that were never saved
     return recorded.exists() and b'"loss":' in recorded.read_bytes()
 
 
-def check_redo(preparation: Preparation) -> list[str]:
-    """See that the run folder may be set aside, and say what that means; nothing where there is nothing to keep.
+def check_redo(plan: RunPlan) -> list[str]:
+    """Check that the run folder may be set aside; return lines that say what that means, none if there is no run.
 
     Raises:
-        UserError: it holds other files than a run's, or something that the new run is to read.
+        UserError: it holds foreign files, or something that the new run reads.
     """
-    run_dir, config = preparation.run_dir, preparation.given
-    check_ours(preparation)
+    run_dir, config = plan.run_dir, plan.given
+    check_ours(plan)
     if not is_begun(run_dir):
         return []
     rule = f"lies in the run folder {run_dir}, which --redo would set aside"
     remedy = "move it, or choose another output_model_dir"
     read: dict[str, tuple[str, ...]] = {
-        key: (getattr(config, key),) for key in _READ if getattr(config, key) not in ("", "auto")
+        key: (getattr(config, key),) for key in _INPUT_KEYS if getattr(config, key) not in ("", "auto")
     }
     read["input_jsonl"] = tuple(entry.removeprefix("@") for entry in config.input_jsonl)
     here = run_dir.resolve()
@@ -133,23 +128,23 @@ def check_redo(preparation: Preparation) -> list[str]:
     reached = f"its newest checkpoint is of step {steps[-1]:,}" if steps else "it has no checkpoint"
     size = bytes_text(sum(path.stat().st_size for path in run_dir.rglob("*") if path.is_file()))
     standing = "complete, " if (run_dir / MANIFEST_NAME).exists() else ""
-    if steps and not standing and _resumes(preparation):
+    if steps and not standing and _resumes(plan):
         standing = "which this command resumes without --redo, "
     return [
         f"--redo sets the run {run_dir} aside as {_free_name(run_dir)}: {standing}{reached}, {size}",
-        f"once you do not need it any more: {shlex.join(['rm', '-r', str(_free_name(run_dir))])}",
+        f"once you no longer need it: {shlex.join(['rm', '-r', str(_free_name(run_dir))])}",
     ]
 
 
 def set_aside(run_dir: Path) -> None:
-    """Give a run that `check_redo` has seen, and `run_lock` holds, another name, and make an empty folder in its place.
+    """Rename a run that `check_redo` has checked and `run_lock` holds, and make an empty folder in its place.
 
     Raises:
         UserError: the folder cannot be renamed.
     """
     if not is_begun(run_dir):
         return
-    # Where the name is a link, the folder that it leads to is renamed, and the new run lies on the same disk.
+    # If the name is a link, its target is renamed, and the new run is on the same disk.
     folder, old = run_dir.resolve(), _free_name(run_dir)
     try:
         folder.rename(old)
@@ -160,9 +155,9 @@ def set_aside(run_dir: Path) -> None:
     run_lock.move(old, folder)
 
 
-def _resumes(preparation: Preparation) -> bool:
+def _resumes(plan: RunPlan) -> bool:
     try:
-        check(preparation)
+        check(plan)
     except UserError:
         return False
     return True
@@ -184,12 +179,12 @@ def _changed_settings(path: Path, config: PretrainConfig) -> list[str]:
     return [
         f"{key}: {getattr(before, key)} → {getattr(config, key)}"
         for key in PretrainConfig.model_fields
-        if key not in _MAY_CHANGE_SILENTLY and getattr(before, key) != getattr(config, key)
+        if key not in _UNREPORTED_KEYS and getattr(before, key) != getattr(config, key)
     ]
 
 
 def _only_longer(was: dict[str, Any] | None, now: dict[str, Any] | None) -> bool:
-    """Whether a curriculum has got further stages behind the last one, which had an end: its past is the same."""
+    """Whether a curriculum only has further stages after its last one, which was finite: its past is the same."""
     if not was or not now or was["source_tokens"] != now["source_tokens"]:
         return False
     before, after = was["stages"], now["stages"]

@@ -1,8 +1,8 @@
-"""Who is at work in a run folder.
+"""Locks of a run folder: one command and one run at a time.
 
-Two files in it are locked with flock(2), of which the kernel lets go when a process ends, however it ends:
-``command.lock`` by the command that a person typed, from before torch is loaded to its end, with its process id inside;
-and ``lock`` by the first of the training processes, which may outlive a command that was killed, to save.
+Two files in it are locked with flock(2), which the kernel releases when a process ends, however it ends:
+``command.lock`` by the command that a person typed, from before torch is imported to its end, with its process id
+inside; and ``lock`` by the first training process, which may outlive a command that was killed, in order to save.
 """
 
 from __future__ import annotations
@@ -25,56 +25,55 @@ LOCK_NAME = "lock"
 COMMAND_LOCK_NAME = "command.lock"
 NAMES = (LOCK_NAME, COMMAND_LOCK_NAME)
 LOCK_SECONDS = 60
-_GRACE_SECONDS, _PAUSE_SECONDS = 1.0, 0.02
-"""Whoever only looks (`check_free`) holds the lock for an instant too, and a command that was killed until the kernel
-has cleared up behind it."""
+GRACE_SECONDS, _PAUSE_SECONDS = 1.0, 0.02
+"""A lock may be held for an instant by `check_free`, or by a killed command until the kernel has cleaned it up."""
 _DYING_SECONDS = 30.0
-"""That takes longer where its threads wait for a core; it is not at work any more."""
+"""Cleaning up takes longer where the threads of the killed command wait for a core."""
 
 
 def lock(run_dir: Path) -> IO[bytes]:
-    """Keep every other process from training in this folder until the file that is given is closed.
+    """Lock a run folder for training, until the returned file is closed.
 
     Raises:
-        RunError: another process holds it, and did not let go within a minute.
+        RunError: another process holds it, and did not release it within a minute.
     """
     file = open(run_dir / LOCK_NAME, "ab")  # noqa: SIM115  # held open on purpose
     for attempt in range(LOCK_SECONDS):
         if file_lock.try_lock(file):
             return file
         if not attempt:
-            print(f"another process is at work in {run_dir}; waiting for it to save and leave", flush=True)
+            print(f"another process is training in {run_dir}; waiting for it to save and exit", flush=True)
         time.sleep(1)
     file.close()
     raise RunError(f"{run_dir}: another process is training here; stop it first, or choose another output_model_dir")
 
 
 def check_free(config: PretrainConfig) -> None:
-    """See that no other command is at work in `output_model_dir`; only looks.
+    """Check that no other command is running in `output_model_dir`.
 
     Raises:
         UserError: one is; names its process.
     """
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), open(_path(config), "r+b") as file:
-        if not _is_got(file, config):
+        if not _try_lock(file, config):
             raise _in_use(config)
 
 
 @contextlib.contextmanager
 def held(config: PretrainConfig) -> Iterator[None]:
-    """Make `output_model_dir` where it is not there, and keep every other command out of it as long as the block lasts.
+    """Make `output_model_dir` if it does not exist, and lock it for this command as long as the block lasts.
 
-    What a killed command's processes still have to save there is waited for. A folder in which nothing was written
-    meanwhile is gone again afterwards.
+    Training processes that a killed command left behind, and that are still saving, are waited for. A folder in which
+    nothing was written meanwhile is removed afterwards.
 
     Raises:
-        UserError: another command is at work there; names its process.
+        UserError: another command is running there; names its process.
         RunError: training processes that a killed command left behind do not end.
     """
     run_dir = Path(config.output_model_dir)
     made = make_folders(run_dir)
     path = _path(config)
-    file = _taken(config)
+    file = _lock_command(config)
     try:
         file_lock.write_holder(file)
         if (run_dir / LOCK_NAME).exists():
@@ -90,7 +89,7 @@ def held(config: PretrainConfig) -> Iterator[None]:
 
 
 def move(old: Path, new: Path) -> None:
-    """Go on holding `new`, a folder just made in the place of `old`, which was held and was renamed.
+    """Move the lock of `old`, a locked folder that was renamed, to `new`, a folder just made in its place.
 
     Raises:
         RunError: another command was quicker.
@@ -98,7 +97,7 @@ def move(old: Path, new: Path) -> None:
     try:
         os.link(old / COMMAND_LOCK_NAME, new / COMMAND_LOCK_NAME)  # unlike a rename, it replaces nobody's
     except FileExistsError:
-        raise RunError(f"{new}: another command has begun to train here") from None
+        raise RunError(f"{new}: another command has started training here") from None
     (old / COMMAND_LOCK_NAME).unlink()
 
 
@@ -106,31 +105,31 @@ def _path(config: PretrainConfig) -> Path:
     return Path(config.output_model_dir) / COMMAND_LOCK_NAME
 
 
-def _taken(config: PretrainConfig) -> IO[bytes]:
+def _lock_command(config: PretrainConfig) -> IO[bytes]:
     path = _path(config)
     while True:
         file = open(path, "ab")  # noqa: SIM115  # held open on purpose
-        if not _is_got(file, config):
+        if not _try_lock(file, config):
             file.close()
             raise _in_use(config)
         if file_lock.is_linked(file, path):
             return file
-        file.close()  # its owner has just left and taken the file away
+        file.close()  # its holder has just ended and deleted the file
 
 
-def _is_got(file: IO[bytes], config: PretrainConfig) -> bool:
-    """Take the lock, or find that another command is at work with it."""
+def _try_lock(file: IO[bytes], config: PretrainConfig) -> bool:
+    """Lock a file; return False if another command holds its lock."""
     started = time.monotonic()
     while not file_lock.try_lock(file):
         waited = time.monotonic() - started
-        if waited > _DYING_SECONDS or (waited > _GRACE_SECONDS and not _is_dying(file_lock.read_holder(_path(config)))):
+        if waited > _DYING_SECONDS or (waited > GRACE_SECONDS and not _is_dying(file_lock.read_holder(_path(config)))):
             return False
         time.sleep(_PAUSE_SECONDS)
     return True
 
 
 def _is_dying(holder: file_lock.Holder | None) -> bool:
-    """Whether a process on this machine has ended, but for what the kernel still has to do."""
+    """Whether a process on this machine has ended, except for the kernel's cleaning up."""
     if holder is None or not holder.is_here:
         return False
     try:
@@ -141,7 +140,7 @@ def _is_dying(holder: file_lock.Holder | None) -> bool:
 
 def _in_use(config: PretrainConfig) -> UserError:
     holder = file_lock.read_holder(_path(config))
-    stop = f", stop it (kill {holder.pid}: it saves and leaves)" if holder and holder.is_here else ""
+    stop = f", stop it (kill {holder.pid}: it saves and exits)" if holder and holder.is_here else ""
     rule, remedy = (
         f"is in use by {holder or 'another command'}",
         f"wait for it{stop}, or choose another output_model_dir",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from zerokara.huggingface import dialects, families
+from zerokara.huggingface import config_names, families
 from zerokara.model.shapes import ModelShape
 
 LLAMA = ModelShape("llama", 2, 48, 6, 3, 80, 64, 201, True, 5000.0, 1e-5, 0.02)
@@ -29,7 +29,7 @@ def test_older_names_stand_beside_the_newer(tmp_path: Path, architecture: str) -
     config = families.hf_config(shape, families.SpecialIds(1, 2, 3), "bf16")
     config.save_pretrained(tmp_path)
     before = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
-    after = dialects.with_older_names(before, families.FAMILIES[architecture].older_names)
+    after = config_names.with_older_names(before, families.FAMILIES[architecture].older_names)
     added = {"torch_dtype": "bfloat16", **OLDER[architecture]}
     assert after == before | added
     assert not before.keys() & added.keys(), "transformers writes them itself by now: the table can lose a line"
@@ -37,4 +37,4 @@ def test_older_names_stand_beside_the_newer(tmp_path: Path, architecture: str) -
 
 def test_a_newer_name_that_is_gone_is_an_error() -> None:
     with pytest.raises(KeyError, match="rope_theta"):
-        dialects.with_older_names({"dtype": "float32", "rope_parameters": {}}, {"rope_parameters.rope_theta": "x"})
+        config_names.with_older_names({"dtype": "float32", "rope_parameters": {}}, {"rope_parameters.rope_theta": "x"})

@@ -1,9 +1,9 @@
-"""A model in whatever precision it was saved, computing in fp32 without an fp32 copy of itself.
+"""Inference in fp32 with a model saved in bf16, without an fp32 copy of it.
 
-Inside `InFp32` every product of fp32 activations with narrower weights first widens the weights, piece by piece, in one
-small buffer. Widening bf16 to fp32 is exact, so the result is that of the same model loaded in fp32, but for the order
-in which terms are added. What is not widened cannot pass unseen: torch refuses a product of two precisions, and a
-product of two narrow tensors is far too coarse for the proof.
+Inside `Fp32Inference` every product of fp32 activations with narrower weights first widens the weights to fp32, block
+by block, in one small buffer. Widening bf16 to fp32 is exact, so the result is that of the same model loaded in fp32,
+up to the order in which terms are added. An operation that is not widened cannot go unnoticed: torch refuses a product
+of two precisions, and a product of two narrow tensors is far too coarse for the proof.
 """
 
 from __future__ import annotations
@@ -16,48 +16,48 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-_PIECE_ELEMENTS = 1 << 20
+_BLOCK_ELEMENTS = 1 << 20
 """Weights widened at a time, 4 MB in fp32, which stay in the cache until they are multiplied."""
 
 
-class InFp32(TorchFunctionMode):
-    """A context manager in which a model computes in fp32, for inference only."""
+class Fp32Inference(TorchFunctionMode):
+    """A context manager in which a model computes in fp32; for inference only."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        given = kwargs or {}
+        named = kwargs or {}
         if func is functional.linear:
-            return _linear(*args, **given)
+            return _linear(*args, **named)
         if func is functional.embedding:
-            return func(*args, **given).float()
+            return func(*args, **named).float()
         if func is torch.addmm:  # Hugging Face's Conv1D, whose weight is [in, out]
             bias, rows, weight = args
             return _linear(rows, weight.t(), bias)
-        if func is Tensor.to and _narrows(args, given):  # T5's norms go over to the precision of their weights
+        if func is Tensor.to and _narrows(args, named):  # T5's norms cast to the precision of their weights
             return args[0]
-        every = _widened([*args, *given.values()])
-        return func(*every[: len(args)], **dict(zip(given, every[len(args) :], strict=True)))
+        every = _widened([*args, *named.values()])
+        return func(*every[: len(args)], **dict(zip(named, every[len(args) :], strict=True)))
 
 
-def _narrows(args: Sequence[Any], given: Mapping[str, Any]) -> bool:
-    """Whether `Tensor.to` would take an fp32 tensor to a narrower precision."""
-    wanted = [*args[1:], *given.values()]
+def _narrows(args: Sequence[Any], named: Mapping[str, Any]) -> bool:
+    """Whether `Tensor.to` would cast an fp32 tensor to a narrower precision."""
+    wanted = [*args[1:], *named.values()]
     return args[0].dtype == torch.float32 and any(one in (torch.bfloat16, torch.float16) for one in wanted)
 
 
 def _linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if rows.dtype != torch.float32 or weight.dtype == torch.float32:
         return functional.linear(rows, weight, bias)
-    step = max(1, _PIECE_ELEMENTS // weight.shape[1])
+    step = max(1, _BLOCK_ELEMENTS // weight.shape[1])
     buffer = rows.new_empty(min(step, weight.shape[0]), weight.shape[1])
-    parts = [functional.linear(rows, buffer[: len(piece)].copy_(piece)) for piece in weight.split(step)]
+    parts = [functional.linear(rows, buffer[: len(block)].copy_(block)) for block in weight.split(step)]
     product = torch.cat(parts, dim=-1)
     return product if bias is None else product + bias.float()
 
 
 def _widened(arguments: Sequence[Any]) -> Sequence[Any]:
-    """The arguments, the narrow tensors in fp32 where there is an fp32 one beside them."""
+    """The arguments, with narrow tensors widened to fp32 if any other is in fp32."""
     numbers = [each for each in arguments if isinstance(each, Tensor) and each.is_floating_point()]
     dtypes = {each.dtype for each in numbers}
     if len(dtypes) < 2 or torch.float32 not in dtypes:

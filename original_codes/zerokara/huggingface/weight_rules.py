@@ -1,9 +1,9 @@
 """The weight rules: one table per family, from which both directions and the check of completeness derive.
 
 A rule names one of our tensors (megatron-core's parameter names, as checkpoints hold them), the Hugging Face tensors
-that are made of it, and the inverse pair between them. ``{i}`` stands for each layer, ``{e}`` for each expert. Nothing
-is converted before `check` has found that every source tensor is used once, every target tensor filled once, and every
-shape as expected.
+made of it, and the inverse pair of transforms between them. ``{i}`` stands for each layer, ``{e}`` for each expert.
+Nothing is converted before `check` has found that every source tensor is used once, every target tensor filled once,
+and every shape as expected.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Rule:
+class WeightRule:
     """One tensor of ours and the Hugging Face tensors made of it."""
 
     ours: str
     hf: tuple[str, ...]
     transform: Transform = SAME
     layers: Literal["all", "dense", "sparse"] = "all"
-    """To which layers a template applies: those with experts, those without, or all."""
+    """The layers that a template applies to: MoE layers (``sparse``), ``dense`` ones, or all."""
 
-    def at_layer(self, layer: int, num_experts: int = 0) -> Rule:
-        """The rule with its layer written in, and a name with ``{e}`` once for each expert."""
+    def at_layer(self, layer: int, num_experts: int = 0) -> WeightRule:
+        """The rule for one layer, with names that hold ``{e}`` repeated for each expert."""
         number = str(layer)
         names = [name.replace("{i}", number) for name in self.hf]
         each = [
@@ -44,12 +44,12 @@ class Rule:
 
 
 def expand(
-    table: Iterable[Rule], num_layers: int, moe_layers: Collection[int] = (), num_experts: int = 0
-) -> list[Rule]:
-    """Every rule of a table once, layer templates written out layer by layer in the place of the first template."""
+    table: Iterable[WeightRule], num_layers: int, moe_layers: Collection[int] = (), num_experts: int = 0
+) -> list[WeightRule]:
+    """Every rule of a table, with layer templates expanded layer by layer in place of the first template."""
     table = list(table)
     templates = [rule for rule in table if "{i}" in rule.ours]
-    expanded: list[Rule] = []
+    expanded: list[WeightRule] = []
     for rule in table:
         if rule not in templates:
             expanded.append(rule)
@@ -60,23 +60,27 @@ def expand(
     return expanded
 
 
-def to_hf(rules: Iterable[Rule], weights: Mapping[str, Tensor], shape: ModelShape) -> Iterator[tuple[str, Tensor]]:
-    """Convert tensor by tensor, in the order of the rules; holds no more than one of ours at a time."""
+def to_hf(
+    rules: Iterable[WeightRule], weights: Mapping[str, Tensor], shape: ModelShape
+) -> Iterator[tuple[str, Tensor]]:
+    """Convert tensor by tensor, in the order of the rules; holds one of our tensors at a time."""
     for rule in rules:
         yield from zip(rule.hf, rule.transform.to_hf(weights[rule.ours], shape), strict=True)
 
 
-def from_hf(rules: Iterable[Rule], weights: Mapping[str, Tensor], shape: ModelShape) -> Iterator[tuple[str, Tensor]]:
-    """The way back, tensor by tensor; rows that pad the vocabulary are zero."""
+def from_hf(
+    rules: Iterable[WeightRule], weights: Mapping[str, Tensor], shape: ModelShape
+) -> Iterator[tuple[str, Tensor]]:
+    """Convert back, tensor by tensor; rows that pad the vocabulary are zero."""
     for rule in rules:
         yield rule.ours, rule.transform.from_hf(tuple(weights[name] for name in rule.hf), shape)
 
 
-def check(rules: Iterable[Rule], ours: Shapes, hf: Shapes, shape: ModelShape) -> None:
+def check(rules: Iterable[WeightRule], ours: Shapes, hf: Shapes, shape: ModelShape) -> None:
     """Check that the rules turn exactly the tensors `ours` into exactly the tensors `hf`, in shape as well.
 
     Raises:
-        RunError: lists every tensor that is left over, missing, named twice, or of another shape than it must have.
+        RunError: lists every tensor that is left over, missing, named twice, or of a wrong shape.
     """
     rules = list(rules)
     offenders = [
@@ -90,7 +94,9 @@ def check(rules: Iterable[Rule], ours: Shapes, hf: Shapes, shape: ModelShape) ->
         try:
             expected = tuple(rule.transform.from_hf(parts, shape).shape)
         except (RuntimeError, IndexError, ValueError) as error:
-            offenders.append(f"{', '.join(rule.hf)}: shapes {[hf[name] for name in rule.hf]} do not join ({error})")
+            offenders.append(
+                f"{', '.join(rule.hf)}: shapes {[hf[name] for name in rule.hf]} do not fit together ({error})"
+            )
             continue
         if tuple(ours[rule.ours]) != expected:
             offenders.append(f"{rule.ours}: has shape {list(ours[rule.ours])}, must have {list(expected)}")
@@ -98,17 +104,17 @@ def check(rules: Iterable[Rule], ours: Shapes, hf: Shapes, shape: ModelShape) ->
         lines = "\n".join(f"  {offender}" for offender in offenders)
         raise RunError(
             f"the weights do not fit the {shape.architecture} rules, {len(offenders)} faults:\n{lines}\n"
-            "The checkpoint and the configuration beside it (config_resolved.yaml) do not belong together, or a rule "
-            "in original_codes/zerokara/huggingface is wrong."
+            "Either the checkpoint and config_resolved.yaml do not belong together, or a weight rule in "
+            "original_codes/zerokara/huggingface is wrong."
         )
 
 
-def _coverage(side: str, named: list[str], there: Shapes) -> Iterator[str]:
+def _coverage(side: str, named: list[str], present: Shapes) -> Iterator[str]:
     times = Counter(named)
-    for name in sorted(there.keys() - times.keys()):
-        yield f"{name}: stands in the {side}, and no rule uses it"
-    for name in sorted(times.keys() - there.keys()):
-        yield f"{name}: a rule names it, and it is missing in the {side}"
+    for name in sorted(present.keys() - times.keys()):
+        yield f"{name}: in the {side}, but no rule uses it"
+    for name in sorted(times.keys() - present.keys()):
+        yield f"{name}: a rule names it, but it is missing in the {side}"
     for name, count in sorted(times.items()):
         if count > 1:
-            yield f"{name}: {count} rules name it in the {side}"
+            yield f"{name}: named by {count} rules in the {side}"

@@ -1,6 +1,6 @@
-"""What is known about an exported model, as JSON: the ground of the model card and part of the export's manifest.
+"""Facts about an exported model, as JSON: the basis of the model card, and part of the export's manifest.
 
-Everything here is read from the chain of manifests and from the run folder; nothing is claimed that stands nowhere.
+Everything here is read from the chain of manifests and from the run folder; nothing else is claimed.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any
 
 from zerokara import manifest
 from zerokara.errors import UserError
+from zerokara.huggingface.checkpoint_source import CheckpointSource
 from zerokara.huggingface.families import FAMILIES
-from zerokara.huggingface.source import Source
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.layout import TokenPaths
 
@@ -19,10 +19,10 @@ _TRAINING_SETTINGS = (
     "seq_len", "global_batch_size", "optimizer", "lr", "min_lr", "lr_schedule", "warmup_fraction", "adam_beta1",
     "adam_beta2", "weight_decay", "gradient_clipping", "order", "seed", "zero_stage", "init_std",
 )  # fmt: skip
-_SETTINGS_OF_GAPS = "noise_density", "mean_span_length", "relative_attention_lr_multiplier"
+_SPAN_CORRUPTION_SETTINGS = ("noise_density", "mean_span_length", "relative_attention_lr_multiplier")
 
 
-def gather(source: Source, encoder: Encoder, dtype: str) -> dict[str, Any]:
+def gather(source: CheckpointSource, encoder: Encoder, dtype: str) -> dict[str, Any]:
     """Model, training, data and tokenizer in numbers."""
     shape, state = source.shape, source.state
     family = FAMILIES[shape.architecture]
@@ -33,7 +33,7 @@ def gather(source: Source, encoder: Encoder, dtype: str) -> dict[str, Any]:
             "class": family.class_name,
             "auto_class": family.auto_class,
             "task": family.task,
-            "words": family.words,
+            "description": family.description,
             "parameters": shape.num_parameters(padded=False),
             "active_parameters": shape.num_active_parameters(),
             "dtype": dtype,
@@ -48,7 +48,10 @@ def gather(source: Source, encoder: Encoder, dtype: str) -> dict[str, Any]:
             "precision": state.precision,
             "settings": {
                 name: getattr(source.config, name)
-                for name in (*_TRAINING_SETTINGS, *(_SETTINGS_OF_GAPS if shape.traits.is_encoder_decoder else ()))
+                for name in (
+                    *_TRAINING_SETTINGS,
+                    *(_SPAN_CORRUPTION_SETTINGS if shape.traits.is_encoder_decoder else ()),
+                )
             },
             "curve": {
                 "loss": _first_and_last(curve, "loss"),
@@ -67,8 +70,8 @@ def _first_and_last(curve: list[dict[str, Any]], name: str) -> list[dict[str, An
     return [points[0], points[-1]] if points else []
 
 
-def _data(source: Source) -> dict[str, Any]:
-    """The facts of step 2's manifest, if the one that lies there is of the data that the model was trained on."""
+def _data(source: CheckpointSource) -> dict[str, Any]:
+    """The facts of step 2's manifest, if it belongs to the data that the model was trained on."""
     path = TokenPaths(source.config.output_prefix).manifest
     try:
         tokens = manifest.read(path)

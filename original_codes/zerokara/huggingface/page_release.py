@@ -1,7 +1,7 @@
-"""The pages of a model that is mapped from its files: after use they go back to the system.
+"""Memory-mapped weights whose pages go back to the system after use.
 
-A mapped file costs no memory of its own, but each page that was read counts as resident, and a model that was read
-through looks as if it were in memory as a whole, and on a small machine pushes out what others need.
+A mapped file needs no memory of its own, but every page that was read counts as resident: after one forward pass the
+whole model would.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from pathlib import Path
 import torch
 
 _RESIDENT_BYTES = 128 * 2**20
-"""Weights that may be read before their pages are given back."""
+"""Bytes of weights that may be read before their pages are released."""
 
 
-class MappedPages:
-    """Watches a model compute, and keeps few of the pages that its weights are mapped from resident."""
+class PageRelease:
+    """Forward hooks that keep few pages of a model's mapped weights resident."""
 
     def __init__(self, model: torch.nn.Module, folder: Path):
-        """Begin; `folder` holds the files. Weights that are not mapped, or are on a GPU, stay as they are."""
+        """Hook into `model`, loaded from `folder`. Weights that are not mapped, or are on a GPU, stay as they are."""
         self._used = 0
         self._advise = getattr(ctypes.CDLL(None), "madvise", None)
         ranges = _mapped_ranges(folder.resolve())
-        # Kept, so that the files stay mapped where they are and no address becomes that of something else.
+        # Kept, so that the files stay mapped and no address is reused for something else.
         self._kept = [parameter.untyped_storage() for parameter in model.parameters() if parameter.device.type == "cpu"]
         starts = [storage.data_ptr() for storage in self._kept if storage.nbytes()]
         self._mapped = [(low, high) for low, high in ranges if any(low <= start < high for start in starts)]
@@ -36,7 +36,7 @@ class MappedPages:
 
     @property
     def bytes(self) -> int:
-        """How much is mapped from the model's files."""
+        """Bytes mapped from the model's files."""
         return sum(high - low for low, high in self._mapped)
 
     def _has_used(self, size: int) -> None:
@@ -46,12 +46,12 @@ class MappedPages:
         self._used = 0
         assert self._advise is not None
         for low, high in self._mapped:
-            # Nobody writes to them, so that nothing is lost: the next who reads a page has it from the file.
+            # Nothing writes to these pages, so nothing is lost: the next read maps them from the file again.
             self._advise(ctypes.c_void_p(low), ctypes.c_size_t(high - low), ctypes.c_int(mmap.MADV_DONTNEED))
 
 
 def _mapped_ranges(folder: Path) -> list[tuple[int, int]]:
-    """Where files of `folder` are mapped in this process; empty where the system does not tell (only Linux does)."""
+    """Address ranges of mapped files of `folder`; empty where there is no /proc (other systems than Linux)."""
     table = Path("/proc/self/maps")
     if not table.exists():
         return []

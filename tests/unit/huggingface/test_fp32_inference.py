@@ -10,20 +10,20 @@ import torch
 from torch.nn import functional
 
 from zerokara.checkpoint.tensor_file import TensorWriter
-from zerokara.huggingface import in_fp32, mapped_pages
-from zerokara.huggingface.in_fp32 import InFp32
-from zerokara.huggingface.mapped_pages import MappedPages
-from zerokara.huggingface.mapped_tensors import MappedTensors
+from zerokara.huggingface import fp32_inference, page_release
+from zerokara.huggingface.fp32_inference import Fp32Inference
+from zerokara.huggingface.page_release import PageRelease
+from zerokara.huggingface.stored_tensors import StoredTensors
 
 
 def test_products_look_ups_and_norms_are_those_of_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_fp32, "_PIECE_ELEMENTS", 24)  # three rows of eight at a time, and one left over
+    monkeypatch.setattr(fp32_inference, "_BLOCK_ELEMENTS", 24)  # three rows of eight at a time, and one left over
     generator = torch.Generator().manual_seed(1)
     weight, bias = (torch.randn(size, generator=generator).bfloat16() for size in ((10, 8), (10,)))
     table, scale = (torch.randn(size, generator=generator).bfloat16() for size in ((5, 8), (8,)))
     tokens = torch.tensor([[1, 4, 2]])
     rows = functional.embedding(tokens, table.float())
-    with InFp32():
+    with Fp32Inference():
         assert torch.equal(functional.embedding(tokens, table), rows)
         linear = functional.linear(rows, weight, bias)
         transposed = torch.addmm(bias, rows[0], weight.t())
@@ -61,7 +61,7 @@ def test_pages_are_given_back_and_read_again(tmp_path: Path, monkeypatch: pytest
     with TensorWriter(path, dict.fromkeys(weights, (512, 512)), torch.float32) as writer:
         for name, tensor in weights.items():
             writer.write(name, tensor)
-    tensors = MappedTensors(path)
+    tensors = StoredTensors(path)
     layers = [torch.nn.Linear(512, 512, bias=False) for _ in weights]
     for layer, name in zip(layers, weights, strict=True):
         layer.weight = torch.nn.Parameter(tensors[name], requires_grad=False)
@@ -71,8 +71,8 @@ def test_pages_are_given_back_and_read_again(tmp_path: Path, monkeypatch: pytest
     must = model(rows)
     assert resident(path) >= 4 * 512 * 512 * 4
 
-    monkeypatch.setattr(mapped_pages, "_RESIDENT_BYTES", 512 * 512 * 4)
-    assert MappedPages(model, tmp_path).bytes >= 4 * 512 * 512 * 4
+    monkeypatch.setattr(page_release, "_RESIDENT_BYTES", 512 * 512 * 4)
+    assert PageRelease(model, tmp_path).bytes >= 4 * 512 * 512 * 4
     for _ in range(2):
         assert torch.equal(model(rows), must)
         assert resident(path) <= 2 * 512 * 512 * 4

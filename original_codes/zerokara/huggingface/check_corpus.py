@@ -12,7 +12,7 @@ from zerokara.errors import UserError
 
 _RANGE_BYTES = 1 << 20
 _PLACES = 16
-"""Places of a source that are read from, one document from each in turn."""
+"""Places of a source that are read from in turn, one document at a time."""
 
 
 def files_for(settings: ConvertConfig, trained_with: PretrainConfig) -> list[inputs.InputFile]:
@@ -26,35 +26,35 @@ def files_for(settings: ConvertConfig, trained_with: PretrainConfig) -> list[inp
     try:
         return inputs.find_files(trained_with.input_jsonl, settings.where("check_corpus"))
     except UserError as error:
-        rule = f"the corpus that the model was trained on is not there any more ({error})"
-        raise UserError(settings.fault("check_corpus", rule, "name some raw text of the same kind here")) from error
+        rule = f"the corpus that the model was trained on is gone ({error})"
+        raise UserError(settings.fault("check_corpus", rule, "name raw text of the same kind here")) from error
 
 
 def documents(files: list[inputs.InputFile], trained_with: PretrainConfig, num_lines: int) -> list[str]:
-    """Documents with at least `num_lines` non-empty lines in all, if there are so many; sources take turns."""
+    """Documents with at least `num_lines` non-empty lines in all, if the corpus has that many; sources take turns."""
     by_source: dict[int, list[inputs.InputFile]] = {}
     for file in files:
         by_source.setdefault(file.source, []).append(file)
     readers = [_spread(members, trained_with) for members in by_source.values()]
-    found: list[str] = []
+    chosen: list[str] = []
     lines = 0
     for turn in zip_longest(*readers):
         for document in turn:
             if document is not None and lines < num_lines:
-                found.append(document)
+                chosen.append(document)
                 lines += len(lines_of(document))
         if lines >= num_lines:
             break
-    return found
+    return chosen
 
 
 def lines_of(document: str) -> list[str]:
-    """The lines of a document that hold text."""
+    """The non-empty lines of a document."""
     return [line for line in document.split("\n") if line.strip()]
 
 
 def _spread(files: list[inputs.InputFile], trained_with: PretrainConfig) -> Iterator[str]:
-    """Documents of one source, from each of some places in turn, then from the next places."""
+    """Documents of one source: from `_PLACES` places of it in turn, then from the next ones."""
     ranges = reading.ranges(files, _RANGE_BYTES, trained_with.txt_document)
     step = max(1, -(-len(ranges) // _PLACES))
     for first in range(step):

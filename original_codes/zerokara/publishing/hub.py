@@ -1,11 +1,11 @@
-"""An exported folder → a repository on the Hugging Face Hub, and the comparison of what lies there with what was sent.
+"""The upload of an exported folder to the Hugging Face Hub, and the comparison of what is there with what was sent.
 
-In: a folder whose manifest says that it was proved. Out: one commit that holds exactly the files of the manifest.
-One commit, because then nobody ever meets half a model; large files are sent ahead of it, one by one, and what the Hub
-has already (by SHA-256, or by chunks with Xet) is not sent again, so that a second run goes on where the first broke.
+In: a folder with a proved manifest. Out: one commit that holds exactly the files of the manifest, so that nobody ever
+sees half a model; large files are uploaded before it, one by one, and what the Hub already has (by SHA-256, or by
+chunks with Xet) is not sent again, so that a second run resumes where the first was interrupted.
 
 The token is found by huggingface_hub itself (``HF_TOKEN`` or ``hf auth login``) and never passes through here.
-Written for huggingface_hub 2.4 (its `upload_folder` makes several commits, and it sends by pattern, not by list).
+Written for huggingface_hub 2.4 (its `upload_folder` makes several commits, and it selects by pattern, not by list).
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd, HfApi
 
 CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 300.0
-"""huggingface_hub waits for ever by default; a commit of many files may take the Hub minutes to answer."""
-SENT_AHEAD_BYTES = 10_000_000
-"""Larger files go one by one before the commit; the Hub keeps files over 10 MB outside git in any case."""
+"""huggingface_hub waits forever by default; the Hub may take minutes to answer a commit of many files."""
+PREUPLOAD_BYTES = 10_000_000
+"""Larger files are uploaded one by one before the commit; the Hub keeps files over 10 MB outside git in any case."""
 HUBS_OWN_FILES = frozenset({".gitattributes"})
 LOGIN_HINT = "log in with `hf auth login`, or put a token with write access into the environment as HF_TOKEN"
 
 
 @dataclass(frozen=True)
-class RemoteFile:
+class HubFile:
     """One file as the Hub lists it."""
 
     bytes: int
@@ -46,7 +46,7 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Uploaded:
-    """Where the model lies now."""
+    """The result of an upload."""
 
     url: str
     commit: str
@@ -56,7 +56,7 @@ class Uploaded:
 
 
 def check_name(name: str) -> str | None:
-    """What is wrong with a repository name, or None."""
+    """Return what is wrong with a repository name, or None."""
     from huggingface_hub.utils import HFValidationError, validate_repo_id
 
     try:
@@ -69,54 +69,54 @@ def check_name(name: str) -> str | None:
 def upload(
     folder: Path, files: Sequence[FileRecord], repository: str, *, private: bool, replace: bool = False
 ) -> Uploaded:
-    """Send `files` of `folder` and check that they arrived; `replace` deletes what else lies in the repository.
+    """Upload `files` of `folder` and check that they arrived; `replace` deletes other files in the repository.
 
     Raises:
-        UserError: no token, or the repository is public where it must be private, or holds other files.
-        RunError: the Hub refused or could not be reached, or what lies there is not what was sent.
+        UserError: no token, or the repository is public though `private` is set, or holds other files.
+        RunError: the Hub refused or could not be reached, or its files differ from what was sent.
     """
     api = _api()
     account: list[str] = []
-    with _told(repository, account):
+    with _errors_explained(repository, account):
         account += _namespaces(api)
         is_private, parent = _make_repository(api, repository, private)
-        there = _listing(api, repository, parent)
-        strays = sorted(there.keys() - {record.path for record in files} - HUBS_OWN_FILES)
+        remote = _listing(api, repository, parent)
+        strays = sorted(remote.keys() - {record.path for record in files} - HUBS_OWN_FILES)
         if strays and not replace:
             raise UserError(
-                f"{repository} on the Hub holds files that are no part of this export: {', '.join(strays)}; run again "
+                f"{repository} on the Hub holds files that are not part of this export: {', '.join(strays)}; run again "
                 "with --redo to delete them in the same commit (the Hub's history keeps them), or choose another name"
             )
         url = redacted(f"{api.endpoint}/{repository}")  # HF_ENDPOINT may hold a password
-        if not strays and not differences(folder, files, there):
+        if not strays and not differences(folder, files, remote):
             return Uploaded(url, parent, is_private, 0)
         commit = _send(api, folder, files, repository, strays, parent)
-        there = _listing(api, repository, commit)
-    wrong = differences(folder, files, there)
+        remote = _listing(api, repository, commit)
+    wrong = differences(folder, files, remote)
     if wrong:
         listed = "\n".join(f"  {line}" for line in wrong)
         raise RunError(
-            f"what lies at {url} (commit {commit}) is not what was sent:\n{listed}\nRun the same command again; what "
-            "did arrive is not sent twice."
+            f"the files at {url} (commit {commit}) differ from what was sent:\n{listed}\nRun the same command again; "
+            "what arrived is not sent twice."
         )
     return Uploaded(url, commit, is_private, len(files))
 
 
-def differences(folder: Path, files: Sequence[FileRecord], there: Mapping[str, RemoteFile]) -> list[str]:
-    """Every way in which a remote listing is not the local manifest: paths, sizes, hashes."""
+def differences(folder: Path, files: Sequence[FileRecord], remote: Mapping[str, HubFile]) -> list[str]:
+    """Every difference of a remote listing from the local manifest: paths, sizes, hashes."""
     found = []
     for record in files:
-        remote = there.get(record.path)
-        if remote is None:
+        file = remote.get(record.path)
+        if file is None:
             found.append(f"{record.path}: missing on the Hub")
-        elif remote.bytes != record.bytes:
-            found.append(f"{record.path}: {remote.bytes:,} bytes on the Hub, {record.bytes:,} here")
-        elif remote.sha256 is not None and remote.sha256 != record.sha256:
-            found.append(f"{record.path}: sha256 {remote.sha256} on the Hub, {record.sha256} here")
-        elif remote.sha256 is None and remote.blob_id != (blob_id := git_blob_id(folder / record.path)):
-            found.append(f"{record.path}: git blob {remote.blob_id} on the Hub, {blob_id} here")
+        elif file.bytes != record.bytes:
+            found.append(f"{record.path}: {file.bytes:,} bytes on the Hub, {record.bytes:,} here")
+        elif file.sha256 is not None and file.sha256 != record.sha256:
+            found.append(f"{record.path}: sha256 {file.sha256} on the Hub, {record.sha256} here")
+        elif file.sha256 is None and file.blob_id != (blob_id := git_blob_id(folder / record.path)):
+            found.append(f"{record.path}: git blob {file.blob_id} on the Hub, {blob_id} here")
     expected = {record.path for record in files} | HUBS_OWN_FILES
-    found += [f"{path}: on the Hub and no part of this export" for path in sorted(there.keys() - expected)]
+    found += [f"{path}: on the Hub, but not part of this export" for path in sorted(remote.keys() - expected)]
     return found
 
 
@@ -138,7 +138,7 @@ def _api() -> HfApi:
         return made
 
     set_client_factory(client)
-    # Its warnings repeat signed storage addresses; what went wrong in the end is told here.
+    # Its warnings repeat signed storage addresses; the final error is reported here.
     logging.set_verbosity_error()
     if not sys.stderr.isatty():
         disable_progress_bars()
@@ -146,13 +146,13 @@ def _api() -> HfApi:
 
 
 def _namespaces(api: HfApi) -> list[str]:
-    """The names under which the token's owner may have repositories: the user first."""
+    """The namespaces in which the token's owner may have repositories, the user first."""
     owner = api.whoami()
     return [str(owner["name"]), *(str(each["name"]) for each in owner.get("orgs", []))]
 
 
 def _make_repository(api: HfApi, repository: str, private: bool) -> tuple[bool, str]:
-    """Create the repository unless it is there; gives whether it is private, and its newest commit."""
+    """Create the repository unless it exists; returns whether it is private, and its newest commit."""
     from huggingface_hub.errors import RepositoryNotFoundError
 
     try:
@@ -162,17 +162,17 @@ def _make_repository(api: HfApi, repository: str, private: bool) -> tuple[bool, 
         info = api.model_info(repository)
     if private and not info.private:
         raise UserError(
-            f"{repository} is there already and is public, but private is true in the configuration; make it private "
+            f"{repository} exists already and is public, but private is true in the configuration; make it private "
             f"at {api.endpoint}/{repository}/settings, set private: false, or choose another huggingface_name"
         )
     return bool(info.private), str(info.sha)
 
 
-def _listing(api: HfApi, repository: str, revision: str) -> dict[str, RemoteFile]:
+def _listing(api: HfApi, repository: str, revision: str) -> dict[str, HubFile]:
     from huggingface_hub.hf_api import RepoFile
 
     return {
-        entry.path: RemoteFile(entry.size, entry.blob_id, entry.lfs.sha256 if entry.lfs else None)
+        entry.path: HubFile(entry.size, entry.blob_id, entry.lfs.sha256 if entry.lfs else None)
         for entry in api.list_repo_tree(repository, recursive=True, revision=revision)
         if isinstance(entry, RepoFile)
     }
@@ -181,13 +181,13 @@ def _listing(api: HfApi, repository: str, revision: str) -> dict[str, RemoteFile
 def _send(
     api: HfApi, folder: Path, files: Sequence[FileRecord], repository: str, strays: Sequence[str], parent: str
 ) -> str:
-    """Send the large files, then commit on top of `parent`, which was looked at, and of no other; gives the commit."""
+    """Upload the large files, then commit on top of `parent` and no other commit; returns the commit."""
     from huggingface_hub import CommitOperationDelete
 
     additions = [_addition(folder, record) for record in files]
-    large = [each for each in additions if each.upload_info.size >= SENT_AHEAD_BYTES]
+    large = [each for each in additions if each.upload_info.size >= PREUPLOAD_BYTES]
     for number, each in enumerate(large, start=1):
-        print(f"sending {number}/{len(large)}: {each.path_in_repo}, {bytes_text(each.upload_info.size)}", flush=True)
+        print(f"uploading {number}/{len(large)}: {each.path_in_repo}, {bytes_text(each.upload_info.size)}", flush=True)
         api.preupload_lfs_files(repository, [each], free_memory=False)
     deletions = [CommitOperationDelete(path) for path in strays]
     print(f"committing {len(files)} files", flush=True)
@@ -201,56 +201,56 @@ def _addition(folder: Path, record: FileRecord) -> CommitOperationAdd:
     from huggingface_hub import CommitOperationAdd
 
     addition = CommitOperationAdd(record.path, folder / record.path)
-    # Known from the manifest, which was checked a moment ago: saves reading gigabytes once more.
+    # The manifest was checked a moment ago: this saves hashing gigabytes again.
     addition.upload_info.sha256 = bytes.fromhex(record.sha256)
     return addition
 
 
 @contextmanager
-def _told(repository: str, account: Sequence[str]) -> Iterator[None]:
-    """Turn what huggingface_hub raises into words; nothing is swallowed."""
+def _errors_explained(repository: str, account: Sequence[str]) -> Iterator[None]:
+    """Turn errors of huggingface_hub into explanations; none is swallowed."""
     import httpx2
     from huggingface_hub import constants
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
 
-    again = "run the same command again: what has arrived is not sent twice"
+    again = "run the same command again: what arrived is not sent twice"
     try:
         yield
     except LocalTokenNotFoundError as error:
         raise UserError(f"there is no Hugging Face token: {LOGIN_HINT}") from error
     except OfflineModeIsEnabled as error:
-        raise RunError("huggingface_hub is told to stay offline; unset HF_HUB_OFFLINE") from error
+        raise RunError("huggingface_hub is in offline mode; unset HF_HUB_OFFLINE") from error
     except (HfHubHTTPError, httpx2.HTTPError, RuntimeError, ValueError, OSError) as error:
-        # Errors of its upload threads come wrapped in a RuntimeError.
+        # Errors in its upload threads are wrapped in a RuntimeError.
         cause = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ else error
         if isinstance(cause, HfHubHTTPError):
             raise RunError(f"{_refusal(cause, repository, account)}; {again}") from error
         if isinstance(cause, httpx2.HTTPError):
-            words = f"the Hub cannot be reached at {constants.ENDPOINT} ({type(cause).__name__}: {cause})"
-            raise RunError(f"{words}; check the network or the proxy, then {again}") from error
+            message = f"the Hub cannot be reached at {constants.ENDPOINT} ({type(cause).__name__}: {cause})"
+            raise RunError(f"{message}; check the network or the proxy, then {again}") from error
         raise RunError(f"the upload to {repository} failed ({type(cause).__name__}: {cause}); {again}") from error
 
 
 def _refusal(error: Any, repository: str, account: Sequence[str]) -> str:
-    """What the Hub said, and what it means."""
+    """The Hub's refusal and its likely cause."""
     response = error.response
     status, address = response.status_code, response.url
-    said = f" ({error.server_message})" if error.server_message else ""
+    reason = f" ({error.server_message})" if error.server_message else ""
     namespace = repository.partition("/")[0]
     if status == 401:
-        return f"the Hub does not know the token{said}; {LOGIN_HINT}"
+        return f"the Hub does not know the token{reason}; {LOGIN_HINT}"
     if status in (403, 404):
         mine = f"the token belongs to {account[0]}" if account else "the token's owner is unknown"
         others = f" (organisations: {', '.join(account[1:])})" if account[1:] else ""
         return (
-            f"the Hub refuses {repository} with status {status}{said}: {mine}{others}; check that {namespace} is "
+            f"the Hub refuses {repository} with status {status}{reason}: {mine}{others}; check that {namespace} is "
             "this user or an organisation it may write to, and that the token has write access"
         )
     if status in (409, 412):
         return (
-            f"somebody else changed {repository} while this upload was under way{said}; nothing of theirs was "
-            "replaced. See on the Hub, under Files and versions, what they committed; to put this export on top of it"
+            f"somebody else changed {repository} during this upload{reason}; none of their files was replaced. See "
+            "their commit on the Hub under Files and versions; to commit this export on top of it"
         )
     if status == 429:
-        return f"the Hub asks for patience{said}: too many requests; wait some minutes"
-    return f"the Hub answered with status {status} at {address}{said}"
+        return f"too many requests to the Hub{reason}; wait some minutes"
+    return f"the Hub answered with status {status} at {address}{reason}"

@@ -1,7 +1,7 @@
 """The model card (README.md) of an export, written from its facts alone.
 
-Format: Markdown with YAML front matter (https://huggingface.co/docs/hub/model-cards). A fact that is not known gives
-no line. What others named or wrote stands as text (`zerokara.markdown`).
+Format: Markdown with YAML front matter (https://huggingface.co/docs/hub/model-cards). A missing fact gives no line.
+Names and texts of others are escaped (`zerokara.markdown`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 from zerokara import markdown
 from zerokara.config.architectures import ARCHITECTURES
-from zerokara.huggingface import usage
 from zerokara.progress import bytes_text, count_text, seconds_text
+from zerokara.publishing import usage
 
 
 def render(facts: dict[str, Any], *, name: str, language: Sequence[str], license: str) -> str:
@@ -36,7 +36,7 @@ def render(facts: dict[str, Any], *, name: str, language: Sequence[str], license
 
 
 def _front_matter(language: Sequence[str], license: str, task: str) -> str:
-    # A task that has a pipeline; text2text-generation has none since transformers 5, and the Hub would show one.
+    # Only a task that has a pipeline: text2text-generation has none since transformers 5.
     is_task = task == "text-generation"
     tags = ["zerokara", "pretrained-from-scratch", *([] if is_task else [task])]
     # JSON strings and lists are YAML too, and quote what must be quoted (`no` is a language code and a YAML false).
@@ -53,9 +53,9 @@ def _front_matter(language: Sequence[str], license: str, task: str) -> str:
 
 
 def _yaml(value: object) -> str:
-    """JSON, with what does not print in YAML's own spelling, which takes characters beyond 16 bits."""
-    given = json.dumps(value, ensure_ascii=False)
-    return "".join(each if each.isprintable() else f"\\U{ord(each):08x}" for each in given)
+    """JSON, with unprintable characters as YAML escapes them, which has more than 16 bits."""
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(each if each.isprintable() else f"\\U{ord(each):08x}" for each in text)
 
 
 def _introduction(facts: dict[str, Any], language: Sequence[str]) -> str:
@@ -70,7 +70,9 @@ def _introduction(facts: dict[str, Any], language: Sequence[str]) -> str:
 
 _ABILITIES = {
     "text-generation": "continues text",
-    "text2text-generation": "fills gaps in text (<extra_id_0>, <extra_id_1>, …), and is there to be trained further",
+    "text2text-generation": (
+        "fills masked spans of a text (sentinel tokens <extra_id_0>, <extra_id_1>, …), and is meant to be fine-tuned"
+    ),
 }
 
 
@@ -83,15 +85,15 @@ def _snippet(facts: dict[str, Any], name: str) -> str:
 def _model_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     model = facts["model"]
     rows = [
-        ("architecture", f"`{model['class']}` ({model['words']})"),
+        ("architecture", f"`{model['class']}` ({model['description']})"),
         ("parameters", f"{model['parameters']:,}"),
         *_expert_rows(model),
         ("layers", str(model["num_layers"])),
-        ("width", f"{model['hidden_size']} (feed-forward {model['ffn_hidden_size']})"),
+        ("hidden size", f"{model['hidden_size']} (feed-forward {model['ffn_hidden_size']})"),
         ("attention heads", f"{model['num_attn_heads']} ({model['num_kv_heads']} key and value heads)"),
-        ("longest text", f"{model['seq_len']} tokens"),
+        ("context length", f"{model['seq_len']} tokens"),
         ("vocabulary", f"{model['vocab_size']:,}"),
-        ("output matrix", "tied to the embedding" if model["tie_word_embeddings"] else "its own"),
+        ("output matrix", "tied to the embedding" if model["tie_word_embeddings"] else "separate from the embedding"),
         ("saved as", model["dtype"]),
     ]
     if ARCHITECTURES[model["architecture"]].positions == "rotary":
@@ -103,10 +105,10 @@ def _expert_rows(model: dict[str, Any]) -> list[tuple[str, str]]:
     if not model.get("moe_layers"):
         return []
     layers = ", ".join(map(str, model["moe_layers"]))
-    of_each = f"{model['num_experts']} in layers {layers}, of width {model['moe_ffn_hidden_size']}"
+    of_each = f"{model['num_experts']} in layers {layers}, feed-forward {model['moe_ffn_hidden_size']}"
     return [
         ("active parameters", f"{model['active_parameters']:,}"),
-        ("experts", f"{of_each}; {model['experts_per_token']} a token"),
+        ("experts", f"{of_each}; {model['experts_per_token']} per token"),
     ]
 
 
@@ -131,10 +133,10 @@ def _split_cells(split: dict[str, Any]) -> list[str]:
 def _training_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     training = facts["training"]
     rows = [
-        *([("started from", markdown.inline(training["init_from"]))] if training.get("init_from") else []),
+        *([("initialised from", markdown.inline(training["init_from"]))] if training.get("init_from") else []),
         ("steps", f"{training['step']:,}"),
         ("tokens", f"{training['tokens']:,}"),
-        ("passes over the data", f"{training['epochs']:.2f}" if training["epochs"] is not None else "unknown"),
+        ("epochs", f"{training['epochs']:.2f}" if training["epochs"] is not None else "unknown"),
         ("time", seconds_text(training["seconds"])),
         ("precision", training["precision"]),
     ]
@@ -148,10 +150,10 @@ def _curve(facts: dict[str, Any]) -> str:
         "valid_bits_per_byte": "validation, bits per byte",
     }
     rows = []
-    for key, words in names.items():
+    for key, label in names.items():
         points = facts["training"]["curve"][key]
         if points:
-            rows.append([words, *(f"{point['value']:.4f} (step {point['step']:,})" for point in points)])
+            rows.append([label, *(f"{point['value']:.4f} (step {point['step']:,})" for point in points)])
     return _grid(["", "first", "last"], rows) + "\n\nThe whole curve: `metrics.jsonl`." if rows else ""
 
 
@@ -163,23 +165,24 @@ def _tokenizer_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
 def _proof_lines(facts: dict[str, Any]) -> list[str]:
     logits, ids = facts["proof"]["logits"], facts["proof"]["token_ids"]
     return [
-        f"Logits of this model, loaded by transformers, against the trained one on {logits['positions']:,} tokens of "
-        f"text, in fp32: largest difference {logits['max_difference']:.2g} (allowed {logits['tolerance']:g}; the "
-        f"logits' standard deviation is {logits['logit_std']:.2f}).",
-        f"Likeliest token: equal everywhere, {logits['argmax_ties']} ties. Greedy continuations: "
-        f"{logits['greedy_tokens']} tokens of {logits['greedy_prompts']} prompts equal, {logits['greedy_ties']} ties.",
-        f"In bf16: largest difference {logits['bf16_max_difference']:.2g}, the same likeliest token at "
-        f"{logits['bf16_argmax_equal']:.2%} of the positions.",
-        f"Token ids of the Hugging Face tokenizer against those used in training: {ids['lines']:,} lines of the "
-        f"corpus compared, {ids['equal']:,} equal, {ids['ties']:,} ties.",
+        f"Logits, in fp32, of this model loaded by transformers and of the trained model, over {logits['positions']:,} "
+        f"tokens of text: max difference {logits['max_difference']:.2g} (allowed {logits['tolerance']:g}; standard "
+        f"deviation of the logits {logits['logit_std']:.2f}).",
+        f"Arg max: equal at every position, {logits['argmax_ties']} ties. Greedy continuations: "
+        f"{logits['greedy_tokens']} tokens after {logits['greedy_prompts']} prompts equal, "
+        f"{logits['greedy_ties']} ties.",
+        f"Computed in bf16: max difference {logits['bf16_max_difference']:.2g}, top-1 agreement "
+        f"{logits['bf16_argmax_equal']:.2%}.",
+        f"Token ids of the Hugging Face tokenizer and of training: {ids['lines']:,} lines of the corpus compared, "
+        f"{ids['equal']:,} equal, {ids['ties']:,} ties.",
     ]
 
 
 def _samples(facts: dict[str, Any]) -> str:
-    parts, fills = [], facts["model"]["task"] != "text-generation"
+    parts, is_encoder_decoder = [], facts["model"]["task"] != "text-generation"
     for sample in facts.get("samples", []):
-        for kind in ("greedy", "sampled"):
-            text = f"{sample['prompt']}\n→ {sample[kind]}" if fills else sample["prompt"] + sample[kind]
+        for kind in ("sampled", "greedy"):
+            text = f"{sample['prompt']}\n→ {sample[kind]}" if is_encoder_decoder else sample["prompt"] + sample[kind]
             parts.append(f"{kind}:\n\n{markdown.fenced(text)}")
     return "## Samples, unselected\n\n" + "\n\n".join(parts) if parts else ""
 

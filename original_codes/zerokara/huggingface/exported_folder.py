@@ -1,4 +1,4 @@
-"""An exported folder as later steps meet it: its manifest, its proof, and whether its files are still the same.
+"""An exported folder as steps 4 and 6 find it: its manifest, its proof, and whether its files are unchanged.
 
 No torch here: the upload starts in well under a second.
 """
@@ -6,19 +6,37 @@ No torch here: the upload starts in well under a second.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from zerokara import hashing, manifest
 from zerokara.errors import Fault, UserError
 
+if TYPE_CHECKING:  # step 1 asks for a name here, and needs neither
+    from zerokara.config.convert_config import ConvertConfig
+    from zerokara.huggingface.checkpoint_source import CheckpointSource
+
 STEP = "convert"
 MANIFEST_NAME = "manifest.json"
 UPLOAD_RECORD_NAME = "upload.manifest.json"
-"""What step 6 leaves beside the model; it is not sent."""
+"""What step 6 leaves beside the model; it is not uploaded."""
 _REMEDY = "run step 4 again with --redo"
 
 
+def work(source: CheckpointSource, settings: ConvertConfig) -> manifest.StepSpec:
+    """The conversion to do, for the chain of manifests."""
+    names = (
+        "dtype", "max_shard_size", "check_lines", "test_prompt_text", "huggingface_name", "language", "license",
+    )  # fmt: skip
+    return manifest.StepSpec(
+        step=STEP,
+        settings={name: getattr(settings, name) for name in names},
+        inputs={"checkpoint": source.manifest_path, "tokenizer": source.tokenizer_path},
+        key_of=lambda name: f"input_model_dir (its {name})" if name in ("checkpoint", "tokenizer") else name,
+    )
+
+
 def proved(folder: Path) -> manifest.Manifest:
-    """The manifest of a folder that step 4 wrote and proved.
+    """Return the manifest of a folder that step 4 wrote and proved.
 
     Raises:
         UserError: there is no folder, no manifest, another step's manifest, or the proof did not hold.
@@ -28,14 +46,14 @@ def proved(folder: Path) -> manifest.Manifest:
         remedy = "run step 4 first"
         raise UserError(Fault(where=str(folder), rule="there is no exported model here", remedy=remedy))
     if not path.exists():
-        rule = "has no manifest.json: step 4 did not write it, or did not end"
+        rule = "has no manifest.json: step 4 did not write it, or did not finish"
         raise UserError(Fault(where=str(folder), rule=rule, remedy="run step 4 again"))
     made = manifest.read(path)
     if made.step != STEP:
         rule = f"was written by step {made.step!r}, not by the conversion of step 4"
         raise UserError(Fault(where=str(path), rule=rule, remedy="name the folder that step 4 wrote"))
     if made.facts.get("proof", {}).get("holds") is not True:
-        rule = "does not say that the exported model was proved equal to the trained one"
+        rule = "has no proof that the exported model equals the trained one"
         raise UserError(Fault(where=str(path), rule=rule, remedy=_REMEDY))
     return made
 

@@ -1,4 +1,4 @@
-"""The few lines of Python with which anyone uses an exported model: in the model card, and behind an upload.
+"""The lines of Python with which anyone uses an exported model: in the model card, and after an upload.
 
 No pipeline: transformers 5 has none for encoder-decoders. The lines run under transformers 4 and 5 alike.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def snippet(model: dict[str, Any], name: str, prompt: str) -> list[str]:
-    """Statements, a line each, that load `name` and print what it writes; `model` are the facts of that name."""
+    """Statements, one a line, that load `name` and print what it generates; `model` are the facts of that name."""
     auto_class, is_encoder_decoder = model["auto_class"], model["task"] != "text-generation"
     return [
         f"from transformers import {auto_class}, AutoTokenizer",
@@ -20,11 +20,11 @@ def snippet(model: dict[str, Any], name: str, prompt: str) -> list[str]:
         f"model = {auto_class}.from_pretrained(name)",
         f'inputs = tokenizer({json.dumps(prompt, ensure_ascii=False)}, return_tensors="pt")',
         "output = model.generate(**inputs, max_new_tokens=50, do_sample=True, top_p=0.95)",
-        # Sentinel tokens are special, and say which span the text behind them fills.
+        # Sentinel tokens are special tokens, and tell which masked span the text after them fills.
         f"print(tokenizer.decode(output[0], skip_special_tokens={not is_encoder_decoder}))",
     ]
 
 
 def command(model: dict[str, Any], name: str, prompt: str) -> str:
-    """The same as one line for a shell."""
+    """The same as one shell command."""
     return f"python -c {shlex.quote('; '.join(snippet(model, name, prompt)))}"

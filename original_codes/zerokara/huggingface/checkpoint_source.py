@@ -1,13 +1,12 @@
-"""What is exported: one whole checkpoint, and the run folder around it.
+"""The checkpoint that an export is made from, and the run folder around it.
 
-A run folder holds, beside its checkpoints: ``tokenizer.model``, ``config_resolved.yaml``, ``metrics.jsonl``.
+A run folder holds, besides its checkpoints: ``tokenizer.model``, ``config_resolved.yaml``, ``metrics.jsonl``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,15 +26,15 @@ if TYPE_CHECKING:  # torch is imported only when weights are read
     from torch import Tensor
 
 EXPORTED_PARTS = ("weights", "state")
-"""What of a checkpoint is read; the optimizer's state, two thirds of its bytes, is not."""
+"""The parts of a checkpoint that are read; the optimizer state, two thirds of its bytes, is not."""
 TOKENIZER_NAME = "tokenizer.model"
 METRICS_NAME = "metrics.jsonl"
 _CHECKPOINT_NAME = re.compile(r"global_step\d+")
 
 
 @dataclass(frozen=True)
-class Source:
-    """A checkpoint that was found whole."""
+class CheckpointSource:
+    """A complete checkpoint, checked by content."""
 
     run_dir: Path
     folder: Path
@@ -44,12 +43,12 @@ class Source:
 
     @property
     def manifest_path(self) -> Path:
-        """The checkpoint's manifest: by its hash the export names what it was made from."""
+        """The checkpoint's manifest, whose hash the export records."""
         return self.folder / "manifest.json"
 
     @property
     def tokenizer_path(self) -> Path:
-        """The tokenizer of the run."""
+        """The tokenizer that the run was trained with."""
         return self.run_dir / TOKENIZER_NAME
 
     @cached_property
@@ -58,13 +57,13 @@ class Source:
         return ModelShape.from_json(self.state.shape)
 
     def weights(self) -> Mapping[str, Tensor]:
-        """The fp32 weights; each is mapped from disk when it is asked for, and leaves memory with its last user."""
-        from zerokara.huggingface.mapped_tensors import MappedTensors
+        """The fp32 weights, each read from disk when it is asked for."""
+        from zerokara.huggingface.stored_tensors import StoredTensors
 
-        return MappedTensors(self.folder / WEIGHTS_NAME)
+        return StoredTensors(self.folder / WEIGHTS_NAME)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of the training curve up to this checkpoint."""
+        """The lines of ``metrics.jsonl`` up to this checkpoint."""
         path = self.run_dir / METRICS_NAME
         if not path.exists():
             return []
@@ -72,60 +71,53 @@ class Source:
         for text in path.read_bytes().splitlines():
             try:
                 lines.append(orjson.loads(text))
-            except orjson.JSONDecodeError:  # a line cut short by a crash
+            except orjson.JSONDecodeError:  # a line truncated by a crash
                 continue
         return [line for line in lines if line.get("step", 0) <= self.state.step]
 
 
-def find(settings: ConvertConfig, meanwhile: Callable[[], object] = lambda: None) -> Source:
-    """Find the checkpoint that `input_model_dir` means and check what of it is exported, by content.
-
-    `meanwhile` is called while gigabytes are hashed, once it is known that there is something to hash.
+def find(settings: ConvertConfig) -> CheckpointSource:
+    """Find the checkpoint that `input_model_dir` names, and check the exported parts of it by content.
 
     Raises:
-        UserError: no such folder, no whole checkpoint, a broken one, or another tokenizer than it was trained with.
+        UserError: no such folder, no complete checkpoint, a damaged one, or another tokenizer than in training.
     """
     given = Path(settings.input_model_dir)
     if not given.is_dir():
         remedy = "name a run folder (output_model_dir of step 3) or one global_stepN folder in it"
         raise UserError(settings.fault("input_model_dir", "there is no such folder", remedy))
-    with ThreadPoolExecutor(1) as thread:
-        looking = thread.submit(_checked, settings, given)
-        if not looking.done():
-            meanwhile()
-        folder = looking.result()
-    return _opened(folder, settings)
-
-
-def _checked(settings: ConvertConfig, given: Path) -> Path:
     if _CHECKPOINT_NAME.fullmatch(given.resolve().name):
-        checkpoint.check(given.resolve(), EXPORTED_PARTS)
-        return given.resolve()
-    return _newest(settings, given)
+        folder = given.resolve()
+        checkpoint.check(folder, EXPORTED_PARTS)
+    else:
+        folder = _newest(settings, given)
+    return _opened(folder)
 
 
 def _newest(settings: ConvertConfig, run_dir: Path) -> Path:
     skipped: list[str] = []
     newest = checkpoint.newest_complete(run_dir, skipped.append, EXPORTED_PARTS)
-    for word in skipped:
-        print(word)
+    for message in skipped:
+        print(message)
     if newest is None:
-        rule = "no checkpoint in it is whole" if skipped else "there is no checkpoint (global_stepN) in it"
+        rule = "no checkpoint in it is complete" if skipped else "there is no checkpoint (global_stepN) in it"
         remedy = "run step 3 until it has saved one (save_interval), or name another run folder"
         raise UserError(settings.fault("input_model_dir", rule, remedy))
     return newest
 
 
-def _opened(folder: Path, settings: ConvertConfig) -> Source:
+def _opened(folder: Path) -> CheckpointSource:
     run_dir = folder.parent
     missing = [name for name in (TOKENIZER_NAME, RESOLVED_NAME) if not (run_dir / name).is_file()]
     if missing:
         remedy = "keep the checkpoint in the run folder where step 3 wrote it"
-        rule = "is missing beside the checkpoint"
+        rule = "is missing next to the checkpoint"
         raise UserError([Fault(where=str(run_dir / name), rule=rule, remedy=remedy) for name in missing])
     state = checkpoint.read_state(folder)
-    found = hashing.sha256_of(run_dir / TOKENIZER_NAME)
-    if found != state.tokenizer_sha256:
-        rule = f"is not the tokenizer of {folder.name}: sha256 {found[:12]}, trained with {state.tokenizer_sha256[:12]}"
+    sha256 = hashing.sha256_of(run_dir / TOKENIZER_NAME)
+    if sha256 != state.tokenizer_sha256:
+        rule = (
+            f"is not the tokenizer of {folder.name}: sha256 {sha256[:12]}, trained with {state.tokenizer_sha256[:12]}"
+        )
         raise UserError(Fault(where=str(run_dir / TOKENIZER_NAME), rule=rule, remedy="put the right file back"))
-    return Source(run_dir, folder, state, load(PretrainConfig, run_dir / RESOLVED_NAME))
+    return CheckpointSource(run_dir, folder, state, load(PretrainConfig, run_dir / RESOLVED_NAME))

@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 
-from zerokara.huggingface import model_card, usage
+from zerokara.publishing import model_card, usage
 
 
 @pytest.fixture
@@ -23,7 +23,8 @@ def facts() -> dict[str, Any]:
             "architecture": "llama", "class": "LlamaForCausalLM", "parameters": 1234567, "num_layers": 2,
             "hidden_size": 8, "ffn_hidden_size": 16, "num_attn_heads": 4, "num_kv_heads": 2, "seq_len": 64,
             "vocab_size": 321, "tie_word_embeddings": True, "rope_theta": 5000.0, "dtype": "bf16",
-            "auto_class": "AutoModelForCausalLM", "task": "text-generation", "words": "Llama-like", "moe_layers": [],
+            "auto_class": "AutoModelForCausalLM", "task": "text-generation",
+            "description": "Llama-like", "moe_layers": [],
         },
         "training": {
             "step": 100, "tokens": 51200, "epochs": 0.701, "seconds": 60.0, "precision": "fp32",
@@ -53,7 +54,7 @@ def test_front_matter_is_read_by_the_hub(facts: dict[str, Any]) -> None:
     assert data.pipeline_tag == "text-generation"
 
 
-def test_what_fills_gaps_is_told_apart(facts: dict[str, Any]) -> None:
+def test_an_encoder_decoder_has_a_card_of_its_own(facts: dict[str, Any]) -> None:
     facts["model"] |= {"task": "text2text-generation", "auto_class": "AutoModelForSeq2SeqLM", "architecture": "switch"}
     facts["model"] |= {"moe_layers": [1, 3], "num_experts": 8, "moe_ffn_hidden_size": 16, "experts_per_token": 1}
     facts["model"]["active_parameters"] = 345678
@@ -62,8 +63,8 @@ def test_what_fills_gaps_is_told_apart(facts: dict[str, Any]) -> None:
     assert data.pipeline_tag is None, "transformers 5 has no such pipeline"
     assert "text2text-generation" in data.tags
     for words in (
-        "fills gaps in text", "AutoModelForSeq2SeqLM.from_pretrained", "skip_special_tokens=False", "345,678",
-        "8 in layers 1, 3, of width 16; 1 a token", "吾輩は\n→ 猫",
+        "masked span", "AutoModelForSeq2SeqLM.from_pretrained", "skip_special_tokens=False", "345,678",
+        "| 8 in layers 1, 3, feed-forward 16; 1 per token |", "吾輩は\n→ 猫",
     ):  # fmt: skip
         assert words in card, words
     assert "rope" not in card

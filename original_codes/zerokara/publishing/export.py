@@ -1,0 +1,128 @@
+"""One export: a checkpoint → a Hugging Face folder that is proved before it appears.
+
+Written: ``model*.safetensors`` (and index), ``config.json``, ``generation_config.json``, the tokenizer files,
+``metrics.jsonl`` (the training curve), ``README.md`` (the model card), and last ``manifest.json``. The folder takes
+its name only when both proofs hold; if one does not, it is kept as ``<name>.failed`` for study.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from zerokara import hashing, manifest
+from zerokara.config.convert_config import ConvertConfig
+from zerokara.durable import (
+    ASIDE_ENDING,
+    BackgroundSync,
+    atomic_folder,
+    unused_name,
+    write_bytes,
+    write_json,
+    write_text,
+)
+from zerokara.errors import RunError
+from zerokara.huggingface import (
+    export_proof,
+    exported_folder,
+    families,
+    output_folder,
+    to_hf,
+    tokenizer_json,
+    tokenizer_proof,
+)
+from zerokara.huggingface.checkpoint_source import METRICS_NAME, CheckpointSource
+from zerokara.huggingface.export_proof import ExportProof
+from zerokara.publishing import card_facts, model_card
+from zerokara.tokenizer.encoder import Encoder
+
+FAILED_SUFFIX = ".failed"
+
+
+def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequence[str]) -> manifest.Manifest:
+    """Convert, prove, and let the folder appear; `documents` are the text for the proofs.
+
+    Raises:
+        RunError: the weights do not fit the rules, a proof did not hold, or the disk is full.
+    """
+    clock = _Clock()
+    folder = Path(settings.output_tokenizer_and_model_dir)
+    keep = ASIDE_ENDING if output_folder.to_keep(folder) else ""
+    with output_folder.full_disk_explained(folder), atomic_folder(folder, keep) as partial, BackgroundSync() as disk:
+        encoder, weights, shape = Encoder(source.tokenizer_path), source.weights(), source.shape
+        special = families.SpecialIds(encoder.bos_id if encoder.bos_id >= 0 else None, encoder.eos_id, encoder.pad_id)
+        outputs = to_hf.write_model(partial, weights, shape, special, settings.dtype, settings.max_shard_size, disk)
+        is_encoder_decoder = shape.traits.is_encoder_decoder
+        outputs["tokenizer"] = tokenizer_json.write(encoder, partial, shape.seq_len, is_encoder_decoder)
+        clock.lap("writing")
+        with hashing.BackgroundHashes(outputs["weights"]) as weight_hashes:  # on one core, during the proofs
+            token_ids = tokenizer_proof.prove(encoder, partial, documents, settings.check_lines)
+            clock.lap("proof of token ids")
+            logits, continuations = export_proof.prove_logits(
+                partial, source, weights, settings.dtype, encoder, documents, settings.test_prompt_text
+            )
+            clock.lap("proof of logits")
+            proof = ExportProof(logits, token_ids, continuations)
+            if proof.faults:
+                raise _failed(proof, partial, folder)
+            hashes = weight_hashes.result()
+        facts = card_facts.gather(source, encoder, settings.dtype) | proof.as_json()
+        outputs["card"], outputs["curve"] = [partial / "README.md"], [partial / METRICS_NAME]
+        name = settings.huggingface_name or folder.name
+        card = model_card.render(facts, name=name, language=settings.language, license=settings.license)
+        write_text(partial / "README.md", card)
+        curve = (orjson.dumps(_without_folders(line)) + b"\n" for line in source.metrics())
+        write_bytes(partial / METRICS_NAME, b"".join(curve))
+        return manifest.write(
+            partial / exported_folder.MANIFEST_NAME,
+            exported_folder.work(source, settings),
+            outputs,
+            facts | {"seconds": clock.laps},
+            clock.seconds,
+            hashes=hashes,
+            published=True,
+        )
+
+
+def _failed(proof: ExportProof, partial: Path, folder: Path) -> RunError:
+    """Keep what was written, and its numbers, under another name; returns the error that tells so."""
+    kept = unused_name(folder, FAILED_SUFFIX)
+    write_json(partial / "proof.json", proof.as_json(examples=True))
+    os.rename(partial, kept)
+    listed = "\n".join(f"  {fault}" for fault in proof.faults)
+    return RunError(
+        f"the exported model does not equal the trained one, so {folder} was not written:\n{listed}\n"
+        f"The export is kept in {kept}, with the numbers in proof.json."
+    )
+
+
+def _without_folders(line: dict[str, Any]) -> dict[str, Any]:
+    """A line of the training curve without the folders of the documents that a skipped step names: file names alone."""
+    for sample in line.get("bad_samples", ()):
+        for documents in sample["documents"]:
+            documents["source"] = Path(documents["source"]).name
+    return line
+
+
+class _Clock:
+    """The seconds that each part of the work took."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._started = self._since = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self._started
+
+    def lap(self, name: str) -> None:
+        """End a part."""
+        now = time.monotonic()
+        self.laps[name] = round(now - self._since, 3)
+        self._since = now
