@@ -29,7 +29,7 @@ for argument in "$@"; do
         --redo) redo_from=1 ;;
         --redo=[1-4]) redo_from=${argument#--redo=} ;;
         --dry-run) dry_run=yes ;;
-        -h | --help) sed -n '2,/^set -/{/^set -/d;s/^# \{0,1\}//;p}' "$0" && exit 0 ;;
+        -h | --help) sed -n '2,/^set -/{/^set -/d;s/^# \{0,1\}//;p}' "$0"; exit 0 ;;
         -*) echo "run_all: there is no option $argument; see ./run_all.sh --help" >&2 && exit 2 ;;
         *) others+=("$argument") && [[ -d $argument ]] && prefix=${argument%/}/ || prefix=${argument%_}_ ;;
     esac

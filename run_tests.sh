@@ -6,7 +6,7 @@
 #   ./run_tests.sh --kernels            only the numerical tests, with the kernels of other processors (tests/kernels.py)
 #   ./run_tests.sh --help               prints this
 set -euo pipefail
-case ${1:-} in -h | --help) sed -n '2,/^set -/{/^set -/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}" && exit 0 ;; esac
+case ${1:-} in -h | --help) sed -n '2,/^set -/{/^set -/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"; exit 0 ;; esac
 cd "$(dirname "${BASH_SOURCE[0]}")"
 export PYTHONSAFEPATH=1
 ./setup.sh

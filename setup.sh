@@ -9,7 +9,7 @@
 #                                                  on a machine without a GPU: torch without CUDA (GBs less)
 #   ./setup.sh --help                              prints this
 set -euo pipefail
-case ${1:-} in -h | --help) sed -n '2,/^set -/{/^set -/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}" && exit 0 ;; esac
+case ${1:-} in -h | --help) sed -n '2,/^set -/{/^set -/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"; exit 0 ;; esac
 cd "$(dirname "${BASH_SOURCE[0]}")"
 export PYTHONSAFEPATH=1 # a file of this folder is never taken for a Python package
 started=$SECONDS

@@ -138,3 +138,10 @@ def test_files_named_in_the_documents_exist(path: Path) -> None:
     named = re.findall(r"`([\w-]+(?:/[\w.-]+)+\.(?:py|md|sh|json|yaml))`", path.read_text(encoding="utf-8"))
     missing = {name for name in named if not any((top / name).exists() for top in (ROOT, PACKAGE))}
     assert not missing
+
+
+def test_the_map_of_the_code_has_every_room_of_the_package() -> None:
+    text = (ROOT / "original_codes" / "README.md").read_text(encoding="utf-8")
+    rooms = {f"{path.name}/" for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+    rooms |= {path.name for path in PACKAGE.glob("*.py")} - {"__init__.py"}
+    assert rooms == set(re.findall(r"[\w]+(?:/|\.py)", text.split("```")[1]))

@@ -87,7 +87,7 @@ def open_file(file: HubFile, buffer_bytes: int) -> BinaryIO:
     """Open a file as a seekable stream; with `buffer_bytes` 0 it fetches only what it is asked for.
 
     Raises:
-        OSError: from reading, when the network fails for longer than the retries last; names the file.
+        OSError: the network fails for longer than the retries last (from reading too); names the file.
     """
     stream = _HubStream(file, buffer_bytes)
     return io.BufferedReader(stream, buffer_bytes) if buffer_bytes else stream

@@ -1,4 +1,4 @@
-"""A file of a Hub dataset, as the list of corpus files holds it; what reads it (`hub`) is imported only to read it."""
+"""A file of a Hub dataset, as the list of corpus files holds it; `hub` finds and reads it."""
 
 from __future__ import annotations
 

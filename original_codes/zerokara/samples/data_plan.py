@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from zerokara.config.curriculum import OrderKind, Stage
+from zerokara.config.data_settings import DataSettings
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.sample_lengths import SampleLengths
+from zerokara.config.training_settings import DataOrderSettings
 from zerokara.errors import Fault, UserError
 from zerokara.samples.apportionment import whole_weights
 from zerokara.samples.mixed_order import MixedOrder, MixedStage
@@ -91,7 +93,7 @@ class DataPlan:
         return {"source_tokens": tokens, "stages": [stage.as_json() for stage in self.stages]}
 
 
-def _source_faults(config: PretrainConfig, sources: Sequence[TokenSource]) -> Iterator[Fault]:
+def _source_faults(config: DataSettings, sources: Sequence[TokenSource]) -> Iterator[Fault]:
     """Weights are in the order of `input_jsonl`, so the token files must have been made from the same entries."""
     names = [source.name for source in sources]
     entries = list(config.input_jsonl)
@@ -123,7 +125,7 @@ def _samples_in(tokens: int, sample_tokens: int) -> int:
     return max(1, round(tokens / sample_tokens)) if tokens else 0
 
 
-def _key(config: PretrainConfig, index: int, key: str) -> str:
+def _key(config: DataOrderSettings, index: int, key: str) -> str:
     """The key from which stage `index` has a setting: its own, or the top level's."""
     own = config.stages and getattr(config.stages[index], key) is not None
     return f"stages[{index}].{key}" if own else key

@@ -1,4 +1,4 @@
-"""The outputs of each step, and whether they can be written: checked at the start and by ``--dry-run``, before any work.
+"""The outputs of each step and whether they can be written, checked at its start and by ``--dry-run`` before any work.
 
 A step replaces the outputs of an earlier run of the same step, which it knows by the manifest. Any other file of such a
 name belongs to somebody else and stays, without ``--redo`` and with it.
@@ -14,10 +14,12 @@ import orjson
 
 from zerokara import manifest
 from zerokara.checkpoint.folders import IDENTITY_NAME
-from zerokara.config.convert_config import ConvertConfig
+from zerokara.config.convert_config import ConvertConfig, ConvertSettings
+from zerokara.config.data_settings import DataSettings
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.settings import Settings
 from zerokara.config.tokenizer_config import TokenizerConfig
+from zerokara.config.training_settings import TrainingSettings
 from zerokara.corpus.inputs import InputFile
 from zerokara.errors import Fault, UserError
 from zerokara.huggingface.exported_folder import UPLOAD_RECORD_NAME
@@ -68,7 +70,7 @@ def tokenizer_files(config: TokenizerConfig) -> list[Path]:
     return [folder / name for name in (*TOKENIZER_NAMES, LOG_NAME, "manifest.json")]
 
 
-def of_tokens(config: PretrainConfig) -> Iterator[Fault]:
+def of_tokens(config: DataSettings) -> Iterator[Fault]:
     """Step 2."""
     paths, files = TokenPaths(config.output_prefix), token_files(config)
     reasons = [reason_against_folder(paths.work_folder), *map(reason_against_file, files)]
@@ -80,20 +82,20 @@ def of_tokens(config: PretrainConfig) -> Iterator[Fault]:
     yield from _not_ours(config, "output_prefix", written, paths.manifest, TOKENS_STEP, under_way)
 
 
-def token_files(config: PretrainConfig) -> list[Path]:
+def token_files(config: DataSettings) -> list[Path]:
     """What step 2 writes, the manifest last."""
     paths = TokenPaths(config.output_prefix)
     files = [path_of(prefix) for prefix in (paths.train, paths.valid) for path_of in (bin_path, idx_path)]
     return [*files, paths.quarantine, paths.manifest]
 
 
-def of_run(config: PretrainConfig) -> Iterator[Fault]:
+def of_run(config: TrainingSettings) -> Iterator[Fault]:
     """Step 3."""
     folder = Path(config.output_model_dir)
     yield from _first(config, "output_model_dir", [reason_against_folder(folder), *map(_inside, _runs_around(folder))])
 
 
-def of_export(config: ConvertConfig) -> Iterator[Fault]:
+def of_export(config: ConvertSettings) -> Iterator[Fault]:
     """Step 4, which replaces an existing folder."""
     folder = Path(config.output_tokenizer_and_model_dir)
     in_the_way = "it is a file" if os.path.exists(folder) and not os.path.isdir(folder) else ""
@@ -103,13 +105,13 @@ def of_export(config: ConvertConfig) -> Iterator[Fault]:
     yield from _first(config, "output_tokenizer_and_model_dir", [in_the_way, reason_against_entry(folder), *inside])
 
 
-def of_upload(config: ConvertConfig) -> Iterator[Fault]:
+def of_upload(config: ConvertSettings) -> Iterator[Fault]:
     """Step 6, which leaves a record beside the model."""
     record = Path(config.output_tokenizer_and_model_dir) / UPLOAD_RECORD_NAME
     yield from _first(config, "output_tokenizer_and_model_dir", [reason_against_file(record)])
 
 
-def of_count(config: PretrainConfig, config_path: Path) -> Iterator[Fault]:
+def of_count(config: TrainingSettings, config_path: Path) -> Iterator[Fault]:
     """``count_tokens.py --write``, which changes the configuration itself."""
     reason = reason_against_file(config_path)
     if reason:
@@ -189,7 +191,7 @@ def _is_our_log(path: Path) -> bool:
 
 
 def _is_our_quarantine(path: Path) -> bool:
-    """Whether a quarantine file is of step 2, by its first line, or missing: a failed run leaves one, but no manifest."""
+    """Whether a quarantine file is of step 2, by its first line, or missing: a failed run leaves no manifest."""
     if not path.exists():
         return True
     with open(path, "rb") as file:

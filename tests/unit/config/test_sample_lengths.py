@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from configs import config_of
 
-from zerokara.config.loading import load
-from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.sample_lengths import SampleLengths, causal, with_spans
 
 
@@ -39,9 +38,8 @@ def test_causal_samples_look_one_token_further() -> None:
 
 
 def test_a_configuration_has_them() -> None:
-    given = ["architecture=t5", "seq_len=512"]
-    settings = load(PretrainConfig, "/dev/null", given)
+    settings = config_of(architecture="t5", seq_len=512)
     assert settings.lengths.raw == 568 and settings.ties_embeddings is False
-    sparse = load(PretrainConfig, "/dev/null", [*given, "noise_density=0.5", "mean_span_length=8"])
-    assert sparse.lengths.target > settings.lengths.target
-    assert settings.identity() != sparse.identity(), "a run cannot go on with other samples"
+    denser = config_of(architecture="t5", seq_len=512, noise_density=0.5, mean_span_length=8)
+    assert denser.lengths.target > settings.lengths.target
+    assert settings.identity() != denser.identity(), "a run cannot resume with other samples"

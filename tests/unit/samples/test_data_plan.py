@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from configs import config_of
 from token_sources import settings, some_lengths, write_sources
 
-from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import Fault, UserError
 from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.samples.data_plan import DataPlan
@@ -194,6 +194,6 @@ def test_sources_that_are_not_the_tokens_are_refused(tmp_path: Path, owner: dict
     manifest_path = tmp_path / "tokens_text_document.manifest.json"
     manifest_path.write_text(manifest_path.read_text(encoding="utf-8").replace("4005", "4004"), encoding="utf-8")
     with pytest.raises(UserError) as caught:
-        DataPlan.from_config(PretrainConfig(output_prefix=str(tmp_path / "tokens")))
+        DataPlan.from_config(config_of(output_prefix=tmp_path / "tokens"))
     (fault,) = caught.value.faults
     assert fault.where == str(manifest_path) and "5,137" in fault.rule and "5,138" in fault.rule

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from configs import config_of
 
-from zerokara.config.loading import load
-from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.sample_lengths import causal, with_spans
 from zerokara.errors import UserError
 from zerokara.samples.objective import Causal, Prompt, SpanCorruption, objective, prompt_inputs
@@ -86,11 +85,11 @@ def test_prompts_are_padded_to_one_length() -> None:
 
 def test_too_few_sentinels_are_an_error_with_numbers(span_data: dict[str, str]) -> None:
     encoder = Encoder(span_data["input_tokenizer_file"])
-    settings = load(PretrainConfig, "/dev/null", ["architecture=t5", "seq_len=512"])
+    settings = config_of(architecture="t5", seq_len=512)
     with pytest.raises(UserError) as caught:
         objective(settings, encoder)
     (fault,) = caught.value.faults
     assert fault.key == "input_tokenizer_file" and "extra_ids: 100" in fault.remedy
     assert {"10", "568", "28"} <= set(fault.rule.split())
-    fitting = objective(load(PretrainConfig, "/dev/null", ["architecture=t5", "seq_len=64"]), encoder)
+    fitting = objective(config_of(architecture="t5", seq_len=64), encoder)
     assert fitting.lengths.raw == with_spans(64, 0.15, 3).raw and len(fitting.sentinel_ids) == 10

@@ -74,6 +74,18 @@ def test_a_terminal_obeys_no_name_or_text_of_others(capsys: pytest.CaptureFixtur
     assert not set("\x1b\x07\r\x9b\udcff") & set(told)
 
 
+@pytest.mark.parametrize("step", ["count_tokens", "upload"])
+def test_help_that_nobody_reads_is_no_traceback(step: str) -> None:
+    """As in ``python count_tokens.py --help | head -1``."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    environment = {**os.environ, "PYTHONPATH": str(Path(command.__file__).parents[2])}
+    command_line = [sys.executable, "-m", f"zerokara.steps.{step}", "--help"]
+    done = subprocess.run(command_line, env=environment, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize(("words", "code"), [(1, 0), (100_000, 141)])
 def test_a_reader_that_leaves_is_no_traceback(words: int, code: int) -> None:
     """As in ``bash 2_tokenize.sh | head -1``: what is done is done, what is not done stops."""

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from configs import config_of
 
 from zerokara import manifest
 from zerokara.config.convert_config import ConvertConfig
-from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import UserError
 from zerokara.huggingface.exported_folder import MANIFEST_NAME, STEP
@@ -61,7 +61,7 @@ def test_a_place_below_a_file_is_refused(
     before = left(blocked.parents[1])
     assert main([*given, *(["--dry-run"] if dry else [])]) == 2
     told = capfd.readouterr()
-    assert f"error: --set: {key} = {blocked}: cannot be written: {blocked.parent} is a file" in told.err
+    assert f"error: --set: {key} = {blocked}: " in told.err and f"{blocked.parent} is a file" in told.err
     assert not told.out and left(blocked.parents[1]) == before
 
 
@@ -83,7 +83,7 @@ def test_torch_is_not_loaded_before_it(
         [*command, *(["--dry-run"] if dry else [])], capture_output=True, text=True, env=environment, timeout=60
     )
     assert done.returncode == 2, done.stderr
-    assert f"{key} = {blocked}: cannot be written: " in done.stderr
+    assert f"{key} = {blocked}: " in done.stderr
 
 
 @pytest.mark.parametrize("dry", [True, False])
@@ -95,7 +95,7 @@ def test_the_record_of_an_upload(tmp_path: Path, dry: bool, capsys: pytest.Captu
     (tmp_path / outputs.UPLOAD_RECORD_NAME).mkdir()
     assert upload.main(["--config", "/dev/null", *given, *(["--dry-run"] if dry else [])]) == 2
     told = capsys.readouterr().err
-    assert f"output_tokenizer_and_model_dir = {tmp_path}: cannot be written: " in told
+    assert f"output_tokenizer_and_model_dir = {tmp_path}: " in told
     assert f"{outputs.UPLOAD_RECORD_NAME} is a folder" in told
 
 
@@ -112,7 +112,7 @@ def test_the_configuration_that_a_count_is_written_into(
 
 def test_each_file_that_a_step_leaves_is_asked_for(tmp_path: Path) -> None:
     tokenizer = TokenizerConfig(output_dir=str(tmp_path))
-    training = PretrainConfig(output_prefix=str(tmp_path / "tokens"))
+    training = config_of(output_prefix=tmp_path / "tokens")
     paths = TokenPaths(training.output_prefix)
     assert not [*outputs.of_tokenizer(tokenizer), *outputs.of_tokens(training)]
     for path in (tmp_path / "report.html", tmp_path / outputs.LOG_NAME, tmp_path / "manifest.json"):
@@ -125,7 +125,7 @@ def test_each_file_that_a_step_leaves_is_asked_for(tmp_path: Path) -> None:
         path.rmdir()
     paths.work_folder.touch()
     assert [fault.key for fault in outputs.of_tokens(training)] == ["output_prefix"]
-    long = PretrainConfig(output_prefix=str(tmp_path / ("n" * 215)))
+    long = config_of(output_prefix=tmp_path / ("n" * 215))
     assert [fault.key for fault in outputs.of_tokens(long)] == ["output_prefix"], "its files' names are longer"
 
 
@@ -140,7 +140,7 @@ def test_an_export_takes_the_place_of_a_folder_but_of_no_file(tmp_path: Path) ->
 
 
 def test_work_that_is_done_needs_no_room(tmp_path: Path) -> None:
-    faults = list(outputs.of_run(PretrainConfig(output_model_dir="/proc/run")))
+    faults = list(outputs.of_run(config_of(output_model_dir="/proc/run")))
     assert [fault.key for fault in faults] == ["output_model_dir"]
     record = tmp_path / "manifest.json"
     with pytest.raises(UserError):
