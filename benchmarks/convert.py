@@ -1,11 +1,11 @@
 """Step 4 beside ``zero_to_fp32`` and ``save_pretrained``: time and peak memory from the same weights, in turn.
 
 ``python benchmarks/convert.py [--size 1B] [--dtype bf16] [--rounds 1] [--folder PLACE]`` makes a Llama of random
-weights, spread enough for a proof to mean something, twice: as a checkpoint of ours with AdamW's running means, and as
+weights, spread enough for a proof to mean something, twice: as a checkpoint of ours with AdamW's moments, and as
 DeepSpeed saves it (ZeRO 1, bf16: a real engine trains and saves a thin model, and its files are filled with the large
 one's tensors). Then it converts both in turn, each in a process of its own:
 
-- ours: the whole of step 4, with both proofs, and told beside it how long each part took;
+- ours: the whole of step 4, with both proofs, and how long each part took;
 - theirs: ``get_fp32_state_dict_from_zero_checkpoint``, ``from_pretrained`` from it, ``save_pretrained``. That writes
   the weights once; the way over the script ``zero_to_fp32.py`` writes them twice.
 
@@ -49,7 +49,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def main() -> int:
-    """Make, measure, tell, delete; gives the exit code."""
+    """Make, measure, print, delete; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="1B")
     parser.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16")
@@ -276,7 +276,7 @@ def make_text(folder: Path, vocab_size: int) -> tuple[Path, Path]:
 
 
 def save_ours(run: Path, shape: Any, weights: dict[str, Any], tokenizer: Path) -> None:
-    """A checkpoint as step 3 leaves it; of AdamW's running means, all zero, only the holes are on the disk."""
+    """A checkpoint as step 3 leaves it; AdamW's moments, all zero, are a sparse file."""
     from dataclasses import asdict
 
     from safetensors.torch import save_file
@@ -341,7 +341,7 @@ def save_theirs(folder: Path, flat: Any, shapes: dict[str, tuple[int, ...]]) -> 
 
 
 class Sparse:
-    """A file in which zeros become holes: AdamW's running means need no place on the disk."""
+    """A file in which zeros become holes: AdamW's moments need no place on the disk."""
 
     def __init__(self, file: Any):
         self._file = file

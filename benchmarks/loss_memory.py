@@ -1,11 +1,11 @@
 """How much memory does the loss take, and how long, beside a cross-entropy over all logits?
 
-    python benchmarks/loss_memory.py [--vocab-size 65536] [--tokens 4096] [--width 512] [--precision fp32|bf16]
+    python benchmarks/loss_memory.py [--vocab-size 65536] [--tokens 4096] [--hidden-size 512] [--precision fp32|bf16]
 
-Forward and backward of the output projection and the loss alone, each way in a process of its own: ``ours`` (a few rows
-of logits at a time) and ``all logits`` (torch's `cross_entropy` on the logits in fp32, as most trainers do it). The
-memory is the peak above what the process held with hidden states, weight and labels made; seconds are the best of
-three. Prints the loss of both, too: they are equal.
+Forward and backward of the output projection and the loss alone, each method in a process of its own: ``chunked``
+(ours, a few rows of logits at a time) and ``all logits`` (torch's `cross_entropy` on fp32 logits, as most trainers do).
+Memory is the peak above what the process held with hidden states, weight and labels made; seconds are the best of
+three. Prints both losses, too: they are equal.
 """
 
 from __future__ import annotations
@@ -35,33 +35,33 @@ from zerokara.training.compute import devices
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def ours(hidden_ND: Tensor, weight_VD: Tensor, labels_N: Tensor) -> Tensor:
-    """A few rows at a time."""
+def chunked(hidden_ND: Tensor, weight_VD: Tensor, labels_N: Tensor) -> Tensor:
+    """Our loss, a few rows of logits at a time."""
     mask_N = torch.ones(labels_N.shape, device=labels_N.device)
     return summed_cross_entropy(hidden_ND, weight_VD, labels_N, mask_N, weight_VD.size(0))
 
 
 def all_logits(hidden_ND: Tensor, weight_VD: Tensor, labels_N: Tensor) -> Tensor:
-    """All of them, in fp32."""
+    """The logits of all tokens at once, in fp32."""
     return cross_entropy((hidden_ND @ weight_VD.t()).float(), labels_N, reduction="sum")
 
 
-WAYS: dict[str, Loss] = {"ours": ours, "all logits": all_logits}
+METHODS: dict[str, Loss] = {"chunked": chunked, "all logits": all_logits}
 
 
-def measure(way: str, given: argparse.Namespace) -> None:
-    """In a process of its own."""
+def measure(method: str, given: argparse.Namespace) -> None:
+    """Measure one method in this process."""
     device, dtype = devices.local_device(0), TORCH_DTYPES[given.precision]
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     torch.manual_seed(0)
-    hidden = torch.randn(given.tokens, given.width).to(device, dtype).requires_grad_()
-    weight = (torch.randn(given.vocab_size, given.width) * 0.02).to(device, dtype).requires_grad_()
+    hidden = torch.randn(given.tokens, given.hidden_size).to(device, dtype).requires_grad_()
+    weight = (torch.randn(given.vocab_size, given.hidden_size) * 0.02).to(device, dtype).requires_grad_()
     labels = torch.randint(0, given.vocab_size, (given.tokens,)).to(device)
     held, seconds, loss = devices.peak_memory(device), [], hidden.new_zeros(())
     for _ in range(3):
         hidden.grad = weight.grad = None
         started = time.perf_counter()
-        loss = WAYS[way](hidden, weight, labels)
+        loss = METHODS[method](hidden, weight, labels)
         loss.backward()
         value = loss.item()
         seconds.append(time.perf_counter() - started)
@@ -73,22 +73,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vocab-size", type=int, default=65536)
     parser.add_argument("--tokens", type=int, default=4096)
-    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--hidden-size", type=int, default=512)
     parser.add_argument("--precision", choices=list(TORCH_DTYPES), default="fp32")
-    parser.add_argument("--way", choices=list(WAYS), help=argparse.SUPPRESS)
+    parser.add_argument("--method", choices=list(METHODS), help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.way:
-        measure(given.way, given)
+    if given.method:
+        measure(given.method, given)
         return
-    size = f"{given.tokens:,} tokens × {given.vocab_size:,}, width {given.width}, {given.precision}"
-    gradients = (given.tokens + given.vocab_size) * given.width * TORCH_DTYPES[given.precision].itemsize
+    size = f"{given.tokens:,} tokens × {given.vocab_size:,}, hidden size {given.hidden_size}, {given.precision}"
+    gradients = (given.tokens + given.vocab_size) * given.hidden_size * TORCH_DTYPES[given.precision].itemsize
     logits = given.tokens * given.vocab_size * 4
     print(f"{size}: all logits in fp32 are {bytes_text(logits)}; the gradients alone {bytes_text(gradients)}")
-    for way in WAYS:
-        command = [sys.executable, __file__, *sys.argv[1:], "--way", way]
+    for method in METHODS:
+        command = [sys.executable, __file__, *sys.argv[1:], "--method", method]
         found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        nats = found["loss"] / given.tokens
-        print(f"{way:>12}: {bytes_text(found['memory'])} more, {found['seconds']:.2f} s, {nats:.5f} nats a token")
+        nats = f"{found['loss'] / given.tokens:.5f} nats per token"
+        print(f"{method:>12}: {bytes_text(found['memory'])} above inputs, {found['seconds']:.2f} s, {nats}")
 
 
 if __name__ == "__main__":

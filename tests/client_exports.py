@@ -113,7 +113,7 @@ def sentences(chance: random.Random) -> list[str]:
 
 
 def hard_lines(chance: random.Random) -> list[str]:
-    """Two hundred and more texts on which two tokenizers are likeliest to differ."""
+    """Two hundred and more texts on which two tokenizers are most likely to differ."""
     words = " ".join(sentences(chance)[:20]).split()
     parts = [" ", "  ", "\t", "へ", "-", "é", "日本", "🏳️‍🌈", "42", "\n", "</s>", "<0x41>", "▁", "\u3000"]
     pieces = [*words, *(len(words) // len(parts) + 1) * parts]  # a part is about as likely as a word

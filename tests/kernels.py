@@ -3,8 +3,8 @@
     ./run_tests.sh --kernels                                      all settings, tests/numerics and tests/unit/model
     ./run_tests.sh --kernels --only oldest,threads_4 tests/numerics/test_resume.py -k offload
 
-A processor rounds by what it is computed with: the width of its vectors, the kernels that a library has for it, and how
-many threads share a sum. These environment variables choose each on one machine; they can only take away, so that a
+Rounding depends on the processor: on the width of its vectors, the kernels that a library has for it, and how many
+threads share a sum. These environment variables choose each on one machine; they can only take away, so that a
 processor without AVX-512 has some of these settings alike. All other arguments go to pytest. What the tolerances are:
 tests/rounding.py. What was found: docs/rounding.md.
 """
@@ -49,17 +49,17 @@ processor lacks, below that ATen multiplies them. MKL multiplies them in fp32.""
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of the tests under one setting."""
+    """The result of the tests under one setting."""
 
     passed: int
     failed: tuple[str, ...]
     nearest: float
-    """The largest share of a tolerance that any test took."""
+    """The largest share of its tolerance that any test used."""
     nearest_test: str
 
     @classmethod
     def read(cls, junit: Path) -> Outcome:
-        """From the report that pytest writes with --junitxml."""
+        """Read the report that pytest writes with --junitxml."""
         cases = ElementTree.parse(junit).getroot().findall(".//testcase")
         names = {case: f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}" for case in cases}
         failed = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
@@ -75,7 +75,7 @@ class Outcome:
 
 
 def environment(setting: str) -> dict[str, str]:
-    """This process's, in which only `setting` chooses kernels."""
+    """The environment of this process, in which only `setting` chooses kernels."""
     chosen = {name for values in SETTINGS.values() for name in values}
     return {name: value for name, value in os.environ.items() if name not in chosen} | SETTINGS[setting]
 
@@ -101,7 +101,7 @@ def row(setting: str, outcome: Outcome, seconds: float) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run all that is asked for; the exit code is 1 where a test failed."""
+    """Run the tests under each setting; the exit code is 1 where a test failed."""
     parser = argparse.ArgumentParser(prog="./run_tests.sh --kernels", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", metavar="NAME,NAME", help=f"of {', '.join(SETTINGS)}")
     given, for_pytest = parser.parse_known_args(arguments)

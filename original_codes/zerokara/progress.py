@@ -1,7 +1,6 @@
-"""What a person sees while a step works: an opening line, progress with rate and time left, a closing summary.
+"""Console output of a step: an opening line, progress with rate and time left, a closing summary.
 
-On a terminal progress is a bar (tqdm); elsewhere, as in a log file, it is a plain line every few seconds, so that a
-log stays readable.
+On a terminal, progress is a bar (tqdm); elsewhere, as in a log file, it is a plain line every few seconds.
 """
 
 from __future__ import annotations
@@ -13,18 +12,20 @@ import time
 from types import TracebackType
 from typing import IO, Any
 
+from tqdm import tqdm
+
 LINE_INTERVAL_SECONDS = 10.0
-_OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-"""Controls but for the tab and the line end; and halves of characters, as file names have them that are no UTF-8."""
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Controls other than tab and line end; and surrogates, which stand for bytes of a file name that are not UTF-8."""
 
 
 def plain(text: str) -> str:
-    """`text` without what a terminal obeys or cannot print, which is spelt out: a file may have any name."""
-    return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+    """`text` with control characters and unprintable ones escaped: a file may have any name."""
+    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def log(text: str) -> None:
-    """Print a line at once. Where the output goes to a file on a full disk the words are lost, and nothing else."""
+    """Print a line at once. If the output goes to a file on a full disk, the line is lost, and nothing else."""
     with contextlib.suppress(OSError):
         print(plain(text), flush=True)
 
@@ -35,7 +36,7 @@ class Progress:
     def __init__(
         self, label: str, total: float | None = None, unit: str = "it", stream: IO[str] | None = None, done: float = 0
     ):
-        """`done` of the `total` was there before, and does not count in the rate; the total may be an estimate."""
+        """`done` of the `total` was done before, and does not count in the rate; the total may be an estimate."""
         self.label, self.total, self.unit = label, total, unit
         self._stream = stream if stream is not None else sys.stderr
         self._notes: dict[str, Any] = {}
@@ -44,8 +45,6 @@ class Progress:
         self._started = self._last_line = self._rate_started = time.monotonic()
         self._bar: Any = None
         if self._stream.isatty():
-            from tqdm import tqdm  # not needed in a log, nor by a worker
-
             scale = unit == "B"
             self._bar = tqdm(
                 total=total,
@@ -129,12 +128,12 @@ class Progress:
 
 
 def opening(text: str) -> None:
-    """Say what a step is about to do (``step 2 tokenise: 40 files, 12.3 GB → data/tokens``)."""
+    """Print what a step is about to do (``step 2 tokenise: 40 files, 12.3 GB → data/tokens``)."""
     print(plain(text), flush=True)
 
 
 def summary(title: str, rows: list[tuple[str, str]], next_command: str | None = None) -> None:
-    """Say what a step has done, as aligned rows, and name the next command."""
+    """Print what a step has done, as aligned rows, and the next command."""
     width = max((len(name) for name, _ in rows), default=0)
     print(f"\n{title}")
     for name, value in rows:

@@ -35,7 +35,7 @@ def test_ids_probabilities_and_greedy_tokens_are_equal(
 
 
 def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[float]:
-    """The largest of each prompt's, over the likeliest tokens."""
+    """The largest of each prompt's, over the most likely tokens."""
     return [
         max(abs(ours[int(token)] - log_prob) for token, log_prob in theirs.items())
         for theirs, ours in zip(found["log_probs"], expected["next_log_probs"], strict=True)

@@ -127,7 +127,7 @@ def _work(job: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def armed(fault: dict[str, Any], events: str) -> Iterator[None]:
+def armed(fault: dict[str, Any], events: str = os.devnull) -> Iterator[None]:
     """Let this process do to itself what a job's `fault` says, and record `events`, as long as the block lasts."""
     with contextlib.ExitStack() as patches:
         if "at_line" in fault or "count_lines" in fault:

@@ -124,7 +124,7 @@ def test_leftovers(forge: Forge, unbroken: Trained, tmp_path: Path) -> None:
     assert forge.run(run_dir, {"save": 4, "at_line": 1}, **COMMON) == -signal.SIGKILL
     for leftover in ("latest names nothing", "latest is missing", "partial folders", "half a deletion"):
         with Fault(f"leftovers: {leftover}"):
-            older, newest = whole_checkpoints(run_dir)
+            older, newest = whole_checkpoints(run_dir)[-2:]
             if leftover == "latest names nothing":
                 (run_dir / "latest").write_text("global_step999\n", encoding="utf-8")
             elif leftover == "latest is missing":
@@ -139,7 +139,7 @@ def test_leftovers(forge: Forge, unbroken: Trained, tmp_path: Path) -> None:
             assert forge.run(run_dir, {"save": 2, "at_line": 1}, **COMMON) == -signal.SIGKILL
             assert forge.values("resumed") == [newest]
             assert (run_dir / "latest").read_text(encoding="utf-8") == f"global_step{newest + 2}\n"
-            assert not list(run_dir.glob("*.partial")) and whole_checkpoints(run_dir) == [newest, newest + 2]
+            assert not list(run_dir.glob("*.partial")) and whole_checkpoints(run_dir)[-2:] == [newest, newest + 2]
             assert (run_dir / f"global_step{older}.broken").is_dir() == (leftover == "half a deletion")
     assert forge.run(run_dir, **COMMON) == 0, forge.log
     assert_equal(run_dir, unbroken)

@@ -1,4 +1,4 @@
-"""Step 2 on a disk with just the room that it foresees, and with a little less, begun and resumed."""
+"""Step 2 on a disk with just the space that it estimates, and with a little less, started and resumed."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ given = dict(word.split("=", 1) for word in sys.argv[1:])
 disk = Path(given["output_prefix"]).parents[1]
 config = PretrainConfig(**given | {"input_jsonl": [given["input_jsonl"]], "num_workers": 1, "max_bad_fraction": 1.0})
 files = find_files(config.input_jsonl, "")
-places = estimate.sample(config, files)
-expected = estimate.estimate(total_plain_bytes(files), places, Encoder(config.input_tokenizer_file))
-foreseen = estimate.peak_bytes(config, files, expected)
+places = estimate.sample_corpus(config, files)
+expected = estimate.estimate_tokens(total_plain_bytes(files), places, Encoder(config.input_tokenizer_file))
+estimated = estimate.peak_bytes(config, files, expected)
 
 def leave(num_bytes):
     """Leave so much free."""
@@ -41,31 +41,32 @@ def leave(num_bytes):
 def run():
     return tokenize.main(["--config", "/dev/null", *(word for one in sys.argv[1:] for word in ("--set", one))])
 
-def gather_nothing(*_):
+def interrupt(*_):
     raise KeyboardInterrupt
 
-told, little = {"foreseen": foreseen, "ids": expected.output_bytes}, 64 * 1024
-leave(foreseen - little)
-told["less, begun"] = run(), sorted(path.name for path in disk.iterdir())
-leave(foreseen + little)
-gather, encode.write_quarantine = encode.write_quarantine, gather_nothing
-told["stopped"] = run()
-encode.write_quarantine = gather
-there = estimate._disk_bytes(Path(f"{config.output_prefix}_tokenizing.partial"))
-leave(foreseen - there - little)
-told["less, resumed"] = run()
-leave(foreseen - there + little)
-told["resumed"] = run()
+results, little = {"estimated": estimated, "ids": expected.output_bytes}, 64 * 1024
+leave(estimated - little)
+results["less, started"] = run(), sorted(path.name for path in disk.iterdir())
+leave(estimated + little)
+write_quarantine, encode.write_quarantine = encode.write_quarantine, interrupt
+results["stopped"] = run()
+encode.write_quarantine = write_quarantine
+left_behind = Path(f"{config.output_prefix}_tokenizing.partial").iterdir()
+used = sum(path.stat().st_blocks * 512 for path in left_behind)
+leave(estimated - used - little)
+results["less, resumed"] = run()
+leave(estimated - used + little)
+results["resumed"] = run()
 shutil.copytree(disk / "out", "resumed")
 shutil.rmtree(disk / "out")
-leave(foreseen + little)
-told["begun"] = run()
-shutil.copytree(disk / "out", "begun")
-Path("told.json").write_text(json.dumps(told))
+leave(estimated + little)
+results["started"] = run()
+shutil.copytree(disk / "out", "started")
+Path("results.json").write_text(json.dumps(results))
 '''
 
 
-def test_the_room_foreseen_is_enough_and_less_is_refused(
+def test_the_estimated_space_is_enough_and_less_is_refused(
     tiny_data: dict[str, str], python_path: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -94,14 +95,16 @@ def test_the_room_foreseen_is_enough_and_less_is_refused(
             [*inside, sys.executable, "-c", BODY, *given], capture_output=True, text=True, timeout=120, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        told = json.loads(Path("told.json").read_text(encoding="utf-8"))
-        assert told["less, begun"] == [2, ["filler"]] and "output_prefix = disk/out/tokens: needs about" in done.stderr
-        assert told["stopped"] == 130
-        assert told["less, resumed"] == 2 and "that an unfinished run left" in done.stderr
-        assert told["resumed"] == told["begun"] == 0, done.stderr
-        assert told["foreseen"] < 1.7 * told["ids"], "twice the ids would need no shard to be let go of"
+        results = json.loads(Path("results.json").read_text(encoding="utf-8"))
+        assert (
+            results["less, started"] == [2, ["filler"]] and done.stderr.count("output_prefix = disk/out/tokens: ") == 2
+        )
+        assert results["stopped"] == 130
+        assert results["less, resumed"] == 2 and "unfinished" in done.stderr
+        assert results["resumed"] == results["started"] == 0, done.stderr
+        assert results["estimated"] < 1.7 * results["ids"], "twice the ids would need no shard to be let go of"
         settings = [word for one in given for word in ("--set", one.replace("disk/out", "free"))]
         assert tokenize.main(["--config", "/dev/null", *settings]) == 0
         for name in ("text_document.bin", "text_document.idx", "valid_text_document.bin", "quarantine.jsonl"):
             content = Path(f"free/tokens_{name}").read_bytes()
-            assert content == Path(f"resumed/tokens_{name}").read_bytes() == Path(f"begun/tokens_{name}").read_bytes()
+            assert content == Path(f"resumed/tokens_{name}").read_bytes() == Path(f"started/tokens_{name}").read_bytes()

@@ -36,7 +36,7 @@ try:
     told = [str(file) for file in inputs.for_manifest(files)]
     documents = []
     for part in reading.ranges(files, int(size), "line"):
-        if reading.is_endless(part.file, "line"):
+        if reading.has_unknown_size(part.file, "line"):
             with reading.OpenStreams() as streams:
                 start, at_end = 0, False
                 while not at_end:

@@ -101,7 +101,7 @@ def test_it_runs_from_top_to_bottom(model_dir: Path, monkeypatch: pytest.MonkeyP
     errors = [output for cell in done.cells for output in cell.get("outputs", []) if output.output_type == "error"]
     assert not errors
     assert "findfont" not in printed(done) and "Glyph" not in printed(done), "a letter was drawn as an empty box"
-    assert len(outputs(done, "image/png")) == 2  # the next pieces, and the curve
+    assert len(outputs(done, "image/png")) == 2  # the next tokens, and the curve
     shown = printed(done)
     assert "LlamaForCausalLM" in shown and f"▶ {JAPANESE}⟪" in shown
     assert "perplexity" in shown and "bits per byte" in shown
@@ -111,7 +111,7 @@ def test_it_runs_from_top_to_bottom(model_dir: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_perplexity_is_that_of_the_model(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The notebook's number for a text longer than the context, against a plain loop here; and no curve, kindly."""
+    """The notebook's number for a text longer than the context length, against a plain loop here; without a curve."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -138,4 +138,4 @@ def test_perplexity_is_that_of_the_model(model_dir: Path, monkeypatch: pytest.Mo
 def test_without_a_model_it_says_which_step_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CellExecutionError) as raised:
         execute(tmp_path, monkeypatch)
-    assert f"There is no model in {tmp_path} yet: make it with  bash 4_convert_to_HF.sh" in str(raised.value)
+    assert f"bash 4_convert_to_HF.sh --config {tmp_path / 'convert_config.yaml'}" in str(raised.value)

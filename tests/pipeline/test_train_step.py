@@ -96,7 +96,7 @@ def longer(tiny_data: dict[str, str], finished: Path, tmp_path_factory: pytest.T
     done = step_3(tiny_data["config"], f"output_model_dir={run_dir}", *LONGER)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "changed since this run's last start: lr: 0.01 → 1.0" in done.stdout
-    assert f"going on from {run_dir}/global_step20" in done.stdout
+    assert f"resuming from {run_dir}/global_step20" in done.stdout
     return run_dir
 
 
@@ -221,7 +221,7 @@ def test_however_a_run_is_stopped_it_goes_on_and_reads_its_epoch(tiny_data: dict
     os.killpg(asked.pid, signal.SIGINT)  # as a terminal does on Ctrl-C
     output, _ = asked.communicate()
     assert asked.returncode == 130
-    assert "going on from" in output and "stopped by Ctrl-C (SIGINT) after step" in output
+    assert "resuming from" in output and "stopped by Ctrl-C (SIGINT) after step" in output
     assert not (run_dir / "manifest.json").exists()
 
     orphaned = start_step_3(tiny_data["config"], *whole, "max_hours=1")
@@ -358,7 +358,7 @@ def test_resume_is_proved_on_the_users_own_configuration(
         output, _ = process.communicate(timeout=240)
         assert process.returncode == 0, output
         assert f"resume is proved: equal {'bit for bit' if name == 'one' else ''}" in output
-        assert "going on from" in output and "validation loss" not in output and "wandb" not in output
+        assert "resuming from" in output and "valid_loss" not in output and "wandb" not in output
         for step in (4, 5, 6):
             assert f"\n  {step:>9}  " in output
         assert everything(tmp_path / name) == before

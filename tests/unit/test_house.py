@@ -54,7 +54,7 @@ MAX_FUNCTION_LINES = 80
 
 VENDOR_BORDERS = {
     "deepspeed": re.compile(r"training/(compute/zero_updater|processes/launcher)\.py"),
-    "megatron": re.compile(r"model/.+"),
+    "megatron": re.compile(r"model/megatron_core\.py"),
 }
 """The files that may name a vendor."""
 
@@ -235,7 +235,7 @@ def test_a_vendor_outside_its_border_is_found() -> None:
     assert vendor_faults("training/loop.py", "def f():\n    import deepspeed")
     assert vendor_faults("huggingface/weights.py", "from megatron.core import parallel_state")
     assert not vendor_faults("training/compute/zero_updater.py", "import deepspeed")
-    assert not vendor_faults("model/adapter.py", "from megatron.core.transformer import spec_utils")
+    assert not vendor_faults("model/megatron_core.py", "from megatron.core.transformer import spec_utils")
 
 
 def test_settings_are_imported_from_their_own_modules() -> None:
@@ -325,7 +325,7 @@ def test_no_code_comes_with_a_model() -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
     ]
     opening = [(path, node) for path, node in calls if getattr(node.func, "attr", "") == "from_pretrained"]
-    assert len(opening) >= 5
+    assert len(opening) >= 4
     for path, node in opening:
         given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
         wanted = {"trust_remote_code": "False", "local_files_only": "True"}

@@ -18,17 +18,17 @@ class ConvertSettings(Settings):
     title: ClassVar[str] = "Conversion to Hugging Face (step 4)"
 
     input_model_dir: Text = "models/embedded"
-    """A run folder (its newest complete checkpoint is taken) or one global_stepN folder in it."""
+    """A run folder (its newest complete checkpoint is exported) or one global_stepN folder in it."""
     output_tokenizer_and_model_dir: Text = "models/embedded_hf"
     """Folder for the Hugging Face model and tokenizer."""
     dtype: Literal["fp32", "bf16"] = "bf16"
-    """Number format of the saved weights; the proof of equality is made in fp32."""
+    """Precision of the saved weights; the proof of equality is computed in fp32."""
     max_shard_size: Annotated[str, Field(pattern=r"^[1-9][0-9]*(MB|GB)$")] = "4GB"
     """Largest size of one safetensors file."""
     check_corpus: Words = ()
-    """Raw text for the proof of token ids; empty takes the corpus that the run was trained on."""
+    """Raw text for the proofs; empty takes the corpus that the run was trained on."""
     check_lines: PositiveWhole = 10_000
-    """Lines of it whose token ids are compared."""
+    """Lines of this text whose token ids are compared."""
     test_prompt_text: Words = ("The",)
     """Prompts to continue with the converted model."""
 
@@ -41,7 +41,7 @@ class UploadSettings(Settings):
     huggingface_name: str = ""
     """Repository on the Hub, as user/name."""
     private: bool = True
-    """Whether only you can see it."""
+    """Whether only you can see the repository."""
     language: Words = ("en",)
     """Language codes for the model card."""
     license: Text = "apache-2.0"

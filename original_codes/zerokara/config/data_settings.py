@@ -22,18 +22,18 @@ class DataSettings(Settings):
     txt_document: Literal["file", "line"] = "file"
     """Whether a document of a .txt file is the whole `file` or each `line`."""
     input_tokenizer_file: Text = "tokenizers/embedded/tokenizer.model"
-    """The tokenizer.model of step 1, or another SentencePiece model, as init_from's own."""
+    """The tokenizer.model of step 1, or another SentencePiece model, such as that of the model that init_from names."""
     output_prefix: Text = "data/embedded/tokens"
     """Path and beginning of the name of the token files: <output_prefix>_text_document.bin and .idx."""
     num_workers: PositiveWhole | Auto = "auto"
-    """Processes that tokenise; `auto` is one a core."""
+    """Worker processes; `auto` is one per core."""
     max_bad_fraction: Fraction = 0.01
-    """Largest share of bad documents, and of bad bytes of the files on the disk, that is put up with; above either the
-    step fails. Bad are lines that are no documents or longer than 64 MiB, and what damaged files lost or cannot verify
-    (all of a packed file that ends in the middle)."""
+    """Largest tolerated share of bad documents, and of bad bytes of the files on disk; above either the step fails. Bad
+    are lines that are no documents or longer than 64 MiB, and what damaged files lost or cannot verify (all of a
+    truncated packed file)."""
     valid_fraction: Annotated[float, Field(ge=0, le=0.5)] = 0.01
-    """Share of each source's documents kept for validation, drawn at random, never trained on; 0 for none."""
+    """Share of each source's documents held out for validation: drawn at random, never trained on; 0 for none."""
     valid_min_documents: NaturalWhole = 10
-    """At least so many validation documents from each source (unless valid_fraction is 0)."""
+    """Least number of validation documents from each source (unless valid_fraction is 0)."""
     split_seed: NaturalWhole = 1234
-    """Seed of that drawing."""
+    """Seed of that draw."""

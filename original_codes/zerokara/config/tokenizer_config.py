@@ -61,8 +61,8 @@ class TokenizerConfig(Settings):
     num_threads: PositiveWhole | Auto = "auto"
     """Training threads; the same seed and number of threads give the same file, byte for byte."""
     compare_with: Words = ()
-    """Other tokenizers to compare with in the report: SentencePiece .model files, Hugging Face tokenizer.json files, or
-    folders that hold one."""
+    """Other tokenizers to compare with in the report: SentencePiece .model files, Hugging Face tokenizer.json files,
+    folders that hold one, or models on the Hub (hf://owner/name) after `hf download owner/name tokenizer.json`."""
 
     @rule("input")
     def _has_input(self) -> Iterator[Fault]:

@@ -84,7 +84,11 @@ def find(entry: str, where: str, faults: list[Fault], is_data: Callable[[str], b
 
 
 def open_file(file: HubFile, buffer_bytes: int) -> BinaryIO:
-    """Open a file as a seekable stream, as `HubFile.open`."""
+    """Open a file as a seekable stream; with `buffer_bytes` 0 it fetches only what it is asked for.
+
+    Raises:
+        OSError: the network fails for longer than the retries last (from reading too); names the file.
+    """
     stream = _HubStream(file, buffer_bytes)
     return io.BufferedReader(stream, buffer_bytes) if buffer_bytes else stream
 

@@ -1,9 +1,8 @@
-"""A file of a Hub dataset, as the list of corpus files holds it; what reads it (`hub`) is imported only to read it."""
+"""A file of a Hub dataset, as the list of corpus files holds it; `hub` finds and reads it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import BinaryIO
 
 PREFIX = "hf://datasets/"
 
@@ -26,13 +25,3 @@ class HubFile:
 
     def __str__(self) -> str:
         return self.name
-
-    def open(self, buffer_bytes: int) -> BinaryIO:
-        """Open the file as a seekable stream; with `buffer_bytes` 0 it fetches only what it is asked for.
-
-        Raises:
-            OSError: from reading, when the network fails for longer than the retries last; names the file.
-        """
-        from zerokara.corpus import hub  # a second for huggingface_hub: only where an entry names a dataset
-
-        return hub.open_file(self, buffer_bytes)

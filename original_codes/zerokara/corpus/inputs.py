@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import BinaryIO, Literal
 
 from zerokara import manifest
@@ -73,7 +74,7 @@ class InputFile:
         """
         if self.remote is None:
             return open(self.path, "rb", buffering=buffer_bytes)
-        return self.remote.open(buffer_bytes)
+        return _hub().open_file(self.remote, buffer_bytes)
 
     def changed(self) -> str:
         """How the file changed since it was found, or empty; what is on the Hub is pinned to a commit.
@@ -87,6 +88,13 @@ class InputFile:
         if (status.st_size, status.st_mtime_ns) == (self.bytes, self.modified_ns):
             return ""
         return f"it had {self.bytes:,} bytes, now {status.st_size:,}"
+
+
+def _hub() -> ModuleType:
+    """The reader of Hub datasets: importing huggingface_hub takes a while, so only where an entry names one."""
+    from zerokara.corpus import hub
+
+    return hub
 
 
 def find_files(entries: Sequence[str], where: str) -> list[InputFile]:
@@ -181,9 +189,7 @@ def _expand(entry: str, where: str, faults: list[Fault]) -> Iterator[tuple[str, 
 
 def _files_of(entry: str, where: str, faults: list[Fault]) -> _Found:
     if entry.startswith(PREFIX):
-        from zerokara.corpus import hub  # as in `HubFile.open`
-
-        files = hub.find(entry, where, faults, lambda name: format_of(name) is not None, FORMATS)
+        files = _hub().find(entry, where, faults, lambda name: format_of(name) is not None, FORMATS)
         return {file.name: file for file in files}
     if not entry.strip():
         faults.append(Fault(where=where, rule="an entry is empty", remedy="name a file, a folder or a pattern"))

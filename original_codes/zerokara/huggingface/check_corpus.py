@@ -10,7 +10,7 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus import inputs, reading
 from zerokara.errors import UserError
 
-_RANGE_BYTES = 1 << 20
+RANGE_BYTES = 1 << 20
 _PLACES = 16
 """Places of a source that are read from in turn, one document at a time."""
 
@@ -55,7 +55,7 @@ def lines_of(document: str) -> list[str]:
 
 def _spread(files: list[inputs.InputFile], trained_with: PretrainConfig) -> Iterator[str]:
     """Documents of one source: from `_PLACES` places of it in turn, then from the next ones."""
-    ranges = reading.ranges(files, _RANGE_BYTES, trained_with.txt_document)
+    ranges = reading.ranges(files, RANGE_BYTES, trained_with.txt_document)
     step = max(1, -(-len(ranges) // _PLACES))
     for first in range(step):
         places = [_texts(place, trained_with) for place in ranges[first::step]]

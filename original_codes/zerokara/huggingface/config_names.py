@@ -14,8 +14,19 @@ from collections.abc import Mapping
 from functools import reduce
 from typing import Any
 
+from zerokara.model.shapes import ModelShape
+
 OLDER_NAMES_OF_ALL = {"dtype": "torch_dtype"}
 """Without it transformers before 4.56, and programs that read the file themselves, load in fp32."""
+
+
+def setting_values(settings: Mapping[str, str], shape: ModelShape) -> dict[str, Any]:
+    """The values of config.json that are settings of ours; `settings`: its keys, dotted where nested → ours."""
+    values: dict[str, Any] = {}
+    for dotted, setting in settings.items():
+        *outer, key = dotted.split(".")
+        reduce(lambda inner, name: inner.setdefault(name, {}), outer, values)[key] = getattr(shape, setting)
+    return values
 
 
 def with_older_names(values: Mapping[str, Any], older_names: Mapping[str, str]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-_BLOCK_ELEMENTS = 1 << 20
+BLOCK_ELEMENTS = 1 << 20
 """Weights widened at a time, 4 MB in fp32, which stay in the cache until they are multiplied."""
 
 
@@ -49,7 +49,7 @@ def _narrows(args: Sequence[Any], named: Mapping[str, Any]) -> bool:
 def _linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if rows.dtype != torch.float32 or weight.dtype == torch.float32:
         return functional.linear(rows, weight, bias)
-    step = max(1, _BLOCK_ELEMENTS // weight.shape[1])
+    step = max(1, BLOCK_ELEMENTS // weight.shape[1])
     buffer = rows.new_empty(min(step, weight.shape[0]), weight.shape[1])
     parts = [functional.linear(rows, buffer[: len(block)].copy_(block)) for block in weight.split(step)]
     product = torch.cat(parts, dim=-1)

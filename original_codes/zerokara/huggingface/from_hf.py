@@ -23,7 +23,7 @@ from torch import Tensor
 from zerokara.checkpoint import folders
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import Fault, RunError, UserError
-from zerokara.huggingface import families, weight_rules
+from zerokara.huggingface import families, stock_model, weight_rules
 from zerokara.huggingface.transforms import COPIED_VOCABULARY, VOCABULARY
 from zerokara.model.shapes import ModelShape
 from zerokara.tokenizer.encoder import Encoder
@@ -71,21 +71,8 @@ def weights(config: PretrainConfig, shape: ModelShape) -> dict[str, Tensor]:
     Raises:
         RunError: a tensor is missing, left over, or of another shape, or two that are one of ours differ.
     """
-    import transformers
-    from transformers.utils import logging
-
     folder = Path(config.init_from)
-    logging.disable_progress_bar()
-    auto_class = getattr(transformers, families.FAMILIES[shape.architecture].auto_class)
-    model, report = auto_class.from_pretrained(
-        folder,
-        dtype=torch.float32,
-        local_files_only=True,
-        trust_remote_code=False,
-        use_safetensors=True,
-        output_loading_info=True,
-    )
-    loading_faults = [f"{name}: {sorted(map(str, names))}" for name, names in report.items() if names]
+    model, loading_faults = stock_model.load(folder, torch.float32, families.FAMILIES[shape.architecture])
     if loading_faults:
         raise RunError(f"{folder}: the weights do not belong to config.json: {'; '.join(loading_faults)}")
     table, theirs = families.rules_for(shape), families.state_by_file_names(model)

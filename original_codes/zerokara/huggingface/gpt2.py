@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from zerokara.huggingface.config_names import setting_values
 from zerokara.huggingface.transforms import JOINED_QUERY_KEY_VALUE, SAME, TRANSPOSED, VOCABULARY, Transform
 from zerokara.huggingface.weight_rules import WeightRule
 from zerokara.model.shapes import ModelShape
@@ -53,16 +54,11 @@ OLDER_NAMES = {"n_positions": "n_ctx"}
 def config_values(shape: ModelShape) -> dict[str, Any]:
     """The arguments of ``GPT2Config``."""
     return {
-        "n_positions": shape.seq_len,
-        "n_embd": shape.hidden_size,
-        "n_layer": shape.num_layers,
-        "n_head": shape.num_attn_heads,
-        "n_inner": shape.ffn_hidden_size,
+        **setting_values(SETTINGS, shape),
         "activation_function": "gelu_new",
         # Ours are trained without dropout; 0 here, so that further training starts from the same arithmetic.
         "resid_pdrop": 0.0,
         "embd_pdrop": 0.0,
         "attn_pdrop": 0.0,
-        "layer_norm_epsilon": shape.norm_epsilon,
         "initializer_range": shape.init_std,
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from zerokara.huggingface.config_names import setting_values
 from zerokara.huggingface.transforms import GATE_AND_UP, QUERY_KEY_VALUE, VOCABULARY
 from zerokara.huggingface.weight_rules import WeightRule
 from zerokara.model.shapes import ModelShape
@@ -51,16 +52,10 @@ OLDER_NAMES = {"rope_parameters.rope_theta": "rope_theta"}
 def config_values(shape: ModelShape) -> dict[str, Any]:
     """The arguments of ``LlamaConfig``."""
     return {
-        "hidden_size": shape.hidden_size,
-        "intermediate_size": shape.ffn_hidden_size,
-        "num_hidden_layers": shape.num_layers,
-        "num_attention_heads": shape.num_attn_heads,
-        "num_key_value_heads": shape.num_kv_heads,
+        **setting_values(SETTINGS, shape),
         "head_dim": shape.head_dim,
         "hidden_act": "silu",
-        "max_position_embeddings": shape.seq_len,
         "initializer_range": shape.init_std,
-        "rms_norm_eps": shape.norm_epsilon,
         "rope_parameters": {"rope_type": "default", "rope_theta": float(shape.rope_theta)},
         "attention_bias": False,
         "mlp_bias": False,

@@ -124,7 +124,7 @@ def _compared(
     if not difference < TOLERANCE:
         faults.append(f"logits differ by {difference:.3g}, at most {TOLERANCE:g} is allowed; {worst}")
     argmax_ties, argmax_faults = _compare_argmax(found.logits, expected, 2 * min(difference, TOLERANCE))
-    greedy_ties, greedy_faults = _compare_greedy(found.generated, after_prompts, 2 * TOLERANCE)
+    greedy_ties, greedy_faults = compare_greedy(found.generated, after_prompts, 2 * TOLERANCE)
     faults += argmax_faults + greedy_faults
     std = torch.cat([part.flatten() for part in expected]).std().item()
     if std < SPREAD:
@@ -198,7 +198,7 @@ def _compare_argmax(logits: list[Tensor], expected: list[Tensor], tie: float) ->
     return ties, faults
 
 
-def _compare_greedy(generated: GeneratedTokens, expected: list[Tensor], tie: float) -> tuple[int, list[str]]:
+def compare_greedy(generated: GeneratedTokens, expected: list[Tensor], tie: float) -> tuple[int, list[str]]:
     """Compare each token that transformers chose with the arg max of our model there; returns ties and faults."""
     ties, faults = 0, []
     for prompt, tokens, logits_SV in zip(generated.prompts, generated.greedy, expected, strict=True):

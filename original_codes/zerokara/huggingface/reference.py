@@ -8,7 +8,6 @@ Shape suffixes: B batch, S sequence, R encoder sequence, V real vocabulary.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zerokara.huggingface import continuations, families
+from zerokara.huggingface import continuations, families, stock_model
 from zerokara.huggingface.continuations import GeneratedTokens
 from zerokara.huggingface.fp32_inference import Fp32Inference
 from zerokara.huggingface.page_release import PageRelease
@@ -53,37 +52,23 @@ def compute(
     num_sampled: int,
 ) -> ReferenceOutput:
     """Load the folder, whose weights are in `dtype`, and compute; the model is gone from memory afterwards."""
-    model, loading_faults = load(folder, dtype, shape)
+    family = families.FAMILIES[shape.architecture]
+    model, loading_faults = stock_model.load(folder, dtype, family)
+    model = model.to(device()).eval()
     PageRelease(model, folder)
     with Fp32Inference():
         logits = windows.through(partial(_logits, model), "proof, exported model")
         generated = continuations.generate(model, prompts, num_sampled, shape)
     model.to(torch.bfloat16)
     return ReferenceOutput(
-        loading_faults=loading_faults,
+        loading_faults=[f"loading reports {fault}" for fault in loading_faults],
         tied=model.get_output_embeddings().weight is model.get_input_embeddings().weight,
-        config_tied=families.FAMILIES[shape.architecture].config_is_tied(model.config),
+        config_tied=family.config_is_tied(model.config),
         vocab_size=model.config.vocab_size,
         logits=logits,
         generated=generated,
         bf16_logits=bf16_windows.through(partial(_logits, model), "proof, exported model in bf16"),
     )
-
-
-def load(folder: Path, dtype: torch.dtype, shape: ModelShape) -> tuple[Any, list[str]]:
-    """Load an exported folder with stock transformers; also returns what its loading report complains about."""
-    import transformers
-    from transformers.utils import logging
-
-    if not sys.stderr.isatty():
-        logging.disable_progress_bar()
-    logging.set_verbosity_error()  # of T5's output matrix it warns that it is not tied; the proof checks this itself
-    auto_class = getattr(transformers, families.FAMILIES[shape.architecture].auto_class)
-    model, report = auto_class.from_pretrained(
-        folder, dtype=dtype, local_files_only=True, trust_remote_code=False, output_loading_info=True
-    )
-    faults = [f"loading reports {name}: {sorted(map(str, names))}" for name, names in report.items() if names]
-    return model.to(device()).eval(), faults
 
 
 def device() -> torch.device:

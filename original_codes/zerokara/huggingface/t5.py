@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from zerokara.huggingface.config_names import setting_values
 from zerokara.huggingface.transforms import GATE_AND_UP, KEY_VALUE, QUERY_KEY_VALUE, SAME, VOCABULARY, Transform
 from zerokara.huggingface.weight_rules import WeightRule
 from zerokara.model.shapes import ModelShape
@@ -82,17 +83,10 @@ SETTINGS = {
 def config_values(shape: ModelShape) -> dict[str, Any]:
     """The arguments of ``T5Config``."""
     return {
-        "d_model": shape.hidden_size,
-        "d_kv": shape.head_dim,
-        "d_ff": shape.ffn_hidden_size,
-        "num_layers": shape.num_layers,
+        **setting_values(SETTINGS, shape),
         "num_decoder_layers": shape.num_layers,
-        "num_heads": shape.num_attn_heads,
-        "relative_attention_num_buckets": shape.relative_attention_num_buckets,
-        "relative_attention_max_distance": shape.relative_attention_max_distance,
         # Ours are trained without dropout; 0 here, so that further training starts from the same arithmetic.
         "dropout_rate": 0.0,
-        "layer_norm_epsilon": shape.norm_epsilon,
         "initializer_factor": 1.0,
         "feed_forward_proj": "gated-gelu",
     }

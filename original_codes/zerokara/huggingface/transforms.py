@@ -29,28 +29,8 @@ class Transform:
     from_hf: Callable[[Parts, ModelShape], Tensor]
 
 
-def _same(ours: Tensor, shape: ModelShape) -> Parts:
-    return (ours,)
-
-
-def _same_back(parts: Parts, shape: ModelShape) -> Tensor:
-    return parts[0]
-
-
-def _transposed(ours: Tensor, shape: ModelShape) -> Parts:
-    return (ours.t(),)
-
-
-def _transposed_back(parts: Parts, shape: ModelShape) -> Tensor:
-    return parts[0].t()
-
-
 def _real_rows(ours_PD: Tensor, shape: ModelShape) -> Parts:
     return (ours_PD[: shape.vocab_size],)
-
-
-def _real_rows_thrice(ours_PD: Tensor, shape: ModelShape) -> Parts:
-    return _real_rows(ours_PD, shape) * 3
 
 
 def _padded_rows(parts: Parts, shape: ModelShape) -> Tensor:
@@ -99,22 +79,6 @@ def _one_qkv_back(parts: Parts, shape: ModelShape) -> Tensor:
     return _grouped(joined.split((query_rows, key_rows, key_rows)), shape)
 
 
-def _halves(ours: Tensor, shape: ModelShape) -> Parts:
-    return tuple(ours.chunk(2))
-
-
-def _halves_back(parts: Parts, shape: ModelShape) -> Tensor:
-    return torch.cat(parts)
-
-
-def _each_expert(ours: Tensor, shape: ModelShape) -> Parts:
-    return tuple(ours.unbind())
-
-
-def _each_expert_back(parts: Parts, shape: ModelShape) -> Tensor:
-    return torch.stack(parts)
-
-
 def _halves_of_each_expert(ours: Tensor, shape: ModelShape) -> Parts:
     """The gate projections of all experts, then their up projections."""
     gates, ups = ours.chunk(2, dim=1)
@@ -126,12 +90,12 @@ def _halves_of_each_expert_back(parts: Parts, shape: ModelShape) -> Tensor:
     return torch.cat((torch.stack(parts[:half]), torch.stack(parts[half:])), dim=1)
 
 
-SAME = Transform(_same, _same_back)
-TRANSPOSED = Transform(_transposed, _transposed_back)
+SAME = Transform(lambda ours, shape: (ours,), lambda parts, shape: parts[0])
+TRANSPOSED = Transform(lambda ours, shape: (ours.t(),), lambda parts, shape: parts[0].t())
 """GPT-2's ``Conv1D`` keeps [in, out] where a linear layer keeps [out, in]."""
 VOCABULARY = Transform(_real_rows, _padded_rows)
 """[P, D] ↔ [V, D]."""
-COPIED_VOCABULARY = Transform(_real_rows_thrice, _padded_rows)
+COPIED_VOCABULARY = Transform(lambda ours, shape: _real_rows(ours, shape) * 3, _padded_rows)
 """[P, D] ↔ three copies of [V, D], of which the first is read back."""
 QUERY_KEY_VALUE = Transform(_queries_keys_values, _grouped)
 """[K·(G+2)·E, D] ↔ [H·E, D], [K·E, D], [K·E, D]; biases alike."""
@@ -139,9 +103,9 @@ KEY_VALUE = Transform(_keys_values, _keys_values_back)
 """[H·2·E, D] ↔ [H·E, D], [H·E, D]: of cross-attention."""
 JOINED_QUERY_KEY_VALUE = Transform(_one_qkv, _one_qkv_back)
 """[K·(G+2)·E, D] ↔ [D, (H+2K)·E]; a bias stays one-dimensional."""
-EXPERTS = Transform(_each_expert, _each_expert_back)
+EXPERTS = Transform(lambda ours, shape: ours.unbind(), lambda parts, shape: torch.stack(parts))
 """[X, R, C] ↔ X times [R, C]."""
 EXPERTS_GATE_AND_UP = Transform(_halves_of_each_expert, _halves_of_each_expert_back)
 """[X, 2F, D] ↔ X times [F, D], the gates, then X times [F, D], the up projections."""
-GATE_AND_UP = Transform(_halves, _halves_back)
+GATE_AND_UP = Transform(lambda ours, shape: ours.chunk(2), lambda parts, shape: torch.cat(parts))
 """[2F, D] ↔ [F, D], [F, D]: megatron-core applies the activation to the first half."""

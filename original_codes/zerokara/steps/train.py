@@ -16,10 +16,10 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.progress import summary
 from zerokara.steps import command, next_command, outputs
 from zerokara.training import launching, resume_proof, run_manifest
-from zerokara.training.launching import Commands
 from zerokara.training.planning import processors, run_plan
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes import launcher
+from zerokara.training.spawning import Commands
 
 DEFAULT_CONFIG = "config.yaml"
 MODULE = "zerokara.steps.train"

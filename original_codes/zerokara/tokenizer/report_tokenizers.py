@@ -1,8 +1,8 @@
 """SentencePiece's and Hugging Face's tokenizers behind one interface, so that all are measured alike.
 
-In: a SentencePiece `.model` file, a Hugging Face `tokenizer.json`, or a folder that holds one. Out: a
-`MeasuredTokenizer` that encodes lines, decodes ids, tells which characters of a line each token stands for, and knows
-what kind of token every id is. Nothing is added to a text: no <s>, no [CLS], no padding; text that spells a
+In: a SentencePiece `.model` file, a Hugging Face `tokenizer.json`, or a folder or downloaded repository that holds one.
+Out: a `MeasuredTokenizer` that encodes lines, decodes ids, tells which characters of a line each token stands for, and
+knows what kind of token every id is. Nothing is added to a text: no <s>, no [CLS], no padding; text that spells a
 special token is text.
 
 Byte tokens are byte-fallback pieces (<0xE3>), and in byte-level BPE (GPT-2's kind, whose vocabulary spells bytes in a
@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,7 +32,7 @@ from zerokara.tokenizer.encoder import SPACE_MARK, Ids
 from zerokara.tokenizer.model_file import ModelFile
 
 HUB_PREFIX = "hf://"
-IN_FOLDER = ("tokenizer.json", "tokenizer.model")
+IN_FOLDER = ("tokenizer.json", "tokenizer.model", "spiece.model")
 """Files that a folder may hold, in order of preference."""
 _BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _PROBE = "a 1 龘 \U0001f600"
@@ -214,15 +215,21 @@ class _Spelling:
 
 
 def find_file(name: str) -> Path:
-    """The file of a tokenizer to compare with: `name` itself, or the one in the folder of that name.
+    """The file of a tokenizer to compare with: `name` itself, or the one in that folder or downloaded repository.
 
     Raises:
-        UserError: there is none, or it is on the Hub.
+        UserError: there is none.
     """
     if name.startswith(HUB_PREFIX):
-        owner = name.removeprefix(HUB_PREFIX)
-        remedy = f"run `hf download {owner} tokenizer.json --local-dir FOLDER` and name that folder"
-        raise UserError(Fault(name, "a tokenizer on the Hub must be downloaded first", remedy=remedy))
+        from huggingface_hub import try_to_load_from_cache  # a second to import
+
+        repository = name.removeprefix(HUB_PREFIX)
+        with suppress(ValueError):  # no name of a repository
+            for inside in IN_FOLDER:
+                if isinstance(cached := try_to_load_from_cache(repository, inside), str):
+                    return Path(cached)
+        rule = "is not on this machine, and step 1 downloads no tokenizer"
+        raise UserError(Fault(name, rule, remedy=f"run `hf download {repository} tokenizer.json` first"))
     path = Path(name)
     if not path.is_dir():
         return path

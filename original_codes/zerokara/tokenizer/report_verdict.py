@@ -21,8 +21,8 @@ def verdict(report: Report) -> str:
     others = [name for name in report.all_sources if name != OURS]
     if not others:
         return (
-            f"{_amounts(ours)}. No other tokenizer was measured: to compare with well-known ones, name "
-            "some in compare_with (their tokenizer.json or .model) and run step 1 again with --redo."
+            f"{_amounts(ours)}. No other tokenizer was measured: to compare with well-known ones, name some in "
+            "compare_with (such as hf://openai-community/gpt2, downloaded before) and run step 1 again with --redo."
         )
     lossless = sorted(
         (name for name in others if report.all_sources[name].is_lossless), key=lambda n: report.all_sources[n].tokens

@@ -1,9 +1,9 @@
-"""What became of the corpus, in documents and in bytes, source by source; the check of `max_bad_fraction`.
+"""Accounts of the corpus in documents and bytes, source by source, and the check of `max_bad_fraction`.
 
 Documents: what came in = train + valid + skipped, where every row of a damaged row group is one that was skipped.
 
-Bytes are those of the files on the disk, packed where they are packed: the one unit that is known exactly of what
-cannot be read, too, and that `ls -l` shows. What came in (the sizes of the files) = read + skipped + lost:
+Bytes are those of the files on disk (compressed, if they are): the one unit that is known exactly even of what cannot
+be read, and that `ls -l` shows. What came in (the sizes of the files) = read + skipped + lost:
 
 * lost could not be read: a packed file from its damage on; of a damaged row group, the share of its missing rows;
 * skipped was read and made no document. A line counts with its bytes; in a packed file these are bytes of what it
@@ -41,17 +41,17 @@ from zerokara.tokens.shards import Damage, ShardResult
 from zerokara.tokens.tasks import Task
 
 NAMED_FILES = 5
-"""Damaged files that are named in the summary and in an error; the manifest has `FILES_IN_FACTS`."""
+"""Damaged files named in the summary and in an error; the manifest names `FILES_IN_FACTS`."""
 FILES_IN_FACTS = 1000
 
 
 @dataclass
 class SplitTally:
-    """What went into one split."""
+    """Contents of one split."""
 
     documents: int = 0
     tokens: int = 0
-    """With the end of each document."""
+    """Including the end-of-document ids."""
     text_bytes: int = 0
     """UTF-8 bytes of the documents' text."""
 
@@ -64,13 +64,13 @@ class SplitTally:
 
 @dataclass(frozen=True)
 class DamagedFile:
-    """A file that could not be read to its end, or not in all its row groups."""
+    """A file of which the end or some row groups could not be read."""
 
     name: str
     damage: str
-    """The first that was met."""
+    """The first damage that was met."""
     documents: int
-    """Missing by the damage, as far as that is known: at least these."""
+    """Documents known to be missing, a lower bound."""
     bytes_lost: int
     file_bytes: int
     bytes_unverified: int
@@ -86,7 +86,7 @@ class DamagedFile:
 
 @dataclass
 class SourceTally:
-    """What became of one source, or of all; see the top of this file for what adds up to what."""
+    """Documents and bytes of one source, or of all; the top of this file says what adds up to what."""
 
     documents_in: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
@@ -108,19 +108,19 @@ class SourceTally:
 
     @property
     def bad_documents(self) -> tuple[int, int]:
-        """How many are bad, and of how many; lines that are merely empty are neither."""
+        """Bad documents, and all documents; empty lines count in neither."""
         harmless = sum(self.skipped[reason] for reason in HARMLESS)
         return self.skipped.total() - harmless, self.documents_in - harmless
 
     @property
     def bad_bytes(self) -> tuple[int, int]:
-        """How many are bad, and of how many."""
+        """Bad bytes, and all bytes; empty lines count in neither."""
         harmless = sum(self.bytes_skipped[reason] for reason in HARMLESS)
         bad = self.bytes_skipped.total() - harmless + self.bytes_lost + self.bytes_unverified
         return bad, self.bytes_in - harmless
 
     def facts(self) -> dict[str, Any]:
-        """All but the splits, as JSON values."""
+        """All counts but the splits, as JSON values."""
         return {
             "documents_in": self.documents_in,
             "skipped": dict(self.skipped.most_common()),
@@ -135,7 +135,7 @@ class SourceTally:
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> SourceTally:
-        """What `facts` gave, as far as it is there: an earlier version counted documents alone."""
+        """Restore a tally from `facts`; an earlier version counted documents alone."""
         numbers = ("documents_in", "bytes_in", "bytes_read", "bytes_lost", "bytes_unverified")
         return cls(
             skipped=Counter(facts["skipped"]),
@@ -146,10 +146,10 @@ class SourceTally:
 
 
 def count_sources(num_sources: int, tasks: Sequence[Task], results: Mapping[str, ShardResult]) -> list[SourceTally]:
-    """Everything but the splits, of every source; `tasks` are all there are, in corpus order.
+    """Count every source, except for the splits; `tasks` are all tasks in corpus order.
 
     Raises:
-        RunError: a plain file's lines do not add up to the file, which is a fault of ours.
+        RunError: a plain file's lines do not add up to the file, which is a bug.
     """
     tallies = [SourceTally() for _ in range(num_sources)]
     for task in tasks:
@@ -176,7 +176,7 @@ def total(tallies: Sequence[SourceTally]) -> SourceTally:
 
 
 _Part = tuple[InputFile, int, Sequence[tuple[str, int]], Sequence[Damage]]
-"""Of one range: its file, the bytes of its items, those of bad items by reason, its damages."""
+"""One range: its file, the bytes of its items, the bytes of bad items by reason, its damages."""
 
 
 def _parts(tasks: Sequence[Task], results: Mapping[str, ShardResult]) -> Iterator[_Part]:
@@ -195,7 +195,7 @@ def _add_file(tallies: Sequence[SourceTally], parts: Sequence[_Part]) -> None:
     file = parts[0][0]
     tally, unpacked = tallies[file.source], sum(size for _, size, _, _ in parts)
     if unpacked != file.bytes and file.format != "parquet" and not file.is_packed:
-        raise RunError(f"{unpacked:,} of the {file.bytes:,} bytes of {file.name} were counted: a fault of ours")
+        raise RunError(f"{unpacked:,} of the {file.bytes:,} bytes of {file.name} were counted: a bug in zerokara")
     skipped = Counter[str]()
     for _, _, of_range, _ in parts:
         for reason, size in of_range:
@@ -233,11 +233,11 @@ def check_bad_fraction(config: DataSettings, tally: SourceTally, paths: TokenPat
         f"on the disk ({shares[1]:.3g}): {reasons_text(tally.skipped)}"
     )
     enough = math.ceil(max(shares) * 1000) / 1000
-    remedy = f"{see(paths, tally.skipped)}; mend the corpus, or set max_bad_fraction to {enough:g}"
+    remedy = f"{see(paths, tally.skipped)}; repair the corpus, or set max_bad_fraction to {enough:g}"
     if tally.damaged:
         rule += f"; damaged: {damaged_text(tally.damaged)}"
     if tally.bytes_unverified:
-        remedy = f"get the damaged files anew (unverified bytes count as bad); {remedy}"
+        remedy = f"download the damaged files again (unverified bytes count as bad); {remedy}"
     raise UserError(config.fault("max_bad_fraction", rule, remedy))
 
 
@@ -254,5 +254,5 @@ def damaged_text(damaged: Sequence[DamagedFile]) -> str:
 
 
 def see(paths: TokenPaths, skipped: Counter[str]) -> str:
-    """Where the bad lines are listed."""
+    """Text that names the quarantine file."""
     return f"each is listed in {paths.quarantine}" if skipped else ""

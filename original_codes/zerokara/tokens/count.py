@@ -1,7 +1,4 @@
-"""Tokens and documents of both splits from the files' headers, and which tokenizer made them.
-
-Nothing of the data is read: a terabyte is counted as fast as a page.
-"""
+"""Tokens and documents of both splits, from the headers of the files; a terabyte takes no longer than a page."""
 
 from __future__ import annotations
 
@@ -20,19 +17,19 @@ class SplitCount:
 
     documents: int
     tokens: int
-    """With the end of each document."""
+    """Including the end-of-document ids."""
     bytes: int
-    """Of the .bin."""
+    """Size of the .bin."""
 
     @property
     def mean_tokens(self) -> float:
-        """Tokens in a document."""
+        """Mean tokens per document."""
         return self.tokens / self.documents if self.documents else 0.0
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Both splits; `valid` is None where nothing was kept for validation."""
+    """Both splits; `valid` is None where nothing was held out for validation."""
 
     train: SplitCount
     valid: SplitCount | None
@@ -50,10 +47,10 @@ def count(output_prefix: str) -> Counts:
 
 
 def check_belongs(output_prefix: str, tokenizer_sha256: str) -> manifest.Manifest:
-    """Check that the token files were made with this tokenizer; gives their manifest.
+    """Check that the token files were made with this tokenizer; return their manifest.
 
     Raises:
-        UserError: they were made with another, or step 2 has not ended.
+        UserError: they were made with another, or step 2 has not finished.
     """
     paths = TokenPaths(output_prefix)
     made = manifest.read(paths.manifest)

@@ -2,8 +2,8 @@
 
 The result depends on the corpus, the tokenizer and the settings, never on the number of workers, nor on how often the
 work was interrupted. Everything is written in a work folder beside the output; the final names appear at the end. The
-folder keeps what is finished until the step has written its manifest, so that the same command goes on after whatever
-ended it.
+folder keeps what is finished until the step has written its manifest, so that the same command resumes after any
+interruption.
 """
 
 from __future__ import annotations
@@ -167,19 +167,19 @@ def _check_sources(config: DataSettings, sources: Sequence[SourceTally], paths: 
 
 @contextmanager
 def _foreseen_errors(paths: TokenPaths) -> Iterator[None]:
-    """Word the operating system's errors, and say what is kept of the work."""
+    """Turn errors of the operating system into run errors that say what is kept of the work."""
     try:
         yield
     except OSError as error:
         kept = _kept(paths)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             folder = paths.manifest.parent
-            there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-            free = bytes_text(shutil.disk_usage(there).free)
+            existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+            free = bytes_text(shutil.disk_usage(existing).free)
             raise RunError(
                 f"the disk is full ({error.strerror}) at {folder.absolute()}, {free} are free there now that "
-                f"unfinished files are removed; {kept}. Make room and run the same command to go on, or set "
-                "output_prefix elsewhere"
+                f"unfinished files are removed; {kept}. Make room and run the same command to resume, or set "
+                "output_prefix to another disk"
             ) from error
         where = f" {shown(str(error.filename))}" if error.filename else ""
         raise RunError(f"cannot read or write{where}: {error.strerror or error}; {kept}") from error

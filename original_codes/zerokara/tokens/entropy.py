@@ -1,4 +1,4 @@
-"""How often each token occurs, and the entropy of that: the loss of a model that knows nothing else."""
+"""Token frequencies and their entropy: the unigram-entropy baseline, the loss of a model that knows only these."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from zerokara.tokens.indexed import IndexedTokens
 
 SAMPLE_TOKENS = 50_000_000
-"""Counting stops here: a second's work, and far more than the estimate needs."""
+"""Tokens that are counted at most: a second's work, and far more than the estimate needs."""
 
 
 def token_counts(tokens: IndexedTokens) -> NDArray[np.int64]:

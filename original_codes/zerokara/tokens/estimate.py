@@ -1,4 +1,4 @@
-"""A small sample of the corpus, and how many tokens the whole will have, so that a full disk is foreseen."""
+"""An estimate of the tokens and the disk space that a corpus needs, from a small sample of it."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from zerokara.tokens.shards import TextEncoder
 from zerokara.tokens.tasks import usual_task_bytes
 
 SAMPLE_PLACES = 8
-"""Beginnings of so many files; of fewer files, other places in them too."""
+"""Places that are sampled: the beginnings of so many files, and in fewer files further places."""
 PLACE_CHARACTERS, PLACE_BAD_LINES = 128 * 1024, 5000
-"""A place ends after so much text, or so many lines that are none."""
+"""A place ends after so much text, or so many bad lines."""
 ESTIMATE_CHARACTERS = 32 * 1024
-"""Of each place, what is encoded for the estimate."""
+"""Text of each place that is encoded for the estimate."""
 
 
 _SHARD_LENGTHS_BYTES, _LENGTHS_BYTES = 8, 4
-"""For each document: in a shard, in the files in the making."""
+"""Bytes per document: in a shard, and in the merged files."""
 _BAD_LINE_BYTES = 80
-"""Of its record, beside the beginning of the line and the name of the file (`shards`, `merge`)."""
+"""Bytes of its record, without the line's excerpt and the file's name (`shards`, `merge`)."""
 _FILE_BYTES = 300
-"""Of a corpus file's record in the plan and the manifest, beside its name in both."""
+"""Bytes of a corpus file's records in the plan and the manifest, without its name in both."""
 _SMALL_FILES_BYTES = 4 * 4096
-"""What a shard's four files take beyond their content: a block of the file system each, at most."""
+"""Space that a shard's four files take beyond their content: at most one block of the file system each."""
 
 
 @dataclass(frozen=True)
@@ -45,32 +45,32 @@ class SamplePlace:
 
     texts: list[str]
     sampled_bytes: int
-    """Unpacked bytes of the file that they took."""
+    """Unpacked bytes of the file that they span."""
     bad_bytes: int = 0
-    """Of the records of its lines that are no documents."""
+    """Bytes of the records of its bad lines."""
 
 
 @dataclass(frozen=True)
 class TokenEstimate:
-    """What is expected of a corpus; good to some ten percent where its files resemble each other."""
+    """Expected size of the result; within some ten percent if the files resemble each other."""
 
     tokens: int
     output_bytes: int
-    """Of the .bin files."""
+    """Bytes of the .bin files."""
     documents: int = 0
     bad_bytes: int = 0
-    """Of the quarantine file."""
+    """Bytes of the quarantine file."""
     corpus_bytes: int = 0
-    """Of all files, unpacked."""
+    """Bytes of all files, unpacked."""
 
 
 def sample_corpus(config: DataSettings, files: Sequence[InputFile]) -> list[SamplePlace]:
-    """Some documents from up to `SAMPLE_PLACES` places; takes some milliseconds for each."""
+    """Read some documents from up to `SAMPLE_PLACES` places, within some milliseconds each."""
     return [place for start in _places(files) if (place := _read_place(config, start)).sampled_bytes]
 
 
 def estimate_tokens(corpus_bytes: int, places: Sequence[SamplePlace], encoder: TextEncoder) -> TokenEstimate:
-    """Encode a little of the sample; `corpus_bytes` are those of all files, unpacked."""
+    """Encode a part of the sample; `corpus_bytes` is the size of all files, unpacked."""
     sampled_bytes = sampled_tokens = 0
     for place in places:
         part, characters = [], 0
@@ -94,30 +94,30 @@ def estimate_tokens(corpus_bytes: int, places: Sequence[SamplePlace], encoder: T
 
 
 def check_disk_space(config: DataSettings, files: Sequence[InputFile], expected: TokenEstimate) -> None:
-    """Check that the work will fit; what an unfinished run left there already is part of it, or is removed first.
+    """Check that the work will fit on the disk; files that an unfinished run left are part of it, or are removed first.
 
-    Nothing is asked of a run that was joining its shards: that goes on with as little room as there is for one.
+    A run that had begun to merge is not checked: it resumes with little room.
 
     Raises:
-        UserError: it will not.
+        UserError: it does not fit.
     """
     work_folder = TokenPaths(config.output_prefix).work_folder
     if merge.has_begun(work_folder):
         return
     folder = next(place for place in work_folder.absolute().parents if place.exists())
-    free, there = shutil.disk_usage(folder).free, _disk_bytes(work_folder)
-    needed = peak_bytes(config, files, expected) - there
+    free, used = shutil.disk_usage(folder).free, _disk_bytes(work_folder)
+    needed = peak_bytes(config, files, expected) - used
     if free < needed:
         rule = f"needs about {bytes_text(needed)}, and {bytes_text(free)} are free at {folder}"
-        rule += f" beside the {bytes_text(there)} that an unfinished run left" if there else ""
+        rule += f" beside the {bytes_text(used)} that an unfinished run left" if used else ""
         raise UserError(config.fault("output_prefix", rule, "make room, or name a larger disk"))
 
 
 def peak_bytes(config: DataSettings, files: Sequence[InputFile], expected: TokenEstimate) -> int:
-    """The most that the work takes on the disk at once.
+    """The most disk space that the work takes at once, in bytes.
 
-    Ids lie there once, but for the shard that is being copied; shards are let go of early where the disk is nearly
-    full (`merge`). The records of bad lines lie there twice. The index is written when the shards are gone.
+    Ids are stored once, except for the shard that is being copied: shards are deleted early where the disk is nearly
+    full (`merge`). The records of bad lines are stored twice. The index is written when the shards are gone.
     """
     size = usual_task_bytes(config, expected.corpus_bytes)
     num_shards = expected.corpus_bytes // size + 1
@@ -130,9 +130,9 @@ def peak_bytes(config: DataSettings, files: Sequence[InputFile], expected: Token
 
 
 def _disk_bytes(folder: Path) -> int:
-    """What the files of a folder take on the disk."""
+    """Disk space of the files in a folder, in bytes."""
     total = 0
-    with suppress(FileNotFoundError):  # another run may be at work there, which is told when this one wants to begin
+    with suppress(FileNotFoundError):  # another run may be using it, which is reported when this one claims it
         for path in folder.iterdir():
             total += path.stat().st_blocks * 512
     return total
@@ -143,7 +143,7 @@ def _places(files: Sequence[InputFile]) -> Iterator[Range]:
     chosen = chosen[:: max(1, len(chosen) // SAMPLE_PLACES)]
     parts = max(1, SAMPLE_PLACES // max(1, len(chosen)))
     for file in chosen:
-        # To come to the middle of a packed file all before it would have to be unpacked.
+        # To reach the middle of a packed file, everything before it would have to be unpacked.
         can_seek = file.packing == "none" and file.format != "parquet"
         for part in range(parts if can_seek and file.bytes > parts * PLACE_CHARACTERS else 1):
             yield Range(file, part * file.bytes // parts)

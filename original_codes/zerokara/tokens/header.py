@@ -1,7 +1,4 @@
-"""The header of a Megatron index and what it says about both files, read without the data and without numpy.
-
-Counting must answer at once, and importing numpy alone takes longer than that. The format is described in `indexed`.
-"""
+"""The header of a Megatron index, and the check of both files against it. The format is described in `indexed`."""
 
 from __future__ import annotations
 
@@ -16,14 +13,14 @@ MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")
 INDEX_BYTES = 20
-"""Of a sequence that is a document, behind the header."""
+"""Index bytes of one document, after the header."""
 TYPE_NAMES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
-"""The types of ids by their code."""
+"""Type of the ids by its code."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """What the first 34 bytes of an .idx say."""
+    """The first 34 bytes of an .idx."""
 
     type_name: str
     num_sequences: int
@@ -36,15 +33,15 @@ class Header:
 
 
 def read_header(prefix: Path) -> Header:
-    """Read the header and check that both files are as long as it says, without reading them.
+    """Read the header, and check that both files are as long as it says.
 
     Raises:
-        UserError: a file is missing, cut off, or no token file.
+        UserError: a file is missing, truncated, or no token file.
     """
     index, data = idx_path(prefix), bin_path(prefix)
     for path in (index, data):
         if not path.is_file():
-            raise UserError(Fault(where=str(path), rule="is not there", remedy="make it with step 2"))
+            raise UserError(Fault(where=str(path), rule="does not exist", remedy="create it with step 2"))
     with open(index, "rb") as file:
         start = file.read(HEADER.size)
         if len(start) < HEADER.size or not start.startswith(MAGIC):
@@ -69,4 +66,4 @@ def read_header(prefix: Path) -> Header:
 
 
 def _damaged(path: Path, rule: str) -> UserError:
-    return UserError(Fault(where=str(path), rule=rule, remedy="make it again: step 2 with --redo"))
+    return UserError(Fault(where=str(path), rule=rule, remedy="create it again: step 2 with --redo"))

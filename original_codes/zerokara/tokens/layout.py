@@ -1,4 +1,4 @@
-"""Where step 2 puts its files: every name that derives from `output_prefix`, in one place."""
+"""The paths of step 2's files: every name that derives from `output_prefix`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from zerokara.durable import PARTIAL_SUFFIX
 
 @dataclass(frozen=True)
 class TokenPaths:
-    """The names of what belongs to one `output_prefix`."""
+    """Paths of one `output_prefix`."""
 
     output_prefix: str
 
@@ -31,7 +31,7 @@ class TokenPaths:
 
     @property
     def quarantine(self) -> Path:
-        """The lines that are no documents, as JSON lines; there only when there are any."""
+        """The bad lines, as JSON lines; exists only if there are any."""
         return Path(f"{self.output_prefix}_quarantine.jsonl")
 
     @property
@@ -41,7 +41,7 @@ class TokenPaths:
 
     @property
     def lock(self) -> Path:
-        """There while step 2 runs; beside the work folder, which comes and goes."""
+        """The lock of a running step 2; beside the work folder, which comes and goes."""
         return Path(f"{self.output_prefix}_tokenizing.lock{PARTIAL_SUFFIX}")
 
     @property

@@ -2,8 +2,8 @@
 
 Ids are copied to ``train.bin`` and ``valid.bin`` in the work folder, and shards are deleted on the way, so that a
 corpus never lies on the disk twice: every `CHECKPOINT_BYTES`, and whenever the disk has no room for more, what was
-copied is synced, ``merge.json`` says how far it has come, and only then the shards go. A run that was killed cuts the
-files back to what ``merge.json`` says and goes on from there.
+copied is synced, ``merge.json`` records how far it has come, and only then the shards are deleted. A run that resumes a
+killed one truncates the files to what ``merge.json`` says and continues from there.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class MergeState:
     settings: list[Any]
     """What the split depends on."""
     last_shard: str = ""
-    """Copied, as are all before it."""
+    """The last shard that was copied."""
     sizes: dict[str, int] = field(default_factory=dict)
-    """Bytes of each file in the making."""
+    """Bytes of each unfinished file."""
     splits: list[dict[str, dict[str, int]]] = field(default_factory=list)
     """What went into the splits so far, for each source."""
-    whole: bool = False
-    """Whether the files are complete and only wait for their names."""
+    is_complete: bool = False
+    """Whether the files are complete and only need their final names."""
 
     @classmethod
     def read(cls, folder: Path, config: DataSettings) -> MergeState:
@@ -59,7 +59,7 @@ class MergeState:
         fresh, state = cls(split_settings(config)), cls.left_in(folder)
         if state is None or state.settings == fresh.settings:
             return state or fresh
-        # The shards that the other merge has deleted are missed by the caller, and encoded again.
+        # The caller finds that the shards which the other merge deleted are missing, and encodes them again.
         (folder / STATE_NAME).unlink()
         return fresh
 
@@ -72,17 +72,17 @@ class MergeState:
             return None
 
     def write(self, folder: Path) -> None:
-        """Put it on the disk, safely."""
+        """Write it to the folder, synced."""
         write_json(folder / STATE_NAME, asdict(self))
 
 
 def has_begun(folder: Path) -> bool:
-    """Whether an unfinished run has let go of shards already: what it has still to write is little."""
+    """Whether an unfinished merge has deleted shards already: then little is left to write."""
     return MergeState.left_in(folder) is not None
 
 
 def split_settings(config: DataSettings) -> list[Any]:
-    """What decides which documents go to which split."""
+    """The settings that decide which documents go to which split."""
     return [config.valid_fraction, config.valid_min_documents, config.split_seed]
 
 
@@ -104,7 +104,7 @@ class _SplitWriter:
         self._lengths.write(np.ascontiguousarray(lengths[:, 0]).data)
 
     def sync(self) -> dict[str, int]:
-        """Put what was written on the disk; gives the sizes."""
+        """Sync both files; return their sizes."""
         for file in (self._ids, self._lengths):
             file.flush()
             os.fsync(file.fileno())
@@ -112,14 +112,14 @@ class _SplitWriter:
 
     def write_idx(self, dtype: np.dtype[Any]) -> None:
         """Write the index; the files of this split must be closed by now."""
-        there = self.lengths_path.stat().st_size > 0
-        lengths = np.memmap(self.lengths_path, np.int32, mode="r") if there else np.empty(0, np.int32)
+        has_documents = self.lengths_path.stat().st_size > 0
+        lengths = np.memmap(self.lengths_path, np.int32, mode="r") if has_documents else np.empty(0, np.int32)
         with open(idx_path(self.prefix), "wb", buffering=_BUFFER_BYTES) as file:
             write_index(file, lengths, dtype)
 
 
 def _reopened(path: Path, sizes: Mapping[str, int], files: ExitStack) -> IO[bytes]:
-    """A file to go on writing where the state says; what was written behind that is cut off."""
+    """Open a file to append where the state says; what was written beyond that is truncated."""
     file = files.enter_context(path.open("r+b" if path.exists() else "w+b", buffering=_BUFFER_BYTES))
     file.truncate(sizes.get(path.name, 0))
     file.seek(0, os.SEEK_END)
@@ -135,7 +135,7 @@ def merge_shards(
     dtype: np.dtype[Any],
     tallies: list[SourceTally],
 ) -> None:
-    """Write both splits, count what goes into them, and let the files appear at the very end.
+    """Write both splits, count their contents, and give the files their final names at the very end.
 
     `tasks` are all there are, in corpus order; `tallies` are of each source.
 
@@ -146,16 +146,16 @@ def merge_shards(
     state = MergeState.read(folder, config)
     for tally, done in zip(tallies, state.splits, strict=False):
         tally.train, tally.valid = SplitTally(**done["train"]), SplitTally(**done["valid"])
-    if not state.whole:
+    if not state.is_complete:
         with ExitStack() as files:
             writers = [_SplitWriter(folder, name, state.sizes, files) for name in _SPLITS]
             _copy_all(config, tasks, results, folder, dtype, thresholds, writers, tallies, state)
         for writer in writers:
             writer.write_idx(dtype)
-        if state.last_shard:  # shards are gone: from here on only the names are missing
-            state.whole = True
+        if state.last_shard:  # shards are deleted: from here on only the final names are missing
+            state.is_complete = True
             state.write(folder)
-    _let_appear(folder, any(tally.valid.documents for tally in tallies), paths)
+    _give_final_names(folder, any(tally.valid.documents for tally in tallies), paths)
 
 
 def _copy_all(
@@ -174,7 +174,7 @@ def _copy_all(
     def bytes_of(names: Sequence[str]) -> int:
         return sum(results[name].files["bin"][0] for name in names)
 
-    def let_go() -> None:
+    def delete_copied() -> None:
         state.last_shard = copied[-1]
         state.sizes = {name: size for writer in writers for name, size in writer.sync().items()}
         state.splits = [{"train": asdict(tally.train), "valid": asdict(tally.valid)} for tally in tallies]
@@ -184,34 +184,34 @@ def _copy_all(
                 shard_path(folder, name, ending).unlink()
         copied.clear()
 
-    with Progress("joining the shards", bytes_of([task.name for task in tasks]), "B") as progress:
+    with Progress("merging the shards", bytes_of([task.name for task in tasks]), "B") as progress:
         for index, task in enumerate(tasks):
             source, count, size = task.source, results[task.name].documents, bytes_of([task.name])
             if index and tasks[index - 1].source != source:
                 first = 0
             if task.name > state.last_shard:
-                if copied and _is_tight(folder, size + 4 * count):  # with an int32 for the length of each
-                    let_go()
+                if copied and _is_tight(folder, size + 4 * count):  # an int32 for the length of each
+                    delete_copied()
                 in_valid = splits.is_valid(first, count, thresholds[source], config.split_seed, source)
                 _copy_shard(folder, task.name, in_valid, dtype, writers, tallies[source])
                 copied.append(task.name)
             first += count
             progress.advance(size)
             if bytes_of(copied) >= CHECKPOINT_BYTES:
-                let_go()
+                delete_copied()
     if copied and _is_tight(folder, INDEX_BYTES * sum(results[task.name].documents for task in tasks)):
-        let_go()
+        delete_copied()
 
 
 def _is_tight(folder: Path, num_bytes: int) -> bool:
-    """Whether the disk may have no room for so much more, beside what waits in the buffers."""
+    """Whether the disk may lack the room for so many bytes beside what is buffered."""
     return shutil.disk_usage(folder).free < num_bytes + 4 * _BUFFER_BYTES
 
 
 def write_quarantine(
     tasks: Sequence[Task], results: Mapping[str, ShardResult], folder: Path, paths: TokenPaths
 ) -> None:
-    """Gather the bad lines of all shards, with lines counted from 1 in their file; no file when there are none."""
+    """Collect the bad lines of all shards, with line numbers from 1 in each file; no bad lines, no quarantine file."""
     if not any(results[task.name].skipped for task in tasks):
         paths.quarantine.unlink(missing_ok=True)
         return
@@ -248,7 +248,7 @@ def _copy_shard(
     writers: Sequence[_SplitWriter],
     tally: SourceTally,
 ) -> None:
-    """Copy runs of documents that go to the same side."""
+    """Copy consecutive documents of the same split at once."""
     lengths = np.fromfile(shard_path(folder, name, "lengths"), np.int32).reshape(-1, 2)
     if not len(lengths):
         return
@@ -264,15 +264,15 @@ def _copy_shard(
     tally.valid.add(lengths[in_valid])
 
 
-def _let_appear(folder: Path, has_valid: bool, paths: TokenPaths) -> None:
-    """Sync everything, then rename; the manifest of an earlier run goes first, for it speaks of the earlier files."""
+def _give_final_names(folder: Path, has_valid: bool, paths: TokenPaths) -> None:
+    """Sync everything, then rename; first delete an earlier run's manifest, which describes the earlier files."""
     prefixes = {"train": paths.train, "valid": paths.valid}
     pairs = [
         (path_of(folder / name), path_of(prefixes[name]))
         for name in (_SPLITS if has_valid else _SPLITS[:1])
         for path_of in (bin_path, idx_path)
     ]
-    # What is not here any more was renamed by a run that was killed in the middle of this.
+    # A missing file was renamed by a run that was killed in the middle of this.
     waiting = [(written, final) for written, final in pairs if written.exists()]
     for written, _ in waiting:
         with open(written, "rb") as file:

@@ -48,7 +48,7 @@ class TextEncoder(Protocol):
 
 @dataclass(frozen=True)
 class Job:
-    """What every worker knows from the start."""
+    """What is the same for every task."""
 
     encoder: TextEncoder
     """Sent to the workers by pickling."""
@@ -74,10 +74,10 @@ class Tally:
 
 @dataclass(frozen=True)
 class Damage:
-    """A place from which on a file, or one of its row groups, could not be read."""
+    """A place from which on a file or a row group could not be read."""
 
     range: int
-    """The number of the range in the task."""
+    """Index of the range in the task."""
     what: str
     documents: int
     lost_bytes: int
@@ -87,24 +87,24 @@ class Damage:
 
 @dataclass
 class ShardResult:
-    """What a finished shard holds."""
+    """Contents of a finished shard."""
 
     name: str
-    """Its task's."""
+    """Name of its task."""
     documents: int = 0
     range_items: list[int] = field(default_factory=list)
-    """Lines (documents) of each range, good and bad: the line numbers of a file's later ranges follow from them."""
+    """Lines (documents) of each range, good and bad, from which the line numbers of later ranges follow."""
     range_bytes: list[int] = field(default_factory=list)
     """Bytes of the lines of each range, good and bad (unpacked)."""
     skipped_bytes: list[tuple[int, str, int]] = field(default_factory=list)
-    """Of the lines that are no documents: number of the range, reason, their bytes (unpacked)."""
+    """Bad lines: (index of the range, reason, unpacked bytes)."""
     damages: list[Damage] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
-    """Lines that are no documents, by reason."""
+    """Number of bad lines by reason."""
     at_end: bool = False
     """Whether the end of the last range's file was met in it or before it."""
     done: Tally = field(default_factory=Tally)
-    """All that it took, for the progress of a run that goes on."""
+    """The work that it took, for the progress bar of a resumed run."""
     files: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Size and CRC-32 of each of its files, by ending."""
 
@@ -116,7 +116,7 @@ class ShardResult:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> ShardResult:
-        """The result that `as_json` gave."""
+        """Restore a result from `as_json`."""
         files = {ending: (int(size), int(checksum)) for ending, (size, checksum) in values["files"].items()}
         restored = {"skipped": Counter(values["skipped"]), "done": Tally(**values["done"]), "files": files}
         skipped_bytes = [(int(number), str(reason), int(size)) for number, reason, size in values["skipped_bytes"]]
@@ -125,17 +125,17 @@ class ShardResult:
 
 
 def shard_path(folder: Path, name: str, ending: str) -> Path:
-    """The name of one file of a shard."""
+    """Path of one file of a shard."""
     return folder / f"{name}.{ending}"
 
 
 def result_path(folder: Path, name: str) -> Path:
-    """The name of a shard's result."""
+    """Path of a shard's result."""
     return shard_path(folder, name, "json")
 
 
 def is_whole(folder: Path, result: ShardResult) -> bool:
-    """Whether the files of a shard are there as its result says."""
+    """Whether the files of a shard have the sizes and checksums of its result."""
     for ending, (size, checksum) in result.files.items():
         path = shard_path(folder, result.name, ending)
         if not path.is_file() or path.stat().st_size != size:
@@ -152,8 +152,8 @@ def is_whole(folder: Path, result: ShardResult) -> bool:
 def write_shard(
     job: Job, task: Task, report: Callable[[Tally], None], streams: OpenStreams | None = None
 ) -> ShardResult:
-    """Encode one task; `report` is called now and then with what was done since its last call."""
-    # The names are this process's own until all is written: an orphan of a killed run may be at the same task.
+    """Encode one task; `report` is called about twice a second with what was done since its last call."""
+    # Temporary names hold the process id: the orphan of a killed run may be working on the same task.
     written = {ending: job.folder / f"{task.name}.{ending}.{os.getpid()}{PARTIAL_SUFFIX}" for ending in ENDINGS}
     result = ShardResult(task.name)
     with ExitStack() as stack:
@@ -172,7 +172,7 @@ def write_shard(
 
 
 class _Output:
-    """A file that knows how much was written to it, and the CRC-32 of that."""
+    """A file with the size and CRC-32 of what was written to it."""
 
     def __init__(self, file: IO[bytes]):
         self._file = file
@@ -185,7 +185,7 @@ class _Output:
 
 
 class _ShardWriter:
-    """Gathers documents into batches, encodes them, writes them."""
+    """Collects documents into batches, encodes and writes them."""
 
     def __init__(
         self, result: ShardResult, encoder: TextEncoder, outputs: dict[str, _Output], report: Callable[[Tally], None]
@@ -230,7 +230,7 @@ class _ShardWriter:
         self._tally, self._last_report = Tally(), time.monotonic()
 
     def _flush(self, range_number: int) -> None:
-        """Encode the batch and write it; a batch never goes beyond its range."""
+        """Encode the batch and write it; a batch never spans two ranges."""
         documents, bad = self._documents, self._bad
         if documents:
             ids, lengths = self._encoded(documents)
@@ -258,11 +258,11 @@ class _ShardWriter:
             self.report_now()
 
     def _encoded(self, documents: list[Document]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """The ids of the documents with their ends, and the pairs of (ids, bytes of text)."""
+        """Ids of the documents with their end-of-document ids, and int32[documents, 2] of (ids, bytes of text)."""
         ids, text_bytes = self._encoder.encode_joined([document.text for document in documents])
         ends = np.flatnonzero(ids == self._eos)
         if len(ends) != len(documents):
-            raise RunError(f"the encoder gave {len(ends):,} ends for {len(documents):,} documents: a fault of ours")
+            raise RunError(f"the encoder gave {len(ends):,} ends for {len(documents):,} documents: a bug in zerokara")
         lengths = np.empty((len(documents), 2), dtype=np.int32)
         lengths[:, 0] = np.diff(ends, prepend=-1)
         lengths[:, 1] = text_bytes
@@ -270,7 +270,7 @@ class _ShardWriter:
 
 
 def _without_tokens(document: Document) -> BadLine:
-    # Texts that normalisation leaves nothing of, such as zero-width spaces under nmt_nfkc.
+    # Normalization can leave nothing of a text, as of zero-width spaces under nmt_nfkc.
     shown = excerpt(document.text.encode("utf-8"))
     return BadLine(document.file, document.line, document.offset, Reason.NO_TOKENS, shown, document.bytes)
 

@@ -1,9 +1,9 @@
-"""Which documents of a source are kept for validation: whole documents, drawn from all of the source.
+"""Which documents of a source are held out for validation: whole documents, drawn from the entire source.
 
 Of a source's n documents the k = max(valid_min_documents, round(valid_fraction · n)) with the smallest key are kept;
-the key of document i is a one-to-one scrambling of i by (split_seed, source), so the draw is a pure function of
-these, has no ties, and needs no list: a document's side is told by comparing its key with one threshold.
-The scrambling is the finaliser of SplitMix64 (Steele, Lea, Flood 2014), every step of which can be undone.
+the key of document i is a bijective hash of i seeded by (split_seed, source), so the draw is a pure function of these,
+has no ties, and needs no list: one comparison with a threshold decides the split of a document.
+The hash is the finalizer of SplitMix64 (Steele, Lea, Flood 2014), every step of which is invertible.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _CHUNK = 1 << 20
 
 
 def num_valid_documents(num_documents: int, fraction: float, minimum: int) -> int:
-    """How many of a source's documents are kept for validation; none when `fraction` is 0."""
+    """Number of a source's validation documents; 0 when `fraction` is 0."""
     return max(minimum, round(fraction * num_documents)) if fraction > 0 else 0
 
 
 def check_source(config: DataSettings, name: str, num_documents: int, num_valid: int) -> None:
-    """Check that a source has documents, and leaves at least as many for training as it gives for validation.
+    """Check that a source has documents, at least half of them for training.
 
     Raises:
         UserError: it does not.
@@ -33,15 +33,13 @@ def check_source(config: DataSettings, name: str, num_documents: int, num_valid:
     if num_documents == 0:
         raise UserError(config.fault("input_jsonl", f"the source {name} holds no document with text"))
     if num_documents < 2 * num_valid:
-        rule = (
-            f"the source {name} has {num_documents:,} documents, too few to keep {num_valid:,} of them for validating"
-        )
+        rule = f"the source {name} has {num_documents:,} documents, too few to hold out {num_valid:,} for validation"
         remedy = f"set it to {num_documents // 2} or less, or valid_fraction to 0, or cut the text into more documents"
         raise UserError(config.fault("valid_min_documents", rule, remedy))
 
 
 def document_keys(first: int, count: int, split_seed: int, source: int) -> NDArray[np.uint64]:
-    """The keys of documents `first` … `first + count - 1` (counted in the source)."""
+    """uint64[count]: keys of documents `first` … `first + count - 1` of the source."""
     seed = hashlib.sha256(f"{split_seed}/{source}".encode()).digest()[:8]
     x = np.arange(first, first + count, dtype=np.uint64)
     x += np.frombuffer(seed, "<u8")
@@ -51,7 +49,7 @@ def document_keys(first: int, count: int, split_seed: int, source: int) -> NDArr
 
 
 def valid_threshold(num_documents: int, num_valid: int, split_seed: int, source: int) -> np.uint64 | None:
-    """The largest key of a validation document, or None when there is none; memory grows with `num_valid` only."""
+    """The largest key of a validation document, None if there is none; memory grows with `num_valid` only."""
     if num_valid == 0:
         return None
     smallest = np.empty(0, dtype=np.uint64)
@@ -64,7 +62,7 @@ def valid_threshold(num_documents: int, num_valid: int, split_seed: int, source:
 
 
 def is_valid(first: int, count: int, threshold: np.uint64 | None, split_seed: int, source: int) -> NDArray[np.bool_]:
-    """For documents `first` … `first + count - 1`: whether each is kept for validation."""
+    """bool[count]: whether each of documents `first` … `first + count - 1` is a validation document."""
     if threshold is None:
         return np.zeros(count, dtype=np.bool_)
     return document_keys(first, count, split_seed, source) <= threshold

@@ -1,12 +1,12 @@
 """The corpus cut into tasks, and which worker does which next.
 
-A task is what becomes one shard: consecutive ranges of one source, of about `task_bytes` of text. Tasks of plain
-files are known beforehand. A packed file (.gz, .zst) of lines is a *stream*: nobody knows how long it is until
-somebody has unpacked it, so its tasks are the blocks [0, B), [B, 2B), … of what it unpacks to, handed out until one
-finds the end. Every worker on a stream unpacks all of it and encodes its own blocks only, which is worth while since
-unpacking is several times as fast as encoding. So workers are kept on the stream they are on, and join others last.
+A task becomes one shard: consecutive ranges of one source, of about `task_bytes` of text. Tasks of plain files are
+known beforehand. A packed file (.gz, .zst) of lines is a *stream*, whose length is unknown until it is unpacked, so its
+tasks are the blocks [0, B), [B, 2B), … of the unpacked text, handed out until one meets the end. Each worker on a
+stream unpacks all of it and encodes only its own blocks, which pays because unpacking is several times as fast as
+encoding. So a worker stays on its stream, and joins another worker's only when nothing else is left.
 
-Task names sort in the order of the corpus, whoever did them and when.
+Task names sort in the order of the corpus.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from zerokara.corpus.inputs import InputFile
 from zerokara.corpus.reading import Range, TxtDocument, has_unknown_size, ranges
 from zerokara.resources import available_cores
 
-if TYPE_CHECKING:  # a worker needs no configuration, and waits for the import of none
+if TYPE_CHECKING:  # what the fork server imports leaves out the classes of the configuration
     from zerokara.config.data_settings import DataSettings
+
 
 MIN_TASK_BYTES = 1024 * 1024
 MAX_TASK_BYTES = 32 * 1024 * 1024
 TASKS_A_WORKER = 16
-"""Enough that all workers end at about the same time."""
+"""Enough that all workers finish at about the same time."""
 PACKED_FACTOR = 8
-"""At most so many bytes of text are expected in a byte of a packed file."""
+"""Bytes of text that a byte of a packed file is assumed to hold at most."""
 
 
 def num_workers(config: DataSettings, files: Sequence[InputFile] = ()) -> int:
@@ -39,7 +40,7 @@ def num_workers(config: DataSettings, files: Sequence[InputFile] = ()) -> int:
 
 
 def usual_task_bytes(config: DataSettings, corpus_bytes: int) -> int:
-    """How much unpacked text becomes one task, where it can be cut so."""
+    """Unpacked text per task, where files can be cut, in bytes."""
     return min(max(corpus_bytes // (num_workers(config) * TASKS_A_WORKER), MIN_TASK_BYTES), MAX_TASK_BYTES)
 
 
@@ -48,21 +49,21 @@ class Task:
     """Consecutive ranges of one source that become one shard."""
 
     name: str
-    """``<place of the first file>-<start of its range>``."""
+    """``<index of the first file>-<start of its range>``."""
     source: int
     ranges: tuple[Range, ...]
 
 
 @dataclass
 class _Stream:
-    """A packed file whose blocks are handed out one after another."""
+    """A packed file, whose blocks are handed out one after another."""
 
     index: int
     file: InputFile
     next_start: int = 0
-    """Of the first block that is neither done nor handed out."""
+    """Start of the first block that is neither done nor handed out."""
     end: int | None = None
-    """Start of the first block that is known to have met the end of the file."""
+    """Start of the first block that met the end of the file, if known."""
     num_workers: int = 0
     names: list[str] = field(default_factory=list)
 
@@ -77,7 +78,7 @@ class _Stream:
 
 
 class TaskQueue:
-    """Hands out the tasks that are not done yet; told of each that is finished."""
+    """Hands out the tasks that are not done yet."""
 
     def __init__(
         self,
@@ -87,12 +88,12 @@ class TaskQueue:
         done: Collection[str] = (),
         ended_streams: Collection[str] = (),
     ):
-        """`done` are the names of tasks done by an earlier run, `ended_streams` those of them that found an end."""
+        """`done` names tasks of an earlier run, `ended_streams` those among them that met the end of a stream."""
         self._block_bytes = task_bytes
         self._done = set(done)
         self._streams: list[_Stream] = []
         self._known: dict[str, Task] = {}
-        for part in _parts(files, task_bytes, txt_document):
+        for part in _tasks_and_streams(files, task_bytes, txt_document):
             if isinstance(part, _Stream):
                 self._streams.append(part)
             else:
@@ -101,7 +102,7 @@ class TaskQueue:
         for name in sorted(self._done):
             self._recall(name, name in ended_streams)
         for stream in self._streams:
-            self._pass_over_done(stream)
+            self._skip_done(stream)
         self._stream_of: dict[int, _Stream] = {}
 
     @property
@@ -115,7 +116,7 @@ class TaskQueue:
         return not self._waiting and all(stream.ended for stream in self._streams)
 
     def task(self, name: str) -> Task:
-        """The task of a name that `names` gives."""
+        """The task of one of `names`."""
         if name in self._known:
             return self._known[name]
         index, start = (int(part) for part in name.split("-"))
@@ -142,7 +143,7 @@ class TaskQueue:
         task = self._block(current, current.next_start)
         current.names.append(task.name)
         current.next_start += self._block_bytes
-        self._pass_over_done(current)
+        self._skip_done(current)
         return task
 
     def finished(self, task: Task, at_end: bool) -> None:
@@ -157,7 +158,7 @@ class TaskQueue:
             if at_end:
                 stream.ends_at(int(name.split("-")[1]))
 
-    def _pass_over_done(self, stream: _Stream) -> None:
+    def _skip_done(self, stream: _Stream) -> None:
         while _name(stream.index, stream.next_start) in self._done:
             stream.next_start += self._block_bytes
 
@@ -170,12 +171,14 @@ class TaskQueue:
         return Task(_name(stream.index, start), stream.file.source, (range_,))
 
 
-def _parts(files: Sequence[InputFile], task_bytes: int, txt_document: TxtDocument) -> Iterator[Task | _Stream]:
-    """Gather consecutive ranges of one source into tasks; a stream stands for itself."""
+def _tasks_and_streams(
+    files: Sequence[InputFile], task_bytes: int, txt_document: TxtDocument
+) -> Iterator[Task | _Stream]:
+    """Group consecutive ranges of one source into tasks; yield each stream by itself."""
     gathered: list[Range] = []
     size = first = 0
     for index, file in enumerate(files):
-        # A smaller packed file holds one task at most, and is read as a whole.
+        # A smaller packed file is one task at most.
         if has_unknown_size(file, txt_document) and file.bytes * PACKED_FACTOR > task_bytes:
             if gathered:
                 yield Task(_name(first, gathered[0].start), gathered[0].file.source, tuple(gathered))

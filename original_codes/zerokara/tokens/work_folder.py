@@ -1,10 +1,10 @@
-"""The folder in which step 2 works: one run at a time, and what a run that was ended had finished.
+"""The folder in which step 2 works: one run at a time, with the shards that an interrupted run had finished.
 
 ``plan.json`` says what the shards in it were made from: the files (name, size, time of change), the tokenizer, the
-settings that change a shard, the size of a task. A run with the same plan takes the finished shards over; with
-another it begins anew. A shard counts as finished when its ``<name>.json`` is there, which is written last, and its
-files have the sizes and the checksums that stand in it: nothing is flushed to the disk on the way, so a power cut may
-have lost any of them.
+settings that change a shard, the size of a task. A run with the same plan takes over the finished shards; one with
+another plan starts over. A shard counts as finished when its ``<name>.json`` is there, which is written last, and its
+files have the sizes and the checksums recorded in it: nothing is synced on the way, so a power cut may lose any of
+them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PLAN_NAME = "plan.json"
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """What the shards are made from; all but the last two must be equal for a run to go on with another's shards."""
+    """What the shards are made from; to resume from them, all but `task_bytes` and `encoder` must be equal."""
 
     files: list[list[Any]]
     """[name, bytes, modified_ns, source] of each."""
@@ -41,25 +41,25 @@ class ShardPlan:
     text_field: str
     txt_document: str
     task_bytes: int
-    """The first run's stands, however many workers a later one has."""
+    """The first run's size stays, however many workers a later run has."""
     encoder: str = ""
-    """The name of the encoder at work; once SentencePiece has had to take over, it stays."""
+    """Name of the encoder; once SentencePiece has had to take over, it stays."""
     format: int = FORMAT
 
     def continues(self, earlier: ShardPlan) -> bool:
-        """Whether shards made by `earlier` are this one's too."""
+        """Whether shards made by `earlier` serve this plan too."""
         free = {"task_bytes": 0, "encoder": ""}
         return asdict(self) | free == asdict(earlier) | free
 
 
 def files_as_listed(files: Sequence[InputFile]) -> list[list[Any]]:
-    """The files as a plan holds them."""
+    """The files in the form that a plan records."""
     return [[file.name, file.bytes, file.modified_ns, file.source] for file in files]
 
 
 @contextmanager
 def claimed(paths: TokenPaths) -> Iterator[Path]:
-    """The work folder, for this run alone.
+    """Claim the work folder for this run alone.
 
     Raises:
         UserError: another run of step 2 is at work there.
@@ -73,30 +73,30 @@ def claimed(paths: TokenPaths) -> Iterator[Path]:
         folder.mkdir(exist_ok=True)
         try:
             yield folder
-        finally:  # only with the lock: what lies there may be another run's
+        finally:  # only under the lock: otherwise the files may be another run's
             if folder.is_dir():
                 _remove_unfinished(folder)
-                # Kept where something is finished, or where it tells alone that the token files there are of step 2.
-                if not any(folder.glob("*-*.json")) and not _lack_manifest(paths):
+                # Kept if a shard is finished, or if nothing else shows that the token files beside it are step 2's.
+                if not any(folder.glob("*-*.json")) and not _lacks_manifest(paths):
                     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _lack_manifest(paths: TokenPaths) -> bool:
-    """Whether token files lie there of a run that was killed before it wrote the manifest."""
+def _lacks_manifest(paths: TokenPaths) -> bool:
+    """Whether there are token files of a run that was killed before it wrote the manifest."""
     return not paths.manifest.exists() and any(bin_path(prefix).exists() for prefix in (paths.train, paths.valid))
 
 
 def discard(paths: TokenPaths) -> None:
-    """Remove the folder, unless a run is at work in it."""
+    """Remove the folder, unless another run is using it."""
     if paths.work_folder.is_dir():
         with suppress(UserError), claimed(paths) as folder:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def settle(folder: Path, wanted: ShardPlan, last_merged: str = "") -> tuple[ShardPlan, dict[str, ShardResult]]:
-    """The plan to follow, and the finished shards by name: an earlier run's where it continues, else none.
+    """Return the plan to follow and the finished shards by name: those of an earlier run if this one continues it.
 
-    Shards up to `last_merged` are in the merged files already, and their own are gone.
+    Shards up to `last_merged` are in the merged files already; their own files are deleted.
     """
     earlier = _read_plan(folder)
     if earlier is None or not wanted.continues(earlier):
@@ -104,9 +104,9 @@ def settle(folder: Path, wanted: ShardPlan, last_merged: str = "") -> tuple[Shar
         return wanted, {}
     _remove_unfinished(folder)
     finished = {}
-    found = sorted(folder.glob("*-*.json"))
-    with Progress("checking finished shards", len(found), "shard") as progress:
-        for path in found:
+    records = sorted(folder.glob("*-*.json"))
+    with Progress("checking finished shards", len(records), "shard") as progress:
+        for path in records:
             result = _read_result(path)
             if result is not None and (result.name <= last_merged or is_whole(folder, result)):
                 finished[result.name] = result
@@ -124,7 +124,7 @@ def restart(folder: Path, plan: ShardPlan) -> None:
 
 
 def kept_shards(folder: Path) -> tuple[int, int]:
-    """How many finished shards lie there, and their bytes."""
+    """Number of finished shards, and their bytes."""
     if not folder.is_dir():
         return 0, 0
     number = sum(1 for _ in folder.glob("*-*.json"))
@@ -132,7 +132,6 @@ def kept_shards(folder: Path) -> tuple[int, int]:
 
 
 def _remove_unfinished(folder: Path) -> None:
-    # A worker that a killed run left behind may still be writing; its files are its own, and it ends when it is done.
     for path in folder.glob(f"*{PARTIAL_SUFFIX}"):
         path.unlink(missing_ok=True)
 
@@ -140,7 +139,7 @@ def _remove_unfinished(folder: Path) -> None:
 def _read_plan(folder: Path) -> ShardPlan | None:
     try:
         return ShardPlan(**orjson.loads((folder / PLAN_NAME).read_bytes()))
-    except (FileNotFoundError, orjson.JSONDecodeError, TypeError):  # what cannot be read just now ends the step
+    except (FileNotFoundError, orjson.JSONDecodeError, TypeError):  # an OSError ends the step: the plan may be intact
         return None
 
 

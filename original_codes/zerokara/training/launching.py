@@ -30,19 +30,8 @@ from zerokara.training.planning.micro_batch import MicroBatchChoice, first_choic
 from zerokara.training.planning.plan_rows import data_rows, plan_rows
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes import launcher
-
-
-@dataclass(frozen=True)
-class Commands:
-    """How the training processes are started, and what a person types."""
-
-    module: str
-    """Run by each training process: ``python -m module arguments``."""
-    arguments: tuple[str, ...]
-    resume: str
-    """Resumes the run."""
-    convert: str
-    """Converts what the run has made so far."""
+from zerokara.training.spawning import Commands, processes_text, spawn
+from zerokara.training.trial_launch import try_steps
 
 
 @dataclass(frozen=True)
@@ -152,7 +141,7 @@ def start(
         changed = [f"changed since this run's last start: {change}" for change in (*changes, *local.changes)]
         _show(local, [*aside, *changed])
         if dry_run:
-            try_steps(local, commands)
+            try_steps(local.plan, local.memory_forecast, commands)
             return None
         plan = _claim(local, commands, redo)
         return plan, _train_to_the_end(plan, commands)
@@ -165,7 +154,7 @@ def _claim(local: LocalPlan, commands: Commands, redo: bool) -> RunPlan:
     is_kept = before is not None and before.holds_for(forecast)
     is_new_choice = plan.given.micro_batch_size == "auto" and not is_kept
     if is_new_choice and local.available.device == "cuda":
-        plan = try_steps(local, commands)
+        plan = try_steps(local.plan, local.memory_forecast, commands)
     if redo:
         run_folder.set_aside(plan.run_dir)  # the last thing before the start: a refusal above has cost nothing
     run_folder.claim(plan)
@@ -175,7 +164,7 @@ def _claim(local: LocalPlan, commands: Commands, redo: bool) -> RunPlan:
 
 
 def _train_to_the_end(plan: RunPlan, commands: Commands) -> Path:
-    print(f"starting {_processes_text(plan)}; importing torch takes seconds", flush=True)
+    print(f"starting {processes_text(plan)}; importing torch takes seconds", flush=True)
     try:
         if code := spawn(plan, commands):
             from_where = f" from the newest checkpoint in {plan.run_dir}" if checkpoint.all_steps(plan.run_dir) else ""
@@ -211,42 +200,11 @@ def evaluate(plan: RunPlan, commands: Commands, name: str) -> None:
     folder = named_checkpoint.find(plan, name)
     plan = on_this_machine(plan).plan
     tokens = count_text(plan.num_valid_tokens)
-    opening(f"step 3 evaluate: {folder} on {tokens} tokens, {_processes_text(plan)}")
+    opening(f"step 3 evaluate: {folder} on {tokens} tokens, {processes_text(plan)}")
     for _, value in launcher.device_rows(plan.num_processes):
         print(f"  {value}")
     if code := spawn(plan, commands, "--evaluate", str(folder)):
         raise RunError(f"the evaluation ended with exit code {code}; the messages above say why")
-
-
-def spawn(plan: RunPlan, commands: Commands, *further: str) -> int:
-    """Run the training processes; return their exit code, 0 or another.
-
-    Raises:
-        KeyboardInterrupt: they were asked to stop.
-    """
-    arguments = [argument for argument in commands.arguments if argument not in ("--redo", "--dry-run")]
-    arguments += ["--set", f"micro_batch_size={plan.config.micro_batch}", *further]
-    code = launcher.launch(commands.module, arguments, plan.num_processes)
-    if code == launcher.INTERRUPTED:
-        raise KeyboardInterrupt
-    return code
-
-
-def try_steps(local: LocalPlan, commands: Commands) -> RunPlan:
-    """Train a few steps that leave nothing behind; return the plan that passed, an `auto` micro batch halved.
-
-    Raises:
-        RunError: they failed, or ran out of memory with a micro batch that the user chose or that is 1.
-    """
-    plan, sizes = local.plan, local.memory_forecast.layout.micro_batch_sizes
-    print(f"trying a few steps in {_processes_text(plan)}", flush=True)
-    while code := spawn(plan, commands, "--dry-run"):
-        smaller = [size for size in sizes if size <= plan.config.micro_batch // 2]
-        if code != launcher.OUT_OF_MEMORY or plan.given.micro_batch_size != "auto" or not smaller:
-            raise RunError(f"the trial ended with exit code {code}; the messages above say why. Nothing was written")
-        print(f"micro_batch_size: auto: {plan.config.micro_batch} does not fit, trying {smaller[-1]}", flush=True)
-        plan = run_plan.with_micro_batch(plan, smaller[-1])
-    return plan
 
 
 def trained_seconds(run_dir: Path) -> float:
@@ -260,7 +218,3 @@ def _states(run_dir: Path) -> Iterator[Path]:
         folder = checkpoint.folder_of(run_dir, step)
         if (folder / "state.json").exists():
             yield folder
-
-
-def _processes_text(plan: RunPlan) -> str:
-    return f"{plan.num_processes} process{'es' * (plan.num_processes > 1)}"

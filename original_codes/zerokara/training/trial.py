@@ -6,6 +6,9 @@ written. They tell the speed, the kernels, and the memory at its peak, which no 
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import torch
 import torch.distributed
 
@@ -20,6 +23,7 @@ from zerokara.training.loop import train_step
 from zerokara.training.planning.memory_forecast import MachineMemory
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.run import Run, join, open_run
+from zerokara.training.trial_launch import PEAK_FILE_NAME
 
 NUM_STEPS = 3
 """The first is slow (memory is taken, kernels are chosen) and does not count."""
@@ -74,3 +78,5 @@ def _log_result(run: Run, seconds: float, loss: float, available: MachineMemory)
         "saves not counted"
     )
     processes.log(f"memory: {run.plan.memory_forecast(available).measured_text(int(peak))}")
+    if processes.is_first and (path := os.environ.get(PEAK_FILE_NAME)):
+        Path(path).write_text(str(int(peak)), encoding="ascii")

@@ -73,7 +73,7 @@ def test_the_same_file_by_two_entries_stays_a_fault(here: Path) -> None:
     with pytest.raises(UserError) as raised:
         names(here, "in", "again")
     (fault,) = raised.value.faults
-    assert (fault.where, fault.found) == ("config.yaml:3", "again")
+    assert (fault.where, fault.value) == ("config.yaml:3", "again")
     assert "again/a.jsonl and 1 more" in fault.rule and " in " in fault.rule
 
 

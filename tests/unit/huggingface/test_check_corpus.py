@@ -27,7 +27,7 @@ def test_sources_take_turns_until_there_are_lines_enough(tmp_path: Path) -> None
 
 
 def test_a_large_file_is_read_from_many_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check_corpus, "_RANGE_BYTES", 200)
+    monkeypatch.setattr(check_corpus, "RANGE_BYTES", 200)
     config = PretrainConfig(input_jsonl=(write(tmp_path / "a.jsonl", [f"{i:04}" for i in range(1000)]),))
     files = check_corpus.files_for(ConvertConfig(), config)
     first = [int(text) for text in check_corpus.documents(files, config, 16)]

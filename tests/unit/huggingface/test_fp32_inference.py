@@ -17,7 +17,7 @@ from zerokara.huggingface.stored_tensors import StoredTensors
 
 
 def test_products_look_ups_and_norms_are_those_of_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fp32_inference, "_BLOCK_ELEMENTS", 24)  # three rows of eight at a time, and one left over
+    monkeypatch.setattr(fp32_inference, "BLOCK_ELEMENTS", 24)  # three rows of eight at a time, and one left over
     generator = torch.Generator().manual_seed(1)
     weight, bias = (torch.randn(size, generator=generator).bfloat16() for size in ((10, 8), (10,)))
     table, scale = (torch.randn(size, generator=generator).bfloat16() for size in ((5, 8), (8,)))
@@ -55,9 +55,12 @@ def resident(path: Path) -> int:
     return found
 
 
-def test_pages_are_given_back_and_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("kept_share", "most_layers"), [(0.0, 2), (0.5, 6)])
+def test_pages_are_released_and_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_share: float, most_layers: int
+) -> None:
     path = tmp_path / "model.safetensors"
-    weights = {str(number): torch.randn(512, 512) for number in range(4)}
+    weights = {str(number): torch.randn(512, 512) for number in range(8)}
     with TensorWriter(path, dict.fromkeys(weights, (512, 512)), torch.float32) as writer:
         for name, tensor in weights.items():
             writer.write(name, tensor)
@@ -69,10 +72,11 @@ def test_pages_are_given_back_and_read_again(tmp_path: Path, monkeypatch: pytest
     model = torch.nn.Sequential(*layers, own)
     rows = torch.randn(3, 512)
     must = model(rows)
-    assert resident(path) >= 4 * 512 * 512 * 4
+    assert resident(path) >= 8 * 512 * 512 * 4
 
-    monkeypatch.setattr(page_release, "_RESIDENT_BYTES", 512 * 512 * 4)
-    assert PageRelease(model, tmp_path).bytes >= 4 * 512 * 512 * 4
+    monkeypatch.setattr(page_release, "RESIDENT_BYTES", 512 * 512 * 4)
+    monkeypatch.setattr(page_release, "KEPT_SHARE", kept_share)
+    PageRelease(model, tmp_path)
     for _ in range(2):
         assert torch.equal(model(rows), must)
-        assert resident(path) <= 2 * 512 * 512 * 4
+        assert resident(path) <= most_layers * 512 * 512 * 4

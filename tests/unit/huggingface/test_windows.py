@@ -59,7 +59,7 @@ def test_each_greedy_token_is_compared_with_our_arg_max() -> None:
     # After the prompt [8, 9] the arg max is 1, then 2, then 0 and 2 alike.
     logits = torch.tensor([[9.0, 0, 0], [0, 1, 0], [0, 0, 1], [1.0, 0, 1 - 1e-4]])
     generated = GeneratedTokens(prompts=[Prompt([], [8, 9])], greedy=[[1, 2, 0]], sampled=[])
-    assert logit_proof._compare_greedy(generated, [logits], 2e-4) == (0, [])
-    assert logit_proof._compare_greedy(replace(generated, greedy=[[1, 2, 2]]), [logits], 2e-4) == (1, [])
-    ties, faults = logit_proof._compare_greedy(replace(generated, greedy=[[1, 0, 1]]), [logits], 2e-4)
+    assert logit_proof.compare_greedy(generated, [logits], 2e-4) == (0, [])
+    assert logit_proof.compare_greedy(replace(generated, greedy=[[1, 2, 2]]), [logits], 2e-4) == (1, [])
+    ties, faults = logit_proof.compare_greedy(replace(generated, greedy=[[1, 0, 1]]), [logits], 2e-4)
     assert ties == 0 and len(faults) == 1 and "token 1" in faults[0]

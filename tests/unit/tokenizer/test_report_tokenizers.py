@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import tokenizers
+from huggingface_hub import constants
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from zerokara.errors import Fault, UserError
@@ -15,7 +16,7 @@ from zerokara.huggingface import tokenizer_json
 from zerokara.tokenizer import report
 from zerokara.tokenizer import report_measures as measuring
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.report_tokenizers import TokenKind, open_tokenizer
+from zerokara.tokenizer.report_tokenizers import TokenKind, find_file, open_tokenizer
 from zerokara.tokenizer.sampling import SourceTexts
 
 LINES = [
@@ -156,7 +157,22 @@ def test_what_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
         (tmp_path / "vocab.json").write_bytes(content)
         assert "tokenizer.json" in _fault(tmp_path / "vocab.json").rule
     assert "No such file" in _fault(tmp_path / "missing.json").rule
+
+
+def test_a_model_of_the_hub_is_compared_once_it_is_downloaded(
+    toy: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     assert "hf download owner/name" in _fault("hf://owner/name").remedy
+    assert "hf download" in _fault("hf://no/such/name").remedy
+    repository = tmp_path / "models--owner--name"
+    snapshot = repository / "snapshots" / "0123"
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0123", encoding="utf-8")
+    (snapshot / "spiece.model").write_bytes(toy.model_bytes)
+    assert find_file("hf://owner/name") == snapshot / "spiece.model"
+    assert open_tokenizer("hf://owner/name").vocab_size == toy.vocab_size
 
 
 def test_a_tokenizer_that_cannot_encode_is_refused_at_once(tmp_path: Path) -> None:

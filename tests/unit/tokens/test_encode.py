@@ -182,8 +182,10 @@ def test_a_corpus_without_a_document(make_config: MakeConfig, corpus: Path) -> N
 
 def test_too_few_documents_to_split(make_config: MakeConfig) -> None:
     config = make_config(valid_min_documents=151)
-    with pytest.raises(UserError, match="has 300 documents, too few to keep 151"):
+    with pytest.raises(UserError) as raised:
         _encode(config)
+    (fault,) = raised.value.faults
+    assert (fault.key, fault.value) == ("valid_min_documents", 151) and "150" in fault.remedy
     assert list(_hashes(config)) == ["tokens_quarantine.jsonl"]
 
 

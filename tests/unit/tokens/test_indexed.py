@@ -87,5 +87,5 @@ def test_damaged_files_are_refused(prefix: Path, which, damage, message: str) ->
 @pytest.mark.parametrize("which", [bin_path, idx_path])
 def test_missing_files_are_named(prefix: Path, which) -> None:  # type: ignore[no-untyped-def]
     which(prefix).unlink()
-    with pytest.raises(UserError, match=f"{re.escape(str(which(prefix)))}: is not there; make it with step 2"):
+    with pytest.raises(UserError, match=f"{re.escape(str(which(prefix)))}: does not exist; create it with step 2"):
         read_header(prefix)

@@ -189,7 +189,7 @@ def test_a_merge_that_is_ended_anywhere_resumes(
         monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
     else:
         monkeypatch.setattr(merge, "CHECKPOINT_BYTES", 6000)
-    places = ["_copy_shard", "write_index", "_let_appear", "write_json", "sync_folder"]
+    places = ["_copy_shard", "write_index", "_give_final_names", "write_json", "sync_folder"]
     for _ in range(12):
         with monkeypatch.context() as patched:
             place, after = chance.choice(places), chance.randint(0, 6)

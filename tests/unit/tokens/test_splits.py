@@ -56,8 +56,10 @@ def test_keys_stay_what_they_are() -> None:
 
 def test_too_small_a_source(make_config: Callable[..., PretrainConfig]) -> None:
     config = make_config()
-    with pytest.raises(UserError, match=r"the source a has 19 documents, too few to keep 10 .* set it to 9 or less"):
+    with pytest.raises(UserError) as raised:
         splits.check_source(config, "a", 19, 10)
+    (fault,) = raised.value.faults
+    assert fault.key == "valid_min_documents" and "19 documents" in fault.rule and "9 or less" in fault.remedy
     splits.check_source(config, "a", 20, 10)
     with pytest.raises(UserError, match="the source a holds no document with text"):
         splits.check_source(config, "a", 0, 0)

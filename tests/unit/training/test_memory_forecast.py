@@ -155,6 +155,12 @@ def test_freed_memory_is_kept_only_where_there_is_plenty() -> None:
     assert not forecast_of(TINY, activation_checkpointing="full").can_keep_freed_memory
 
 
+def test_a_trial_may_take_the_safe_share_of_a_process() -> None:
+    assert forecast_of(TINY, processes=2, main=8 * GB).peak_limit_bytes == SAFE_SHARE * 4 * GB
+    on_gpu = forecast_of(TINY, processes=2, gpu=80 * GB).peak_limit_bytes
+    assert on_gpu == SAFE_SHARE * 80 * GB - memory_forecast.CUDA_CONTEXT_BYTES
+
+
 def test_the_measured_peak_stands_beside_what_is_available() -> None:
     text = forecast_of(TINY, processes=2, main=8 * GB).measured_text(GB)
     assert "1.0 GB" in text and "4.0 GB" in text and "25%" in text

@@ -113,3 +113,19 @@ def test_a_drawing_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.Monke
     Drawing(tmp_path / "run", messages.append).finish()
     (message,) = messages
     assert "0.01 s" in message
+
+
+@pytest.mark.parametrize("killed_with_the_run", [True, False])
+def test_a_drawing_that_is_killed_leaves_no_unfinished_file(tmp_path: Path, killed_with_the_run: bool) -> None:
+    folder = tmp_path / "plots"
+    folder.mkdir()
+    unfinished = folder / "loss.png.77.partial"
+    plots_of_run = Drawing(tmp_path, lambda _: None)
+    plots_of_run.refresh()
+    unfinished.touch()
+    if killed_with_the_run:
+        Drawing(tmp_path, lambda _: None)  # the next start of the run
+    else:
+        plots_of_run.finish()
+    assert not unfinished.exists()
+    plots_of_run.finish()

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
+import zerokara
 from zerokara.training.compute import updater
 
 TEMPLATE = {"zero_optimization": {"overlap_comm": True}, "wall_clock_breakdown": False}
@@ -41,3 +47,10 @@ def test_what_is_sharded_is_said_as_it_is() -> None:
     alone = next(iter(updater.plan_lines("replicated", 1, 1, "template.json", {})))
     stage_0 = next(iter(updater.plan_lines("replicated", 0, 4, "template.json", {})))
     assert "4 ranks" in sharded and "nothing" in alone and "nothing" in stage_0
+
+
+def test_a_run_without_zero_does_not_import_deepspeed() -> None:
+    code = "import sys, zerokara.training.worker; print([name for name in sys.modules if name.startswith('deepspeed')])"
+    environment = {**os.environ, "PYTHONPATH": str(Path(zerokara.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr

@@ -13,6 +13,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from zerokara.durable import PARTIAL_SUFFIX
+
+FOLDER_NAME = "plots"
 _MODULE = "zerokara.training.monitoring.plots"
 _PAUSE_FACTOR = 10.0
 """Pause after a drawing, over the time that it took."""
@@ -28,6 +31,7 @@ class Drawing:
         self._process: subprocess.Popen[str] | None = None
         self._started = self._paused_until = 0.0
         self._has_failed = False
+        self._sweep()
 
     def refresh(self) -> None:
         """Draw what is recorded so far, unless a drawing is running or has just ended."""
@@ -39,8 +43,7 @@ class Drawing:
     def finish(self) -> None:
         """Draw for the last time, and wait for it."""
         if self._process is not None:
-            self._process.kill()  # its plots would be out of date; each file appears whole or not at all
-            self._process.communicate()
+            self._kill(self._process)  # its plots would be out of date; each file appears whole or not at all
         self._start()
         self._wait()
 
@@ -73,10 +76,19 @@ class Drawing:
             if process.returncode:
                 self._log_once((message.strip() or f"exit code {process.returncode}").splitlines()[-1])
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
+            self._kill(process)
             self._log_once(f"not drawn within {_FINISH_SECONDS:g} s")
         self._paused_until = time.monotonic() + _PAUSE_FACTOR * (time.monotonic() - self._started)
+
+    def _kill(self, process: subprocess.Popen[str]) -> None:
+        process.kill()
+        process.communicate()
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Delete the unfinished file of a drawing that was killed; none is running."""
+        for partial in (self._run_dir / FOLDER_NAME).glob(f"*{PARTIAL_SUFFIX}"):
+            partial.unlink(missing_ok=True)
 
     def _log_once(self, reason: str) -> None:
         if not self._has_failed:

@@ -20,11 +20,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure  # needs no display and no global state, as pyplot does
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter, StrMethodFormatter
 
-from zerokara.durable import PARTIAL_SUFFIX
+from zerokara.durable import atomic_file
 from zerokara.training.monitoring import curve_names, metrics
 from zerokara.training.monitoring.curve_names import CurveNames
+from zerokara.training.monitoring.drawing import FOLDER_NAME
 
-FOLDER_NAME = "plots"
 BLUE, RED, GREEN, PURPLE, YELLOW, GREY = "#4477aa", "#cc3344", "#228833", "#aa3377", "#bb8800", "#777777"
 """Distinct for colour-blind readers too. Source: Paul Tol's bright scheme, a little darker."""
 SOURCE_COLORS = ("#4477aa", "#ee8866", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")
@@ -241,13 +241,9 @@ def _times(factor: float) -> Callable[[Any], Any]:
     return lambda value: value * factor
 
 
-def _save(figure: Any, path: Path) -> Path:
-    partial = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL_SUFFIX}")
-    try:
-        figure.savefig(partial, dpi=120, format="png")
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+def _save(figure: Figure, path: Path) -> Path:
+    with atomic_file(path) as file:
+        figure.savefig(file, dpi=120, format="png")
     return path
 
 

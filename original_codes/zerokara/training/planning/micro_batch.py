@@ -39,9 +39,11 @@ def choose_micro_batch(
     """The size to try next; one that was tried already is the choice.
 
     `peaks` are the measured bytes of each size that was tried, None where it ran out of memory; `sizes` those that
-    divide the batch; `limit_bytes` what may be used. The two smallest are tried first: the difference is what a
-    sequence takes (at least `min_sequence_bytes`: with few, the update may set the peak). The largest that fits by that
-    is tried next, and half of it where it does not. A choice that ran out of memory is the smallest: nothing fits.
+    divide the batch (`TrainingLayout.micro_batch_sizes`); `limit_bytes` is what may be used
+    (`MemoryForecast.peak_limit_bytes`). The two smallest are tried first: the difference is what a sequence takes (at
+    least `min_sequence_bytes`, `min_activation_bytes` of one: with few, the update may set the peak). The largest that
+    fits by that is tried next, and half of it where it does not. A choice that ran out of memory is the smallest:
+    nothing fits.
 
     Example: 10 GB with 1 sequence and 11 GB with 2 of at most 256, within 80 GB: 64 is next. If that takes 72 GB, it
     is the choice; if it runs out of memory, 32 is next.

@@ -1,8 +1,9 @@
-"""Launching the training processes of one node through DeepSpeed's launcher.
+"""Launching the training processes of one node: a lone one directly, several through DeepSpeed's launcher.
 
 The launcher of a node (deepspeed/launcher/launch.py, 0.19.8) sets RANK, LOCAL_RANK and WORLD_SIZE for each process,
 forwards signals, and ends all processes when one dies. It is called directly: the `deepspeed` command in front of it
-looks for other nodes and costs a second and a half.
+looks for other nodes and costs a second and a half. A lone process needs none of that, and does not wait for DeepSpeed
+to be imported.
 """
 
 from __future__ import annotations
@@ -99,28 +100,33 @@ def launch(module: str, arguments: Sequence[str], processes: int) -> int:
 
     Ctrl-C, SIGTERM and SIGHUP ask the training processes to stop at the end of a step, and give the exit code 130 (or 1
     if they could not save); a second Ctrl-C kills them. If this process is killed, the launcher stops them, with time
-    to save. A process that was killed is reported with the likely reason.
+    to save, or a lone process saves. A process that was killed is reported with the likely reason.
     """
     environment = {**os.environ, **loopback.environment(), limits.STARTED_NAME: str(psutil.Process().create_time())}
     environment["PYTHONSAFEPATH"] = "1"  # a file of the current folder is not imported as a package of the same name
     devices: list[int | str] = list(range(processes))
     if _cuda().is_available():
-        # The launcher sets CUDA_VISIBLE_DEVICES itself, from the ids that it is given.
         named = processors.named_gpus()
         devices = list(named[:processes]) if named else devices
     else:
         environment["DS_ACCELERATOR"] = "cpu"
         environment.update(cores.environment(processes))
-    nodes = base64.urlsafe_b64encode(json.dumps({"localhost": devices}).encode()).decode()
-    command = [sys.executable, "-m", _LAUNCHER, f"--world_info={nodes}", "--master_addr=127.0.0.1"]
-    command += ["--no_local_rank", "--quiet", "--module", module, *arguments]
+    if processes == 1:
+        command = [sys.executable, "-u", "-m", module, *arguments]
+        environment |= {**lone_environment(), processors.VARIABLE: str(devices[0]) if _cuda().is_available() else ""}
+    else:
+        # The launcher sets CUDA_VISIBLE_DEVICES itself, from the ids that it is given.
+        nodes = base64.urlsafe_b64encode(json.dumps({"localhost": devices}).encode()).decode()
+        command = [sys.executable, "-m", _LAUNCHER, f"--world_info={nodes}", "--master_addr=127.0.0.1"]
+        command += ["--no_local_rank", "--quiet", "--module", module, *arguments]
     oom_kills_before = num_oom_kills()
     with rendezvous.held() as variables:
         # A session of its own: a Ctrl-C in the terminal would reach the launcher too, which gives its processes 30
-        # seconds (launch.py, terminate_process_tree), and saving a large model may take longer.
+        # seconds (launch.py, terminate_process_tree), and saving a large model may take longer. A training process
+        # would get it twice.
         end_with_us = partial(end_with_parent, os.getpid(), signal.SIGTERM)
         child = subprocess.Popen(command, env=environment | variables, start_new_session=True, preexec_fn=end_with_us)
-        with SignalForwarding(child.pid) as forwarding:
+        with SignalForwarding(child.pid, is_lone=processes == 1) as forwarding:
             code = child.wait()
     if forwarding.requested and code != RunError.exit_code:  # a run that was asked to stop, and could not save, failed
         return INTERRUPTED
@@ -131,7 +137,7 @@ def launch(module: str, arguments: Sequence[str], processes: int) -> int:
 
 def is_kill(code: int) -> bool:
     """Whether an exit code of the launcher means that a training process or the launcher was killed by SIGKILL."""
-    # It passes the negative number on, of which the shell's eight bits remain; shells themselves use 128 + 9.
+    # The launcher passes the negative number on, of which the shell's eight bits remain; shells use 128 + 9.
     return code in (-signal.SIGKILL, 256 - signal.SIGKILL, 128 + signal.SIGKILL)
 
 
@@ -150,8 +156,9 @@ def kill_message(oom_kills_before: int | None) -> str:
 class SignalForwarding:
     """Forwards requests to stop from this process to the training processes; a context manager."""
 
-    def __init__(self, launcher_pid: int):
-        self._launcher_pid = launcher_pid
+    def __init__(self, pid: int, is_lone: bool = False):
+        """`pid` is the launcher's, or where the training process `is_lone` its own."""
+        self._pid, self._is_lone = pid, is_lone
         self._previous: dict[signal.Signals, Any] = {}
         self.requested = False
         """Whether somebody asked to stop."""
@@ -167,17 +174,17 @@ class SignalForwarding:
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
-            launcher = psutil.Process(self._launcher_pid)
-            trainers = launcher.children()
+            started = psutil.Process(self._pid)
+            trainers = [started] if self._is_lone else started.children()
             ready = [process for process in trainers if _handles_sigterm(process.pid)]
             if not self.requested:
                 when = "at the end of this step, and saving" if ready else "before the first step"
                 print(f"stopping {when}; Ctrl-C again kills the run at once", flush=True)
             elif number == signal.SIGINT:
-                for process in [*launcher.children(recursive=True), launcher]:
+                for process in [*started.children(recursive=True), started]:
                     process.kill()
             if not trainers:
-                launcher.terminate()  # it has started none yet
+                started.terminate()  # it has started none yet
             for process in trainers:
                 # They log which signal they got; one that still imports torch is ended by SIGTERM, without a traceback.
                 is_ctrl_c = number == signal.SIGINT and process in ready
@@ -195,5 +202,5 @@ def _handles_sigterm(pid: int) -> bool:
 
 
 def lone_environment() -> dict[str, str]:
-    """Environment that DeepSpeed's launcher gives the only process of a run."""
+    """Environment of the only process of a run, as torchrun has it."""
     return {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}

@@ -1,0 +1,41 @@
+"""Starting the training processes of a plan from the launching process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zerokara.progress import plural
+from zerokara.training.planning.run_plan import RunPlan
+from zerokara.training.processes import launcher
+
+
+@dataclass(frozen=True)
+class Commands:
+    """How the training processes are started, and what a person types."""
+
+    module: str
+    """Run by each training process: ``python -m module arguments``."""
+    arguments: tuple[str, ...]
+    resume: str
+    """Resumes the run."""
+    convert: str
+    """Converts what the run has made so far."""
+
+
+def spawn(plan: RunPlan, commands: Commands, *further: str) -> int:
+    """Run the training processes, with `further` arguments; return their exit code, 0 or another.
+
+    Raises:
+        KeyboardInterrupt: they were asked to stop.
+    """
+    arguments = [argument for argument in commands.arguments if argument not in ("--redo", "--dry-run")]
+    arguments += ["--set", f"micro_batch_size={plan.config.micro_batch}", *further]
+    code = launcher.launch(commands.module, arguments, plan.num_processes)
+    if code == launcher.INTERRUPTED:
+        raise KeyboardInterrupt
+    return code
+
+
+def processes_text(plan: RunPlan) -> str:
+    """Return how many processes a plan has, for people."""
+    return plural(plan.num_processes, "process", "processes")

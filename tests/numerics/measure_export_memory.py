@@ -1,0 +1,68 @@
+"""Print the peak memory of converting and proving a model, in copies of its exported weights; run by the test.
+
+Counted is what the process holds beyond what it held after the export of a tiny model, which loads every library.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from zerokara.huggingface import families, logit_proof, to_hf
+from zerokara.huggingface.stored_tensors import StoredTensors
+from zerokara.huggingface.windows import Windows
+from zerokara.model import megatron, parallel
+from zerokara.model.shapes import ModelShape
+from zerokara.samples.objective import Prompt
+
+TINY = ModelShape("llama", 2, 32, 4, 4, 64, 22, 500, True, 10000.0, 1e-5, 0.02)
+LARGE = replace(
+    TINY, num_layers=24, hidden_size=768, num_attn_heads=12, num_kv_heads=12, head_dim=64, ffn_hidden_size=2048
+)
+
+
+def save_weights(path: Path, shape: ModelShape) -> None:
+    """A checkpoint's weights, with a spread by which every rule matters."""
+    with torch.device("meta"):
+        parameters = {name: parameter.shape for name, parameter in megatron.build(shape).named_parameters()}
+    torch.manual_seed(1)
+    tensors = {name: torch.randn(size).mul_(shape.hidden_size**-0.5) for name, size in parameters.items()}
+    save_file({name: tensor + name.endswith("layernorm.weight") for name, tensor in tensors.items()}, path)
+
+
+def export_and_prove(folder: Path, shape: ModelShape) -> None:
+    """As step 4 does, from `weights.safetensors` in `folder`."""
+    weights, hf = StoredTensors(folder / "weights.safetensors"), folder / "hf"
+    hf.mkdir()
+    to_hf.write_model(hf, weights, shape, families.SpecialIds(1, 2, 3), "bf16", "4GB")
+    windows, prompts = Windows([list(range(4, 26))]), [Prompt([], [5, 6])]
+    found, _ = logit_proof.prove(hf, weights, shape, "bf16", windows, prompts)
+    assert found.holds, found.faults
+
+
+def memory(key: str) -> int:
+    """Bytes of this process by their name in /proc."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:"))
+
+
+def main(folder: Path) -> None:
+    """Measure; `folder` is empty."""
+    parallel.start_alone()
+    for name, shape in (("tiny", TINY), ("large", LARGE)):
+        (folder / name).mkdir()
+        save_weights(folder / name / "weights.safetensors", shape)
+    export_and_prove(folder / "tiny", TINY)
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak starts anew
+    base = memory("VmRSS")
+    export_and_prove(folder / "large", LARGE)
+    exported = (folder / "large/hf/model.safetensors").stat().st_size
+    print((memory("VmHWM") - base) / exported)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
