@@ -1,4 +1,4 @@
-"""Span corruption as in T5: no token is lost, every cut is equally likely, and masked spans depend on the sample alone."""
+"""Span corruption as in T5: no token is lost, every cut is equally likely, masked spans depend on the sample alone."""
 
 from __future__ import annotations
 
