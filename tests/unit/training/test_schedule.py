@@ -7,7 +7,7 @@ import pytest
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
-from zerokara.training.planning.schedule import Schedule
+from zerokara.training.planning.schedule import Schedule, learning_rate_change
 
 
 def schedule(*overrides: str, samples: int = 1000) -> Schedule:
@@ -120,3 +120,11 @@ def test_the_earliest_limit_ends_the_run() -> None:
 
     assert steps("epochs=2") == 200 and steps("epochs=2", "max_steps=150") == 150
     assert steps("train_tokens=16000", "max_steps=150") == 100
+
+
+def test_a_longer_run_announces_that_its_learning_rate_rises() -> None:
+    short, long = (schedule("lr=1.0", "min_lr=0.1", "warmup_steps=2", f"train_tokens={n}") for n in (81920, 819200))
+    assert learning_rate_change(short, 10, short.learning_rate(10)) == ""
+    message = learning_rate_change(long, 10, short.learning_rate(10))
+    assert "rises" in message and "1.00e-01" in message and f"{long.learning_rate(10):.2e}" in message
+    assert "falls" in learning_rate_change(short, 9, long.learning_rate(9))
