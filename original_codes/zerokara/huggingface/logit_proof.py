@@ -11,8 +11,6 @@ Shape suffixes: S sequence, V real vocabulary.
 
 from __future__ import annotations
 
-import ctypes
-import gc
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -89,7 +87,6 @@ def prove(
     bf16_windows = windows.first(max(_MIN_BF16_POSITIONS, windows.positions // BF16_SHARE))
     saved_as = TORCH_DTYPES[dtype]
     found = reference.compute(folder, saved_as, shape, windows, bf16_windows, prompts, num_sampled)
-    _give_memory_back()
     device = reference.device()
     trained = StreamedModel(weights, shape, device, lambda tensor: tensor.to(saved_as).float())
     generated = found.generated
@@ -149,14 +146,6 @@ def _compared(
         notes=notes,
         faults=faults,
     )
-
-
-def _give_memory_back() -> None:
-    """Return freed memory to the system: glibc would keep what the next model does not need."""
-    gc.collect()
-    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if malloc_trim is not None:
-        malloc_trim(0)
 
 
 def _largest_difference(logits: list[Tensor], expected: list[Tensor], windows: Windows) -> tuple[float, str]:

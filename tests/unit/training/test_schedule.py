@@ -91,29 +91,20 @@ def test_without_warmup_the_first_step_is_not_wasted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "words"),
+    ("overrides", "key", "value", "remedy"),
     [
-        (
-            ("warmup_steps=10",),
-            "warmup_steps = 10: must be fewer than the steps of the run, 10, or the learning rate never reaches lr; "
-            "try 0, or auto for a share of the run (warmup_fraction)",
-        ),
-        (
-            ("warmup_steps=6", "lr_schedule=wsd", "decay_fraction=0.5"),
-            "decay_fraction = 0.5: means 5 of the run's 10 steps, and the warm-up takes 6 (warmup_steps); "
-            "try at most 0.4, or a shorter warm-up",
-        ),
-        (
-            ("warmup_fraction=0.6", "lr_schedule=wsd", "decay_fraction=0.5"),
-            "decay_fraction = 0.5: must leave room for warmup_fraction = 0.6: together they are at most 1; "
-            "try at most 0.4",
-        ),
+        (("warmup_steps=10",), "warmup_steps", 10, "try 0"),
+        (("warmup_steps=6", "lr_schedule=wsd", "decay_fraction=0.5"), "decay_fraction", 0.5, "at most 0.4"),
+        (("warmup_fraction=0.6", "lr_schedule=wsd", "decay_fraction=0.5"), "decay_fraction", 0.5, "at most 0.4"),
     ],
 )
-def test_what_does_not_fit_is_told_in_numbers(overrides: tuple[str, ...], words: str) -> None:
+def test_a_warmup_or_decay_that_does_not_fit_is_refused_with_the_most_that_does(
+    overrides: tuple[str, ...], key: str, value: float, remedy: str
+) -> None:
     with pytest.raises(UserError) as caught:
         schedule(*TEN_STEPS, *overrides)
-    assert str(caught.value) == f"--set: {words}"
+    (fault,) = caught.value.faults
+    assert (fault.where, fault.key, fault.value) == ("--set", key, value) and remedy in fault.remedy
 
 
 def test_shares_that_fill_the_run_are_no_fault() -> None:
