@@ -247,7 +247,7 @@ def _spoil_losses(patches: contextlib.ExitStack, positions: set[int]) -> None:
     at, as_tensors = Batches.at, batch_loader.as_tensors
 
     def watched(self: Batches, consumed: int) -> Any:
-        for at_step, batch in zip(self.plan.positions(consumed, self.rank), at(self, consumed), strict=True):
+        for at_step, batch in zip(self.layout.positions(consumed, self.rank), at(self, consumed), strict=True):
             for position, row in zip(at_step, batch.inputs, strict=True):
                 rows.discard(row.tobytes())
                 if int(position) in positions:

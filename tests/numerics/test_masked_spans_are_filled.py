@@ -1,4 +1,4 @@
-"""R4, M2: a T5 soon fills its gaps from the text around them, because the biases of distances learn fast."""
+"""A T5 soon fills masked spans from the text around them, because its relative position bias learns fast."""
 
 from __future__ import annotations
 

@@ -212,17 +212,17 @@ def _invalid(key: str, details: list[ErrorDetails], origin: Origin) -> Fault:
         remedy = f"did you mean {near[0]}?" if near else f"a stage has {', '.join(Stage.model_fields)}"
         return Fault(origin.where(key), "there is no such setting", key, value=details[0]["input"], remedy=remedy)
     # A union (`a number or "auto"`) reports one error for each of its members: they are alternatives.
-    words = list(dict.fromkeys(_rule_text(detail) for detail in details))
-    found = details[0]["input"]
+    rules = list(dict.fromkeys(_rule_text(detail) for detail in details))
+    value = details[0]["input"]
     hint = ""
-    if isinstance(found, str) and any("number" in word for word in words):
+    if isinstance(value, str) and any("number" in rule for rule in rules):
         hint = "write a number without quotes or units"
-    if isinstance(found, str) and found.lower() in ("yes", "no", "on", "off") and "true or false" in " ".join(words):
-        hint = f"write {'true' if found.lower() in ('yes', 'on') else 'false'}"
+    if isinstance(value, str) and value.lower() in ("yes", "no", "on", "off") and "true or false" in " ".join(rules):
+        hint = f"write {'true' if value.lower() in ('yes', 'on') else 'false'}"
     if details[0]["type"] == "string_pattern_mismatch":
-        found = shown(found)
-    found = list(found) if isinstance(found, tuple) else found
-    return Fault(where=origin.where(key), key=key, value=found, rule="must be " + " or ".join(words), remedy=hint)
+        value = shown(value)
+    value = list(value) if isinstance(value, tuple) else value
+    return Fault(where=origin.where(key), key=key, value=value, rule="must be " + " or ".join(rules), remedy=hint)
 
 
 _RULES = {

@@ -1,9 +1,9 @@
-"""One line or value of a corpus file → a document, or a bad line with the reason why it is none.
+"""One line or value of a corpus file → a document, or a bad line with its reason.
 
-What is read as it was meant: a byte order mark, CRLF line ends, U+2028 and the like inside a JSON string (only
+Tolerated are a byte order mark, CRLF line ends, U+2028 and the like inside a JSON string (only
 ``\\n`` ends a line), a last line without ``\\n``. A .txt file that is one document has its line ends made ``\\n`` and
-its final one removed. What is put aside is a `BadLine` with a `Reason`. A NUL is put aside too: it is no character of
-any writing system, and stands where a crash or a wrong conversion left it.
+its final one removed. Anything else becomes a `BadLine` with a `Reason`, also a text with a NUL, which belongs to no
+writing system and is left by crashes and wrong conversions.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import orjson
 from zerokara.corpus.inputs import InputFile
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
-"""Longest line (or .txt document) that is loaded; a novel has about 1 MB, so what is longer is not a document. The
-settings' help and the README say so too."""
+"""Longest line (or .txt document) that is loaded; a novel has about 1 MB, so anything longer is not a document. The
+settings' help and the README give the number too."""
 EXCERPT_CHARACTERS = 120
 BOM = b"\xef\xbb\xbf"
 _BRACKET_OR_STRING = re.compile(r'[\[\]{}]|"(?:[^"\\]++|\\.)*+"')
@@ -28,7 +28,7 @@ TxtDocument = Literal["file", "line"]
 
 
 class Reason(StrEnum):
-    """Why a line is no document."""
+    """Why a line is not a document."""
 
     EMPTY_LINE = "empty line"
     EMPTY_TEXT = "empty text"
@@ -43,12 +43,12 @@ class Reason(StrEnum):
     TRUNCATED_LINE = "truncated last line"
     TOO_LONG = f"longer than {MAX_LINE_BYTES // 1024**2} MiB"
     DAMAGED = "truncated or damaged file"
-    """A packed file from some place on, or a row group of a .parquet."""
+    """The rest of a packed file from some byte on, or a row group of a .parquet."""
     NO_TOKENS = "text without tokens"
 
 
 HARMLESS = frozenset({Reason.EMPTY_LINE})
-"""Reasons by which nothing is lost: counted, but not held against `max_bad_fraction`."""
+"""Reasons that lose nothing: counted, but not against `max_bad_fraction`."""
 
 
 class Document(NamedTuple):
@@ -61,11 +61,11 @@ class Document(NamedTuple):
     offset: int
     """Byte at which the line starts, in the (unpacked) file; the index of the row, in a .parquet."""
     bytes: int
-    """Of the line, with its end, in the (unpacked) file; of the value and one more, in a .parquet."""
+    """Size of the line with its end, in the (unpacked) file; of the value plus one, in a .parquet."""
 
 
 class BadLine(NamedTuple):
-    """One line that is no document, or the place from which on a file or a row group cannot be read."""
+    """One line that is not a document, or the place from which on a file or a row group cannot be read."""
 
     file: InputFile
     line: int
@@ -73,15 +73,15 @@ class BadLine(NamedTuple):
     offset: int
     reason: Reason
     excerpt: str
-    """The beginning of the line, with bytes that are no UTF-8 spelt ``\\xNN``; what the damage is."""
+    """The beginning of the line, with bytes that are not UTF-8 written ``\\xNN``; for a damage, its description."""
     bytes: int = 0
-    """As of a document; of a line that breaks off, what there is."""
+    """As in a document; of a truncated line, what there is."""
     documents: int = 1
-    """How many are missing by this: all rows that could not be read of a damaged row group; else 1."""
+    """Documents that this loses: the unreadable rows of a damaged row group, else 1."""
     lost_bytes: int = 0
     """Bytes on disk (packed) that could not be read."""
     unverified_bytes: int = 0
-    """Bytes on disk that were read before a damage, and that no checksum confirms (all, of a file that was cut off)."""
+    """Bytes on disk that were read before a damage and that no checksum confirms (all of a truncated file)."""
 
 
 def excerpt(line: bytes) -> str:
@@ -91,7 +91,7 @@ def excerpt(line: bytes) -> str:
 
 
 def fault_of(text: str) -> Reason | None:
-    """What is wrong with a text, if anything."""
+    """The reason why a text makes no document, if any."""
     if not text or text.isspace():
         return Reason.EMPTY_TEXT
     return Reason.NUL if "\0" in text else None
@@ -109,7 +109,7 @@ def text_of_line(line: bytes, offset: int) -> str | Reason:
 
 
 def text_of_json(line: bytes, text_field: str) -> str | Reason:
-    """The text of a line of JSON: the quick way first, the careful way for what it refuses."""
+    """The text of a JSON line, parsed by orjson, or leniently where orjson refuses it."""
     careful = False
     try:
         value: Any = orjson.loads(line)
@@ -130,7 +130,7 @@ def text_of_json(line: bytes, text_field: str) -> str | Reason:
 
 
 def text_of_file(content: bytes) -> str | tuple[Reason, int]:
-    """The text of a .txt file that is one document, or what is wrong with it and at which byte."""
+    """The text of a .txt file that is one document, or a reason and the byte that it concerns."""
     try:
         text = content.decode("utf-8-sig").replace("\r\n", "\n").removesuffix("\n")
     except UnicodeDecodeError as error:
@@ -149,7 +149,7 @@ def text_of_value(value: bytes) -> str | Reason:
 
 
 def _careful_json(line: bytes) -> Any:
-    """Read what orjson refuses though it does no harm (NaN, numbers of any length, depths of any number or a lone
+    """Parse what orjson refuses though it is harmless (NaN, numbers of any length, depths of any number or a lone
     surrogate in another field, a byte order mark), and find the reason for the rest."""
     stripped = line.removeprefix(BOM).strip()
     if not stripped:

@@ -1,7 +1,7 @@
-"""A plain or packed file as a stream of lines that knows where it is, and the cache that keeps such a stream open.
+"""A plain or packed file as a stream of lines that knows its position, and the cache that keeps such a stream open.
 
-Places are bytes of the unpacked stream. Whoever reads range after range of a packed file hands the same `OpenStreams`
-to each reading, so that the next range goes on where the last one ended instead of unpacking all that came before.
+Positions are bytes of the unpacked stream. To read range after range of a packed file, pass the same `OpenStreams` to
+each reading: the next range continues where the last one ended, instead of unpacking everything before it again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BUFFER_BYTES = 1024 * 1024
 
 
 class LineStream:
-    """The lines of one file, with the place that the reading has come to."""
+    """The lines of one file, with the current position."""
 
     def __init__(self, file: InputFile):
         self.file = file
@@ -34,7 +34,7 @@ class LineStream:
 
     @property
     def damage(self) -> str:
-        """Why a packed stream ends before its end, or empty; known as soon as the buffer has come there."""
+        """Why a packed stream ends early, or empty; known as soon as the buffer reaches that place."""
         return self._packed.damage if self._packed else ""
 
     @property
@@ -44,12 +44,12 @@ class LineStream:
 
     @property
     def unverified_bytes(self) -> int:
-        """Bytes on disk that were read before a damage and may be wrong, or incomplete, all the same."""
+        """Bytes on disk that were read before a damage but may be wrong or incomplete."""
         return self._packed.damaged_at - self._packed.unverified_from if self._packed else 0
 
     @property
     def disk_position(self) -> int:
-        """How far into the file on disk the reading has come; at its end when the rest is unreadable."""
+        """Position in the file on disk; its end if the rest is unreadable."""
         if self._packed is None:
             return self.position
         return self.file.bytes if self.ended and self._packed.damage else self._packed.packed_bytes
@@ -57,8 +57,8 @@ class LineStream:
     def go_to(self, start: int, end: int | None) -> None:
         """Go to the first line that starts at `start` or later; in a plain file not far beyond `end`.
 
-        What was unpacked is kept open for the next range, and so is not read twice; a plain file is not kept, and each
-        of its ranges inside one very long line would read that line to its end.
+        A packed stream is kept open for the next range, so nothing is read twice; a plain file is not, and each of its
+        ranges inside one very long line would read that line to its end.
         """
         if self._packed is not None:
             end = None
@@ -70,7 +70,7 @@ class LineStream:
             self._read_on()
 
     def skip_line(self) -> bool:
-        """Go to the end of the line without keeping it; tells whether there was one."""
+        """Skip the rest of the line; return whether it had an end."""
         self.inside_line = True
         while self.inside_line and not self.ended:
             self._read_on()
@@ -105,7 +105,7 @@ class OpenStreams:
         self._kept: LineStream | None = None
 
     def take(self, file: InputFile, start: int) -> LineStream | None:
-        """The stream of the file if it can go on to a range from `start`; it is then the taker's."""
+        """Hand over the kept stream if it can continue with a range of this file from `start`, else None."""
         kept = self._kept
         if kept is None or kept.file != file or start < kept.free_from:
             return None
@@ -113,7 +113,7 @@ class OpenStreams:
         return kept
 
     def keep(self, stream: LineStream) -> None:
-        """Keep a stream for the next range of its file, instead of any that was kept before."""
+        """Keep a stream for the next range of its file, in place of the one kept before."""
         self.close()
         self._kept = stream
 

@@ -1,14 +1,14 @@
-"""Reading .gz and .zst so that everything readable is kept when the file is cut off or damaged.
+"""Reading .gz and .zst such that nothing readable is lost when the file is truncated or damaged.
 
-The libraries' own readers raise in the middle of a read and drop what that read had unpacked already. This one gives
-all the bytes there are, then ends, and says in `damage` why it ended, and in `damaged_at` from which packed byte on
-nothing could be read. Memory is a buffer and the packing's own window (32 KiB for gzip; what the frame asks for, up to
+The libraries' own readers raise in the middle of a read and drop what that read had unpacked already. This one returns
+all readable bytes, then ends, with the reason in `damage` and in `damaged_at` the packed byte from which on nothing
+could be read. Memory is a buffer and the packing's own window (32 KiB for gzip; what the frame asks for, up to
 128 MiB, for zstd), however much a byte unpacks to.
 
 A file may hold several gzip members or zstd frames, one after another, which read as one; so `cat a.gz b.gz`, bgzip
 and pzstd files are whole. As with gzip(1) and zstd(1), nothing is read behind a damaged member; other bytes after the
-last one ("trailing garbage") cost no text, and are told. A file without a byte is no packed file, but what an
-interrupted copy leaves. Sources: gzip, RFC 1952 (zero bytes after the last member are padding); zstd, RFC 8878 (its
+last one ("trailing garbage") cost no text and are reported. An empty file is a damaged one, as an interrupted copy
+leaves it. Sources: gzip, RFC 1952 (zero bytes after the last member are padding); zstd, RFC 8878 (its
 skippable frames hold no data). zstd comes from the standard library (Python 3.14) or its back-port `backports.zstd`.
 """
 
@@ -32,7 +32,7 @@ _GZIP_HEADER = 31
 _MAX_WINDOW_LOG = 27
 """zstd(1)'s own limit without further options: 128 MiB in every worker, which ``zstd --long=27`` needs."""
 _LONGEST_WINDOW_LOG = 31
-"""No zstd writes longer ones (``--ultra --long=31``): a header that asks for more is damaged."""
+"""No zstd writes longer ones (``--ultra --long=31``): a header with more is damaged."""
 _ZSTD_MAGIC, _SKIPPABLE_MAGIC = b"\x28\xb5\x2f\xfd", b"\x2a\x4d\x18"
 CUT = "the file ends in the middle, and how much is missing is unknown"
 _HEADER_BYTES = 18
@@ -40,7 +40,7 @@ _HEADER_BYTES = 18
 
 
 class _Member(Protocol):
-    """What unpacks one gzip member or zstd frame."""
+    """An unpacker of one gzip member or zstd frame."""
 
     @property
     def eof(self) -> bool: ...
@@ -52,7 +52,7 @@ class _Member(Protocol):
 
 
 class _GzipMember:
-    """zlib's object, made to keep the input that it has not come to."""
+    """zlib's decompressor, which keeps the input that it has not consumed."""
 
     def __init__(self) -> None:
         self._inner = zlib.decompressobj(wbits=_GZIP_HEADER)
@@ -83,7 +83,7 @@ def zstd_module() -> ModuleType:
 
 
 def window_bytes(header: bytes) -> int:
-    """The memory that a zstd frame asks for, from its first bytes (RFC 8878, 3.1.1.1); 0 when this is no such header.
+    """The window of a zstd frame in bytes, from its header (RFC 8878, 3.1.1.1); 0 if this is not a frame's header.
 
     After the magic number stand a descriptor and, unless its "single segment" bit is set, a byte of 5 bits exponent and
     3 bits mantissa: 2**(10 + exponent) * (1 + mantissa / 8). A single segment asks for as much as it holds, which
@@ -100,7 +100,7 @@ def window_bytes(header: bytes) -> int:
 
 
 def _may_begin(header: bytes, packing: Packing) -> bool:
-    """Whether a member or frame begins so; few bytes may be all that is there."""
+    """Whether a member or frame may begin like this; the file may end within the header."""
     if packing == "gzip":
         return b"\x1f\x8b".startswith(header[:2])
     skippable = 0x50 <= header[0] <= 0x5F and _SKIPPABLE_MAGIC.startswith(header[1:4])
@@ -133,7 +133,7 @@ class PackedReader(io.RawIOBase):
 
     @property
     def packed_bytes(self) -> int:
-        """How far into the packed file the reading has come."""
+        """Position in the packed file."""
         return max(self._farthest, self._position)
 
     def readable(self) -> bool:
@@ -199,10 +199,9 @@ class PackedReader(io.RawIOBase):
         self._member_start, self._given = start, 0
 
     def _go_back(self, message: str) -> None:
-        """After an error: unpack the member once more, byte by byte where it is near.
+        """After an error: unpack the member again, byte by byte near the error.
 
-        What an unpacker had made before the error in that very call is lost with it; a call that is fed one byte has
-        made nothing before.
+        A call that fails loses what it had unpacked before the error; a call with one byte of input loses nothing.
         """
         if self._careful_from is not None:
             self._stop(message, self._fed_from)
@@ -215,7 +214,7 @@ class PackedReader(io.RawIOBase):
         self._given = self._skip = given
 
     def _stop(self, message: str, place: int) -> None:
-        """Note that nothing can be read from this byte on, or from its member's first if nothing of that came."""
+        """Note that nothing can be read from this byte on, or from the member's first byte if it yielded nothing."""
         self.damage, self.damaged_at = message, place
         self.unverified_from = 0 if message == CUT else self._member_start
         if self._given:
@@ -227,7 +226,7 @@ class PackedReader(io.RawIOBase):
         if 1 << _MAX_WINDOW_LOG < window < 1 << (_LONGEST_WINDOW_LOG + 1):
             rule = f"can only be unpacked with a window of {window:,} bytes in every process; at most 128 MiB are given"
             unpack, pack = f"zstd -dc --long={_LONGEST_WINDOW_LOG} {self.name}", f"zstd --long={_MAX_WINDOW_LOG}"
-            remedy = f"pack it anew: {unpack} | {pack} -o NEW.zst"
+            remedy = f"compress it again: {unpack} | {pack} -o NEW.zst"
             raise UserError(Fault(where=self.name, rule=rule, remedy=remedy))
         if self._member_start and not _may_begin(header, self._packing):
             self.damage, self.unverified_from = f"what follows its last member is no {self._packing}", self.damaged_at

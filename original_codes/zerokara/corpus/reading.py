@@ -72,7 +72,7 @@ class Range:
 
     @property
     def bytes(self) -> int:
-        """Bytes on disk; 0 where that cannot be known beforehand."""
+        """Bytes on disk; 0 if unknown beforehand."""
         if self.row_group_bytes is not None:
             return self.row_group_bytes
         if self.file.packing == "none" and self.file.format != "parquet":
@@ -138,7 +138,7 @@ class RangeReader:
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes on disk that were read for this range so far; what had to be skipped to come to it does not count."""
+        """Bytes on disk that were read for this range so far, without what was skipped to reach it."""
         if self._stream is not None:
             return max(0, self._stream.disk_position - self._disk_start)
         return self._disk_bytes + (self._group.read_bytes if self._group else 0)
@@ -187,12 +187,12 @@ class RangeReader:
             self.at_end = end is None or end >= file.bytes
 
     def _items_of(self, stream: LineStream) -> Iterator[Document | BadLine]:
-        """The items from where the stream stands; its place is always behind the item that was given last."""
+        """The items from the stream's position, which is always right after the item that was yielded last."""
         file, text_field, is_json = self.range.file, self.text_field, self.range.file.format == "jsonl"
         end = sys.maxsize if self.range.end is None else self.range.end
         readline, limit = stream.bytes.readline, documents.MAX_LINE_BYTES
         number, position = 0, stream.position
-        new = tuple.__new__  # what Document(...) comes to, without its detour through Python
+        new = tuple.__new__  # as Document(...), without its detour through Python
         while position < end and not stream.ended:
             line = readline(limit + 1)
             number += 1
@@ -228,7 +228,7 @@ class RangeReader:
         try:
             content = stream.bytes.read(limit + 1)
             if len(content) > limit:
-                # One item is all that there is of the file, so any number stands for the whole of a packed one.
+                # The file is this one item, so any size stands for all of a packed file.
                 size = len(content) if file.is_packed else file.bytes
                 return BadLine(file, 1, 0, Reason.TOO_LONG, excerpt(content), size)
             if stream.damage:
@@ -243,6 +243,6 @@ class RangeReader:
 
 
 def _damaged(stream: LineStream, line: int, start: int, size: int) -> BadLine:
-    """The item that tells the damage of a packed file; `size` are the bytes of the line that breaks off."""
+    """The item for the damage of a packed file; `size` is the size of the truncated line."""
     lost, unverified = stream.lost_bytes, stream.unverified_bytes
     return BadLine(stream.file, line, start, Reason.DAMAGED, stream.damage, size, 1, lost, unverified)

@@ -2,7 +2,7 @@
 
 Only the column with the text is read, about a megabyte of it at a time. A value is text when the column is of strings
 (large and dictionary-encoded ones too) or of bytes, which is how writers without logical types store strings; a null
-and a value of any other column is no text. Invalid UTF-8 spoils its own row only, a damaged page the rest of its row
+and a value of any other column is no text. Invalid UTF-8 spoils only its own row, a damaged page the rest of its row
 group. pyarrow is imported when such a file is read. Source: the Parquet format, https://parquet.apache.org/docs/.
 """
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 _BATCH_BYTES = 1024 * 1024
 _MAX_BATCH_ROWS = 4096
 _DICTIONARY_BATCH_ROWS = 128
-"""At most so many rows at once where pages are dictionary-encoded: few bytes there can stand for much text."""
+"""Rows per batch where pages are dictionary-encoded: a few bytes can stand for much text."""
 _PAGE_BUFFER_BYTES, _REMOTE_BUFFER_BYTES = 1024 * 1024, 8 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class RowGroup:
-    """The items of one row group, to be iterated over before the next is asked for."""
+    """The items of one row group, to be iterated over before the next row group."""
 
     items: Iterator[Document | BadLine]
     disk_bytes: int
@@ -41,12 +41,12 @@ class RowGroup:
 
     @property
     def read_bytes(self) -> int:
-        """How much of its share was read by now."""
+        """The part of its share that was read so far."""
         return round(self.disk_bytes * self.rows.read_share) if self.rows else self.disk_bytes
 
 
 class Damaged(Exception):
-    """The file is no .parquet or has no readable footer."""
+    """The file is not a .parquet or has no readable footer."""
 
 
 def gathered_row_groups(file: InputFile, target_bytes: int) -> list[tuple[int, int | None, int]]:
@@ -70,7 +70,7 @@ def column_names(file: InputFile) -> list[str]:
     """The names of the columns.
 
     Raises:
-        Damaged: the file is no .parquet.
+        Damaged: the file is not a .parquet.
     """
     with _opened(file) as table:
         return list(table.schema_arrow.names)
@@ -80,7 +80,7 @@ def unpacked_bytes(file: InputFile) -> tuple[int, int]:
     """Bytes of all columns, unpacked, and the number of rows.
 
     Raises:
-        Damaged: the file is no .parquet.
+        Damaged: the file is not a .parquet.
     """
     with _opened(file) as table:
         footer = table.metadata
@@ -132,7 +132,7 @@ def _opened(file: InputFile) -> Iterator[pq.ParquetFile]:
 
 @contextmanager
 def _damage() -> Iterator[None]:
-    """Tell what pyarrow says of a damaged file from what the disk or the network says of theirs."""
+    """Raise `Damaged` for pyarrow's errors about a file; let errors of the disk and the network pass."""
     import pyarrow as pa
 
     try:
@@ -155,7 +155,7 @@ def _without_arrow_schema(footer: pq.FileMetaData) -> pq.FileMetaData:
 
     thrift = io.BytesIO()
     footer.write_metadata_file(thrift)
-    renamed = thrift.getvalue().replace(b"ARROW:schema", b"NO_ARROW_ONE")  # of the same length, and unknown to all
+    renamed = thrift.getvalue().replace(b"ARROW:schema", b"NO_ARROW_ONE")  # as long, and unknown to all readers
     return pq.read_metadata(io.BytesIO(renamed))
 
 
@@ -164,16 +164,16 @@ def _shown(damage: Damaged) -> str:
 
 
 def _check_footer(footer: pq.FileMetaData) -> None:
-    """Refuse a footer whose numbers contradict each other: what is counted as lost is counted by them."""
+    """Refuse a footer whose numbers contradict each other: losses are counted by them."""
     groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
     rows = [group.num_rows for group in groups]
     sizes = [group.column(i).total_compressed_size for group in groups for i in range(group.num_columns)]
     if min([0, *rows, *sizes]) < 0 or sum(rows) != footer.num_rows:
-        raise Damaged(f"the footer tells of {footer.num_rows:,} rows, and of {sum(rows):,} in the row groups")
+        raise Damaged(f"the footer has {footer.num_rows:,} rows in all, and {sum(rows):,} in its row groups")
 
 
 def _disk_sizes(footer: pq.FileMetaData, file_bytes: int) -> list[int]:
-    """Each row group's share of the file, by its packed columns; together exactly the file."""
+    """Each row group's share of the file in bytes, by its packed columns; they add up to the file."""
     packed = [
         sum(group.column(i).total_compressed_size for i in range(group.num_columns))
         for group in (footer.row_group(number) for number in range(footer.num_row_groups))
@@ -204,7 +204,7 @@ class _Rows:
 
     @property
     def read_share(self) -> float:
-        """Share of the rows that were given by now."""
+        """Share of the rows that were read so far."""
         return (self.row - self._first) / max(1, self.end - self._first)
 
     def __iter__(self) -> Iterator[Document | BadLine]:
@@ -258,7 +258,7 @@ class _Rows:
         return (None, "") if _holds_text(kind) else (Reason.WRONG_TYPE, excerpt(f"a column of {kind}".encode()))
 
     def _batches(self) -> Iterator[list[bytes | None]]:
-        """The values of the column, some at a time."""
+        """The values of the column, in batches."""
         column = self.table.metadata.row_group(self.group)
         rows = max(1, column.num_rows)
         sizes = [column.column(i) for i in range(column.num_columns)]
@@ -280,7 +280,7 @@ def _holds_text(kind: pa.DataType) -> bool:
 
 
 def _values(column: Any) -> list[bytes | None]:
-    """The values as bytes: strings are not decoded here, for one that is no UTF-8 would spoil all."""
+    """The values as bytes, undecoded: one invalid string would spoil the whole batch."""
     import pyarrow as pa
 
     return column.cast(pa.large_binary()).to_pylist()

@@ -15,6 +15,7 @@ from typing import NoReturn
 from zerokara import checkpoint
 from zerokara.errors import RunError, Stopped
 from zerokara.progress import count_text, opening
+from zerokara.training.monitoring import metrics
 from zerokara.training.planning import (
     disk_space,
     limits,
@@ -29,6 +30,7 @@ from zerokara.training.planning.memory_forecast import MachineMemory, MemoryFore
 from zerokara.training.planning.micro_batch import MicroBatchChoice, first_choice
 from zerokara.training.planning.plan_rows import data_rows, plan_rows
 from zerokara.training.planning.run_plan import RunPlan
+from zerokara.training.planning.schedule import learning_rate_change
 from zerokara.training.processes import launcher
 from zerokara.training.spawning import Commands, processes_text, spawn
 from zerokara.training.trial_launch import try_steps
@@ -138,7 +140,8 @@ def start(
             check_init_from(plan)
         local = on_this_machine(plan, redo)
         check_memory(local)
-        changed = [f"changed since this run's last start: {change}" for change in (*changes, *local.changes)]
+        all_changes = (*changes, *local.changes, *([] if redo else _learning_rate_changes(plan)))
+        changed = [f"changed since this run's last start: {change}" for change in all_changes]
         _show(local, [*aside, *changed])
         if dry_run:
             try_steps(local.plan, local.memory_forecast, commands)
@@ -205,6 +208,14 @@ def evaluate(plan: RunPlan, commands: Commands, name: str) -> None:
         print(f"  {value}")
     if code := spawn(plan, commands, "--evaluate", str(folder)):
         raise RunError(f"the evaluation ended with exit code {code}; the messages above say why")
+
+
+def _learning_rate_changes(plan: RunPlan) -> Iterator[str]:
+    """A message where this start's schedule has another learning rate than the run had at its newest checkpoint."""
+    reached = max(checkpoint.all_steps(plan.run_dir), default=0)
+    lines = [line for line in metrics.read(plan.run_dir) if "learning_rate" in line and line["step"] <= reached]
+    if lines and (message := learning_rate_change(plan.schedule, lines[-1]["step"], lines[-1]["learning_rate"])):
+        yield message
 
 
 def trained_seconds(run_dir: Path) -> float:

@@ -94,8 +94,8 @@ def test_what_a_step_reads_is_what_the_one_before_it_wrote(tmp_path: Path) -> No
                 convert_config="input_model_dir: here/another\n",
             )
         )
-    told = [(fault.where, fault.key, fault.value) for fault in caught.value.faults]
-    assert told == [
+    reported = [(fault.where, fault.key, fault.value) for fault in caught.value.faults]
+    assert reported == [
         (f"{tmp_path}/config.yaml:2", "input_tokenizer_file", "there/tokenizer.model"),
         (f"{tmp_path}/convert_config.yaml:1", "input_model_dir", "here/another"),
     ]

@@ -9,7 +9,7 @@ import torch
 from shapes import named, shape_of
 
 from zerokara.model.megatron import build
-from zerokara.model.parameters import Partition, num_local_parameters
+from zerokara.model.parameters import Partition, local_sizes
 from zerokara.model.sharding import Sharding
 
 SMALL = {"num_attn_heads": 8, "tie_word_embeddings": False}
@@ -42,7 +42,7 @@ def test_shards_make_the_whole_again(overrides: dict[str, Any], size: int) -> No
             assert all(torch.equal(shard, whole) for shard in shards)
         else:
             assert torch.equal(numbers, whole.flatten()), f"{name}: each number has one holder"
-    assert num_local_parameters(shape, size) == num_local
+    assert sum(local_sizes(shape, size).values()) == num_local
 
 
 def test_shards_by_hand() -> None:

@@ -128,7 +128,7 @@ def test_every_sample_once_however_many_processes_read(num_ranks: int) -> None:
 
 
 def test_the_order_never_changes() -> None:
-    """Golden values: a run that is resumed with a newer version must go on in the order that it began with."""
+    """Golden values: a run that is resumed with a newer version must continue in the order that it started with."""
     order = MixedOrder([MixedStage((3, 1), 1500, "shuffle"), MixedStage((1, 2), None, "shuffle")], (1000, 400), 1234)
     got = [order.at(position) for position in (0, 1, 2, 1023, 1024, 1499, 1500, 5000)]
     assert got == [(0, 59), (0, 185), (0, 1331), (0, 555), (0, 18), (1, 99), (0, 1104), (6, 1300)]

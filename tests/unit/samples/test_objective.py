@@ -38,12 +38,12 @@ def test_segments_count_the_ends_that_are_read() -> None:
     assert plain.segments is None and plain.inputs.tolist() == batch.inputs.tolist()
 
 
-def gaps(seq_len: int = 32) -> SpanCorruption:
+def span_corruption(seq_len: int = 32) -> SpanCorruption:
     return SpanCorruption(with_spans(seq_len, 0.15, 3), seed=1, sentinels=np.arange(99, 89, -1), end_id=2, start_id=3)
 
 
 def test_the_decoder_reads_what_it_wrote_one_later() -> None:
-    made = gaps()
+    made = span_corruption()
     tokens = np.random.default_rng(0).integers(4, 80, (3, made.lengths.raw))
     batch = made(tokens, np.arange(3))
     assert batch.inputs.shape == (3, 32) and batch.labels.shape == (3, made.lengths.target)
@@ -58,7 +58,7 @@ def test_the_decoder_reads_what_it_wrote_one_later() -> None:
 
 
 def test_a_prompt_has_sentinels(span_data: dict[str, str]) -> None:
-    encoder, made = Encoder(span_data["input_tokenizer_file"]), gaps()
+    encoder, made = Encoder(span_data["input_tokenizer_file"]), span_corruption()
     ids = {number: int(made.sentinels[number]) for number in range(10)}
     first, last = encoder.encode("abc").tolist(), encoder.encode(" de").tolist()
     assert made.prompt(encoder, "abc <extra_id_0> de<extra_id_1>", 5) == Prompt([*first, ids[0], *last, ids[1], 2], [3])

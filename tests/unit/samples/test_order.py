@@ -86,7 +86,7 @@ def test_order_is_a_pure_function_of_the_position(kind: str) -> None:
 
 
 def test_the_order_never_changes() -> None:
-    """Golden values: a run that is resumed with a newer version must go on in the order that it began with."""
+    """Golden values: a run that is resumed with a newer version must continue in the order that it started with."""
     assert [SampleOrder(1000, 1234).at(i)[1] for i in (0, 1, 2, 999, 1000, 1001)] == [301, 508, 818, 796, 180, 909]
 
 

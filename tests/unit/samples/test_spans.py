@@ -1,4 +1,4 @@
-"""M2: gaps as T5 has them: nothing is lost, every cut is as likely as any other, a sample's gaps are its own."""
+"""Span corruption as in T5: no token is lost, every cut is equally likely, masked spans depend on the sample alone."""
 
 from __future__ import annotations
 

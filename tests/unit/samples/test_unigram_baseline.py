@@ -78,8 +78,8 @@ def test_a_decoder_is_measured_by_the_corpus(span_data: dict[str, str]) -> None:
 @pytest.mark.parametrize("settings", [(), T5])
 def test_the_plan_and_the_summary_tell_one_number(span_data: dict[str, str], settings: tuple[str, ...]) -> None:
     plan = prepared(span_data, *settings)
-    told = dict(plan_rows.plan_rows(plan))["baseline"]
-    assert float(told.split()[0]) == pytest.approx(plan.unigram_entropy, abs=5e-4)
+    row = dict(plan_rows.plan_rows(plan))["baseline"]
+    assert float(row.split()[0]) == pytest.approx(plan.unigram_entropy, abs=5e-4)
     facts = {"tokens": 1, "epochs": 1.0, "steps": 1, "first_loss": 6.0, "loss": 5.0}
     made = Manifest("3_train", {}, {}, {}, {**facts, "unigram_entropy": plan.unigram_entropy}, 1.0, "", {})
-    assert dict(run_manifest.summary_rows(made, plan.run_dir, plan.run_dir))["baseline"] == told
+    assert dict(run_manifest.summary_rows(made, plan.run_dir, plan.run_dir))["baseline"] == row

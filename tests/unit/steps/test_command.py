@@ -22,8 +22,8 @@ def test_a_traceback_holds_no_secret(capsys: pytest.CaptureFixture[str]) -> None
             raise KeyError("hf_abcdefghijABCDEFGHIJ0123456789") from error
 
     assert command.guarded(broken) == 1
-    told = capsys.readouterr().err
-    assert "ValueError: https://…@hub/f?…" in told and "KeyError: 'hf_…'" in told and "in broken" in told
+    printed = capsys.readouterr().err
+    assert "ValueError: https://…@hub/f?…" in printed and "KeyError: 'hf_…'" in printed and "in broken" in printed
 
 
 def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,8 +51,8 @@ def test_an_error_of_the_system_about_a_file_is_told_in_a_line(capsys: pytest.Ca
         raise OSError("something that names no file")
 
     assert command.guarded(ours) == 1
-    told = capsys.readouterr().err
-    assert told.startswith("Traceback") and told.endswith("OSError: something that names no file\n")
+    printed = capsys.readouterr().err
+    assert printed.startswith("Traceback") and printed.endswith("OSError: something that names no file\n")
 
 
 def test_a_terminal_obeys_no_name_or_text_of_others(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,10 +68,10 @@ def test_a_terminal_obeys_no_name_or_text_of_others(capsys: pytest.CaptureFixtur
     progress.log(name)
     progress.opening(name)
     progress.summary("step 2: done", [(name, name)])
-    told = "".join(capsys.readouterr())
-    assert told.count("a\\x1b]0;pwned\\x07\\x1b[2J\\r\\x9b31m\\udcff.jsonl\tx") == 5
-    assert f"cannot read or write {shown(name)}: " in told
-    assert not set("\x1b\x07\r\x9b\udcff") & set(told)
+    printed = "".join(capsys.readouterr())
+    assert printed.count("a\\x1b]0;pwned\\x07\\x1b[2J\\r\\x9b31m\\udcff.jsonl\tx") == 5
+    assert f"cannot read or write {shown(name)}: " in printed
+    assert not set("\x1b\x07\r\x9b\udcff") & set(printed)
 
 
 @pytest.mark.parametrize("step", ["count_tokens", "upload"])
@@ -96,5 +96,5 @@ def test_a_reader_that_leaves_is_no_traceback(words: int, code: int) -> None:
     command_line = [sys.executable, "-c", program]
     done = subprocess.run(command_line, env=environment, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writing)
-    told = done.stderr.splitlines()
-    assert (done.returncode, len(told)) == (code, 0 if code == 0 else 1), told
+    printed = done.stderr.splitlines()
+    assert (done.returncode, len(printed)) == (code, 0 if code == 0 else 1), printed

@@ -49,8 +49,8 @@ def test_step_1_leaves_others_files_alone(
 ) -> None:
     (tmp_path / name).write_bytes(b"mine")
     assert train_tokenizer.main(of_step_1(tiny_data, tmp_path, *options)) == 2
-    told = capsys.readouterr().err
-    assert f"output_dir = {tmp_path}" in told and f" {name}, " in told
+    printed = capsys.readouterr().err
+    assert f"output_dir = {tmp_path}" in printed and f" {name}, " in printed
     assert contents(tmp_path) == {name: b"mine"}
 
 
@@ -81,8 +81,8 @@ def test_another_steps_folder_is_none_of_step_1(
     before = contents(tmp_path)
     folder = tmp_path / "tokenizer" if kind == "in a run" else tmp_path
     assert train_tokenizer.main(of_step_1(tiny_data, folder, *options)) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("error: ") and "Traceback" not in told and "--redo" not in told.partition(";")[2]
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: ") and "Traceback" not in printed and "--redo" not in printed.partition(";")[2]
     assert contents(tmp_path) == before
 
 
@@ -198,7 +198,7 @@ def test_no_step_writes_into_a_run(tmp_path: Path) -> None:
         list(outputs.of_export(export)),
     ):
         assert len(faults) == 1 and f"run folder {tmp_path}" in faults[0].rule
-    assert not list(outputs.of_run(config_of(output_model_dir=tmp_path))), "the run itself goes on"
+    assert not list(outputs.of_run(config_of(output_model_dir=tmp_path))), "the run itself resumes"
 
 
 def test_what_somebody_wrote_into_an_export_is_found(tmp_path: Path) -> None:

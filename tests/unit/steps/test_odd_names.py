@@ -47,8 +47,8 @@ def test_both_steps_take_any_name(
     assert json.loads(bad)["file"] == file_name
 
     assert main([*second, "--redo", "--set", "text_field=body"]) == 2
-    told = capfd.readouterr().err
-    assert f"{file_name}:2: has no field 'body'" in told and "\x1b" not in told
+    printed = capfd.readouterr().err
+    assert f"{file_name}:2: has no field 'body'" in printed and "\x1b" not in printed
 
 
 def test_hashes_are_found_by_any_name(place: Path) -> None:
@@ -66,16 +66,16 @@ def test_paths_of_the_configuration_are_plain_text(
     assert tokenize.main([*given, 'output_prefix="a\\e[31m"']) == 2
     assert tokenize.main([*given, 'output_prefix="a\\0"']) == 2
     assert tokenize.main([*given, f"input_jsonl={RAW}/a.jsonl"]) == 2
-    told = capfd.readouterr().err
-    assert rf"output_prefix = {SPELT}: " in told and rf"input_jsonl = {SPELT}/a.jsonl: " in told
-    assert r"output_prefix = a\u001b[31m: " in told and "\x1b" not in told
+    printed = capfd.readouterr().err
+    assert rf"output_prefix = {SPELT}: " in printed and rf"input_jsonl = {SPELT}/a.jsonl: " in printed
+    assert r"output_prefix = a\u001b[31m: " in printed and "\x1b" not in printed
     assert sorted(place.rglob("*")) == before
 
 
 def test_what_a_terminal_cannot_show_is_spelt_out(monkeypatch: pytest.MonkeyPatch) -> None:
     for encoding in ("ascii", "utf-8"):
-        told = io.BytesIO()
-        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(told, encoding=encoding))
+        printed = io.BytesIO()
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding=encoding))
         assert command.guarded(lambda: print("→", RAW)) == 0
         sys.stdout.flush()
-        assert told.getvalue() == "→ ".encode(encoding, "backslashreplace") + b"d\\udce9\x1b[31m\n"
+        assert printed.getvalue() == "→ ".encode(encoding, "backslashreplace") + b"d\\udce9\x1b[31m\n"

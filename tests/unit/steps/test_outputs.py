@@ -60,9 +60,9 @@ def test_a_place_below_a_file_is_refused(
     given += settings(*([f"input={tiny_data['input_jsonl']}"] if of_tokenizer else []), f"{key}={blocked}")
     before = left(blocked.parents[1])
     assert main([*given, *(["--dry-run"] if dry else [])]) == 2
-    told = capfd.readouterr()
-    assert f"error: --set: {key} = {blocked}: " in told.err and f"{blocked.parent} is a file" in told.err
-    assert not told.out and left(blocked.parents[1]) == before
+    printed = capfd.readouterr()
+    assert f"error: --set: {key} = {blocked}: " in printed.err and f"{blocked.parent} is a file" in printed.err
+    assert not printed.out and left(blocked.parents[1]) == before
 
 
 @pytest.mark.parametrize("dry", [True, False])
@@ -94,9 +94,9 @@ def test_the_record_of_an_upload(tmp_path: Path, dry: bool, capsys: pytest.Captu
     given = settings(f"output_tokenizer_and_model_dir={tmp_path}", "huggingface_name=ada/first")
     (tmp_path / outputs.UPLOAD_RECORD_NAME).mkdir()
     assert upload.main(["--config", "/dev/null", *given, *(["--dry-run"] if dry else [])]) == 2
-    told = capsys.readouterr().err
-    assert f"output_tokenizer_and_model_dir = {tmp_path}: " in told
-    assert f"{outputs.UPLOAD_RECORD_NAME} is a folder" in told
+    printed = capsys.readouterr().err
+    assert f"output_tokenizer_and_model_dir = {tmp_path}: " in printed
+    assert f"{outputs.UPLOAD_RECORD_NAME} is a folder" in printed
 
 
 @pytest.mark.parametrize("dry", [True, False])
@@ -130,13 +130,13 @@ def test_each_file_that_a_step_leaves_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_an_export_takes_the_place_of_a_folder_but_of_no_file(tmp_path: Path) -> None:
-    def told(folder: Path) -> list[str | None]:
+    def printed(folder: Path) -> list[str | None]:
         return [fault.key for fault in outputs.of_export(ConvertConfig(output_tokenizer_and_model_dir=str(folder)))]
 
     (tmp_path / "file").touch()
-    assert told(tmp_path) == told(tmp_path / "new" / "newer") == []
-    assert told(tmp_path / "file") == told(tmp_path / "file" / "x") == ["output_tokenizer_and_model_dir"]
-    assert told(Path("/proc")) == ["output_tokenizer_and_model_dir"], "a mount point"
+    assert printed(tmp_path) == printed(tmp_path / "new" / "newer") == []
+    assert printed(tmp_path / "file") == printed(tmp_path / "file" / "x") == ["output_tokenizer_and_model_dir"]
+    assert printed(Path("/proc")) == ["output_tokenizer_and_model_dir"], "a mount point"
 
 
 def test_work_that_is_done_needs_no_room(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A missing tokenizer is told where the configuration names it, with the one that step 1 made."""
+"""A missing tokenizer is reported where the configuration names it, with the one that step 1 made."""
 
 from __future__ import annotations
 

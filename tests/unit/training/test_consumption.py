@@ -121,7 +121,7 @@ def test_a_stage_that_is_never_reached_is_a_warning_with_numbers_and_what_would_
 def examples(root: Path) -> dict[str, tuple[str, int]]:
     """The stages that the comment of config.yaml and README show, as YAML, and of how many sources they are."""
     comment = PretrainConfig.model_fields["stages"].description or ""
-    (in_comment,) = re.findall(r"as (\[\{.*\}\])\. Each", " ".join(comment.split()))
+    (in_comment,) = re.findall(r"(\[\{.*\}\])\. Each", " ".join(comment.split()))
     readme = (root / "README.md").read_text(encoding="utf-8")
     (in_readme,) = re.findall(r"^stages:.*\n((?:  - .*\n)+)", readme, re.MULTILINE)
     return {"comment": (in_comment, 2), "README": (in_readme, 3)}

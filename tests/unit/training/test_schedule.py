@@ -7,7 +7,7 @@ import pytest
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
-from zerokara.training.planning.schedule import Schedule
+from zerokara.training.planning.schedule import Schedule, learning_rate_change
 
 
 def schedule(*overrides: str, samples: int = 1000) -> Schedule:
@@ -91,29 +91,20 @@ def test_without_warmup_the_first_step_is_not_wasted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "words"),
+    ("overrides", "key", "value", "remedy"),
     [
-        (
-            ("warmup_steps=10",),
-            "warmup_steps = 10: must be fewer than the steps of the run, 10, or the learning rate never reaches lr; "
-            "try 0, or auto for a share of the run (warmup_fraction)",
-        ),
-        (
-            ("warmup_steps=6", "lr_schedule=wsd", "decay_fraction=0.5"),
-            "decay_fraction = 0.5: means 5 of the run's 10 steps, and the warm-up takes 6 (warmup_steps); "
-            "try at most 0.4, or a shorter warm-up",
-        ),
-        (
-            ("warmup_fraction=0.6", "lr_schedule=wsd", "decay_fraction=0.5"),
-            "decay_fraction = 0.5: must leave room for warmup_fraction = 0.6: together they are at most 1; "
-            "try at most 0.4",
-        ),
+        (("warmup_steps=10",), "warmup_steps", 10, "try 0"),
+        (("warmup_steps=6", "lr_schedule=wsd", "decay_fraction=0.5"), "decay_fraction", 0.5, "at most 0.4"),
+        (("warmup_fraction=0.6", "lr_schedule=wsd", "decay_fraction=0.5"), "decay_fraction", 0.5, "at most 0.4"),
     ],
 )
-def test_what_does_not_fit_is_told_in_numbers(overrides: tuple[str, ...], words: str) -> None:
+def test_a_warmup_or_decay_that_does_not_fit_is_refused_with_the_most_that_does(
+    overrides: tuple[str, ...], key: str, value: float, remedy: str
+) -> None:
     with pytest.raises(UserError) as caught:
         schedule(*TEN_STEPS, *overrides)
-    assert str(caught.value) == f"--set: {words}"
+    (fault,) = caught.value.faults
+    assert (fault.where, fault.key, fault.value) == ("--set", key, value) and remedy in fault.remedy
 
 
 def test_shares_that_fill_the_run_are_no_fault() -> None:
@@ -129,3 +120,11 @@ def test_the_earliest_limit_ends_the_run() -> None:
 
     assert steps("epochs=2") == 200 and steps("epochs=2", "max_steps=150") == 150
     assert steps("train_tokens=16000", "max_steps=150") == 100
+
+
+def test_a_longer_run_announces_that_its_learning_rate_rises() -> None:
+    short, long = (schedule("lr=1.0", "min_lr=0.1", "warmup_steps=2", f"train_tokens={n}") for n in (81920, 819200))
+    assert learning_rate_change(short, 10, short.learning_rate(10)) == ""
+    message = learning_rate_change(long, 10, short.learning_rate(10))
+    assert "rises" in message and "1.00e-01" in message and f"{long.learning_rate(10):.2e}" in message
+    assert "falls" in learning_rate_change(short, 9, long.learning_rate(9))

@@ -82,6 +82,18 @@ class Schedule:
         return self.lr if share == 1 else self.min_lr + (self.lr - self.min_lr) * share  # unrounded where it stays
 
 
+def learning_rate_change(schedule: Schedule, step: int, learning_rate: float) -> str:
+    """Return a message where a run that resumes after `step` had another learning rate there; empty where it had not.
+
+    A run that is made longer has a longer schedule: its learning rate, which had fallen, rises again.
+    """
+    now = schedule.learning_rate(step)
+    if math.isclose(now, learning_rate, rel_tol=1e-6):
+        return ""
+    verb = "rises" if now > learning_rate else "falls"
+    return f"learning rate: {verb} from {learning_rate:.2e} at step {step:,} to {now:.2e}, as the new schedule has it"
+
+
 def _progress(schedule: Schedule, step: int) -> float:
     """From 0 at the end of the warm-up to 1 at the last step."""
     return (step - schedule.warmup_steps) / (schedule.num_steps - schedule.warmup_steps)
