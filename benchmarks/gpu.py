@@ -34,7 +34,7 @@ from torch.profiler import ProfilerActivity, profile
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import compilation, parallel
-from zerokara.model.megatron import build
+from zerokara.model.builder import build
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import bytes_text, count_text
 from zerokara.samples.objective import Causal

@@ -129,7 +129,7 @@ class Turns:
 def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]:
     """Our loop; gives the loss of a validation batch, like the others."""
     from zerokara.model import compilation, parallel
-    from zerokara.model.megatron import build
+    from zerokara.model.builder import build
     from zerokara.samples.objective import Batch, Causal
     from zerokara.training.batch_loader import loading
     from zerokara.training.compute import updater
@@ -382,7 +382,7 @@ def token_ids(count: int, length: int, vocab_size: int) -> np.ndarray:
 def make_task(given: argparse.Namespace, folder: Path) -> Task:
     """The model, its weights and the data, in files that the contenders read."""
     from zerokara.model import parallel
-    from zerokara.model.megatron import build
+    from zerokara.model.builder import build
 
     settings = load(PretrainConfig, "/dev/null", [*SHAPE, f"precision={given.precision}", *given.set])
     batch = given.batch or settings.micro_batch

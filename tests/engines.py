@@ -8,7 +8,7 @@ import torch
 
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import loopback, parallel
-from zerokara.model.megatron import Model
+from zerokara.model.builder import Model
 from zerokara.training.compute import updater
 from zerokara.training.compute.engine import Engine, open_engine
 from zerokara.training.processes.process_group import init_process_group

@@ -14,7 +14,7 @@ from zerokara import checkpoint, hashing
 from zerokara.checkpoint import store
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.rendering import as_yaml
-from zerokara.model import megatron, parallel
+from zerokara.model import builder, parallel
 from zerokara.model.shapes import ModelShape
 
 WORDS = (
@@ -75,7 +75,7 @@ def wide_weights(shape: ModelShape) -> dict[str, torch.Tensor]:
     parallel.start_alone()
     generator = torch.Generator().manual_seed(5)
     weights = {}
-    for name, parameter in megatron.build(shape, seed=5).named_parameters():
+    for name, parameter in builder.build(shape, seed=5).named_parameters():
         is_norm = name.endswith("layernorm.weight")
         drawn = float(is_norm) + 0.2 * torch.randn(parameter.shape, generator=generator)
         keeps = shape.traits.is_encoder_decoder and not is_norm

@@ -9,7 +9,7 @@ from engines import engine_of, join_alone
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
-from zerokara.model.megatron import build
+from zerokara.model.builder import build
 from zerokara.model.shapes import ModelShape
 
 pytestmark = pytest.mark.gpu

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import compilation, loss
-from zerokara.model.megatron import Decoder, build
+from zerokara.model.builder import Decoder, build
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute import devices
 

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from zerokara.huggingface import families, logit_proof, to_hf
 from zerokara.huggingface.stored_tensors import StoredTensors
 from zerokara.huggingface.windows import Windows
-from zerokara.model import megatron, parallel
+from zerokara.model import builder, parallel
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.objective import Prompt
 
@@ -29,7 +29,7 @@ LARGE = replace(
 def save_weights(path: Path, shape: ModelShape) -> None:
     """A checkpoint's weights, with a spread by which every rule matters."""
     with torch.device("meta"):
-        parameters = {name: parameter.shape for name, parameter in megatron.build(shape).named_parameters()}
+        parameters = {name: parameter.shape for name, parameter in builder.build(shape).named_parameters()}
     torch.manual_seed(1)
     tensors = {name: torch.randn(size).mul_(shape.hidden_size**-0.5) for name, size in parameters.items()}
     save_file({name: tensor + name.endswith("layernorm.weight") for name, tensor in tensors.items()}, path)

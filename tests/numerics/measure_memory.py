@@ -21,7 +21,7 @@ import torch.distributed
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
-from zerokara.model.megatron import build
+from zerokara.model.builder import build
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute import updater
 from zerokara.training.compute.deepspeed_settings import load_template

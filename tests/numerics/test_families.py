@@ -15,7 +15,7 @@ from tiny import T5, nothing_small
 
 from zerokara.huggingface import families, weight_rules
 from zerokara.model import parallel
-from zerokara.model.megatron import build
+from zerokara.model.builder import build
 from zerokara.model.shapes import ModelShape
 from zerokara.training.monitoring import metrics
 

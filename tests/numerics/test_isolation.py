@@ -12,8 +12,8 @@ from shapes import shape_of
 
 from zerokara.config.sample_lengths import causal
 from zerokara.model import attention, decoder, parallel
+from zerokara.model.builder import build
 from zerokara.model.decoder import Decoder
-from zerokara.model.megatron import build
 from zerokara.samples.objective import Causal
 
 EOD, VOCABULARY = 0, 300

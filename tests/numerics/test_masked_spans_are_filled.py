@@ -10,7 +10,7 @@ from torch import Tensor
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.model.megatron import build
+from zerokara.model.builder import build
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.spans import corrupt, noise_mask
 

@@ -17,7 +17,7 @@ from transformers import LlamaForCausalLM
 
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.huggingface import families, weight_rules
-from zerokara.model.megatron import build
+from zerokara.model.builder import build
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute.engine import Engine
 

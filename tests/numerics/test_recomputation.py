@@ -12,7 +12,7 @@ from shapes import shape_of
 
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
-from zerokara.model.megatron import build
+from zerokara.model.builder import build
 
 MODES = ("off", "selective", "full")
 assert set(MODES) == set(get_args(PretrainConfig.model_fields["activation_checkpointing"].annotation))

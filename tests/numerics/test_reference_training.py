@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.huggingface import families, weight_rules
 from zerokara.model import parallel
-from zerokara.model.megatron import build
+from zerokara.model.builder import build
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute import zero_updater
 from zerokara.training.compute.deepspeed_settings import settings_for

@@ -361,7 +361,7 @@ def test_training_names_no_family() -> None:
 
 def test_every_family_has_its_entries() -> None:
     from zerokara.huggingface.families import FAMILIES
-    from zerokara.model.megatron import _FAMILIES
+    from zerokara.model.builder import _FAMILIES
     from zerokara.samples.objective import OBJECTIVES
 
     assert get_args(Name) == tuple(ARCHITECTURES) and _FAMILIES.keys() == ARCHITECTURES.keys()

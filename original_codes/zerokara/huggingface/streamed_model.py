@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zerokara.model import megatron, parallel
+from zerokara.model import builder, parallel
 from zerokara.model.shapes import ModelShape
 
 
@@ -31,7 +31,7 @@ class StreamedModel:
     ):
         parallel.start_alone()
         with torch.device("meta"):
-            self._model = megatron.build(shape).eval()
+            self._model = builder.build(shape).eval()
         parameters = dict(self._model.named_parameters())
         assert parameters.keys() == weights.keys(), "the rules were checked against these weights"
         self._weights, self._shape, self._device, self._convert = weights, shape, device, convert

@@ -14,9 +14,9 @@ from zerokara import checkpoint
 from zerokara.checkpoint import TrainingState
 from zerokara.errors import RunError
 from zerokara.huggingface import from_hf
-from zerokara.model import compilation, megatron, parallel
+from zerokara.model import builder, compilation, parallel
+from zerokara.model.builder import Model, num_parameters
 from zerokara.model.experts import Routing
-from zerokara.model.megatron import Model, num_parameters
 from zerokara.progress import count_text
 from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.training.compute.engine import Engine, open_engine
@@ -61,7 +61,7 @@ def join(plan: RunPlan) -> Processes:
 
 def build_model(plan: RunPlan, processes: Processes, seed: int | None) -> Model:
     """Build this process's part of the model, on the CPU and in fp32; with seed None its weights are undefined."""
-    model = megatron.build(
+    model = builder.build(
         plan.shape,
         seed=seed,
         activation_checkpointing=plan.config.activation_checkpointing,

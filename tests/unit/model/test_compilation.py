@@ -13,7 +13,7 @@ from shapes import named, shape_of
 
 from zerokara.errors import UserError
 from zerokara.model import compilation, loss
-from zerokara.model.megatron import Decoder, build
+from zerokara.model.builder import Decoder, build
 
 
 @pytest.fixture(autouse=True)

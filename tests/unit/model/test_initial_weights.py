@@ -10,7 +10,7 @@ import torch
 from shapes import named, shape_of
 
 from zerokara.model import initial_weights, megatron, parallel
-from zerokara.model.megatron import build
+from zerokara.model.builder import build
 from zerokara.model.shapes import ModelShape
 from zerokara.model.sharding import Sharding
 

@@ -10,7 +10,7 @@ from pathlib import Path
 PROGRAM = """
 import sys, torch
 compile_before = torch.compile
-import zerokara.model.megatron
+import zerokara.model.builder
 assert torch.compile is compile_before, "torch.compile is another"
 loaded = [name for name in ("torch._inductor.compile_fx", "torch._dynamo", "wandb") if name in sys.modules]
 assert not loaded, loaded

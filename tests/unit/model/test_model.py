@@ -12,9 +12,9 @@ from torch.nn.functional import cross_entropy
 
 from zerokara.model import loss as loss_module
 from zerokara.model.attention import intra_document_mask
+from zerokara.model.builder import build, num_parameters
 from zerokara.model.encoder_decoder import EncoderDecoder
 from zerokara.model.loss import summed_cross_entropy
-from zerokara.model.megatron import build, num_parameters
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from shapes import named, shape_of
 
-from zerokara.model.megatron import build
+from zerokara.model.builder import build
 from zerokara.model.parameters import Partition, local_sizes
 from zerokara.model.sharding import Sharding
 

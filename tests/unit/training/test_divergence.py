@@ -10,7 +10,7 @@ import torch
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
-from zerokara.model.megatron import build
+from zerokara.model.builder import build
 from zerokara.model.shapes import ModelShape
 from zerokara.training.processes import divergence
 from zerokara.training.processes.divergence import DivergenceCheck, ProcessesDiverged

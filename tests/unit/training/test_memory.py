@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from zerokara.model import parallel
+from zerokara.model.builder import build
 from zerokara.model.experts import Routing
-from zerokara.model.megatron import build
 from zerokara.model.shapes import ModelShape
 from zerokara.training.planning import memory
 from zerokara.training.planning.memory import TrainingLayout, min_activation_bytes, state_parts

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.model.megatron import Model
+from zerokara.model.builder import Model
 from zerokara.training.compute import optimizers
 from zerokara.training.compute.replicated_updater import ReplicatedUpdater
 from zerokara.training.compute.updater import Updater, UpdaterName

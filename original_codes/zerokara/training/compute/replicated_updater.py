@@ -20,7 +20,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
-from zerokara.model.megatron import Model
+from zerokara.model.builder import Model
 from zerokara.training.compute import devices, optimizers, torch_optimizers
 from zerokara.training.compute.ownership import owners_of
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
-from zerokara.model.megatron import Model
+from zerokara.model.builder import Model
 from zerokara.training.compute import torch_optimizers
 from zerokara.training.compute.deepspeed_settings import settings_for
 

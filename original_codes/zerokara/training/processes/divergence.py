@@ -22,7 +22,7 @@ from torch.distributed import ProcessGroup, ReduceOp
 
 from zerokara.errors import RunError
 from zerokara.model import parallel
-from zerokara.model.megatron import Model
+from zerokara.model.builder import Model
 
 STEPS_TO_COMPARE_ALL = 4096
 """Steps within which every element is compared. In the tests, one."""
