@@ -20,7 +20,7 @@ from zerokara.huggingface.logit_proof import LogitProof
 from zerokara.huggingface.transforms import QUERY_KEY_VALUE, Parts, Transform
 from zerokara.huggingface.weight_rules import WeightRule
 from zerokara.huggingface.windows import Windows
-from zerokara.model import megatron, parallel
+from zerokara.model import builder, parallel
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.objective import Prompt
 
@@ -56,7 +56,7 @@ def spread_weights(shape: ModelShape, seed: int = 1) -> dict[str, Tensor]:
     parallel.start_alone()
     generator = torch.Generator().manual_seed(seed)
     weights = {}
-    for name, parameter in megatron.build(shape).named_parameters():
+    for name, parameter in builder.build(shape).named_parameters():
         mean = 1.0 if name.endswith("layernorm.weight") else 0.0
         weights[name] = mean + 0.2 * torch.randn(parameter.shape, generator=generator)
         if (

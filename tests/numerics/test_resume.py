@@ -121,10 +121,10 @@ def test_what_a_curriculum_read_is_what_its_table_says(runs: dict) -> None:
     folder = runs["curriculum_broken"].folder
     table = consumption_of(load(PretrainConfig, folder / "config_resolved.yaml"))
     read = [line["source_tokens"] for line in metrics.read(folder) if "loss" in line]
-    assert read[-1] == [use.tokens_taken for use in table.sources]
+    assert read[-1] == [use.used_tokens for use in table.sources]
     assert sum(read[0]) == 8 * 32 and read == sorted(read)
     in_first_stage, in_second = (
-        [sum(stage.sources[source].tokens_taken for stage in table.stages[:number]) for source in (0, 1)]
+        [sum(stage.sources[source].used_tokens for stage in table.stages[:number]) for source in (0, 1)]
         for number in (1, 2)
     )
     assert in_first_stage == [75 * 32, 25 * 32] and read[43] == in_second

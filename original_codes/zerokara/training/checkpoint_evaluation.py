@@ -51,11 +51,11 @@ def _report(plan: RunPlan, folder: Path, result: ValidationResult) -> None:
         "logged_valid_loss": logged,
     }
     write_json(path, record)
-    rows = [("validation", f"{result.loss:.4f} nats a token, {result.bits_per_byte:.4f} bits per byte")]
+    rows = [("validation", f"{result.loss:.4f} nats per token, {result.bits_per_byte:.4f} bits per byte")]
     rows += [(score.name, f"{score.loss:.4f}, {score.bits_per_byte:.4f}") for score in result.sources]
     rows.append(("tokens", f"{result.whole.num_tokens:,}"))
     if logged is not None:
-        rows.append(("in the log", f"{logged:.4f} nats a token, so it differs by {abs(result.loss - logged):.1e}"))
+        rows.append(("in the log", f"{logged:.4f} nats per token, so it differs by {abs(result.loss - logged):.1e}"))
     summary(f"evaluated {folder}", [*rows, ("written to", str(path))])
 
 

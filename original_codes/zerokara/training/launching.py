@@ -1,7 +1,7 @@
 """The launching process of a run: what is checked before torch is loaded, the plan on this machine, trial and start.
 
-It looks at everything that can be wrong, in the order of what it costs; shows the plan; holds the run folder; starts
-the training processes and waits for them. It trains nothing itself.
+It checks everything that can be wrong, the cheapest first; shows the plan; holds the run folder; starts the training
+processes and waits for them. It trains nothing itself.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def start(
     if not redo:
         limits.check(plan.given, plan.checkpoint_bytes, trained_seconds(plan.run_dir), commands.convert)
     aside = run_folder.check_redo(plan) if redo else []
-    disk_space.check_disk(plan, anew=redo)
+    disk_space.check_disk(plan, beside_old=redo)
     check_epochs(plan.given, plan.consumption)
     with contextlib.nullcontext() if dry_run else run_lock.held(plan.given):
         if redo or not checkpoint.all_steps(plan.run_dir):

@@ -1,9 +1,9 @@
-"""Proof that a run of this configuration, on this data and machine, goes on as if it had never been stopped.
+"""Proof that a run of this configuration, on this data and machine, resumes as if it had never been stopped.
 
 In a folder of its own, which is deleted afterwards, it trains 2·N steps unbroken; then N steps, which are saved, and in
 new processes from that checkpoint N more. Losses, weights and optimizer state must be those of the unbroken run: bit
-for bit where one process computes on a CPU. Elsewhere the order of additions is not fixed (a GPU adds up in whatever
-order its blocks end, several processes as their messages come in), so that even two unbroken runs part in the last
+for bit where one process computes on a CPU. Elsewhere the order of additions is not fixed (a GPU adds in the order in
+which its blocks end, several processes in that of their messages), so that even two unbroken runs differ in the last
 digits: there `LOSS_TOLERANCE` and `STATE_TOLERANCE` decide.
 
 Called by the launcher as a module, it is one of the training processes: ``python -m … JOB.json``.
@@ -38,8 +38,8 @@ LOCK_NAME = "proof.lock"
 LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 1e-2}
 """Nats a token, where bits cannot be asked for: ten times the difference that sharing the work out otherwise makes."""
 STATE_TOLERANCE = 0.1
-"""Length of the difference, as a share of what the last N steps changed. Adam makes of the sign of a gradient that is
-all but zero a whole step, so that last digits grow; a state that was lost, or other data, gives about 1."""
+"""Norm of the difference, as a share of what the last N steps changed. Adam turns the sign of a nearly zero gradient
+into a whole step, so that last digits grow; a lost state, or other data, gives about 1."""
 _QUIET = {
     "plots": False,
     "tensorboard": False,
@@ -58,16 +58,16 @@ _QUIET = {
 
 @dataclass(frozen=True)
 class Difference:
-    """How far the resumed run is from the unbroken one."""
+    """Difference between the resumed run and the unbroken one."""
 
     losses: list[tuple[int, float, float]]
-    """Of each step after the first N: its number, unbroken, resumed."""
+    """For each step after the first N: its number, and the loss unbroken and resumed."""
     numbers: dict[str, int]
-    """How many there are, of `weights` and of the `optimizer`."""
+    """Count of numbers in `weights` and in `optimizer`."""
     unequal: dict[str, int]
-    """How many of them differ in any bit."""
+    """Count of those that differ in any bit."""
     shares: dict[str, float]
-    """Length of the difference, as a share of what the last N steps changed."""
+    """Norm of the difference, as a share of what the last N steps changed."""
 
     @property
     def loss(self) -> float:
@@ -80,12 +80,12 @@ class Difference:
         return self.loss == 0 and not any(self.unequal.values())
 
     def is_tolerable(self, precision: str) -> bool:
-        """Whether it may come from the order of additions."""
+        """Whether the order of additions can explain it."""
         return self.loss <= LOSS_TOLERANCE[precision] and max(self.shares.values()) <= STATE_TOLERANCE
 
 
 def prove(plan: RunPlan, num_steps: int) -> None:
-    """Prove that a run of `plan` resumes; tells what was found. The run's own folder is not touched.
+    """Prove that a run of `plan` resumes; print the comparison. The run's own folder is not touched.
 
     Raises:
         UserError: the run is too short.
@@ -127,7 +127,7 @@ def compare(unbroken: Path, resumed: Path, num_steps: int) -> Difference:
     ]
     steps = range(num_steps + 1, 2 * num_steps + 1)
     if any(step not in of_run for of_run in losses for step in steps):
-        raise RunError("a step was skipped or not recorded in one of the two runs; its words above say why")
+        raise RunError("a step was skipped or not recorded in one of the two runs; its messages above say why")
     ends = [checkpoint.folder_of(run, 2 * num_steps) for run in (unbroken, resumed)]
     numbers, unequal, shares = {}, {}, {}
     for part, read in (("weights", checkpoint.read_weights), ("optimizer", checkpoint.read_moments)):
@@ -147,14 +147,14 @@ def compare(unbroken: Path, resumed: Path, num_steps: int) -> Difference:
 
 
 def table(difference: Difference) -> list[str]:
-    """What was found, for people."""
+    """The comparison, for people."""
     lines = [f"{'step':>9}  {'unbroken':>12}  {'resumed':>12}  difference"]
     for step, unbroken, resumed in difference.losses:
         lines.append(f"{step:>9}  {unbroken:>12.8f}  {resumed:>12.8f}  {abs(unbroken - resumed):.1e}")
     for part, number in difference.numbers.items():
         unequal, share = difference.unequal[part], difference.shares[part]
-        words = f"{unequal:,} differ, by {share:.1e} of what the steps changed" if unequal else "equal bit for bit"
-        lines.append(f"{part:>9}  {number:,} numbers, {words}")
+        finding = f"{unequal:,} differ, by {share:.1e} of what the steps changed" if unequal else "equal bit for bit"
+        lines.append(f"{part:>9}  {number:,} numbers, {finding}")
     return lines
 
 
@@ -201,7 +201,7 @@ def _train(plan: RunPlan, run_dir: Path, last_step: int) -> None:
     if code == launcher.INTERRUPTED:
         raise KeyboardInterrupt
     if code:
-        raise RunError(f"the training ended with exit code {code}, so nothing is proved; the words above say why")
+        raise RunError(f"the training ended with exit code {code}, so nothing is proved; the messages above say why")
 
 
 def _main(job_path: Path) -> None:

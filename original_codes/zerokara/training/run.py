@@ -44,7 +44,7 @@ class Run:
     @property
     def position(self) -> Position:
         """Where each step of this start stands in the data."""
-        return Position.going_on(self.state, self.plan.config.global_batch_size, self.plan.schedule.sample_tokens)
+        return Position.resumed_from(self.state, self.plan.config.global_batch_size, self.plan.schedule.sample_tokens)
 
 
 def join(plan: RunPlan) -> Processes:

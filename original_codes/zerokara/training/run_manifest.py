@@ -13,7 +13,7 @@ from zerokara.training.planning.plan_rows import baseline_text
 from zerokara.training.planning.run_plan import RunPlan
 
 _PLACES = {"output_model_dir", "input_jsonl", "input_tokenizer_file", "output_prefix", "deepspeed_template"}
-"""Settings that name files: their content is told by hashes."""
+"""Settings that name files: their content is identified by hashes."""
 _MONITORING = {"num_workers", "log_interval", "tensorboard", "wandb", "wandb_project", "keep_last", "keep_every"}
 _MONITORING |= {"plots", "sample_prompts", "sample_tokens", "max_hours", "max_hours_per_start"}
 """Settings that change nothing in what is trained."""

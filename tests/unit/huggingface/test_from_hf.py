@@ -19,7 +19,7 @@ from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.huggingface import families, from_hf, to_hf, tokenizer_json
-from zerokara.model import megatron, parallel
+from zerokara.model import builder, parallel
 from zerokara.model.shapes import ModelShape
 from zerokara.tokenizer.encoder import Encoder
 
@@ -85,7 +85,7 @@ def test_a_model_comes_here_and_goes_back_without_losing_a_bit(
     shape = ModelShape.from_config(settings, encoder.vocab_size)
     weights = from_hf.weights(settings, shape)
     parallel.start_alone()
-    assert weights.keys() == dict(megatron.build(shape).named_parameters()).keys()
+    assert weights.keys() == dict(builder.build(shape).named_parameters()).keys()
     (tmp_path / "back").mkdir()
     to_hf.write_model(tmp_path / "back", weights, shape, SPECIAL, "fp32", "4GB")
     theirs, back = (load_file(tmp_path / name / "model.safetensors") for name in ("hf", "back"))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from shapes import named, shape_of
 
-from zerokara.model import initial_weights, megatron, parallel
+from zerokara.model import builder, initial_weights, parallel
 from zerokara.model.builder import build
 from zerokara.model.shapes import ModelShape
 from zerokara.model.sharding import Sharding
@@ -58,7 +58,7 @@ def test_the_distribution_is_that_of_megatron_core(overrides: dict[str, Any], mo
     ours = weights(shape)
     config = megatron.TransformerConfig
     monkeypatch.setattr(
-        megatron, "TransformerConfig", lambda **given: config(**{**given, "perform_initialization": True})
+        builder, "TransformerConfig", lambda **given: config(**{**given, "perform_initialization": True})
     )
     theirs = {name: parameter.detach() for name, parameter in build(shape, seed=None).named_parameters()}
     assert ours.keys() == theirs.keys()

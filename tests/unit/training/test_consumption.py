@@ -57,11 +57,11 @@ def test_the_table_has_the_tokens_that_are_read(made, overrides: tuple[str, ...]
     config, owner = made(*overrides)
     table = consumption_of(config)
     expected = really_read(config, owner, config.train_tokens // 8)
-    assert [use.tokens_taken for use in table.sources] == expected and table.exact
-    assert [use.tokens_there for use in table.sources] == list(TOTALS)
+    assert [use.used_tokens for use in table.sources] == expected and table.exact
+    assert [use.available_tokens for use in table.sources] == list(TOTALS)
     if config.stages:
         for source in range(3):
-            assert sum(stage.sources[source].tokens_taken for stage in table.stages) == expected[source]
+            assert sum(stage.sources[source].used_tokens for stage in table.stages) == expected[source]
 
 
 def test_whole_passes_are_whole(made) -> None:  # type: ignore[no-untyped-def]
@@ -75,7 +75,7 @@ def test_a_stream_too_long_to_be_counted_has_shares(made, monkeypatch: pytest.Mo
     monkeypatch.setattr(consumption, "MAX_COUNTED_SAMPLES", 10)
     table = consumption_of(made("train_tokens=2560")[0])
     assert not table.exact
-    assert [use.tokens_taken for use in table.sources] == [400, 1996, 163]
+    assert [use.used_tokens for use in table.sources] == [400, 1996, 163]
     assert "about 1,996" in "\n".join(table_lines(table))
 
 
@@ -83,13 +83,13 @@ def test_the_table_as_people_see_it(made) -> None:  # type: ignore[no-untyped-de
     config, _ = made(STAGES, "train_tokens=9600", "order=sequential")
     lines = [" ".join(line.split()) for line in table_lines(consumption_of(config))]
     assert lines == [
-        "source tokens there tokens taken epochs",
+        "source tokens tokens used epochs",
         "stage 1 of 2: sequential, sources 0.75 : 0.25 : 0",
         "a.jsonl 803 7,200 9.000",
         "b.jsonl 4,005 2,400 0.600",
         "stage 2 of 2: finish, sequential, sources 0 : 0.5 : 0.5",
         "not reached",
-        "in all",
+        "total",
         "a.jsonl 803 7,200 9.000",
         "b.jsonl 4,005 2,400 0.600",
         "c.jsonl 330 0 0.000",
@@ -106,7 +106,7 @@ def test_a_stage_that_is_never_reached_is_a_warning_with_numbers_and_what_would_
     ):
         config, _ = made(STAGES, *overrides)
         table = consumption_of(config)
-        end = sum(use.tokens_taken for use in table.sources)
+        end = sum(use.used_tokens for use in table.sources)
         (line,) = consumption.warnings(config, table)
         assert (
             "stage 2 of 2 (finish, " in line and f"begins after 9,600 tokens, and the run ends after {end:,};" in line
@@ -137,7 +137,7 @@ def test_the_examples_of_stages_can_be_used(made, root: Path, tmp_path: Path, na
     options = [f"input_jsonl={entries}", f"output_prefix={tmp_path}/tokens", *BATCH]
     table = consumption_of(load(PretrainConfig, file, options))
     assert len(table.stages) == len(load(PretrainConfig, file, options).stages) > 1
-    taken = [[use.tokens_taken for use in stage.sources] for stage in table.stages]
+    taken = [[use.used_tokens for use in stage.sources] for stage in table.stages]
     assert sum(taken[0]) == 8e9 and all(stage.is_reached for stage in table.stages)
     if name == "comment":
         assert taken[0] == [6e9, 2e9] and taken[1][0] == 0

@@ -37,7 +37,7 @@ def logbook(run_dir: Path, state: TrainingState = START, rank: int = 0, mixed: b
     reading = DataPlan(run_dir / "train", SOURCES, causal(32), 1, "shuffle", stages)
     schedule = Schedule.from_config(config, samples_per_epoch=160)
     settings = LogbookSettings.from_config(config, schedule, num_processes=1, flops_per_token=1e6)
-    return Logbook(settings, reading, Position.going_on(state, 8, 32), state, Processes(torch.device("cpu"), rank))
+    return Logbook(settings, reading, Position.resumed_from(state, 8, 32), state, Processes(torch.device("cpu"), rank))
 
 
 def record(step: int, loss: float, **more: Any) -> StepRecord:

@@ -1,4 +1,4 @@
-"""Which kernel `scaled_dot_product_attention` takes, as torch tells it."""
+"""Which kernel `scaled_dot_product_attention` takes, as torch reports it."""
 
 from __future__ import annotations
 

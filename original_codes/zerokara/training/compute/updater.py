@@ -14,7 +14,7 @@ Why two: DeepSpeed's stage 0 accumulates bf16 gradients in bf16, and its stages 
 anywhere, so that no matrix keeps the rows and columns that Adafactor and Muon need. A lone rank at stage 1 has nothing
 to shard, and DeepSpeed's copies of the gradients took a tenth of a step of 40M parameters on two cores.
 
-Without torch on import: a plan tells which updater serves before anything heavy is loaded.
+Without torch on import: the plan names the updater before anything heavy is imported.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class ZeroUpdater:
 
     def discard(self) -> None:
         """See `Updater.discard`."""
-        # Each wrapper drops a step whose norm is invalid, in all processes alike; so it is told that this one's is.
+        # Each wrapper drops a step whose norm is invalid, in all processes alike: so report this one as invalid.
         invalid = torch.tensor(math.inf)
         answers: dict[str, Any] = {
             "_get_norm_groups": [invalid],  # stage 3: runtime/zero/stage3.py
@@ -161,7 +161,7 @@ class ZeroUpdater:
         raise AssertionError(f"{type(self._wrapper).__name__} is no wrapper of DeepSpeed 0.19.8")
 
     def _check_precision(self, config: PretrainConfig) -> None:
-        """See that DeepSpeed will do what config.yaml says, its own settings asked."""
+        """Check, by DeepSpeed's own settings, that it does what config.yaml says."""
         engine, in_bf16 = self._deepspeed, config.precision == "bf16"
         assert engine.bfloat16_enabled() == in_bf16 and not engine.fp16_enabled(), "DeepSpeed's precision differs"
         computing, accumulation = engine.get_data_types()

@@ -1,8 +1,8 @@
-"""What a run will read of each source, before it starts: tokens there, tokens taken, passes; stage by stage and in all.
+"""Tokens and epochs that a run takes of each source, by stage and in total, before it starts.
 
-The counts are those of the order itself, to the sample. One of them is not worth the time: a partial pass, shuffled,
-over a stream of several sources and very many sequences; there each source's share is given, and called `about`.
-Without torch, so that it can be shown at once.
+The counts are those of the order itself, exact to the sample. One case would take too long: a partial, shuffled epoch
+over several sources and very many sequences; there each source has its share, marked `about`. Without torch, so that
+the table is shown at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from zerokara.samples.order import SampleOrder
 from zerokara.training.planning.schedule import Schedule
 
 MAX_COUNTED_SAMPLES = 1 << 21
-"""Samples of a shuffled pass that are looked at one by one, in about half a second."""
+"""Samples of a shuffled epoch that are counted one by one, in about half a second."""
 _NAME_WIDTH = 40
 
 
@@ -32,11 +32,10 @@ class SourceUse:
     """One source in one stage, or in the whole run."""
 
     name: str
-    tokens_there: int
-    tokens_taken: int
+    available_tokens: int
+    used_tokens: int
     """Counted as often as they are read."""
     epochs: float
-    """Passes over the source."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +51,8 @@ class StageUse:
 
     @property
     def is_reached(self) -> bool:
-        """Whether the run takes anything in it."""
-        return any(use.tokens_taken for use in self.sources)
+        """Whether the run uses anything of it."""
+        return any(use.used_tokens for use in self.sources)
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class Consumption:
     sources: tuple[SourceUse, ...]
     """Over the whole run."""
     exact: bool = True
-    """False where `tokens_taken` are shares of a partial pass."""
+    """False where `used_tokens` are shares of a partial epoch."""
 
 
 def consumption_of(config: PretrainConfig) -> Consumption:
@@ -93,7 +92,7 @@ def consumption(plan: DataPlan, schedule: Schedule) -> Consumption:
 
 
 def check_epochs(config: PretrainConfig, table: Consumption) -> None:
-    """See that no source is read more often than `max_epochs_per_source`.
+    """Check that no source is read for more epochs than `max_epochs_per_source`.
 
     Raises:
         UserError: one is; with the table's numbers and what would do.
@@ -106,27 +105,27 @@ def check_epochs(config: PretrainConfig, table: Consumption) -> None:
 
 def table_lines(table: Consumption) -> Iterator[str]:
     """The table, for people."""
-    yield _line("source", "tokens there", "tokens taken", "epochs")
+    yield _line("source", "tokens", "tokens used", "epochs")
     for number, stage in enumerate(table.stages, 1):
         yield f"stage {number} of {len(table.stages)}: {stage.title}"
-        yield from (_use_line(use, table.exact) for use in stage.sources if use.tokens_taken)
+        yield from (_use_line(use, table.exact) for use in stage.sources if use.used_tokens)
         yield from (f"  {words}" for words in stage.restarts if stage.is_reached)
         if not stage.is_reached:
             yield "  not reached"
     if table.stages:
-        yield "in all"
+        yield "total"
     yield from (_use_line(use, table.exact) for use in table.sources)
 
 
 def warnings(config: PretrainConfig, table: Consumption) -> Iterator[str]:
     """A line for each stage that the run ends before: where it would begin, where the run ends, and what would do."""
-    end = sum(use.tokens_taken for use in table.sources)
+    end = sum(use.used_tokens for use in table.sources)
     if config.max_steps != "auto" and end == config.max_steps * config.global_batch_size * config.lengths.raw:
         remedy = f"raise max_steps above {config.max_steps:,}"
     elif config.train_tokens != "auto":
         remedy = "raise train_tokens, or set it to auto, which is as long as the stages"
     else:
-        remedy = "raise epochs, which say how long the rest is"
+        remedy = "raise epochs, which set the length of the rest"
     for number, stage in enumerate(table.stages, 1):
         if not stage.is_reached:
             yield (
@@ -136,7 +135,7 @@ def warnings(config: PretrainConfig, table: Consumption) -> Iterator[str]:
 
 
 def stage_title(plan: DataPlan, number: int) -> str:
-    """A stage in words: its name, its order, and from what it is mixed."""
+    """Name, order and mixture of a stage, for people."""
     stage = plan.stages[number]
     total = sum(stage.weights)
     shares = [f"{weight / total:.3g}" for weight in stage.weights]
@@ -147,7 +146,7 @@ def stage_title(plan: DataPlan, number: int) -> str:
 def stages_told(
     plan: DataPlan, order: SampleOrder | MixedOrder, positions: range, resumed: bool = False
 ) -> Iterator[str]:
-    """The stages that begin among the positions of a step, and after a resume the one that goes on at the first."""
+    """A message for each stage that begins within a step, and after a resume for the one in which the run stands."""
     if not isinstance(order, MixedOrder) or len(order.firsts) == 1:
         return
     current = bisect_right(order.firsts, positions.start) - 1
@@ -156,17 +155,17 @@ def stages_told(
         if first in positions:
             yield f"{words} begins: {stage_title(plan, number)}"
         elif resumed and number == current:
-            yield f"{words} goes on: {stage_title(plan, number)}"
+            yield f"{words} continues: {stage_title(plan, number)}"
 
 
 def _too_often(config: PretrainConfig, use: SourceUse) -> Fault:
     rule = (
-        f"would be exceeded: {use.name} has {use.tokens_there:,} tokens, the run takes {use.tokens_taken:,}, "
-        f"{use.epochs:.2f} passes over it"
+        f"would be exceeded: {use.name} has {use.available_tokens:,} tokens, the run uses {use.used_tokens:,}, "
+        f"{use.epochs:.2f} epochs"
     )
-    most = math.floor(use.tokens_taken * config.max_epochs_per_source / use.epochs)
+    most = math.floor(use.used_tokens * config.max_epochs_per_source / use.epochs)
     remedy = (
-        f"let the run take at most {most:,} tokens of it (a lower weight, fewer train_tokens), give it more text, or "
+        f"let the run use at most {most:,} tokens of it (a lower weight, fewer train_tokens), give it more text, or "
         f"set max_epochs_per_source to {math.ceil(use.epochs)}"
     )
     others = ("train_tokens", "epochs", "source_weights", "stages")
@@ -205,22 +204,22 @@ def _uses(plan: DataPlan, samples_taken: Sequence[int]) -> tuple[SourceUse, ...]
 
 
 def _of_stream(plan: DataPlan, order: SampleOrder, num_samples: int) -> Consumption:
-    passes, rest = divmod(num_samples, order.num_samples)
+    epochs, rest = divmod(num_samples, order.num_samples)
     whole = _tokens_of_each(plan, np.arange(1), order.num_samples)
     exact = True
     if len(plan.sources) == 1 or order.kind == "sequential" or not rest:
         part = _tokens_of_each(plan, np.arange(1), rest)
     elif min(rest, order.num_samples - rest) <= MAX_COUNTED_SAMPLES:
-        # The fewer of those that the partial pass reads and those that it leaves.
+        # The fewer of the samples that the partial epoch reads and those that it leaves.
         first, last = (0, rest) if 2 * rest <= order.num_samples else (rest, order.num_samples)
-        _, indices = order.at_many(passes * order.num_samples + np.arange(first, last, dtype=np.int64))
+        _, indices = order.at_many(epochs * order.num_samples + np.arange(first, last, dtype=np.int64))
         part = _tokens_of_each(plan, indices, 1)
         part = whole - part if first else part
     else:
         part, exact = np.round(whole * (rest / order.num_samples)).astype(np.int64), False
     uses = [
         SourceUse(source.name, source.num_tokens, taken, taken / there if there else 0.0)
-        for source, taken, there in zip(plan.sources, (passes * whole + part).tolist(), whole.tolist(), strict=True)
+        for source, taken, there in zip(plan.sources, (epochs * whole + part).tolist(), whole.tolist(), strict=True)
     ]
     return Consumption((), tuple(uses), exact)
 
@@ -241,7 +240,7 @@ def _tokens_of_each(plan: DataPlan, indices: NDArray[np.int64], length: int) -> 
 def _use_line(use: SourceUse, exact: bool) -> str:
     name = use.name if len(use.name) <= _NAME_WIDTH else "…" + use.name[1 - _NAME_WIDTH :]
     about = "" if exact else "about "
-    return _line(name, f"{use.tokens_there:,}", f"{about}{use.tokens_taken:,}", f"{use.epochs:.3f}")
+    return _line(name, f"{use.available_tokens:,}", f"{about}{use.used_tokens:,}", f"{use.epochs:.3f}")
 
 
 def _line(name: str, there: str, taken: str, epochs: str) -> str:

@@ -30,15 +30,15 @@ def checkpoint_text(plan: RunPlan) -> str:
     return f"{bytes_text(each)}; {standing} at once at most, {bytes_text(needed)} in all; {free} are free"
 
 
-def check_disk(plan: RunPlan, anew: bool = False) -> None:
-    """Check that the disk has space for the checkpoints, with `anew` beside those that an earlier run left.
+def check_disk(plan: RunPlan, beside_old: bool = False) -> None:
+    """Check that the disk has space for the checkpoints, with `beside_old` next to those that an earlier run left.
 
     Raises:
         UserError: it has not; with the numbers and the settings that fit.
     """
     config, run_dir, each = plan.config, plan.run_dir, plan.checkpoint_bytes
     standing = max_checkpoints(plan, config.save_interval)
-    existing = len(all_steps(run_dir)) if run_dir.exists() and not anew else 0
+    existing = len(all_steps(run_dir)) if run_dir.exists() and not beside_old else 0
     needed = max(0, standing - existing) * each
     free = _free_bytes(run_dir)
     if needed > free:

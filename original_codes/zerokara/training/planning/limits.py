@@ -1,7 +1,7 @@
 """Hours that a run may take: over all its starts (`max_hours`), and for one start (`max_hours_per_start`).
 
 A limit asks as a person would with Ctrl-C: the run is saved at the edge of a step and left. Only the first process
-looks at its clock; the others learn of it where all meet.
+checks its clock; the others learn of it in the collective of the step.
 """
 
 from __future__ import annotations

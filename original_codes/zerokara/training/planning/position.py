@@ -1,4 +1,4 @@
-"""Where a step stands in the data: pure arithmetic, counted on from the checkpoint that a start went on from."""
+"""Where a step stands in the data: pure arithmetic, counted from the checkpoint that a start resumed from."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Position:
     sample_tokens: int
 
     @classmethod
-    def going_on(cls, state: TrainingState, global_batch_size: int, sample_tokens: int) -> Position:
-        """The position of a start that goes on from `state`."""
+    def resumed_from(cls, state: TrainingState, global_batch_size: int, sample_tokens: int) -> Position:
+        """The position of a start that resumes from `state`."""
         return cls(state.step, state.samples, global_batch_size, sample_tokens)
 
     def samples(self, step: int) -> int:

@@ -1,6 +1,6 @@
-"""How long a run is and how fast it learns: pure functions of the configuration and the number of samples.
+"""The length and the learning rate of a run: pure functions of the configuration and the number of samples.
 
-The user says how long (tokens, epochs, or the stages of a curriculum; `max_steps` cuts that short) and which share is
+The user sets the length (tokens, epochs, or the stages of a curriculum; `max_steps` caps it) and the share of the
 warm-up; steps, warm-up and decay follow.
 """
 
@@ -16,13 +16,13 @@ from zerokara.errors import UserError
 
 @dataclass(frozen=True)
 class Schedule:
-    """A run's length and its learning rate."""
+    """Number of steps and learning rate of a run."""
 
     num_steps: int
     warmup_steps: int
     global_batch_size: int
     sample_tokens: int
-    """Tokens of the corpus that one sample takes."""
+    """Tokens of the corpus in one sample (its raw length)."""
     samples_per_epoch: int
     lr: float
     min_lr: float
@@ -67,7 +67,7 @@ class Schedule:
         return self.num_steps * self.batch_tokens
 
     def epochs_at(self, step: int) -> float:
-        """Passes over the data after `step` steps."""
+        """Epochs after `step` steps."""
         return step * self.global_batch_size / self.samples_per_epoch
 
     def learning_rate(self, step: int) -> float:
@@ -144,7 +144,7 @@ _SHAPES: dict[str, Callable[[Schedule, int], float]] = {
 
 
 _LENGTH = ("train_tokens", "epochs", "max_steps", "stages", "global_batch_size", "seq_len")
-"""Settings that say how many steps a run has."""
+"""Settings that set the number of steps."""
 
 
 def _num_steps(config: PretrainConfig, samples_per_epoch: int, stage_samples: Sequence[int | None]) -> int:
@@ -156,7 +156,7 @@ def _num_steps(config: PretrainConfig, samples_per_epoch: int, stage_samples: Se
         samples = config.train_tokens / config.lengths.raw
     num_steps = max(1, round(samples / config.global_batch_size))
     if not is_open and num_steps * config.global_batch_size > declared:
-        # There is nothing behind the last stage: what does not fill a step is left.
+        # Nothing follows the last stage: samples that do not fill a step are left out.
         num_steps = declared // config.global_batch_size
         if not num_steps:
             rule = f"have {declared:,} sequences of {config.lengths.raw} together, fewer than global_batch_size = "
