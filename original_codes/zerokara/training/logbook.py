@@ -28,7 +28,7 @@ from zerokara.training.monitoring.metrics import Recorder, Watcher
 from zerokara.training.monitoring.pace import Pace
 from zerokara.training.monitoring.tensorboard import TensorBoard
 from zerokara.training.monitoring.weights_and_biases import WandbSettings, WeightsAndBiases
-from zerokara.training.planning.consumption import stages_told
+from zerokara.training.planning.consumption import stage_messages
 from zerokara.training.planning.position import Position
 from zerokara.training.planning.schedule import Schedule
 from zerokara.training.processes.joining import Processes
@@ -221,7 +221,7 @@ class Logbook:
     def log_stages(self, step: int, resumed: bool = False) -> None:
         """Log which stages begin in the step after `step`, and for a resumed run the stage that it is in."""
         next_samples = range(self._position.samples(step), self._position.samples(step + 1))
-        for message in stages_told(self._data, self._order, next_samples, resumed):
+        for message in stage_messages(self._data, self._order, next_samples, resumed):
             self._log(f"step {step + 1}  {message}")
 
     def flush(self) -> None:

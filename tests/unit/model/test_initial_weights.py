@@ -56,7 +56,7 @@ def test_each_rank_has_its_shard_of_the_whole(overrides: dict[str, Any], monkeyp
 def test_the_distribution_is_that_of_megatron_core(overrides: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     shape = shape_of(**SMALL, **overrides)
     ours = weights(shape)
-    config = megatron.TransformerConfig
+    config = builder.TransformerConfig
     monkeypatch.setattr(
         builder, "TransformerConfig", lambda **given: config(**{**given, "perform_initialization": True})
     )

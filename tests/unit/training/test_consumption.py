@@ -14,7 +14,7 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
 from zerokara.samples.data_plan import DataPlan
 from zerokara.training.planning import consumption
-from zerokara.training.planning.consumption import check_epochs, consumption_of, stages_told, table_lines
+from zerokara.training.planning.consumption import check_epochs, consumption_of, stage_messages, table_lines
 
 TOTALS = (803, 4005, 330)  # 100, 500 and 41 sequences of 8
 STAGES = "stages=[{tokens: 9600, source_weights: [3, 1, 0]}, {name: finish, tokens: rest, source_weights: [0, 1, 1]}]"
@@ -150,35 +150,33 @@ def test_the_examples_of_stages_can_be_used(made, root: Path, tmp_path: Path, na
     assert ("restarts: an earlier stage" in lines) == (name == "comment")
 
 
-def test_stages_are_told_when_they_begin_and_when_a_run_goes_on(made) -> None:  # type: ignore[no-untyped-def]
+def test_a_stage_is_announced_where_it_begins_and_where_a_run_resumes_in_it(made) -> None:  # type: ignore[no-untyped-def]
     config, _ = made("stages=[{tokens: 800}, {tokens: 24}, {name: last, tokens: rest, source_weights: [1, 0, 0]}]")
     plan = DataPlan.from_config(config)
     order = plan.order()  # stages begin at positions 0, 100 and 103
-    assert list(stages_told(plan, order, range(0, 16))) == [
-        "stage 1 of 3 begins: shuffle, sources 0.156 : 0.78 : 0.064"
-    ]
-    begins = [words[:20] for words in stages_told(plan, order, range(96, 112), resumed=True)]
-    assert begins == ["stage 1 of 3 goes on", "stage 2 of 3 begins:", "stage 3 of 3 begins:"]
-    assert list(stages_told(plan, order, range(112, 128))) == []
-    assert list(stages_told(plan, order, range(112, 128), resumed=True)) == [
-        "stage 3 of 3 goes on: last, shuffle, sources 1 : 0 : 0"
-    ]
-    assert list(stages_told(plan, order, range(103, 119), resumed=True)) == [
-        "stage 3 of 3 begins: last, shuffle, sources 1 : 0 : 0"
-    ]
+
+    def announced(positions: range, resumed: bool = False) -> list[tuple[int, str]]:
+        messages = (message.split(maxsplit=5) for message in stage_messages(plan, order, positions, resumed))
+        return [(int(words[1]), words[4].rstrip(":")) for words in messages]
+
+    (first,) = stage_messages(plan, order, range(0, 16))
+    assert "begins" in first and first.endswith("sources 0.156 : 0.78 : 0.064")
+    assert announced(range(96, 112), resumed=True) == [(1, "continues"), (2, "begins"), (3, "begins")]
+    assert announced(range(112, 128)) == []
+    assert announced(range(112, 128), resumed=True) == [(3, "continues")]
+    assert announced(range(103, 119), resumed=True) == [(3, "begins")]
     plan = DataPlan.from_config(made("source_weights=[1, 1, 1]")[0])
-    assert not list(stages_told(plan, plan.order(), range(0, 16), resumed=True))
+    assert not list(stage_messages(plan, plan.order(), range(0, 16), resumed=True))
 
 
-def test_too_many_passes_are_refused_with_the_tables_numbers(made) -> None:  # type: ignore[no-untyped-def]
+def test_too_many_epochs_are_refused_with_the_tables_numbers(made) -> None:  # type: ignore[no-untyped-def]
     config, _ = made(STAGES, "train_tokens=9600", "order=sequential", "max_epochs_per_source=8.5")
     with pytest.raises(UserError) as caught:
         check_epochs(config, consumption_of(config))
-    assert str(caught.value) == (
-        "--set: max_epochs_per_source = 8.5: would be exceeded: a.jsonl has 803 tokens, the run takes 7,200, 9.00 "
-        "passes over it; let the run take at most 6,800 tokens of it (a lower weight, fewer train_tokens), give it "
-        "more text, or set max_epochs_per_source to 9"
-    )
+    (fault,) = caught.value.faults
+    assert (fault.key, fault.value) == ("max_epochs_per_source", 8.5)
+    assert all(number in fault.rule for number in ("a.jsonl", "803", "7,200", "9.00"))
+    assert "6,800" in fault.remedy and "max_epochs_per_source to 9" in fault.remedy
     config, _ = made(STAGES, "train_tokens=9600", "order=sequential", "max_epochs_per_source=9")
     check_epochs(config, consumption_of(config))
     config, _ = made("train_tokens=90000")

@@ -143,7 +143,7 @@ def stage_title(plan: DataPlan, number: int) -> str:
     return f"{stage.name + ', ' if stage.name else ''}{stage.kind}{mixed}"
 
 
-def stages_told(
+def stage_messages(
     plan: DataPlan, order: SampleOrder | MixedOrder, positions: range, resumed: bool = False
 ) -> Iterator[str]:
     """A message for each stage that begins within a step, and after a resume for the one in which the run stands."""
