@@ -3,7 +3,8 @@
 Only the column with the text is read, about a megabyte of it at a time. A value is text when the column is of strings
 (large and dictionary-encoded ones too) or of bytes, which is how writers without logical types store strings; a null
 and a value of any other column is no text. Invalid UTF-8 spoils only its own row, a damaged page the rest of its row
-group. pyarrow is imported when such a file is read. Source: the Parquet format, https://parquet.apache.org/docs/.
+group. This module, and pyarrow with it, is imported by whoever meets such a file.
+Source: the Parquet format, https://parquet.apache.org/docs/.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import types
 
 from zerokara.corpus import documents
 from zerokara.corpus.documents import BadLine, Document, Reason, excerpt, text_of_value
 from zerokara.corpus.inputs import InputFile
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
 
 _BATCH_BYTES = 1024 * 1024
 _MAX_BATCH_ROWS = 4096
@@ -112,8 +113,6 @@ def row_groups(file: InputFile, start: int, end: int | None, text_field: str) ->
 
 @contextmanager
 def _opened(file: InputFile) -> Iterator[pq.ParquetFile]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
 
     with file.open(0) as raw:
         buffer_bytes = _PAGE_BUFFER_BYTES if file.remote is None else _REMOTE_BUFFER_BYTES
@@ -133,7 +132,6 @@ def _opened(file: InputFile) -> Iterator[pq.ParquetFile]:
 @contextmanager
 def _damage() -> Iterator[None]:
     """Raise `Damaged` for pyarrow's errors about a file; let errors of the disk and the network pass."""
-    import pyarrow as pa
 
     try:
         yield
@@ -151,7 +149,6 @@ def _without_arrow_schema(footer: pq.FileMetaData) -> pq.FileMetaData:
     That gathers the texts of a whole row group in one dictionary, at several times their size. Without it the column is
     one of strings, as for any other reader of the file.
     """
-    import pyarrow.parquet as pq
 
     thrift = io.BytesIO()
     footer.write_metadata_file(thrift)
@@ -272,7 +269,6 @@ class _Rows:
 
 
 def _holds_text(kind: pa.DataType) -> bool:
-    from pyarrow import types
 
     tests = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
     views = (types.is_string_view, types.is_binary_view)
@@ -281,6 +277,5 @@ def _holds_text(kind: pa.DataType) -> bool:
 
 def _values(column: Any) -> list[bytes | None]:
     """The values as bytes, undecoded: one invalid string would spoil the whole batch."""
-    import pyarrow as pa
 
     return column.cast(pa.large_binary()).to_pylist()

@@ -16,14 +16,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import httpx2
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants, set_client_factory
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    LocalTokenNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+)
+from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.utils import HFValidationError, disable_progress_bars, logging, validate_repo_id
+from huggingface_hub.utils._http import default_client_factory
 
 from zerokara.errors import RunError, UserError, redacted
 from zerokara.manifest import FileRecord
 from zerokara.progress import bytes_text
-
-if TYPE_CHECKING:
-    from huggingface_hub import CommitOperationAdd, HfApi
 
 CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 300.0
 """huggingface_hub waits forever by default; the Hub may take minutes to answer a commit of many files."""
@@ -57,7 +66,6 @@ class Uploaded:
 
 def check_name(name: str) -> str | None:
     """Return what is wrong with a repository name, or None."""
-    from huggingface_hub.utils import HFValidationError, validate_repo_id
 
     try:
         validate_repo_id(name)
@@ -127,9 +135,6 @@ def git_blob_id(path: Path) -> str:
 
 
 def _api() -> HfApi:
-    from huggingface_hub import HfApi, set_client_factory
-    from huggingface_hub.utils import disable_progress_bars, logging
-    from huggingface_hub.utils._http import default_client_factory
 
     def client() -> Any:
         made = default_client_factory()
@@ -153,7 +158,6 @@ def _namespaces(api: HfApi) -> list[str]:
 
 def _make_repository(api: HfApi, repository: str, private: bool) -> tuple[bool, str]:
     """Create the repository unless it exists; returns whether it is private, and its newest commit."""
-    from huggingface_hub.errors import RepositoryNotFoundError
 
     try:
         info = api.model_info(repository)
@@ -169,7 +173,6 @@ def _make_repository(api: HfApi, repository: str, private: bool) -> tuple[bool, 
 
 
 def _listing(api: HfApi, repository: str, revision: str) -> dict[str, HubFile]:
-    from huggingface_hub.hf_api import RepoFile
 
     return {
         entry.path: HubFile(entry.size, entry.blob_id, entry.lfs.sha256 if entry.lfs else None)
@@ -182,7 +185,6 @@ def _send(
     api: HfApi, folder: Path, files: Sequence[FileRecord], repository: str, strays: Sequence[str], parent: str
 ) -> str:
     """Upload the large files, then commit on top of `parent` and no other commit; returns the commit."""
-    from huggingface_hub import CommitOperationDelete
 
     additions = [_addition(folder, record) for record in files]
     large = [each for each in additions if each.upload_info.size >= PREUPLOAD_BYTES]
@@ -198,7 +200,6 @@ def _send(
 
 
 def _addition(folder: Path, record: FileRecord) -> CommitOperationAdd:
-    from huggingface_hub import CommitOperationAdd
 
     addition = CommitOperationAdd(record.path, folder / record.path)
     # The manifest was checked a moment ago: this saves hashing gigabytes again.
@@ -209,9 +210,6 @@ def _addition(folder: Path, record: FileRecord) -> CommitOperationAdd:
 @contextmanager
 def _errors_explained(repository: str, account: Sequence[str]) -> Iterator[None]:
     """Turn errors of huggingface_hub into explanations; none is swallowed."""
-    import httpx2
-    from huggingface_hub import constants
-    from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
 
     again = "run the same command again: what arrived is not sent twice"
     try:

@@ -16,7 +16,7 @@ from zerokara.config.convert_config import ConvertConfig
 from zerokara.errors import UserError
 from zerokara.huggingface import exported_folder
 from zerokara.progress import bytes_text, opening, seconds_text, summary
-from zerokara.publishing import hub, usage
+from zerokara.publishing import usage
 from zerokara.steps import command, next_command, outputs
 
 DEFAULT_CONFIG = "convert_config.yaml"
@@ -33,6 +33,9 @@ def upload(config: ConvertConfig, options: command.Options) -> None:
     name, folder = config.huggingface_name, Path(config.output_tokenizer_and_model_dir)
     if not name and not options.dry_run:
         raise UserError(config.fault("huggingface_name", "must name the repository", "set it to user/name"))
+    # This is the border: the configuration has been checked, and the Hub's library is imported.
+    from zerokara.publishing import hub
+
     reason = hub.check_name(name) if name else None
     if reason:
         raise UserError(config.fault("huggingface_name", f"is not a repository name: {reason}"))
