@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import zip_longest
 
 from zerokara.config.convert_config import ConvertConfig
-from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.data_settings import DataSettings
 from zerokara.corpus import inputs, reading
 from zerokara.errors import UserError
 
@@ -15,7 +15,7 @@ _PLACES = 16
 """Places of a source that are read from in turn, one document at a time."""
 
 
-def files_for(settings: ConvertConfig, trained_with: PretrainConfig) -> list[inputs.InputFile]:
+def files_for(settings: ConvertConfig, trained_with: DataSettings) -> list[inputs.InputFile]:
     """The files of `check_corpus`, or of the corpus that the run was trained on.
 
     Raises:
@@ -30,7 +30,7 @@ def files_for(settings: ConvertConfig, trained_with: PretrainConfig) -> list[inp
         raise UserError(settings.fault("check_corpus", rule, "name raw text of the same kind here")) from error
 
 
-def documents(files: list[inputs.InputFile], trained_with: PretrainConfig, num_lines: int) -> list[str]:
+def documents(files: list[inputs.InputFile], trained_with: DataSettings, num_lines: int) -> list[str]:
     """Documents with at least `num_lines` non-empty lines in all, if the corpus has that many; sources take turns."""
     by_source: dict[int, list[inputs.InputFile]] = {}
     for file in files:
@@ -53,7 +53,7 @@ def lines_of(document: str) -> list[str]:
     return [line for line in document.split("\n") if line.strip()]
 
 
-def _spread(files: list[inputs.InputFile], trained_with: PretrainConfig) -> Iterator[str]:
+def _spread(files: list[inputs.InputFile], trained_with: DataSettings) -> Iterator[str]:
     """Documents of one source: from `_PLACES` places of it in turn, then from the next ones."""
     ranges = reading.ranges(files, RANGE_BYTES, trained_with.txt_document)
     step = max(1, -(-len(ranges) // _PLACES))
@@ -63,7 +63,7 @@ def _spread(files: list[inputs.InputFile], trained_with: PretrainConfig) -> Iter
             yield from (document for document in turn if document is not None)
 
 
-def _texts(place: reading.Range, trained_with: PretrainConfig) -> Iterator[str]:
+def _texts(place: reading.Range, trained_with: DataSettings) -> Iterator[str]:
     for item in reading.read(place, trained_with.text_field, trained_with.txt_document):
         if isinstance(item, reading.Document):
             yield item.text

@@ -30,7 +30,7 @@ import torch.distributed
 from torch import Tensor
 from torch.nn.functional import grouped_mm, linear, one_hot
 
-from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.training_settings import OptimizationSettings
 from zerokara.model import parallel
 from zerokara.model.auxiliary_loss import AuxiliaryLoss
 from zerokara.model.megatron_core import TransformerConfig
@@ -48,7 +48,7 @@ class Routing:
     """c; 0 is no limit."""
 
     @classmethod
-    def from_config(cls, config: PretrainConfig) -> Routing:
+    def from_config(cls, config: OptimizationSettings) -> Routing:
         """The routing of a run."""
         return cls(config.router_aux_loss_coef, config.router_z_loss_coef, config.expert_capacity_factor)
 

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from zerokara import manifest
+from zerokara.config.data_settings import DataSettings
 from zerokara.config.loading import load
-from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import UserError
 from zerokara.steps.next_command import TRAIN_TOKENIZER
 from zerokara.steps.outputs import TOKENIZER_NAMES, TOKENIZER_STEP
 
 
-def check_tokenizer_file(config: PretrainConfig) -> None:
+def check_tokenizer_file(config: DataSettings) -> None:
     """Check that `input_tokenizer_file` names a file with content.
 
     Raises:
@@ -29,7 +29,7 @@ def check_tokenizer_file(config: PretrainConfig) -> None:
     raise UserError(config.fault("input_tokenizer_file", rule, remedy))
 
 
-def newest_tokenizer(config: PretrainConfig) -> Path | None:
+def newest_tokenizer(config: DataSettings) -> Path | None:
     """The newest `tokenizer.model` of step 1, near the one that is named and where step 1's configuration puts it."""
     made = []
     for folder in _tokenizer_folders(config):
@@ -43,7 +43,7 @@ def newest_tokenizer(config: PretrainConfig) -> Path | None:
     return max(made)[1] if made else None
 
 
-def _tokenizer_folders(config: PretrainConfig) -> Iterator[Path]:
+def _tokenizer_folders(config: DataSettings) -> Iterator[Path]:
     named = Path(config.input_tokenizer_file).parent
     yield named
     yield from named.parent.glob("*/")

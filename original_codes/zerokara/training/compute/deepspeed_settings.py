@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from zerokara.config import plain_yaml
-from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.training_settings import TrainingSettings
 from zerokara.errors import Fault, UserError
 
 _OWNED = {
@@ -39,7 +39,7 @@ _OWNED = {
 """DeepSpeed's key and the key of config.yaml that sets it."""
 
 
-def settings_for(config: PretrainConfig, num_processes: int, template: dict[str, Any]) -> dict[str, Any]:
+def settings_for(config: TrainingSettings, num_processes: int, template: dict[str, Any]) -> dict[str, Any]:
     """DeepSpeed's configuration as a dictionary."""
     bf16 = config.precision == "bf16"
     owned: dict[str, Any] = {
@@ -61,7 +61,7 @@ def settings_for(config: PretrainConfig, num_processes: int, template: dict[str,
     return _merged(template, owned)
 
 
-def _offload(config: PretrainConfig) -> dict[str, Any]:
+def _offload(config: TrainingSettings) -> dict[str, Any]:
     parts: dict[str, tuple[str, ...]] = {
         "none": (),
         "optimizer": ("offload_optimizer",),

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.training_settings import TrainingSettings
 from zerokara.model.builder import Model
 from zerokara.training.compute import optimizers
 from zerokara.training.compute.replicated_updater import ReplicatedUpdater
@@ -98,7 +98,7 @@ class Engine:
 
 
 def open_engine(
-    model: Model, config: PretrainConfig, updater: UpdaterName, data_parallel_size: int, template: dict[str, Any]
+    model: Model, config: TrainingSettings, updater: UpdaterName, data_parallel_size: int, template: dict[str, Any]
 ) -> Engine:
     """Hand `model`, whose weights must be fp32, to an updater; its weights become the master weights unrounded."""
     chosen: Updater

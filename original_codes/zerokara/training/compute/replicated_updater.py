@@ -18,7 +18,7 @@ import torch.distributed
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.training_settings import TrainingSettings
 from zerokara.model import parallel
 from zerokara.model.builder import Model
 from zerokara.training.compute import devices, optimizers, torch_optimizers
@@ -31,7 +31,7 @@ CHUNK = 2**26
 class ReplicatedUpdater:
     """An `updater.Updater` that shards no tensor."""
 
-    def __init__(self, model: Model, config: PretrainConfig):
+    def __init__(self, model: Model, config: TrainingSettings):
         """Take over `model`, whose weights must be fp32: in bf16 their owners keep them as master weights."""
         device = devices.local_device(int(os.environ.get("LOCAL_RANK", "0")))
         model.to(device)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.training_settings import TrainingSettings
 from zerokara.model.parameters import row_blocks
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute import optimizers
@@ -21,7 +21,7 @@ root mean square."""
 
 
 def build(
-    config: PretrainConfig, tensors: Mapping[str, Tensor], shape: ModelShape
+    config: TrainingSettings, tensors: Mapping[str, Tensor], shape: ModelShape
 ) -> dict[Algorithm, torch.optim.Optimizer]:
     """Torch optimizers for fp32 `tensors` (some or all parameters, by name), one for each algorithm in use."""
     parameters = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
@@ -65,14 +65,14 @@ def set_count(made: Mapping[Algorithm, torch.optim.Optimizer], num_updates: int)
 
 
 def _adamw(
-    config: PretrainConfig, groups: list[dict[str, Any]], tensors: Mapping[str, Tensor], shape: ModelShape
+    config: TrainingSettings, groups: list[dict[str, Any]], tensors: Mapping[str, Tensor], shape: ModelShape
 ) -> torch.optim.Optimizer:
     betas = config.adam_beta1, config.adam_beta2
     return torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.adam_epsilon, fused=True)
 
 
 def _adafactor(
-    config: PretrainConfig, groups: list[dict[str, Any]], tensors: Mapping[str, Tensor], shape: ModelShape
+    config: TrainingSettings, groups: list[dict[str, Any]], tensors: Mapping[str, Tensor], shape: ModelShape
 ) -> torch.optim.Optimizer:
     from transformers.optimization import Adafactor  # half a second that only its users should wait for
 
@@ -89,7 +89,7 @@ def _adafactor(
 
 
 def _muon(
-    config: PretrainConfig, groups: list[dict[str, Any]], tensors: Mapping[str, Tensor], shape: ModelShape
+    config: TrainingSettings, groups: list[dict[str, Any]], tensors: Mapping[str, Tensor], shape: ModelShape
 ) -> torch.optim.Optimizer:
     blocks = {
         tensor: [torch.from_numpy(rows).to(tensor.device) for rows in row_blocks(name, shape)]

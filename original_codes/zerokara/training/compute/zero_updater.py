@@ -25,7 +25,7 @@ from deepspeed.utils import (
 )
 from torch import Tensor
 
-from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.training_settings import TrainingSettings
 from zerokara.model import parallel
 from zerokara.model.builder import Model
 from zerokara.training.compute import torch_optimizers
@@ -35,7 +35,7 @@ from zerokara.training.compute.deepspeed_settings import settings_for
 class ZeroUpdater:
     """An `Updater`: AdamW, its state (gradients, weights) sharded over the data-parallel ranks by DeepSpeed's ZeRO."""
 
-    def __init__(self, model: Model, config: PretrainConfig, data_parallel_size: int, template: dict[str, Any]):
+    def __init__(self, model: Model, config: TrainingSettings, data_parallel_size: int, template: dict[str, Any]):
         """Take over `model`, whose weights must be fp32; the process groups must exist."""
         _attach_to_process_groups()
         # DeepSpeed divides by the number of micro batches and averages over the processes; this undoes both.
@@ -160,7 +160,7 @@ class ZeroUpdater:
                 return list(getattr(self._wrapper, attribute))
         raise AssertionError(f"{type(self._wrapper).__name__} is no wrapper of DeepSpeed 0.19.8")
 
-    def _check_precision(self, config: PretrainConfig) -> None:
+    def _check_precision(self, config: TrainingSettings) -> None:
         """Check, by DeepSpeed's own settings, that it does what config.yaml says."""
         engine, in_bf16 = self._deepspeed, config.precision == "bf16"
         assert engine.bfloat16_enabled() == in_bf16 and not engine.fp16_enabled(), "DeepSpeed's precision differs"

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.training_settings import TrainingSettings
 from zerokara.model import parameters
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute import optimizers, updater
@@ -60,7 +60,12 @@ class TrainingLayout:
 
     @classmethod
     def from_config(
-        cls, config: PretrainConfig, shape: ModelShape, num_processes: int, device: Device, template: Mapping[str, Any]
+        cls,
+        config: TrainingSettings,
+        shape: ModelShape,
+        num_processes: int,
+        device: Device,
+        template: Mapping[str, Any],
     ) -> TrainingLayout:
         """The layout of a run whose `precision` is resolved; where `micro_batch_size` is `auto`, with 1."""
         assert config.precision != "auto"

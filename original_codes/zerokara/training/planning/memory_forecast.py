@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from zerokara import resources
-from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.training_settings import TrainingSettings
 from zerokara.errors import UserError
 from zerokara.progress import bytes_text
 from zerokara.training.planning.memory import (
@@ -241,7 +241,7 @@ def _tensor_parallel_sizes(layout: TrainingLayout) -> list[int]:
     ]
 
 
-def check(forecast: MemoryForecast, given: PretrainConfig) -> None:
+def check(forecast: MemoryForecast, given: TrainingSettings) -> None:
     """Check that a run may fit at all, of `MachineMemory.installed`; `given` are the settings as the user gave them.
 
     Raises:
@@ -259,7 +259,7 @@ def check(forecast: MemoryForecast, given: PretrainConfig) -> None:
     raise UserError(given.fault(key, rule, remedy))
 
 
-def _way_out(forecast: MemoryForecast, given: PretrainConfig) -> tuple[str, str]:
+def _way_out(forecast: MemoryForecast, given: TrainingSettings) -> tuple[str, str]:
     """The key to change, and to what."""
     if remedies := forecast.remedies():
         return next(iter(remedies[0][0])), forecast.advice()

@@ -19,7 +19,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.training_settings import MachineSettings
 from zerokara.errors import Fault, UserError
 from zerokara.resources import available_cores
 
@@ -43,7 +43,7 @@ class Gpu:
     """UUIDs of the instances that it is divided into (MIG)."""
 
 
-def check(config: PretrainConfig) -> None:
+def check(config: MachineSettings) -> None:
     """Check that the GPUs that are named exist, and that there are as many GPUs, or cores, as processes.
 
     What only torch can tell (AMD's GPUs, or a driver that lists none) is left to `check_seen`.
@@ -71,7 +71,7 @@ def check(config: PretrainConfig) -> None:
         _check_processes(config, len(gpus))
 
 
-def check_seen(config: PretrainConfig, seen: int) -> None:
+def check_seen(config: MachineSettings, seen: int) -> None:
     """Check the same by the number of GPUs that torch sees."""
     named = named_gpus() or []
     if seen < len(named):
@@ -160,7 +160,7 @@ def _variable_error(rules: Sequence[str], remedy: str) -> UserError:
     return UserError(Fault("the environment", rule, VARIABLE, os.environ[VARIABLE], remedy) for rule in rules)
 
 
-def _check_processes(config: PretrainConfig, gpus: int) -> None:
+def _check_processes(config: MachineSettings, gpus: int) -> None:
     if config.num_processes == "auto":
         return
     if gpus:

@@ -17,7 +17,7 @@ from typing import IO
 import psutil
 
 from zerokara import file_lock
-from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.training_settings import TrainingSettings
 from zerokara.durable import make_folders
 from zerokara.errors import RunError, UserError
 
@@ -48,7 +48,7 @@ def lock(run_dir: Path) -> IO[bytes]:
     raise RunError(f"{run_dir}: another process is training here; stop it first, or choose another output_model_dir")
 
 
-def check_free(config: PretrainConfig) -> None:
+def check_free(config: TrainingSettings) -> None:
     """Check that no other command is running in `output_model_dir`.
 
     Raises:
@@ -60,7 +60,7 @@ def check_free(config: PretrainConfig) -> None:
 
 
 @contextlib.contextmanager
-def held(config: PretrainConfig) -> Iterator[None]:
+def held(config: TrainingSettings) -> Iterator[None]:
     """Make `output_model_dir` if it does not exist, and lock it for this command as long as the block lasts.
 
     Training processes that a killed command left behind, and that are still saving, are waited for. A folder in which
@@ -101,11 +101,11 @@ def move(old: Path, new: Path) -> None:
     (old / COMMAND_LOCK_NAME).unlink()
 
 
-def _path(config: PretrainConfig) -> Path:
+def _path(config: TrainingSettings) -> Path:
     return Path(config.output_model_dir) / COMMAND_LOCK_NAME
 
 
-def _lock_command(config: PretrainConfig) -> IO[bytes]:
+def _lock_command(config: TrainingSettings) -> IO[bytes]:
     path = _path(config)
     while True:
         file = open(path, "ab")  # noqa: SIM115  # held open on purpose
@@ -117,7 +117,7 @@ def _lock_command(config: PretrainConfig) -> IO[bytes]:
         file.close()  # its holder has just ended and deleted the file
 
 
-def _try_lock(file: IO[bytes], config: PretrainConfig) -> bool:
+def _try_lock(file: IO[bytes], config: TrainingSettings) -> bool:
     """Lock a file; return False if another command holds its lock."""
     started = time.monotonic()
     while not file_lock.try_lock(file):
@@ -138,7 +138,7 @@ def _is_dying(holder: file_lock.Holder | None) -> bool:
         return True
 
 
-def _in_use(config: PretrainConfig) -> UserError:
+def _in_use(config: TrainingSettings) -> UserError:
     holder = file_lock.read_holder(_path(config))
     stop = f", stop it (kill {holder.pid}: it saves and exits)" if holder and holder.is_here else ""
     rule, remedy = (

@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 import psutil
 
-from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.training_settings import MachineSettings
 from zerokara.errors import RunError
 from zerokara.model import loopback
 from zerokara.parent_death_signal import end_with_parent
@@ -54,7 +54,7 @@ def _cuda() -> Any:
     return torch.cuda
 
 
-def num_processes(config: PretrainConfig) -> int:
+def num_processes(config: MachineSettings) -> int:
     """Processes to start: the configured number, or one for each GPU that torch sees, or one on a CPU.
 
     Raises:
@@ -65,7 +65,7 @@ def num_processes(config: PretrainConfig) -> int:
     return max(1, num_gpus) if config.num_processes == "auto" else config.num_processes
 
 
-def precision(config: PretrainConfig) -> Literal["bf16", "fp32"]:
+def precision(config: MachineSettings) -> Literal["bf16", "fp32"]:
     """The configured precision; for ``auto`` bf16 where the device computes in it, fp32 where it would emulate it."""
     if config.precision != "auto":
         return config.precision
