@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from unittest import mock
 
 import torch
 
@@ -15,10 +16,14 @@ from zerokara.training.processes.process_group import init_process_group
 
 
 def join_alone(device: str = "cpu") -> None:
-    """Be the only process of a run."""
-    os.environ.update(loopback.environment(), RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
-    init_process_group(torch.device(device))
-    parallel.start(seed=0)
+    """Be the only process of a run.
+
+    RANK and WORLD_SIZE do not stay in the environment: a step that is called later would be a training process.
+    """
+    os.environ["LOCAL_RANK"] = "0"  # DeepSpeed asks for it
+    with mock.patch.dict(os.environ, {**loopback.environment(), "RANK": "0", "WORLD_SIZE": "1"}):
+        init_process_group(torch.device(device))
+        parallel.start(seed=0)
 
 
 def engine_of(model: Model, settings: PretrainConfig, chosen_for: int = 1) -> Engine:

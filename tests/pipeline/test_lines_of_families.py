@@ -118,7 +118,7 @@ def test_experts_are_trained_and_exported(corpus: Path, tmp_path: Path) -> None:
     total += 4 * 32 + 4 * 3 * 32 * 32
     active = total - 2 * 3 * 32 * 32
     assert f"{total / 1000:.1f}k parameters, {active / 1000:.1f}k active" in said
-    assert "busiest expert" in said and "Qwen3MoeForCausalLM" in said and "5_play_with_model.ipynb" in said
+    assert "expert_load" in said and "Qwen3MoeForCausalLM" in said and "5_play_with_model.ipynb" in said
 
 
 def test_what_no_class_holds_is_refused_plainly(tmp_path: Path, span_data: dict[str, str]) -> None:
@@ -129,5 +129,5 @@ def test_what_no_class_holds_is_refused_plainly(tmp_path: Path, span_data: dict[
     command = ["bash", "4_convert_to_HF.sh", *(word for setting in made for word in ("--set", setting))]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 2 and not (tmp_path / "hf").exists()
-    assert "is of architecture t5_moe, which no Hugging Face class holds: SwitchTransformersFor" in done.stderr
-    assert "a model to export is trained with architecture: switch or t5" in done.stderr
+    assert "t5_moe" in done.stderr and "SwitchTransformersFor" in done.stderr, "the class that comes nearest"
+    assert "architecture: switch or t5" in done.stderr

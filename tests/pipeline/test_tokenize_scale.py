@@ -101,7 +101,7 @@ def test_killed_at_any_moment_and_run_again(config: Path, tmp_path: Path) -> Non
         process.wait()
         assert not manifest_of(prefix) or _hashes(prefix) == _hashes(tmp_path / "whole" / "tokens")
         said, _ = _tokenize(config, prefix, *given)
-        went_on += "going on" in said
+        went_on += "resuming" in said
         assert _hashes(prefix) == _hashes(tmp_path / "whole" / "tokens")
         assert not TokenPaths(str(prefix)).work_folder.exists()
     assert went_on, "no run was killed in the middle"

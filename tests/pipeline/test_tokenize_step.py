@@ -127,7 +127,7 @@ def test_other_work_at_the_same_place_is_refused_until_redone(root: Path, place:
     with open(place / "corpus.jsonl", "a", encoding="utf-8") as file:
         file.write('{"text": "one more"}\n')
     changed = _step(root)
-    assert changed.returncode == 2 and "input_jsonl changed" in changed.stderr
+    assert changed.returncode == 2 and "input_jsonl = " in changed.stderr and "changed" in changed.stderr
     assert (place / "out" / "tokens_text_document.bin").read_bytes() == before
     assert _step(root, "--redo").returncode == 0
     assert (place / "out" / "tokens_text_document.bin").read_bytes() != before

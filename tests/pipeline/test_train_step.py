@@ -144,7 +144,7 @@ def test_an_evaluated_checkpoint_gives_what_the_log_has(tiny_data: dict[str, str
     for step, process in started.items():
         output, _ = process.communicate(timeout=240)
         assert process.returncode == 0, output
-        assert re.search(rf"in the log +{found[step]:.4f} nats a token, so it differs by ", output)
+        assert re.search(rf"in the log +{found[step]:.4f} nats per token, so it differs by ", output)
         path = longer / f"evaluation_step{step}.json"
         told = json.loads(path.read_text(encoding="utf-8"))
         rounding.assert_same_loss(told["valid_loss"], found[step])
