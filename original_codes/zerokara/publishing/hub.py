@@ -43,7 +43,7 @@ LOGIN_HINT = "log in with `hf auth login`, or put a token with write access into
 
 
 @dataclass(frozen=True)
-class HubFile:
+class RemoteFile:
     """One file as the Hub lists it."""
 
     bytes: int
@@ -110,7 +110,7 @@ def upload(
     return Uploaded(url, commit, is_private, len(files))
 
 
-def differences(folder: Path, files: Sequence[FileRecord], remote: Mapping[str, HubFile]) -> list[str]:
+def differences(folder: Path, files: Sequence[FileRecord], remote: Mapping[str, RemoteFile]) -> list[str]:
     """Every difference of a remote listing from the local manifest: paths, sizes, hashes."""
     found = []
     for record in files:
@@ -172,10 +172,10 @@ def _make_repository(api: HfApi, repository: str, private: bool) -> tuple[bool, 
     return bool(info.private), str(info.sha)
 
 
-def _listing(api: HfApi, repository: str, revision: str) -> dict[str, HubFile]:
+def _listing(api: HfApi, repository: str, revision: str) -> dict[str, RemoteFile]:
 
     return {
-        entry.path: HubFile(entry.size, entry.blob_id, entry.lfs.sha256 if entry.lfs else None)
+        entry.path: RemoteFile(entry.size, entry.blob_id, entry.lfs.sha256 if entry.lfs else None)
         for entry in api.list_repo_tree(repository, recursive=True, revision=revision)
         if isinstance(entry, RepoFile)
     }

@@ -10,7 +10,7 @@ import pytest
 
 from zerokara.manifest import FileRecord
 from zerokara.publishing import hub
-from zerokara.publishing.hub import HubFile
+from zerokara.publishing.hub import RemoteFile
 
 CONTENT = b"0123456789"
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -33,17 +33,17 @@ def test_the_blob_id_is_gits(local: tuple[Path, list[FileRecord]]) -> None:
 @pytest.mark.parametrize(
     ("remote", "path"),
     [
-        ({"a": HubFile(10, BLOB, None)}, None),
-        ({"a": HubFile(10, "pointer", SHA256)}, None),
-        ({"a": HubFile(10, BLOB, None), ".gitattributes": HubFile(1, "x", None)}, None),
+        ({"a": RemoteFile(10, BLOB, None)}, None),
+        ({"a": RemoteFile(10, "pointer", SHA256)}, None),
+        ({"a": RemoteFile(10, BLOB, None), ".gitattributes": RemoteFile(1, "x", None)}, None),
         ({}, "a"),
-        ({"a": HubFile(11, BLOB, None)}, "a"),
-        ({"a": HubFile(10, "other", None)}, "a"),
-        ({"a": HubFile(10, BLOB, "other")}, "a"),
-        ({"a": HubFile(10, BLOB, None), "b": HubFile(1, "x", None)}, "b"),
+        ({"a": RemoteFile(11, BLOB, None)}, "a"),
+        ({"a": RemoteFile(10, "other", None)}, "a"),
+        ({"a": RemoteFile(10, BLOB, "other")}, "a"),
+        ({"a": RemoteFile(10, BLOB, None), "b": RemoteFile(1, "x", None)}, "b"),
     ],
 )
-def test_differences(local: tuple[Path, list[FileRecord]], remote: dict[str, HubFile], path: str | None) -> None:
+def test_differences(local: tuple[Path, list[FileRecord]], remote: dict[str, RemoteFile], path: str | None) -> None:
     found = [line.partition(":")[0] for line in hub.differences(*local, remote)]
     assert found == ([] if path is None else [path])
 
