@@ -94,10 +94,14 @@ def check_memory(local: LocalPlan) -> None:
 
 
 def check_init_from(plan: RunPlan) -> None:
-    """Check the model to start from. From here on torch is loaded."""
-    from zerokara.huggingface import from_hf
+    """Check the model to start from, where there is one; for it torch is loaded.
 
+    Raises:
+        UserError: it is not there, or not a model that this run can start from.
+    """
     if plan.config.init_from:
+        from zerokara.huggingface import from_hf
+
         from_hf.check(plan.config, plan.shape, plan.encoder)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 from collections import namedtuple
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
 from zerokara.progress import bytes_text
+from zerokara.training import launching
 from zerokara.training.planning import disk_space, run_plan
 from zerokara.training.processes import launcher
 
@@ -110,3 +112,11 @@ def test_precision_follows_the_hardware_only_when_asked(settings, monkeypatch: p
     assert chosen in ("bf16", "fp32")
     plan = run_plan.make_plan(given, 1, chosen)
     assert (plan.config.precision, plan.given.precision) == (chosen, "auto")
+
+
+def test_without_init_from_nothing_is_imported_for_it(settings, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setitem(sys.modules, "zerokara.huggingface.from_hf", None)  # importing it fails from now on
+    monkeypatch.delattr("zerokara.huggingface.from_hf", raising=False)
+    launching.check_init_from(run_plan.make_plan(settings(), 1))
+    with pytest.raises(ImportError):
+        launching.check_init_from(run_plan.make_plan(settings("init_from=a_model"), 1))
