@@ -1,12 +1,11 @@
 """Auxiliary losses: a layer adds the gradient of a loss of its own, wherever in the model it stands.
 
-An auxiliary loss must be scaled as the training loss is, but that scale (one over the tokens of the global batch, and
-what DeepSpeed multiplies) is unknown before the backward pass. So it is observed where the backward pass enters the
-model (`observe`), before it reaches any layer, and applied where it leaves a layer (`attach`). The value of the
-training loss does not change. This holds under activation checkpointing as well.
+The sum over sequences of such a loss gets the gradient `weight`, a tensor that is set before each forward pass
+(`Engine.accumulate`): it is an input of the layer as its activations are, so a compiled backward pass reads the value
+of its own micro batch. The value of the training loss does not change. This holds under activation checkpointing too.
 
-megatron-core's MoEAuxLossAutoScaler (transformer/moe/moe_utils.py, 0.16.1) does the same with one global scale, which
-the training loop has to know beforehand.
+megatron-core's MoEAuxLossAutoScaler (transformer/moe/moe_utils.py, 0.16.1) reads a global scale in its backward pass
+instead, which a compiler would freeze.
 """
 
 from __future__ import annotations
@@ -18,43 +17,32 @@ from torch import Tensor
 
 
 class AuxiliaryLoss:
-    """The scale of auxiliary losses, shared by the layers of one model."""
+    """The weight of the auxiliary losses, shared by the layers of one model."""
 
-    scale: Tensor | float = 0.0
-    """The gradient of one sequence's auxiliary loss; set as each backward pass begins."""
+    def __init__(self) -> None:
+        """A model by itself trains no auxiliary loss: whoever trains it sets the weight."""
+        self.weight = torch.zeros(())
+        """The gradient of one sequence's auxiliary loss, a scalar in fp32 on the model's device."""
 
-    def observe(self, nats: Tensor, tokens: int) -> Tensor:
-        """Return the summed nats unchanged; to be called last. Each sequence predicts `tokens`.
-
-        Then, beside the mean of the nats over the tokens, stands the mean of the attached losses over the sequences.
-        """
-        observed: Tensor = _Observe.apply(nats, tokens, self)
-        return observed
+    def set_weight(self, weight: float, device: torch.device) -> None:
+        """Set the weight for the next forward pass and its backward pass."""
+        if self.weight.device != device:
+            self.weight = torch.zeros((), device=device)
+        self.weight.fill_(weight)
 
     def attach(self, activations: Tensor, loss: Tensor) -> Tensor:
         """Return the activations unchanged; their backward pass adds the gradient of `loss`, a sum over sequences."""
-        attached: Tensor = _Attach.apply(activations, loss, self)
+        attached: Tensor = _Attach.apply(activations, loss, self.weight)
         return attached
-
-
-class _Observe(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, nats: Tensor, tokens: int, auxiliary: AuxiliaryLoss) -> Tensor:
-        ctx.tokens, ctx.auxiliary = tokens, auxiliary
-        return nats.view_as(nats)
-
-    @staticmethod
-    def backward(ctx: Any, grad_nats: Tensor) -> tuple[Tensor, None, None]:
-        ctx.auxiliary.scale = grad_nats * ctx.tokens
-        return grad_nats, None, None
 
 
 class _Attach(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, activations: Tensor, loss: Tensor, auxiliary: AuxiliaryLoss) -> Tensor:
-        ctx.auxiliary, ctx.loss = auxiliary, loss
+    def forward(ctx: Any, activations: Tensor, loss: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(weight)
         return activations.view_as(activations)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        return grad, torch.ones_like(ctx.loss) * ctx.auxiliary.scale, None
+        (weight,) = ctx.saved_tensors
+        return grad, weight, None

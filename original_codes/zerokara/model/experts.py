@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed
@@ -120,23 +121,27 @@ class MixtureOfExperts(torch.nn.Module):
         """The output of each choice's expert for its token, [M, D]."""
         order_M = chosen_M.argsort(stable=True)
         sorted_MD = hidden_ND[order_M // self.top_k]
-        counts_X = torch.bincount(chosen_M, minlength=self.num_experts)
-        if hidden_ND.is_cuda and hidden_ND.dtype == torch.bfloat16:
-            out_MD = self._grouped(sorted_MD, counts_X.cumsum(0).to(torch.int32))
-        else:
-            out_MD = self._one_by_one(sorted_MD, counts_X.tolist())
+        # Not bincount, which asks the device for its largest number.
+        experts_X = torch.arange(self.num_experts, device=chosen_M.device)
+        ends_X = torch.searchsorted(chosen_M[order_M], experts_X, right=True, out_int32=True)
+        out_MD = self._grouped(sorted_MD, ends_X) if has_kernel(hidden_ND) else self._one_by_one(sorted_MD, ends_X)
         inverse_M = torch.empty_like(order_M)
         inverse_M[order_M] = torch.arange(len(order_M), device=order_M.device)
         return out_MD[inverse_M]
 
-    def _one_by_one(self, sorted_MD: Tensor, counts: list[int]) -> Tensor:
+    def _one_by_one(self, sorted_MD: Tensor, ends_X: Tensor) -> Tensor:
+        counts = ends_X.diff(prepend=ends_X.new_zeros(1)).tolist()
         parts = zip(sorted_MD.split(counts), self.experts_fc1.weight, self.experts_fc2.weight, strict=True)
         return torch.cat([linear(self._activate(linear(part, fc1)), fc2) for part, fc1, fc2 in parts])
 
     def _grouped(self, sorted_MD: Tensor, ends_X: Tensor) -> Tensor:
         """All experts in one kernel; `ends_X` is where each one's tokens end."""
-        inner_MR = grouped_mm(sorted_MD, self.experts_fc1.weight.transpose(1, 2), offs=ends_X)
-        out_MD: Tensor = grouped_mm(self._activate(inner_MR), self.experts_fc2.weight.transpose(1, 2), offs=ends_X)
+        is_used_X = ends_X.diff(prepend=ends_X.new_zeros(1)) > 0
+        fc1_XRD, fc2_XDF = (
+            _GradientOfUsed.apply(part.weight, is_used_X) for part in (self.experts_fc1, self.experts_fc2)
+        )
+        inner_MR = grouped_mm(sorted_MD, fc1_XRD.transpose(1, 2), offs=ends_X)
+        out_MD: Tensor = grouped_mm(self._activate(inner_MR), fc2_XDF.transpose(1, 2), offs=ends_X)
         return out_MD
 
     def _activate(self, inner_MR: Tensor) -> Tensor:
@@ -148,6 +153,28 @@ class MixtureOfExperts(torch.nn.Module):
         return gated
 
 
+def has_kernel(hidden: Tensor) -> bool:
+    """Whether `grouped_mm` computes all experts at once for such hidden states."""
+    return hidden.is_cuda and hidden.dtype == torch.bfloat16
+
+
+class _GradientOfUsed(torch.autograd.Function):
+    """The weights of all experts; in the backward pass 0 for the experts without a token, whatever was computed there.
+
+    On some GPUs grouped_mm leaves these parts of its gradient unwritten (pytorch issue 172439).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, is_used_X: Tensor) -> Tensor:
+        ctx.save_for_backward(is_used_X)
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (is_used_X,) = ctx.saved_tensors
+        return grad.where(is_used_X[:, None, None], 0), None
+
+
 class RouterCounts:
     """Sums over what a router did in training since they were last taken."""
 
@@ -157,7 +184,8 @@ class RouterCounts:
 
     def add(self, probabilities_SBX: Tensor, chosen_SBk: Tensor, kept_SBk: Tensor) -> None:
         """Count a forward pass; a recomputed one counts twice, which changes no share."""
-        load_X = torch.bincount(chosen_SBk.reshape(-1), minlength=self._num_experts)
+        chosen_M = chosen_SBk.reshape(-1)
+        load_X = chosen_M.new_zeros(self._num_experts).scatter_add(0, chosen_M, torch.ones_like(chosen_M))
         entropy = -torch.special.xlogy(probabilities_SBX, probabilities_SBX).sum()
         tokens = probabilities_SBX.size(0) * probabilities_SBX.size(1)
         others = torch.stack([kept_SBk.sum(), entropy, entropy.new_tensor(tokens)]).double()

@@ -41,7 +41,7 @@ class LanguageModel:
         weight_VD = self.shared_embedding_or_output_weight() if tied else self.output_layer.weight
         if labels_BS is None:
             return _logits(hidden_SBD, weight_VD, at_B)
-        nats = summed_cross_entropy(
+        return summed_cross_entropy(
             hidden_SBD.transpose(0, 1).flatten(0, 1),
             weight_VD,
             labels_BS.flatten(),
@@ -49,7 +49,6 @@ class LanguageModel:
             self.shape.vocab_size,
             parallel.tensor_group() if parallel.tensor_size() > 1 else None,
         )
-        return nats if self.auxiliary is None else self.auxiliary.observe(nats, labels_BS.size(1))
 
 
 def _logits(hidden_SBD: Tensor, weight_VD: Tensor, at_B: Tensor | None) -> Tensor:

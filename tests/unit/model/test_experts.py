@@ -9,10 +9,12 @@ import pytest
 import rounding
 import torch
 from configs import config_of
+from grouped import plain_grouped_mm
 from shapes import shape_of
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear, silu
 
+from zerokara.model import experts
 from zerokara.model.auxiliary_loss import AuxiliaryLoss
 from zerokara.model.builder import build
 from zerokara.model.experts import MixtureOfExperts, Routing, experts_of, statistics
@@ -98,9 +100,41 @@ def test_grouped_experts_equal_one_by_one() -> None:
     layer = layer_of().to(torch.bfloat16)
     chosen_M = torch.tensor([0, 3, 3, 1, 0, 3, 1, 1])  # no token for expert 2
     sorted_MD = torch.randn(8, 48, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
-    counts = torch.bincount(chosen_M, minlength=4)
-    grouped = layer._grouped(sorted_MD, counts.cumsum(0).to(torch.int32))
-    rounding.assert_same_tensor(grouped, layer._one_by_one(sorted_MD, counts.tolist()))
+    ends_X = torch.bincount(chosen_M, minlength=4).cumsum(0).to(torch.int32)
+    rounding.assert_same_tensor(layer._grouped(sorted_MD, ends_X), layer._one_by_one(sorted_MD, ends_X))
+
+
+def test_an_expert_without_a_token_gets_no_gradient_whatever_the_kernel_leaves_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layer, tokens = layer_of(), torch.randn(8, 48, generator=torch.Generator().manual_seed(1))
+    ends_X = torch.tensor([2, 5, 5, 8], dtype=torch.int32)  # no token for expert 2
+
+    class Unwritten(torch.autograd.Function):
+        """A kernel that does not write the gradient of a group without rows."""
+
+        @staticmethod
+        def forward(ctx: Any, mat: Tensor, weights: Tensor, offs: Tensor) -> Tensor:
+            ctx.save_for_backward(mat, weights, offs)
+            return plain_grouped_mm(mat, weights, offs)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+            mat, weights, offs = ctx.saved_tensors
+            with torch.enable_grad():
+                parts = mat.detach().requires_grad_(), weights.detach().requires_grad_()
+                of_mat, of_weights = torch.autograd.grad(plain_grouped_mm(*parts, offs), parts, grad)
+            of_weights[2] = math.nan
+            return of_mat, of_weights, None
+
+    monkeypatch.setattr(experts, "grouped_mm", lambda mat, weights, offs: Unwritten.apply(mat, weights, offs))
+    layer._grouped(tokens, ends_X).square().sum().backward()
+    found = [part.weight.grad.clone() for part in (layer.experts_fc1, layer.experts_fc2)]
+    layer.zero_grad()
+    layer._one_by_one(tokens, ends_X).square().sum().backward()
+    for gradient, part in zip(found, (layer.experts_fc1, layer.experts_fc2), strict=True):
+        assert not gradient[2].any()
+        rounding.assert_same_tensor(gradient, part.weight.grad)
 
 
 def test_a_full_expert_drops_the_later_choices_of_each_sequence() -> None:
@@ -160,6 +194,7 @@ def test_gradients_are_those_of_the_loss_and_the_auxiliary_losses(
         collected: list[Tensor] = []
         if not whole:  # the auxiliary losses are collected, and summed here
             monkeypatch.setattr(AuxiliaryLoss, "attach", lambda _, weights, loss: collected.append(loss) or weights)
+        model.auxiliary.set_weight(1 / 3 if whole else 0, torch.device("cpu"))
         nats = model(*arguments)
         total = nats / labels.numel()
         (total if whole else total + sum(collected) / 3).backward()

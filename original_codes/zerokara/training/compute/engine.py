@@ -8,6 +8,7 @@ and a run resumes with another stage or another number of processes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -27,6 +28,8 @@ class Engine:
     def __init__(self, model: Model, updater: Updater, optimizer: str):
         """Wrap a model that `updater` has taken over; `optimizer` is the setting, which names the state's keys."""
         self._updater, self._optimizer, self._sharding = updater, optimizer, model.sharding
+        self._auxiliary, self._target_len = model.auxiliary, model.shape.target_len
+        self._weigh_auxiliary_losses(math.inf)  # none yet; the weight is where the model is
         # ZeRO 3 empties a parameter at rest, and remembers its shape.
         self._shapes = {
             name: tuple(getattr(parameter, "ds_shape", parameter.shape)) for name, parameter in model.named_parameters()
@@ -48,6 +51,7 @@ class Engine:
         `global_tokens` is the number of predicted tokens in the global batch, over all processes and micro batches: the
         gradient becomes that of the mean over these tokens.
         """
+        self._weigh_auxiliary_losses(global_tokens)
         nats: Tensor = self._updater.module(*batch)
         self._updater.backward(nats / global_tokens)
         return nats.detach()
@@ -92,6 +96,12 @@ class Engine:
         for name in self._shapes:
             for key in self._keys(name):
                 yield f"{name}.{key}", self._sharding.gathered(name, self._updater.read(name, key))
+
+    def _weigh_auxiliary_losses(self, global_tokens: float) -> None:
+        """Beside the mean of the nats over the tokens stands the mean of the attached losses over the sequences."""
+        if self._auxiliary:
+            weight = self._updater.gradient_factor * self._target_len / global_tokens
+            self._auxiliary.set_weight(weight, self._updater.device)
 
     def _keys(self, name: str) -> list[str]:
         return list(optimizers.state_shapes(self._optimizer, name, self._shapes[name]))

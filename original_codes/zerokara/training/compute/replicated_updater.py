@@ -33,8 +33,9 @@ class ReplicatedUpdater:
 
     def __init__(self, model: Model, config: TrainingSettings):
         """Take over `model`, whose weights must be fp32: in bf16 their owners keep them as master weights."""
-        device = devices.local_device(int(os.environ.get("LOCAL_RANK", "0")))
-        model.to(device)
+        self.device = devices.local_device(int(os.environ.get("LOCAL_RANK", "0")))
+        self.gradient_factor = 1.0
+        model.to(self.device)
         self.module = model
         self._config = config
         self._group, self._rank = parallel.data_group(), parallel.data_rank()
@@ -48,7 +49,7 @@ class ReplicatedUpdater:
         if in_bf16:
             model.bfloat16()
         self._weights = dict(model.named_parameters())
-        self._gradients = self._make_gradients(device)
+        self._gradients = self._make_gradients(self.device)
         self._optimizers = torch_optimizers.build(config, self._masters, model.shape)
         torch_optimizers.make_state(config.optimizer, self._optimizers, self._masters)
         self.num_updates = 0

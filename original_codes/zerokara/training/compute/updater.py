@@ -64,6 +64,14 @@ class Updater(Protocol):
         """The model, to be called; under ZeRO 3 every process must take part."""
 
     @property
+    def device(self) -> torch.device:
+        """Where the model computes."""
+
+    @property
+    def gradient_factor(self) -> float:
+        """By what `backward` multiplies the gradient of its loss; the sum over ranks divides by it again."""
+
+    @property
     def num_updates(self) -> int:
         """Updates made, those of earlier starts included; skipped steps do not count."""
 

@@ -38,8 +38,9 @@ class ZeroUpdater:
     def __init__(self, model: Model, config: TrainingSettings, data_parallel_size: int, template: dict[str, Any]):
         """Take over `model`, whose weights must be fp32; the process groups must exist."""
         _attach_to_process_groups()
-        # DeepSpeed divides by the number of micro batches and averages over the processes; this undoes both.
-        self._gradient_scale = config.global_batch_size // config.micro_batch
+        # DeepSpeed divides the loss by the number of micro batches, and the gradients by that of the ranks.
+        self.gradient_factor = float(data_parallel_size)
+        self._num_micro_batches = config.global_batch_size // (config.micro_batch * data_parallel_size)
         initial = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
         made = torch_optimizers.build(config, dict(model.named_parameters()), model.shape)
         self._adam = made["adamw"]
@@ -52,7 +53,7 @@ class ZeroUpdater:
                 dist_init_required=False,
                 mpu=parallel.ModelParallelUnit() if parallel.tensor_size() > 1 else None,
             )
-        self.module = self._deepspeed
+        self.module, self.device = self._deepspeed, self._deepspeed.device
         self._parameters = dict(model.named_parameters())
         self._masters = {str(number): master for number, master in enumerate(self._find_masters())}
         self._check_precision(config)
@@ -72,7 +73,7 @@ class ZeroUpdater:
 
     def backward(self, loss: Tensor) -> None:
         """See `Updater.backward`."""
-        self._deepspeed.backward(loss * self._gradient_scale)
+        self._deepspeed.backward(loss * (self.gradient_factor * self._num_micro_batches))
 
     def finish_micro_batch(self) -> None:
         """See `Updater.finish_micro_batch`."""
