@@ -256,7 +256,7 @@ def test_a_skipped_step_changes_nothing(overrides: dict[str, Any], how: str, bat
     if how == "not finite":
         assert not math.isfinite(engine.update(0.01))
     else:
-        engine.discard()
+        engine.update(0.01, accept=lambda _: False)
     assert engine.num_updates == 1
     for one in (engine, other):
         accumulate(one, batches[2])

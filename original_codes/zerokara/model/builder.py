@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn.functional import gelu, silu
 
-from zerokara.model import initial_weights, parallel, recomputation
+from zerokara.model import embedding, initial_weights, parallel, recomputation
 from zerokara.model.attention import FusedAttention
 from zerokara.model.auxiliary_loss import AuxiliaryLoss
 from zerokara.model.decoder import Decoder
@@ -57,6 +57,7 @@ def build(
         _add_experts(config, shape, routing)
     model = _encoder_decoder(shape, config) if shape.traits.is_encoder_decoder else _decoder(shape, config)
     model.shape, model.sharding = shape, Sharding.of(shape)
+    embedding.without_waits(model.embedding.word_embeddings)
     if shape.moe_layers:
         model.auxiliary = AuxiliaryLoss()
         for experts in experts_of(model.all_layers()):

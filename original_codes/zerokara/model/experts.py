@@ -29,7 +29,7 @@ from typing import Any
 import torch
 import torch.distributed
 from torch import Tensor
-from torch.nn.functional import grouped_mm, linear, one_hot
+from torch.nn.functional import grouped_mm, linear
 
 from zerokara.config.training_settings import OptimizationSettings
 from zerokara.model import parallel
@@ -105,14 +105,14 @@ class MixtureOfExperts(torch.nn.Module):
             return torch.ones_like(chosen_SBk)
         length, batch, top_k = chosen_SBk.shape
         capacity = math.ceil(self.capacity_factor * top_k * length / self.num_experts)
-        by_sequence = one_hot(chosen_SBk.transpose(0, 1).reshape(batch, length * top_k), self.num_experts)
+        by_sequence = _one_hot(chosen_SBk.transpose(0, 1).reshape(batch, length * top_k), self.num_experts)
         ranks = (by_sequence.cumsum(dim=1) * by_sequence).sum(dim=-1)  # 1 for the first choice that falls on an expert
         return (ranks <= capacity).view(batch, length, top_k).transpose(0, 1).to(chosen_SBk.dtype)
 
     def _auxiliary_loss(self, logits_SBX: Tensor, probabilities_SBX: Tensor, chosen_SBk: Tensor) -> Tensor:
         """Load-balancing loss and z-loss with their coefficients, summed over the sequences."""
         length = logits_SBX.size(0)
-        shares_BX = one_hot(chosen_SBk, self.num_experts).sum(dim=(0, 2)).to(logits_SBX.dtype) / (length * self.top_k)
+        shares_BX = _one_hot(chosen_SBk, self.num_experts).sum(dim=(0, 2)).to(logits_SBX.dtype) / (length * self.top_k)
         balance = self.num_experts * (shares_BX * probabilities_SBX.mean(dim=0)).sum()
         z = logits_SBX.logsumexp(dim=-1).square().mean(dim=0).sum()
         return self.aux_loss_coef * balance + self.z_loss_coef * z
@@ -156,6 +156,11 @@ class MixtureOfExperts(torch.nn.Module):
 def has_kernel(hidden: Tensor) -> bool:
     """Whether `grouped_mm` computes all experts at once for such hidden states."""
     return hidden.is_cuda and hidden.dtype == torch.bfloat16
+
+
+def _one_hot(chosen: Tensor, num_experts: int) -> Tensor:
+    """0 and 1, [..., X]; torch's own function asks a CPU for the largest number, and torch.compile for its bound."""
+    return (chosen[..., None] == torch.arange(num_experts, device=chosen.device)).to(chosen.dtype)
 
 
 class _GradientOfUsed(torch.autograd.Function):

@@ -50,6 +50,7 @@ with _without_unused_packages():
     from megatron.core.tensor_parallel.mappings import (
         copy_to_tensor_model_parallel_region,
         gather_from_tensor_model_parallel_region,
+        reduce_from_tensor_model_parallel_region,
         scatter_to_tensor_model_parallel_region,
     )
     from megatron.core.transformer.attention import (
@@ -91,6 +92,7 @@ __all__ = [
     "get_bias_dropout_add",
     "parallel_state",
     "prepare_device",
+    "reduce_from_tensor_model_parallel_region",
     "scatter_to_tensor_model_parallel_region",
 ]
 

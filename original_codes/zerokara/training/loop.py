@@ -73,19 +73,28 @@ def train_step(
     # Tensor-parallel ranks compute the same sequences: one of them counts.
     counts = float(parallel.tensor_rank() == 0)
     (global_tokens,) = processes.sum([counts * batches.num_tokens])
-    nats = torch.zeros((), device=device)
+    nats = torch.zeros((), device=device)  # not read here: the host goes on while the device works
     for index, micro_batch in enumerate(batches.micro_batches):
         if index:
             engine.finish_micro_batch()
         nats += engine.accumulate(on_device(micro_batch, device), global_tokens)
-    total_nats, requests = processes.sum([counts * nats.item(), float(stop())])
-    loss, grad_norm = total_nats / global_tokens, math.nan
-    skip_reason = guard.skip_reason_of_loss(loss)
+    requests = torch.full_like(nats, float(stop()), dtype=torch.float64)
+    numbers = processes.sum_on_device(torch.stack([counts * nats.double(), requests]))
+    read: list[float] = []
+    skip_reason = ""
+
+    def accept(values: list[float]) -> bool:
+        nonlocal skip_reason
+        read.extend(values)
+        skip_reason = guard.skip_reason_of_loss(values[0] / global_tokens)
+        return not skip_reason
+
+    grad_norm = engine.update(learning_rate, numbers, accept)
+    loss, stop_requested = read[0] / global_tokens, read[1] > 0
     if skip_reason:
-        engine.discard()
+        grad_norm = math.nan
     else:
-        grad_norm = engine.update(learning_rate)
         skip_reason = guard.skip_reason_of_norm(grad_norm)
     guard.note(loss, skip_reason)
     seconds = time.perf_counter() - started
-    return StepRecord(step, loss, learning_rate, grad_norm, seconds, skip_reason, requests > 0)
+    return StepRecord(step, loss, learning_rate, grad_norm, seconds, skip_reason, stop_requested)

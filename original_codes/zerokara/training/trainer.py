@@ -197,6 +197,7 @@ class Trainer:
 
     def save(self, step: int) -> None:
         """Save the state after `step`; every process must call it."""
+        self.divergence.confirm()
         run, book, guard = self.run, self.logbook, self.guard
         self.state = replace(
             state_of(run.plan, step, run.position.samples(step), dict(book.facts), book.seconds),

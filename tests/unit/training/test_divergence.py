@@ -72,6 +72,7 @@ def test_one_bit_is_found_in_time_and_named(monkeypatch: pytest.MonkeyPatch, dty
         other.install(monkeypatch, step)
         try:
             mine.check(step)
+            mine.confirm()
         except ProcessesDiverged as error:
             found.append((step, str(error)))
     steps = [step for step, _ in found]
@@ -88,6 +89,15 @@ def test_equal_processes_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     for step in range(3):
         other.install(monkeypatch, step)
         mine.check(step)
+    mine.confirm()
+
+
+def test_a_difference_is_looked_at_one_step_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = watched()
+    TwoProcesses(mine, "decoder.final_layernorm.weight").install(monkeypatch, 0)
+    mine.check(0)
+    with pytest.raises(ProcessesDiverged, match=r"step 0: .*decoder\.final_layernorm\.weight"):
+        mine.check(1)
 
 
 def test_one_process_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

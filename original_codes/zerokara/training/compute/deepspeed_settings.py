@@ -30,6 +30,8 @@ _OWNED = {
     "optimizer": "lr and adam_*",
     "scheduler": "lr_schedule",
     "data_types.grad_accum_dtype": "precision",
+    "communication_data_type": "nothing (always fp32)",
+    "timers.throughput.enabled": "nothing (always false)",
     "zero_allow_untested_optimizer": "nothing (always true)",
     "zero_force_ds_cpu_optimizer": "nothing (always false)",
     "steps_per_print": "log_interval",
@@ -54,6 +56,10 @@ def settings_for(config: TrainingSettings, num_processes: int, template: dict[st
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 2**31,
+        # In bf16 DeepSpeed would sum gradients over the ranks in bf16: each addition would round.
+        "communication_data_type": "fp32",
+        # It would wait for the device twice in each micro batch.
+        "timers": {"throughput": {"enabled": False}},
     }
     if bf16:
         # Adding micro batches up in bf16 would round each time, and make accumulation change the result.

@@ -7,6 +7,7 @@ import re
 import resource
 
 import torch
+from torch import Tensor
 
 PEAK_BF16_FLOPS = {
     # NVIDIA: the datasheet of each; those that state sparse numbers, halved.
@@ -78,6 +79,32 @@ def peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def read(numbers: Tensor) -> list[float]:
+    """Return numbers of the device; the host waits until it has done all that it was given."""
+    values: list[float] = numbers.tolist()
+    return values
+
+
+class Arriving:
+    """Numbers on their way from the device: reading them later waits for the copy alone."""
+
+    def __init__(self, numbers: Tensor):
+        """Begin to copy."""
+        self._event: torch.cuda.Event | None = None
+        self._numbers = numbers
+        if numbers.is_cuda:
+            self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self._numbers.copy_(numbers, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def read(self) -> list[float]:
+        """Return the numbers."""
+        if self._event is not None:
+            self._event.synchronize()
+        return read(self._numbers)
 
 
 def keep_freed_memory() -> None:

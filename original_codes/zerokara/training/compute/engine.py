@@ -19,7 +19,7 @@ from zerokara.config.training_settings import TrainingSettings
 from zerokara.model.builder import Model
 from zerokara.training.compute import optimizers
 from zerokara.training.compute.replicated_updater import ReplicatedUpdater
-from zerokara.training.compute.updater import Updater, UpdaterName
+from zerokara.training.compute.updater import Accept, Updater, UpdaterName
 
 
 class Engine:
@@ -60,16 +60,17 @@ class Engine:
         """End a micro batch that is not the last of its step."""
         self._updater.finish_micro_batch()
 
-    def update(self, learning_rate: float) -> float:
+    def update(
+        self, learning_rate: float, numbers: Tensor | None = None, accept: Accept = lambda numbers: True
+    ) -> float:
         """Clip, update the weights, clear the gradients; return the gradient norm before clipping.
 
-        If the norm is not finite nothing is changed, as by `discard`.
+        `numbers` [N] in float64 on the device are read together with the norm, and handed to `accept`. If that refuses
+        them, or the norm is not finite, the update is skipped: weights, moments and counts stay as they are.
         """
-        return self._updater.update(learning_rate)
-
-    def discard(self) -> None:
-        """Skip this step's update: drop its gradients; weights, moments and counts stay as they are."""
-        self._updater.discard()
+        if numbers is None:
+            numbers = torch.zeros(0, dtype=torch.float64, device=self._updater.device)
+        return self._updater.update(learning_rate, numbers, accept)
 
     def load_state(self, weights: dict[str, Tensor], moments: dict[str, Tensor], num_updates: int) -> None:
         """Set the fp32 weights by parameter name, and the optimizer state by ``<parameter>.<key>`` or none of it.

@@ -10,6 +10,7 @@ The price, beside DeepSpeed's ZeRO: the all-reduce of the gradients does not ove
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 
@@ -23,6 +24,7 @@ from zerokara.model import parallel
 from zerokara.model.builder import Model
 from zerokara.training.compute import devices, optimizers, torch_optimizers
 from zerokara.training.compute.ownership import owners_of
+from zerokara.training.compute.updater import Accept
 
 CHUNK = 2**26
 """Numbers in one all-reduce: gloo needs as much memory again."""
@@ -61,12 +63,13 @@ class ReplicatedUpdater:
     def finish_micro_batch(self) -> None:
         """See `Updater.finish_micro_batch`; there is nothing to do."""
 
-    def update(self, learning_rate: float) -> float:
+    def update(self, learning_rate: float, numbers: Tensor, accept: Accept) -> float:
         """See `Updater.update`."""
         for chunk in self._flat.split(CHUNK):
             torch.distributed.all_reduce(chunk, group=self._group)
         norm = self._norm()
-        if torch.isfinite(norm):
+        norm_value, *values = devices.read(torch.cat([norm.double().view(1), numbers]))
+        if accept(values) and math.isfinite(norm_value):
             if self._config.gradient_clipping:
                 clip_grads_with_norm_(list(self._masters.values()), self._config.gradient_clipping, norm)
             for optimizer in self._optimizers.values():
@@ -75,11 +78,7 @@ class ReplicatedUpdater:
             self.num_updates += 1
             self._broadcast_weights()
         self._flat.zero_()
-        return norm.item()
-
-    def discard(self) -> None:
-        """See `Updater.discard`."""
-        self._flat.zero_()
+        return norm_value
 
     def read(self, name: str, key: str | None) -> Tensor:
         """See `Updater.read`."""

@@ -12,12 +12,9 @@ from zerokara.config.training_settings import TrainingSettings
 from zerokara.model.parameters import row_blocks
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute import optimizers
+from zerokara.training.compute.adafactor import Adafactor
 from zerokara.training.compute.muon import Muon
 from zerokara.training.compute.optimizers import Algorithm
-
-ADAFACTOR_DECAY, ADAFACTOR_CLIPPING, ADAFACTOR_EPSILONS = -0.8, 1.0, (1e-30, 1e-3)
-"""Shazeer and Stern, 2018, algorithm 6; the epsilons are added to squared gradients, and a lower bound of the weights'
-root mean square."""
 
 
 def build(
@@ -44,7 +41,7 @@ def make_state(optimizer: str, made: Mapping[Algorithm, torch.optim.Optimizer], 
         if algorithm == "adamw":
             state["step"] = torch.zeros((), dtype=torch.float32, device=tensor.device)
         elif algorithm == "adafactor":
-            state |= {"step": 0, "RMS": 0}
+            state["step"] = 0
         made[algorithm].state[tensor] = state
 
 
@@ -74,18 +71,7 @@ def _adamw(
 def _adafactor(
     config: TrainingSettings, groups: list[dict[str, Any]], tensors: Mapping[str, Tensor], shape: ModelShape
 ) -> torch.optim.Optimizer:
-    from transformers.optimization import Adafactor  # half a second that only its users should wait for
-
-    return Adafactor(
-        groups,
-        lr=config.lr,
-        eps=ADAFACTOR_EPSILONS,
-        clip_threshold=ADAFACTOR_CLIPPING,
-        decay_rate=ADAFACTOR_DECAY,
-        beta1=None,
-        scale_parameter=True,
-        relative_step=False,
-    )
+    return Adafactor(groups, config.lr)
 
 
 def _muon(

@@ -19,7 +19,7 @@ Without torch on import: the plan names the updater before anything heavy is imp
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 UpdaterName = Literal["replicated", "zero"]
+Accept = Callable[[list[float]], bool]
+"""Whether a step with these numbers may change the weights; every rank answers alike."""
 
 
 def choose(zero_stage: int, optimizer: str, offload: str, data_parallel_size: int) -> UpdaterName:
@@ -54,7 +56,7 @@ def plan_lines(
 class Updater(Protocol):
     """Holds the weights of this process (its shard, where tensor parallelism cuts them) and updates them.
 
-    One step is: `backward` for each micro batch, `finish_micro_batch` between two of them, then `update` or `discard`.
+    One step is: `backward` for each micro batch, `finish_micro_batch` between two of them, then `update`.
     Gradients are accumulated in fp32 and summed over the data-parallel ranks; they are never averaged.
     The state goes in and out unsharded, in fp32, by parameter name.
     """
@@ -81,11 +83,13 @@ class Updater(Protocol):
     def finish_micro_batch(self) -> None:
         """End a micro batch that is not the last of its step."""
 
-    def update(self, learning_rate: float) -> float:
-        """Sum over ranks, clip, update, clear; return the norm before clipping. If it is not finite nothing changes."""
+    def update(self, learning_rate: float, numbers: Tensor, accept: Accept) -> float:
+        """Sum gradients over ranks, clip, update, clear; return the norm before clipping.
 
-    def discard(self) -> None:
-        """Drop the gradients of this step; weights, moments and counts stay as they are."""
+        `numbers`, on the device, are read together with the norm, the only time in a step that the host waits for the
+        device. If `accept` refuses them, or the norm is not finite, the gradients are dropped, and weights, moments
+        and counts stay as they are.
+        """
 
     def read(self, name: str, key: str | None) -> Tensor:
         """Return the optimizer state `key` of a parameter, or with None its fp32 master weights.

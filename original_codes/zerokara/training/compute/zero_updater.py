@@ -17,6 +17,8 @@ from typing import Any
 import deepspeed
 import torch
 import torch.distributed
+from deepspeed.runtime import bf16_optimizer
+from deepspeed.runtime.utils import combine_grad_norm_groups, get_global_norm_of_tensors
 from deepspeed.utils import (
     safe_get_full_fp32_param,
     safe_get_full_optimizer_state,
@@ -28,8 +30,9 @@ from torch import Tensor
 from zerokara.config.training_settings import TrainingSettings
 from zerokara.model import parallel
 from zerokara.model.builder import Model
-from zerokara.training.compute import torch_optimizers
+from zerokara.training.compute import devices, torch_optimizers
 from zerokara.training.compute.deepspeed_settings import settings_for
+from zerokara.training.compute.updater import Accept
 
 
 class ZeroUpdater:
@@ -57,6 +60,8 @@ class ZeroUpdater:
         self._parameters = dict(model.named_parameters())
         self._masters = {str(number): master for number, master in enumerate(self._find_masters())}
         self._check_precision(config)
+        self._judgement = _Judgement(torch.zeros(0), lambda _: True)
+        self._read_norm_once()
         # AdamW would make its state in the first update, too late to load a checkpoint's.
         torch_optimizers.make_state(config.optimizer, made, self._masters)
         if hasattr(self._wrapper, "_lazy_init_hp_params_optimizer_state"):
@@ -79,31 +84,37 @@ class ZeroUpdater:
         """See `Updater.finish_micro_batch`."""
         self._deepspeed.step()
 
-    def update(self, learning_rate: float) -> float:
+    def update(self, learning_rate: float, numbers: Tensor, accept: Accept) -> float:
         """See `Updater.update`; DeepSpeed itself skips a step whose norm is not finite."""
         torch_optimizers.set_learning_rate(self._deepspeed.optimizer.param_groups, learning_rate)
-        self._deepspeed.step()
-        norm = float(self._deepspeed.get_global_grad_norm())
-        if not math.isfinite(norm):
-            self._gather_persistent()
-        return norm
-
-    def discard(self) -> None:
-        """See `Updater.discard`."""
-        # Each wrapper drops a step whose norm is invalid, in all processes alike: so report this one as invalid.
-        invalid = torch.tensor(math.inf)
-        answers: dict[str, Any] = {
-            "_get_norm_groups": [invalid],  # stage 3: runtime/zero/stage3.py
-            "scaled_global_norm": invalid,  # stages 1 and 2: runtime/zero/stage_1_and_2.py
-            "get_grads_for_norm": ([invalid], {}),  # stage 1 in bf16 with fp32 gradients: runtime/bf16_optimizer.py
-        }
-        method = next(name for name in answers if hasattr(self._wrapper, name))
-        setattr(self._wrapper, method, lambda *_, **__: answers[method])
+        self._judgement = _Judgement(numbers, accept)
+        bf16_optimizer.get_global_norm_of_tensors = self._norm_of_tensors
         try:
             self._deepspeed.step()
         finally:
-            delattr(self._wrapper, method)
-        self._gather_persistent()
+            bf16_optimizer.get_global_norm_of_tensors = get_global_norm_of_tensors
+        if not self._judgement.is_accepted:
+            self._gather_persistent()
+        return self._judgement.norm
+
+    def _read_norm_once(self) -> None:
+        """Let DeepSpeed's wrapper have the norm from us, on the host and judged: it would read it up to four times.
+
+        Each wrapper drops a step whose norm is infinite, in all ranks alike.
+        """
+        wrapper = self._wrapper
+        if self._is_stage_3:  # runtime/zero/stage3.py
+            norms = wrapper._get_norm_groups
+            wrapper._get_norm_groups = lambda: [self._judgement.of(combine_grad_norm_groups(norms()))]
+        elif hasattr(wrapper, "scaled_global_norm"):  # stages 1 and 2: runtime/zero/stage_1_and_2.py
+            norm = wrapper.scaled_global_norm
+            wrapper.scaled_global_norm = lambda: self._judgement.of(norm())
+            # In bf16 it would look at every gradient, and wait: where one is not finite, neither is the norm.
+            wrapper.check_overflow = lambda partition_gradients=True: None
+        # Stage 1 in bf16 with fp32 gradients, runtime/bf16_optimizer.py, calls a function: see `update`.
+
+    def _norm_of_tensors(self, **arguments: Any) -> Tensor:
+        return self._judgement.of(get_global_norm_of_tensors(**arguments))
 
     def read(self, name: str, key: str | None) -> Tensor:
         """See `Updater.read`."""
@@ -168,9 +179,28 @@ class ZeroUpdater:
         computing, accumulation = engine.get_data_types()
         assert computing == (torch.bfloat16 if in_bf16 else torch.float32), f"DeepSpeed computes in {computing}"
         assert accumulation == torch.float32, f"DeepSpeed accumulates gradients in {accumulation}"
+        assert engine.communication_data_type == torch.float32, "DeepSpeed sums gradients over ranks otherwise"
+        assert not engine.tput_timer.config.enabled, "DeepSpeed times each micro batch"
         assert engine.zero_optimization_stage() == config.zero_stage, "DeepSpeed runs another ZeRO stage"
         assert engine.gradient_clipping() == config.gradient_clipping, "DeepSpeed clips otherwise"
         assert all(master.dtype == torch.float32 for master in self._masters.values()), "the optimizer is not in fp32"
+
+
+class _Judgement:
+    """Whether one step may change the weights."""
+
+    def __init__(self, numbers: Tensor, accept: Accept):
+        """See `Updater.update`."""
+        self._numbers, self._accept = numbers, accept
+        self.norm, self.is_accepted = math.nan, False
+
+    def of(self, norm: Tensor) -> Tensor:
+        """Judge by a norm on the device; return it as a tensor of the host's, infinite where the step is refused."""
+        self.norm, *values = devices.read(torch.cat([norm.double().view(1), self._numbers]))
+        if self.norm < 0:  # DeepSpeed's sign for a norm that is not finite
+            self.norm = math.inf
+        self.is_accepted = self._accept(values) and math.isfinite(self.norm)
+        return torch.tensor(self.norm if self.is_accepted else math.inf)
 
 
 def _attach_to_process_groups() -> None:

@@ -8,12 +8,13 @@ to differ from.
 Each step compares another slice of every parameter, so that a parameter that has diverged is found at once and a single
 element within `STEPS_TO_COMPARE_ALL` steps. The bits of these slices, and their complement, go through one all-reduce
 with MAX: if b is the maximum and ¬b the maximum of the complements, all are b. It costs one 4096th of the gradient's
-communication.
+communication. Nobody waits for the answer: it is looked at after the next step, or before a save.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.distributed
@@ -23,6 +24,7 @@ from torch.distributed import ProcessGroup, ReduceOp
 from zerokara.errors import RunError
 from zerokara.model import parallel
 from zerokara.model.builder import Model
+from zerokara.training.compute.devices import Arriving
 
 STEPS_TO_COMPARE_ALL = 4096
 """Steps within which every element is compared. In the tests, one."""
@@ -42,57 +44,50 @@ class DivergenceCheck:
         self._parameters = dict(model.named_parameters())
         self._replicated = [name for name in self._parameters if model.sharding.is_replicated(name)]
         self._seed = seed
+        self._begun: tuple[int, list[_Comparison], Arriving] | None = None
 
     def check(self, step: int) -> None:
-        """Compare a part of the weights after `step`; every process must call it, before anything is saved.
+        """Begin to compare a part of the weights after `step`, and `confirm` the comparison before this one.
+
+        So no step waits for its own comparison. Every process must call it.
+        """
+        self.confirm()
+        groups = []
+        if parallel.data_size() > 1:
+            groups.append((list(self._parameters), parallel.data_group()))
+        if parallel.tensor_size() > 1:
+            groups.append((self._replicated, parallel.tensor_group()))
+        compared = [_Comparison(self._slices(names, step), group) for names, group in groups]
+        compared = [each for each in compared if each.slices]
+        if not compared:
+            return
+        differs = torch.stack([each.differs.any() for each in compared]).double()
+        if len(groups) > 1:  # a process is in one group of each kind; with one kind the group is all processes
+            torch.distributed.all_reduce(differs, ReduceOp.MAX)
+        self._begun = (step, compared, Arriving(differs))
+
+    def confirm(self) -> None:
+        """Require that the newest comparison found no difference; every process must call it before a save.
 
         Raises:
             ProcessesDiverged: processes differ; names the parameter, the step and the processes.
         """
-        finding = ""
-        if parallel.data_size() > 1:
-            finding = self._finding(step, list(self._parameters), parallel.data_group())
-        if parallel.tensor_size() > 1 and not finding:
-            finding = self._finding(step, self._replicated, parallel.tensor_group())
-        if not self._is_anywhere(finding):
+        if self._begun is None:
             return
+        (step, compared, differs), self._begun = self._begun, None
+        if not any(differs.read()):
+            return
+        finding = next(filter(None, (each.finding() for each in compared)), "")
         finding = _first_of_all(finding, next(iter(self._parameters.values())).device)
         raise ProcessesDiverged(
-            f"step {step}: {finding}: they no longer train the same model. This step was not saved; the next start "
+            f"step {step}: {finding}: they no longer train the same model. Nothing was saved since; the next start "
             "resumes from the newest checkpoint. If it happens again, suspect the memory or the network of one of "
             "these devices"
         )
 
-    def _is_anywhere(self, finding: str) -> bool:
-        """Whether any process found a difference; where one group holds all processes, each knows by itself."""
-        if parallel.data_size() == 1 or parallel.tensor_size() == 1:
-            return bool(finding)
-        device = next(iter(self._parameters.values())).device
-        found = torch.tensor(float(bool(finding)), device=device)
-        torch.distributed.all_reduce(found, ReduceOp.MAX)
-        return bool(found.item())
-
-    def _finding(self, step: int, names: Sequence[str], group: ProcessGroup) -> str:
-        """The first difference within `group`, as text; empty if there is none."""
-        slices = [(name, *self._slice(self._parameters[name], step)) for name in names]
-        slices = [each for each in slices if len(each[2])]
-        if not slices:
-            return ""
-        bits = _bits(torch.cat([values for _, _, values in slices]))
-        extremes = torch.stack([bits, ~bits])
-        torch.distributed.all_reduce(extremes, ReduceOp.MAX, group)
-        differs = extremes[0] != ~extremes[1]
-        if not differs.any().item():
-            return ""
-        index = int(differs.nonzero()[0])
-        all_bits = [torch.empty_like(bits) for _ in range(group.size())]
-        torch.distributed.all_gather(all_bits, bits, group=group)
-        values = [int(each[index]) for each in all_bits]
-        for name, first, elements in slices:
-            if index < len(elements):
-                return f"{_parties(values, group)} hold different weights, {name} from element {first + index} on"
-            index -= len(elements)
-        raise AssertionError("the slices are what was compared")
+    def _slices(self, names: Sequence[str], step: int) -> list[_Slice]:
+        slices = [_Slice(name, *self._slice(self._parameters[name], step)) for name in names]
+        return [each for each in slices if len(each.elements)]
 
     def _slice(self, parameter: Tensor, step: int) -> tuple[int, Tensor]:
         """Start and elements of a parameter's slice at `step`; no elements where it is partitioned (ZeRO 3)."""
@@ -100,6 +95,42 @@ class DivergenceCheck:
         length = max(_MIN_ELEMENTS, -(-len(elements) // STEPS_TO_COMPARE_ALL))
         first = (step + self._seed) % max(1, -(-len(elements) // length)) * length
         return first, elements[first : first + length]
+
+
+class _Slice(NamedTuple):
+    """Consecutive elements of one parameter."""
+
+    name: str
+    first: int
+    elements: Tensor
+
+
+class _Comparison:
+    """The bits of some slices in this process, and where those of the others in `group` differ."""
+
+    def __init__(self, slices: list[_Slice], group: ProcessGroup):
+        """Compare; every process of the group must call it, with slices of the same parameters."""
+        self.slices, self._group = slices, group
+        if slices:
+            self._bits = _bits(torch.cat([each.elements for each in slices]))
+            extremes = torch.stack([self._bits, ~self._bits])
+            torch.distributed.all_reduce(extremes, ReduceOp.MAX, group)
+            self.differs = extremes[0] != ~extremes[1]
+
+    def finding(self) -> str:
+        """The first difference, as text; empty if there is none."""
+        if not self.differs.any():
+            return ""
+        index = int(self.differs.nonzero()[0])
+        all_bits = [torch.empty_like(self._bits) for _ in range(self._group.size())]
+        torch.distributed.all_gather(all_bits, self._bits, group=self._group)
+        values = [int(each[index]) for each in all_bits]
+        for each in self.slices:
+            if index < len(each.elements):
+                place = f"{each.name} from element {each.first + index} on"
+                return f"{_parties(values, self._group)} hold different weights, {place}"
+            index -= len(each.elements)
+        raise AssertionError("the slices are what was compared")
 
 
 def _first_of_all(text: str, device: torch.device) -> str:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed
+from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from zerokara import progress
 from zerokara.errors import RunError
@@ -16,7 +18,7 @@ from zerokara.model import parallel
 from zerokara.training.compute import devices
 from zerokara.training.planning import cores
 from zerokara.training.processes import authentication, rendezvous
-from zerokara.training.processes.process_group import init_process_group
+from zerokara.training.processes.process_group import TIMEOUT, init_process_group
 
 ANSWER_SECONDS = 60
 """How long a process may take to answer before it is named."""
@@ -30,6 +32,8 @@ class Processes:
     """What this process computes on."""
     rank: int
     """This process among all."""
+    host_group: ProcessGroup | None = None
+    """All processes, for numbers in main memory: nobody waits for a device. None is the default group, of gloo."""
 
     @property
     def is_first(self) -> bool:
@@ -46,20 +50,25 @@ class Processes:
 
         In float64: a count of tokens or a sum of nats over a large batch has more digits than float32.
         """
-        total = torch.tensor(values, dtype=torch.float64, device=self.device)
-        torch.distributed.all_reduce(total)
+        total = torch.tensor(values, dtype=torch.float64)
+        torch.distributed.all_reduce(total, group=self.host_group)
         return [float(value) for value in total.tolist()]
+
+    def sum_on_device(self, numbers: Tensor) -> Tensor:
+        """Sum numbers of the device over all processes, in place; every process must call it."""
+        torch.distributed.all_reduce(numbers)
+        return numbers
 
     def max(self, value: float) -> float:
         """Return the largest of a number over all processes; every process must call it."""
-        found = torch.tensor(value, dtype=torch.float64, device=self.device)
-        torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MAX)
+        found = torch.tensor(value, dtype=torch.float64)
+        torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MAX, group=self.host_group)
         return float(found.item())
 
     def from_first(self, value: int) -> int:
         """Return the first process's number; every process must call it."""
-        found = torch.tensor(value, device=self.device)
-        torch.distributed.broadcast(found, src=0)
+        found = torch.tensor(value)
+        torch.distributed.broadcast(found, src=0, group=self.host_group)
         return int(found.item())
 
 
@@ -86,14 +95,16 @@ def join(num_processes: int, tensor_parallel_size: int, seed: int, keeps_freed_m
         else:
             devices.give_back_freed_memory()
     init_process_group(device, rendezvous.init_method())
-    require_answers()
+    # NCCL's collectives are the device's, and its time-out says nothing of who is missing.
+    host_group = torch.distributed.new_group(backend="gloo", timeout=TIMEOUT) if device.type == "cuda" else None
+    require_answers(host_group)
     parallel.start(seed, tensor_parallel_size)
     authentication.authenticate(ANSWER_SECONDS)
-    return Processes(device, torch.distributed.get_rank())
+    return Processes(device, torch.distributed.get_rank(), host_group)
 
 
-def require_answers() -> None:
-    """Check that all processes are running and reach each other; every process must call it.
+def require_answers(host_group: ProcessGroup | None = None) -> None:
+    """Check that all processes of a gloo group are running and reach each other; every process must call it.
 
     Raises:
         RunError: some did not answer within `ANSWER_SECONDS`; the first process names them.
@@ -101,14 +112,11 @@ def require_answers() -> None:
     if torch.distributed.get_world_size() == 1:
         return
     deadline = datetime.timedelta(seconds=ANSWER_SECONDS)
-    # NCCL only waits; gloo's barrier knows who is missing.
-    group = torch.distributed.new_group(backend="gloo", timeout=deadline)
     try:
-        torch.distributed.monitored_barrier(group, timeout=deadline, wait_all_ranks=True)
+        torch.distributed.monitored_barrier(host_group, timeout=deadline, wait_all_ranks=True)
     except RuntimeError as error:
         message = str(error).strip().splitlines()[0]
         raise RunError(
             f"not all {torch.distributed.get_world_size()} processes answered within {ANSWER_SECONDS} s: {message}. "
             "See what these processes printed, and whether they run at all"
         ) from error
-    torch.distributed.destroy_process_group(group)
