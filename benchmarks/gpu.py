@@ -45,7 +45,7 @@ from zerokara.training.compute.engine import Engine, open_engine
 from zerokara.training.planning.memory import Device, TrainingLayout, state_parts
 from zerokara.training.planning.run_plan import template_path
 from zerokara.training.processes import launcher
-from zerokara.training.processes.process_group import init_process_group
+from zerokara.training.processes.joining import init_process_group
 
 VOCAB_SIZE = 50_000
 SIZES = {
@@ -82,7 +82,7 @@ def main() -> None:
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
     """Train for some steps and look."""
-    device = devices.local_device(0)
+    device = devices.local_device()
     shape_settings = [*SIZES[given.size], "seq_len=2048", "precision=bf16"]
     if given.tiny:
         shape_settings = [*TINY, "precision=bf16" if device.type == "cuda" else "precision=fp32"]

@@ -80,7 +80,7 @@ class Task:
     @property
     def device(self) -> torch.device:
         """Where all of them compute."""
-        return devices.local_device(0)
+        return devices.local_device()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -137,8 +137,7 @@ def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]
     from zerokara.training.guards import StepGuard
     from zerokara.training.loop import StepRecord, train
     from zerokara.training.planning.schedule import Schedule
-    from zerokara.training.processes.joining import Processes
-    from zerokara.training.processes.process_group import init_process_group
+    from zerokara.training.processes.joining import Processes, init_process_group
 
     settings = task.settings
     if task.device.type == "cpu":
@@ -150,7 +149,7 @@ def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]
     model.load_state_dict(torch.load(task.weights), strict=False)
     chosen = updater.choose(settings.zero_stage, settings.optimizer, settings.offload, data_parallel_size=1)
     engine = open_engine(model, settings, chosen, data_parallel_size=1, template={})
-    if compiled and not compilation.start(model, settings.micro_batch, isolated=False, log=print):
+    if compiled and not compilation.start(model, settings.micro_batch, intra_document_masking=False, log=print):
         raise RuntimeError("the layers could not be compiled")
     made = Causal(settings.lengths)
 

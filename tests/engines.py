@@ -12,7 +12,7 @@ from zerokara.model import loopback, parallel
 from zerokara.model.builder import Model
 from zerokara.training.compute import updater
 from zerokara.training.compute.engine import Engine, open_engine
-from zerokara.training.processes.process_group import init_process_group
+from zerokara.training.processes.joining import init_process_group
 
 
 def join_alone(device: str = "cpu") -> None:

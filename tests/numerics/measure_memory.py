@@ -28,7 +28,7 @@ from zerokara.training.compute.deepspeed_settings import load_template
 from zerokara.training.compute.engine import open_engine
 from zerokara.training.planning.run_plan import template_path
 from zerokara.training.processes import rendezvous
-from zerokara.training.processes.process_group import init_process_group
+from zerokara.training.processes.joining import init_process_group
 
 VOCABULARY = 500
 

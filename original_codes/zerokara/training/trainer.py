@@ -19,6 +19,7 @@ from zerokara.model.experts import statistics
 from zerokara.progress import seconds_text
 from zerokara.training import bad_samples
 from zerokara.training.batch_loader import loading
+from zerokara.training.compute import devices
 from zerokara.training.evaluation import Validation, ValidationSettings
 from zerokara.training.guards import StepGuard, TooManySkippedSteps
 from zerokara.training.logbook import Logbook, LogbookSettings
@@ -26,7 +27,6 @@ from zerokara.training.loop import StepRecord, train
 from zerokara.training.planning import run_lock
 from zerokara.training.planning.limits import TimeLimits
 from zerokara.training.planning.run_plan import RunPlan
-from zerokara.training.processes import joining
 from zerokara.training.processes.divergence import DivergenceCheck, ProcessesDiverged
 from zerokara.training.processes.joining import Processes
 from zerokara.training.processes.stopping import FILE_NAME as STOP_NAME
@@ -49,7 +49,7 @@ def open_trainer(plan: RunPlan, stop_after: int | None = None, validates: bool =
     The run is left after step `stop_after`, and without validation where `validates` is false: both are for a caller
     that wants only a part of it.
     """
-    stop = StopRequest(joining.local_device())
+    stop = StopRequest(devices.local_device())
     stop.listen()
     processes = join(plan)
     with contextlib.ExitStack() as held:

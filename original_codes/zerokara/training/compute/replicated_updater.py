@@ -10,7 +10,6 @@ The price, beside DeepSpeed's ZeRO: the all-reduce of the gradients does not ove
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import torch
@@ -22,7 +21,7 @@ from zerokara.config.training_settings import TrainingSettings
 from zerokara.model import parallel
 from zerokara.model.builder import Model
 from zerokara.training.compute import devices, optimizers, torch_optimizers
-from zerokara.training.compute.ownership import owners_of
+from zerokara.training.compute.updater import owners_of
 
 CHUNK = 2**26
 """Numbers in one all-reduce: gloo needs as much memory again."""
@@ -33,7 +32,7 @@ class ReplicatedUpdater:
 
     def __init__(self, model: Model, config: TrainingSettings):
         """Take over `model`, whose weights must be fp32: in bf16 their owners keep them as master weights."""
-        device = devices.local_device(int(os.environ.get("LOCAL_RANK", "0")))
+        device = devices.local_device()
         model.to(device)
         self.module = model
         self._config = config

@@ -19,7 +19,7 @@ Without torch on import: the plan names the updater before anything heavy is imp
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -49,6 +49,18 @@ def plan_lines(
     yield f"zerokara's own, not DeepSpeed's ZeRO: {sharding}"
     if template:
         yield f"so {template_name} has no effect on this run ({', '.join(template)})"
+
+
+def owners_of(sizes: Mapping[str, int], num_owners: int) -> dict[str, int]:
+    """Where stage 1 shards by whole tensors: the owner (0 to `num_owners` - 1) of each tensor.
+
+    The largest first, to whoever has least.
+    """
+    owners, loads = dict.fromkeys(sizes, 0), [0] * num_owners
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        owners[name] = least = loads.index(min(loads))
+        loads[least] += sizes[name]
+    return owners
 
 
 class Updater(Protocol):
