@@ -41,7 +41,7 @@ from zerokara.samples.objective import Causal
 from zerokara.training.batch_loader import to_device
 from zerokara.training.compute import devices, updater
 from zerokara.training.compute.deepspeed_settings import load_template
-from zerokara.training.compute.engine import Engine, open_engine
+from zerokara.training.compute.engine import Engine
 from zerokara.training.planning.memory import Device, TrainingLayout, state_parts
 from zerokara.training.planning.run_plan import template_path
 from zerokara.training.processes import launcher
@@ -137,7 +137,7 @@ def start(
     parallel.start(settings.seed)
     model = build(shape, seed=settings.seed)
     chosen = updater.choose(settings.zero_stage, settings.optimizer, settings.offload, data_parallel_size=1)
-    engine = open_engine(model, settings, chosen, 1, template)
+    engine = updater.open_engine(model, settings, chosen, 1, template)
     if compilation.reason_against(settings.compile, device.type, settings.zero_stage):
         return engine, False
     return engine, compilation.start(model, settings.micro_batch, intra_document_masking=False, log=print)

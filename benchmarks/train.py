@@ -133,7 +133,6 @@ def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]
     from zerokara.samples.objective import Batch, Causal
     from zerokara.training.batch_loader import loading
     from zerokara.training.compute import updater
-    from zerokara.training.compute.engine import open_engine
     from zerokara.training.guards import StepGuard
     from zerokara.training.loop import StepRecord, train
     from zerokara.training.planning.schedule import Schedule
@@ -148,7 +147,7 @@ def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]
     model = build(task.shape)
     model.load_state_dict(torch.load(task.weights), strict=False)
     chosen = updater.choose(settings.zero_stage, settings.optimizer, settings.offload, data_parallel_size=1)
-    engine = open_engine(model, settings, chosen, data_parallel_size=1, template={})
+    engine = updater.open_engine(model, settings, chosen, data_parallel_size=1, template={})
     if compiled and not compilation.start(model, settings.micro_batch, intra_document_masking=False, log=print):
         raise RuntimeError("the layers could not be compiled")
     made = Causal(settings.lengths)

@@ -25,7 +25,6 @@ from zerokara.model.builder import build
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute import updater
 from zerokara.training.compute.deepspeed_settings import load_template
-from zerokara.training.compute.engine import open_engine
 from zerokara.training.planning.run_plan import template_path
 from zerokara.training.processes import rendezvous
 from zerokara.training.processes.joining import init_process_group
@@ -56,7 +55,7 @@ def train(config: PretrainConfig) -> dict[str, int]:
     first_layer = next(iter(model.all_layers()))
     chosen = updater.choose(config.zero_stage, config.optimizer, config.offload, parallel.data_size())
     template = load_template(template_path(config.deepspeed_template))
-    engine = open_engine(model, config, chosen, parallel.data_size(), template)
+    engine = updater.open_engine(model, config, chosen, parallel.data_size(), template)
     del model
     within, between = [0], [0]
 

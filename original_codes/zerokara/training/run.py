@@ -19,7 +19,8 @@ from zerokara.model.builder import Model, num_parameters
 from zerokara.model.experts import Routing
 from zerokara.progress import count_text
 from zerokara.samples.batches import Batches, BatchLayout
-from zerokara.training.compute.engine import Engine, open_engine
+from zerokara.training.compute import updater
+from zerokara.training.compute.engine import Engine
 from zerokara.training.planning.memory_forecast import MachineMemory
 from zerokara.training.planning.position import Position
 from zerokara.training.planning.run_plan import RunPlan
@@ -77,7 +78,7 @@ def open_run(plan: RunPlan, processes: Processes, resume_from: Path | None = Non
     config = plan.config
     has_weights = resume_from is not None or config.init_from
     model = build_model(plan, processes, seed=None if has_weights else config.seed)
-    engine = open_engine(model, config, plan.updater, parallel.data_size(), plan.template)
+    engine = updater.open_engine(model, config, plan.updater, parallel.data_size(), plan.template)
     authentication.authenticate(joining.ANSWER_SECONDS)  # of the groups that DeepSpeed has made
     state = _resumed(engine, resume_from, plan, processes) if resume_from else _first_state(engine, plan, processes)
     reason = compilation.reason_against(config.compile, processes.device.type, config.zero_stage)

@@ -81,6 +81,18 @@ def checkpoint_bytes(optimizer: str, shape: ModelShape) -> int:
     return 4 * shape.num_parameters() + state_bytes(optimizer, shape)
 
 
+def owners_of(sizes: Mapping[str, int], num_owners: int) -> dict[str, int]:
+    """Where stage 1 shards by whole tensors: the owner (0 to `num_owners` - 1) of each tensor.
+
+    The largest first, to whoever has least.
+    """
+    owners, loads = dict.fromkeys(sizes, 0), [0] * num_owners
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        owners[name] = least = loads.index(min(loads))
+        loads[least] += sizes[name]
+    return owners
+
+
 ParameterKind = Literal["matrix", "vector", "relative_position_bias"]
 _KIND_TITLES: dict[ParameterKind, tuple[str, str]] = {
     "matrix": ("matrix", "matrices"),

@@ -138,7 +138,7 @@ def _replicated_parts(layout: TrainingLayout) -> list[MemoryPart]:
     """Of `compute.replicated_updater`: at stage 1 each tensor has one owner, with its master weights and its state."""
     sizes, count = layout.local_sizes, sum(layout.local_sizes.values())
     shapes = layout.shape.parameter_shapes()
-    owners = updater.owners_of(sizes, layout.data_parallel_size if layout.zero_stage else 1)
+    owners = optimizers.owners_of(sizes, layout.data_parallel_size if layout.zero_stage else 1)
     masters, state = [0] * layout.data_parallel_size, [0] * layout.data_parallel_size
     for name, owner in owners.items():
         masters[owner] += 4 * sizes[name]
