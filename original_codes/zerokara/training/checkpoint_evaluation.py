@@ -15,7 +15,7 @@ import torch
 from zerokara import checkpoint
 from zerokara.durable import write_json
 from zerokara.progress import summary
-from zerokara.training.evaluation import Validation, ValidationResult, ValidationSettings
+from zerokara.training.evaluation import Validation, ValidationResult
 from zerokara.training.monitoring import metrics
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.run import build_model, join
@@ -30,8 +30,7 @@ def evaluate(plan: RunPlan, folder: Path) -> None:
         for name, parameter in model.named_parameters():
             parameter.copy_(model.sharding.local(name, weights[name]))
     model.to(torch.bfloat16 if plan.config.precision == "bf16" else torch.float32).to(processes.device)
-    settings = ValidationSettings.from_config(plan.config, plan.reading.sources)
-    result = Validation(settings, plan.objective, plan.encoder, processes.device)(model)
+    result = Validation(plan, processes.device)(model)
     assert result is not None
     if processes.is_first:
         _report(plan, folder, result)

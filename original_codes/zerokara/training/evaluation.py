@@ -10,47 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed
 
-from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
 from zerokara.samples.evaluation import evaluation_batches
-from zerokara.samples.objective import Objective
-from zerokara.samples.sources import TokenSource
-from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokens.layout import TokenPaths
 from zerokara.training.batch_loader import to_device
+from zerokara.training.planning.run_plan import RunPlan
 
 BATCHES_BETWEEN_LOOKS = 16
 """Micro batches between two checks for a stop request: rare enough to cost nothing, and the request is seen soon."""
-
-
-@dataclass(frozen=True)
-class ValidationSettings:
-    """The documents that a validation evaluates, and the size of its micro batches."""
-
-    prefix: Path
-    """Token files of the validation documents."""
-    sources: tuple[TokenSource, ...]
-    """The sources whose documents they are, in order."""
-    max_tokens: int | None
-    """Tokens that are evaluated; None is all of them."""
-    micro_batch_size: int
-
-    @classmethod
-    def from_config(cls, config: PretrainConfig, sources: Sequence[TokenSource]) -> ValidationSettings:
-        """Settings of a run; a source without validation documents is left out."""
-        return cls(
-            prefix=TokenPaths(config.output_prefix).valid,
-            sources=tuple(source for source in sources if source.num_valid_tokens),
-            max_tokens=None if config.eval_tokens == "all" else config.eval_tokens,
-            micro_batch_size=config.micro_batch,
-        )
 
 
 @dataclass(frozen=True)
@@ -101,18 +73,19 @@ class ValidationResult:
 
 
 class Validation:
-    """The validation tokens of one process."""
+    """The validation tokens of one process; a source that has none is left out."""
 
-    def __init__(self, settings: ValidationSettings, objective: Objective, encoder: Encoder, device: torch.device):
-        self._device, self._micro_batch_size = device, settings.micro_batch_size
-        self._names = [source.name for source in settings.sources]
-        self._token_bytes = encoder.piece_bytes()
+    def __init__(self, plan: RunPlan, device: torch.device):
+        self._device, self._micro_batch_size, eval_tokens = device, plan.config.micro_batch, plan.config.eval_tokens
+        sources = [source for source in plan.reading.sources if source.num_valid_tokens]
+        self._names = [source.name for source in sources]
+        self._token_bytes = plan.encoder.piece_bytes()
         self._tokens = evaluation_batches(
-            settings.prefix,
-            objective,
-            encoder.eos_id,
-            max_tokens=settings.max_tokens,
-            part_tokens=[source.num_valid_tokens for source in settings.sources],
+            plan.token_paths.valid,
+            plan.objective,
+            plan.encoder.eos_id,
+            max_tokens=None if eval_tokens == "all" else eval_tokens,
+            part_tokens=[source.num_valid_tokens for source in sources],
         )
 
     def __call__(self, module: torch.nn.Module, give_up: Callable[[], bool] | None = None) -> ValidationResult | None:

@@ -20,9 +20,9 @@ from zerokara.progress import seconds_text
 from zerokara.training import bad_samples
 from zerokara.training.batch_loader import loading
 from zerokara.training.compute import devices
-from zerokara.training.evaluation import Validation, ValidationSettings
+from zerokara.training.evaluation import Validation
 from zerokara.training.guards import StepGuard, TooManySkippedSteps
-from zerokara.training.logbook import Logbook, LogbookSettings
+from zerokara.training.logbook import Logbook
 from zerokara.training.loop import StepRecord, train
 from zerokara.training.planning import run_lock
 from zerokara.training.planning.limits import TimeLimits
@@ -86,14 +86,12 @@ class Trainer:
         self.divergence = DivergenceCheck(run.model, config.seed)
         self.validation: Validation | None = None
         if validates and plan.num_valid_tokens:
-            validation = ValidationSettings.from_config(config, plan.reading.sources)
-            self.validation = Validation(validation, plan.objective, plan.encoder, device)
+            self.validation = Validation(plan, device)
         self.sampler: Sampler | None = None
         if config.sample_prompts:
             texts, length = config.sample_prompts, config.sample_tokens
             self.sampler = Sampler(plan.encoder, plan.objective, texts, length, config.seed, device)
-        logbook = LogbookSettings.from_config(config, plan.schedule, plan.num_processes, plan.shape.flops_per_token())
-        self.logbook = Logbook(logbook, plan.reading, run.position, run.state, processes)
+        self.logbook = Logbook(plan, run.position, run.state, processes)
         if processes.is_first:
             stop.watch(TimeLimits(config, plan.checkpoint_bytes, lambda: self.logbook.seconds).look)
         resumed_from = checkpoint.folder_of(plan.run_dir, run.state.step) if run.state.step else None
