@@ -32,6 +32,7 @@ sys.path[0] = str(ROOT / "original_codes")  # not this folder: it holds a tokeni
 
 # ruff: noqa: E402
 import argparse
+import contextlib
 import importlib
 import json
 import os
@@ -131,7 +132,7 @@ def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]
     from zerokara.model import compilation, parallel
     from zerokara.model.builder import build
     from zerokara.samples.objective import Batch, Causal
-    from zerokara.training.batch_loader import loading
+    from zerokara.training.batch_loader import BatchLoader
     from zerokara.training.compute import updater
     from zerokara.training.guards import StepGuard
     from zerokara.training.loop import StepRecord, train
@@ -164,12 +165,13 @@ def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]
 
     schedule = Schedule.from_config(settings, settings.lengths.raw, samples_per_epoch=len(task.ids))
     if turns.wait():
-        with loading(
+        loader = BatchLoader(
             Batches(),  # type: ignore[arg-type]
             consumed_before=lambda step: (step - 1) * settings.global_batch_size,
             last_step=schedule.num_steps,
             device=task.device,
-        ) as loader:
+        )
+        with contextlib.closing(loader):
             train(
                 engine=engine,
                 processes=Processes(task.device, rank=0),

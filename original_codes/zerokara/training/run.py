@@ -19,6 +19,7 @@ from zerokara.model.builder import Model, num_parameters
 from zerokara.model.experts import Routing
 from zerokara.progress import count_text
 from zerokara.samples.batches import Batches, BatchLayout
+from zerokara.training.batch_loader import BatchLoader
 from zerokara.training.compute import updater
 from zerokara.training.compute.engine import Engine
 from zerokara.training.planning.memory_forecast import MachineMemory
@@ -46,6 +47,11 @@ class Run:
     def position(self) -> Position:
         """Where each step of this start stands in the data."""
         return Position.resumed_from(self.state, self.plan.config.global_batch_size, self.plan.schedule.sample_tokens)
+
+    def loader(self, last_step: int) -> BatchLoader:
+        """Open a loader of the batches of each step up to `last_step`; the caller closes it."""
+        position = self.position
+        return BatchLoader(self.batches, lambda step: position.samples(step - 1), last_step, self.processes.device)
 
 
 def join(plan: RunPlan) -> Processes:

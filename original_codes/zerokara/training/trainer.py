@@ -18,7 +18,6 @@ from zerokara.checkpoint import Retention
 from zerokara.model.experts import statistics
 from zerokara.progress import seconds_text
 from zerokara.training import bad_samples
-from zerokara.training.batch_loader import loading
 from zerokara.training.compute import devices
 from zerokara.training.evaluation import Validation
 from zerokara.training.guards import StepGuard, TooManySkippedSteps
@@ -140,10 +139,8 @@ class Trainer:
             self._validate(done)
         self.logbook.log_stages(done, resumed=done > 0)
         self.stop.defer()
-        position, schedule = run.position, run.plan.schedule
-        with loading(
-            run.batches, lambda step: position.samples(step - 1), schedule.num_steps, run.processes.device
-        ) as loader:
+        schedule = run.plan.schedule
+        with contextlib.closing(run.loader(schedule.num_steps)) as loader:
             return train(
                 run.engine, run.processes, loader, schedule, self.guard, self.stop.poll, self.at_edge, done + 1
             )

@@ -7,6 +7,7 @@ written. They tell the speed, the kernels, and the memory at its peak, which no 
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from pathlib import Path
 
 import torch
@@ -16,7 +17,6 @@ from zerokara.errors import RunError
 from zerokara.model import compilation
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import count_text, seconds_text
-from zerokara.training.batch_loader import loading
 from zerokara.training.compute import devices
 from zerokara.training.guards import StepGuard
 from zerokara.training.loop import train_step
@@ -45,9 +45,9 @@ def run_trial(plan: RunPlan) -> None:
 
 def _steps(run: Run) -> tuple[float, float]:
     """Mean seconds of a step without the first, and the loss of the last."""
-    plan, position = run.plan, run.position
+    plan = run.plan
     guard, seconds, loss = StepGuard(plan.config.spike_sigmas, plan.config.max_skipped_steps), [], 0.0
-    with loading(run.batches, lambda step: position.samples(step - 1), NUM_STEPS, run.processes.device) as loader:
+    with closing(run.loader(NUM_STEPS)) as loader:
         for step in range(1, NUM_STEPS + 1):
             torch.distributed.barrier()
             learning_rate = plan.schedule.learning_rate(min(step, plan.schedule.num_steps))
