@@ -37,9 +37,13 @@ def evaluate(plan: RunPlan, folder: Path) -> None:
 
 
 def _report(plan: RunPlan, folder: Path, result: ValidationResult) -> None:
-    step = checkpoint.read_state(folder).step
-    logged = logged_loss(folder.parent, step)
-    path = result_path(folder, step)
+    step, whole = checkpoint.read_state(folder).step, result.whole
+    # What the run itself found at that step, if it validated there.
+    found = [
+        line["valid_loss"] for line in metrics.read(folder.parent) if line["step"] == step and "valid_loss" in line
+    ]
+    logged = found[-1] if found else None
+    path = folder.parent / f"evaluation_step{step}.json"
     record: dict[str, Any] = {
         "checkpoint": folder.name,
         "step": step,
@@ -50,20 +54,9 @@ def _report(plan: RunPlan, folder: Path, result: ValidationResult) -> None:
         "logged_valid_loss": logged,
     }
     write_json(path, record)
-    rows = [("validation", f"{result.loss:.4f} nats per token, {result.bits_per_byte:.4f} bits per byte")]
+    rows = [("validation", f"{whole.loss:.4f} nats per token, {whole.bits_per_byte:.4f} bits per byte")]
     rows += [(score.name, f"{score.loss:.4f}, {score.bits_per_byte:.4f}") for score in result.sources]
-    rows.append(("tokens", f"{result.whole.num_tokens:,}"))
+    rows.append(("tokens", f"{whole.num_tokens:,}"))
     if logged is not None:
-        rows.append(("in the log", f"{logged:.4f} nats per token, so it differs by {abs(result.loss - logged):.1e}"))
+        rows.append(("in the log", f"{logged:.4f} nats per token, so it differs by {abs(whole.loss - logged):.1e}"))
     summary(f"evaluated {folder}", [*rows, ("written to", str(path))])
-
-
-def result_path(folder: Path, step: int) -> Path:
-    """Where the numbers of a checkpoint are written."""
-    return folder.parent / f"evaluation_step{step}.json"
-
-
-def logged_loss(run_dir: Path, step: int) -> float | None:
-    """What the run itself found at that step, if it validated there."""
-    found = [line["valid_loss"] for line in metrics.read(run_dir) if line["step"] == step and "valid_loss" in line]
-    return found[-1] if found else None

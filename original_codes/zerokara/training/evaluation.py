@@ -8,7 +8,7 @@ nats and have no bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,21 +49,11 @@ class ValidationResult:
     sources: tuple[Score, ...]
     """One for each source; empty if there is only one source."""
 
-    @property
-    def loss(self) -> float:
-        """Nats per token."""
-        return self.whole.loss
-
-    @property
-    def bits_per_byte(self) -> float:
-        """Bits per byte of text."""
-        return self.whole.bits_per_byte
-
     def as_json(self) -> dict[str, Any]:
         """The numbers of its line in metrics.jsonl."""
         line: dict[str, Any] = {
-            "valid_loss": self.loss,
-            "valid_bits_per_byte": self.bits_per_byte,
+            "valid_loss": self.whole.loss,
+            "valid_bits_per_byte": self.whole.bits_per_byte,
             "valid_tokens": self.whole.num_tokens,
         }
         if self.sources:
@@ -110,12 +100,8 @@ class Validation:
         module.train()
         sums = torch.cat([nats, torch.from_numpy(counts).flatten().to(nats)])
         torch.distributed.all_reduce(sums, group=parallel.data_group())
-        return self._result(*sums.view(3, -1).tolist())
-
-    def _result(
-        self, nats: Sequence[float], num_tokens: Sequence[float], num_bytes: Sequence[float]
-    ) -> ValidationResult:
-        counts = [round(count) for count in num_tokens], [round(count) for count in num_bytes]
-        whole = Score.of("all", sum(nats), *map(sum, counts))
-        by_source = tuple(Score.of(*each) for each in zip(self._names, nats, *counts, strict=True))
+        all_nats, *all_counts = sums.view(3, -1).tolist()
+        num_tokens, num_bytes = ([round(count) for count in each] for each in all_counts)
+        whole = Score.of("all", sum(all_nats), sum(num_tokens), sum(num_bytes))
+        by_source = tuple(map(Score.of, self._names, all_nats, num_tokens, num_bytes))
         return ValidationResult(whole, by_source if len(by_source) > 1 else ())

@@ -147,13 +147,13 @@ class Logbook:
     def log_validation(self, step: int, result: ValidationResult) -> None:
         """Record and log a validation."""
         self._record({"step": step, "tokens": self._position.tokens(step), **result.as_json()})
-        facts, bits = self.facts, result.bits_per_byte
+        facts, loss, bits = self.facts, result.whole.loss, result.whole.bits_per_byte
         facts.setdefault("first_valid_bits_per_byte", bits)
-        facts.setdefault("first_valid_loss", result.loss)
-        facts.update(valid_loss=result.loss, valid_bits_per_byte=bits, valid_step=step)
+        facts.setdefault("first_valid_loss", loss)
+        facts.update(valid_loss=loss, valid_bits_per_byte=bits, valid_step=step)
         if bits < facts.get("best_valid_bits_per_byte", float("inf")):
             facts.update(best_valid_bits_per_byte=bits, best_valid_step=step)
-        self._log(f"step {step}  valid_loss {result.loss:.4f}  {bits:.4f} bits per byte")
+        self._log(f"step {step}  valid_loss {loss:.4f}  {bits:.4f} bits per byte")
         for score in result.sources:
             self._log(f"step {step}    {score.loss:.4f}  {score.bits_per_byte:.4f} bits per byte  {score.name}")
         if self._drawing is not None and step:

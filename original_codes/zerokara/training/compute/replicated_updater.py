@@ -58,7 +58,6 @@ class ReplicatedUpdater(Engine):
         torch_optimizers.make_state(config.optimizer, self._optimizers, self._masters)
 
     def update(self, learning_rate: float) -> float:
-        """See `Engine.update`."""
         for chunk in self._flat.split(CHUNK):
             torch.distributed.all_reduce(chunk, group=self._group)
         norm = self._norm()
@@ -74,7 +73,6 @@ class ReplicatedUpdater(Engine):
         return norm.item()
 
     def discard(self) -> None:
-        """See `Engine.discard`."""
         self._flat.zero_()
 
     def _read(self, name: str, key: str | None) -> Tensor:

@@ -69,18 +69,17 @@ class ZeroUpdater(Engine):
 
     @property
     def num_updates(self) -> int:
-        """See `Engine.num_updates`; AdamW counts them."""
+        """AdamW counts them; see `Engine.num_updates`."""
         return int(next(iter(self._adam.state.values()))["step"])
 
     def _backward(self, loss: Tensor) -> None:
         self._deepspeed.backward(loss * self._gradient_scale)
 
     def finish_micro_batch(self) -> None:
-        """See `Engine.finish_micro_batch`."""
         self._deepspeed.step()
 
     def update(self, learning_rate: float) -> float:
-        """See `Engine.update`; DeepSpeed itself skips a step whose norm is not finite."""
+        """DeepSpeed itself skips a step whose norm is not finite; see `Engine.update`."""
         torch_optimizers.set_learning_rate(self._deepspeed.optimizer.param_groups, learning_rate)
         self._deepspeed.step()
         norm = float(self._deepspeed.get_global_grad_norm())
@@ -89,7 +88,6 @@ class ZeroUpdater(Engine):
         return norm
 
     def discard(self) -> None:
-        """See `Engine.discard`."""
         # Each wrapper drops a step whose norm is invalid, in all processes alike: so report this one as invalid.
         invalid = torch.tensor(math.inf)
         answers: dict[str, Any] = {

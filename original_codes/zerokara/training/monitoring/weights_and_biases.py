@@ -52,7 +52,7 @@ _PRIVATE: dict[str, Any] = {
 
 
 class WeightsAndBiases:
-    """The recording of one start."""
+    """The recording of one start: a `metrics.Watcher`."""
 
     def __init__(self, run_dir: Path, config: PretrainConfig, log: Callable[[str], None]):
         """Record a run; all its settings are sent, as `shared` has them."""
@@ -63,11 +63,9 @@ class WeightsAndBiases:
         self._thread.start()
 
     def numbers(self, step: int, values: dict[str, float]) -> None:
-        """Record numbers of a step."""
         self._waiting.put((step, dict(values)))
 
     def text(self, step: int, name: str, markdown: str) -> None:
-        """Record a text of a step."""
         self._waiting.put((step, {name: markdown}))
 
     def flush(self) -> None:
