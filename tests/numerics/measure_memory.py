@@ -48,7 +48,7 @@ def train(config: PretrainConfig) -> dict[str, int]:
     """Train for two steps on random ids and measure in the second."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # objects of torch that warn when they are asked for their class
-    init_process_group(torch.device("cpu"), rendezvous.init_method())
+    init_process_group(torch.device("cpu"))
     parallel.start(config.seed, config.tensor_parallel_size)
     before = tensor_bytes()
     model = build(ModelShape.from_config(config, VOCABULARY), seed=1)

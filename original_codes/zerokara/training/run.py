@@ -2,7 +2,7 @@
 
 Each part is made from the part before it, so no other order is possible: `join` gives `Processes`, which `build_model`
 and `open_run` ask for. Training (`trainer`), the trial of a dry run (`trial`), the evaluation of a checkpoint
-(`checkpoint_evaluation`) and the proof of resume (`resume_proof`) are callers of these.
+(`evaluation`) and the proof of resume (`resume_proof`) are callers of these.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ import torch
 import torch.distributed
 
 from zerokara.errors import RunError
-from zerokara.training import checkpoint_evaluation
 from zerokara.training.compute import devices
+from zerokara.training.evaluation import evaluate_checkpoint
 from zerokara.training.planning.memory_forecast import MachineMemory, MemoryForecast
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes import launcher
@@ -41,7 +41,7 @@ def work(plan: RunPlan, is_trial: bool = False, evaluate: Path | None = None) ->
         if is_trial:
             run_trial(plan)
         elif evaluate is not None:
-            checkpoint_evaluation.evaluate(plan, evaluate)
+            evaluate_checkpoint(plan, evaluate)
         else:
             train_plan(plan)
 

@@ -42,9 +42,7 @@ def test_an_id_that_the_tokenizer_lacks_is_found(tiny_data: dict[str, str], tmp_
     ids = np.memmap(bin_path(plan.token_paths.train), np.uint16, mode="r+")
     ids[place] = 500  # the pieces are 0 to 499
     ids.flush()
-    with pytest.raises(
-        UserError, match=r"holds the id 500; the tokenizer has 500 pieces; run step 2 again with --redo"
-    ):
+    with pytest.raises(UserError, match=r" 500; .* 500 .*--redo"):
         plan_rows.data_rows(plan)
 
 

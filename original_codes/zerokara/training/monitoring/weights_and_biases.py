@@ -57,6 +57,7 @@ class WeightsAndBiases:
     def __init__(self, run_dir: Path, config: PretrainConfig, log: Callable[[str], None]):
         """Record a run; all its settings are sent, as `shared` has them."""
         self._run_dir, self._config, self._log = run_dir, config, log
+        self._state_path = run_dir / FOLDER_NAME / STATE_NAME
         self._waiting: queue.Queue[tuple[int, dict[str, Any]] | None] = queue.Queue()
         # A daemon: a run that is left at once does not wait for the server.
         self._thread = threading.Thread(target=self._record_all, name="wandb", daemon=True)
@@ -82,7 +83,8 @@ class WeightsAndBiases:
         try:
             import wandb  # seconds to import, and nothing waits for this thread
 
-            run, state = self._start(wandb), self._state()
+            state = self._state()
+            run = self._start(wandb, state["id"])
             while (item := self._waiting.get()) is not None:
                 step, values = item
                 if step <= state["step"]:
@@ -94,7 +96,7 @@ class WeightsAndBiases:
             message = redacted(" ".join(str(error).split())) or type(error).__name__
             self._log(f"wandb: {message}; training continues without it")
 
-    def _start(self, wandb: Any) -> Any:
+    def _start(self, wandb: Any, run_id: str) -> Any:
         from wandb.sdk.lib import wbauth
 
         online = self._config.wandb == "online"
@@ -106,17 +108,13 @@ class WeightsAndBiases:
         return wandb.init(
             project=self._config.wandb_project,
             name=self._run_dir.name,
-            id=self._state()["id"],
+            id=run_id,
             resume="allow" if online else None,
             dir=str(self._run_dir),
             mode="online" if online else "offline",
             config=shared(self._config.model_dump(mode="json")),
             settings=wandb.Settings(init_timeout=INIT_SECONDS, finish_timeout=FINISH_SECONDS, **_PRIVATE),
         )
-
-    @property
-    def _state_path(self) -> Path:
-        return self._run_dir / FOLDER_NAME / STATE_NAME
 
     def _state(self) -> dict[str, Any]:
         """The run's id at W&B, and the last step recorded there."""

@@ -6,7 +6,6 @@ import datetime
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed
@@ -82,17 +81,17 @@ def join(num_processes: int, tensor_parallel_size: int, seed: int, keeps_freed_m
             devices.keep_freed_memory()
         else:
             devices.give_back_freed_memory()
-    init_process_group(device, rendezvous.init_method())
+    init_process_group(device)
     require_answers()
     parallel.start(seed, tensor_parallel_size)
     authentication.authenticate(ANSWER_SECONDS)
     return Processes(device, torch.distributed.get_rank())
 
 
-def init_process_group(device: torch.device, init_method: str | None = None) -> None:
-    """Join the processes that the launcher started (RANK, WORLD_SIZE), at `init_method`; once only.
+def init_process_group(device: torch.device) -> None:
+    """Join the processes that the launcher started (RANK, WORLD_SIZE), at the `rendezvous`; once only.
 
-    Without `init_method`, at MASTER_ADDR and MASTER_PORT, as torchrun has it. A lone process opens no port.
+    Without one at MASTER_ADDR and MASTER_PORT, as torchrun has it. A lone process opens no port.
     """
     if torch.distributed.is_initialized():
         return
@@ -102,14 +101,14 @@ def init_process_group(device: torch.device, init_method: str | None = None) -> 
         store = torch.distributed.HashStore()
         torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1, timeout=TIMEOUT)
         return
-    place: dict[str, Any] = {"device_id": device} if is_cuda else {}
-    if init_method:
-        place |= {
-            "init_method": init_method,
-            "rank": int(os.environ["RANK"]),
-            "world_size": int(os.environ["WORLD_SIZE"]),
-        }
-    torch.distributed.init_process_group(backend, timeout=TIMEOUT, **place)
+    torch.distributed.init_process_group(
+        backend,
+        init_method=rendezvous.init_method() or "env://",
+        timeout=TIMEOUT,
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+        device_id=device if is_cuda else None,
+    )
 
 
 def require_answers() -> None:
