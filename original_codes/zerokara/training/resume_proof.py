@@ -71,15 +71,6 @@ class Difference:
         """The largest difference between two losses."""
         return max(abs(unbroken - resumed) for _, unbroken, resumed in self.losses)
 
-    @property
-    def is_none(self) -> bool:
-        """Whether every bit is equal."""
-        return self.loss == 0 and not any(self.unequal.values())
-
-    def is_tolerable(self, precision: str) -> bool:
-        """Whether the order of additions can explain it."""
-        return self.loss <= LOSS_TOLERANCE[precision] and max(self.shares.values()) <= STATE_TOLERANCE
-
 
 def prove(plan: RunPlan, num_steps: int) -> None:
     """Prove that a run of `plan` resumes; print the comparison. The run's own folder is not touched.
@@ -105,14 +96,15 @@ def prove(plan: RunPlan, num_steps: int) -> None:
         difference = compare(folder / "unbroken", folder / "resumed", num_steps)
     for line in table(difference):
         print(f"  {line}")
-    if difference.is_none:
+    if difference.loss == 0 and not any(difference.unequal.values()):
         print("resume is proved: equal bit for bit")
         return
     if bitwise:
         raise RunError("resume is NOT exact: one process on a CPU must give equal bits, and the table shows others")
-    rule = f"losses within {LOSS_TOLERANCE[plan.config.precision]:g}, state within {STATE_TOLERANCE:g}"
+    loss_tolerance = LOSS_TOLERANCE[plan.config.precision]
+    rule = f"losses within {loss_tolerance:g}, state within {STATE_TOLERANCE:g}"
     why = "several processes or a GPU add up in no fixed order"
-    if not difference.is_tolerable(plan.config.precision):
+    if not (difference.loss <= loss_tolerance and max(difference.shares.values()) <= STATE_TOLERANCE):
         raise RunError(f"resume is NOT exact: more than the order of additions explains ({rule}; {why})")
     print(f"resume is proved: equal but for the last digits ({rule}; {why})")
 
