@@ -29,7 +29,7 @@ from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes.divergence import DivergenceCheck, ProcessesDiverged
 from zerokara.training.processes.joining import Processes
 from zerokara.training.processes.stopping import FILE_NAME as STOP_NAME
-from zerokara.training.processes.stopping import StopFile, StopRequest
+from zerokara.training.processes.stopping import StopRequest
 from zerokara.training.run import Run, join, open_run, state_of
 from zerokara.training.sampling import Sampler
 from zerokara.training.saving import Saver
@@ -54,9 +54,7 @@ def open_trainer(plan: RunPlan, stop_after: int | None = None, validates: bool =
     with contextlib.ExitStack() as held:
         if processes.is_first:
             held.enter_context(run_lock.lock(plan.run_dir))
-            stop_file = StopFile(plan.run_dir)
-            stop_file.delete()
-            stop.watch(stop_file.reason)
+            stop.watch_file(plan.run_dir / STOP_NAME)
         run = open_run(plan, processes, _newest_checkpoint(plan, processes))
         yield Trainer(run, stop, stop_after, validates)
 
@@ -125,7 +123,7 @@ class Trainer:
             reason = self.stop.reason or ("its caller" if reached else "another process")
             processes.log(f"stopped by {reason} after step {self.state.step}, saved")
             if processes.is_first:
-                StopFile(self.run.plan.run_dir).delete()
+                (self.run.plan.run_dir / STOP_NAME).unlink(missing_ok=True)  # the request was obeyed
         return finished
 
     def _train(self) -> bool:
