@@ -12,7 +12,7 @@ import torch
 
 from zerokara.model import parallel
 from zerokara.training.processes import rendezvous
-from zerokara.training.processes.process_group import init_process_group
+from zerokara.training.processes.joining import init_process_group
 
 
 def answers(num_processes: int, tensor_parallel_size: int, work: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:
@@ -46,7 +46,7 @@ def _work(
     os.environ.update({key: str(value) for key, value in numbers.items()}, DS_ACCELERATOR="cpu", **place)
     try:
         torch.set_num_threads(1)
-        init_process_group(torch.device("cpu"), rendezvous.init_method())
+        init_process_group(torch.device("cpu"))
         parallel.start(0, tensor_parallel_size)
         os.write(write_to, (json.dumps(work()) + "\n").encode())
         os._exit(0)

@@ -2,14 +2,11 @@
 
 Reads a JSON file: a list of jobs {"processes": …, settings …}; prints a JSON list of objects: the most bytes of tensors
 that any process held `within` a backward pass, at its end, and `between` two; and those of the state that is `saved`.
-Forks instead of starting Python again: that takes seconds.
 """
 
 import gc
 import json
-import os
 import sys
-import traceback
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,6 +14,7 @@ from typing import Any
 import torch
 import torch._inductor.compile_fx  # which torch.optim and DeepSpeed load when they are first used
 import torch.distributed
+from forked import answers
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
@@ -25,10 +23,7 @@ from zerokara.model.builder import build
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute import updater
 from zerokara.training.compute.deepspeed_settings import load_template
-from zerokara.training.compute.engine import open_engine
 from zerokara.training.planning.run_plan import template_path
-from zerokara.training.processes import rendezvous
-from zerokara.training.processes.process_group import init_process_group
 
 VOCABULARY = 500
 
@@ -47,16 +42,13 @@ def tensor_bytes() -> int:
 
 def train(config: PretrainConfig) -> dict[str, int]:
     """Train for two steps on random ids and measure in the second."""
-    torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # objects of torch that warn when they are asked for their class
-    init_process_group(torch.device("cpu"), rendezvous.init_method())
-    parallel.start(config.seed, config.tensor_parallel_size)
     before = tensor_bytes()
     model = build(ModelShape.from_config(config, VOCABULARY), seed=1)
     first_layer = next(iter(model.all_layers()))
     chosen = updater.choose(config.zero_stage, config.optimizer, config.offload, parallel.data_size())
     template = load_template(template_path(config.deepspeed_template))
-    engine = open_engine(model, config, chosen, parallel.data_size(), template)
+    engine = updater.open_engine(model, config, chosen, parallel.data_size(), template)
     del model
     within, between = [0], [0]
 
@@ -81,32 +73,11 @@ def train(config: PretrainConfig) -> dict[str, int]:
     return {"within": max(within), "between": max(between), "saved": saved}
 
 
-def fork(config: PretrainConfig, rank: int, processes: int, place: dict[str, str], answer: int) -> int:
-    child = os.fork()
-    if child:
-        return child
-    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes}
-    os.environ.update({key: str(value) for key, value in numbers.items()}, DS_ACCELERATOR="cpu", **place)
-    try:
-        os.write(answer, (json.dumps(train(config)) + "\n").encode())
-        os._exit(0)
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
-
-
 def measure(processes: int, settings: dict[str, Any]) -> dict[str, int]:
     """The largest of what the processes measured."""
     given = [f"{key}={value}" for key, value in settings.items()]
     config = load(PretrainConfig, "/dev/null", given)
-    read_from, write_to = os.pipe()
-    with rendezvous.held() as place:
-        children = [fork(config, rank, processes, place, write_to) for rank in range(processes)]
-        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-    os.close(write_to)
-    with os.fdopen(read_from, "rb") as answers:
-        found = [json.loads(line) for line in answers]
-    assert not any(codes), f"{settings} ended with {codes}"
+    found = answers(processes, config.tensor_parallel_size, lambda: train(config))
     return {key: max(one[key] for one in found) for key in found[0]}
 
 

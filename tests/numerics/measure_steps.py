@@ -29,7 +29,6 @@ from zerokara.model.shapes import ModelShape
 from zerokara.training.batch_loader import StepBatches
 from zerokara.training.compute import updater
 from zerokara.training.compute.deepspeed_settings import load_template
-from zerokara.training.compute.engine import open_engine
 from zerokara.training.guards import StepGuard
 from zerokara.training.loop import train_step
 from zerokara.training.planning.run_plan import template_path
@@ -95,7 +94,7 @@ def watch(config: PretrainConfig) -> dict[str, Any]:
     model = build(ModelShape.from_config(config, VOCABULARY), seed=1, routing=Routing.from_config(config))
     chosen = updater.choose(config.zero_stage, config.optimizer, config.offload, parallel.data_size())
     template = load_template(template_path(config.deepspeed_template))
-    engine = open_engine(model, config, chosen, parallel.data_size(), template)
+    engine = updater.open_engine(model, config, chosen, parallel.data_size(), template)
     divergence = DivergenceCheck(model, config.seed)
     generator = torch.Generator().manual_seed(parallel.data_rank())
     guard = StepGuard(config.spike_sigmas, config.max_skipped_steps)

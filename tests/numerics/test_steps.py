@@ -1,4 +1,4 @@
-"""What a training step asks of its device, and what it sends, watched in real steps of every kind (measure_steps.py)."""
+"""What a training step asks of its device, and what it sends; watched in steps of every kind (measure_steps.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AdamW under DeepSpeed's ZeRO (0.19.8), stages 1 to 3: the second implementation of `updater.Updater`.
+"""AdamW under DeepSpeed's ZeRO (0.19.8), stages 1 to 3: the second implementation of `engine.Engine`.
 
 The only file but the launcher's that names deepspeed, and imported only where the plan says that ZeRO updates the
 weights. Source of the access to the state: deepspeed/utils/tensor_fragment.py (`safe_get_full_fp32_param` and its
@@ -32,14 +32,15 @@ from zerokara.model import parallel
 from zerokara.model.builder import Model
 from zerokara.training.compute import devices, torch_optimizers
 from zerokara.training.compute.deepspeed_settings import settings_for
-from zerokara.training.compute.updater import Accept
+from zerokara.training.compute.engine import Accept, Engine
 
 
-class ZeroUpdater:
-    """An `Updater`: AdamW, its state (gradients, weights) sharded over the data-parallel ranks by DeepSpeed's ZeRO."""
+class ZeroUpdater(Engine):
+    """An engine: AdamW, its state (gradients, weights) sharded over the data-parallel ranks by DeepSpeed's ZeRO."""
 
     def __init__(self, model: Model, config: TrainingSettings, data_parallel_size: int, template: dict[str, Any]):
         """Take over `model`, whose weights must be fp32; the process groups must exist."""
+        super().__init__(model, config)
         _attach_to_process_groups()
         # DeepSpeed divides the loss by the number of micro batches, and the gradients by that of the ranks.
         self.gradient_factor = float(data_parallel_size)
@@ -56,7 +57,7 @@ class ZeroUpdater:
                 dist_init_required=False,
                 mpu=parallel.ModelParallelUnit() if parallel.tensor_size() > 1 else None,
             )
-        self.module, self.device = self._deepspeed, self._deepspeed.device
+        self.module = self._deepspeed
         self._parameters = dict(model.named_parameters())
         self._masters = {str(number): master for number, master in enumerate(self._find_masters())}
         self._check_precision(config)
@@ -68,24 +69,22 @@ class ZeroUpdater:
             self._wrapper._lazy_init_hp_params_optimizer_state()
         # DeepSpeed makes its master weights from the rounded ones; give back what rounding took.
         for name, weight in initial.items():
-            self.write(name, None, weight)
-        self.written(num_updates=0)
+            self._write(name, None, weight)
+        self._take_up_written(num_updates=0)
 
     @property
     def num_updates(self) -> int:
-        """See `Updater.num_updates`; AdamW counts them."""
+        """AdamW counts them; see `Engine.num_updates`."""
         return int(next(iter(self._adam.state.values()))["step"])
 
-    def backward(self, loss: Tensor) -> None:
-        """See `Updater.backward`."""
+    def _backward(self, loss: Tensor) -> None:
         self._deepspeed.backward(loss * (self.gradient_factor * self._num_micro_batches))
 
     def finish_micro_batch(self) -> None:
-        """See `Updater.finish_micro_batch`."""
         self._deepspeed.step()
 
-    def update(self, learning_rate: float, numbers: Tensor, accept: Accept) -> float:
-        """See `Updater.update`; DeepSpeed itself skips a step whose norm is not finite."""
+    def _update(self, learning_rate: float, numbers: Tensor, accept: Accept) -> float:
+        """DeepSpeed itself skips a step whose norm is not finite; see `Engine.update`."""
         torch_optimizers.set_learning_rate(self._deepspeed.optimizer.param_groups, learning_rate)
         self._judgement = _Judgement(numbers, accept)
         bf16_optimizer.get_global_norm_of_tensors = self._norm_of_tensors
@@ -116,16 +115,13 @@ class ZeroUpdater:
     def _norm_of_tensors(self, **arguments: Any) -> Tensor:
         return self._judgement.of(get_global_norm_of_tensors(**arguments))
 
-    def read(self, name: str, key: str | None) -> Tensor:
-        """See `Updater.read`."""
+    def _read(self, name: str, key: str | None) -> Tensor:
         parameter = self._parameters[name]
         found = safe_get_full_optimizer_state(parameter, key) if key else safe_get_full_fp32_param(parameter)
         assert found is not None, f"{name}: DeepSpeed gives no {key or 'weights'}"
-        # Under ZeRO 3 a parameter at rest is empty and remembers its shape.
-        return found.detach().view(getattr(parameter, "ds_shape", parameter.shape)).to(torch.float32)
+        return found.detach().view(self._shapes[name]).to(torch.float32)  # under ZeRO 3 a parameter at rest is empty
 
-    def write(self, name: str, key: str | None, value: Tensor) -> None:
-        """See `Updater.write`."""
+    def _write(self, name: str, key: str | None, value: Tensor) -> None:
         parameter, value = self._parameters[name], value.to(self._deepspeed.device)
         if self._is_stage_3:
             # stage3.py, set_full_hp_param, asks the last rank for more than there is where the partitions are unequal:
@@ -139,8 +135,8 @@ class ZeroUpdater:
         else:
             safe_set_full_optimizer_state(parameter, value, key)
 
-    def written(self, num_updates: int) -> None:
-        """See `Updater.written`; DeepSpeed computes with a copy of the master weights."""
+    def _take_up_written(self, num_updates: int) -> None:
+        """DeepSpeed computes with a copy of the master weights."""
         torch_optimizers.set_count({"adamw": self._adam}, num_updates)
         if not self._is_stage_3:
             self._wrapper.update_lp_params()
@@ -175,9 +171,11 @@ class ZeroUpdater:
     def _check_precision(self, config: TrainingSettings) -> None:
         """Check, by DeepSpeed's own settings, that it does what config.yaml says."""
         engine, in_bf16 = self._deepspeed, config.precision == "bf16"
+        dtype = torch.bfloat16 if in_bf16 else torch.float32
+        assert all(weight.dtype == dtype for weight in self._parameters.values()), f"weights are not {dtype}"
         assert engine.bfloat16_enabled() == in_bf16 and not engine.fp16_enabled(), "DeepSpeed's precision differs"
         computing, accumulation = engine.get_data_types()
-        assert computing == (torch.bfloat16 if in_bf16 else torch.float32), f"DeepSpeed computes in {computing}"
+        assert computing == dtype, f"DeepSpeed computes in {computing}"
         assert accumulation == torch.float32, f"DeepSpeed accumulates gradients in {accumulation}"
         assert engine.communication_data_type == torch.float32, "DeepSpeed sums gradients over ranks otherwise"
         assert not engine.tput_timer.config.enabled, "DeepSpeed times each micro batch"
@@ -190,7 +188,7 @@ class _Judgement:
     """Whether one step may change the weights."""
 
     def __init__(self, numbers: Tensor, accept: Accept):
-        """See `Updater.update`."""
+        """See `Engine.update`."""
         self._numbers, self._accept = numbers, accept
         self.norm, self.is_accepted = math.nan, False
 

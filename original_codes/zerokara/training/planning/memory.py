@@ -22,7 +22,6 @@ from zerokara.config.training_settings import TrainingSettings
 from zerokara.model import parameters
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute import optimizers, updater
-from zerokara.training.compute.ownership import owners_of
 
 ACTIVATION_MARGIN = 3.5
 """Activations of eager layers over `min_activation_bytes`: 1.4 (gpt2) to 3.4 (qwen3 in bf16), counted on a CPU."""
@@ -139,7 +138,7 @@ def _replicated_parts(layout: TrainingLayout) -> list[MemoryPart]:
     """Of `compute.replicated_updater`: at stage 1 each tensor has one owner, with its master weights and its state."""
     sizes, count = layout.local_sizes, sum(layout.local_sizes.values())
     shapes = layout.shape.parameter_shapes()
-    owners = owners_of(sizes, layout.data_parallel_size if layout.zero_stage else 1)
+    owners = optimizers.owners_of(sizes, layout.data_parallel_size if layout.zero_stage else 1)
     masters, state = [0] * layout.data_parallel_size, [0] * layout.data_parallel_size
     for name, owner in owners.items():
         masters[owner] += 4 * sizes[name]
@@ -166,9 +165,9 @@ def _zero_parts(layout: TrainingLayout) -> list[MemoryPart]:
     if stage == 3:
         gathered = sum(size for size in sizes if size <= layout.stage3_param_persistence_threshold)
         weights = width * (sum(-(-size // processes) for size in sizes) + gathered)
-    # Allocated whole; on a CPU only what is written to becomes memory. Stage 1 reduces in fp32.
+    # Allocated whole; on a CPU only what is written to becomes memory. Stage 2 sums each part in fp32 outside of it.
     bucket = layout.reduce_bucket_size if layout.device == "cuda" else min(layout.reduce_bucket_size, count)
-    bucket *= 4 if stage == 1 else width
+    bucket *= width if stage == 2 else 4
     own, whole = 4 * share, 0
     if stage == 1 and layout.precision == "bf16" and not offloads:  # runtime/bf16_optimizer.py, which has no bucket
         own, whole, bucket = 0, (width + 4) * count, 0
