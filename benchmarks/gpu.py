@@ -130,7 +130,7 @@ def start(
     settings: PretrainConfig, shape: ModelShape, template: dict[str, Any], device: torch.device
 ) -> tuple[Engine, bool]:
     """The engine as a training process has it, alone; and whether its layers are compiled."""
-    os.environ.update(launcher.lone_environment())
+    os.environ.update(launcher.rank_environment(0, 1))
     if device.type == "cuda":
         torch.cuda.set_device(device)
     init_process_group(device)

@@ -144,7 +144,7 @@ def train(data: list[str], given: argparse.Namespace, folder: Path) -> Watched:
     )
     tokens = given.steps * settings.global_batch_size * settings.seq_len
     plan = make_plan(settings.model_copy(update={"train_tokens": tokens}), 1, "fp32")
-    os.environ.update(launcher.lone_environment())
+    os.environ.update(launcher.rank_environment(0, 1))
     run_folder.claim(plan)
     watched = Watched(open_run(plan, join(plan)), StopRequest())
     watched.train()

@@ -142,7 +142,7 @@ def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]
     settings = task.settings
     if task.device.type == "cpu":
         devices.keep_freed_memory()
-    os.environ.update(launcher.lone_environment())
+    os.environ.update(launcher.rank_environment(0, 1))
     init_process_group(task.device)
     parallel.start(settings.seed)
     model = build(task.shape)

@@ -108,7 +108,7 @@ def _work(job: dict[str, Any]) -> None:
         output = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for descriptor in (1, 2):
             os.dup2(output, descriptor)
-        os.environ.update(launcher.lone_environment())
+        os.environ.update(launcher.rank_environment(0, 1))
         with armed(job["fault"], job["events"]):
             loaded = load(PretrainConfig, job["arguments"][1], job["arguments"][3::2])
             run_folder.claim(make_plan(loaded, 1, launcher.precision(loaded)))

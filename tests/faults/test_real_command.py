@@ -69,7 +69,7 @@ class Command:
         """kill -9 for the command and all that it started."""
         command = psutil.Process(self.process.pid)
         everyone = [command, *command.children(recursive=True)]
-        assert len(everyone) == 4, everyone  # the command, the launcher, two training processes
+        assert len(everyone) == 3, everyone  # the command, two training processes
         for one in everyone:
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.kill()

@@ -10,7 +10,7 @@ __all__ = ["python_path", "tiny_data", "train_runs"]
 
 @pytest.fixture(scope="session")
 def lone_environment() -> dict[str, str]:
-    return launcher.lone_environment()
+    return launcher.rank_environment(0, 1)
 
 
 @pytest.fixture(autouse=True)

@@ -74,7 +74,6 @@ def test_the_processes_of_steps_1_and_2_do_too(folder: Path) -> None:
 
 
 def test_the_training_processes_do_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The launcher's module, and those that it starts."""
     probe = folder / "elsewhere" / "probe.py"
     probe.parent.mkdir()
     probe.write_text("import os, numpy, orjson\nopen('seen' + os.environ['RANK'], 'w').close()\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Step 3 as a person runs it: through the shell script and the DeepSpeed launcher, killed, resumed, refused."""
+"""Step 3 as a person runs it: through the shell script and real processes, killed, resumed, refused."""
 
 from __future__ import annotations
 

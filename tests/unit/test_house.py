@@ -53,7 +53,7 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 80
 
 VENDOR_BORDERS = {
-    "deepspeed": re.compile(r"training/(compute/zero_updater|processes/launcher)\.py"),
+    "deepspeed": re.compile(r"training/compute/zero_updater\.py"),
     "megatron": re.compile(r"model/megatron_core\.py"),
 }
 """The files that may name a vendor."""

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -13,14 +14,6 @@ import pytest
 
 from zerokara.training.processes import launcher
 
-LAUNCHER = """
-import subprocess, sys
-children = [subprocess.Popen([sys.executable, "-c", program, sys.argv[1]]) for program in sys.argv[2:]]
-print("started", flush=True)
-for child in children:
-    child.wait()
-"""
-"""Starts training processes, as DeepSpeed's does."""
 TRAINER = """
 import os, pathlib, signal, sys, time
 def heard(number, frame):
@@ -41,26 +34,47 @@ def test_training_processes_hear_what_was_asked_once_they_listen(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], number: signal.Signals, heard: str
 ) -> None:
     """Before that they would die of a Ctrl-C with a traceback: SIGTERM ends them silently."""
-    command = [sys.executable, "-c", LAUNCHER, str(tmp_path), TRAINER, TRAINER, LOADING]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as started:
-        assert started.stdout and started.stdout.readline() == b"started\n"
-        while len(list(tmp_path.glob("*.ready"))) < 3:
-            assert started.poll() is None
-        with launcher.SignalForwarding(started.pid) as forwarding:
-            os.kill(os.getpid(), number)
-            started.wait(30)
-        assert forwarding.requested
+    started = [
+        subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], start_new_session=True)
+        for program in (TRAINER, TRAINER, LOADING)
+    ]
+    while len(list(tmp_path.glob("*.ready"))) < 3:
+        assert all(process.poll() is None for process in started)
+    with launcher.SignalForwarding(started) as forwarding:
+        os.kill(os.getpid(), number)
+        assert [process.wait(30) for process in started] == [0, 0, -signal.SIGTERM]
+    assert forwarding.requested
     assert [path.read_text(encoding="utf-8") for path in tmp_path.iterdir() if path.suffix == ""] == [heard, heard]
     output = capfd.readouterr()
     assert "end of this step" in output.out and "KeyboardInterrupt" not in output.err
 
 
-def test_a_launcher_that_has_started_nothing_yet_is_ended(capfd: pytest.CaptureFixture[str]) -> None:
-    command = [sys.executable, "-c", "import time; time.sleep(60)"]
-    with subprocess.Popen(command) as started, launcher.SignalForwarding(started.pid):
-        os.kill(os.getpid(), signal.SIGINT)
-        assert started.wait(30) == -signal.SIGTERM
-    assert not psutil.pid_exists(started.pid) and "before the first step" in capfd.readouterr().out
+BLOCKED = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+"""As a process that waits for the others in C, and never runs a signal handler."""
+
+
+def test_processes_that_wait_for_one_that_failed_are_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launcher, "END_SECONDS", 2.0)
+    program = f"import os, sys, time\nif os.environ['RANK'] == '2': time.sleep(1); sys.exit(7)\n{BLOCKED}\n"
+    (tmp_path / "probe.py").write_text(program, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    started = time.monotonic()
+    assert launcher.launch("probe", [], 4) == 7
+    assert time.monotonic() - started < 12
+    assert not [each for each in psutil.Process().children() if "probe" in each.cmdline()]
+
+
+def test_a_second_ctrl_c_kills_at_once(capfd: pytest.CaptureFixture[str]) -> None:
+    with subprocess.Popen([sys.executable, "-c", BLOCKED], start_new_session=True) as started:
+        time.sleep(1)
+        with launcher.SignalForwarding([started]):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.2)
+            assert started.poll() is None and "before the first step" in capfd.readouterr().out
+            os.kill(os.getpid(), signal.SIGINT)
+            assert started.wait(30) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(("before", "after", "word"), [(3, 4, " 1 "), (3, 3, "outside"), (None, None, "dmesg")])
@@ -69,7 +83,3 @@ def test_a_killed_process_is_reported_with_the_evidence(
 ) -> None:
     monkeypatch.setattr(launcher, "num_oom_kills", lambda: after)
     assert word in launcher.kill_message(before)
-
-
-def test_the_exit_codes_of_a_kill() -> None:
-    assert [code for code in range(-20, 256) if launcher.is_kill(code)] == [-9, 137, 247]

@@ -1,8 +1,7 @@
 """AdamW under DeepSpeed's ZeRO (0.19.8), stages 1 to 3: the second implementation of `engine.Engine`.
 
-The only file but the launcher's that names deepspeed, and imported only where the plan says that ZeRO updates the
-weights. Source of the access to the state: deepspeed/utils/tensor_fragment.py (`safe_get_full_fp32_param` and its
-family).
+The only file that names deepspeed, imported only where the plan says that ZeRO updates the weights. Source of the
+access to the state: deepspeed/utils/tensor_fragment.py (`safe_get_full_fp32_param` and its family).
 """
 
 from __future__ import annotations

@@ -1,20 +1,17 @@
-"""Launching the training processes of one node: a lone one directly, several through DeepSpeed's launcher.
+"""Launching the training processes of one node, and ending all of them when one ends in failure.
 
-The launcher of a node (deepspeed/launcher/launch.py, 0.19.8) sets RANK, LOCAL_RANK and WORLD_SIZE for each process,
-forwards signals, and ends all processes when one dies. It is called directly: the `deepspeed` command in front of it
-looks for other nodes and costs a second and a half. A lone process needs none of that, and does not wait for DeepSpeed
-to be imported.
+Each gets RANK, LOCAL_RANK and WORLD_SIZE, as torchrun has it. DeepSpeed's launcher is not used: it imports DeepSpeed
+first, which takes seconds, and where a process dies it waits half a minute for each of the others, one after another.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -33,11 +30,14 @@ from zerokara.resources import available_cores, num_oom_kills
 from zerokara.training.planning import cores, limits, processors
 from zerokara.training.processes import rendezvous
 
-_LAUNCHER = "deepspeed.launcher.launch"
 OUT_OF_MEMORY = 12
 """Exit code of a training process that ran out of memory and reported it (ENOMEM)."""
 INTERRUPTED = 130
 """Exit code of a run that was asked to stop (128 + SIGINT, as shells have it)."""
+END_SECONDS = 15.0
+"""How long after one process has failed the others may take to end. One that waits for a collective in C or on the
+device never runs a signal handler, and is killed then."""
+_POLL_SECONDS = 0.2
 
 
 def is_training_process() -> bool:
@@ -96,47 +96,61 @@ def device_rows(num_processes: int) -> list[tuple[str, str]]:
 def launch(module: str, arguments: Sequence[str], processes: int) -> int:
     """Run ``python -m module arguments`` in `processes` processes on this node; return the exit code.
 
-    Ctrl-C, SIGTERM and SIGHUP ask the training processes to stop at the end of a step, and give the exit code 130 (or 1
-    if they could not save); a second Ctrl-C kills them. If this process is killed, the launcher stops them, with time
-    to save, or a lone process saves. A process that was killed is reported with the likely reason.
+    It is that of the first process that fails; the others are ended within `END_SECONDS`. Ctrl-C, SIGTERM and SIGHUP
+    ask the training processes to stop at the end of a step, and give the exit code 130 (or 1 if they could not save); a
+    second Ctrl-C kills them. If this process is killed, they save and exit. A process that was killed is reported with
+    the likely reason.
     """
     environment = {**os.environ, **loopback.environment(), limits.STARTED_NAME: str(psutil.Process().create_time())}
     environment["PYTHONSAFEPATH"] = "1"  # a file of the current folder is not imported as a package of the same name
-    devices: list[int | str] = list(range(processes))
     if _cuda().is_available():
         named = processors.named_gpus()
-        devices = list(named[:processes]) if named else devices
+        devices = named[:processes] if named else [str(number) for number in range(processes)]
+        environment[processors.VARIABLE] = ",".join(devices)
     else:
-        environment["DS_ACCELERATOR"] = "cpu"
-        environment.update(cores.environment(processes))
-    if processes == 1:
-        command = [sys.executable, "-u", "-m", module, *arguments]
-        environment |= {**lone_environment(), processors.VARIABLE: str(devices[0]) if _cuda().is_available() else ""}
-    else:
-        # The launcher sets CUDA_VISIBLE_DEVICES itself, from the ids that it is given.
-        nodes = base64.urlsafe_b64encode(json.dumps({"localhost": devices}).encode()).decode()
-        command = [sys.executable, "-m", _LAUNCHER, f"--world_info={nodes}", "--master_addr=127.0.0.1"]
-        command += ["--no_local_rank", "--quiet", "--module", module, *arguments]
+        environment |= {"DS_ACCELERATOR": "cpu", processors.VARIABLE: "", **cores.environment(processes)}
     oom_kills_before = num_oom_kills()
+    # A session of its own for each: it does not get a Ctrl-C in the terminal a second time, and is killed with all that
+    # it has started.
+    end_with_us = partial(end_with_parent, os.getpid(), signal.SIGTERM)
     with rendezvous.held() as variables:
-        # A session of its own: a Ctrl-C in the terminal would reach the launcher too, which gives its processes 30
-        # seconds (launch.py, terminate_process_tree), and saving a large model may take longer. A training process
-        # would get it twice.
-        end_with_us = partial(end_with_parent, os.getpid(), signal.SIGTERM)
-        child = subprocess.Popen(command, env=environment | variables, start_new_session=True, preexec_fn=end_with_us)
-        with SignalForwarding(child.pid, is_lone=processes == 1) as forwarding:
-            code = child.wait()
+        started = [
+            subprocess.Popen(
+                [sys.executable, "-u", "-m", module, *arguments],
+                env=environment | variables | rank_environment(rank, processes),
+                start_new_session=True,
+                preexec_fn=end_with_us,
+            )
+            for rank in range(processes)
+        ]
+        with SignalForwarding(started) as forwarding:
+            code = _wait(started)
     if forwarding.requested and code != RunError.exit_code:  # a run that was asked to stop, and could not save, failed
         return INTERRUPTED
-    if is_kill(code):
+    if code == -signal.SIGKILL:
         print(f"failed: {kill_message(oom_kills_before)}", file=sys.stderr)
     return code
 
 
-def is_kill(code: int) -> bool:
-    """Whether an exit code of the launcher means that a training process or the launcher was killed by SIGKILL."""
-    # The launcher passes the negative number on, of which the shell's eight bits remain; shells use 128 + 9.
-    return code in (-signal.SIGKILL, 256 - signal.SIGKILL, 128 + signal.SIGKILL)
+def rank_environment(rank: int, num_processes: int) -> dict[str, str]:
+    """Environment of a process among those of one node, as torchrun has it."""
+    return {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_processes)}
+
+
+def _wait(started: Sequence[subprocess.Popen[bytes]]) -> int:
+    """Wait until all processes have ended; return the exit code of the first that failed, or 0."""
+    running, code, kill_at = list(started), 0, 0.0
+    while running:
+        time.sleep(_POLL_SECONDS)
+        for process in [each for each in running if each.poll() is not None]:
+            running.remove(process)
+            if process.returncode and not code:
+                code, kill_at = process.returncode, time.monotonic() + END_SECONDS
+                for other in running:
+                    other.terminate()
+        if code and time.monotonic() > kill_at:
+            _kill(running)
+    return code
 
 
 def kill_message(oom_kills_before: int | None) -> str:
@@ -154,9 +168,9 @@ def kill_message(oom_kills_before: int | None) -> str:
 class SignalForwarding:
     """Forwards requests to stop from this process to the training processes; a context manager."""
 
-    def __init__(self, pid: int, is_lone: bool = False):
-        """`pid` is the launcher's, or where the training process `is_lone` its own."""
-        self._pid, self._is_lone = pid, is_lone
+    def __init__(self, started: Sequence[subprocess.Popen[bytes]]):
+        """`started` are the training processes, each the leader of a session."""
+        self._started = started
         self._previous: dict[signal.Signals, Any] = {}
         self.requested = False
         """Whether somebody asked to stop."""
@@ -171,23 +185,25 @@ class SignalForwarding:
             signal.signal(number, handler)
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            started = psutil.Process(self._pid)
-            trainers = [started] if self._is_lone else started.children()
-            ready = [process for process in trainers if _handles_sigterm(process.pid)]
-            if not self.requested:
-                when = "at the end of this step, and saving" if ready else "before the first step"
-                print(f"stopping {when}; Ctrl-C again kills the run at once", flush=True)
-            elif number == signal.SIGINT:
-                for process in [*started.children(recursive=True), started]:
-                    process.kill()
-            if not trainers:
-                started.terminate()  # it has started none yet
-            for process in trainers:
-                # They log which signal they got; one that still imports torch is ended by SIGTERM, without a traceback.
-                is_ctrl_c = number == signal.SIGINT and process in ready
-                process.send_signal(signal.SIGINT if is_ctrl_c else signal.SIGTERM)
+        ready = [process for process in self._started if _handles_sigterm(process.pid)]
+        if not self.requested:
+            when = "at the end of this step, and saving" if ready else "before the first step"
+            print(f"stopping {when}; Ctrl-C again kills the run at once", flush=True)
+        is_second_ctrl_c = self.requested and number == signal.SIGINT
         self.requested = True
+        if is_second_ctrl_c:
+            _kill(self._started)
+        for process in self._started:
+            # They log which signal they got; one that still imports torch is ended by SIGTERM, without a traceback.
+            process.send_signal(signal.SIGINT if number == signal.SIGINT and process in ready else signal.SIGTERM)
+
+
+def _kill(started: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Kill processes, each with its session."""
+    for process in started:
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def _handles_sigterm(pid: int) -> bool:
@@ -197,8 +213,3 @@ def _handles_sigterm(pid: int) -> bool:
             if line.startswith("SigCgt:"):  # proc(5): a mask in hexadecimal, bit 0 for signal 1
                 return bool(int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
     return False
-
-
-def lone_environment() -> dict[str, str]:
-    """Environment of the only process of a run, as torchrun has it."""
-    return {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
