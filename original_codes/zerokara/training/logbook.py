@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ class Logbook:
         self._device, self._log = processes.device, processes.log
         self._started, self._earlier_seconds = time.monotonic(), state.seconds
         self._window: list[StepRecord] = []
+        self._last_step: float | None = None
         self._peak_flops = devices.peak_flops(self._device)
         intervals = {"validation": plan.config.eval_interval, "save": plan.config.save_interval}
         self.pace = Pace(plan.schedule.num_steps, intervals)
@@ -77,6 +79,10 @@ class Logbook:
 
     def add(self, record: StepRecord) -> None:
         """Add one step to the next `log_step`; one that was skipped only counts for the speed."""
+        now = time.monotonic()
+        if self._last_step is not None:  # from the end of one step to that of the next, its edge included
+            record = replace(record, seconds=now - self._last_step - self.pace.take_paused())
+        self._last_step = now
         self.pace.step(record.seconds)
         if not record.skip_reason:
             self._window.append(record)

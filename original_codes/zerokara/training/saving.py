@@ -11,11 +11,12 @@ it retries for `PATIENCE_SECONDS` more, and then the run fails.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -52,13 +53,14 @@ class Saver:
         self._engine, self._processes, self._log = engine, processes, processes.log
         self._store = CheckpointStore(run_dir, retention, self._log, newest=resumed_from)
         self._copy = HostCopy(processes.device)
+        if processes.is_first:
+            self._copy.reserve(engine.state_sizes())
         self._current: _BackgroundSave | None = None
 
     def save(self, state: TrainingState) -> None:
         """Copy the state and start writing it; every process must call it."""
         is_first = self._processes.is_first
-        if is_first:
-            self._wait_for_previous(state.step)
+        self._processes.from_first(lambda: self._wait_for_previous(state.step))
         started = time.monotonic()
         copies: dict[str, dict[str, Tensor]] = {"weights": {}, "moments": {}}
         for part, gathered in (("weights", self._engine.weights()), ("moments", self._engine.moments())):
@@ -77,12 +79,7 @@ class Saver:
         Raises:
             RunError: the disk did not take the last checkpoint. In the first process; the others exit silently.
         """
-        failure = self._wait_for_last() if self._processes.is_first else ""
-        has_failed = self._processes.from_first(int(bool(failure)))
-        if failure:
-            raise RunError(failure)
-        if has_failed:
-            raise SystemExit(RunError.exit_code)
+        self._processes.from_first(self._wait_for_last)
 
     def abandon(self) -> None:
         """Let the current attempt end, without another one; for a process that exits because of an error."""
@@ -90,11 +87,11 @@ class Saver:
             self._current.stop_retrying()
             self._current.join()
 
-    def _wait_for_previous(self, step: int) -> None:
+    def _wait_for_previous(self, step: int) -> int:
         """Wait for the save before the one of `step`; one that is only waiting for disk space is given up."""
         previous = self._current
         if previous is None:
-            return
+            return 0
         started = time.monotonic()
         previous.stop_retrying()
         while previous.is_alive():
@@ -111,12 +108,17 @@ class Saver:
         previous.raise_unexpected_error()
         if previous.disk_error:
             self._log(f"step {previous.step}  was not saved; the checkpoint of step {step} replaces it")
+        return 0
 
-    def _wait_for_last(self) -> str:
-        """Wait for the last save; return why it failed, or nothing."""
+    def _wait_for_last(self) -> int:
+        """Wait for the last save.
+
+        Raises:
+            RunError: it failed.
+        """
         last = self._current
         if last is None:
-            return ""
+            return 0
         started = reminded = time.monotonic()
         while last.is_alive():
             last.join(0.2)
@@ -131,9 +133,9 @@ class Saver:
                 self._log(f"step {last.step}  checkpoint not saved yet, {status}")
         last.raise_unexpected_error()
         if not last.disk_error:
-            return ""
+            return 0
         newest = f"The newest checkpoint is {self._store.newest}" if self._store.newest else "There is no checkpoint"
-        return (
+        raise RunError(
             f"the checkpoint of step {last.step} could not be saved: {last.disk_error}. {newest}; free some space, and "
             "the next start resumes from it"
         )
@@ -142,19 +144,35 @@ class Saver:
 class HostCopy:
     """Fp32 tensors by name, in main memory; each copy replaces the one before.
 
-    With a GPU the memory is pinned, so that copying runs at the speed of the bus. Pages are mapped and registered with
-    CUDA here because torch rounds its own pinned memory up to powers of two: up to twice as much.
+    With a GPU the memory is pinned, so that copying runs at the speed of the bus: in a thread (`reserve`), since that
+    takes seconds, and ahead of the first save. Pages are mapped and registered with CUDA here because torch rounds its
+    own pinned memory up to powers of two: up to twice as much.
     """
 
     def __init__(self, device: torch.device):
         self._device = device
         self._tensors: dict[str, Tensor] = {}
+        self._reserving: threading.Thread | None = None
+
+    def reserve(self, sizes: Mapping[str, int]) -> None:
+        """With a GPU, begin to pin memory for tensors of so many numbers by name."""
+        if self._device.type == "cuda":
+            self._reserving = threading.Thread(target=self._allocate_all, args=(sizes,), name="pin", daemon=True)
+            self._reserving.start()
+
+    def _allocate_all(self, sizes: Mapping[str, int]) -> None:
+        for name, count in sizes.items():
+            self._tensors[name] = self._allocate(count)
 
     def put(self, name: str, tensor: Tensor) -> Tensor:
         """Copy `tensor` over the earlier one with this name, and return the copy; it is valid after `finish`."""
+        if self._reserving is not None:
+            self._reserving.join()
+            self._reserving = None
         copy = self._tensors.get(name)
-        if copy is None or copy.shape != tensor.shape:
-            copy = self._tensors[name] = self._allocate(tensor.numel()).view(tensor.shape)
+        if copy is None or copy.numel() != tensor.numel():
+            copy = self._tensors[name] = self._allocate(tensor.numel())
+        copy = copy.view(tensor.shape)
         # In stream order: the memory of `tensor` is not reused before it is read.
         copy.copy_(tensor, non_blocking=True)
         return copy
@@ -165,13 +183,21 @@ class HostCopy:
             torch.cuda.current_stream(self._device).synchronize()
 
     def _allocate(self, count: int) -> Tensor:
-        pages = mmap.mmap(-1, 4 * count)
+        # Private: of shared memory, Python's default, Linux makes no huge pages.
+        pages = mmap.mmap(-1, 4 * count, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         pages.madvise(mmap.MADV_HUGEPAGE)  # fewer and larger pages: the first copy takes less time
         tensor = torch.frombuffer(pages, dtype=torch.float32, count=count)
         if self._device.type == "cuda":
-            # If it cannot be pinned (a limit on locked memory), the copy is only slower.
-            torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), len(pages), 0)
+            _pin(tensor, self._device)
         return tensor
+
+
+def _pin(tensor: Tensor, device: torch.device) -> None:
+    """Pin a tensor's memory; where that is refused (a limit on locked memory), copying is only slower."""
+    if int(torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)) != 0:
+        # CUDA keeps the error for whoever looks next, which is the check behind any kernel: let that be this one.
+        with contextlib.suppress(RuntimeError):
+            torch.zeros(1, device=device).add_(1)
 
 
 class _BackgroundSave(threading.Thread):

@@ -61,8 +61,12 @@ def open_trainer(plan: RunPlan, stop_after: int | None = None, validates: bool =
 
 def _newest_checkpoint(plan: RunPlan, processes: Processes) -> Path | None:
     """The folder to resume from. The first process looks, for all: checking hashes reads the whole checkpoint."""
-    newest = checkpoint.newest_to_resume(plan.run_dir, processes.log) if processes.is_first else None
-    step = processes.from_first(checkpoint.step_of(newest) if newest else -1)
+
+    def newest_step() -> int:
+        newest = checkpoint.newest_to_resume(plan.run_dir, processes.log)
+        return checkpoint.step_of(newest) if newest else -1
+
+    step = processes.from_first(newest_step)
     if processes.is_first:
         with contextlib.suppress(OSError):  # the two names are for people; the next save sets them right
             checkpoint.write_markers(plan.run_dir)

@@ -113,6 +113,16 @@ class Engine(ABC):
             for key in self._keys(name):
                 yield f"{name}.{key}", self._sharding.gathered(name, self._read(name, key))
 
+    def state_sizes(self) -> dict[str, int]:
+        """Return the numbers in each tensor of `weights` and `moments`, by name."""
+        sizes: dict[str, int] = {}
+        for name, local in self._shapes.items():
+            whole = tuple(self._sharding.whole_shape(name, torch.Size(local)))
+            sizes[name] = math.prod(whole)
+            kept = optimizers.state_shapes(self._config.optimizer, name, whole)
+            sizes |= {f"{name}.{key}": math.prod(shape) for key, shape in kept.items()}
+        return sizes
+
     def _keys(self, name: str) -> list[str]:
         return list(optimizers.state_shapes(self._config.optimizer, name, self._shapes[name]))
 

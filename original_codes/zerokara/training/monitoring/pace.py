@@ -21,7 +21,7 @@ class Pace:
         """`intervals`: steps between two pauses of each kind (validation, save); the last step has all kinds."""
         self._num_steps, self._intervals = num_steps, intervals
         self._pauses = dict.fromkeys(intervals, 0.0)
-        self._seconds = self._weight = 0.0
+        self._seconds = self._weight = self._paused = 0.0
         self._steps = 0
 
     def step(self, seconds: float) -> None:
@@ -38,6 +38,12 @@ class Pace:
         started = time.monotonic()
         yield
         self._pauses[kind] = time.monotonic() - started
+        self._paused += self._pauses[kind]
+
+    def take_paused(self) -> float:
+        """Return the time of all pauses since the last call."""
+        paused, self._paused = self._paused, 0.0
+        return paused
 
     @property
     def seconds_per_step(self) -> float:

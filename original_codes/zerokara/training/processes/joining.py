@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,10 +20,14 @@ from zerokara.training.compute import devices
 from zerokara.training.planning import cores
 from zerokara.training.processes import authentication, rendezvous
 
+HEARTBEAT_SECONDS = 20.0
+"""Between two signs of life of the first process, while the others wait for it."""
+_WORKING, _DONE, _FAILED = range(3)
 ANSWER_SECONDS = 60
 """How long a process may take to answer before it is named."""
 TIMEOUT = datetime.timedelta(minutes=30)
-"""How long a collective waits for the slowest process: one may be hashing a checkpoint, or waiting for the disk."""
+"""How long a collective waits for the slowest process, in every group; what may take longer has a heartbeat
+(`Processes.from_first`)."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +71,37 @@ class Processes:
         torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MAX, group=self.host_group)
         return float(found.item())
 
-    def from_first(self, value: int) -> int:
-        """Return the first process's number; every process must call it."""
-        found = torch.tensor(value)
-        torch.distributed.broadcast(found, src=0, group=self.host_group)
-        return int(found.item())
+    def from_first(self, work: Callable[[], int]) -> int:
+        """Call `work` in the first process, and return its number in all; every process must call it.
+
+        It may take hours (hashing a checkpoint, waiting for a disk): the first process tells the others every
+        `HEARTBEAT_SECONDS` that it is alive. Where `work` fails, the others exit with a failure's code.
+        """
+        answer, error = 0, None
+        finished = threading.Event()
+
+        def call() -> None:
+            nonlocal answer, error
+            try:
+                answer = work()
+            except BaseException as raised:
+                error = raised
+            finished.set()
+
+        if self.is_first:
+            threading.Thread(target=call, name="work of the first process", daemon=True).start()
+        state = _WORKING
+        while state == _WORKING:
+            if self.is_first and finished.wait(HEARTBEAT_SECONDS):
+                state = _FAILED if error else _DONE
+            heard = torch.tensor([state, answer if state == _DONE else 0])
+            torch.distributed.broadcast(heard, src=0, group=self.host_group)
+            state, found = heard.tolist()
+        if error:
+            raise error
+        if state == _FAILED:
+            raise SystemExit(RunError.exit_code)
+        return int(found)
 
 
 def join(num_processes: int, tensor_parallel_size: int, seed: int, keeps_freed_memory: bool) -> Processes:
