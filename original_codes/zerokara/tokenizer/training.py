@@ -23,10 +23,9 @@ from zerokara.progress import bytes_text, log
 from zerokara.resources import available_cores
 from zerokara.tokenizer.encoder import SPACE_MARK
 from zerokara.tokenizer.model_file import ModelFile
-from zerokara.tokenizer.required_characters import num_required_characters, required_characters
 from zerokara.tokenizer.rescoring import rescore
 from zerokara.tokenizer.sampling import SENTENCE_BYTES
-from zerokara.tokenizer.trainer_log import NUM_SUB_ITERATIONS, SHRINKING, follow
+from zerokara.tokenizer.trainer_log import SHRINKING, follow
 from zerokara.tokenizer.units import NEWLINE
 
 MAX_THREADS = 32
@@ -35,6 +34,8 @@ SEEDS_PER_PIECE = 5
 pieces, SentencePiece's default of a million and two estimates per pruning round took 70 s of CPU time, and this with
 one estimate 26 s, for 0.6 % more bytes per token and 0.1 % more bits per byte of other text."""
 _LEAST_SEEDS = 20_000
+_TOO_SMALL = re.compile(r"smaller than required_chars\. \d+ vs (\d+)")
+"""Where SentencePiece says how many pieces the characters of the text and the fixed pieces need."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,8 @@ def train(
     `morphemes` holds the same text with one morpheme per line (see `segmentation`), for `pre_segment`.
 
     Raises:
-        UserError: the vocabulary is larger than the sample supports, or too small for its characters; names the
-            largest or the smallest size that works.
+        UserError: there is no text, or the vocabulary is larger than the sample supports or too small for its
+            characters; names the largest or the smallest size that works.
         RunError: SentencePiece failed.
     """
     threads = num_threads(config)
@@ -90,7 +91,7 @@ def train(
         job = _TrainingJob(config, sentences, morphemes, threads, work_dir, trainer_log)
         content, peak = job.run(config.vocab_size)
         model = ModelFile(content)
-        if len(model.pieces) < _learnt_size(config, config.vocab_size):
+        if len(model.pieces) < config.vocab_size - config.extra_ids:
             raise UserError(_too_large(job, model))
     # It was off where the text holds the spaces at the beginnings of sentences already.
     model.add_dummy_prefix = config.add_dummy_prefix
@@ -100,10 +101,6 @@ def train(
         model.round_scores()
     model.append_sentinels(config.extra_ids)
     return TrainedModel(model.to_bytes(), peak, threads)
-
-
-def _learnt_size(config: TokenizerConfig, vocab_size: int) -> int:
-    return vocab_size - config.extra_ids
 
 
 def num_fixed(config: TokenizerConfig) -> int:
@@ -116,11 +113,11 @@ def options_of(config: TokenizerConfig, vocab_size: int, threads: int) -> dict[s
     """The keyword arguments of SentencePiece's trainer."""
     return {
         "model_type": config.model_type,
-        "vocab_size": _learnt_size(config, vocab_size),
+        "vocab_size": vocab_size - config.extra_ids,
         # A vocabulary smaller than asked for is reported by `train`, with the size that works.
         "hard_vocab_limit": False,
         "character_coverage": config.character_coverage,
-        "required_chars": required_characters(config),
+        "required_chars": _required_characters(config),
         "byte_fallback": config.byte_fallback,
         "split_digits": config.split_digits,
         "normalization_rule_name": config.normalization_rule_name,
@@ -134,11 +131,26 @@ def options_of(config: TokenizerConfig, vocab_size: int, threads: int) -> dict[s
         "pad_id": 3,
         "max_sentence_length": SENTENCE_BYTES,
         "seed_sentencepiece_size": max(_LEAST_SEEDS, SEEDS_PER_PIECE * vocab_size),
-        "num_sub_iterations": NUM_SUB_ITERATIONS,
+        "num_sub_iterations": 1,
         "shrinking_factor": SHRINKING,
         "num_threads": threads,
         "minloglevel": 0,
     }
+
+
+def _required_characters(config: TokenizerConfig) -> str:
+    """The characters that always get a piece.
+
+    These are the characters in the names of control and byte pieces: text may spell such a name, SentencePiece never
+    takes it for the piece, but Hugging Face's Unigram would where the alternative has an unknown character. And white
+    space that no text should lose, where no bytes can spell it.
+    """
+    names = ["<unk>", "<s>", "</s>", "<pad>", *(["<extra_id_0123456789>"] if config.extra_ids else [])]
+    if config.byte_fallback:
+        names += [f"<0x{byte:02X}>" for byte in range(NUM_BYTE_PIECES)]
+    elif not config.normalization_rule_name.startswith("nmt"):
+        names.append("\t\r")
+    return "".join(sorted(set("".join(names))))
 
 
 @dataclass(frozen=True)
@@ -183,8 +195,11 @@ class _TrainingJob:
                 f"SentencePiece's training was killed by signal {-code}, which most often means that memory ran out "
                 f"({self.text_size()} of sentences); set sample_bytes to half of that and run again"
             )
+        if code and not self.sentences.stat().st_size:
+            raise UserError(self.config.fault("input", "there is no text to train on in these files"))
+        if code and (smallest := _TOO_SMALL.search(last_line)):
+            raise UserError(_too_small(self.config, int(smallest[1]) + self.config.extra_ids))
         if code:
-            _check_characters(self.config, self.sentences)
             raise RunError(f"SentencePiece's training failed: {last_line}; its log is {self.log.name}")
         return model.read_bytes(), int(printed)
 
@@ -215,16 +230,11 @@ def _too_large(job: _TrainingJob, model: ModelFile) -> Fault:
     return config.fault("vocab_size", rule, f"set {largest} or less, or train on more text")
 
 
-def _check_characters(config: TokenizerConfig, sentences: Path) -> None:
-    """Raise the fault for which SentencePiece refused to start, if it is one of the two that are known."""
-    needed, fixed = num_required_characters(config, sentences), num_fixed(config)
-    if not needed:
-        raise UserError(config.fault("input", "there is no text to train on in these files"))
-    if config.vocab_size < needed + fixed:
-        rule = (
-            f"is too small: the sample has {needed:,} characters that get a piece each (character_coverage = "
-            f"{config.character_coverage}), in addition to {fixed} fixed pieces; the smallest that works is "
-            f"{needed + fixed}"
-        )
-        remedy = f"set {needed + fixed} or more (several times that is usual), or lower character_coverage"
-        raise UserError(config.fault("vocab_size", rule, remedy))
+def _too_small(config: TokenizerConfig, smallest: int) -> Fault:
+    fixed = num_fixed(config)
+    rule = (
+        f"is too small: the sample has {smallest - fixed:,} characters that get a piece each (character_coverage = "
+        f"{config.character_coverage}), in addition to {fixed} fixed pieces; the smallest that works is {smallest}"
+    )
+    remedy = f"set {smallest} or more (several times that is usual), or lower character_coverage"
+    return config.fault("vocab_size", rule, remedy)
