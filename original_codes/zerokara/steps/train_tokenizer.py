@@ -85,7 +85,7 @@ def _rows(built: BuiltTokenizer, budget: SampleBudget) -> list[tuple[str, str]]:
         ("text offered", f"{bytes_text(sample.bytes_offered)}, {plural(sample.documents, 'document')}"),
         ("trained on", sample.use_text()),
         *report.rows(),
-        ("verdict", built.verdict),
+        ("verdict", report.verdict),
         ("pieces not used", f"{len(report.unused_pieces):,} in {bytes_text(report.usage_bytes)} of this text"),
         ("memory", f"{peak} at the peak, estimated {bytes_text(budget.peak_bytes)}"),
     ]

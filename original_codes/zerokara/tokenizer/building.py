@@ -20,7 +20,6 @@ from zerokara.tokenizer.layout import LOG_HEADER, LOG_NAME, MODEL_NAME, TOKENIZE
 from zerokara.tokenizer.memory import SampleBudget
 from zerokara.tokenizer.model_file import ModelFile
 from zerokara.tokenizer.morphemes import Analyser
-from zerokara.tokenizer.report_verdict import verdict
 
 
 @dataclass(frozen=True)
@@ -30,8 +29,6 @@ class BuiltTokenizer:
     sample: sampling.SampleReport
     trained: training.TrainedModel
     report: report.Report
-    verdict: str
-    """How its compression stands beside the other tokenizers of the report."""
 
 
 def build(
@@ -93,11 +90,10 @@ def _build(
     measured = report.make(
         model_path, config.input, sample.sources, sample.sentences, facts, config.compare_with, analyser
     )
-    judged = verdict(measured)
-    write_json(work_dir / "report.json", measured.as_json() | {"verdict": judged})
+    write_json(work_dir / "report.json", measured.as_json())
     write_text(work_dir / "report.txt", report_page.text(measured))
     write_text(work_dir / "report.html", report_page.page(measured))
-    return BuiltTokenizer(sample.report, trained, measured, judged)
+    return BuiltTokenizer(sample.report, trained, measured)
 
 
 def move_into_place(folder: Path) -> list[Path]:

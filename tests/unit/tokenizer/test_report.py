@@ -14,13 +14,13 @@ import orjson
 import pytest
 
 from zerokara.progress import Progress, bytes_text
-from zerokara.tokenizer import report, report_page, report_verdict
+from zerokara.tokenizer import report, report_page
 from zerokara.tokenizer import report_measures as measuring
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.model_file import ModelFile
 from zerokara.tokenizer.morphemes import Analyser
+from zerokara.tokenizer.report_measures import count_words
 from zerokara.tokenizer.report_tokenizers import TokenKind, open_tokenizer
-from zerokara.tokenizer.report_words import count_words
 from zerokara.tokenizer.sampling import SourceTexts
 
 TEXTS = ["the quick fox\n今日はとてもよい天気です。", "rare 龘 and ▁ mark\n\n", "오늘 날씨가 좋아서 42"]
@@ -183,7 +183,7 @@ def test_every_number_of_the_text_stands_in_the_json(toy: Encoder, toy_bpe: Enco
     made = _make(toy, tmp_path, toy_bpe.model_path)
     values = list(_values(orjson.loads(orjson.dumps(made.as_json()))))
     renderings = {text for v in values for text in (f"{v:,}", f"{v:.4f}", f"{v:.4%}", bytes_text(v).split(" ")[0])}
-    said = report_page.text(made).replace(report_verdict.verdict(made), "")
+    said = report_page.text(made).replace(made.verdict, "")
     said = said.replace(str(toy_bpe.model_path), "").replace(toy_bpe.model_path.parent.name, "the other")
     said = re.sub(r"(?m)^    changed by .*$", "", said[: said.index("The 50 longest")])
     numbers = set(re.findall(r"(?<!\S)\(?([\d.,]*\d%?)(?=[\s,)]|$)", said))
@@ -230,7 +230,7 @@ def test_tokens_per_word_leave_out_line_ends(toy: Encoder) -> None:
 def test_the_verdict_compares_what_keeps_the_text(
     toy: Encoder, toy_bpe: Encoder, train_toy: Callable[..., Path], tmp_path: Path
 ) -> None:
-    alone = report_verdict.verdict(_make(toy, tmp_path))
+    alone = _make(toy, tmp_path).verdict
     ours = _make(toy, tmp_path).all_sources["this one"]
     assert f"{ours.rates()['bytes_per_token']:.3f}" in alone and "compare_with" in alone
     lossy = train_toy(byte_fallback=False, normalization_rule_name="nfkc_cf")
@@ -239,12 +239,12 @@ def test_the_verdict_compares_what_keeps_the_text(
     made = _make(toy, tmp_path, toy_bpe.model_path, lossy, same)
     for measures in made.all_sources.values():  # one line of the toy text changes with all of them
         measures.round_trip_failures -= 1
-    told = report_verdict.verdict(made)
+    told = made.verdict
     theirs = made.all_sources[str(toy_bpe.model_path)]
     difference = ours.tokens / theirs.tokens - 1
     assert f"{abs(difference):.0%} {'more' if difference > 0 else 'fewer'} tokens than" in told
     assert "as many tokens as same.model" in told and "Not comparable" in told
-    assert report_verdict.verdict(_make_empty(toy, tmp_path)) == "There was no text to measure on."
+    assert _make_empty(toy, tmp_path).verdict == "There was no text to measure on."
 
 
 def _make_empty(toy: Encoder, tmp_path: Path) -> report.Report:
