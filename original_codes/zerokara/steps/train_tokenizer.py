@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +63,7 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
         built = building.build(config, files, budget, analyser, folder)
     facts = {
         "vocab_size": built.report.vocab_size,
-        "sample": built.sample.as_json(),
+        "sample": asdict(built.sample),
         "sample_bytes": budget.sample_bytes,
         "num_threads": built.trained.num_threads,
         "estimated_memory_bytes": budget.peak_bytes,

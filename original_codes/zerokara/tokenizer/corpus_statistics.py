@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from zerokara.corpus import sizes
 from zerokara.corpus.inputs import InputFile
-from zerokara.corpus.reading import BadLine, Document, Range, TxtDocument, read
+from zerokara.corpus.reading import Document, Range, TxtDocument, read
 from zerokara.tokenizer.sampling import passages_of, sentences_of
 
 HEAD_BYTES = 8_000_000
@@ -27,8 +28,7 @@ _WORD = re.compile(" *[^ \n]+")
 """As in the trainer: a word begins with the spaces before it."""
 
 
-@dataclass(frozen=True)
-class DistinctWords:
+class DistinctWords(NamedTuple):
     """Counts of the distinct words of a text."""
 
     count: float
@@ -56,16 +56,10 @@ class CorpusStatistics:
 
     def words_in(self, num_bytes: float) -> DistinctWords:
         """The distinct words that so much text will have."""
-        half, all_ = self.half_words, self.words
         doubling = math.log(max(1, self.bytes) / max(1, self.half_bytes)) if self.half_bytes < self.bytes else 1.0
-
-        def grown(of_half: float, of_all: float) -> float:
-            power = math.log(max(1.0, of_all) / max(1.0, of_half)) / doubling
-            return of_all * (num_bytes / max(1, self.bytes)) ** min(1.0, max(0.0, power))
-
-        return DistinctWords(
-            grown(half.count, all_.count), grown(half.characters, all_.characters), grown(half.pairs, all_.pairs)
-        )
+        half, whole = np.array(self.half_words), np.array(self.words)
+        powers = np.clip(np.log(np.maximum(1, whole) / np.maximum(1, half)) / doubling, 0, 1)
+        return DistinctWords(*(whole * (num_bytes / max(1, self.bytes)) ** powers).tolist())
 
 
 def statistics_of(files: Sequence[InputFile], text_field: str, txt_document: TxtDocument) -> CorpusStatistics:
@@ -105,7 +99,8 @@ def _head(file: InputFile, limit: int, text_field: str, txt_document: TxtDocumen
     """The first documents of a file, and its text in bytes, if the rest is like them."""
     texts: list[str] = []
     num_bytes, last = 0, None
-    for item in _items(file, text_field, txt_document):
+    # A .txt that is one document is looked at by its lines: it may be of any size.
+    for item in read(Range(file), text_field, "line" if file.format == "txt" else txt_document):
         if num_bytes >= limit:
             last = item
             break
@@ -115,11 +110,6 @@ def _head(file: InputFile, limit: int, text_field: str, txt_document: TxtDocumen
     if last is None:
         return texts, num_bytes
     return texts, num_bytes * sizes.plain_bytes(file) / max(1, sizes.bytes_before(last))
-
-
-def _items(file: InputFile, text_field: str, txt_document: TxtDocument) -> Iterator[Document | BadLine]:
-    # A .txt that is one document is looked at by its lines: it may be of any size.
-    return iter(read(Range(file), text_field, "line" if file.format == "txt" else txt_document))
 
 
 def _distinct_words(passages: Sequence[str]) -> DistinctWords:
