@@ -10,8 +10,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
@@ -28,7 +27,8 @@ _WORD = re.compile(" *[^ \n]+")
 """As in the trainer: a word begins with the spaces before it."""
 
 
-class DistinctWords(NamedTuple):
+@dataclass(frozen=True)
+class DistinctWords:
     """Counts of the distinct words of a text."""
 
     count: float
@@ -57,7 +57,7 @@ class CorpusStatistics:
     def words_in(self, num_bytes: float) -> DistinctWords:
         """The distinct words that so much text will have."""
         doubling = math.log(max(1, self.bytes) / max(1, self.half_bytes)) if self.half_bytes < self.bytes else 1.0
-        half, whole = np.array(self.half_words), np.array(self.words)
+        half, whole = np.array(astuple(self.half_words)), np.array(astuple(self.words))
         powers = np.clip(np.log(np.maximum(1, whole) / np.maximum(1, half)) / doubling, 0, 1)
         return DistinctWords(*(whole * (num_bytes / max(1, self.bytes)) ** powers).tolist())
 
