@@ -15,7 +15,7 @@ from zerokara.errors import UserError
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.model_file import ModelFile
 
-from .conftest import TrainToy, toy_lines
+from .conftest import TrainToy, byte_ids, toy_lines
 
 TEXTS = [
     "",
@@ -91,7 +91,7 @@ def test_special_ids_are_the_agreed_ones(toy: Encoder, toy_bpe: Encoder) -> None
         assert encoder.vocab_size == 520
     assert [toy_bpe.piece(i) for i in (517, 518, 519)] == ["<extra_id_2>", "<extra_id_1>", "<extra_id_0>"]
     assert toy_bpe.control_ids == {1, 2, 3, 517, 518, 519}
-    assert len(toy.byte_ids) == 256
+    assert len(byte_ids(toy)) == 256
 
 
 def test_piece_bytes_sum_to_the_bytes_of_the_text(toy: Encoder, toy_bpe: Encoder) -> None:
