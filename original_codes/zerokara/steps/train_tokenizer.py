@@ -30,7 +30,6 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
     from zerokara.tokenizer import building, memory, report_tokenizers, training
     from zerokara.tokenizer.morphemes import analyser_of
 
-    training.check(config)
     files = find_files(config.input, config.fault("input", "").where)
     outputs.check_inputs(config, "input", files, outputs.tokenizer_files(config))
     others = [report_tokenizers.find_file(name) for name in config.compare_with]

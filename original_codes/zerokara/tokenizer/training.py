@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from zerokara.config.tokenizer_config import NUM_BYTE_PIECES, NUM_CONTROL_PIECES, TokenizerConfig
+from zerokara.config.tokenizer_config import NUM_BYTE_PIECES, TokenizerConfig
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.progress import bytes_text, log
 from zerokara.resources import available_cores
-from zerokara.tokenizer.encoder import SPACE_MARK
 from zerokara.tokenizer.model_file import ModelFile
 from zerokara.tokenizer.rescoring import rescore
 from zerokara.tokenizer.sampling import SENTENCE_BYTES
@@ -45,26 +44,6 @@ class TrainedModel:
     model: bytes
     peak_memory_bytes: int
     num_threads: int
-
-
-def check(config: TokenizerConfig) -> None:
-    """Refuse settings that SentencePiece or an exact Hugging Face tokenizer cannot follow.
-
-    Raises:
-        UserError: with every fault.
-    """
-    faults = []
-    for symbol in config.user_defined_symbols:
-        if any(character.isspace() or character in (SPACE_MARK, "\u2585", "\0") for character in symbol):
-            rule = f"must not hold {symbol!r}: a symbol has no spaces, and neither U+2581, U+2585 nor NUL"
-            faults.append(config.fault("user_defined_symbols", rule))
-        if re.fullmatch("<0x[0-9A-Fa-f]{2}>", symbol):
-            faults.append(config.fault("user_defined_symbols", f"must not hold {symbol!r}, the name of a byte piece"))
-    if config.add_dummy_prefix and config.user_defined_symbols:
-        rule = "cannot be combined with user_defined_symbols: the Hugging Face tokenizer could not be exact"
-        faults.append(config.fault("add_dummy_prefix", rule, "leave it false"))
-    if faults:
-        raise UserError(faults)
 
 
 def num_threads(config: TokenizerConfig) -> int:
@@ -101,12 +80,6 @@ def train(
         model.round_scores()
     model.append_sentinels(config.extra_ids)
     return TrainedModel(model.to_bytes(), peak, threads)
-
-
-def num_fixed(config: TokenizerConfig) -> int:
-    """The pieces that are not learnt: control, line end, user symbols, bytes, sentinels."""
-    fixed = NUM_CONTROL_PIECES + 1 + len(config.user_defined_symbols) + config.extra_ids
-    return fixed + (NUM_BYTE_PIECES if config.byte_fallback else 0)
 
 
 def options_of(config: TokenizerConfig, vocab_size: int, threads: int) -> dict[str, Any]:
@@ -216,7 +189,7 @@ def _too_large(job: _TrainingJob, model: ModelFile) -> Fault:
     """
     config = job.config
     largest = len(model.pieces) + config.extra_ids
-    while config.model_type == "unigram" and largest > num_fixed(config) + 1:
+    while config.model_type == "unigram" and largest > config.num_fixed_pieces + 1:
         log(
             f"  vocab_size = {config.vocab_size:,} is more than this text supports, which gave {largest:,} pieces; "
             f"training again to see whether {largest:,} works"
@@ -231,7 +204,7 @@ def _too_large(job: _TrainingJob, model: ModelFile) -> Fault:
 
 
 def _too_small(config: TokenizerConfig, smallest: int) -> Fault:
-    fixed = num_fixed(config)
+    fixed = config.num_fixed_pieces
     rule = (
         f"is too small: the sample has {smallest - fixed:,} characters that get a piece each (character_coverage = "
         f"{config.character_coverage}), in addition to {fixed} fixed pieces; the smallest that works is {smallest}"

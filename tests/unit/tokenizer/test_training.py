@@ -70,17 +70,6 @@ def test_nothing_to_train_on_is_a_fault_of_the_input(tmp_path: Path) -> None:
     assert [fault.key for fault in caught.value.faults] == ["input"]
 
 
-def test_settings_that_cannot_be_served_are_refused_at_once() -> None:
-    config = TokenizerConfig(add_dummy_prefix=True, user_defined_symbols=("two words", "<0x41>", "good"))
-    with pytest.raises(UserError) as caught:
-        training.check(config)
-    spaces, byte_piece, both = caught.value.faults
-    assert spaces.key == byte_piece.key == "user_defined_symbols"
-    assert "'two words'" in spaces.rule and "'<0x41>'" in byte_piece.rule
-    assert both.key == "add_dummy_prefix" and "user_defined_symbols" in both.rule
-    training.check(TokenizerConfig(user_defined_symbols=("good", "<sep>")))
-
-
 def test_digits_are_single_and_symbols_whole(train_toy: TrainToy) -> None:
     encoder = Encoder(train_toy(user_defined_symbols=("<sep>", "quickfox")))
     for i in range(encoder.vocab_size):
