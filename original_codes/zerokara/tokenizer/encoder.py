@@ -45,8 +45,6 @@ Joined = tuple[Ids, list[int]]
 """The ids of documents, concatenated, each with its end-of-document id; the UTF-8 bytes of each text."""
 
 NUM_T5_SENTINELS = 100
-SPACE_MARK = "\u2581"
-"""The character for a space inside pieces: SentencePiece takes it for a space in text too."""
 
 
 class Encoder:
@@ -136,13 +134,7 @@ class Encoder:
         With `identity`, no dummy prefix and no unknown characters, the sum over a line is its length in bytes. A dummy
         prefix adds a byte; with another normalisation it is the length of the normalised line.
         """
-        sizes = np.zeros(self.vocab_size, dtype=np.int32)
-        for i in range(self.vocab_size):
-            if self._processor.IsByte(i):
-                sizes[i] = 1
-            elif not (self._processor.IsControl(i) or self._processor.IsUnknown(i)):
-                sizes[i] = len(self.piece(i).replace(SPACE_MARK, " ").encode())
-        return sizes
+        return np.array([piece.num_bytes for piece in self.model.pieces], dtype=np.int32)
 
     @cached_property
     def control_ids(self) -> frozenset[int]:

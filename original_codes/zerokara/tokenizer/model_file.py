@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 from sentencepiece import sentencepiece_model_pb2 as messages
 
+SPACE_MARK = "\u2581"
+"""The character for a space inside pieces: SentencePiece takes it for a space in text too."""
 SCORE_STEP = 1 / 256
 """Unigram scores are rounded to multiples of this. A float32 holds sums of such numbers exactly up to 2**24 steps, a
 total of 65,536, which a line of some 5,000 tokens reaches. SentencePiece (float32) and Hugging Face's tokenizers
@@ -43,6 +45,13 @@ class Piece(NamedTuple):
     text: str
     score: float
     type: PieceType
+
+    @property
+    def num_bytes(self) -> int:
+        """UTF-8 bytes of the text that it stands for; 0 for control pieces and <unk>."""
+        if self.type in (PieceType.CONTROL, PieceType.UNKNOWN):
+            return 0
+        return 1 if self.type is PieceType.BYTE else len(self.text.replace(SPACE_MARK, " ").encode())
 
 
 class ModelFile:

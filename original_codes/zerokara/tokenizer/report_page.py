@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from zerokara.progress import bytes_text, plural
 from zerokara.tokenizer import report_charts as charts
-from zerokara.tokenizer.encoder import SPACE_MARK
+from zerokara.tokenizer.model_file import SPACE_MARK
 from zerokara.tokenizer.report import Report
 from zerokara.tokenizer.report_measures import Measures
 

@@ -29,8 +29,8 @@ import sentencepiece
 from tokenizers import Tokenizer
 
 from zerokara.errors import Fault, UserError
-from zerokara.tokenizer.encoder import SPACE_MARK, Ids
-from zerokara.tokenizer.model_file import ModelFile, Piece, PieceType
+from zerokara.tokenizer.encoder import Ids
+from zerokara.tokenizer.model_file import SPACE_MARK, ModelFile, Piece, PieceType
 
 HUB_PREFIX = "hf://"
 IN_FOLDER = ("tokenizer.json", "tokenizer.model", "spiece.model")
