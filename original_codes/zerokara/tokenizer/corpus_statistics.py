@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -64,8 +66,10 @@ class CorpusStatistics:
 
 def statistics_of(files: Sequence[InputFile], text_field: str, txt_document: TxtDocument) -> CorpusStatistics:
     """Read the beginnings of up to `MAX_FILES` files, in about a second."""
-    total = sum(file.bytes for file in files)
-    picked = Counter(_file_at(files, (2 * i + 1) * total // (2 * MAX_FILES)) for i in range(MAX_FILES))
+    ends = list(accumulate(file.bytes for file in files))
+    total = ends[-1]
+    positions = ((2 * i + 1) * total // (2 * MAX_FILES) for i in range(MAX_FILES))
+    picked = Counter(min(bisect_right(ends, position), len(files) - 1) for position in positions)
     texts: list[str] = []
     text_share = 0.0  # of the bytes on disk
     for number, times in sorted(picked.items()):
@@ -84,15 +88,6 @@ def statistics_of(files: Sequence[InputFile], text_field: str, txt_document: Txt
         half_words=_distinct_words(passages[::2]),
         words=_distinct_words(passages),
     )
-
-
-def _file_at(files: Sequence[InputFile], position: int) -> int:
-    """The index of the file that holds a byte of the corpus."""
-    for number, file in enumerate(files):
-        position -= file.bytes
-        if position < 0:
-            return number
-    return len(files) - 1
 
 
 def _head(file: InputFile, limit: int, text_field: str, txt_document: TxtDocument) -> tuple[list[str], float]:

@@ -57,8 +57,7 @@ class Encoder:
     def __init__(self, model_path: str | Path, run_characters: int | None = None) -> None:
         """`run_characters` is the property of that name, where another process has computed it."""
         self.model_path = Path(model_path)
-        self._content = _read_model(self.model_path)
-        self._processor, self._model = _opened(self._content, self.model_path)
+        self._content, self._processor, self._model = _opened(self.model_path)
         self.adds_sentinels = self._model is not self._content
         """Whether the last ids are T5's sentinel tokens, which are not in the file."""
         self.vocab_size: int = self._processor.GetPieceSize()
@@ -197,8 +196,13 @@ def _buffer_methods(processor: Any) -> tuple[Callable[[str], Any], Callable[[lis
     return lambda line: one(line, *_PLAIN), lambda lines: many(lines, 1, None, *_PLAIN)
 
 
-def _opened(content: bytes, path: Path) -> tuple[Any, bytes]:
-    """The processor of a model, and the model that it has open: with T5's sentinel tokens, where they are missing."""
+def _opened(path: Path) -> tuple[bytes, Any, bytes]:
+    """The file's content, its processor, and the model that this has open: with T5's sentinel tokens where missing."""
+    content = path.read_bytes() if path.is_file() else b""
+    if not content:
+        raise UserError(
+            Fault(str(path), "there is no such tokenizer file, or it is empty", remedy="make one with step 1")
+        )
     processor = sentencepiece.SentencePieceProcessor()
     try:
         processor.LoadFromSerializedProto(content)
@@ -209,9 +213,10 @@ def _opened(content: bytes, path: Path) -> tuple[Any, bytes]:
     if _lacks_t5_sentinels(processor):
         model = ModelFile(content)
         model.append_sentinels(NUM_T5_SENTINELS)
-        content = model.to_bytes()
-        processor.LoadFromSerializedProto(content)
-    return processor, content
+        with_sentinels = model.to_bytes()
+        processor.LoadFromSerializedProto(with_sentinels)
+        return content, processor, with_sentinels
+    return content, processor, content
 
 
 def _faults(processor: Any, where: str) -> list[Fault]:
@@ -234,12 +239,3 @@ def _lacks_t5_sentinels(processor: Any) -> bool:
     special = (processor.pad_id(), processor.eos_id(), processor.unk_id(), processor.bos_id())
     names = ("<extra_id_0>", "\u2581<extra_id_0>")
     return special == (0, 1, 2, -1) and all(processor.PieceToId(name) == processor.unk_id() for name in names)
-
-
-def _read_model(path: Path) -> bytes:
-    if not path.is_file():
-        raise UserError(Fault(str(path), "there is no such tokenizer file", remedy="make one with step 1"))
-    content = path.read_bytes()
-    if not content:
-        raise UserError(Fault(str(path), "the tokenizer file is empty", remedy="make one with step 1"))
-    return content

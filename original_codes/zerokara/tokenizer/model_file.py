@@ -73,12 +73,10 @@ class ModelFile:
 
     @property
     def is_unigram(self) -> bool:
-        """Whether the model is unigram."""
         return bool(self._proto.trainer_spec.model_type == messages.TrainerSpec.UNIGRAM)
 
     @property
     def is_bpe(self) -> bool:
-        """Whether the model is BPE."""
         return bool(self._proto.trainer_spec.model_type == messages.TrainerSpec.BPE)
 
     @property
