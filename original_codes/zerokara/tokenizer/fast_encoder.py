@@ -11,9 +11,9 @@ told. For unigram nothing faster was found: kitoken 0.11.1 is slower and gives d
 gigatoken does not support it.
 
 Three traps in gigatoken: it takes text that spells a control piece for that piece, so it gets the model with names
-that no text can hold (`marker`: NUL is in no text here); its cache grows without a limit, so it is reopened now and
-then; its calls for many texts at once import a large package and make lists of Python numbers, so many texts go to it
-as one, each followed by the name of the end-of-document piece.
+that no text can hold (`fast_encoder_model`); its cache grows without a limit, so it is reopened now and then; its calls
+for many texts at once import a large package and make lists of Python numbers, so many texts go to it as one, each
+followed by the name of the end-of-document piece.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 
 from zerokara.tokenizer.encoder import Encoder, Ids, Joined
-from zerokara.tokenizer.model_file import ModelFile, PieceType
+from zerokara.tokenizer.fast_encoder_model import marker, tokenizer_json
+from zerokara.tokenizer.model_file import ModelFile
 
 CHECKED_CHARACTERS = 1024
 """Text of each batch that SentencePiece encodes a second time: about one part in a thousand."""
@@ -48,7 +49,7 @@ class FastEncoder:
     def __init__(self, model_path: Path, reference: Encoder | None = None) -> None:
         """`reference` is the encoder of the same model where it is open already."""
         self._reference = reference or Encoder(model_path)
-        self._model = _tokenizer_json(self._reference.model)
+        self._model = tokenizer_json(self._reference.model)
         self.vocab_size, self.eos_id = self._reference.vocab_size, self._reference.eos_id
         self._prefix = b" " if self._reference.model.add_dummy_prefix else b""
         self._end = marker(self.eos_id).encode()
@@ -94,22 +95,6 @@ class FastEncoder:
             text = texts[sum(map(len, texts)) % len(texts)]
             if first_difference(self._reference, self, [text[:CHECKED_CHARACTERS]]) is not None:
                 raise FastEncoderDiffersError(excerpt(text))
-
-
-def marker(token_id: int) -> str:
-    """The name of a control piece; text that holds it gives its id."""
-    return f"\0{token_id}\0"
-
-
-def _tokenizer_json(model: ModelFile) -> str:
-    """The model as gigatoken opens it, by its own conversion; kept, because that takes a second for 64,000 pieces."""
-    from gigatoken._load.sentencepiece import sentencepiece_to_tokenizer_json
-
-    special = (PieceType.CONTROL, PieceType.UNKNOWN)
-    converted = ModelFile(model.to_bytes())
-    converted.rename({i: marker(i) for i, piece in enumerate(model.pieces) if piece.type in special})
-    converted.add_dummy_prefix = False  # Each text gets its own: they go to gigatoken as one.
-    return sentencepiece_to_tokenizer_json(converted.to_bytes())
 
 
 def first_difference(encoder: Encoder, fast: FastEncoder, texts: Sequence[str]) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import sys
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gigatoken._load.sentencepiece import sentencepiece_to_tokenizer_json
 
-from zerokara.tokenizer import encoder_choice, fast_encoder
+from zerokara.tokenizer import encoder_choice, fast_encoder, fast_encoder_model
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.hard_texts import hard_texts
 from zerokara.tokenizer.model_file import ModelFile
@@ -29,6 +31,17 @@ def test_bpe_is_done_by_gigatoken_with_the_same_ids(toy_bpe: Encoder) -> None:
     (ours, our_bytes), (theirs, their_bytes) = toy_bpe.encode_joined(texts), quick.encode_joined(texts)
     assert theirs.dtype == np.int32 and np.array_equal(ours, theirs)
     assert our_bytes == their_bytes == [len(text.encode()) for text in texts]
+
+
+def test_the_model_is_as_gigatoken_makes_it_itself(train_toy: TrainToy) -> None:
+    encoder = Encoder(train_toy(model_type="bpe", extra_ids=2, user_defined_symbols=["[CALL]"], vocab_size=560))
+    model = ModelFile(encoder.model_bytes)
+    special = {i: fast_encoder_model.marker(i) for i, piece in enumerate(model.pieces) if piece.type in (2, 3)}
+    model.rename(special)
+    ours = json.loads(fast_encoder_model.tokenizer_json(encoder.model))
+    theirs = json.loads(sentencepiece_to_tokenizer_json(model.to_bytes()))
+    assert (ours["model"].pop("unk_token"), theirs["model"].pop("unk_token")) == (special[encoder.unk_id], "<unk>")
+    assert ours == theirs and len(ours["model"]["merges"]) > 100
 
 
 def test_control_names_and_user_symbols_are_part_of_the_proof(train_toy: TrainToy) -> None:
