@@ -14,6 +14,7 @@ import errno
 import io
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
@@ -22,9 +23,9 @@ from huggingface_hub import HfApi, HfFileSystem, HfFileSystemFile, constants, er
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff, logging
 from huggingface_hub.utils._http import default_client_factory  # in no public module, though `set_client_factory` is
 
-from zerokara.corpus.hub_file import PREFIX, HubFile
 from zerokara.errors import Fault, RunError, redacted
 
+PREFIX = "hf://datasets/"
 _ENTRY = re.compile(
     r"hf://datasets/(?P<dataset>[\w.-]+/[\w.-]+?)(?:@(?P<revision>refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(?P<path>.*))?"
 )
@@ -43,6 +44,23 @@ whether there is a network at all is told at once."""
 _READ_AHEAD_BUFFERS = 4
 """How many buffers one request fetches."""
 _GLOB_CHARACTERS = re.compile(r"[*?\[]")
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """One file of a dataset, at one commit."""
+
+    dataset: str
+    commit: str
+    path: str
+    bytes: int
+    content: str
+    """What identifies the content: the SHA-256 of a file outside git, else ``git:`` and the blob id."""
+
+    @property
+    def name(self) -> str:
+        """The file as an entry may name it."""
+        return f"{PREFIX}{self.dataset}@{self.commit}/{self.path}"
 
 
 def find(entry: str, where: str, faults: list[Fault], is_data: Callable[[str], bool], formats: str) -> list[HubFile]:

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 
 from zerokara.corpus import documents
 from zerokara.corpus.documents import (
-    HARMLESS,
     BadLine,
     Document,
     Reason,
@@ -36,21 +35,6 @@ from zerokara.corpus.lines import LineStream, OpenStreams
 
 if TYPE_CHECKING:
     from zerokara.corpus.tables import RowGroup
-
-__all__ = [
-    "HARMLESS",
-    "BadLine",
-    "Document",
-    "OpenStreams",
-    "Range",
-    "RangeReader",
-    "Reason",
-    "TxtDocument",
-    "excerpt",
-    "has_unknown_size",
-    "ranges",
-    "read",
-]
 
 MAX_REMOTE_FOOTERS = 64
 """More .parquet files than this on the Hub are read whole: to cut one takes some tenths of a second for its footer."""
@@ -151,12 +135,18 @@ class RangeReader:
     def _rows(self) -> Iterator[Document | BadLine]:
         from zerokara.corpus import tables  # pyarrow: only where there is such a file
 
-        for group in tables.row_groups(self.range.file, self.range.start, self.range.end, self.text_field):
-            self._group = group
-            yield from group.items
-            self._group = None
-            self._disk_bytes += group.disk_bytes
-            self.at_end = group.is_last
+        file = self.range.file
+        try:
+            for group in tables.row_groups(file, self.range.start, self.range.end, self.text_field):
+                self._group = group
+                yield from group
+                self._group = None
+                self._disk_bytes += group.disk_bytes
+                self.at_end = group.is_last
+        except tables.Damaged as damage:  # of nobody knows how many rows
+            self._disk_bytes = file.bytes
+            yield BadLine(file, 1, 0, Reason.DAMAGED, str(damage), lost_bytes=file.bytes)
+            self.at_end = True
         self.at_end = self.at_end or self.range.end is None
 
     def _lines(self) -> Iterator[Document | BadLine]:

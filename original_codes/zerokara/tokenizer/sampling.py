@@ -20,8 +20,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from zerokara.corpus.documents import HARMLESS, BadLine, TxtDocument
 from zerokara.corpus.inputs import InputFile
-from zerokara.corpus.reading import HARMLESS, BadLine, TxtDocument, ranges, read
+from zerokara.corpus.reading import ranges, read
 from zerokara.errors import Fault, UserError
 from zerokara.progress import Progress, bytes_text, plural
 

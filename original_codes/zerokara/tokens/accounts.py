@@ -32,8 +32,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerokara.config.data_settings import DataSettings
+from zerokara.corpus.documents import HARMLESS
 from zerokara.corpus.inputs import InputFile
-from zerokara.corpus.reading import HARMLESS
 from zerokara.errors import RunError, UserError
 from zerokara.progress import bytes_text
 from zerokara.tokens.layout import TokenPaths

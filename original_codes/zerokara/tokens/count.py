@@ -7,7 +7,7 @@ from pathlib import Path
 
 from zerokara import manifest
 from zerokara.errors import Fault, UserError
-from zerokara.tokens.header import read_header
+from zerokara.tokens.indexed import read_header
 from zerokara.tokens.layout import TokenPaths, bin_path, idx_path
 
 

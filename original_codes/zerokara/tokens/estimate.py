@@ -15,8 +15,7 @@ from zerokara.corpus.sizes import bytes_before, plain_bytes
 from zerokara.errors import UserError
 from zerokara.progress import bytes_text
 from zerokara.tokens import merge
-from zerokara.tokens.header import INDEX_BYTES
-from zerokara.tokens.indexed import dtype_for
+from zerokara.tokens.indexed import INDEX_BYTES, dtype_for
 from zerokara.tokens.layout import TokenPaths
 from zerokara.tokens.shards import TextEncoder
 from zerokara.tokens.tasks import usual_task_bytes

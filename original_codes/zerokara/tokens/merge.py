@@ -26,8 +26,7 @@ from zerokara.durable import atomic_file, sync_folder, write_json
 from zerokara.progress import Progress
 from zerokara.tokens import splits
 from zerokara.tokens.accounts import SourceTally, SplitTally
-from zerokara.tokens.header import INDEX_BYTES
-from zerokara.tokens.indexed import write_index
+from zerokara.tokens.indexed import INDEX_BYTES, write_index
 from zerokara.tokens.layout import TokenPaths, bin_path, idx_path
 from zerokara.tokens.shards import ShardResult, shard_path
 from zerokara.tokens.tasks import Task
