@@ -24,7 +24,7 @@ from zerokara.progress import Progress, bytes_text, count_text, log
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.encoder_choice import EncoderChoice, sentencepiece_itself
 from zerokara.tokenizer.fast_encoder import FastEncoderDiffersError
-from zerokara.tokens import work_folder
+from zerokara.tokens import quarantine, work_folder
 from zerokara.tokens.accounts import (
     SourceTally,
     check_bad_fraction,
@@ -36,8 +36,8 @@ from zerokara.tokens.accounts import (
 )
 from zerokara.tokens.indexed import dtype_for
 from zerokara.tokens.layout import TokenPaths
-from zerokara.tokens.merge import MergeState, merge_shards, write_quarantine
-from zerokara.tokens.shards import Job, ShardResult, Tally
+from zerokara.tokens.merge import MergeState, merge_shards
+from zerokara.tokens.shards import Job, ShardResult, Tally, shard_path
 from zerokara.tokens.tasks import TaskQueue, num_workers, usual_task_bytes
 from zerokara.tokens.workers import run_in_workers
 
@@ -64,21 +64,19 @@ def encode_corpus(
     config: DataSettings,
     files: Sequence[InputFile],
     encoder: Encoder,
-    choice: EncoderChoice | None = None,
+    choice: EncoderChoice,
     task_bytes: int | None = None,
-    log: Callable[[str], None] = log,
     run_tasks: RunTasks = run_in_workers,
 ) -> EncodedCorpus:
     """Write the token files and the quarantine file of `config.output_prefix` with the chosen encoder.
 
-    The work folder stays until `discard_work`, which is called once the manifest is written.
+    The work folder stays until `work_folder.discard`, which is called once the manifest is written.
 
     Raises:
         UserError: too many bad lines, no documents, too few to split, another run at work on the same output.
         RunError: a worker died, the disk is full, the corpus changed meanwhile.
     """
     paths = TokenPaths(config.output_prefix)
-    choice = choice or sentencepiece_itself(encoder, "")
     wanted = work_folder.ShardPlan(
         files=work_folder.files_as_listed(files),
         tokenizer_sha256=encoder.sha256,
@@ -106,17 +104,13 @@ def encode_corpus(
             queue, done = _encode(config, files, choice, plan, folder, finished, run_tasks)
         seconds = time.monotonic() - started
         check_unchanged(files)
-        tasks = [queue.task(name) for name in queue.names]
-        write_quarantine(tasks, finished, folder, paths)
+        tasks = queue.tasks
+        bad = [(shard_path(folder, task.name, "bad"), task.ranges, finished[task.name].num_lines) for task in tasks]
+        quarantine.collect(bad, paths.quarantine)
         sources = count_sources(len(config.input_jsonl), tasks, finished)
         _check_sources(config, sources, paths)
         merge_shards(config, tasks, finished, folder, paths, dtype_for(encoder.vocab_size), sources)
     return EncodedCorpus(sources, choice.name, resumed, done, seconds)
-
-
-def discard_work(config: DataSettings) -> None:
-    """Remove the work folder, once the manifest is written."""
-    work_folder.discard(TokenPaths(config.output_prefix))
 
 
 def _encode(

@@ -14,9 +14,9 @@ from zerokara.corpus.reading import Document, Range, read
 from zerokara.corpus.sizes import bytes_before, plain_bytes
 from zerokara.errors import UserError
 from zerokara.progress import bytes_text
-from zerokara.tokens import merge
 from zerokara.tokens.indexed import INDEX_BYTES, dtype_for
 from zerokara.tokens.layout import TokenPaths
+from zerokara.tokens.merge import MergeState
 from zerokara.tokens.shards import TextEncoder
 from zerokara.tokens.tasks import usual_task_bytes
 
@@ -95,13 +95,13 @@ def estimate_tokens(corpus_bytes: int, places: Sequence[SamplePlace], encoder: T
 def check_disk_space(config: DataSettings, files: Sequence[InputFile], expected: TokenEstimate) -> None:
     """Check that the work will fit on the disk; files that an unfinished run left are part of it, or are removed first.
 
-    A run that had begun to merge is not checked: it resumes with little room.
+    A run that had begun to merge is not checked: it has deleted shards already, and resumes with little room.
 
     Raises:
         UserError: it does not fit.
     """
     work_folder = TokenPaths(config.output_prefix).work_folder
-    if merge.has_begun(work_folder):
+    if MergeState.left_in(work_folder):
         return
     folder = next(place for place in work_folder.absolute().parents if place.exists())
     free, used = shutil.disk_usage(folder).free, _disk_bytes(work_folder)

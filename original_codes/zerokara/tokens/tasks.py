@@ -16,8 +16,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from zerokara.corpus.documents import TxtDocument
 from zerokara.corpus.inputs import InputFile
-from zerokara.corpus.reading import Range, TxtDocument, has_unknown_size, ranges
+from zerokara.corpus.reading import Range, has_unknown_size, ranges
 from zerokara.resources import available_cores
 
 if TYPE_CHECKING:  # what the fork server imports leaves out the classes of the configuration
@@ -65,7 +66,8 @@ class _Stream:
     end: int | None = None
     """Start of the first block that met the end of the file, if known."""
     num_workers: int = 0
-    names: list[str] = field(default_factory=list)
+    tasks: list[Task] = field(default_factory=list)
+    """Blocks that are done or handed out."""
 
     @property
     def ended(self) -> bool:
@@ -106,22 +108,15 @@ class TaskQueue:
         self._stream_of: dict[int, _Stream] = {}
 
     @property
-    def names(self) -> list[str]:
-        """The names of all tasks handed out or done, in the order of the corpus."""
-        return sorted([*self._known, *(name for stream in self._streams for name in stream.names)])
+    def tasks(self) -> list[Task]:
+        """All tasks handed out or done, in the order of the corpus."""
+        tasks = [*self._known.values(), *(task for stream in self._streams for task in stream.tasks)]
+        return sorted(tasks, key=lambda task: task.name)
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing is left to hand out."""
         return not self._waiting and all(stream.ended for stream in self._streams)
-
-    def task(self, name: str) -> Task:
-        """The task of one of `names`."""
-        if name in self._known:
-            return self._known[name]
-        index, start = (int(part) for part in name.split("-"))
-        stream = next(stream for stream in self._streams if stream.index == index)
-        return self._block(stream, start)
 
     def next(self, worker: int) -> Task | None:
         """The next task for a worker; None when all are handed out."""
@@ -141,7 +136,7 @@ class TaskQueue:
             current.num_workers += 1
             self._stream_of[worker] = current
         task = self._block(current, current.next_start)
-        current.names.append(task.name)
+        current.tasks.append(task)
         current.next_start += self._block_bytes
         self._skip_done(current)
         return task
@@ -154,9 +149,9 @@ class TaskQueue:
     def _recall(self, name: str, at_end: bool) -> None:
         if name not in self._known:
             stream = self._stream(name)
-            stream.names.append(name)
-            if at_end:
-                stream.ends_at(int(name.split("-")[1]))
+            task = self._block(stream, int(name.split("-")[1]))
+            stream.tasks.append(task)
+            self.finished(task, at_end)
 
     def _skip_done(self, stream: _Stream) -> None:
         while _name(stream.index, stream.next_start) in self._done:
@@ -177,23 +172,26 @@ def _tasks_and_streams(
     """Group consecutive ranges of one source into tasks; yield each stream by itself."""
     gathered: list[Range] = []
     size = first = 0
+
+    def task() -> Iterator[Task]:
+        if gathered:
+            yield Task(_name(first, gathered[0].start), gathered[0].file.source, tuple(gathered))
+            gathered.clear()
+
     for index, file in enumerate(files):
         # A smaller packed file is one task at most.
         if has_unknown_size(file, txt_document) and file.bytes * PACKED_FACTOR > task_bytes:
-            if gathered:
-                yield Task(_name(first, gathered[0].start), gathered[0].file.source, tuple(gathered))
-            gathered, size = [], 0
+            yield from task()
             yield _Stream(index, file)
             continue
         for range_ in ranges([file], task_bytes, txt_document):
             if gathered and (size + range_.bytes > task_bytes or gathered[0].file.source != range_.file.source):
-                yield Task(_name(first, gathered[0].start), gathered[0].file.source, tuple(gathered))
-                gathered, size = [], 0
-            first = index if not gathered else first
+                yield from task()
+            if not gathered:
+                first, size = index, 0
             gathered.append(range_)
             size += range_.bytes
-    if gathered:
-        yield Task(_name(first, gathered[0].start), gathered[0].file.source, tuple(gathered))
+    yield from task()
 
 
 def _name(file_index: int, start: int) -> str:

@@ -24,9 +24,9 @@ from zerokara.durable import PARTIAL_SUFFIX, made_folder, write_json
 from zerokara.errors import Fault, UserError
 from zerokara.progress import Progress
 from zerokara.tokens.layout import TokenPaths, bin_path
-from zerokara.tokens.shards import ShardResult, is_whole, result_path
+from zerokara.tokens.shards import ShardResult, is_whole
 
-FORMAT = 3
+FORMAT = 4
 """Raised when the same plan would give other shards, or results of another form."""
 PLAN_NAME = "plan.json"
 
@@ -120,7 +120,7 @@ def restart(folder: Path, plan: ShardPlan) -> None:
     """Empty the folder and write the plan."""
     for left_over in folder.iterdir():
         left_over.unlink() if left_over.is_file() else shutil.rmtree(left_over)
-    write_json(folder / PLAN_NAME, asdict(plan))
+    write_json(folder / PLAN_NAME, plan)
 
 
 def kept_shards(folder: Path) -> tuple[int, int]:
@@ -144,8 +144,7 @@ def _read_plan(folder: Path) -> ShardPlan | None:
 
 
 def _read_result(path: Path) -> ShardResult | None:
-    try:
-        result = ShardResult.from_json(orjson.loads(path.read_bytes()))
-    except (orjson.JSONDecodeError, TypeError, KeyError):
-        return None
-    return result if path == result_path(path.parent, result.name) else None
+    with suppress(ValueError, TypeError, KeyError):
+        result = ShardResult.read(path)
+        return result if result.name == path.stem else None
+    return None

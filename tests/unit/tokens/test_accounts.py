@@ -13,7 +13,7 @@ from types import ModuleType
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from made_tokens import encode
+from made_tokens import discard_work, encode
 
 from zerokara import manifest
 from zerokara.config.pretrain_config import PretrainConfig
@@ -24,7 +24,6 @@ from zerokara.errors import UserError
 from zerokara.steps.command import Options
 from zerokara.steps.tokenize import tokenize
 from zerokara.tokens.accounts import SourceTally, check_bad_fraction, total
-from zerokara.tokens.encode import discard_work
 from zerokara.tokens.layout import TokenPaths
 from zerokara.tokens.workers import run_in_workers
 
@@ -242,8 +241,3 @@ def test_the_step_names_the_damaged_files_and_keeps_the_accounts(
     # What was written stays, and a stricter limit says what is wrong with it.
     with pytest.raises(UserError, match=r"max_bad_fraction = 0\.1: .*cut\.jsonl\.gz"):
         tokenize(make_config(**settings, max_bad_fraction=0.1), options)
-
-
-def test_an_account_of_an_earlier_version_is_still_read() -> None:
-    tally = SourceTally.from_facts({"documents_in": 10, "skipped": {"broken JSON": 1}})
-    assert tally.bad_documents == (1, 10) and tally.bad_bytes == (0, 0)
