@@ -78,7 +78,7 @@ def encode_corpus(
     """
     paths = TokenPaths(config.output_prefix)
     wanted = work_folder.ShardPlan(
-        files=work_folder.files_as_listed(files),
+        files=[[file.name, file.bytes, file.modified_ns, file.source] for file in files],
         tokenizer_sha256=encoder.sha256,
         text_field=config.text_field,
         txt_document=config.txt_document,
@@ -165,7 +165,7 @@ def _foreseen_errors(paths: TokenPaths) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        kept = _kept(paths)
+        kept = work_folder.kept_text(paths.work_folder)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             folder = paths.manifest.parent
             existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
@@ -177,10 +177,3 @@ def _foreseen_errors(paths: TokenPaths) -> Iterator[None]:
             ) from error
         where = f" {shown(str(error.filename))}" if error.filename else ""
         raise RunError(f"cannot read or write{where}: {error.strerror or error}; {kept}") from error
-
-
-def _kept(paths: TokenPaths) -> str:
-    number, size = work_folder.kept_shards(paths.work_folder)
-    if not number:
-        return "nothing was written"
-    return f"{number:,} finished shards ({bytes_text(size)}) are kept in {paths.work_folder}"

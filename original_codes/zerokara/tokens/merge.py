@@ -71,10 +71,6 @@ class MergeState:
         except (FileNotFoundError, orjson.JSONDecodeError, TypeError):  # what cannot be read just now ends the step
             return None
 
-    def write(self, folder: Path) -> None:
-        """Write it to the folder, synced."""
-        write_json(folder / STATE_NAME, self)
-
 
 class _SplitWriter:
     """The .bin and the lengths of one split, in the work folder."""
@@ -144,7 +140,7 @@ def merge_shards(
             writer.write_idx(dtype)
         if state.last_shard:  # shards are deleted: from here on only the final names are missing
             state.is_complete = True
-            state.write(folder)
+            write_json(folder / STATE_NAME, state)
     _give_final_names(folder, any(tally.valid.documents for tally in tallies), paths)
 
 
@@ -168,7 +164,7 @@ def _copy_all(
         state.last_shard = copied[-1]
         state.sizes = {name: size for writer in writers for name, size in writer.sync().items()}
         state.splits = [{"train": tally.train, "valid": tally.valid} for tally in tallies]
-        state.write(folder)
+        write_json(folder / STATE_NAME, state)
         for name in copied:
             for ending in ("bin", "lengths"):
                 shard_path(folder, name, ending).unlink()

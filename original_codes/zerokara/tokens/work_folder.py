@@ -10,7 +10,7 @@ them.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,10 +19,9 @@ from typing import Any
 import orjson
 
 from zerokara import file_lock
-from zerokara.corpus.inputs import InputFile
 from zerokara.durable import PARTIAL_SUFFIX, made_folder, write_json
 from zerokara.errors import Fault, UserError
-from zerokara.progress import Progress
+from zerokara.progress import Progress, bytes_text
 from zerokara.tokens.layout import TokenPaths, bin_path
 from zerokara.tokens.shards import ShardResult, is_whole
 
@@ -50,11 +49,6 @@ class ShardPlan:
         """Whether shards made by `earlier` serve this plan too."""
         free = {"task_bytes": 0, "encoder": ""}
         return asdict(self) | free == asdict(earlier) | free
-
-
-def files_as_listed(files: Sequence[InputFile]) -> list[list[Any]]:
-    """The files in the form that a plan records."""
-    return [[file.name, file.bytes, file.modified_ns, file.source] for file in files]
 
 
 @contextmanager
@@ -123,12 +117,12 @@ def restart(folder: Path, plan: ShardPlan) -> None:
     write_json(folder / PLAN_NAME, plan)
 
 
-def kept_shards(folder: Path) -> tuple[int, int]:
-    """Number of finished shards, and their bytes."""
-    if not folder.is_dir():
-        return 0, 0
-    number = sum(1 for _ in folder.glob("*-*.json"))
-    return number, sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+def kept_text(folder: Path) -> str:
+    """What a run that failed leaves for the next one, for its message."""
+    if not (number := sum(1 for _ in folder.glob("*-*.json"))):
+        return "nothing was written"
+    size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+    return f"{number:,} finished shards ({bytes_text(size)}) are kept in {folder}"
 
 
 def _remove_unfinished(folder: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from zerokara import hashing, manifest
+from zerokara.config.data_settings import DataSettings
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.format_check import check_formats
 from zerokara.corpus.inputs import InputFile, find_files, for_manifest
@@ -54,7 +55,7 @@ def tokenize(config: PretrainConfig, options: command.Options) -> None:
     summary("step 2 tokenise: done", rows, _next_commands(config, options))
 
 
-def manifest_work(config: PretrainConfig, files: Sequence[InputFile]) -> manifest.StepSpec:
+def manifest_work(config: DataSettings, files: Sequence[InputFile]) -> manifest.StepSpec:
     """The settings and inputs that the token files depend on."""
     settings = {
         "text_field": config.text_field,
@@ -72,7 +73,7 @@ def manifest_work(config: PretrainConfig, files: Sequence[InputFile]) -> manifes
     return manifest.StepSpec(outputs.TOKENS_STEP, settings, inputs, lambda name: keys.get(name, name))
 
 
-def _log_plan(config: PretrainConfig, files: Sequence[InputFile], prepared: PreparedEncoding) -> None:
+def _log_plan(config: DataSettings, files: Sequence[InputFile], prepared: PreparedEncoding) -> None:
     corpus = f"{plural(len(files), 'file')}, {bytes_text(sum(file.bytes for file in files))}"
     expected = prepared.expected
     tokens = f"about {count_text(expected.tokens)} tokens, {bytes_text(expected.output_bytes)}"
