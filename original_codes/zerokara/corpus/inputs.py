@@ -220,7 +220,7 @@ def _files_of(entry: str, where: str, faults: list[Fault]) -> _Found:
     lost = _lost(search, where)
     faults.extend(lost)
     _log_left_out(search, entry)
-    found = dict(search.sorted())
+    found = dict(sorted(search.found.items(), key=lambda file: file[1]))
     if not found and not lost:
         rule = f"names no corpus file; looked for {looked_for}"
         faults.append(Fault(where=where, value=shown(entry), rule=rule, remedy=_beside(path)))

@@ -6,7 +6,7 @@ import errno
 import gzip
 import hashlib
 import json
-import os
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ from made_tokens import discard_work, run_in_this_process
 from zerokara import manifest
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.inputs import InputFile, find_files
-from zerokara.errors import RunError, UserError
+from zerokara.errors import Fault, RunError, UserError
 from zerokara.steps.command import Options
 from zerokara.steps.tokenize import tokenize
 from zerokara.tokenizer.encoder import Encoder
@@ -42,6 +42,13 @@ def _encode(
     encoded = made_tokens.encode(config, task_bytes, run_tasks)
     discard_work(config)
     return encoded.sources
+
+
+def _fault(config: PretrainConfig) -> Fault:
+    with pytest.raises(UserError) as raised:
+        _encode(config)
+    (fault,) = raised.value.faults
+    return fault
 
 
 def _encode_with_sentencepiece(config: PretrainConfig, files: Sequence[InputFile]) -> EncodedCorpus:
@@ -164,32 +171,29 @@ def test_a_mended_corpus_leaves_no_quarantine(make_config: MakeConfig, corpus: P
 
 def test_too_many_bad_lines_stop_the_step_and_are_kept(make_config: MakeConfig) -> None:
     config = make_config(max_bad_fraction=0.005)
-    with pytest.raises(UserError) as raised:
-        _encode(config)
-    message = str(raised.value)
+    fault = _fault(config)
+    assert (fault.key, fault.value) == ("max_bad_fraction", 0.005)
     # The empty line is counted among the reasons, but nothing is lost by it.
-    assert "max_bad_fraction = 0.005: 2 of 302 documents are bad (0.00662 of them)" in message
-    assert "broken JSON 1" in message and "empty text 1" in message and "tokens_quarantine.jsonl" in message
+    assert "2 of 302" in fault.rule and "broken JSON 1" in fault.rule and "empty text 1" in fault.rule
+    assert "tokens_quarantine.jsonl" in fault.remedy
     assert list(_hashes(config)) == ["tokens_quarantine.jsonl"]
     _encode(make_config(max_bad_fraction=0.007))
 
 
 def test_a_corpus_without_a_document(make_config: MakeConfig, corpus: Path) -> None:
     corpus.write_text("\n\n\n", encoding="utf-8")
-    with pytest.raises(UserError, match="the corpus holds no document with text: empty line 3"):
-        _encode(make_config())
+    fault = _fault(make_config())
+    assert fault.key == "input_jsonl" and "empty line 3" in fault.rule
     corpus.write_text("{}\n{}\n", encoding="utf-8")
-    with pytest.raises(UserError, match=r"2 of 2 documents are bad .* text field missing 2"):
-        _encode(make_config())
-    with pytest.raises(UserError, match="holds no document with text: text field missing 2"):
-        _encode(make_config(max_bad_fraction=1.0))
+    fault = _fault(make_config())
+    assert fault.key == "max_bad_fraction" and "2 of 2" in fault.rule and "text field missing 2" in fault.rule
+    fault = _fault(make_config(max_bad_fraction=1.0))
+    assert fault.key == "input_jsonl" and "text field missing 2" in fault.rule
 
 
 def test_too_few_documents_to_split(make_config: MakeConfig) -> None:
     config = make_config(valid_min_documents=151)
-    with pytest.raises(UserError) as raised:
-        _encode(config)
-    (fault,) = raised.value.faults
+    fault = _fault(config)
     assert (fault.key, fault.value) == ("valid_min_documents", 151) and "150" in fault.remedy
     assert list(_hashes(config)) == ["tokens_quarantine.jsonl"]
 
@@ -199,9 +203,7 @@ def test_a_full_disk_in_a_worker(make_config: MakeConfig) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     config = make_config()
-    with pytest.raises(
-        RunError, match=r"the disk is full \(No space left on device\) at .*out, .*; nothing was written"
-    ):
+    with pytest.raises(RunError, match=f"No space left on device.*{re.escape(str(Path(config.output_prefix).parent))}"):
         _encode(config, run_tasks=full)
     assert not Path(config.output_prefix).parent.exists()
 
@@ -217,7 +219,7 @@ def test_a_full_disk_while_merging_leaves_what_was_there(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(merge, "write_index", full)
-    with pytest.raises(RunError, match="the disk is full"):
+    with pytest.raises(RunError, match="No space left on device"):
         _encode(config)
     assert _hashes(config) == before
 
@@ -240,7 +242,7 @@ def test_a_file_that_grows_meanwhile(make_config: MakeConfig, corpus: Path) -> N
         with open(corpus, "a", encoding="utf-8") as file:
             file.write('{"text": "late"}\n')
 
-    with pytest.raises(RunError, match="changed while it was read"):
+    with pytest.raises(RunError, match=re.escape(str(corpus))):
         _encode(config, run_tasks=growing)
 
 
@@ -260,8 +262,7 @@ def test_two_runs_on_one_output_and_what_an_unknown_run_left(make_config: MakeCo
     with work_folder.claimed(paths) as folder:
         begun = folder / "0000000-000000000000000.bin.1.partial"
         begun.write_bytes(b"the other run is at this")
-        with pytest.raises(UserError, match=f"process {os.getpid()} is writing here"):
-            _encode(config)
+        assert _fault(config).where == str(folder)
         discard_work(config)
         assert begun.read_bytes() == b"the other run is at this", "what another run is writing is not touched"
     _encode(config)
