@@ -116,9 +116,11 @@ class _HubStream(HfFileSystemFile):
 
     def __init__(self, file: HubFile, buffer_bytes: int):
         self._file = file
-        cache = {"cache_type": "readahead", "block_size": _READ_AHEAD_BUFFERS * buffer_bytes}
+        cache: dict[str, Any] = {"cache_type": "none"}
+        if buffer_bytes:
+            cache = {"cache_type": "readahead", "block_size": _READ_AHEAD_BUFFERS * buffer_bytes}
         try:
-            super().__init__(HfFileSystem(), file.name, size=file.bytes, **(cache if buffer_bytes else _NO_CACHE))
+            super().__init__(HfFileSystem(), file.name, size=file.bytes, **cache)
         except Exception as error:
             raise _failed(file, "opening", error) from error
 
@@ -127,9 +129,6 @@ class _HubStream(HfFileSystemFile):
             return _fetch(self._file, start, end)
         except Exception as error:
             raise _failed(self._file, f"reading bytes {start:,} to {end:,}", error) from error
-
-
-_NO_CACHE: dict[str, Any] = {"cache_type": "none"}
 
 
 def _failed(file: HubFile, action: str, error: Exception) -> OSError:
@@ -146,12 +145,8 @@ def _fetch(file: HubFile, start: int, end: int, max_retries: int = 5) -> bytes:
     content: bytes = answer.content
     if len(content) != min(end, file.bytes) - start:
         # A server that ignores the header sends the whole file.
-        raise _NoRangesError(f"the server answers a request for a part of a file with status {answer.status_code}")
+        raise RuntimeError(f"the server answers a request for a part of a file with status {answer.status_code}")
     return content
-
-
-class _NoRangesError(Exception):
-    """The server does not serve parts of files."""
 
 
 def _list(dataset: str, commit: str, path: str) -> list[HubFile]:

@@ -64,14 +64,14 @@ class Range:
         return self.file.bytes if self.start == 0 and self.end is None else 0
 
 
-def is_whole(file: InputFile, txt_document: TxtDocument) -> bool:
+def is_one_document(file: InputFile, txt_document: TxtDocument) -> bool:
     """Whether the file is one document."""
     return file.format == "txt" and txt_document == "file"
 
 
 def has_unknown_size(file: InputFile, txt_document: TxtDocument) -> bool:
     """Whether the file is packed and consists of lines: its unpacked size is unknown until it is read."""
-    return file.is_packed and not is_whole(file, txt_document)
+    return file.is_packed and not is_one_document(file, txt_document)
 
 
 def ranges(files: Sequence[InputFile], target_bytes: int, txt_document: TxtDocument = "file") -> list[Range]:
@@ -83,7 +83,7 @@ def ranges(files: Sequence[InputFile], target_bytes: int, txt_document: TxtDocum
     cut: list[Range] = []
     far = sum(file.format == "parquet" and file.remote is not None for file in files) > MAX_REMOTE_FOOTERS
     for file in files:
-        whole = file.is_packed or is_whole(file, txt_document) or (far and file.format == "parquet")
+        whole = file.is_packed or is_one_document(file, txt_document) or (far and file.format == "parquet")
         if whole or file.bytes <= target_bytes:
             cut.append(Range(file))
         elif file.format == "parquet":
@@ -130,7 +130,7 @@ class RangeReader:
     def __iter__(self) -> Iterator[Document | BadLine]:
         if self.range.file.format == "parquet":
             return self._rows()
-        return self._whole_file() if is_whole(self.range.file, self.txt_document) else self._lines()
+        return self._whole_file() if is_one_document(self.range.file, self.txt_document) else self._lines()
 
     def _rows(self) -> Iterator[Document | BadLine]:
         from zerokara.corpus import tables  # pyarrow: only where there is such a file

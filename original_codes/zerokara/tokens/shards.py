@@ -34,7 +34,6 @@ BATCH_DOCUMENTS = 256
 BATCH_CHARACTERS = 1 << 20
 REPORT_SECONDS = 0.5
 ENDINGS = ("bin", "lengths", "bad")
-_CHUNK_BYTES = 1 << 20
 
 
 class TextEncoder(Protocol):
@@ -142,21 +141,6 @@ def shard_path(folder: Path, name: str, ending: str) -> Path:
     return folder / f"{name}.{ending}"
 
 
-def is_whole(folder: Path, result: ShardResult) -> bool:
-    """Whether the files of a shard have the sizes and checksums of its result."""
-    for ending, (size, checksum) in result.files.items():
-        path = shard_path(folder, result.name, ending)
-        if not path.is_file() or path.stat().st_size != size:
-            return False
-        found = 0
-        with open(path, "rb") as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                found = zlib.crc32(chunk, found)
-        if found != checksum:
-            return False
-    return set(result.files) == set(ENDINGS)
-
-
 def write_shard(
     job: Job, task: Task, report: Callable[[Tally], None], streams: OpenStreams | None = None
 ) -> ShardResult:
@@ -208,16 +192,16 @@ class _ShardWriter:
         self._tally, self._last_report = Tally(), time.monotonic()
 
     def add_range(self, reader: RangeReader) -> None:
-        held, read_bytes = RangeResult(), 0
-        self.result.ranges.append(held)
+        lines = line_bytes = read_bytes = 0
+        self.result.ranges.append(RangeResult())
         for item in reader:
-            held.bytes += item.bytes
+            line_bytes += item.bytes
             if isinstance(item, Document):
-                held.lines += 1
+                lines += 1
                 self._documents.append(item)
                 self._characters += len(item.text)
             else:
-                held.lines += item.documents
+                lines += item.documents
                 self._bad.append(item)
             full = len(self._documents) >= BATCH_DOCUMENTS or self._characters >= BATCH_CHARACTERS
             if full or len(self._bad) >= BATCH_DOCUMENTS:
@@ -226,6 +210,7 @@ class _ShardWriter:
                 read_bytes = reader.disk_bytes
         self._flush()
         self._tally.file_bytes += reader.disk_bytes - read_bytes
+        self.result.ranges[-1].lines, self.result.ranges[-1].bytes = lines, line_bytes
         self.result.at_end = reader.at_end
 
     def report_now(self) -> None:

@@ -10,9 +10,10 @@ them.
 from __future__ import annotations
 
 import shutil
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,12 @@ from zerokara.durable import PARTIAL_SUFFIX, made_folder, write_json
 from zerokara.errors import Fault, UserError
 from zerokara.progress import Progress, bytes_text
 from zerokara.tokens.layout import TokenPaths, bin_path
-from zerokara.tokens.shards import ShardResult, is_whole
+from zerokara.tokens.shards import ENDINGS, ShardResult, shard_path
 
 FORMAT = 4
 """Raised when the same plan would give other shards, or results of another form."""
 PLAN_NAME = "plan.json"
+_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,7 @@ class ShardPlan:
 
     def continues(self, earlier: ShardPlan) -> bool:
         """Whether shards made by `earlier` serve this plan too."""
-        free = {"task_bytes": 0, "encoder": ""}
-        return asdict(self) | free == asdict(earlier) | free
+        return replace(self, task_bytes=earlier.task_bytes, encoder=earlier.encoder) == earlier
 
 
 @contextmanager
@@ -102,7 +103,7 @@ def settle(folder: Path, wanted: ShardPlan, last_merged: str = "") -> tuple[Shar
     with Progress("checking finished shards", len(records), "shard") as progress:
         for path in records:
             result = _read_result(path)
-            if result is not None and (result.name <= last_merged or is_whole(folder, result)):
+            if result is not None and (result.name <= last_merged or _is_undamaged(folder, result)):
                 finished[result.name] = result
             else:
                 path.unlink()
@@ -142,3 +143,18 @@ def _read_result(path: Path) -> ShardResult | None:
         result = ShardResult.read(path)
         return result if result.name == path.stem else None
     return None
+
+
+def _is_undamaged(folder: Path, result: ShardResult) -> bool:
+    """Whether the files of a shard have the sizes and checksums of its result."""
+    for ending, (size, checksum) in result.files.items():
+        path = shard_path(folder, result.name, ending)
+        if not path.is_file() or path.stat().st_size != size:
+            return False
+        found = 0
+        with open(path, "rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                found = zlib.crc32(chunk, found)
+        if found != checksum:
+            return False
+    return set(result.files) == set(ENDINGS)
