@@ -20,8 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from zerokara.config.tokenizer_config import TokenizerConfig
+from zerokara.corpus.documents import HARMLESS, BadLine
 from zerokara.corpus.inputs import InputFile
-from zerokara.corpus.reading import HARMLESS, BadLine, ranges, read
+from zerokara.corpus.reading import ranges, read
 from zerokara.errors import UserError
 from zerokara.progress import Progress, bytes_text, plural
 

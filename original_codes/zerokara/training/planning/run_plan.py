@@ -18,8 +18,7 @@ from zerokara.model.shapes import ModelShape
 from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.objective import Objective, objective
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokens.count import check_belongs
-from zerokara.tokens.entropy import entropy, token_counts
+from zerokara.tokens.count import check_belongs, entropy, token_counts
 from zerokara.tokens.indexed import IndexedTokens
 from zerokara.tokens.layout import TokenPaths
 from zerokara.training.compute import optimizers, updater
