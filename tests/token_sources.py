@@ -11,6 +11,7 @@ import numpy as np
 from zerokara import manifest
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.samples.data_plan import DataPlan
 from zerokara.tokens.indexed import write_documents
 from zerokara.tokens.layout import TokenPaths
 
@@ -49,3 +50,7 @@ def settings(folder: Path, num_sources: int, *overrides: str) -> PretrainConfig:
     return load(
         PretrainConfig, "/dev/null", [f"input_jsonl={entries}", f"output_prefix={folder / 'tokens'}", *overrides]
     )
+
+
+def data_plan(config: PretrainConfig) -> DataPlan:
+    return DataPlan.from_config(config, config, config.lengths, config.seed)

@@ -108,6 +108,11 @@ class ModelSettings(Settings):
         return 1e-6 if self.traits.is_encoder_decoder else 1e-5
 
     @property
+    def initial_std(self) -> float:
+        """`init_std` with `auto` resolved, where T5's own rule does not apply."""
+        return 0.02 if self.init_std == "auto" else self.init_std
+
+    @property
     def expert_ffn_size(self) -> int:
         """`moe_ffn_hidden_size` with `auto` resolved."""
         return self.ffn_size if self.moe_ffn_hidden_size == "auto" else self.moe_ffn_hidden_size

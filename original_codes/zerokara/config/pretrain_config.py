@@ -23,9 +23,8 @@ class PretrainConfig(TrainingSettings, ModelSettings, DataSettings):
     @property
     def initial_std(self) -> float:
         """`init_std` with `auto` resolved; 0 stands for T5's own rule, which goes with Adafactor."""
-        if self.init_std != "auto":
-            return self.init_std
-        return 0.0 if self.traits.is_encoder_decoder and self.optimizer == "adafactor" else 0.02
+        t5_rule = self.init_std == "auto" and self.traits.is_encoder_decoder and self.optimizer == "adafactor"
+        return 0.0 if t5_rule else super().initial_std
 
     @rule("input_jsonl", "source_weights", "stages", "train_tokens")
     def _curriculum_holds_together(self) -> Iterator[Fault]:

@@ -138,6 +138,11 @@ class DataOrderSettings(Settings):
     """Intra-document masking: attention stays within each document of a sequence, and positions restart. Somewhat
     slower; good for short documents."""
 
+    @property
+    def is_mixture(self) -> bool:
+        """Whether each source is cut into samples by itself, and read by weight or in stages."""
+        return bool(self.stages) or self.source_weights != "proportional"
+
 
 class MachineSettings(Settings):
     """How the work is distributed over the machine; none of it changes what is learned."""

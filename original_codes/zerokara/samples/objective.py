@@ -18,9 +18,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.model_settings import ModelSettings
 from zerokara.config.sample_lengths import SampleLengths
-from zerokara.errors import UserError
+from zerokara.errors import Fault, UserError
 from zerokara.samples import spans
 from zerokara.tokenizer.encoder import Encoder
 
@@ -101,9 +101,9 @@ class Causal:
     """Id of the EOD with intra-document masking, None without it."""
 
     @classmethod
-    def from_config(cls, config: PretrainConfig, encoder: Encoder) -> Causal:
-        """The objective of a run."""
-        return cls(config.lengths, encoder.eos_id if config.intra_document_masking else None)
+    def of_run(cls, lengths: SampleLengths, encoder: Encoder, seed: int, intra_document_masking: bool) -> Causal:
+        """The objective of a run, which has no use for the seed."""
+        return cls(lengths, encoder.eos_id if intra_document_masking else None)
 
     @property
     def sentinel_ids(self) -> list[int]:
@@ -141,21 +141,21 @@ class SpanCorruption:
     """First input of the decoder."""
 
     @classmethod
-    def from_config(cls, config: PretrainConfig, encoder: Encoder) -> SpanCorruption:
-        """The objective of a run.
+    def of_run(cls, lengths: SampleLengths, encoder: Encoder, seed: int, _: bool) -> SpanCorruption:
+        """The objective of a run, in which spans cross documents.
 
         Raises:
             UserError: a sample has more masked spans than the tokenizer has sentinels.
         """
-        lengths, sentinels = config.lengths, encoder.sentinel_ids
+        sentinels = encoder.sentinel_ids
         if lengths.num_spans > len(sentinels):
             rule = (
                 f"has {len(sentinels)} sentinel tokens <extra_id_N>; a sample of {lengths.raw} tokens needs one for "
                 f"each of its {lengths.num_spans} masked spans"
             )
             remedy = f"train a tokenizer with extra_ids: {max(100, lengths.num_spans)} (step 1), or lower seq_len"
-            raise UserError(config.fault("input_tokenizer_file", rule, remedy))
-        return cls(lengths, config.seed, np.array(sentinels, dtype=np.int64), encoder.eos_id, encoder.pad_id)
+            raise UserError(Fault(str(encoder.model_path), rule, "input_tokenizer_file", remedy=remedy))
+        return cls(lengths, seed, np.array(sentinels, dtype=np.int64), encoder.eos_id, encoder.pad_id)
 
     @property
     def sentinel_ids(self) -> list[int]:
@@ -202,19 +202,19 @@ def _shifted(labels: Ids, start_id: int) -> Ids:
     return np.concatenate([np.full((len(labels), 1), start_id, dtype=np.int64), labels[:, :-1]], axis=1)
 
 
-OBJECTIVES: dict[str, Callable[[PretrainConfig, Encoder], Objective]] = {
-    "causal": Causal.from_config,
-    "span_corruption": SpanCorruption.from_config,
+OBJECTIVES: dict[str, Callable[[SampleLengths, Encoder, int, bool], Objective]] = {
+    "causal": Causal.of_run,
+    "span_corruption": SpanCorruption.of_run,
 }
 
 
-def objective(config: PretrainConfig, encoder: Encoder) -> Objective:
+def objective(model: ModelSettings, encoder: Encoder, seed: int, intra_document_masking: bool) -> Objective:
     """The objective of a run: the table's entry for its architecture.
 
     Raises:
         UserError: the tokenizer lacks what the objective needs.
     """
-    return OBJECTIVES[config.traits.objective](config, encoder)
+    return OBJECTIVES[model.traits.objective](model.lengths, encoder, seed, intra_document_masking)
 
 
 def prompt_inputs(

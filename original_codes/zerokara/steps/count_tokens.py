@@ -30,8 +30,7 @@ def count_tokens(config: PretrainConfig, options: command.Options) -> None:
     if samples == 0:
         rule = f"is longer than the whole training text, which has {counts.train.tokens:,} tokens"
         raise UserError(config.fault("seq_len", rule, f"set it below {counts.train.tokens:,}, or use more text"))
-    is_mixed = bool(config.stages) or config.source_weights != "proportional"
-    if is_mixed:
+    if config.is_mixture:
         schedule, mixture = _mixture(config)
         train_tokens = schedule.num_tokens
     else:
@@ -39,7 +38,7 @@ def count_tokens(config: PretrainConfig, options: command.Options) -> None:
         train_tokens = round(config.epochs * samples * lengths.raw)
     rows = [("train", _split_text(counts.train, lengths)), ("valid", _split_text(counts.valid, lengths))]
     rows += _source_rows(paths)
-    rows.append(("train_tokens", _length_text(config, train_tokens, samples * lengths.raw, is_mixed)))
+    rows.append(("train_tokens", _length_text(config, train_tokens, samples * lengths.raw)))
     rows.append(("run", _run_text(config, schedule)))
     if options.write:
         if not options.dry_run:
@@ -54,7 +53,7 @@ def count_tokens(config: PretrainConfig, options: command.Options) -> None:
 
 def _mixture(config: PretrainConfig) -> tuple[Schedule, list[str]]:
     """The schedule of a run that mixes sources, and the table of what it takes of each."""
-    plan = DataPlan.from_config(config)
+    plan = DataPlan.from_config(config, config, config.lengths, config.seed)
     schedule = consumption.schedule_of(config, plan)
     table = consumption.consumption(plan, schedule)
     consumption.check_epochs(config, table)
@@ -70,10 +69,10 @@ def _source_rows(paths: TokenPaths) -> list[tuple[str, str]]:
     return [(name, f"{split['documents']:,} documents, {split['tokens']:,} training tokens") for name, split in named]
 
 
-def _length_text(config: PretrainConfig, train_tokens: int, epoch_tokens: int, is_mixed: bool) -> str:
+def _length_text(config: PretrainConfig, train_tokens: int, epoch_tokens: int) -> str:
     if config.train_tokens != "auto":
         return f"{config.train_tokens:,} tokens: {config.train_tokens / epoch_tokens:.3f} epochs of {epoch_tokens:,}"
-    epochs = "as in the table below" if is_mixed else f"{config.epochs:g} epochs of {epoch_tokens:,}"
+    epochs = "as in the table below" if config.is_mixture else f"{config.epochs:g} epochs of {epoch_tokens:,}"
     return f"auto: {train_tokens:,} tokens, {epochs}"
 
 

@@ -73,7 +73,7 @@ def consumption_of(config: PretrainConfig) -> Consumption:
     Raises:
         UserError: as `DataPlan.from_config` and `Schedule.from_config`.
     """
-    plan = DataPlan.from_config(config)
+    plan = DataPlan.from_config(config, config, config.lengths, config.seed)
     return consumption(plan, schedule_of(config, plan))
 
 
