@@ -13,7 +13,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,43 +59,12 @@ class Prompt:
     """First inputs of the decoder."""
 
 
-class Objective(Protocol):
-    """An objective of one run."""
-
-    @property
-    def lengths(self) -> SampleLengths:
-        """Lengths of one sample."""
-        ...
-
-    @property
-    def sentinel_ids(self) -> list[int]:
-        """Ids of the sentinel tokens, which are control tokens and yet predicted."""
-        ...
-
-    def __call__(self, tokens: Ids, keys: Ids, real: NDArray[np.bool_] | None = None) -> Batch:
-        """Make the batch of `tokens` [b, raw + overlap], with the samples' keys [b], unique in the run.
-
-        `real`, like `tokens`, is False on padding.
-        """
-        ...
-
-    def target_counts(self, token_counts: Ids) -> NDArray[np.float64]:
-        """Relative frequency of each id among the targets, given `token_counts` [ids] of the corpus.
-
-        Its entropy is the unigram-entropy baseline: the loss of a model that knows only how frequent each target is.
-        """
-        ...
-
-    def prompt(self, encoder: Encoder, text: str, max_new_tokens: int) -> Prompt:
-        """The ids of a prompt, with room for `max_new_tokens` after them."""
-        ...
-
-
 @dataclass(frozen=True)
 class Causal:
     """Next-token prediction. Every token counts, the EOD too, or a model would never learn to stop."""
 
     lengths: SampleLengths
+    """Lengths of one sample."""
     masking_eod_id: int | None = None
     """Id of the EOD with intra-document masking, None without it."""
 
@@ -107,11 +75,11 @@ class Causal:
 
     @property
     def sentinel_ids(self) -> list[int]:
-        """An empty list."""
+        """Control tokens that are predicted all the same: none."""
         return []
 
     def __call__(self, tokens: Ids, keys: Ids, real: NDArray[np.bool_] | None = None) -> Batch:
-        """Make the batch of `tokens` [b, S + 1]."""
+        """Make the batch of `tokens` [b, S + 1], whatever the keys; `real`, like `tokens`, is False on padding."""
         mask = np.ones(tokens[:, 1:].shape, np.float32) if real is None else real[:, 1:].astype(np.float32)
         inputs, labels = np.ascontiguousarray(tokens[:, :-1]), np.ascontiguousarray(tokens[:, 1:])
         eod_id = self.masking_eod_id
@@ -119,11 +87,14 @@ class Causal:
         return Batch(inputs, labels, mask, segments)
 
     def target_counts(self, token_counts: Ids) -> NDArray[np.float64]:
-        """The counts of the corpus: each token is predicted once an epoch."""
+        """Relative frequency of each id among the targets: as in the corpus, each token is predicted once an epoch.
+
+        Its entropy is the unigram-entropy baseline: the loss of a model that knows only how frequent each target is.
+        """
         return token_counts.astype(np.float64)
 
     def prompt(self, encoder: Encoder, text: str, max_new_tokens: int) -> Prompt:
-        """The ids of the text; the beginning of one that would fill the context is cut off."""
+        """The ids of the text, with room for `max_new_tokens`: the beginning of a long one is cut off."""
         return Prompt([], encoder.prompt_ids(text)[-max(1, self.lengths.input - max_new_tokens) :])
 
 
@@ -159,11 +130,14 @@ class SpanCorruption:
 
     @property
     def sentinel_ids(self) -> list[int]:
-        """Ids of <extra_id_0>, <extra_id_1>, …"""
+        """Control tokens that are predicted all the same: <extra_id_0>, <extra_id_1>, …"""
         return [int(sentinel) for sentinel in self.sentinels]
 
     def __call__(self, tokens: Ids, keys: Ids, real: NDArray[np.bool_] | None = None) -> Batch:
-        """Make the batch of `tokens` [b, raw]; a sample counts as a whole, if its first token is real."""
+        """Make the batch of `tokens` [b, raw], with the samples' keys [b], unique in the run, which place the spans.
+
+        `real`, like `tokens`, is False on padding; a sample counts as a whole, if its first token is real.
+        """
         noise = spans.noise_mask(self.lengths, self.seed, keys)
         inputs, labels = spans.corrupt(tokens, noise, self.sentinels, self.end_id)
         counts = np.ones(len(tokens), np.bool_) if real is None else real[:, 0]
@@ -201,6 +175,8 @@ def _shifted(labels: Ids, start_id: int) -> Ids:
     """The decoder's inputs while it predicts `labels`: the start token, then the labels but for the last."""
     return np.concatenate([np.full((len(labels), 1), start_id, dtype=np.int64), labels[:, :-1]], axis=1)
 
+
+Objective = Causal | SpanCorruption
 
 OBJECTIVES: dict[str, Callable[[SampleLengths, Encoder, int, bool], Objective]] = {
     "causal": Causal.of_run,

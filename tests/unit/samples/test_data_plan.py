@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from configs import config_of
-from token_sources import data_plan, settings, some_lengths, write_sources
+from token_sources import data_plan, sample_at, settings, some_lengths, write_sources
 
 from zerokara.errors import Fault, UserError
 from zerokara.samples.batches import Batches, BatchLayout
@@ -187,7 +187,7 @@ def test_a_stage_of_another_order_restarts_its_sources(tmp_path: Path, owner: di
     restarts = [(one.stage, one.source, one.num_read) for one in order.restarts]  # type: ignore[union-attr]
     assert restarts[:2] == [(1, 1, 289), (1, 2, 144 % 41)] and [one[:2] for one in restarts[2:]] == [(2, 1), (3, 2)]
     position = begun + 17  # one integer is enough to resume from
-    assert plan_of(tmp_path, f"stages={stages}").order().at(position) == order.at(position)
+    assert sample_at(plan_of(tmp_path, f"stages={stages}").order(), position) == sample_at(order, position)
 
 
 def test_sources_that_are_not_the_tokens_are_refused(tmp_path: Path, owner: dict) -> None:

@@ -3,11 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from configs import config_of
+from span_texts import merged
 
 from zerokara.config.sample_lengths import causal, with_spans
 from zerokara.errors import UserError
 from zerokara.samples.objective import Causal, Prompt, SpanCorruption, objective, prompt_inputs
-from zerokara.samples.spans import merged
 from zerokara.tokenizer.encoder import Encoder
 
 KEYS = np.arange(2)
