@@ -1,13 +1,12 @@
 """Checks that a path can be written, before hours of work, and without leaving anything there.
 
-In the nearest existing folder a file without a name is made (open(2), O_TMPFILE), which never becomes visible. This is
-the only check that is right for root as well, who is bound by a read-only file system, not by permission bits. Where a
-file system has no such files (NFS, FUSE), a named one is made and removed at once.
+In the nearest existing folder a temporary file is made: the only check that is right for root as well, who is bound by
+a read-only file system, not by permission bits. `tempfile` makes one without a name (open(2), O_TMPFILE), which never
+becomes visible; where a file system has no such files (NFS, FUSE), a named one that is removed at once.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 import tempfile
@@ -17,8 +16,6 @@ from zerokara.durable import PARTIAL_SUFFIX
 
 _TEMPORARY_BYTES = 20
 """What `durable` appends to a name while writing: a process id and an ending."""
-_NO_NAMELESS_FILES = {errno.EOPNOTSUPP, errno.EISDIR}
-"""open(2): the file system, or the kernel, lacks O_TMPFILE."""
 _MAX_CHARACTERS = 100
 
 
@@ -70,13 +67,7 @@ def _too_long(folder: Path, names: list[str]) -> str:
 def _refusal(folder: Path) -> str:
     """Why no file can be made in an existing folder; empty if one can."""
     try:
-        os.close(os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600))
-        return ""
-    except OSError as error:
-        if error.errno not in _NO_NAMELESS_FILES:
-            return f"cannot write into {_message(folder, error)}"
-    try:
-        with tempfile.NamedTemporaryFile(dir=folder, suffix=PARTIAL_SUFFIX):
+        with tempfile.TemporaryFile(dir=folder, suffix=PARTIAL_SUFFIX):
             return ""
     except OSError as error:
         return f"cannot write into {_message(folder, error)}"
