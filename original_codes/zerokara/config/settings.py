@@ -38,7 +38,6 @@ def _listed(value: Any) -> Any:
     return (value,) if isinstance(value, str) else as_tuple(value)
 
 
-Whole = Annotated[int, BeforeValidator(_whole)]
 PositiveWhole = Annotated[int, BeforeValidator(_whole), Field(gt=0)]
 NaturalWhole = Annotated[int, BeforeValidator(_whole), Field(ge=0)]
 PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -125,19 +125,14 @@ def _samples_in(tokens: int, sample_tokens: int) -> int:
     return max(1, round(tokens / sample_tokens)) if tokens else 0
 
 
-def _key(config: DataOrderSettings, index: int, key: str) -> str:
-    """The key from which stage `index` has a setting: its own, or the top level's."""
-    own = config.stages and getattr(config.stages[index], key) is not None
-    return f"stages[{index}].{key}" if own else key
-
-
 def _length_faults(
     config: DataOrderSettings, lengths: SampleLengths, sources: Sequence[TokenSource], stages: Sequence[MixedStage]
 ) -> Iterator[Fault]:
     seen = set()
     for index, stage in enumerate(stages):
-        exact = config.stages and config.stages[index].source_tokens is not None
-        key = f"stages[{index}].source_tokens" if exact else _key(config, index, "source_weights")
+        own = config.stages[index] if config.stages else Stage()
+        given = [name for name in ("source_tokens", "source_weights") if getattr(own, name) is not None]
+        key = f"stages[{index}].{given[0]}" if given else "source_weights"
         for source, weight in zip(sources, stage.weights, strict=True):
             if weight and not lengths.samples_in(source.num_tokens) and (key, source) not in seen:
                 seen.add((key, source))
