@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
@@ -27,8 +27,6 @@ def switch_step(num_layers: int, expert_layers: tuple[int, ...]) -> int:
 
 class ModelSettings(Settings):
     """The model."""
-
-    title: ClassVar[str] = "The model"
 
     architecture: Name = "llama"
     """Model family. Decoders: `llama` (RMSNorm, SwiGLU, rotary positions, grouped-query attention), `qwen3` (the same

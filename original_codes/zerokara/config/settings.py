@@ -1,7 +1,8 @@
 """Base of the configuration classes: frozen typed fields, a docstring under each, and rules between them.
 
 The docstring under a field states its meaning, unit and range; it is both the help text and the comment in the shipped
-YAML. A rule names the keys that it reads, so that it runs only if those are valid by themselves.
+YAML, where the docstring of the class is the heading. A rule names the keys that it reads, so that it runs only if
+those are valid by themselves.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 # Otherwise pydantic reads the metadata of every installed package at each start, in search of plug-ins.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
@@ -93,8 +94,6 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
-    title: ClassVar[str] = ""
-    """Heading of a group of fields in the YAML file."""
     _origin: Origin = PrivateAttr(default_factory=Origin)
 
     def __eq__(self, other: object) -> bool:

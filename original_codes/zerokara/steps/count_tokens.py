@@ -9,6 +9,7 @@ from zerokara import manifest
 from zerokara.config.editing import write_train_tokens
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.sample_lengths import SampleLengths
+from zerokara.config.training_settings import OptimizationSettings, TrainingSettings
 from zerokara.errors import UserError
 from zerokara.progress import bytes_text, log, summary
 from zerokara.samples.data_plan import DataPlan
@@ -69,14 +70,14 @@ def _source_rows(paths: TokenPaths) -> list[tuple[str, str]]:
     return [(name, f"{split['documents']:,} documents, {split['tokens']:,} training tokens") for name, split in named]
 
 
-def _length_text(config: PretrainConfig, train_tokens: int, epoch_tokens: int) -> str:
+def _length_text(config: TrainingSettings, train_tokens: int, epoch_tokens: int) -> str:
     if config.train_tokens != "auto":
         return f"{config.train_tokens:,} tokens: {config.train_tokens / epoch_tokens:.3f} epochs of {epoch_tokens:,}"
     epochs = "as in the table below" if config.is_mixture else f"{config.epochs:g} epochs of {epoch_tokens:,}"
     return f"auto: {train_tokens:,} tokens, {epochs}"
 
 
-def _run_text(config: PretrainConfig, schedule: Schedule) -> str:
+def _run_text(config: OptimizationSettings, schedule: Schedule) -> str:
     limit = ", which max_steps sets" if schedule.num_steps == config.max_steps else ""
     return (
         f"{schedule.num_steps:,} steps{limit}, of {schedule.batch_tokens:,} tokens each: {schedule.num_tokens:,} "

@@ -19,7 +19,7 @@ from zerokara.config.data_settings import DataSettings
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.settings import Settings
 from zerokara.config.tokenizer_config import TokenizerConfig
-from zerokara.config.training_settings import TrainingSettings
+from zerokara.config.training_settings import OptimizationSettings
 from zerokara.corpus.inputs import InputFile
 from zerokara.errors import Fault, UserError
 from zerokara.huggingface.exported_folder import UPLOAD_RECORD_NAME
@@ -75,7 +75,7 @@ def token_files(config: DataSettings) -> list[Path]:
     return [*files, paths.quarantine, paths.manifest]
 
 
-def of_run(config: TrainingSettings) -> Iterator[Fault]:
+def of_run(config: OptimizationSettings) -> Iterator[Fault]:
     """Step 3."""
     folder = Path(config.output_model_dir)
     yield from _first(config, "output_model_dir", [reason_against_folder(folder), *map(_inside, _runs_around(folder))])
@@ -97,7 +97,7 @@ def of_upload(config: ConvertSettings) -> Iterator[Fault]:
     yield from _first(config, "output_tokenizer_and_model_dir", [reason_against_file(record)])
 
 
-def of_count(config: TrainingSettings, config_path: Path) -> Iterator[Fault]:
+def of_count(config: OptimizationSettings, config_path: Path) -> Iterator[Fault]:
     """``count_tokens.py --write``, which changes the configuration itself."""
     reason = reason_against_file(config_path)
     if reason:
