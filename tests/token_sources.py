@@ -16,6 +16,7 @@ from zerokara.samples.mixed_order import MixedOrder
 from zerokara.samples.order import SampleOrder
 from zerokara.tokens.indexed import write_documents
 from zerokara.tokens.layout import TokenPaths
+from zerokara.training.planning.consumption import Consumption, consumption, schedule_of
 
 
 def write_sources(folder: Path, lengths: Sequence[Sequence[int]]) -> dict[int, tuple[int, int]]:
@@ -62,3 +63,8 @@ def sample_at(order: SampleOrder | MixedOrder, position: int) -> tuple[int, int]
     """Epoch and index of the sample at one position."""
     epochs, indices = order.at_many(np.array([position], dtype=np.int64))
     return int(epochs[0]), int(indices[0])
+
+
+def consumption_of(config: PretrainConfig) -> Consumption:
+    plan = data_plan(config)
+    return consumption(plan, schedule_of(config, plan))
