@@ -21,8 +21,22 @@ _MAX_CHARACTERS = 100
 
 def reason_against_folder(path: Path) -> str:
     """Why no file can be written into the folder `path`, which is made with its parents; empty if one can."""
-    missing: list[str] = []
-    folder = path.absolute()
+    return _reason(path.absolute(), [])
+
+
+def reason_against_entry(path: Path) -> str:
+    """Why nothing new can get the name `path`, whether it exists or not; empty if something can."""
+    path = path.absolute()
+    return _reason(path.parent, [path.name])
+
+
+def reason_against_file(path: Path) -> str:
+    """As `reason_against_entry`, for a file: a folder of that name is in its way."""
+    return f"{_shortened(path)} is a folder" if os.path.isdir(path) else reason_against_entry(path)
+
+
+def _reason(folder: Path, missing: list[str]) -> str:
+    """Why nothing of the names `missing` can be made in `folder`, or in its nearest parent that exists."""
     while True:
         try:
             mode = os.stat(folder).st_mode
@@ -39,21 +53,6 @@ def reason_against_folder(path: Path) -> str:
     if not stat.S_ISDIR(mode):
         return f"{_shortened(folder)} is a file, not a folder"
     return _too_long(folder, missing) or _refusal(folder)
-
-
-def reason_against_entry(path: Path) -> str:
-    """Why nothing new can get the name `path`, whether it exists or not; empty if something can."""
-    path = path.absolute()
-    return reason_against_folder(path.parent) or _too_long(_nearest(path.parent), [path.name])
-
-
-def reason_against_file(path: Path) -> str:
-    """As `reason_against_entry`, for a file: a folder of that name is in its way."""
-    return f"{_shortened(path)} is a folder" if os.path.isdir(path) else reason_against_entry(path)
-
-
-def _nearest(folder: Path) -> Path:
-    return next(each for each in [folder, *folder.parents] if os.path.isdir(each))
 
 
 def _too_long(folder: Path, names: list[str]) -> str:

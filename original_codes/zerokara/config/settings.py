@@ -100,9 +100,6 @@ class Settings(BaseModel):
         """Equal by value, whatever file the values came from."""
         return type(other) is type(self) and isinstance(other, Settings) and self.model_dump() == other.model_dump()
 
-    def __hash__(self) -> int:
-        return hash(self.model_dump_json())  # a field may hold mappings, which cannot be hashed themselves
-
     @property
     def path(self) -> Path:
         """The file that the values came from."""
