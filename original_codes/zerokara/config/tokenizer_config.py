@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -17,8 +17,6 @@ NUM_CONTROL_PIECES = 4
 
 class TokenizerConfig(Settings):
     """Training the tokenizer (step 1)."""
-
-    title: ClassVar[str] = "Training the tokenizer (step 1)"
 
     input: Words = ("data/embedded/corpus.jsonl",)
     """Raw text, one entry or several: a file (.jsonl or .txt, each plain, .gz or .zst; .parquet), a glob, a folder, a

@@ -295,8 +295,9 @@ def test_what_is_more_than_plain_yaml_is_one_fault_at_once(
 
 
 def test_an_endless_file_is_no_configuration() -> None:
-    with pytest.raises(UserError, match="256 kB"):
+    with pytest.raises(UserError) as caught:
         load(PretrainConfig, "/dev/zero")
+    assert caught.value.faults[0].where == "/dev/zero"
 
 
 @pytest.mark.parametrize("value", ["!foo 1", "&a 1", "2024-13-45", "[" * 9 + "1" + "]" * 9])
