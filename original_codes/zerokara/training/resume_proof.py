@@ -182,9 +182,10 @@ def _main(config_path: Path, last_step: int) -> None:
     if int(os.environ["RANK"]) == 0:
         run_folder.claim(plan)
     # This is the border: from here on torch is imported.
-    from zerokara.training.trainer import train_plan
+    from zerokara.training.trainer import open_trainer
 
-    train_plan(plan, stop_after=last_step, validates=False)
+    with open_trainer(plan, stop_after=last_step, validates=False) as trainer:
+        trainer.train()
 
 
 if __name__ == "__main__":
