@@ -74,7 +74,8 @@ class Validation:
     """The validation tokens of one process; a source that has none is left out."""
 
     def __init__(self, plan: RunPlan, device: torch.device):
-        self._device, self._micro_batch_size, eval_tokens = device, plan.config.micro_batch, plan.config.eval_tokens
+        config = plan.config
+        self._device, self._micro_batch_size = device, config.micro_batch
         sources = [source for source in plan.reading.sources if source.num_valid_tokens]
         self._names = [source.name for source in sources]
         self._token_bytes = plan.encoder.piece_bytes()
@@ -82,7 +83,7 @@ class Validation:
             plan.token_paths.valid,
             plan.objective,
             plan.encoder.eos_id,
-            max_tokens=None if eval_tokens == "all" else eval_tokens,
+            max_tokens=None if config.eval_tokens == "all" else config.eval_tokens,
             part_tokens=[source.num_valid_tokens for source in sources],
         )
 
@@ -138,10 +139,8 @@ def evaluate_checkpoint(plan: RunPlan, folder: Path) -> None:
 def _report(plan: RunPlan, folder: Path, result: ValidationResult) -> None:
     step, whole = checkpoint.read_state(folder).step, result.whole
     # What the run itself found at that step, if it validated there.
-    found = [
-        line["valid_loss"] for line in metrics.read(folder.parent) if line["step"] == step and "valid_loss" in line
-    ]
-    logged = found[-1] if found else None
+    found = [line for line in metrics.read(folder.parent) if line["step"] == step and "valid_loss" in line]
+    logged = found[-1]["valid_loss"] if found else None
     path = folder.parent / f"evaluation_step{step}.json"
     record: dict[str, Any] = {
         "checkpoint": folder.name,

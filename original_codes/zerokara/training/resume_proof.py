@@ -19,11 +19,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from zerokara import checkpoint
+from zerokara import checkpoint, file_lock
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.rendering import as_yaml
-from zerokara.durable import write_text
+from zerokara.durable import make_folders, write_text
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.progress import bytes_text
 from zerokara.training.monitoring import metrics
@@ -32,6 +32,7 @@ from zerokara.training.planning.run_plan import RunPlan, make_plan
 from zerokara.training.processes import launcher
 
 MODULE = "zerokara.training.resume_proof"
+LOCK_NAME = "proof.lock"
 LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 1e-2}
 """Nats a token, where bits cannot be asked for: ten times the difference that sharing the work out otherwise makes."""
 STATE_TOLERANCE = 0.1
@@ -149,12 +150,28 @@ def table(difference: Difference) -> list[str]:
 
 @contextmanager
 def _scratch(folder: Path, needed: int) -> Iterator[None]:
-    """A folder of the proof's own, for as long as the block lasts; one that is there is not touched."""
-    try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        rule = "is where a proof works, and is there already: of another proof, or of one that was killed"
-        raise UserError(Fault(str(folder), rule, remedy="delete it if no proof is running")) from None
+    """A folder of the proof's own. What a proof that was killed left there is deleted, and nobody else's files are."""
+    lock = folder / LOCK_NAME
+    if folder.exists() and not lock.exists() and any(folder.iterdir()):
+        rule = "is where a proof works, and holds files that no proof left there"
+        raise UserError(Fault(str(folder), rule, remedy="give it another name"))
+    make_folders(folder)
+    with file_lock.held(lock) as is_ours:
+        if not is_ours:
+            raise UserError(
+                Fault(str(folder), f"{file_lock.read_holder(lock) or 'another command'} is proving resume here")
+            )
+        for left in folder.iterdir():
+            if left.is_dir():
+                shutil.rmtree(left)
+            elif left != lock:
+                left.unlink()
+        with _deleted_afterwards(folder, needed):
+            yield
+
+
+@contextmanager
+def _deleted_afterwards(folder: Path, needed: int) -> Iterator[None]:
     try:
         if (free := shutil.disk_usage(folder).free) < needed:
             raise RunError(
@@ -182,9 +199,10 @@ def _main(config_path: Path, last_step: int) -> None:
     if int(os.environ["RANK"]) == 0:
         run_folder.claim(plan)
     # This is the border: from here on torch is imported.
-    from zerokara.training.trainer import train_plan
+    from zerokara.training.trainer import open_trainer
 
-    train_plan(plan, stop_after=last_step, validates=False)
+    with open_trainer(plan, stop_after=last_step, validates=False) as trainer:
+        trainer.train()
 
 
 if __name__ == "__main__":

@@ -35,12 +35,6 @@ from zerokara.training.sampling import Sampler
 from zerokara.training.saving import Saver
 
 
-def train_plan(plan: RunPlan, stop_after: int | None = None, validates: bool = True) -> bool:
-    """Train a plan in this process and the others; see `open_trainer` and `Trainer.train`."""
-    with open_trainer(plan, stop_after, validates) as trainer:
-        return trainer.train()
-
-
 @contextlib.contextmanager
 def open_trainer(plan: RunPlan, stop_after: int | None = None, validates: bool = True) -> Iterator[Trainer]:
     """Open a plan for training, at its newest checkpoint or at its first step, and hold its run folder.
@@ -100,8 +94,8 @@ class Trainer:
         self.saver = Saver(plan.run_dir, retention, run.engine, processes, resumed_from)
         self.guard = StepGuard(config.spike_sigmas, config.max_skipped_steps, run.state)
 
-    def train(self) -> bool:
-        """Train to the end; return False when somebody asked to stop before it.
+    def train(self) -> None:
+        """Train to the end, or to where somebody asks to stop.
 
         Raises:
             RunError: too many steps in a row had to be skipped, the processes no longer agree, or the disk would not
@@ -128,7 +122,6 @@ class Trainer:
             processes.log(f"stopped by {reason} after step {self.state.step}, saved")
             if processes.is_first:
                 (self.run.plan.run_dir / STOP_NAME).unlink(missing_ok=True)  # the request was obeyed
-        return finished
 
     def _train(self) -> bool:
         run, done = self.run, self.state.step

@@ -20,7 +20,7 @@ from zerokara.training.evaluation import evaluate_checkpoint
 from zerokara.training.planning.memory_forecast import MachineMemory, MemoryForecast
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes import launcher
-from zerokara.training.trainer import train_plan
+from zerokara.training.trainer import open_trainer
 from zerokara.training.trial import run_trial
 
 _CPU_ALLOCATOR = "DefaultCPUAllocator: can't allocate memory"
@@ -43,7 +43,8 @@ def work(plan: RunPlan, is_trial: bool = False, evaluate: Path | None = None) ->
         elif evaluate is not None:
             evaluate_checkpoint(plan, evaluate)
         else:
-            train_plan(plan)
+            with open_trainer(plan) as trainer:
+                trainer.train()
 
 
 @contextmanager

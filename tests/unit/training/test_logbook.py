@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,12 +47,33 @@ def record(step: int, loss: float, **more: Any) -> StepRecord:
     return StepRecord(step, loss, learning_rate=0.1, grad_norm=0.5, seconds=2.0, **more)
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time in seconds, as the logbook sees it."""
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_the_edge_of_a_step_counts_to_its_time_and_pauses_do_not(tmp_path: Path, clock: list[float]) -> None:
+    book = logbook(tmp_path)
+    book.add(record(1, 5.0))  # its own time: nothing came before it
+    clock[0] += 3
+    with book.pace.pause("save"):
+        clock[0] += 7
+    book.add(record(2, 5.0))
+    book.log_step()
+    book.close()
+    assert metrics.read(tmp_path)[0]["tokens_per_second"] == 2 * 256 / (2 + 3)
+
+
 def test_a_logged_step_is_the_mean_of_the_steps_since_the_last(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], clock: list[float]
 ) -> None:
     book = logbook(tmp_path)
     for step, loss in enumerate((5.0, 3.0), 1):
         book.add(record(step, loss))
+        clock[0] += 2
     book.add(record(3, math.nan, skip_reason="the loss is nan"))
     book.log_step({"expert_load": [1.5, 2.0]})
     book.log_step()

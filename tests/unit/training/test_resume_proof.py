@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from zerokara import file_lock
 from zerokara.checkpoint import TrainingState, store
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
@@ -90,7 +91,7 @@ def test_several_processes_are_given_a_tolerance_that_is_told(
             resume_proof.prove(plan, 2)
 
 
-def test_a_folder_that_is_there_is_not_touched(plan: RunPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proof_deletes_only_what_a_proof_left(plan: RunPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resume_proof, "_train", training(change=0.0))
     folder = plan.run_dir.with_name("run.verify-resume")
     folder.mkdir()
@@ -99,6 +100,16 @@ def test_a_folder_that_is_there_is_not_touched(plan: RunPlan, monkeypatch: pytes
         resume_proof.prove(plan, 2)
     assert caught.value.faults[0].where == str(folder)
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+    (folder / "notes.txt").unlink()
+    # Of a proof that was killed: its lock, and what it had trained.
+    (folder / resume_proof.LOCK_NAME).touch()
+    (folder / "resumed").mkdir()
+    with file_lock.held(folder / resume_proof.LOCK_NAME), pytest.raises(UserError):
+        resume_proof.prove(plan, 2)
+    assert (folder / "resumed").is_dir()
+    (folder / resume_proof.LOCK_NAME).touch()
+    resume_proof.prove(plan, 2)
+    assert not folder.exists()
 
 
 def test_a_run_that_is_too_short_is_told(plan: RunPlan) -> None:

@@ -171,7 +171,6 @@ class ZeroUpdater(Engine):
         """Check, by DeepSpeed's own settings, that it does what config.yaml says."""
         engine, in_bf16 = self._deepspeed, config.precision == "bf16"
         dtype = torch.bfloat16 if in_bf16 else torch.float32
-        assert all(weight.dtype == dtype for weight in self._parameters.values()), f"weights are not {dtype}"
         assert engine.bfloat16_enabled() == in_bf16 and not engine.fp16_enabled(), "DeepSpeed's precision differs"
         computing, accumulation = engine.get_data_types()
         assert computing == dtype, f"DeepSpeed computes in {computing}"
@@ -180,6 +179,7 @@ class ZeroUpdater(Engine):
         assert not engine.tput_timer.config.enabled, "DeepSpeed times each micro batch"
         assert engine.zero_optimization_stage() == config.zero_stage, "DeepSpeed runs another ZeRO stage"
         assert engine.gradient_clipping() == config.gradient_clipping, "DeepSpeed clips otherwise"
+        assert all(weight.dtype == dtype for weight in self._parameters.values()), f"weights are not {dtype}"
         assert all(master.dtype == torch.float32 for master in self._masters.values()), "the optimizer is not in fp32"
 
 
