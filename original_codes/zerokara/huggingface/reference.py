@@ -20,7 +20,6 @@ from torch import Tensor
 from zerokara.huggingface import continuations, families, stock_model
 from zerokara.huggingface.continuations import GeneratedTokens
 from zerokara.huggingface.fp32_inference import Fp32Inference
-from zerokara.huggingface.page_release import PageRelease
 from zerokara.huggingface.windows import Windows
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.objective import Prompt
@@ -55,7 +54,6 @@ def compute(
     family = families.FAMILIES[shape.architecture]
     model, loading_faults = stock_model.load(folder, dtype, family)
     model = model.to(device()).eval()
-    PageRelease(model, folder)
     with Fp32Inference():
         logits = windows.through(partial(_logits, model), "proof, exported model")
         generated = continuations.generate(model, prompts, num_sampled, shape)
