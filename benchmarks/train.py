@@ -164,7 +164,7 @@ def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]
         turns.done()
         return not turns.wait()
 
-    schedule = Schedule.from_config(settings, samples_per_epoch=len(task.ids))
+    schedule = Schedule.from_config(settings, settings.lengths.raw, samples_per_epoch=len(task.ids))
     if turns.wait():
         with loading(
             Batches(),  # type: ignore[arg-type]

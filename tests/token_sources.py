@@ -11,8 +11,10 @@ import numpy as np
 from zerokara import manifest
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.samples.data_plan import DataPlan
 from zerokara.tokens.indexed import write_documents
 from zerokara.tokens.layout import TokenPaths
+from zerokara.training.planning.consumption import Consumption, consumption, schedule_of
 
 
 def write_sources(folder: Path, lengths: Sequence[Sequence[int]]) -> dict[int, tuple[int, int]]:
@@ -49,3 +51,8 @@ def settings(folder: Path, num_sources: int, *overrides: str) -> PretrainConfig:
     return load(
         PretrainConfig, "/dev/null", [f"input_jsonl={entries}", f"output_prefix={folder / 'tokens'}", *overrides]
     )
+
+
+def consumption_of(config: PretrainConfig) -> Consumption:
+    plan = DataPlan.from_config(config)
+    return consumption(plan, schedule_of(config, plan))

@@ -67,7 +67,7 @@ def loss_of(model: Any, ids: torch.Tensor, shape: ModelShape) -> torch.Tensor:
 
 def losses_of_ours(settings: PretrainConfig, shape: ModelShape, batches: list[torch.Tensor]) -> list[float]:
     engine = engine_of(build(shape, seed=1), settings)
-    schedule = Schedule.from_config(settings, samples_per_epoch=1)
+    schedule = Schedule.from_config(settings, settings.lengths.raw, samples_per_epoch=1)
     losses = []
     for step, ids in enumerate(batches, start=1):
         count = float(arguments(ids, shape)[1].numel())
@@ -106,7 +106,7 @@ def losses_of_hugging_face(
         {"params": list(tables.values()), "weight_decay": 0.0, "times": 30},
     ]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8)
-    schedule = Schedule.from_config(settings, samples_per_epoch=1)
+    schedule = Schedule.from_config(settings, settings.lengths.raw, samples_per_epoch=1)
     losses = []
     for step, ids in enumerate(batches, start=1):
         loss = loss_of(model, ids, shape)

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import rounding
 import torch
+from token_sources import consumption_of
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.steps import tokenize
 from zerokara.training.monitoring import metrics
-from zerokara.training.planning.consumption import consumption_of
 
 STAGES = (
     "[{tokens: 3200, source_weights: [3, 1]}, {tokens: 8064, source_weights: [1, 5]}, "

@@ -35,7 +35,7 @@ def count_tokens(config: PretrainConfig, options: command.Options) -> None:
         schedule, mixture = _mixture(config)
         train_tokens = schedule.num_tokens
     else:
-        schedule, mixture = Schedule.from_config(config, samples), []
+        schedule, mixture = Schedule.from_config(config, lengths.raw, samples), []
         train_tokens = round(config.epochs * samples * lengths.raw)
     rows = [("train", _split_text(counts.train, lengths)), ("valid", _split_text(counts.valid, lengths))]
     rows += _source_rows(paths)
@@ -58,7 +58,7 @@ def _mixture(config: PretrainConfig) -> tuple[Schedule, list[str]]:
     schedule = consumption.schedule_of(config, plan)
     table = consumption.consumption(plan, schedule)
     consumption.check_epochs(config, table)
-    return schedule, [*consumption.table_lines(table), *consumption.warnings(config, table)]
+    return schedule, [*consumption.table_lines(table), *consumption.warnings(config, schedule, table)]
 
 
 def _source_rows(paths: TokenPaths) -> list[tuple[str, str]]:

@@ -20,7 +20,6 @@ from zerokara.training.planning import (
     disk_space,
     limits,
     memory_forecast,
-    named_checkpoint,
     run_folder,
     run_lock,
     run_plan,
@@ -118,7 +117,7 @@ def _show(local: LocalPlan, lines: Sequence[str]) -> None:
     ]
     for name, value in rows:
         print(f"  {name:<12}  {value}")
-    for line in [*table_lines(plan.consumption), *warnings(plan.config, plan.consumption), *lines]:
+    for line in [*table_lines(plan.consumption), *warnings(plan.config, plan.schedule, plan.consumption), *lines]:
         print(f"  {line}")
 
 
@@ -198,14 +197,14 @@ def _stopped_by_limit(plan: RunPlan, commands: Commands) -> NoReturn:
 
 
 def evaluate(plan: RunPlan, commands: Commands, name: str) -> None:
-    """Evaluate the checkpoint that `name` means (`named_checkpoint.find`) in training processes.
+    """Evaluate the checkpoint that `name` means (`run_folder.find_checkpoint`) in training processes.
 
     Raises:
         UserError: there is no such checkpoint, or it is another run's.
         RunError: the evaluation failed.
     """
     run_folder.check(plan)
-    folder = named_checkpoint.find(plan, name)
+    folder = run_folder.find_checkpoint(plan, name)
     plan = on_this_machine(plan).plan
     tokens = count_text(plan.num_valid_tokens)
     opening(f"step 3 evaluate: {folder} on {tokens} tokens, {processes_text(plan)}")

@@ -175,7 +175,7 @@ def test_a_later_check_cites_the_command_line_too(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("warmup_steps: 50\nmax_steps: 100\nglobal_batch_size: 8\n", encoding="utf-8")
     with pytest.raises(UserError) as caught:
-        Schedule.from_config(load(PretrainConfig, path, ["max_steps=20"]), 10**6)
+        Schedule.from_config(load(PretrainConfig, path, ["max_steps=20"]), 256, 10**6)
     assert caught.value.faults[0].where == f"{path}:1, --set max_steps"
     assert (
         load(PretrainConfig, path, ["max_steps=20"])

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from token_sources import settings, some_lengths, write_sources
+from token_sources import consumption_of, settings, some_lengths, write_sources
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
 from zerokara.samples.data_plan import DataPlan
 from zerokara.training.planning import consumption
-from zerokara.training.planning.consumption import check_epochs, consumption_of, stage_messages, table_lines
+from zerokara.training.planning.consumption import check_epochs, schedule_of, stage_messages, table_lines
 
 TOTALS = (803, 4005, 330)  # 100, 500 and 41 sequences of 8
 STAGES = "stages=[{tokens: 9600, source_weights: [3, 1, 0]}, {name: finish, tokens: rest, source_weights: [0, 1, 1]}]"
@@ -98,6 +98,11 @@ def test_the_table_as_people_see_it(made) -> None:  # type: ignore[no-untyped-de
     assert len(list(table_lines(consumption_of(config)))) == 4
 
 
+def warnings(config: PretrainConfig) -> list[str]:
+    schedule = schedule_of(config, DataPlan.from_config(config))
+    return list(consumption.warnings(config, schedule, consumption_of(config)))
+
+
 def test_a_stage_that_is_never_reached_is_a_warning_with_numbers_and_what_would_do(made) -> None:  # type: ignore[no-untyped-def]
     for overrides, remedy in (
         (("train_tokens=9600",), "raise train_tokens"),
@@ -105,17 +110,16 @@ def test_a_stage_that_is_never_reached_is_a_warning_with_numbers_and_what_would_
         (("epochs=0.001",), "raise epochs"),
     ):
         config, _ = made(STAGES, *overrides)
-        table = consumption_of(config)
-        end = sum(use.used_tokens for use in table.sources)
-        (line,) = consumption.warnings(config, table)
+        (line,) = warnings(config)
+        end = sum(use.used_tokens for use in consumption_of(config).sources)
         assert (
             "stage 2 of 2 (finish, " in line and f"begins after 9,600 tokens, and the run ends after {end:,};" in line
         )
         assert remedy in line
     config, _ = made(STAGES, "train_tokens=9728")  # one step further
-    assert not list(consumption.warnings(config, consumption_of(config)))
+    assert not warnings(config)
     config, _ = made("source_weights=[1, 2, 3]", "train_tokens=128")
-    assert not list(consumption.warnings(config, consumption_of(config)))
+    assert not warnings(config)
 
 
 def examples(root: Path) -> dict[str, tuple[str, int]]:

@@ -35,7 +35,7 @@ def logbook(run_dir: Path, state: TrainingState = START, rank: int = 0, mixed: b
     config = config_of(output_model_dir=run_dir, max_steps=10)
     stages = (MixedStage((1, 3), None, "shuffle"),) if mixed else ()
     reading = DataPlan(run_dir / "train", SOURCES, causal(32), 1, "shuffle", stages)
-    schedule = Schedule.from_config(config, samples_per_epoch=160)
+    schedule = Schedule.from_config(config, config.lengths.raw, samples_per_epoch=160)
     settings = LogbookSettings.from_config(config, schedule, num_processes=1, flops_per_token=1e6)
     return Logbook(settings, reading, Position.resumed_from(state, 8, 32), state, Processes(torch.device("cpu"), rank))
 

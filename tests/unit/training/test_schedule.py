@@ -11,7 +11,8 @@ from zerokara.training.planning.schedule import Schedule, learning_rate_change
 
 
 def schedule(*overrides: str, samples: int = 1000) -> Schedule:
-    return Schedule.from_config(load(PretrainConfig, "/dev/null", list(overrides)), samples)
+    config = load(PretrainConfig, "/dev/null", list(overrides))
+    return Schedule.from_config(config, config.lengths.raw, samples)
 
 
 def test_length_from_epochs_and_from_tokens() -> None:
@@ -27,7 +28,7 @@ def test_length_from_the_stages_of_a_curriculum() -> None:
     given = load(PretrainConfig, "/dev/null", [*settings, "train_tokens=16000"])
 
     def steps(which: PretrainConfig, *stages: int | None) -> int:
-        return Schedule.from_config(which, 1000, stages).num_steps
+        return Schedule.from_config(which, which.lengths.raw, 1000, stages).num_steps
 
     assert steps(made, 300, 405) == 70  # what does not fill a step is left: there is nothing behind the last stage
     assert steps(made, 300, 408) == 70

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.training_settings import DataOrderSettings, OptimizationSettings
 from zerokara.errors import Fault, UserError
 from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.mixed_order import MixedOrder
@@ -67,19 +67,10 @@ class Consumption:
     """False where `used_tokens` are shares of a partial epoch."""
 
 
-def consumption_of(config: PretrainConfig) -> Consumption:
-    """The table of a configuration's run.
-
-    Raises:
-        UserError: as `DataPlan.from_config` and `Schedule.from_config`.
-    """
-    plan = DataPlan.from_config(config)
-    return consumption(plan, schedule_of(config, plan))
-
-
-def schedule_of(config: PretrainConfig, plan: DataPlan) -> Schedule:
+def schedule_of(config: OptimizationSettings, plan: DataPlan) -> Schedule:
     """The schedule of a run that reads `plan`."""
-    return Schedule.from_config(config, plan.samples_per_epoch, [stage.num_samples for stage in plan.stages])
+    stage_samples = [stage.num_samples for stage in plan.stages]
+    return Schedule.from_config(config, plan.lengths.raw, plan.samples_per_epoch, stage_samples)
 
 
 def consumption(plan: DataPlan, schedule: Schedule) -> Consumption:
@@ -91,7 +82,7 @@ def consumption(plan: DataPlan, schedule: Schedule) -> Consumption:
     return _of_stream(plan, order, num_samples)
 
 
-def check_epochs(config: PretrainConfig, table: Consumption) -> None:
+def check_epochs(config: DataOrderSettings, table: Consumption) -> None:
     """Check that no source is read for more epochs than `max_epochs_per_source`.
 
     Raises:
@@ -117,11 +108,10 @@ def table_lines(table: Consumption) -> Iterator[str]:
     yield from (_use_line(use, table.exact) for use in table.sources)
 
 
-def warnings(config: PretrainConfig, table: Consumption) -> Iterator[str]:
+def warnings(config: OptimizationSettings, schedule: Schedule, table: Consumption) -> Iterator[str]:
     """A line for each stage that the run ends before: where it would begin, where the run ends, and what would do."""
-    end = sum(use.used_tokens for use in table.sources)
-    if config.max_steps != "auto" and end == config.max_steps * config.global_batch_size * config.lengths.raw:
-        remedy = f"raise max_steps above {config.max_steps:,}"
+    if config.max_steps == schedule.num_steps:
+        remedy = f"raise max_steps above {schedule.num_steps:,}"
     elif config.train_tokens != "auto":
         remedy = "raise train_tokens, or set it to auto, which is as long as the stages"
     else:
@@ -130,7 +120,8 @@ def warnings(config: PretrainConfig, table: Consumption) -> Iterator[str]:
         if not stage.is_reached:
             yield (
                 f"warning: stage {number} of {len(table.stages)} ({stage.title}) is never reached: it begins after "
-                f"{stage.first_token:,} tokens, and the run ends after {end:,}; {remedy}, or shorten what comes before"
+                f"{stage.first_token:,} tokens, and the run ends after {schedule.num_tokens:,}; {remedy}, or shorten "
+                "what comes before"
             )
 
 
@@ -158,7 +149,7 @@ def stage_messages(
             yield f"{words} continues: {stage_title(plan, number)}"
 
 
-def _too_often(config: PretrainConfig, use: SourceUse) -> Fault:
+def _too_often(config: DataOrderSettings, use: SourceUse) -> Fault:
     rule = (
         f"would be exceeded: {use.name} has {use.available_tokens:,} tokens, the run uses {use.used_tokens:,}, "
         f"{use.epochs:.2f} epochs"

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.training_settings import OptimizationSettings
 from zerokara.errors import UserError
 
 
@@ -32,23 +32,28 @@ class Schedule:
 
     @classmethod
     def from_config(
-        cls, config: PretrainConfig, samples_per_epoch: int, stage_samples: Sequence[int | None] = ()
+        cls,
+        config: OptimizationSettings,
+        sample_tokens: int,
+        samples_per_epoch: int,
+        stage_samples: Sequence[int | None] = (),
     ) -> Schedule:
         """Derive the steps from `train_tokens`, or from `epochs` over `samples_per_epoch` sequences.
 
-        `stage_samples` are the sequences of each stage of a curriculum, None for one that takes the rest.
+        A sample takes `sample_tokens` tokens of the corpus. `stage_samples` are the sequences of each stage of a
+        curriculum, None for one that takes the rest.
 
         Raises:
             UserError: the stages together have fewer sequences than one step takes; the run would end before the
                 warm-up, or before it and the decay of `wsd`.
         """
-        num_steps = _num_steps(config, samples_per_epoch, stage_samples)
+        num_steps = _num_steps(config, sample_tokens, samples_per_epoch, stage_samples)
         warmup_steps = _warmup_steps(config, num_steps)
         return cls(
             num_steps=num_steps,
             warmup_steps=warmup_steps,
             global_batch_size=config.global_batch_size,
-            sample_tokens=config.lengths.raw,
+            sample_tokens=sample_tokens,
             samples_per_epoch=samples_per_epoch,
             lr=config.lr,
             min_lr=config.min_lr,
@@ -147,24 +152,26 @@ _LENGTH = ("train_tokens", "epochs", "max_steps", "stages", "global_batch_size",
 """Settings that set the number of steps."""
 
 
-def _num_steps(config: PretrainConfig, samples_per_epoch: int, stage_samples: Sequence[int | None]) -> int:
+def _num_steps(
+    config: OptimizationSettings, sample_tokens: int, samples_per_epoch: int, stage_samples: Sequence[int | None]
+) -> int:
     declared = sum(samples or 0 for samples in stage_samples)
     is_open = not stage_samples or stage_samples[-1] is None
     if config.train_tokens == "auto":
         samples = declared + (config.epochs * samples_per_epoch if is_open else 0)
     else:
-        samples = config.train_tokens / config.lengths.raw
+        samples = config.train_tokens / sample_tokens
     num_steps = max(1, round(samples / config.global_batch_size))
     if not is_open and num_steps * config.global_batch_size > declared:
         # Nothing follows the last stage: samples that do not fill a step are left out.
         num_steps = declared // config.global_batch_size
         if not num_steps:
-            rule = f"have {declared:,} sequences of {config.lengths.raw} together, fewer than global_batch_size = "
+            rule = f"have {declared:,} sequences of {sample_tokens} together, fewer than global_batch_size = "
             raise UserError(config.fault("stages", rule + f"{config.global_batch_size}", "give them more tokens"))
     return num_steps if config.max_steps == "auto" else min(num_steps, config.max_steps)
 
 
-def _warmup_steps(config: PretrainConfig, num_steps: int) -> int:
+def _warmup_steps(config: OptimizationSettings, num_steps: int) -> int:
     """Fewer than there are steps: at least one comes after the warm-up."""
     if config.warmup_steps == "auto":
         return min(round(config.warmup_fraction * num_steps), num_steps - 1)
@@ -175,7 +182,7 @@ def _warmup_steps(config: PretrainConfig, num_steps: int) -> int:
     return config.warmup_steps
 
 
-def _decay_steps(config: PretrainConfig, num_steps: int, warmup_steps: int) -> int:
+def _decay_steps(config: OptimizationSettings, num_steps: int, warmup_steps: int) -> int:
     decay_steps = max(1, round(config.decay_fraction * num_steps))
     room = num_steps - warmup_steps
     # A share of the run and a number of steps: only here is it known whether both find room in it. (Of two shares the
