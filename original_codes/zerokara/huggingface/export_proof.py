@@ -6,7 +6,7 @@ the facts for the manifest.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ def prove_logits(
     weights: Mapping[str, Tensor],
     dtype: str,
     encoder: Encoder,
-    documents: Sequence[str],
+    documents: Iterable[str],
     prompts: Sequence[str],
 ) -> tuple[LogitProof, list[Continuation]]:
     """Compare the logits of the exported model with the trained one's; also returns the continuations of `prompts`.
@@ -74,7 +74,7 @@ def prove_logits(
     """
     shape = source.shape
     # Documents as in training: each starts after the end of another.
-    encoded = [[encoder.eos_id, *encoder.encode(document).tolist()] for document in documents]
+    encoded = ([encoder.eos_id, *encoder.encode(document).tolist()] for document in documents)
     made = objective(source.config, encoder)
     is_encoder_decoder = shape.traits.is_encoder_decoder
     texts = windows.of_samples(encoded, shape, made) if is_encoder_decoder else windows.within_budget(encoded, shape)

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 BLOCK_ELEMENTS = 1 << 20
 """Weights widened at a time, 4 MB in fp32, which stay in the cache until they are multiplied."""
+_NARROW = {torch.bfloat16, torch.float16}
 
 
 class Fp32Inference(TorchFunctionMode):
@@ -39,8 +40,10 @@ class Fp32Inference(TorchFunctionMode):
             return self._linear(rows, weight.t(), bias)
         if func is Tensor.to and _narrows(args, named):  # T5's norms cast to the precision of their weights
             return args[0]
-        every = _widened([*args, *named.values()])
-        return func(*every[: len(args)], **dict(zip(named, every[len(args) :], strict=True)))
+        dtypes = {each.dtype for each in (*args, *named.values()) if isinstance(each, Tensor)}
+        if torch.float32 in dtypes and not dtypes.isdisjoint(_NARROW):
+            args, named = map(_widened, args), {name: _widened(each) for name, each in named.items()}
+        return func(*args, **named)
 
     def _linear(self, rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if rows.dtype != torch.float32 or weight.dtype == torch.float32:
@@ -55,14 +58,8 @@ class Fp32Inference(TorchFunctionMode):
 
 def _narrows(args: Sequence[Any], named: Mapping[str, Any]) -> bool:
     """Whether `Tensor.to` would cast an fp32 tensor to a narrower precision."""
-    wanted = [*args[1:], *named.values()]
-    return args[0].dtype == torch.float32 and any(one in (torch.bfloat16, torch.float16) for one in wanted)
+    return args[0].dtype == torch.float32 and any(one in _NARROW for one in (*args[1:], *named.values()))
 
 
-def _widened(arguments: Sequence[Any]) -> Sequence[Any]:
-    """The arguments, with narrow tensors widened to fp32 if any other is in fp32."""
-    numbers = [each for each in arguments if isinstance(each, Tensor) and each.is_floating_point()]
-    dtypes = {each.dtype for each in numbers}
-    if len(dtypes) < 2 or torch.float32 not in dtypes:
-        return arguments
-    return [each.float() if isinstance(each, Tensor) and each.is_floating_point() else each for each in arguments]
+def _widened(argument: Any) -> Any:
+    return argument.float() if isinstance(argument, Tensor) and argument.dtype in _NARROW else argument

@@ -151,10 +151,9 @@ class _Comparison:
         ours = self._encoder.encode_many(texts)
         # Not verbose: a text longer than the context length is no fault here.
         asked = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
-        theirs = self._theirs(list(texts), **asked)["input_ids"]
+        theirs = self._theirs(list(texts), **asked, return_attention_mask=False)["input_ids"]
         for text, our_array, their_ids in zip(texts, ours, theirs, strict=True):
-            our_ids = our_array.tolist()
-            difference = self._difference(text, our_ids, list(their_ids))
+            difference = self._difference(text, our_array.tolist(), their_ids)
             if difference is None:
                 self.equal += counted
             elif difference.what == "tie":

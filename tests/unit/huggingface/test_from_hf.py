@@ -84,7 +84,7 @@ def test_a_model_comes_here_and_goes_back_without_losing_a_bit(
     settings = exported(tmp_path / "hf", encoder, f"architecture={architecture}", f"tie_word_embeddings={tied}", *heads)
     check(settings, encoder)
     shape = ModelShape.from_config(settings, encoder.vocab_size)
-    weights = from_hf.weights(Path(settings.init_from), shape)
+    weights = from_hf.weights(tmp_path / "hf", shape)
     parallel.start_alone()
     assert weights.keys() == dict(builder.build(shape).named_parameters()).keys()
     (tmp_path / "back").mkdir()
@@ -182,7 +182,7 @@ def test_a_pickle_is_refused_and_never_opened(tmp_path: Path, encoder: Encoder) 
     assert "pytorch_model.bin" in fault.rule
     assert "AutoModelForCausalLM as M" in fault.remedy and f"set init_from: {folder}-safetensors" in fault.remedy
     with pytest.raises(OSError, match=r"no file named model\.safetensors"):
-        from_hf.weights(Path(settings.init_from), shape)
+        from_hf.weights(folder, shape)
 
     index = folder / "model.safetensors.index.json"
     for part in ("pytorch_model.bin", "../model.safetensors", 3):
@@ -247,7 +247,7 @@ def test_code_that_a_folder_brings_is_not_run(tmp_path: Path, encoder: Encoder) 
         values = json.loads((folder / name).read_text(encoding="utf-8"))
         (folder / name).write_text(json.dumps({**values, "auto_map": brought}), encoding="utf-8")
     check(settings, encoder)
-    from_hf.weights(Path(settings.init_from), ModelShape.from_config(settings, encoder.vocab_size))
+    from_hf.weights(folder, ModelShape.from_config(settings, encoder.vocab_size))
     values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     (folder / "config.json").write_text(json.dumps({**values, "model_type": "evil"}), encoding="utf-8")
     assert fault_of(settings, encoder, None).where == str(folder / "config.json")
@@ -277,10 +277,7 @@ def test_added_pieces_start_as_the_mean(tmp_path: Path, encoder: Encoder) -> Non
     assert "resize_vocabulary: mean" in caught.value.faults[0].remedy
     settings = settings_of(tmp_path, "tie_word_embeddings=false", "resize_vocabulary=mean")
     check(settings, encoder, extended)
-    plain, weights = (
-        from_hf.weights(Path(smaller.init_from), shape),
-        from_hf.weights(Path(settings.init_from), extended),
-    )
+    plain, weights = from_hf.weights(tmp_path, shape), from_hf.weights(tmp_path, extended)
     for name in ("embedding.word_embeddings.weight", "output_layer.weight"):
         old = plain[name][:500]
         assert torch.equal(weights[name][:500], old) and old.std() > 0
