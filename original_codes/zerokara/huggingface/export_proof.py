@@ -7,7 +7,7 @@ the facts for the manifest.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ class ExportProof:
             counts["examples"] = [str(difference) for difference in (*ids.failures, *ids.tie_examples)]
         return {
             "proof": {"holds": not self.faults, "logits": self.logits.as_json(), "token_ids": counts},
-            "samples": [each.as_json() for each in self.continuations],
+            "samples": [asdict(each) for each in self.continuations],
         }
 
 
