@@ -41,15 +41,8 @@ class ExportProof:
     def as_json(self, examples: bool = False) -> dict[str, Any]:
         """Facts for the manifest; `examples` adds differing lines of the corpus, which are not for everyone."""
         ids = self.token_ids
-        counts: dict[str, Any] = {
-            "holds": ids.ok,
-            "lines": ids.lines,
-            "whole_texts": ids.whole_texts,
-            "hard_texts": ids.hard_texts,
-            "equal": ids.equal,
-            "ties": ids.ties,
-            "failures": ids.num_failures,
-        }
+        names = ("lines", "whole_texts", "hard_texts", "equal", "ties")
+        counts = {"holds": ids.ok, **{name: getattr(ids, name) for name in names}, "failures": ids.num_failures}
         if examples:
             counts["examples"] = [str(difference) for difference in (*ids.failures, *ids.tie_examples)]
         return {
