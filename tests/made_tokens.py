@@ -17,7 +17,9 @@ from zerokara.corpus.inputs import find_files
 from zerokara.corpus.reading import OpenStreams
 from zerokara.steps.tokenize import manifest_work
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokens.encode import EncodedCorpus, RunTasks, discard_work, encode_corpus
+from zerokara.tokenizer.encoder_choice import sentencepiece_itself
+from zerokara.tokens import work_folder
+from zerokara.tokens.encode import EncodedCorpus, RunTasks, encode_corpus
 from zerokara.tokens.layout import TokenPaths
 from zerokara.tokens.shards import Job, ShardResult, Tally, write_shard
 from zerokara.tokens.summary import manifest_facts
@@ -46,7 +48,12 @@ def encode(
 ) -> EncodedCorpus:
     """Encode the corpus of `config` with SentencePiece; the work folder stays, and there is no manifest."""
     files, encoder = find_files(config.input_jsonl, config.where("input_jsonl")), Encoder(config.input_tokenizer_file)
-    return encode_corpus(config, files, encoder, None, task_bytes, lambda message: None, run_tasks)
+    return encode_corpus(config, files, encoder, sentencepiece_itself(encoder, ""), task_bytes, run_tasks)
+
+
+def discard_work(config: PretrainConfig) -> None:
+    """Remove the work folder, as step 2 does once it has written its manifest."""
+    work_folder.discard(TokenPaths(config.output_prefix))
 
 
 def write_tokens(config: PretrainConfig) -> TokenPaths:
@@ -55,5 +62,5 @@ def write_tokens(config: PretrainConfig) -> TokenPaths:
     files = find_files(config.input_jsonl, config.where("input_jsonl"))
     facts = manifest_facts(config, files, encoded, Encoder(config.input_tokenizer_file))
     manifest.write(paths.manifest, manifest_work(config, files), {"tokens": paths.outputs}, facts, 0.0)
-    discard_work(config)
+    work_folder.discard(paths)
     return paths

@@ -17,7 +17,7 @@ from made_tokens import write_tokens
 from zerokara.checkpoint import TrainingState, read_moments, read_state, read_weights
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.tokenizer.model_file import ModelFile, Piece, PieceType
+from zerokara.tokenizer.model_file import ModelFile
 from zerokara.training.monitoring import metrics
 from zerokara.training.processes import launcher
 
@@ -65,7 +65,7 @@ def make_data(folder: Path, num_documents: int = 150, num_sentinels: int = 0, **
         minloglevel=2,
     )
     model = ModelFile.read(folder / "tokenizer.model")
-    model.append([Piece(f"<extra_id_{number}>", 0.0, PieceType.CONTROL) for number in reversed(range(num_sentinels))])
+    model.append_sentinels(num_sentinels)
     (folder / "tokenizer.model").write_bytes(model.to_bytes())
     settings = {
         "input_jsonl": str(corpus),

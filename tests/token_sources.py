@@ -12,6 +12,8 @@ from zerokara import manifest
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.samples.data_plan import DataPlan
+from zerokara.samples.mixed_order import MixedOrder
+from zerokara.samples.order import SampleOrder
 from zerokara.tokens.indexed import write_documents
 from zerokara.tokens.layout import TokenPaths
 from zerokara.training.planning.consumption import Consumption, consumption, schedule_of
@@ -53,6 +55,16 @@ def settings(folder: Path, num_sources: int, *overrides: str) -> PretrainConfig:
     )
 
 
+def data_plan(config: PretrainConfig) -> DataPlan:
+    return DataPlan.from_config(config, config, config.lengths, config.seed)
+
+
+def sample_at(order: SampleOrder | MixedOrder, position: int) -> tuple[int, int]:
+    """Epoch and index of the sample at one position."""
+    epochs, indices = order.at_many(np.array([position], dtype=np.int64))
+    return int(epochs[0]), int(indices[0])
+
+
 def consumption_of(config: PretrainConfig) -> Consumption:
-    plan = DataPlan.from_config(config)
+    plan = data_plan(config)
     return consumption(plan, schedule_of(config, plan))

@@ -19,7 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO
 
 import orjson
 
@@ -57,8 +57,8 @@ def make_folders(folder: Path) -> list[Path]:
 
 
 @contextmanager
-def atomic_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
-    """Open a file that gets the name `path` when the block ends without an error.
+def atomic_file(path: Path) -> Iterator[IO[bytes]]:
+    """Open a binary file that gets the name `path` when the block ends without an error.
 
     A file that it replaces passes on its permissions.
     """
@@ -66,7 +66,7 @@ def atomic_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
     make_folders(path.parent)
     partial = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL_SUFFIX}")
     try:
-        with open(partial, mode, encoding=None if "b" in mode else "utf-8") as file:
+        with open(partial, "wb") as file:
             if path.exists():
                 os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
             yield file

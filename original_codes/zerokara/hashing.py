@@ -47,10 +47,8 @@ def hash_files(files: Sequence[Path]) -> dict[FileKey, str]:
     Raises:
         OSError: a file cannot be read.
     """
-    if not files:
-        return {}
     largest_first = sorted(files, key=lambda path: -path.stat().st_size)  # so that all threads end together
-    with BackgroundHashes(largest_first, min(MAX_THREADS, available_cores(), len(files))) as hashes:
+    with BackgroundHashes(largest_first, min(MAX_THREADS, available_cores())) as hashes:
         return hashes.result()
 
 

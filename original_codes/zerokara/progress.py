@@ -64,8 +64,8 @@ class Progress:
             self.expect(self._done)
         if self._bar is not None:
             self._bar.update(amount)
-        elif time.monotonic() - self._last_line >= LINE_INTERVAL_SECONDS:
-            self._line()
+        else:
+            self.beat()
 
     def note(self, **values: object) -> None:
         """Show further values beside the progress (``loss=2.31``)."""

@@ -1,13 +1,12 @@
 """Checks that a path can be written, before hours of work, and without leaving anything there.
 
-In the nearest existing folder a file without a name is made (open(2), O_TMPFILE), which never becomes visible. This is
-the only check that is right for root as well, who is bound by a read-only file system, not by permission bits. Where a
-file system has no such files (NFS, FUSE), a named one is made and removed at once.
+In the nearest existing folder a temporary file is made: the only check that is right for root as well, who is bound by
+a read-only file system, not by permission bits. `tempfile` makes one without a name (open(2), O_TMPFILE), which never
+becomes visible; where a file system has no such files (NFS, FUSE), a named one that is removed at once.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 import tempfile
@@ -17,15 +16,27 @@ from zerokara.durable import PARTIAL_SUFFIX
 
 _TEMPORARY_BYTES = 20
 """What `durable` appends to a name while writing: a process id and an ending."""
-_NO_NAMELESS_FILES = {errno.EOPNOTSUPP, errno.EISDIR}
-"""open(2): the file system, or the kernel, lacks O_TMPFILE."""
 _MAX_CHARACTERS = 100
 
 
 def reason_against_folder(path: Path) -> str:
     """Why no file can be written into the folder `path`, which is made with its parents; empty if one can."""
-    missing: list[str] = []
-    folder = path.absolute()
+    return _reason(path.absolute(), [])
+
+
+def reason_against_entry(path: Path) -> str:
+    """Why nothing new can get the name `path`, whether it exists or not; empty if something can."""
+    path = path.absolute()
+    return _reason(path.parent, [path.name])
+
+
+def reason_against_file(path: Path) -> str:
+    """As `reason_against_entry`, for a file: a folder of that name is in its way."""
+    return f"{_shortened(path)} is a folder" if os.path.isdir(path) else reason_against_entry(path)
+
+
+def _reason(folder: Path, missing: list[str]) -> str:
+    """Why nothing of the names `missing` can be made in `folder`, or in its nearest parent that exists."""
     while True:
         try:
             mode = os.stat(folder).st_mode
@@ -44,21 +55,6 @@ def reason_against_folder(path: Path) -> str:
     return _too_long(folder, missing) or _refusal(folder)
 
 
-def reason_against_entry(path: Path) -> str:
-    """Why nothing new can get the name `path`, whether it exists or not; empty if something can."""
-    path = path.absolute()
-    return reason_against_folder(path.parent) or _too_long(_nearest(path.parent), [path.name])
-
-
-def reason_against_file(path: Path) -> str:
-    """As `reason_against_entry`, for a file: a folder of that name is in its way."""
-    return f"{_shortened(path)} is a folder" if os.path.isdir(path) else reason_against_entry(path)
-
-
-def _nearest(folder: Path) -> Path:
-    return next(each for each in [folder, *folder.parents] if os.path.isdir(each))
-
-
 def _too_long(folder: Path, names: list[str]) -> str:
     max_bytes = os.pathconf(folder, "PC_NAME_MAX") - _TEMPORARY_BYTES
     for name in names:
@@ -70,13 +66,7 @@ def _too_long(folder: Path, names: list[str]) -> str:
 def _refusal(folder: Path) -> str:
     """Why no file can be made in an existing folder; empty if one can."""
     try:
-        os.close(os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600))
-        return ""
-    except OSError as error:
-        if error.errno not in _NO_NAMELESS_FILES:
-            return f"cannot write into {_message(folder, error)}"
-    try:
-        with tempfile.NamedTemporaryFile(dir=folder, suffix=PARTIAL_SUFFIX):
+        with tempfile.TemporaryFile(dir=folder, suffix=PARTIAL_SUFFIX):
             return ""
     except OSError as error:
         return f"cannot write into {_message(folder, error)}"

@@ -21,15 +21,15 @@ from zerokara.corpus.inputs import find_files
 from zerokara.corpus.sizes import total_plain_bytes
 from zerokara.steps import tokenize
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokens import encode, estimate
+from zerokara.tokens import preparation, quarantine
 
 given = dict(word.split("=", 1) for word in sys.argv[1:])
 disk = Path(given["output_prefix"]).parents[1]
 config = PretrainConfig(**given | {"input_jsonl": [given["input_jsonl"]], "num_workers": 1, "max_bad_fraction": 1.0})
 files = find_files(config.input_jsonl, "")
-places = estimate.sample_corpus(config, files)
-expected = estimate.estimate_tokens(total_plain_bytes(files), places, Encoder(config.input_tokenizer_file))
-estimated = estimate.peak_bytes(config, files, expected)
+places = preparation.sample_corpus(config, files)
+expected = preparation.estimate_tokens(total_plain_bytes(files), places, Encoder(config.input_tokenizer_file))
+estimated = preparation.peak_bytes(config, files, expected)
 
 def leave(num_bytes):
     """Leave so much free."""
@@ -48,9 +48,9 @@ results, little = {"estimated": estimated, "ids": expected.output_bytes}, 64 * 1
 leave(estimated - little)
 results["less, started"] = run(), sorted(path.name for path in disk.iterdir())
 leave(estimated + little)
-write_quarantine, encode.write_quarantine = encode.write_quarantine, interrupt
+collect, quarantine.collect = quarantine.collect, interrupt
 results["stopped"] = run()
-encode.write_quarantine = write_quarantine
+quarantine.collect = collect
 left_behind = Path(f"{config.output_prefix}_tokenizing.partial").iterdir()
 used = sum(path.stat().st_blocks * 512 for path in left_behind)
 leave(estimated - used - little)

@@ -19,6 +19,7 @@ import transformers
 from foreign_models import GEMMA, LLAMA, T5, documents
 from tiny import T5 as T5_SETTINGS
 from tiny import Trained
+from token_sources import data_plan
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
@@ -26,7 +27,6 @@ from zerokara.errors import UserError
 from zerokara.huggingface import exported_folder, families, from_hf, tokenizer_json, tokenizer_proof
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.batches import Batches, BatchLayout
-from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.objective import objective
 from zerokara.steps import convert_to_hf, tokenize
 from zerokara.tokenizer.encoder import Encoder
@@ -200,11 +200,13 @@ def test_token_files_hold_sentencepieces_ids(continued: dict[str, Continued], na
 @pytest.mark.parametrize("name", FAMILY)
 def test_training_begins_with_the_loss_of_the_model(continued: dict[str, Continued], name: str) -> None:
     made = continued[name]
-    encoder, reading = Encoder(made.tokenizer), DataPlan.from_config(made.settings)
+    encoder, reading = Encoder(made.tokenizer), data_plan(made.settings)
     shape = ModelShape.from_config(made.settings, encoder.vocab_size)
     from_hf.check(made.start, shape, encoder, extends_vocabulary=False, fault=made.settings.fault)
     plan = BatchLayout(made.settings.global_batch_size, made.settings.global_batch_size, 1)
-    (read,) = Batches(reading.tokens(), reading.order(), plan, objective(made.settings, encoder), 0).at(0)
+    (read,) = Batches(
+        reading.tokens(), reading.order(), plan, objective(made.settings, encoder, made.settings.seed, False), 0
+    ).at(0)
     family = families.FAMILIES[name]
     model = getattr(transformers, family.auto_class).from_pretrained(made.start, dtype=torch.float32)
     labels = torch.from_numpy(read.labels)

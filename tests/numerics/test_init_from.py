@@ -10,13 +10,13 @@ import rounding
 import torch
 import transformers
 from tiny import T5
+from token_sources import data_plan
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.huggingface import families, to_hf, tokenizer_json
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.batches import Batches, BatchLayout
-from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.objective import objective
 from zerokara.tokenizer.encoder import Encoder
 
@@ -59,9 +59,9 @@ def runs(train_runs: Callable, span_data: dict[str, str], tmp_path_factory: pyte
 
 def loss_of_hugging_face(folder: Path, settings: PretrainConfig) -> float:
     """Of the first batch that a training reads."""
-    reading = DataPlan.from_config(settings)
+    reading = data_plan(settings)
     plan = BatchLayout(settings.global_batch_size, settings.global_batch_size, 1)
-    made = objective(settings, Encoder(settings.input_tokenizer_file))
+    made = objective(settings, Encoder(settings.input_tokenizer_file), settings.seed, intra_document_masking=False)
     (read,) = Batches(reading.tokens(), reading.order(), plan, made, 0).at(0)
     inputs, labels = torch.from_numpy(read.inputs), torch.from_numpy(read.labels)
     family = families.FAMILIES[settings.architecture]

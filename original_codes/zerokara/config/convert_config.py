@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -14,8 +14,6 @@ from zerokara.errors import Fault
 
 class ConvertSettings(Settings):
     """Conversion to Hugging Face (step 4)."""
-
-    title: ClassVar[str] = "Conversion to Hugging Face (step 4)"
 
     input_model_dir: Text = "models/embedded"
     """A run folder (its newest complete checkpoint is exported) or one global_stepN folder in it."""
@@ -35,8 +33,6 @@ class ConvertSettings(Settings):
 
 class UploadSettings(Settings):
     """Upload to the Hugging Face Hub (step 6)."""
-
-    title: ClassVar[str] = "Upload to the Hugging Face Hub (step 6)"
 
     huggingface_name: str = ""
     """Repository on the Hub, as user/name."""

@@ -9,8 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from zerokara.config.settings import NaturalNumber, NaturalWhole, PositiveWhole, Text, as_tuple
 
-Proportional = Literal["proportional"]
-Weights = Annotated[Proportional | tuple[NaturalNumber, ...], BeforeValidator(as_tuple)]
+Weights = Annotated[Literal["proportional"] | tuple[NaturalNumber, ...], BeforeValidator(as_tuple)]
 OrderKind = Literal["shuffle", "sequential"]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -11,8 +11,6 @@ from zerokara.config.settings import Auto, Fraction, NaturalWhole, PositiveWhole
 
 class DataSettings(Settings):
     """Text to tokens (step 2)."""
-
-    title: ClassVar[str] = "Text to tokens (step 2)"
 
     input_jsonl: Words = ("data/embedded/corpus.jsonl",)
     """Raw text, each entry one source: a file (.jsonl or .txt, each plain, .gz or .zst; .parquet), a glob, a folder, a

@@ -117,42 +117,35 @@ def _read_file(path: Path, faults: list[Fault]) -> tuple[dict[str, Any], dict[st
         return values, lines
     if not isinstance(root, MappingNode):
         raise UserError(Fault(where=f"{path}:1", rule="must be a list of `key: value` lines"))
+    _note_lines(root, "", str(path), lines, faults)
     for key_node, value_node in root.value:
-        key, line = str(key_node.value), key_node.start_mark.line + 1
-        if key in lines:
-            faults.append(
-                Fault(
-                    where=f"{path}:{line}", key=key, rule=f"is set twice, first in line {lines[key]}", remedy="keep one"
-                )
-            )
-            continue
-        lines[key] = line
-        _read_nested(value_node, key, str(path), lines, faults)
+        key = str(key_node.value)
         try:
             values[key] = plain_yaml.value(value_node)
         except YAMLError as error:
             rule = f"is not a YAML value ({getattr(error, 'problem', None) or error})"
-            faults.append(Fault(f"{path}:{line}", rule, key, remedy="put it in quotes if it is meant as text"))
+            faults.append(Fault(f"{path}:{lines[key]}", rule, key, remedy="put it in quotes if it is meant as text"))
     return values, lines
 
 
-def _read_nested(node: Node, key: str, path: str, lines: dict[str, int], faults: list[Fault]) -> None:
-    """Note the lines of nested values, as ``key[1].name``; a name that is given twice is a fault."""
+def _note_lines(node: Node, place: str, path: str, lines: dict[str, int], faults: list[Fault]) -> None:
+    """Note the line of each value, nested ones as ``key[1].name``; a name that is given twice is a fault."""
     if isinstance(node, SequenceNode):
         for index, item in enumerate(node.value):
-            lines[f"{key}[{index}]"] = item.start_mark.line + 1
-            _read_nested(item, f"{key}[{index}]", path, lines, faults)
+            lines[f"{place}[{index}]"] = item.start_mark.line + 1
+            _note_lines(item, f"{place}[{index}]", path, lines, faults)
     elif isinstance(node, MappingNode):
         kept = []
         for key_node, value_node in node.value:
-            inner, line = f"{key}.{key_node.value}", key_node.start_mark.line + 1
-            if inner in lines:
-                rule_text = f"is set twice, first in line {lines[inner]}"
-                faults.append(Fault(where=f"{path}:{line}", key=inner, rule=rule_text, remedy="keep one"))
+            key = f"{place}.{key_node.value}" if place else str(key_node.value)
+            line = key_node.start_mark.line + 1
+            if key in lines:
+                rule = f"is set twice, first in line {lines[key]}"
+                faults.append(Fault(where=f"{path}:{line}", key=key, rule=rule, remedy="keep one"))
                 continue
             kept.append((key_node, value_node))
-            lines[inner] = line
-            _read_nested(value_node, inner, path, lines, faults)
+            lines[key] = line
+            _note_lines(value_node, key, path, lines, faults)
         node.value = kept
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
@@ -27,8 +27,6 @@ def switch_step(num_layers: int, expert_layers: tuple[int, ...]) -> int:
 
 class ModelSettings(Settings):
     """The model."""
-
-    title: ClassVar[str] = "The model"
 
     architecture: Name = "llama"
     """Model family. Decoders: `llama` (RMSNorm, SwiGLU, rotary positions, grouped-query attention), `qwen3` (the same
@@ -106,6 +104,11 @@ class ModelSettings(Settings):
         if self.norm_epsilon != "auto":
             return self.norm_epsilon
         return 1e-6 if self.traits.is_encoder_decoder else 1e-5
+
+    @property
+    def initial_std(self) -> float:
+        """`init_std` with `auto` resolved, where T5's own rule does not apply."""
+        return 0.02 if self.init_std == "auto" else self.init_std
 
     @property
     def expert_ffn_size(self) -> int:

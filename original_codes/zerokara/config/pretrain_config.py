@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from zerokara.config.curriculum import declared_tokens
 from zerokara.config.data_settings import DataSettings
@@ -23,9 +22,8 @@ class PretrainConfig(TrainingSettings, ModelSettings, DataSettings):
     @property
     def initial_std(self) -> float:
         """`init_std` with `auto` resolved; 0 stands for T5's own rule, which goes with Adafactor."""
-        if self.init_std != "auto":
-            return self.init_std
-        return 0.0 if self.traits.is_encoder_decoder and self.optimizer == "adafactor" else 0.02
+        t5_rule = self.init_std == "auto" and self.traits.is_encoder_decoder and self.optimizer == "adafactor"
+        return 0.0 if t5_rule else super().initial_std
 
     @rule("input_jsonl", "source_weights", "stages", "train_tokens")
     def _curriculum_holds_together(self) -> Iterator[Fault]:
@@ -81,11 +79,3 @@ class PretrainConfig(TrainingSettings, ModelSettings, DataSettings):
         if self.intra_document_masking and self.traits.is_encoder_decoder:
             rule_text = f"must be false for architecture {self.architecture}, whose masked spans may cross documents"
             yield self.fault("intra_document_masking", rule_text)
-
-    def identity(self) -> dict[str, Any]:
-        """The settings that determine the shapes of the weights, resolved: a run resumes only with the same ones."""
-        shape = {key: getattr(self, key) for key in ModelSettings.model_fields if key != "init_std"}
-        resolved: dict[str, Any] = {"head_dim": self.head_dimension, "tie_word_embeddings": self.ties_embeddings}
-        resolved |= {"experts_per_token": self.top_k, "moe_layers": list(self.expert_layers)}
-        resolved["moe_ffn_hidden_size"] = self.expert_ffn_size
-        return {**shape, **resolved, "num_kv_heads": self.kv_heads, "ffn_hidden_size": self.ffn_size}

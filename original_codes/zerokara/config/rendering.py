@@ -1,4 +1,4 @@
-"""Configuration object → commented YAML, and the help text of a step: both from the docstrings under the fields."""
+"""Configuration object → commented YAML, and the help text of a step: both from docstrings."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ from ruamel.yaml import YAML
 from zerokara.config.settings import Settings
 
 
-def as_yaml(config: Settings, comments: bool = True) -> str:
+def as_yaml(config: Settings) -> str:
     """YAML text that loads again to an equal object, grouped, each key under its docstring."""
     lines: list[str] = []
     for group in _groups(type(config)):
-        if comments and group.title:
-            lines += ["", f"# {'─' * 3} {group.title} {'─' * max(3, 100 - len(group.title))}"]
+        lines += ["", f"# {'─' * 3} {_heading(group)} {'─' * max(3, 100 - len(_heading(group)))}"]
         for key in _own_fields(group):
-            if comments:
-                lines += [f"# {line}" for line in textwrap.wrap(_doc(type(config), key), 108)]
+            lines += [f"# {line}" for line in textwrap.wrap(_doc(type(config), key), 108)]
             lines.append(f"{key}: {_value_text(getattr(config, key))}".replace(": \n", ":\n"))
     return "\n".join(lines).lstrip("\n") + "\n"
 
@@ -30,7 +28,7 @@ def help_text(config_class: type[Settings]) -> str:
     """Every setting with its default and meaning."""
     lines = []
     for group in _groups(config_class):
-        lines.append(f"\n{group.title}")
+        lines.append(f"\n{_heading(group)}")
         for key in _own_fields(group):
             default = config_class.model_fields[key].get_default(call_default_factory=True)
             lines.append(f"  {key}: {_value_text(default)}")
@@ -43,6 +41,10 @@ def _groups(config_class: type[Settings]) -> Iterator[type[Settings]]:
     for group in reversed(config_class.__mro__):
         if isinstance(group, type) and issubclass(group, Settings) and _own_fields(group):
             yield group
+
+
+def _heading(group: type[Settings]) -> str:
+    return (group.__doc__ or "").rstrip(".")
 
 
 def _own_fields(group: type[Settings]) -> list[str]:

@@ -1,7 +1,8 @@
 """Base of the configuration classes: frozen typed fields, a docstring under each, and rules between them.
 
 The docstring under a field states its meaning, unit and range; it is both the help text and the comment in the shipped
-YAML. A rule names the keys that it reads, so that it runs only if those are valid by themselves.
+YAML, where the docstring of the class is the heading. A rule names the keys that it reads, so that it runs only if
+those are valid by themselves.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 # Otherwise pydantic reads the metadata of every installed package at each start, in search of plug-ins.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
@@ -38,7 +39,6 @@ def _listed(value: Any) -> Any:
     return (value,) if isinstance(value, str) else as_tuple(value)
 
 
-Whole = Annotated[int, BeforeValidator(_whole)]
 PositiveWhole = Annotated[int, BeforeValidator(_whole), Field(gt=0)]
 NaturalWhole = Annotated[int, BeforeValidator(_whole), Field(ge=0)]
 PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -94,16 +94,11 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
-    title: ClassVar[str] = ""
-    """Heading of a group of fields in the YAML file."""
     _origin: Origin = PrivateAttr(default_factory=Origin)
 
     def __eq__(self, other: object) -> bool:
         """Equal by value, whatever file the values came from."""
         return type(other) is type(self) and isinstance(other, Settings) and self.model_dump() == other.model_dump()
-
-    def __hash__(self) -> int:
-        return hash(self.model_dump_json())  # a field may hold mappings, which cannot be hashed themselves
 
     @property
     def path(self) -> Path:

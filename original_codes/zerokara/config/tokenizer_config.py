@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -16,8 +17,6 @@ NUM_CONTROL_PIECES = 4
 
 class TokenizerConfig(Settings):
     """Training the tokenizer (step 1)."""
-
-    title: ClassVar[str] = "Training the tokenizer (step 1)"
 
     input: Words = ("data/embedded/corpus.jsonl",)
     """Raw text, one entry or several: a file (.jsonl or .txt, each plain, .gz or .zst; .parquet), a glob, a folder, a
@@ -69,10 +68,15 @@ class TokenizerConfig(Settings):
         if not self.input:
             yield self.fault("input", "must name at least one file", "e.g. data/corpus.jsonl")
 
+    @property
+    def num_fixed_pieces(self) -> int:
+        """The pieces that are not learnt: control, line end, user symbols, sentinel tokens, bytes."""
+        fixed = NUM_CONTROL_PIECES + 1 + len(self.user_defined_symbols) + self.extra_ids
+        return fixed + (NUM_BYTE_PIECES if self.byte_fallback else 0)
+
     @rule("vocab_size", "byte_fallback", "extra_ids", "user_defined_symbols")
     def _vocabulary_holds_fixed_pieces(self) -> Iterator[Fault]:
-        fixed = NUM_CONTROL_PIECES + 1 + len(self.user_defined_symbols) + self.extra_ids
-        fixed += NUM_BYTE_PIECES if self.byte_fallback else 0
+        fixed = self.num_fixed_pieces
         if self.vocab_size <= fixed:
             yield self.fault(
                 "vocab_size",
@@ -85,5 +89,16 @@ class TokenizerConfig(Settings):
         for symbol in self.user_defined_symbols:
             if symbol in ("<unk>", "<s>", "</s>", "<pad>", "\n", "") or symbol.startswith("<extra_id_"):
                 yield self.fault("user_defined_symbols", f"must not contain {symbol!r}, which is a piece already")
+            elif re.fullmatch("<0x[0-9A-Fa-f]{2}>", symbol):
+                yield self.fault("user_defined_symbols", f"must not contain {symbol!r}, the name of a byte piece")
+            elif any(character.isspace() or character in "\u2581\u2585\0" for character in symbol):
+                wrong = f"must not contain {symbol!r}: a symbol has no spaces, and neither U+2581, U+2585 nor NUL"
+                yield self.fault("user_defined_symbols", wrong)
         if len(set(self.user_defined_symbols)) < len(self.user_defined_symbols):
             yield self.fault("user_defined_symbols", "must not contain a symbol twice")
+
+    @rule("add_dummy_prefix", "user_defined_symbols")
+    def _symbols_without_prefix(self) -> Iterator[Fault]:
+        if self.add_dummy_prefix and self.user_defined_symbols:
+            wrong = "cannot be combined with user_defined_symbols: the Hugging Face tokenizer could not be exact"
+            yield self.fault("add_dummy_prefix", wrong, "leave it false")

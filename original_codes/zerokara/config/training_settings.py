@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -24,9 +24,7 @@ from zerokara.errors import Fault
 
 
 class OptimizationSettings(Settings):
-    """Length of the run, and how the weights are optimized."""
-
-    title: ClassVar[str] = "The training (step 3)"
+    """The training (step 3)."""
 
     output_model_dir: Text = "models/embedded"
     """Run folder: checkpoints, metrics.jsonl, TensorBoard, plots."""
@@ -116,9 +114,7 @@ class OptimizationSettings(Settings):
 
 
 class DataOrderSettings(Settings):
-    """Order and mixture of the data."""
-
-    title: ClassVar[str] = "The order of the data (step 3)"
+    """The order of the data (step 3)."""
 
     order: OrderKind = "shuffle"
     """`shuffle` reads the sequences in a new random order each epoch, `sequential` in the order of the corpus."""
@@ -138,11 +134,14 @@ class DataOrderSettings(Settings):
     """Intra-document masking: attention stays within each document of a sequence, and positions restart. Somewhat
     slower; good for short documents."""
 
+    @property
+    def is_mixture(self) -> bool:
+        """Whether each source is cut into samples by itself, and read by weight or in stages."""
+        return bool(self.stages) or self.source_weights != "proportional"
+
 
 class MachineSettings(Settings):
-    """How the work is distributed over the machine; none of it changes what is learned."""
-
-    title: ClassVar[str] = "The machine (step 3): none of this changes what is learned"
+    """The machine (step 3): none of this changes what is learned."""
 
     num_processes: PositiveWhole | Auto = "auto"
     """Training processes; `auto` is one per GPU (CUDA_VISIBLE_DEVICES applies), or one on a CPU. At most as many as
@@ -180,9 +179,7 @@ class MachineSettings(Settings):
 
 
 class MonitoringSettings(Settings):
-    """Logging, validation, checkpoints, and when a run stops by itself."""
-
-    title: ClassVar[str] = "Monitoring and checkpoints (step 3)"
+    """Monitoring and checkpoints (step 3)."""
 
     log_interval: PositiveWhole = 10
     """Steps between lines in the log and in metrics.jsonl."""

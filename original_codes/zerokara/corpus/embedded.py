@@ -65,7 +65,7 @@ def documents() -> Iterator[dict[str, str]]:
             for source, parts in texts:
                 # A docstring that another package has too is left out here; one that the package repeats, earlier.
                 fresh = [part for part in parts if not _seen_before(part[1], seen)]
-                text = "\n\n".join(_join(fresh))
+                text = "\n\n".join(part for pair in fresh for part in pair if part)
                 if len(text) >= MIN_DOCUMENT_CHARACTERS:
                     yield {"text": f"{source}\n\n{text}", "source": source}
     yield from _topics(_library_folders()[0] / "pydoc_data" / "topics.py")
@@ -217,13 +217,6 @@ def _seen_before(text: str, seen: set[bytes]) -> bool:
         return True
     seen.add(digest)
     return False
-
-
-def _join(parts: Sequence[tuple[str, str]]) -> Iterator[str]:
-    for heading, docstring in parts:
-        if heading:
-            yield heading
-        yield docstring
 
 
 def _topics(path: Path) -> Iterator[dict[str, str]]:

@@ -6,6 +6,7 @@ of another format than its name says. Empty lines and texts prove nothing and ar
 
 from __future__ import annotations
 
+import codecs
 import io
 import re
 from collections import Counter
@@ -39,7 +40,12 @@ _HEAD_BYTES = MAX_BYTES + 1024 * 1024
 _BUFFER_BYTES = 256 * 1024
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"PAR1": "parquet"}
 """The first bytes of a file that is not plain text, whatever its name."""
-_ENDINGS = {"gzip": ".gz", "zstd": ".zst", "parquet": ".parquet"}
+_ENDINGS = {
+    "none": ".jsonl or .txt",
+    "gzip": ".jsonl.gz or .txt.gz",
+    "zstd": ".jsonl.zst or .txt.zst",
+    "parquet": ".parquet",
+}
 
 
 def check_formats(files: Sequence[InputFile], text_field: str, txt_document: TxtDocument, where: str) -> None:
@@ -87,25 +93,16 @@ def _misnamed(file: InputFile) -> Fault | None:
     found = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), "none")
     if found == by_name or (found == "none" and not _is_text(head)):
         return None
-    if found != "none":
-        remedy = f"rename it to end in {_ENDINGS[found]}" + (
-            " (and .jsonl or .txt before that)" if found in ("gzip", "zstd") and "." not in file.path.stem else ""
-        )
-        return Fault(where=file.name, rule=f"the file is {found}, not what its name says", remedy=remedy)
-    remedy = (
-        f"remove {_ENDINGS[by_name]} from its name" if by_name != "parquet" else "rename it to end in .jsonl or .txt"
-    )
-    return Fault(where=file.name, rule=f"the file is plain text, but its name says {by_name}", remedy=remedy)
+    rule = f"the file is {'plain text' if found == 'none' else found}, not what its name says"
+    return Fault(where=file.name, rule=rule, remedy=f"rename it to end in {_ENDINGS[found]}")
 
 
 def _is_text(head: bytes) -> bool:
-    """Whether these are the first bytes of UTF-8 text."""
+    """Whether these are the first bytes of UTF-8 text, of which the last character may be cut off."""
     try:
-        text = head.decode("utf-8")
-    except UnicodeDecodeError as error:
-        if error.start < len(head) - 3:  # else a character that is cut off
-            return False
-        text = head[: error.start].decode("utf-8")
+        text = codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return False
     return bool(text) and not any(character < " " and character not in "\t\n\r\f" for character in text)
 
 

@@ -14,6 +14,7 @@ import errno
 import io
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
@@ -22,9 +23,9 @@ from huggingface_hub import HfApi, HfFileSystem, HfFileSystemFile, constants, er
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff, logging
 from huggingface_hub.utils._http import default_client_factory  # in no public module, though `set_client_factory` is
 
-from zerokara.corpus.hub_file import PREFIX, HubFile
 from zerokara.errors import Fault, RunError, redacted
 
+PREFIX = "hf://datasets/"
 _ENTRY = re.compile(
     r"hf://datasets/(?P<dataset>[\w.-]+/[\w.-]+?)(?:@(?P<revision>refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(?P<path>.*))?"
 )
@@ -43,6 +44,23 @@ whether there is a network at all is told at once."""
 _READ_AHEAD_BUFFERS = 4
 """How many buffers one request fetches."""
 _GLOB_CHARACTERS = re.compile(r"[*?\[]")
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """One file of a dataset, at one commit."""
+
+    dataset: str
+    commit: str
+    path: str
+    bytes: int
+    content: str
+    """What identifies the content: the SHA-256 of a file outside git, else ``git:`` and the blob id."""
+
+    @property
+    def name(self) -> str:
+        """The file as an entry may name it."""
+        return f"{PREFIX}{self.dataset}@{self.commit}/{self.path}"
 
 
 def find(entry: str, where: str, faults: list[Fault], is_data: Callable[[str], bool], formats: str) -> list[HubFile]:
@@ -98,9 +116,11 @@ class _HubStream(HfFileSystemFile):
 
     def __init__(self, file: HubFile, buffer_bytes: int):
         self._file = file
-        cache = {"cache_type": "readahead", "block_size": _READ_AHEAD_BUFFERS * buffer_bytes}
+        cache: dict[str, Any] = {"cache_type": "none"}
+        if buffer_bytes:
+            cache = {"cache_type": "readahead", "block_size": _READ_AHEAD_BUFFERS * buffer_bytes}
         try:
-            super().__init__(HfFileSystem(), file.name, size=file.bytes, **(cache if buffer_bytes else _NO_CACHE))
+            super().__init__(HfFileSystem(), file.name, size=file.bytes, **cache)
         except Exception as error:
             raise _failed(file, "opening", error) from error
 
@@ -109,9 +129,6 @@ class _HubStream(HfFileSystemFile):
             return _fetch(self._file, start, end)
         except Exception as error:
             raise _failed(self._file, f"reading bytes {start:,} to {end:,}", error) from error
-
-
-_NO_CACHE: dict[str, Any] = {"cache_type": "none"}
 
 
 def _failed(file: HubFile, action: str, error: Exception) -> OSError:
@@ -128,12 +145,8 @@ def _fetch(file: HubFile, start: int, end: int, max_retries: int = 5) -> bytes:
     content: bytes = answer.content
     if len(content) != min(end, file.bytes) - start:
         # A server that ignores the header sends the whole file.
-        raise _NoRangesError(f"the server answers a request for a part of a file with status {answer.status_code}")
+        raise RuntimeError(f"the server answers a request for a part of a file with status {answer.status_code}")
     return content
-
-
-class _NoRangesError(Exception):
-    """The server does not serve parts of files."""
 
 
 def _list(dataset: str, commit: str, path: str) -> list[HubFile]:

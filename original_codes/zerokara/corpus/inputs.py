@@ -14,15 +14,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import BinaryIO, Literal
+from typing import TYPE_CHECKING, BinaryIO, Literal
 
 from zerokara import manifest
-from zerokara.corpus.hub_file import PREFIX, HubFile
 from zerokara.corpus.packed import Packing
 from zerokara.corpus.search import FileSearch
 from zerokara.durable import PARTIAL_SUFFIX
 from zerokara.errors import Fault, RunError, UserError, shown
 from zerokara.progress import log
+
+if TYPE_CHECKING:
+    from zerokara.corpus.hub import HubFile
 
 FileFormat = Literal["jsonl", "txt", "parquet"]
 FORMAT_OF_SUFFIX: dict[str, FileFormat] = {".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".txt": "txt"}
@@ -34,7 +36,7 @@ EMBEDDED_CORPUS = Path("data/embedded/corpus.jsonl")
 FORMATS = ".jsonl, .json (one JSON object a line) or .txt, each plain, .gz or .zst, or .parquet"
 OWN_OUTPUT_ENDINGS = ("_quarantine.jsonl", "manifest.json", PARTIAL_SUFFIX)
 """Files that our own steps write; a folder or a glob that holds them is still only the corpus."""
-LIST_MARK = "@"
+LIST_MARK, HUB_MARK = "@", "hf://"
 MAX_LISTED = 5
 """At most so many of the files with the same fault are named."""
 
@@ -163,18 +165,18 @@ def format_of(name: str) -> tuple[FileFormat, Packing] | None:
 
 
 def _name(found: Path | HubFile) -> str:
-    return shown(found.name if isinstance(found, HubFile) else found)
+    return shown(found if isinstance(found, Path) else found.name)
 
 
 def _input_file(found: Path | HubFile, source: int) -> InputFile:
     file_format, packing = format_of(found.name) or ("txt", "none")
-    if isinstance(found, HubFile):
-        return InputFile(Path(found.name), source, file_format, packing, found.bytes, 0, found)
-    status = found.stat()
-    return InputFile(found, source, file_format, packing, status.st_size, status.st_mtime_ns)
+    if isinstance(found, Path):
+        status = found.stat()
+        return InputFile(found, source, file_format, packing, status.st_size, status.st_mtime_ns)
+    return InputFile(Path(found.name), source, file_format, packing, found.bytes, 0, found)
 
 
-_Found = Mapping[str, Path | HubFile]
+_Found = Mapping[str, "Path | HubFile"]
 """What tells a file from all others, whatever its names, → the file."""
 
 
@@ -188,7 +190,7 @@ def _expand(entry: str, where: str, faults: list[Fault]) -> Iterator[tuple[str, 
 
 
 def _files_of(entry: str, where: str, faults: list[Fault]) -> _Found:
-    if entry.startswith(PREFIX):
+    if entry.startswith(HUB_MARK):
         files = _hub().find(entry, where, faults, lambda name: format_of(name) is not None, FORMATS)
         return {file.name: file for file in files}
     if not entry.strip():
@@ -218,7 +220,7 @@ def _files_of(entry: str, where: str, faults: list[Fault]) -> _Found:
     lost = _lost(search, where)
     faults.extend(lost)
     _log_left_out(search, entry)
-    found = dict(search.sorted())
+    found = dict(sorted(search.found.items(), key=lambda file: file[1]))
     if not found and not lost:
         rule = f"names no corpus file; looked for {looked_for}"
         faults.append(Fault(where=where, value=shown(entry), rule=rule, remedy=_beside(path)))
@@ -271,7 +273,7 @@ def _listed(path: Path, entry: str, where: str, faults: list[Fault]) -> Iterator
         if line.startswith(LIST_MARK):
             faults.append(Fault(where=place, value=line, rule="a list cannot name another list"))
             continue
-        yield line if line.startswith(PREFIX) else str(path.parent / _path(line)), place
+        yield line if line.startswith(HUB_MARK) else str(path.parent / _path(line)), place
 
 
 def _is_packed_otherwise(name: str) -> bool:

@@ -7,7 +7,6 @@ each reading: the next range continues where the last one ended, instead of unpa
 from __future__ import annotations
 
 import io
-from types import TracebackType
 from typing import IO
 
 from zerokara.corpus.inputs import InputFile
@@ -126,7 +125,5 @@ class OpenStreams:
     def __enter__(self) -> OpenStreams:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 
 from zerokara.corpus import documents
 from zerokara.corpus.documents import (
-    HARMLESS,
     BadLine,
     Document,
     Reason,
@@ -36,21 +35,6 @@ from zerokara.corpus.lines import LineStream, OpenStreams
 
 if TYPE_CHECKING:
     from zerokara.corpus.tables import RowGroup
-
-__all__ = [
-    "HARMLESS",
-    "BadLine",
-    "Document",
-    "OpenStreams",
-    "Range",
-    "RangeReader",
-    "Reason",
-    "TxtDocument",
-    "excerpt",
-    "has_unknown_size",
-    "ranges",
-    "read",
-]
 
 MAX_REMOTE_FOOTERS = 64
 """More .parquet files than this on the Hub are read whole: to cut one takes some tenths of a second for its footer."""
@@ -80,14 +64,14 @@ class Range:
         return self.file.bytes if self.start == 0 and self.end is None else 0
 
 
-def is_whole(file: InputFile, txt_document: TxtDocument) -> bool:
+def is_one_document(file: InputFile, txt_document: TxtDocument) -> bool:
     """Whether the file is one document."""
     return file.format == "txt" and txt_document == "file"
 
 
 def has_unknown_size(file: InputFile, txt_document: TxtDocument) -> bool:
     """Whether the file is packed and consists of lines: its unpacked size is unknown until it is read."""
-    return file.is_packed and not is_whole(file, txt_document)
+    return file.is_packed and not is_one_document(file, txt_document)
 
 
 def ranges(files: Sequence[InputFile], target_bytes: int, txt_document: TxtDocument = "file") -> list[Range]:
@@ -99,7 +83,7 @@ def ranges(files: Sequence[InputFile], target_bytes: int, txt_document: TxtDocum
     cut: list[Range] = []
     far = sum(file.format == "parquet" and file.remote is not None for file in files) > MAX_REMOTE_FOOTERS
     for file in files:
-        whole = file.is_packed or is_whole(file, txt_document) or (far and file.format == "parquet")
+        whole = file.is_packed or is_one_document(file, txt_document) or (far and file.format == "parquet")
         if whole or file.bytes <= target_bytes:
             cut.append(Range(file))
         elif file.format == "parquet":
@@ -146,17 +130,23 @@ class RangeReader:
     def __iter__(self) -> Iterator[Document | BadLine]:
         if self.range.file.format == "parquet":
             return self._rows()
-        return self._whole_file() if is_whole(self.range.file, self.txt_document) else self._lines()
+        return self._whole_file() if is_one_document(self.range.file, self.txt_document) else self._lines()
 
     def _rows(self) -> Iterator[Document | BadLine]:
         from zerokara.corpus import tables  # pyarrow: only where there is such a file
 
-        for group in tables.row_groups(self.range.file, self.range.start, self.range.end, self.text_field):
-            self._group = group
-            yield from group.items
-            self._group = None
-            self._disk_bytes += group.disk_bytes
-            self.at_end = group.is_last
+        file = self.range.file
+        try:
+            for group in tables.row_groups(file, self.range.start, self.range.end, self.text_field):
+                self._group = group
+                yield from group
+                self._group = None
+                self._disk_bytes += group.disk_bytes
+                self.at_end = group.is_last
+        except tables.Damaged as damage:  # of nobody knows how many rows
+            self._disk_bytes = file.bytes
+            yield BadLine(file, 1, 0, Reason.DAMAGED, str(damage), lost_bytes=file.bytes)
+            self.at_end = True
         self.at_end = self.at_end or self.range.end is None
 
     def _lines(self) -> Iterator[Document | BadLine]:

@@ -68,10 +68,6 @@ class FileSearch:
                 self._take(path, real, path.is_file())
         self._follow_links()
 
-    def sorted(self) -> Iterator[tuple[str, Path]]:
-        """Real path and path of each file, by path."""
-        yield from sorted(self.found.items(), key=lambda found: found[1])
-
     def _walk(self, folder: Path, real: str) -> None:
         """Take all files of a folder and below; leave links for later."""
         waiting = [(str(folder), real)]
@@ -129,22 +125,15 @@ def _matches(pattern: str) -> Iterator[str]:
 
     `glob.glob` follows a circle of links until the path is too long, and with two such circles never ends.
     """
-    before, stars, after = _parted(pattern)
-    if not stars:
-        yield from glob.glob(pattern)
-        return
-    for start in glob.glob(before):
-        for folder in _folders(start, (os.path.realpath(start),)):
-            yield from _matches(os.path.join(glob.escape(folder), after)) if after else [folder]
-
-
-def _parted(pattern: str) -> tuple[str, str, str]:
-    """The parts of a pattern before and after the first ``**``."""
     parts = pattern.split("/")
     if "**" not in parts:
-        return pattern, "", ""
+        yield from glob.glob(pattern)
+        return
     place = parts.index("**")
-    return os.path.join("/".join(parts[:place]) or ("/" if place else "."), ""), "**", "/".join(parts[place + 1 :])
+    before, after = "/".join(parts[:place]) or ("/" if place else "."), "/".join(parts[place + 1 :])
+    for start in glob.glob(os.path.join(before, "")):
+        for folder in _folders(start, (os.path.realpath(start),)):
+            yield from _matches(os.path.join(glob.escape(folder), after)) if after else [folder]
 
 
 def _folders(folder: str, real_above: tuple[str, ...]) -> Iterator[str]:

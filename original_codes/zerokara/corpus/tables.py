@@ -12,7 +12,6 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -30,24 +29,12 @@ _DICTIONARY_BATCH_ROWS = 128
 _PAGE_BUFFER_BYTES, _REMOTE_BUFFER_BYTES = 1024 * 1024, 8 * 1024 * 1024
 
 
-@dataclass(frozen=True)
-class RowGroup:
-    """The items of one row group, to be iterated over before the next row group."""
-
-    items: Iterator[Document | BadLine]
-    disk_bytes: int
-    """Its share of the file's bytes."""
-    is_last: bool
-    rows: _Rows | None = None
-
-    @property
-    def read_bytes(self) -> int:
-        """The part of its share that was read so far."""
-        return round(self.disk_bytes * self.rows.read_share) if self.rows else self.disk_bytes
-
-
 class Damaged(Exception):
-    """The file is not a .parquet or has no readable footer."""
+    """The file is not a .parquet, has no readable footer, or a page of it cannot be read."""
+
+    def __str__(self) -> str:
+        """What pyarrow says, in one line and shortened."""
+        return excerpt(" ".join(super().__str__().split()).encode())
 
 
 def gathered_row_groups(file: InputFile, target_bytes: int) -> list[tuple[int, int | None, int]]:
@@ -89,31 +76,25 @@ def unpacked_bytes(file: InputFile) -> tuple[int, int]:
 
 
 def row_groups(file: InputFile, start: int, end: int | None, text_field: str) -> Iterator[RowGroup]:
-    """Read the row groups from `start` to before `end`, one after another.
+    """Read the row groups from `start` to before `end`; each is to be iterated over before the next.
 
     Raises:
+        Damaged: the file is not a .parquet.
         OSError: the disk or the network failed.
     """
-    try:
-        with _opened(file) as table:
-            footer = table.metadata
-            sizes = _disk_sizes(footer, file.bytes)
-            first_row = sum(footer.row_group(i).num_rows for i in range(min(start, footer.num_row_groups)))
-            line = 1
-            for group in range(start, footer.num_row_groups if end is None else min(end, footer.num_row_groups)):
-                rows = _Rows(file, table, group, text_field, first_row, line, sizes[group])
-                yield RowGroup(iter(rows), sizes[group], group == footer.num_row_groups - 1, rows)
-                first_row += footer.row_group(group).num_rows
-                line = rows.line
-    except Damaged as damage:
-        what = _shown(damage)
-        broken = BadLine(file, 1, 0, Reason.DAMAGED, what, lost_bytes=file.bytes)  # of nobody knows how many rows
-        yield RowGroup(iter([broken]), file.bytes, True)
+    with _opened(file) as table:
+        footer = table.metadata
+        sizes = _disk_sizes(footer, file.bytes)
+        first_row = sum(footer.row_group(i).num_rows for i in range(min(start, footer.num_row_groups)))
+        line = 1
+        for number in range(start, footer.num_row_groups if end is None else min(end, footer.num_row_groups)):
+            group = RowGroup(file, table, number, text_field, first_row, line, sizes[number])
+            yield group
+            first_row, line = group.end, group.line
 
 
 @contextmanager
 def _opened(file: InputFile) -> Iterator[pq.ParquetFile]:
-
     with file.open(0) as raw:
         buffer_bytes = _PAGE_BUFFER_BYTES if file.remote is None else _REMOTE_BUFFER_BYTES
         with _damage():
@@ -132,7 +113,6 @@ def _opened(file: InputFile) -> Iterator[pq.ParquetFile]:
 @contextmanager
 def _damage() -> Iterator[None]:
     """Raise `Damaged` for pyarrow's errors about a file; let errors of the disk and the network pass."""
-
     try:
         yield
     except OSError as error:
@@ -149,15 +129,10 @@ def _without_arrow_schema(footer: pq.FileMetaData) -> pq.FileMetaData:
     That gathers the texts of a whole row group in one dictionary, at several times their size. Without it the column is
     one of strings, as for any other reader of the file.
     """
-
     thrift = io.BytesIO()
     footer.write_metadata_file(thrift)
     renamed = thrift.getvalue().replace(b"ARROW:schema", b"NO_ARROW_ONE")  # as long, and unknown to all readers
     return pq.read_metadata(io.BytesIO(renamed))
-
-
-def _shown(damage: Damaged) -> str:
-    return excerpt(" ".join(str(damage).split()).encode())  # pyarrow's messages have several lines
 
 
 def _check_footer(footer: pq.FileMetaData) -> None:
@@ -182,8 +157,8 @@ def _disk_sizes(footer: pq.FileMetaData, file_bytes: int) -> list[int]:
     return sizes
 
 
-class _Rows:
-    """The items of one row group."""
+class RowGroup:
+    """The items of one row group, to be iterated over once."""
 
     def __init__(
         self,
@@ -196,13 +171,16 @@ class _Rows:
         disk_bytes: int,
     ):
         self.file, self.table, self.group, self.text_field = file, table, group, text_field
-        self.row, self.line, self.disk_bytes = first_row, line, disk_bytes
+        self.row, self.line = first_row, line
+        self.disk_bytes = disk_bytes
+        """Its share of the file's bytes."""
+        self.is_last = group == table.metadata.num_row_groups - 1
         self._first, self.end = first_row, first_row + table.metadata.row_group(group).num_rows
 
     @property
-    def read_share(self) -> float:
-        """Share of the rows that were read so far."""
-        return (self.row - self._first) / max(1, self.end - self._first)
+    def read_bytes(self) -> int:
+        """The part of its share that was read so far."""
+        return round(self.disk_bytes * (self.row - self._first) / max(1, self.end - self._first))
 
     def __iter__(self) -> Iterator[Document | BadLine]:
         reason, why = self._fault_of_column()
@@ -216,7 +194,7 @@ class _Rows:
                 with _damage():
                     values = next(batches, None)
             except Damaged as damage:
-                yield self._rest(_shown(damage))
+                yield self._rest(str(damage))
                 return
             if values is None:
                 if self.row < self.end:
@@ -269,7 +247,6 @@ class _Rows:
 
 
 def _holds_text(kind: pa.DataType) -> bool:
-
     tests = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
     views = (types.is_string_view, types.is_binary_view)
     return any(test(kind) for test in tests + views)
@@ -277,5 +254,4 @@ def _holds_text(kind: pa.DataType) -> bool:
 
 def _values(column: Any) -> list[bytes | None]:
     """The values as bytes, undecoded: one invalid string would spoil the whole batch."""
-
     return column.cast(pa.large_binary()).to_pylist()

@@ -68,7 +68,8 @@ def prove_logits(
     shape = source.shape
     # Documents as in training: each starts after the end of another.
     encoded = ([encoder.eos_id, *encoder.encode(document).tolist()] for document in documents)
-    made = objective(source.config, encoder)
+    config = source.config
+    made = objective(config, encoder, config.seed, config.intra_document_masking)
     is_encoder_decoder = shape.traits.is_encoder_decoder
     texts = windows.of_samples(encoded, shape, made) if is_encoder_decoder else windows.within_budget(encoded, shape)
     new_tokens = continuations.num_new_tokens(shape)

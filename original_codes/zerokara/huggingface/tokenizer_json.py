@@ -37,8 +37,8 @@ from typing import Any
 
 from zerokara.durable import write_bytes, write_json
 from zerokara.tokenizer.compatibility import check_exportable
-from zerokara.tokenizer.encoder import SPACE_MARK, Encoder
-from zerokara.tokenizer.model_file import ModelFile, Piece, PieceType
+from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokenizer.model_file import SPACE_MARK, ModelFile, Piece, PieceType
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 MODEL_FILE = "tokenizer.model"

@@ -4,7 +4,12 @@ It picks FlashAttention on a GPU and torch's own flash kernel on a CPU, never bu
 queries without repeating keys and values. On a CPU it is about 1.5 times as fast as megatron-core's
 DotProductAttention. With intra-document masking it is given one mask for all layers, in place of the causal flag.
 
-Shape suffixes: S sequence, B batch, H heads, K kv heads, E head dim, D = H·E.
+QK-norm is the RMSNorm of each head's queries and keys before the rotary embedding (Qwen3; Dehghani et al., 2023).
+Attention scores are then bounded by the weight, and no longer grow until the softmax saturates. One weight of size E
+serves all heads of a layer.
+
+Shape suffixes: S sequence, B batch, H heads, K kv heads, N either of the two (those of this process), E head dim,
+D = H·E.
 """
 
 from __future__ import annotations
@@ -13,9 +18,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
-from zerokara.model.megatron_core import AttnMaskType, TransformerConfig
+from zerokara.model import parallel
+from zerokara.model.megatron_core import AttnMaskType, TransformerConfig, copy_to_tensor_model_parallel_region
 
 
 class FusedAttention(torch.nn.Module):
@@ -68,6 +74,23 @@ class FusedAttention(torch.nn.Module):
             enable_gqa=mask is None and repeats > 1,
         )
         return out_BHSE.permute(2, 0, 1, 3).flatten(2)
+
+
+class HeadNorm(torch.nn.RMSNorm):
+    """A megatron-core `q_layernorm` or `k_layernorm` (0.16.1): [S, B, N, E] in and out."""
+
+    def __init__(self, hidden_size: int, config: TransformerConfig, eps: float):
+        """`hidden_size` is what megatron-core calls the head dim here."""
+        super().__init__(hidden_size, eps=eps)
+        self._alone = parallel.tensor_size() == 1
+
+    def forward(self, heads_SBNE: Tensor) -> Tensor:
+        """Normalize each head by itself."""
+        weight_E = self.weight
+        if not self._alone:
+            # Each process has some of the heads: the gradient of the weight is the sum over the processes.
+            weight_E = copy_to_tensor_model_parallel_region(weight_E, group=parallel.tensor_group())
+        return rms_norm(heads_SBNE, self.normalized_shape, weight_E, self.eps)
 
 
 def intra_document_mask(segments_BS: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import gelu, silu
 
 from zerokara.model import initial_weights, parallel, recomputation
-from zerokara.model.attention import FusedAttention
+from zerokara.model.attention import FusedAttention, HeadNorm
 from zerokara.model.auxiliary_loss import AuxiliaryLoss
 from zerokara.model.decoder import Decoder
 from zerokara.model.encoder_decoder import EncoderDecoder
@@ -32,7 +32,6 @@ from zerokara.model.megatron_core import (
     WrappedTorchNorm,
     get_bias_dropout_add,
 )
-from zerokara.model.qk_norm import HeadNorm
 from zerokara.model.shapes import ModelShape
 from zerokara.model.sharding import Sharding
 
@@ -56,7 +55,7 @@ def build(
     if shape.moe_layers:
         _add_experts(config, shape, routing)
     model = _encoder_decoder(shape, config) if shape.traits.is_encoder_decoder else _decoder(shape, config)
-    model.shape, model.sharding = shape, Sharding.of(shape)
+    model.shape, model.sharding = shape, Sharding(shape.traits.gated)
     if shape.moe_layers:
         model.auxiliary = AuxiliaryLoss()
         for experts in experts_of(model.all_layers()):

@@ -23,7 +23,6 @@ import math
 import torch
 from torch import Tensor
 
-from zerokara.model import parallel
 from zerokara.model.parameters import row_blocks
 from zerokara.model.shapes import ModelShape
 from zerokara.model.sharding import Sharding
@@ -36,15 +35,13 @@ _RESIDUAL = ("linear_proj.weight", "linear_fc2.weight", "experts_fc2.weight")
 @torch.no_grad()
 def draw(model: torch.nn.Module, shape: ModelShape, seed: int) -> None:
     """Fill the parameters of `model`: this rank's shards, in fp32."""
-    sharding = Sharding.of(shape)
+    sharding = Sharding(shape.traits.gated)
     for name, parameter in model.named_parameters():
         whole_shape = sharding.whole_shape(name, parameter.shape)
-        if parameter.shape == whole_shape:
-            _fill(parameter, name, shape, seed)
-        else:
-            whole = torch.empty(whole_shape, dtype=parameter.dtype)
-            _fill(whole, name, shape, seed)
-            parameter.copy_(sharding.local(name, whole, parallel.tensor_rank(), parallel.tensor_size()))
+        whole = parameter if parameter.shape == whole_shape else torch.empty(whole_shape, dtype=parameter.dtype)
+        _fill(whole, name, shape, seed)
+        if whole is not parameter:
+            parameter.copy_(sharding.local(name, whole))
 
 
 def _fill(whole: Tensor, name: str, shape: ModelShape, seed: int) -> None:

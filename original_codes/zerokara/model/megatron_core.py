@@ -3,6 +3,8 @@
 megatron-core deprecates `GPTModel` from 0.19 on.
 """
 
+# ruff: noqa: F401  # imported here for the other modules
+
 from __future__ import annotations
 
 import sys
@@ -66,33 +68,6 @@ with _without_unused_packages():
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
     from megatron.core.transformer.transformer_config import TransformerConfig
     from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
-
-__all__ = [
-    "MLP",
-    "AttnMaskType",
-    "ColumnParallelLinear",
-    "CrossAttention",
-    "CrossAttentionSubmodules",
-    "GPTModel",
-    "IdentityOp",
-    "MLPSubmodules",
-    "ModuleSpec",
-    "RowParallelLinear",
-    "SelfAttention",
-    "SelfAttentionSubmodules",
-    "T5Model",
-    "TransformerBlockSubmodules",
-    "TransformerConfig",
-    "TransformerLayer",
-    "TransformerLayerSubmodules",
-    "WrappedTorchNorm",
-    "copy_to_tensor_model_parallel_region",
-    "gather_from_tensor_model_parallel_region",
-    "get_bias_dropout_add",
-    "parallel_state",
-    "prepare_device",
-    "scatter_to_tensor_model_parallel_region",
-]
 
 
 def prepare_device(seed: int) -> None:

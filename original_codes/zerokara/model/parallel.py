@@ -33,12 +33,12 @@ def start(seed: int, tensor_parallel_size: int = 1) -> None:
     prepare_device(seed)
 
 
-def start_alone(seed: int = 0) -> None:
+def start_alone() -> None:
     """As `start`, in a process that is not part of a training run."""
     if not torch.distributed.is_initialized():
         os.environ.update(loopback.environment())
         torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    start(seed)
+    start(seed=0)
 
 
 def data_rank() -> int:

@@ -25,34 +25,16 @@ class Partition(Enum):
 
 
 _PARTITIONS = {
-    "word_embeddings.weight": Partition.ROWS,
-    "position_embeddings.weight": Partition.REPLICATED,
-    "input_layernorm.weight": Partition.REPLICATED,
-    "input_layernorm.bias": Partition.REPLICATED,
-    "relative_attention_bias.weight": Partition.REPLICATED,
-    "linear_qkv.weight": Partition.ROWS,
-    "linear_q.weight": Partition.ROWS,
-    "linear_kv.weight": Partition.ROWS,
-    "linear_qkv.bias": Partition.ROWS,
-    "q_layernorm.weight": Partition.REPLICATED,
-    "k_layernorm.weight": Partition.REPLICATED,
-    "linear_proj.weight": Partition.COLUMNS,
-    "linear_proj.bias": Partition.REPLICATED,
-    "pre_cross_attn_layernorm.weight": Partition.REPLICATED,
-    "pre_mlp_layernorm.weight": Partition.REPLICATED,
-    "pre_mlp_layernorm.bias": Partition.REPLICATED,
-    "linear_fc1.weight": Partition.ROWS,
-    "linear_fc1.bias": Partition.ROWS,
-    "linear_fc2.weight": Partition.COLUMNS,
-    "linear_fc2.bias": Partition.REPLICATED,
-    "router.weight": Partition.REPLICATED,
-    "experts_fc1.weight": Partition.REPLICATED,
-    "experts_fc2.weight": Partition.REPLICATED,
-    "final_layernorm.weight": Partition.REPLICATED,
-    "final_layernorm.bias": Partition.REPLICATED,
-    "output_layer.weight": Partition.ROWS,
+    **dict.fromkeys(
+        ("word_embeddings", "linear_qkv", "linear_q", "linear_kv", "linear_fc1", "output_layer"), Partition.ROWS
+    ),
+    **dict.fromkeys(("linear_proj", "linear_fc2"), Partition.COLUMNS),
+    **dict.fromkeys(("position_embeddings", "relative_attention_bias"), Partition.REPLICATED),
+    **dict.fromkeys(("input_layernorm", "q_layernorm", "k_layernorm", "final_layernorm"), Partition.REPLICATED),
+    **dict.fromkeys(("pre_cross_attn_layernorm", "pre_mlp_layernorm"), Partition.REPLICATED),
+    **dict.fromkeys(("router", "experts_fc1", "experts_fc2"), Partition.REPLICATED),
 }
-"""By the last two components of the parameter's name."""
+"""By the last module in a parameter's name."""
 
 
 def partition_of(name: str, gated: bool) -> Partition:
@@ -61,8 +43,11 @@ def partition_of(name: str, gated: bool) -> Partition:
     Raises:
         KeyError: the table does not know the parameter.
     """
-    ending = ".".join(name.split(".")[-2:])
-    return Partition.GATED_ROWS if gated and "linear_fc1" in ending else _PARTITIONS[ending]
+    module, kind = name.split(".")[-2:]
+    partition = _PARTITIONS[module]
+    if partition is Partition.COLUMNS and kind == "bias":
+        return Partition.REPLICATED  # added once to the sum over the ranks
+    return Partition.GATED_ROWS if gated and module == "linear_fc1" else partition
 
 
 def local_sizes(shape: ModelShape, tensor_parallel_size: int) -> dict[str, int]:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from zerokara.config.architectures import ARCHITECTURES, Architecture
-from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.model_settings import ModelSettings
 from zerokara.progress import count_text
 
 VOCABULARY_MULTIPLE = 128
@@ -81,7 +81,7 @@ class ModelShape:
                 object.__setattr__(self, name, value)
 
     @classmethod
-    def from_config(cls, config: PretrainConfig, vocab_size: int) -> ModelShape:
+    def from_config(cls, config: ModelSettings, vocab_size: int) -> ModelShape:
         """The shape that a configuration and a tokenizer make."""
         return cls(
             architecture=config.architecture,

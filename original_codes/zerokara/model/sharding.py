@@ -24,7 +24,6 @@ from torch import Tensor
 
 from zerokara.model import parallel
 from zerokara.model.parameters import Partition, partition_of
-from zerokara.model.shapes import ModelShape
 
 
 class Sharding:
@@ -33,11 +32,6 @@ class Sharding:
     def __init__(self, gated: bool):
         """`gated` is whether `linear_fc1` holds a gate (`Architecture.gated`)."""
         self._gated = gated
-
-    @classmethod
-    def of(cls, shape: ModelShape) -> Sharding:
-        """The sharding of a model of this shape."""
-        return cls(shape.traits.gated)
 
     def partition(self, name: str) -> Partition:
         """The partition of the parameter `name`; raises KeyError where the table does not know it."""

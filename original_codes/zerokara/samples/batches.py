@@ -17,8 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from zerokara.samples.mixed_order import MixedOrder
 from zerokara.samples.objective import Batch, Objective
-from zerokara.samples.order import Order
+from zerokara.samples.order import SampleOrder
 from zerokara.samples.packed import PackedTokens
 
 
@@ -49,7 +50,14 @@ class BatchLayout:
 class Batches:
     """The micro batches of one rank, as an objective makes them."""
 
-    def __init__(self, tokens: PackedTokens, order: Order, layout: BatchLayout, objective: Objective, rank: int = 0):
+    def __init__(
+        self,
+        tokens: PackedTokens,
+        order: SampleOrder | MixedOrder,
+        layout: BatchLayout,
+        objective: Objective,
+        rank: int = 0,
+    ):
         assert order.num_samples == len(tokens), f"an order of {order.num_samples} for {len(tokens)} samples"
         self.tokens, self.order, self.layout, self.rank, self._objective = tokens, order, layout, rank, objective
 

@@ -14,7 +14,6 @@ from typing import Any
 
 from zerokara.config.curriculum import OrderKind, Stage
 from zerokara.config.data_settings import DataSettings
-from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.sample_lengths import SampleLengths
 from zerokara.config.training_settings import DataOrderSettings
 from zerokara.errors import Fault, UserError
@@ -40,24 +39,23 @@ class DataPlan:
     """Empty if the tokens are read as one stream."""
 
     @classmethod
-    def from_config(cls, config: PretrainConfig) -> DataPlan:
+    def from_config(cls, data: DataSettings, order: DataOrderSettings, lengths: SampleLengths, seed: int) -> DataPlan:
         """Apply a configuration to the token files.
 
         Raises:
             UserError: there are no token files, or their sources are not those that the weights are for; a source with
                 a weight is shorter than one sequence.
         """
-        sources = read_sources(config.output_prefix)
+        sources = read_sources(data.output_prefix)
         stages: tuple[MixedStage, ...] = ()
-        if config.stages or config.source_weights != "proportional":
-            faults = list(_source_faults(config, sources))
+        if order.is_mixture:
+            faults = list(_source_faults(data, sources))
             if not faults:
-                stages = _mixed_stages(config, sources)
-                faults += _length_faults(config, sources, stages)
+                stages = _mixed_stages(order, lengths, sources)
+                faults += _length_faults(order, lengths, sources, stages)
             if faults:
                 raise UserError(faults)
-        prefix = TokenPaths(config.output_prefix).train
-        return cls(prefix, sources, config.lengths, config.seed, config.order, stages)
+        return cls(TokenPaths(data.output_prefix).train, sources, lengths, seed, order.order, stages)
 
     @property
     def parts(self) -> list[int]:
@@ -102,8 +100,10 @@ def _source_faults(config: DataSettings, sources: Sequence[TokenSource]) -> Iter
         yield config.fault("input_jsonl", rule, "restore it, or tokenize again: step 2 with --redo")
 
 
-def _mixed_stages(config: PretrainConfig, sources: Sequence[TokenSource]) -> tuple[MixedStage, ...]:
-    available = [config.lengths.samples_in(source.num_tokens) for source in sources]
+def _mixed_stages(
+    config: DataOrderSettings, lengths: SampleLengths, sources: Sequence[TokenSource]
+) -> tuple[MixedStage, ...]:
+    available = [lengths.samples_in(source.num_tokens) for source in sources]
     stages = []
     for stage in config.stages or (Stage(tokens="rest"),):
         weights = stage.source_weights or config.source_weights
@@ -111,12 +111,12 @@ def _mixed_stages(config: PretrainConfig, sources: Sequence[TokenSource]) -> tup
         length: int | None = None
         if stage.source_tokens is not None:
             # With the numbers of samples as weights, the seats of each source are exactly these numbers.
-            whole = tuple(_samples_in(tokens, config.lengths.raw) for tokens in stage.source_tokens)
+            whole = tuple(_samples_in(tokens, lengths.raw) for tokens in stage.source_tokens)
             length = sum(whole)
         else:
             whole = tuple(available) if isinstance(weights, str) else whole_weights(weights)
             if num is not None:
-                length = _samples_in(num, config.lengths.raw)
+                length = _samples_in(num, lengths.raw)
         stages.append(MixedStage(whole, length, stage.order or config.order, stage.name or ""))
     return tuple(stages)
 
@@ -125,26 +125,22 @@ def _samples_in(tokens: int, sample_tokens: int) -> int:
     return max(1, round(tokens / sample_tokens)) if tokens else 0
 
 
-def _key(config: DataOrderSettings, index: int, key: str) -> str:
-    """The key from which stage `index` has a setting: its own, or the top level's."""
-    own = config.stages and getattr(config.stages[index], key) is not None
-    return f"stages[{index}].{key}" if own else key
-
-
 def _length_faults(
-    config: PretrainConfig, sources: Sequence[TokenSource], stages: Sequence[MixedStage]
+    config: DataOrderSettings, lengths: SampleLengths, sources: Sequence[TokenSource], stages: Sequence[MixedStage]
 ) -> Iterator[Fault]:
     seen = set()
     for index, stage in enumerate(stages):
-        exact = config.stages and config.stages[index].source_tokens is not None
-        key = f"stages[{index}].source_tokens" if exact else _key(config, index, "source_weights")
+        own = config.stages[index] if config.stages else Stage()
+        given = [name for name in ("source_tokens", "source_weights") if getattr(own, name) is not None]
+        key = f"stages[{index}].{given[0]}" if given else "source_weights"
         for source, weight in zip(sources, stage.weights, strict=True):
-            if weight and not config.lengths.samples_in(source.num_tokens) and (key, source) not in seen:
+            if weight and not lengths.samples_in(source.num_tokens) and (key, source) not in seen:
                 seen.add((key, source))
                 rule = (
                     f"uses {source.name}, which has {source.num_tokens:,} training tokens; one sequence takes "
-                    f"{config.lengths.requirement}"
+                    f"{lengths.requirement}"
                 )
                 yield config.fault(key, rule, "give it weight 0, or more text (step 2)")
         if not sum(stage.weights):
-            yield config.fault("seq_len", "is longer than every source")
+            rule = f"reads sources that are all shorter than a sequence, which takes {lengths.requirement} tokens"
+            yield config.fault(key, rule, "give more text (step 2), or lower seq_len")

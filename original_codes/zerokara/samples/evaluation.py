@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,23 +30,13 @@ from zerokara.samples.objective import Batch, Objective
 from zerokara.tokens.indexed import IndexedTokens
 
 
-class EvaluationBatches(Protocol):
-    """The batches of one validation."""
-
-    num_parts: int
-
-    def batches(self, micro_batch_size: int, rank: int = 0, num_ranks: int = 1) -> Iterator[tuple[int, Batch]]:
-        """The micro batches that `rank` evaluates, each with the part that it counts for; as many on every rank."""
-        ...
-
-
 def evaluation_batches(
     prefix: Path | str,
     objective: Objective,
     start_id: int,
     max_tokens: int | None = None,
     part_tokens: Sequence[int] = (),
-) -> EvaluationBatches:
+) -> WindowBatches | SampleBatches:
     """The batches of a validation file (or of its first `max_tokens` tokens), as the objective needs them.
 
     `part_tokens` are the numbers of tokens of the parts; empty for a single part. `max_tokens` takes the beginning of

@@ -150,13 +150,11 @@ class MixedOrder:
             if samples
         }
 
-    def at(self, position: int) -> tuple[int, int]:
-        """Epoch of its source, and index among the samples of all sources, of the sample at `position`."""
-        epochs, indices = self.at_many(np.array([position], dtype=np.int64))
-        return int(epochs[0]), int(indices[0])
-
     def at_many(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Epochs and indices of the samples at `positions` (one dimension, in any order, in any stages)."""
+        """Epochs of their sources, and indices among the samples of all sources, of the samples at `positions`.
+
+        The positions have one dimension, and may be in any order and in any stages.
+        """
         assert self.length is None or not len(positions) or positions.max() < self.length, "beyond the last stage"
         epochs, indices = np.empty_like(positions), np.empty_like(positions)
         numbers = np.searchsorted(self.firsts, positions, side="right") - 1

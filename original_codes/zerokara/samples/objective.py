@@ -13,14 +13,13 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.model_settings import ModelSettings
 from zerokara.config.sample_lengths import SampleLengths
-from zerokara.errors import UserError
+from zerokara.errors import Fault, UserError
 from zerokara.samples import spans
 from zerokara.tokenizer.encoder import Encoder
 
@@ -60,58 +59,27 @@ class Prompt:
     """First inputs of the decoder."""
 
 
-class Objective(Protocol):
-    """An objective of one run."""
-
-    @property
-    def lengths(self) -> SampleLengths:
-        """Lengths of one sample."""
-        ...
-
-    @property
-    def sentinel_ids(self) -> list[int]:
-        """Ids of the sentinel tokens, which are control tokens and yet predicted."""
-        ...
-
-    def __call__(self, tokens: Ids, keys: Ids, real: NDArray[np.bool_] | None = None) -> Batch:
-        """Make the batch of `tokens` [b, raw + overlap], with the samples' keys [b], unique in the run.
-
-        `real`, like `tokens`, is False on padding.
-        """
-        ...
-
-    def target_counts(self, token_counts: Ids) -> NDArray[np.float64]:
-        """Relative frequency of each id among the targets, given `token_counts` [ids] of the corpus.
-
-        Its entropy is the unigram-entropy baseline: the loss of a model that knows only how frequent each target is.
-        """
-        ...
-
-    def prompt(self, encoder: Encoder, text: str, max_new_tokens: int) -> Prompt:
-        """The ids of a prompt, with room for `max_new_tokens` after them."""
-        ...
-
-
 @dataclass(frozen=True)
 class Causal:
     """Next-token prediction. Every token counts, the EOD too, or a model would never learn to stop."""
 
     lengths: SampleLengths
+    """Lengths of one sample."""
     masking_eod_id: int | None = None
     """Id of the EOD with intra-document masking, None without it."""
 
     @classmethod
-    def from_config(cls, config: PretrainConfig, encoder: Encoder) -> Causal:
-        """The objective of a run."""
-        return cls(config.lengths, encoder.eos_id if config.intra_document_masking else None)
+    def of_run(cls, lengths: SampleLengths, encoder: Encoder, seed: int, intra_document_masking: bool) -> Causal:
+        """The objective of a run, which has no use for the seed."""
+        return cls(lengths, encoder.eos_id if intra_document_masking else None)
 
     @property
     def sentinel_ids(self) -> list[int]:
-        """An empty list."""
+        """Control tokens that are predicted all the same: none."""
         return []
 
     def __call__(self, tokens: Ids, keys: Ids, real: NDArray[np.bool_] | None = None) -> Batch:
-        """Make the batch of `tokens` [b, S + 1]."""
+        """Make the batch of `tokens` [b, S + 1], whatever the keys; `real`, like `tokens`, is False on padding."""
         mask = np.ones(tokens[:, 1:].shape, np.float32) if real is None else real[:, 1:].astype(np.float32)
         inputs, labels = np.ascontiguousarray(tokens[:, :-1]), np.ascontiguousarray(tokens[:, 1:])
         eod_id = self.masking_eod_id
@@ -119,11 +87,14 @@ class Causal:
         return Batch(inputs, labels, mask, segments)
 
     def target_counts(self, token_counts: Ids) -> NDArray[np.float64]:
-        """The counts of the corpus: each token is predicted once an epoch."""
+        """Relative frequency of each id among the targets: as in the corpus, each token is predicted once an epoch.
+
+        Its entropy is the unigram-entropy baseline: the loss of a model that knows only how frequent each target is.
+        """
         return token_counts.astype(np.float64)
 
     def prompt(self, encoder: Encoder, text: str, max_new_tokens: int) -> Prompt:
-        """The ids of the text; the beginning of one that would fill the context is cut off."""
+        """The ids of the text, with room for `max_new_tokens`: the beginning of a long one is cut off."""
         return Prompt([], encoder.prompt_ids(text)[-max(1, self.lengths.input - max_new_tokens) :])
 
 
@@ -141,29 +112,32 @@ class SpanCorruption:
     """First input of the decoder."""
 
     @classmethod
-    def from_config(cls, config: PretrainConfig, encoder: Encoder) -> SpanCorruption:
-        """The objective of a run.
+    def of_run(cls, lengths: SampleLengths, encoder: Encoder, seed: int, _: bool) -> SpanCorruption:
+        """The objective of a run, in which spans cross documents.
 
         Raises:
             UserError: a sample has more masked spans than the tokenizer has sentinels.
         """
-        lengths, sentinels = config.lengths, encoder.sentinel_ids
+        sentinels = encoder.sentinel_ids
         if lengths.num_spans > len(sentinels):
             rule = (
                 f"has {len(sentinels)} sentinel tokens <extra_id_N>; a sample of {lengths.raw} tokens needs one for "
                 f"each of its {lengths.num_spans} masked spans"
             )
             remedy = f"train a tokenizer with extra_ids: {max(100, lengths.num_spans)} (step 1), or lower seq_len"
-            raise UserError(config.fault("input_tokenizer_file", rule, remedy))
-        return cls(lengths, config.seed, np.array(sentinels, dtype=np.int64), encoder.eos_id, encoder.pad_id)
+            raise UserError(Fault(str(encoder.model_path), rule, "input_tokenizer_file", remedy=remedy))
+        return cls(lengths, seed, np.array(sentinels, dtype=np.int64), encoder.eos_id, encoder.pad_id)
 
     @property
     def sentinel_ids(self) -> list[int]:
-        """Ids of <extra_id_0>, <extra_id_1>, …"""
+        """Control tokens that are predicted all the same: <extra_id_0>, <extra_id_1>, …"""
         return [int(sentinel) for sentinel in self.sentinels]
 
     def __call__(self, tokens: Ids, keys: Ids, real: NDArray[np.bool_] | None = None) -> Batch:
-        """Make the batch of `tokens` [b, raw]; a sample counts as a whole, if its first token is real."""
+        """Make the batch of `tokens` [b, raw], with the samples' keys [b], unique in the run, which place the spans.
+
+        `real`, like `tokens`, is False on padding; a sample counts as a whole, if its first token is real.
+        """
         noise = spans.noise_mask(self.lengths, self.seed, keys)
         inputs, labels = spans.corrupt(tokens, noise, self.sentinels, self.end_id)
         counts = np.ones(len(tokens), np.bool_) if real is None else real[:, 0]
@@ -202,19 +176,21 @@ def _shifted(labels: Ids, start_id: int) -> Ids:
     return np.concatenate([np.full((len(labels), 1), start_id, dtype=np.int64), labels[:, :-1]], axis=1)
 
 
-OBJECTIVES: dict[str, Callable[[PretrainConfig, Encoder], Objective]] = {
-    "causal": Causal.from_config,
-    "span_corruption": SpanCorruption.from_config,
+Objective = Causal | SpanCorruption
+
+OBJECTIVES: dict[str, Callable[[SampleLengths, Encoder, int, bool], Objective]] = {
+    "causal": Causal.of_run,
+    "span_corruption": SpanCorruption.of_run,
 }
 
 
-def objective(config: PretrainConfig, encoder: Encoder) -> Objective:
+def objective(model: ModelSettings, encoder: Encoder, seed: int, intra_document_masking: bool) -> Objective:
     """The objective of a run: the table's entry for its architecture.
 
     Raises:
         UserError: the tokenizer lacks what the objective needs.
     """
-    return OBJECTIVES[config.traits.objective](config, encoder)
+    return OBJECTIVES[model.traits.objective](model.lengths, encoder, seed, intra_document_masking)
 
 
 def prompt_inputs(

@@ -17,8 +17,6 @@ Generators, 2014): with mix() its finaliser and G = 2^64/golden ratio, all modul
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -78,17 +76,6 @@ class KeyedPermutation:
         return (left << half) | right
 
 
-class Order(Protocol):
-    """An order, as `Batches` uses it."""
-
-    num_samples: int
-    """Samples in one epoch of all sources."""
-
-    def at_many(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Epochs and indices of the samples at `positions` of the run."""
-        ...
-
-
 class SampleOrder:
     """The declared order of a run over `num_samples` samples an epoch, as a pure function of the position."""
 
@@ -96,11 +83,6 @@ class SampleOrder:
         assert num_samples >= 1, f"an order of {num_samples} samples"
         assert kind in ("shuffle", "sequential"), kind
         self.num_samples, self.seed, self.kind = num_samples, seed, kind
-
-    def at(self, position: int) -> tuple[int, int]:
-        """Epoch and index in the epoch of the sample at `position`, counted over all epochs."""
-        epochs, indices = self.at_many(np.array([position], dtype=np.int64))
-        return int(epochs[0]), int(indices[0])
 
     def at_many(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Epochs and indices of the samples at `positions` (one dimension, in any order, over any epochs)."""

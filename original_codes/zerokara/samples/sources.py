@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from zerokara import manifest
 from zerokara.errors import Fault, UserError
-from zerokara.tokens.header import read_header
+from zerokara.tokens.indexed import read_header
 from zerokara.tokens.layout import TokenPaths, bin_path
 
 

@@ -4,7 +4,7 @@ Of n tokens N are noise, in M masked spans; both follow from the length (`config
 have the same lengths. A text begins with a span that is kept, then a masked one, and so on in turn; every way to cut
 the N noise tokens into M spans, and the others into M, is equally likely. The encoder input is the text with a sentinel
 token in place of each masked span, and an end token; the decoder target is each sentinel followed by the tokens of its
-span, and an end token. `merged` puts the two together again.
+span, and an end token.
 
 Example, N = 3, M = 2, sentinels X Y, end E: a b c d e f with c d and f masked gives the encoder input a b X e Y E and
 the decoder target X c d Y f E.
@@ -43,23 +43,6 @@ def noise_mask(lengths: SampleLengths, seed: int, keys: Ids) -> NDArray[np.bool_
     begins = np.cumsum(in_turn, axis=1)[:, :-1]
     np.put_along_axis(changes, begins, 1, axis=1)
     return np.cumsum(changes, axis=1) % 2 == 1
-
-
-def merged(encoder_input: Ids, target: Ids, sentinels: Ids, end_id: int) -> Ids:
-    """The raw text of one sample, from its encoder input and decoder target; one dimension each."""
-    place_of = {int(sentinel): place for place, sentinel in enumerate(sentinels)}
-    spans: dict[int, list[int]] = {}
-    current: list[int] = []
-    for token in target[:-1].tolist():
-        if token in place_of:
-            current = spans.setdefault(place_of[token], [])
-        else:
-            current.append(token)
-    assert encoder_input[-1] == target[-1] == end_id, "both end with it"
-    text: list[int] = []
-    for token in encoder_input[:-1].tolist():
-        text.extend(spans[place_of[token]] if token in place_of else [token])
-    return np.array(text, dtype=np.int64)
 
 
 def _with_sentinels(tokens: Ids, masked: NDArray[np.bool_], sentinels: Ids, end_id: int) -> Ids:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from zerokara.config.loading import load
 from zerokara.config.rendering import help_text
@@ -35,13 +35,10 @@ def parse(
     config_class: type[Settings],
     default_config: str,
     doc: str,
-    *,
-    write: str = "",
-    verify_resume: str = "",
-    evaluate: str = "",
     redo: str = REDO_HELP,
+    **flags: str,
 ) -> Options:
-    """Read the command line; `write`, `verify_resume` and `evaluate` are the help of flags that not every step has."""
+    """Read the command line; `redo` is the help of that flag, `flags` the help of those of `_FLAGS` that a step has."""
     wants_help = not {"-h", "--help"}.isdisjoint(argv)
     parser = argparse.ArgumentParser(
         prog=os.environ.get(COMMAND_NAME),
@@ -53,6 +50,7 @@ def parse(
     )
     parser.add_argument(
         "--config",
+        dest="config_path",
         type=Path,
         default=Path(default_config),
         metavar="PATH",
@@ -60,6 +58,7 @@ def parse(
     )
     parser.add_argument(
         "--set",
+        dest="overrides",
         action="append",
         default=[],
         metavar="KEY=VALUE",
@@ -67,29 +66,23 @@ def parse(
     )
     parser.add_argument("--redo", action="store_true", help=redo)
     parser.add_argument("--dry-run", action="store_true", help="check everything, print what would be done, and stop")
-    if write:
-        parser.add_argument("--write", action="store_true", help=write)
-    if verify_resume:
-        parser.add_argument("--verify-resume", type=_steps, nargs="?", const=3, metavar="N", help=verify_resume)
-    if evaluate:
-        parser.add_argument("--evaluate", nargs="?", const="", metavar="CHECKPOINT", help=evaluate)
-    given = parser.parse_args(argv)
-    return Options(
-        given.config,
-        tuple(given.set),
-        given.redo,
-        given.dry_run,
-        bool(write and given.write),
-        given.verify_resume if verify_resume else None,
-        given.evaluate if evaluate else None,
-        again(argv),
-    )
+    for name, text in flags.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", help=text, **_FLAGS[name])
+    return Options(**vars(parser.parse_args(argv)), again=again(argv))
 
 
 def _steps(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"{text}: must be a number of steps, 1 or more")
     return int(text)
+
+
+_FLAGS: dict[str, dict[str, Any]] = {
+    "write": {"action": "store_true"},
+    "verify_resume": {"type": _steps, "nargs": "?", "const": 3, "metavar": "N"},
+    "evaluate": {"nargs": "?", "const": "", "metavar": "CHECKPOINT"},
+}
+"""Flags that not every step has: arguments of argparse's `add_argument`."""
 
 
 def run(
@@ -99,19 +92,15 @@ def run(
     default_config: str,
     doc: str,
     *,
-    write: str = "",
-    verify_resume: str = "",
-    evaluate: str = "",
-    redo: str = REDO_HELP,
     is_part: bool = False,
+    **flags: str,
 ) -> int:
     """Load the configuration, run a step, and return its exit code; errors are printed on stderr.
 
-    A step that `is_part` of another one, which started it, does not print the command to resume.
+    A step that `is_part` of another one, which started it, does not print the command to resume. `flags`: as in
+    `parse`, `redo` among them.
     """
-    options = parse(
-        argv, config_class, default_config, doc, write=write, verify_resume=verify_resume, evaluate=evaluate, redo=redo
-    )
+    options = parse(argv, config_class, default_config, doc, **flags)
     if is_part:
         options = replace(options, again="")
     return guarded(lambda: main(load(config_class, options.config_path, options.overrides), options), options.again)

@@ -9,6 +9,7 @@ from zerokara import manifest
 from zerokara.config.editing import write_train_tokens
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.sample_lengths import SampleLengths
+from zerokara.config.training_settings import OptimizationSettings, TrainingSettings
 from zerokara.errors import UserError
 from zerokara.progress import bytes_text, log, summary
 from zerokara.samples.data_plan import DataPlan
@@ -30,8 +31,7 @@ def count_tokens(config: PretrainConfig, options: command.Options) -> None:
     if samples == 0:
         rule = f"is longer than the whole training text, which has {counts.train.tokens:,} tokens"
         raise UserError(config.fault("seq_len", rule, f"set it below {counts.train.tokens:,}, or use more text"))
-    is_mixed = bool(config.stages) or config.source_weights != "proportional"
-    if is_mixed:
+    if config.is_mixture:
         schedule, mixture = _mixture(config)
         train_tokens = schedule.num_tokens
     else:
@@ -39,7 +39,7 @@ def count_tokens(config: PretrainConfig, options: command.Options) -> None:
         train_tokens = round(config.epochs * samples * lengths.raw)
     rows = [("train", _split_text(counts.train, lengths)), ("valid", _split_text(counts.valid, lengths))]
     rows += _source_rows(paths)
-    rows.append(("train_tokens", _length_text(config, train_tokens, samples * lengths.raw, is_mixed)))
+    rows.append(("train_tokens", _length_text(config, train_tokens, samples * lengths.raw)))
     rows.append(("run", _run_text(config, schedule)))
     if options.write:
         if not options.dry_run:
@@ -54,7 +54,7 @@ def count_tokens(config: PretrainConfig, options: command.Options) -> None:
 
 def _mixture(config: PretrainConfig) -> tuple[Schedule, list[str]]:
     """The schedule of a run that mixes sources, and the table of what it takes of each."""
-    plan = DataPlan.from_config(config)
+    plan = DataPlan.from_config(config, config, config.lengths, config.seed)
     schedule = consumption.schedule_of(config, plan)
     table = consumption.consumption(plan, schedule)
     consumption.check_epochs(config, table)
@@ -70,14 +70,14 @@ def _source_rows(paths: TokenPaths) -> list[tuple[str, str]]:
     return [(name, f"{split['documents']:,} documents, {split['tokens']:,} training tokens") for name, split in named]
 
 
-def _length_text(config: PretrainConfig, train_tokens: int, epoch_tokens: int, is_mixed: bool) -> str:
+def _length_text(config: TrainingSettings, train_tokens: int, epoch_tokens: int) -> str:
     if config.train_tokens != "auto":
         return f"{config.train_tokens:,} tokens: {config.train_tokens / epoch_tokens:.3f} epochs of {epoch_tokens:,}"
-    epochs = "as in the table below" if is_mixed else f"{config.epochs:g} epochs of {epoch_tokens:,}"
+    epochs = "as in the table below" if config.is_mixture else f"{config.epochs:g} epochs of {epoch_tokens:,}"
     return f"auto: {train_tokens:,} tokens, {epochs}"
 
 
-def _run_text(config: PretrainConfig, schedule: Schedule) -> str:
+def _run_text(config: OptimizationSettings, schedule: Schedule) -> str:
     limit = ", which max_steps sets" if schedule.num_steps == config.max_steps else ""
     return (
         f"{schedule.num_steps:,} steps{limit}, of {schedule.batch_tokens:,} tokens each: {schedule.num_tokens:,} "

@@ -10,7 +10,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,26 +39,18 @@ class Step:
     config_class: type[Settings]
     config_name: str
     """Its default configuration file."""
-    needed_keys: frozenset[str]
-    """The settings that it needs."""
+    needed_keys: frozenset[str] = frozenset()
+    """The settings that it needs; empty for all."""
 
 
 _TRAINING_KEYS = frozenset(PretrainConfig.model_fields) - {"num_workers"}
 _UPLOAD_KEYS = frozenset({"output_tokenizer_and_model_dir", "huggingface_name", "private"})
 
-TRAIN_TOKENIZER = Step(
-    "python",
-    "1_train_sentencepiece_tokenizer.py",
-    TokenizerConfig,
-    "sentence_piece_config.yaml",
-    frozenset(TokenizerConfig.model_fields),
-)
+TRAIN_TOKENIZER = Step("python", "1_train_sentencepiece_tokenizer.py", TokenizerConfig, "sentence_piece_config.yaml")
 TOKENIZE = Step("bash", "2_tokenize.sh", PretrainConfig, "config.yaml", frozenset(DataSettings.model_fields))
 COUNT_TOKENS = Step("python", "count_tokens.py", PretrainConfig, "config.yaml", _TRAINING_KEYS)
 TRAIN = Step("bash", "3_train_node1.sh", PretrainConfig, "config.yaml", _TRAINING_KEYS)
-CONVERT = Step(
-    "bash", "4_convert_to_HF.sh", ConvertConfig, "convert_config.yaml", frozenset(ConvertConfig.model_fields)
-)
+CONVERT = Step("bash", "4_convert_to_HF.sh", ConvertConfig, "convert_config.yaml")
 UPLOAD = Step("python", "6_upload.py", ConvertConfig, "convert_config.yaml", _UPLOAD_KEYS)
 STEPS = (TRAIN_TOKENIZER, TOKENIZE, COUNT_TOKENS, TRAIN, CONVERT, UPLOAD)
 
@@ -83,7 +75,7 @@ def render(
     except UserError:  # the next step will report it
         following = None
     given = {text.partition("=")[0]: text for text in options.overrides}
-    needed = step.needed_keys
+    needed: Collection[str] = step.needed_keys or step.config_class.model_fields
     passed_on = [
         text
         for key, text in given.items()

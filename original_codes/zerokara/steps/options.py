@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ class Options:
     """The options of the command line that are not settings."""
 
     config_path: Path
-    overrides: tuple[str, ...] = ()
+    overrides: Sequence[str] = ()
     redo: bool = False
     dry_run: bool = False
     write: bool = False

@@ -19,7 +19,7 @@ from zerokara.config.data_settings import DataSettings
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.settings import Settings
 from zerokara.config.tokenizer_config import TokenizerConfig
-from zerokara.config.training_settings import TrainingSettings
+from zerokara.config.training_settings import OptimizationSettings
 from zerokara.corpus.inputs import InputFile
 from zerokara.errors import Fault, UserError
 from zerokara.huggingface.exported_folder import UPLOAD_RECORD_NAME
@@ -52,34 +52,20 @@ def check(faults: Iterable[Fault], unless: Path | None = None) -> None:
 def of_tokenizer(config: TokenizerConfig) -> Iterator[Fault]:
     """Step 1."""
     folder = Path(config.output_dir)
-    names = (*TOKENIZER_NAMES, LOG_NAME, "manifest.json")
-    reasons = [reason_against_folder(folder), *(reason_against_file(folder / name) for name in names)]
-    if cannot := list(_first(config, "output_dir", reasons)):
-        yield from cannot
-        return
-    files = [folder / name for name in TOKENIZER_NAMES]
-    if not _is_our_log(folder / LOG_NAME):
-        files.append(folder / LOG_NAME)
     under_way = (folder / WORK_NAME).is_dir()
-    yield from _not_ours(config, "output_dir", files, folder / "manifest.json", TOKENIZER_STEP, under_way)
+    yield from _of_files(config, "output_dir", folder, tokenizer_files(config), TOKENIZER_STEP, under_way)
 
 
 def tokenizer_files(config: TokenizerConfig) -> list[Path]:
-    """What step 1 writes."""
-    folder = Path(config.output_dir)
-    return [folder / name for name in (*TOKENIZER_NAMES, LOG_NAME, "manifest.json")]
+    """What step 1 writes, the manifest last."""
+    return [Path(config.output_dir, name) for name in (*TOKENIZER_NAMES, LOG_NAME, "manifest.json")]
 
 
 def of_tokens(config: DataSettings) -> Iterator[Fault]:
     """Step 2."""
-    paths, files = TokenPaths(config.output_prefix), token_files(config)
-    reasons = [reason_against_folder(paths.work_folder), *map(reason_against_file, files)]
-    if cannot := list(_first(config, "output_prefix", reasons)):
-        yield from cannot
-        return
-    under_way = any(paths.work_folder.glob("*.json"))
-    written = [path for path in files[:-1] if path != paths.quarantine or not _is_our_quarantine(path)]
-    yield from _not_ours(config, "output_prefix", written, paths.manifest, TOKENS_STEP, under_way)
+    folder = TokenPaths(config.output_prefix).work_folder
+    under_way = any(folder.glob("*.json"))
+    yield from _of_files(config, "output_prefix", folder, token_files(config), TOKENS_STEP, under_way)
 
 
 def token_files(config: DataSettings) -> list[Path]:
@@ -89,7 +75,7 @@ def token_files(config: DataSettings) -> list[Path]:
     return [*files, paths.quarantine, paths.manifest]
 
 
-def of_run(config: TrainingSettings) -> Iterator[Fault]:
+def of_run(config: OptimizationSettings) -> Iterator[Fault]:
     """Step 3."""
     folder = Path(config.output_model_dir)
     yield from _first(config, "output_model_dir", [reason_against_folder(folder), *map(_inside, _runs_around(folder))])
@@ -111,7 +97,7 @@ def of_upload(config: ConvertSettings) -> Iterator[Fault]:
     yield from _first(config, "output_tokenizer_and_model_dir", [reason_against_file(record)])
 
 
-def of_count(config: TrainingSettings, config_path: Path) -> Iterator[Fault]:
+def of_count(config: OptimizationSettings, config_path: Path) -> Iterator[Fault]:
     """``count_tokens.py --write``, which changes the configuration itself."""
     reason = reason_against_file(config_path)
     if reason:
@@ -152,10 +138,15 @@ def _identity(path: Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _not_ours(
-    config: Settings, key: str, files: Sequence[Path], record: Path, step: str, under_way: bool
+def _of_files(
+    config: Settings, key: str, folder: Path, files: Sequence[Path], step: str, under_way: bool
 ) -> Iterator[Fault]:
-    """The files of somebody else that are in the way of `step`, whose manifest would be `record`."""
+    """The reason why `step` cannot write its `files`, the manifest last, or the files of somebody else in its way."""
+    reasons = [reason_against_folder(folder), *map(reason_against_file, files)]
+    if cannot := list(_first(config, key, reasons)):
+        yield from cannot
+        return
+    record = files[-1]
     for run in _runs_around(record.parent / "any"):
         yield config.fault(key, _inside(run), "choose a folder outside of it")
         return
@@ -175,27 +166,21 @@ def _not_ours(
         ours = {record.parent / one.path for outputs in made.outputs.values() for one in outputs}
     if under_way:
         return
-    others = [path.name for path in files if path.exists() and path not in ours]
+    others = [path.name for path in files[:-1] if path.exists() and path not in ours and not _is_left_by_us(path)]
     if others:
         what = f"{', '.join(others)}, which no run of this step wrote"
         rule = f"cannot be written: {record.parent} holds {what}"
         yield config.fault(key, rule, f"choose another {key}, or move {'them' if others[1:] else 'it'} away")
 
 
-def _is_our_log(path: Path) -> bool:
-    """Whether a log is of step 1, or missing."""
-    if not path.exists():
-        return True
-    with open(path, "rb") as file:
-        return file.read(len(LOG_HEADER)) == LOG_HEADER.encode()
-
-
-def _is_our_quarantine(path: Path) -> bool:
-    """Whether a quarantine file is of step 2, by its first line, or missing: a failed run leaves no manifest."""
-    if not path.exists():
-        return True
+def _is_left_by_us(path: Path) -> bool:
+    """Whether a file is our log or quarantine file, by its first line: a failed run leaves no manifest."""
+    if path.suffix not in (".log", ".jsonl"):
+        return False
     with open(path, "rb") as file:
         line = file.readline(MAX_RECORD_BYTES)
+    if line == LOG_HEADER.encode():
+        return True
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,6 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
     from zerokara.tokenizer import building, memory, report_tokenizers, training
     from zerokara.tokenizer.morphemes import analyser_of
 
-    training.check(config)
     files = find_files(config.input, config.fault("input", "").where)
     outputs.check_inputs(config, "input", files, outputs.tokenizer_files(config))
     others = [report_tokenizers.find_file(name) for name in config.compare_with]
@@ -62,7 +62,7 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
         built = building.build(config, files, budget, analyser, folder)
     facts = {
         "vocab_size": built.report.vocab_size,
-        "sample": built.sample.as_json(),
+        "sample": asdict(built.sample),
         "sample_bytes": budget.sample_bytes,
         "num_threads": built.trained.num_threads,
         "estimated_memory_bytes": budget.peak_bytes,
@@ -85,7 +85,7 @@ def _rows(built: BuiltTokenizer, budget: SampleBudget) -> list[tuple[str, str]]:
         ("text offered", f"{bytes_text(sample.bytes_offered)}, {plural(sample.documents, 'document')}"),
         ("trained on", sample.use_text()),
         *report.rows(),
-        ("verdict", built.verdict),
+        ("verdict", report.verdict),
         ("pieces not used", f"{len(report.unused_pieces):,} in {bytes_text(report.usage_bytes)} of this text"),
         ("memory", f"{peak} at the peak, estimated {bytes_text(budget.peak_bytes)}"),
     ]

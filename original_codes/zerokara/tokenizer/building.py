@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from zerokara.config.tokenizer_config import TokenizerConfig
@@ -20,7 +20,6 @@ from zerokara.tokenizer.layout import LOG_HEADER, LOG_NAME, MODEL_NAME, TOKENIZE
 from zerokara.tokenizer.memory import SampleBudget
 from zerokara.tokenizer.model_file import ModelFile
 from zerokara.tokenizer.morphemes import Analyser
-from zerokara.tokenizer.report_verdict import verdict
 
 
 @dataclass(frozen=True)
@@ -30,8 +29,6 @@ class BuiltTokenizer:
     sample: sampling.SampleReport
     trained: training.TrainedModel
     report: report.Report
-    verdict: str
-    """How its compression stands beside the other tokenizers of the report."""
 
 
 def build(
@@ -68,36 +65,24 @@ def _build(
     work_dir: Path,
     log_path: Path,
 ) -> BuiltTokenizer:
-    sample = sampling.draw(
-        files,
-        work_dir / "sentences.txt",
-        sample_bytes=budget.sample_bytes,
-        seed=config.seed,
-        text_field=config.text_field,
-        txt_document=config.txt_document,
-        max_bad_fraction=config.max_bad_fraction,
-        where=config.fault("input", "").where,
-    )
+    sentences, model_path = work_dir / "sentences.txt", work_dir / MODEL_NAME
+    sources, sample = sampling.draw(config, files, sentences, budget.sample_bytes)
     check_unchanged(files)
     morphemes = None
     if analyser:
         morphemes = work_dir / "morphemes.txt"
-        segmentation.segment(config, analyser, sample.sentences, morphemes, training.num_threads(config))
+        segmentation.segment(config, analyser, sentences, morphemes, training.num_threads(config))
     write_text(log_path, LOG_HEADER)
-    trained = training.train(config, sample.sentences, work_dir, log_path, morphemes)
-    model_path = work_dir / MODEL_NAME
+    trained = training.train(config, sentences, work_dir, log_path, morphemes)
     write_bytes(model_path, trained.model)
     write_text(work_dir / VOCABULARY_NAME, ModelFile(trained.model).vocabulary_text())
     memory = {"estimated_memory_bytes": budget.peak_bytes, "peak_memory_bytes": trained.peak_memory_bytes}
-    facts = sample.report.as_json() | memory
-    measured = report.make(
-        model_path, config.input, sample.sources, sample.sentences, facts, config.compare_with, analyser
-    )
-    judged = verdict(measured)
-    write_json(work_dir / "report.json", measured.as_json() | {"verdict": judged})
+    facts = asdict(sample) | memory
+    measured = report.make(model_path, config.input, sources, sentences, facts, config.compare_with, analyser)
+    write_json(work_dir / "report.json", measured.as_json())
     write_text(work_dir / "report.txt", report_page.text(measured))
     write_text(work_dir / "report.html", report_page.page(measured))
-    return BuiltTokenizer(sample.report, trained, measured, judged)
+    return BuiltTokenizer(sample, trained, measured)
 
 
 def move_into_place(folder: Path) -> list[Path]:

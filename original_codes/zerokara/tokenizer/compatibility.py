@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from zerokara.errors import Fault, UserError
-from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.foreign import NUM_T5_SENTINELS
+from zerokara.tokenizer.encoder import NUM_T5_SENTINELS, Encoder
 from zerokara.tokenizer.model_file import PieceType
 from zerokara.tokenizer.units import NEWLINE
 

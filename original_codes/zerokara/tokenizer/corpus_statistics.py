@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from itertools import accumulate
 
 import numpy as np
 
 from zerokara.corpus import sizes
 from zerokara.corpus.inputs import InputFile
-from zerokara.corpus.reading import BadLine, Document, Range, TxtDocument, read
+from zerokara.corpus.reading import Document, Range, TxtDocument, read
 from zerokara.tokenizer.sampling import passages_of, sentences_of
 
 HEAD_BYTES = 8_000_000
@@ -56,22 +58,18 @@ class CorpusStatistics:
 
     def words_in(self, num_bytes: float) -> DistinctWords:
         """The distinct words that so much text will have."""
-        half, all_ = self.half_words, self.words
         doubling = math.log(max(1, self.bytes) / max(1, self.half_bytes)) if self.half_bytes < self.bytes else 1.0
-
-        def grown(of_half: float, of_all: float) -> float:
-            power = math.log(max(1.0, of_all) / max(1.0, of_half)) / doubling
-            return of_all * (num_bytes / max(1, self.bytes)) ** min(1.0, max(0.0, power))
-
-        return DistinctWords(
-            grown(half.count, all_.count), grown(half.characters, all_.characters), grown(half.pairs, all_.pairs)
-        )
+        half, whole = np.array(astuple(self.half_words)), np.array(astuple(self.words))
+        powers = np.clip(np.log(np.maximum(1, whole) / np.maximum(1, half)) / doubling, 0, 1)
+        return DistinctWords(*(whole * (num_bytes / max(1, self.bytes)) ** powers).tolist())
 
 
 def statistics_of(files: Sequence[InputFile], text_field: str, txt_document: TxtDocument) -> CorpusStatistics:
     """Read the beginnings of up to `MAX_FILES` files, in about a second."""
-    total = sum(file.bytes for file in files)
-    picked = Counter(_file_at(files, (2 * i + 1) * total // (2 * MAX_FILES)) for i in range(MAX_FILES))
+    ends = list(accumulate(file.bytes for file in files))
+    total = ends[-1]
+    positions = ((2 * i + 1) * total // (2 * MAX_FILES) for i in range(MAX_FILES))
+    picked = Counter(min(bisect_right(ends, position), len(files) - 1) for position in positions)
     texts: list[str] = []
     text_share = 0.0  # of the bytes on disk
     for number, times in sorted(picked.items()):
@@ -92,20 +90,12 @@ def statistics_of(files: Sequence[InputFile], text_field: str, txt_document: Txt
     )
 
 
-def _file_at(files: Sequence[InputFile], position: int) -> int:
-    """The index of the file that holds a byte of the corpus."""
-    for number, file in enumerate(files):
-        position -= file.bytes
-        if position < 0:
-            return number
-    return len(files) - 1
-
-
 def _head(file: InputFile, limit: int, text_field: str, txt_document: TxtDocument) -> tuple[list[str], float]:
     """The first documents of a file, and its text in bytes, if the rest is like them."""
     texts: list[str] = []
     num_bytes, last = 0, None
-    for item in _items(file, text_field, txt_document):
+    # A .txt that is one document is looked at by its lines: it may be of any size.
+    for item in read(Range(file), text_field, "line" if file.format == "txt" else txt_document):
         if num_bytes >= limit:
             last = item
             break
@@ -115,11 +105,6 @@ def _head(file: InputFile, limit: int, text_field: str, txt_document: TxtDocumen
     if last is None:
         return texts, num_bytes
     return texts, num_bytes * sizes.plain_bytes(file) / max(1, sizes.bytes_before(last))
-
-
-def _items(file: InputFile, text_field: str, txt_document: TxtDocument) -> Iterator[Document | BadLine]:
-    # A .txt that is one document is looked at by its lines: it may be of any size.
-    return iter(read(Range(file), text_field, "line" if file.format == "txt" else txt_document))
 
 
 def _distinct_words(passages: Sequence[str]) -> DistinctWords:

@@ -10,6 +10,12 @@ like any other. With any other tokenizer the ids are SentencePiece's for the who
 with it were trained (`units`). Control pieces are of type CONTROL, which SentencePiece never matches in text: a text
 that spells "</s>" is text.
 
+A model that step 1 did not make needs an end-of-document piece (`</s>`) and ids for line ends: a piece, bytes (Llama 2:
+<0x0A>), or, where normalisation makes a line end a space (T5), that. A missing `<pad>` is no fault (`Encoder.pad_id`).
+Google's T5 models (spiece.model; `<pad>` 0, `</s>` 1, `<unk>` 2, no `<s>`) hold no sentinels: whoever opens one appends
+100 to its pieces, <extra_id_0> last (t5/seqio `SentencePieceVocabulary(extra_ids=100)`, transformers 5.23
+`T5Tokenizer`). So do we; the file and its hash stay what they are.
+
 A call for each line takes a third longer than one for the whole text, so lines are encoded in *runs*, where the ids are
 the same: no piece crosses a line end, so the lines of a run affect each other's segmentation only through rounding, and
 sums are exact as long as they are small enough (`Lines.limit`). BPE adds nothing up; its runs are of any length.
@@ -31,7 +37,6 @@ import numpy.typing as npt
 import sentencepiece
 
 from zerokara.errors import Fault, UserError
-from zerokara.tokenizer import foreign
 from zerokara.tokenizer.model_file import ModelFile, PieceType
 from zerokara.tokenizer.units import Lines, unit_of
 
@@ -39,8 +44,7 @@ Ids = npt.NDArray[np.int32]
 Joined = tuple[Ids, list[int]]
 """The ids of documents, concatenated, each with its end-of-document id; the UTF-8 bytes of each text."""
 
-SPACE_MARK = "\u2581"
-"""The character for a space inside pieces: SentencePiece takes it for a space in text too."""
+NUM_T5_SENTINELS = 100
 
 
 class Encoder:
@@ -53,10 +57,9 @@ class Encoder:
     def __init__(self, model_path: str | Path, run_characters: int | None = None) -> None:
         """`run_characters` is the property of that name, where another process has computed it."""
         self.model_path = Path(model_path)
-        self._content = _read_model(self.model_path)
-        self._processor, self._model = _opened(self._content, self.model_path)
+        self._content, self._processor, self._model = _opened(self.model_path)
         self.adds_sentinels = self._model is not self._content
-        """Whether the last ids are T5's sentinel tokens, which are not in the file (`foreign`)."""
+        """Whether the last ids are T5's sentinel tokens, which are not in the file."""
         self.vocab_size: int = self._processor.GetPieceSize()
         self.unk_id: int = self._processor.unk_id()
         self.bos_id: int = self._processor.bos_id()
@@ -67,7 +70,7 @@ class Encoder:
         """<unk> where the model has no <pad>, because </s> ends every text, and <unk> is in no text worth learning."""
         self.newline_id: int = self._processor.PieceToId("\n")
         """The id of the piece "\\n"; `unk_id` where there is none."""
-        if faults := foreign.faults(self._processor, str(self.model_path)):
+        if faults := _faults(self._processor, str(self.model_path)):
             raise UserError(faults)
         self._end = np.int32(self.eos_id).tobytes()
         self._line_ids, self._batch_ids = _buffer_methods(self._processor)
@@ -130,22 +133,7 @@ class Encoder:
         With `identity`, no dummy prefix and no unknown characters, the sum over a line is its length in bytes. A dummy
         prefix adds a byte; with another normalisation it is the length of the normalised line.
         """
-        return self._piece_bytes.copy()
-
-    @cached_property
-    def _piece_bytes(self) -> npt.NDArray[np.int32]:
-        sizes = np.zeros(self.vocab_size, dtype=np.int32)
-        for i in range(self.vocab_size):
-            if self._processor.IsByte(i):
-                sizes[i] = 1
-            elif not (self._processor.IsControl(i) or self._processor.IsUnknown(i)):
-                sizes[i] = len(self.piece(i).replace(SPACE_MARK, " ").encode())
-        return sizes
-
-    @cached_property
-    def byte_ids(self) -> frozenset[int]:
-        """The ids of the byte-fallback pieces, <0x00> to <0xFF>."""
-        return frozenset(i for i in range(self.vocab_size) if self._processor.IsByte(i))
+        return np.array([piece.num_bytes for piece in self.model.pieces], dtype=np.int32)
 
     @cached_property
     def control_ids(self) -> frozenset[int]:
@@ -208,8 +196,13 @@ def _buffer_methods(processor: Any) -> tuple[Callable[[str], Any], Callable[[lis
     return lambda line: one(line, *_PLAIN), lambda lines: many(lines, 1, None, *_PLAIN)
 
 
-def _opened(content: bytes, path: Path) -> tuple[Any, bytes]:
-    """The processor of a model, and the model that it has open: with T5's sentinel tokens, where they are missing."""
+def _opened(path: Path) -> tuple[bytes, Any, bytes]:
+    """The file's content, its processor, and the model that this has open: with T5's sentinel tokens where missing."""
+    content = path.read_bytes() if path.is_file() else b""
+    if not content:
+        raise UserError(
+            Fault(str(path), "there is no such tokenizer file, or it is empty", remedy="make one with step 1")
+        )
     processor = sentencepiece.SentencePieceProcessor()
     try:
         processor.LoadFromSerializedProto(content)
@@ -217,16 +210,32 @@ def _opened(content: bytes, path: Path) -> tuple[Any, bytes]:
         raise UserError(
             Fault(str(path), f"is not a SentencePiece model ({error})", remedy="make one with step 1")
         ) from error
-    if foreign.lacks_t5_sentinels(processor):
-        content = foreign.with_t5_sentinels(content)
-        processor.LoadFromSerializedProto(content)
-    return processor, content
+    if _lacks_t5_sentinels(processor):
+        model = ModelFile(content)
+        model.append_sentinels(NUM_T5_SENTINELS)
+        with_sentinels = model.to_bytes()
+        processor.LoadFromSerializedProto(with_sentinels)
+        return content, processor, with_sentinels
+    return content, processor, content
 
 
-def _read_model(path: Path) -> bytes:
-    if not path.is_file():
-        raise UserError(Fault(str(path), "there is no such tokenizer file", remedy="make one with step 1"))
-    content = path.read_bytes()
-    if not content:
-        raise UserError(Fault(str(path), "the tokenizer file is empty", remedy="make one with step 1"))
-    return content
+def _faults(processor: Any, where: str) -> list[Fault]:
+    """What makes a model unusable for training."""
+    found = []
+    if processor.eos_id() < 0:
+        remedy = "use a tokenizer that has one, or train one with step 1"
+        found.append(Fault(where, "has no </s> piece (eos_id -1), which ends each document", remedy=remedy))
+    if processor.unk_id() in processor.EncodeAsIds("\n"):
+        rule = (
+            'encodes each line end as <unk>, so that lines cannot be learnt: it has no piece "\\n", no byte pieces '
+            "(byte_fallback), and no normalisation that makes it a space (nmt_nfkc)"
+        )
+        found.append(Fault(where, rule, remedy="use a tokenizer that has one of these, or train one with step 1"))
+    return found
+
+
+def _lacks_t5_sentinels(processor: Any) -> bool:
+    """Whether it is laid out as Google's T5 models are, and has no sentinel pieces."""
+    special = (processor.pad_id(), processor.eos_id(), processor.unk_id(), processor.bos_id())
+    names = ("<extra_id_0>", "\u2581<extra_id_0>")
+    return special == (0, 1, 2, -1) and all(processor.PieceToId(name) == processor.unk_id() for name in names)

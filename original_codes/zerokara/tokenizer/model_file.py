@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 from sentencepiece import sentencepiece_model_pb2 as messages
 
+SPACE_MARK = "\u2581"
+"""The character for a space inside pieces: SentencePiece takes it for a space in text too."""
 SCORE_STEP = 1 / 256
 """Unigram scores are rounded to multiples of this. A float32 holds sums of such numbers exactly up to 2**24 steps, a
 total of 65,536, which a line of some 5,000 tokens reaches. SentencePiece (float32) and Hugging Face's tokenizers
@@ -44,6 +46,13 @@ class Piece(NamedTuple):
     score: float
     type: PieceType
 
+    @property
+    def num_bytes(self) -> int:
+        """UTF-8 bytes of the text that it stands for; 0 for control pieces and <unk>."""
+        if self.type in (PieceType.CONTROL, PieceType.UNKNOWN):
+            return 0
+        return 1 if self.type is PieceType.BYTE else len(self.text.replace(SPACE_MARK, " ").encode())
+
 
 class ModelFile:
     """The contents of a `.model` file."""
@@ -64,12 +73,10 @@ class ModelFile:
 
     @property
     def is_unigram(self) -> bool:
-        """Whether the model is unigram."""
         return bool(self._proto.trainer_spec.model_type == messages.TrainerSpec.UNIGRAM)
 
     @property
     def is_bpe(self) -> bool:
-        """Whether the model is BPE."""
         return bool(self._proto.trainer_spec.model_type == messages.TrainerSpec.BPE)
 
     @property
@@ -112,36 +119,29 @@ class ModelFile:
         spec = self._proto.trainer_spec
         return {"unk": spec.unk_id, "bos": spec.bos_id, "eos": spec.eos_id, "pad": spec.pad_id}
 
-    def round_scores(self) -> None:
-        """Round the scores to multiples of `SCORE_STEP` (unigram only: the scores of BPE are whole numbers)."""
-        for piece in self._proto.pieces:
-            piece.score = round(piece.score / SCORE_STEP) * SCORE_STEP
-        self.__dict__.pop("pieces", None)
-
-    def rename(self, names: Mapping[int, str]) -> None:
-        """Replace the texts of pieces, by id."""
-        for number, text in names.items():
-            self._proto.pieces[number].piece = text
-        self.__dict__.pop("pieces", None)
-
-    def set_scores(self, scores: dict[int, float]) -> None:
+    def set_scores(self, scores: Mapping[int, float]) -> None:
         """Replace the scores of pieces, by id."""
         for i, score in scores.items():
             self._proto.pieces[i].score = score
         self.__dict__.pop("pieces", None)
 
-    def append(self, pieces: list[Piece]) -> None:
-        """Add pieces at the end of the vocabulary."""
-        for text, score, piece_type in pieces:
-            self._proto.pieces.add(piece=text, score=score, type=int(piece_type))
-            if piece_type is PieceType.CONTROL:
-                self._proto.trainer_spec.control_symbols.append(text)
-        self._proto.trainer_spec.vocab_size = len(self._proto.pieces)
+    def round_scores(self) -> None:
+        """Round the scores to multiples of `SCORE_STEP` (unigram only: the scores of BPE are whole numbers)."""
+        self.set_scores({i: round(piece.score / SCORE_STEP) * SCORE_STEP for i, piece in enumerate(self.pieces)})
+
+    def rename(self, names: Mapping[int, str]) -> None:
+        """Replace the texts of pieces, by id."""
+        for i, text in names.items():
+            self._proto.pieces[i].piece = text
         self.__dict__.pop("pieces", None)
 
     def append_sentinels(self, number: int) -> None:
         """Add the sentinel tokens <extra_id_{number-1}> to <extra_id_0>, as control pieces."""
-        self.append([Piece(f"<extra_id_{i}>", 0.0, PieceType.CONTROL) for i in reversed(range(number))])
+        for i in reversed(range(number)):
+            self._proto.pieces.add(piece=f"<extra_id_{i}>", score=0.0, type=int(PieceType.CONTROL))
+            self._proto.trainer_spec.control_symbols.append(f"<extra_id_{i}>")
+        self._proto.trainer_spec.vocab_size = len(self._proto.pieces)
+        self.__dict__.pop("pieces", None)
 
     def to_bytes(self) -> bytes:
         """The file's content."""
@@ -149,8 +149,7 @@ class ModelFile:
 
     def vocabulary_text(self) -> str:
         """The content of `tokenizer.vocab`: one piece per line, with its score; line ends and tabs are escaped."""
-        lines = (f"{_escaped(piece.text)}\t{piece.score:.6g}\n" for piece in self.pieces)
-        return "".join(lines)
+        return "".join(f"{_escaped(piece.text)}\t{piece.score:.6g}\n" for piece in self.pieces)
 
 
 def _escaped(text: str) -> str:

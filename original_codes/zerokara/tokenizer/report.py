@@ -3,6 +3,9 @@
 In: the tokenizer's `.model` file, texts of each source (held out from the training where a source has enough), the
 sample that it was trained on, and the names of other tokenizers. Out: a `Report`, as values and as JSON; `report_page`
 renders it.
+
+The verdict compares only what was measured on the same text: published figures are of other texts, on which bytes per
+token differ by more than between tokenizers.
 """
 
 from __future__ import annotations
@@ -21,7 +24,6 @@ from zerokara.tokenizer.model_file import ModelFile, PieceType
 from zerokara.tokenizer.morphemes import Analyser
 from zerokara.tokenizer.report_measures import Cell, Counts, Coverage, Measures
 from zerokara.tokenizer.report_tokenizers import IN_FOLDER, MeasuredTokenizer, open_tokenizer
-from zerokara.tokenizer.report_words import count_words, word_text
 from zerokara.tokenizer.sampling import SourceTexts
 
 NUM_LISTED = 50
@@ -29,6 +31,8 @@ OURS = "this one"
 _MAX_EXAMPLES = 4
 """Lines shown of a source, fewer where there are many sources and tokenizers."""
 _EXAMPLES_IN_ALL = 40
+_EQUAL = 0.005
+"""Relative difference in tokens below which two tokenizers count as equal."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +106,8 @@ class Report:
     """What counts as a word in tokens per word."""
 
     def as_json(self) -> dict[str, Any]:
-        """The report as JSON values, with the rates of all measures."""
-        values = asdict(self) | {"num_unused_pieces": len(self.unused_pieces)}
+        """The report as JSON values, with the rates of all measures and the verdict."""
+        values = asdict(self) | {"num_unused_pieces": len(self.unused_pieces), "verdict": self.verdict}
         measured = [(self.all_sources, values["all_sources"])]
         measured += [(a.tokenizers, b["tokenizers"]) for a, b in zip(self.sources, values["sources"], strict=True)]
         for measures, as_values in measured:
@@ -126,6 +130,38 @@ class Report:
         """The groups of the table: label, text measured on, source and measures; several sources also together."""
         groups = [(self.source_labels[one.source], one.measured_on, one.source, one.tokenizers) for one in self.sources]
         return [*groups, ("all sources", "together", "", self.all_sources)] if groups[1:] else groups
+
+    @cached_property
+    def verdict(self) -> str:
+        """How the compression stands beside the other tokenizers, in a few sentences."""
+        ours = self.all_sources[OURS]
+        if not ours.tokens:
+            return "There was no text to measure on."
+        others = [name for name in self.all_sources if name != OURS]
+        if not others:
+            return (
+                f"{_amounts(ours)}. No other tokenizer was measured: to compare with well-known ones, name some in "
+                "compare_with (such as hf://openai-community/gpt2, downloaded before) and run step 1 again with --redo."
+            )
+        lossless = sorted(
+            (name for name in others if self.all_sources[name].is_lossless), key=lambda n: self.all_sources[n].tokens
+        )
+        sentences = [f"{_amounts(ours)}."]
+        if lossless:
+            sentences.append(f"For the same text it needs {_listed([_beside(self, ours, name) for name in lossless])}.")
+            sentences += [_rank(ours, [self.all_sources[name] for name in lossless])] if ours.is_lossless else []
+        if not ours.is_lossless:
+            sentences.append(f"It changes {_changed(ours)} of the lines itself, which saves tokens.")
+        lossy = [
+            f"{self.tokenizer_labels[name]} ({_changed(self.all_sources[name])})"
+            for name in others
+            if name not in lossless
+        ]
+        if lossy:
+            sentences.append(f"Not comparable, because lines do not decode to what they were: {', '.join(lossy)}.")
+        if lossless and any(source.measured_on != "held-out text" for source in self.sources):
+            sentences.append("Some of this text was offered to its own training, which flatters it.")
+        return " ".join(sentences)
 
     def rows(self) -> list[tuple[str, str]]:
         """The rows of the step's summary: one for each source and tokenizer."""
@@ -175,7 +211,7 @@ def make(
         for source, body in zip(sources, texts, strict=True):
             before = used[OURS].copy()
             measures = {n: measuring.measure(each, body.texts, used[n], progress) for n, each in tokenizers.items()}
-            words = count_words(body.texts, analyser)
+            words = measuring.count_words(body.texts, analyser)
             for one in measures.values():
                 one.words = words
             if body.held_out:  # Else the sample holds this text, and counts it.
@@ -198,8 +234,41 @@ def make(
         **_of_pieces(ours, ModelFile.read(model_path), usage),
         coverage={name: measuring.coverage(each, used[name]) for name, each in tokenizers.items()},
         sample=sample,
-        word=word_text(analyser),
+        word=measuring.word_text(analyser),
     )
+
+
+def _amounts(measures: Measures) -> str:
+    fertility = measures.tokens_per_word
+    per_word = "" if fertility is None else f", {fertility:.2f} tokens per word"
+    return f"{measures.rates()['bytes_per_token']:.3f} bytes per token{per_word}"
+
+
+def _beside(report: Report, ours: Measures, name: str) -> str:
+    theirs = report.all_sources[name]
+    difference = ours.tokens / theirs.tokens - 1
+    size = f"{report.tokenizers[name].vocab_size:,} pieces, {_amounts(theirs)}"
+    label = f"{report.tokenizer_labels[name]} ({size})"
+    if abs(difference) < _EQUAL:
+        return f"as many tokens as {label}"
+    return f"{abs(difference):.0%} {'more' if difference > 0 else 'fewer'} tokens than {label}"
+
+
+def _rank(ours: Measures, others: list[Measures]) -> str:
+    better = sum(one.tokens < ours.tokens for one in others)
+    if not better:
+        return "No other tokenizer here that gives the text back exactly compresses better."
+    return (
+        f"{better} of the {len(others)} others that give the text back exactly compress{'es' * (better == 1)} better."
+    )
+
+
+def _changed(measures: Measures) -> str:
+    return f"{measures.round_trip_failures / max(measures.lines, 1):.0%}"
+
+
+def _listed(parts: list[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def _of_pieces(ours: MeasuredTokenizer, model: ModelFile, usage: Counts) -> dict[str, Any]:

@@ -5,12 +5,17 @@ In: a tokenizer and texts. Out: sums and rates, the number of times each id was 
 Every tokenizer is measured alike: text is split into lines, each line is encoded by itself, and a line end counts as
 one token. For a tokenizer that would join line ends with their neighbours (byte-level BPE may have pieces such as
 "):\\n") that is a few tokens more than it would need on the whole text.
+
+A word is what white space separates, punctuation included: nothing needs to be installed for that, and papers that
+publish fertilities count so too. Text in scripts that are written without spaces has no such words: it counts only
+where an analyser finds its morphemes (`pre_segment`), else its fertility is n/a.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from itertools import compress, islice
 from pathlib import Path
@@ -21,6 +26,7 @@ import numpy.typing as npt
 
 from zerokara.progress import Progress
 from zerokara.tokenizer.encoder import Ids
+from zerokara.tokenizer.morphemes import Analyser
 from zerokara.tokenizer.report_tokenizers import MeasuredTokenizer, TokenKind
 
 Counts = npt.NDArray[np.int64]
@@ -32,6 +38,15 @@ EXAMPLE_CHARACTERS = 180
 """Longest line shown."""
 LOSSLESS_SHARE = 0.01
 """Share of lines that do not decode exactly up to which a tokenizer counts as lossless."""
+MAX_UNSPACED_SHARE = 0.1
+"""Share of the characters in scripts without spaces up to which white space is taken to separate words; names and
+quotations of another language are found everywhere."""
+_UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao; Tibetan; Burmese; Khmer
+    "\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f"  # kana
+    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"  # Han
+)
+_KANA = re.compile("[\u3040-\u30ff]")
 _BATCH_LINES = 4096
 _MAX_FAILURES_SHOWN = 5
 
@@ -58,7 +73,7 @@ class Measures:
     round_trip_failures: int = 0
     """Lines that decode to another text."""
     words: int | None = None
-    """Words of the text (`report_words`); None where they cannot be told apart."""
+    """Words of the text (`count_words`); None where they cannot be told apart."""
     failure_examples: list[str] = field(default_factory=list)
 
     @property
@@ -108,31 +123,30 @@ class Coverage:
 
 
 def measure(
-    tokenizer: MeasuredTokenizer, texts: Iterable[str], used: Counts | None = None, progress: Progress | None = None
+    tokenizer: MeasuredTokenizer, texts: Sequence[str], used: Counts | None = None, progress: Progress | None = None
 ) -> Measures:
     """Measure a tokenizer on texts; adds the uses of each id to `used`, and advances the progress by bytes."""
     counts = np.zeros(len(tokenizer.pieces), dtype=np.int64)
-    measures = Measures()
-    lines = _lines(texts)
+    measures = Measures(line_end_tokens=sum(text.count("\n") for text in texts))
+    lines = (line for text in texts for line in text.split("\n"))
     while batch := list(islice(lines, _BATCH_LINES)):
-        batch_lines, bytes_before = [line for line, _ in batch], measures.bytes
-        ids = tokenizer.encode(batch_lines)
+        ids = tokenizer.encode(batch)
         batch_counts = _count(ids, len(counts))
         counts += batch_counts
         measures.lines += len(batch)
-        measures.line_end_tokens += sum(not is_last for _, is_last in batch)
-        measures.bytes += sum(len(line.encode()) for line in batch_lines)
-        measures.characters += sum(map(len, batch_lines))
-        for line, back in zip(batch_lines, tokenizer.decode(ids), strict=True):
+        batch_bytes = sum(len(line.encode()) for line in batch)
+        measures.bytes += batch_bytes
+        measures.characters += sum(map(len, batch))
+        for line, back in zip(batch, tokenizer.decode(ids), strict=True):
             if back != line:
                 measures.round_trip_failures += 1
                 if len(measures.failure_examples) < _MAX_FAILURES_SHOWN:
                     measures.failure_examples.append(line[:100])
         if batch_counts[tokenizer.kinds == TokenKind.UNKNOWN].any():
             with_unknown = ((tokenizer.kinds[line_ids] == TokenKind.UNKNOWN).any() for line_ids in ids)
-            measures.unknown_characters += sum(map(tokenizer.unknown_characters, compress(batch_lines, with_unknown)))
+            measures.unknown_characters += sum(map(tokenizer.unknown_characters, compress(batch, with_unknown)))
         if progress is not None:
-            progress.advance(measures.bytes - bytes_before)
+            progress.advance(batch_bytes)
     measures.characters += measures.line_end_tokens
     measures.bytes += measures.line_end_tokens
     by_kind = np.bincount(tokenizer.kinds, weights=counts, minlength=len(TokenKind)).astype(np.int64).tolist()
@@ -171,6 +185,30 @@ def total(measures: Sequence[Measures]) -> Measures:
             setattr(summed, name, getattr(summed, name) + getattr(one, name))
     summed.failure_examples = summed.failure_examples[:_MAX_FAILURES_SHOWN]
     return summed
+
+
+def count_words(texts: Sequence[str], analyser: Analyser | None = None) -> int | None:
+    """Number of words in the texts; None where they cannot be told apart."""
+    words, characters, unspaced, kana = 0, 0, 0, 0
+    for text in texts:
+        found = text.split()
+        words += len(found)
+        characters += sum(map(len, found))
+        unspaced += len(_UNSPACED.findall(text))
+        kana += len(_KANA.findall(text))
+    if unspaced <= MAX_UNSPACED_SHARE * characters:
+        return words
+    if analyser is None or analyser.language != "ja" or kana < MAX_UNSPACED_SHARE * unspaced:
+        return None
+    analyse = analyser.start()
+    return sum(sum(1 for _ in analyse(line)) for text in texts for line in text.split("\n") if line.strip())
+
+
+def word_text(analyser: Analyser | None = None) -> str:
+    """What `count_words` counts, to be read."""
+    if analyser is None or analyser.language != "ja":
+        return "what white space separates"
+    return f"what white space separates, and in Japanese text a morpheme as {analyser.version_text()} finds them"
 
 
 def coverage(tokenizer: MeasuredTokenizer, used: Counts) -> list[Coverage]:
@@ -231,11 +269,3 @@ def _shortened(line: str) -> str:
 
 def _count(ids: Sequence[Ids], size: int) -> Counts:
     return np.bincount(np.concatenate(ids), minlength=size).astype(np.int64)
-
-
-def _lines(texts: Iterable[str]) -> Iterator[tuple[str, bool]]:
-    """Every line, and whether it is the last of its text."""
-    for text in texts:
-        lines = text.split("\n")
-        for i, line in enumerate(lines):
-            yield line, i + 1 == len(lines)

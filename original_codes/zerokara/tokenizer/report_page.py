@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from zerokara.progress import bytes_text, plural
 from zerokara.tokenizer import report_charts as charts
-from zerokara.tokenizer.encoder import SPACE_MARK
+from zerokara.tokenizer.model_file import SPACE_MARK
 from zerokara.tokenizer.report import Report
 from zerokara.tokenizer.report_measures import Measures
-from zerokara.tokenizer.report_verdict import verdict
 
 NUM_PIECE_COLOURS = 5
 """Colours that neighbouring pieces take in turn (.p0 to .p4 of the page)."""
@@ -30,6 +29,18 @@ _TOKEN_KINDS = (
     ("k-line", "line end", "line_end_tokens"),
 )
 """Class on the page, name, and field of `Measures`."""
+_RATIOS = {
+    "chars/token": "characters_per_token",
+    "bytes/token": "bytes_per_token",
+    "tokens/word": "tokens_per_word",
+}
+_SHARES = {
+    "single chars": "single_character_rate",
+    "byte fallback": "byte_fallback_rate",
+    "unknown": "unknown_rate",
+    "unknown text": "unknown_character_rate",
+}
+"""Columns of the text, and the keys of `Measures.rates`."""
 _SPACES = {" ": "·", "\t": "→", "\u3000": "□", "\u00a0": "⍽"}
 """The mark drawn over a space to make it visible; the space itself stays, to break lines at and to copy."""
 
@@ -41,42 +52,30 @@ def page(report: Report) -> str:
     lengths = [(each.characters, each.pieces / pieces, each.tokens / tokens) for each in report.piece_lengths]
     step = max(1, len(report.unused_pieces) // _NUM_UNUSED_SHOWN)
     measures = [(source.source, name, m) for source in report.sources for name, m in source.tokenizers.items()]
-    return (
-        _environment(autoescape=True)
-        .get_template("report.html.jinja")
-        .render(
-            report=report,
-            verdict=verdict(report),
-            largest=max((m.rates()["bytes_per_token"] for _, _, m in measures), default=0),
-            changed=[each for each in measures if each[2].failure_examples],
-            token_kinds=_TOKEN_KINDS,
-            num_series=charts.SERIES_COLOURS,
-            num_piece_colours=NUM_PIECE_COLOURS,
-            piece_length_chart=Markup(charts.piece_lengths(lengths)),
-            coverage_chart=Markup(charts.coverage(list(report.coverage.values())))
-            if any(report.coverage.values())
-            else "",
-            frequent=[(piece, f"{count:,}", f"{count / tokens:.2%}") for piece, count in report.most_frequent],
-            longest=[(piece, len(piece), f"{count:,}") for piece, count in report.longest],
-            unused=[(piece, len(piece)) for piece in report.unused_pieces[::step][:_NUM_UNUSED_SHOWN]],
-        )
+    return _template("report.html.jinja").render(
+        report=report,
+        largest=max((m.rates()["bytes_per_token"] for _, _, m in measures), default=0),
+        changed=[each for each in measures if each[2].failure_examples],
+        token_kinds=_TOKEN_KINDS,
+        num_series=charts.SERIES_COLOURS,
+        num_piece_colours=NUM_PIECE_COLOURS,
+        piece_length_chart=Markup(charts.piece_lengths(lengths)),
+        coverage_chart=Markup(charts.coverage(list(report.coverage.values()))) if any(report.coverage.values()) else "",
+        frequent=[(piece, f"{count:,}", f"{count / tokens:.2%}") for piece, count in report.most_frequent],
+        longest=[(piece, len(piece), f"{count:,}") for piece, count in report.longest],
+        unused=[(piece, len(piece)) for piece in report.unused_pieces[::step][:_NUM_UNUSED_SHOWN]],
     )
 
 
 def text(report: Report) -> str:
     """The report as plain text."""
-
-    def table(measures: dict[str, Measures]) -> str:
-        return _table(measures, report.tokenizer_labels)
-
-    template = _environment(autoescape=False).get_template("report.txt.jinja")
-    return template.render(report=report, verdict=verdict(report), table=table)
+    return _template("report.txt.jinja").render(report=report, table=_table)
 
 
-def _environment(autoescape: bool) -> Environment:
+def _template(name: str) -> Template:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=autoescape,
+        autoescape=name.endswith(".html.jinja"),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -94,24 +93,17 @@ def _environment(autoescape: bool) -> Environment:
         "shown": lambda piece: piece if piece.isprintable() else repr(piece),
     }
     environment.globals["plural"] = plural
-    return environment
+    return environment.get_template(name)
 
 
 def _table(measures: dict[str, Measures], labels: dict[str, str]) -> str:
     """The measures of each tokenizer in aligned columns."""
-    ratios, shares = (
-        ("chars/token", "bytes/token", "tokens/word"),
-        ("single chars", "byte fallback", "unknown", "unknown text"),
-    )
-    rows: list[tuple[str, ...]] = [("tokenizer", "tokens", *ratios, *shares, "lines changed")]
+    rows: list[tuple[str, ...]] = [("tokenizer", "tokens", *_RATIOS, *_SHARES, "lines changed")]
     for name, m in measures.items():
-        r = m.rates()
-        numbers = [
-            r[f"{each}_per_{unit}"] for each, unit in (("characters", "token"), ("bytes", "token"), ("tokens", "word"))
-        ]
-        rates = [r[f"{each}_rate"] for each in ("single_character", "byte_fallback", "unknown", "unknown_character")]
-        cells = ["n/a" if x is None else f"{x:.4f}" for x in numbers] + [f"{x:.4%}" for x in rates]
-        rows.append((labels[name], f"{m.tokens:,}", *cells, f"{m.round_trip_failures:,}"))
+        rates = m.rates()
+        ratios = ["n/a" if rates[key] is None else f"{rates[key]:.4f}" for key in _RATIOS.values()]
+        shares = [f"{rates[key]:.4%}" for key in _SHARES.values()]
+        rows.append((labels[name], f"{m.tokens:,}", *ratios, *shares, f"{m.round_trip_failures:,}"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for name, *cells in rows:

@@ -14,10 +14,11 @@ Source: sentencepiece 0.2.3; the format of tokenizers 0.23's `tokenizer.json`.
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,13 +29,20 @@ import sentencepiece
 from tokenizers import Tokenizer
 
 from zerokara.errors import Fault, UserError
-from zerokara.tokenizer.encoder import SPACE_MARK, Ids
-from zerokara.tokenizer.model_file import ModelFile
+from zerokara.tokenizer.encoder import Ids
+from zerokara.tokenizer.model_file import SPACE_MARK, ModelFile, Piece, PieceType
 
 HUB_PREFIX = "hf://"
 IN_FOLDER = ("tokenizer.json", "tokenizer.model", "spiece.model")
 """Files that a folder may hold, in order of preference."""
 _BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_PART_OF_CHARACTER = b"\x80"
+"""Stands for any byte that is no character by itself."""
+_PRINTING = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTING]
+_BYTES = {chr(byte): byte for byte in _PRINTING} | {chr(0x100 + i): byte for i, byte in enumerate(_OTHERS)}
+"""The characters with which GPT-2's vocabulary spells bytes (`bytes_to_unicode`, gpt-2/src/encoder.py): printable bytes
+are themselves; the others, in their order, are the characters from U+0100 on."""
 _PROBE = "a 1 龘 \U0001f600"
 """Text on which a tokenizer that cannot encode (a WordPiece without its unknown token) fails."""
 
@@ -60,7 +68,8 @@ class Span(NamedTuple):
     end: int
 
 
-class MeasuredTokenizer(ABC):
+@dataclass(frozen=True)
+class MeasuredTokenizer:
     """A tokenizer to measure. Ids are below `len(pieces)`."""
 
     description: str
@@ -69,149 +78,121 @@ class MeasuredTokenizer(ABC):
     """Number of pieces, special ones included."""
     pieces: list[str]
     """By id, as they are in the vocabulary."""
-    kinds: npt.NDArray[np.int8]
-    """By id."""
-    piece_characters: npt.NDArray[np.int32]
-    """By id: characters of the piece's text; 0 for bytes, the unknown token and control pieces."""
-    piece_bytes: npt.NDArray[np.int32]
-    """By id: UTF-8 bytes of that text; for byte tokens their number of bytes."""
+    contents: list[bytes | None]
+    """By id: the text of the piece as bytes, or bytes that are no text; None for unknown tokens and control pieces."""
+    unknown_ids: set[int]
+    encode: Callable[[list[str]], list[Ids]]
+    """The ids of each line."""
+    decode: Callable[[list[Ids]], list[str]]
+    """The text of each list of ids."""
+    spans: Callable[[str], list[Span]]
+    """The tokens of a line with their positions."""
 
-    @abstractmethod
-    def encode(self, lines: list[str]) -> list[Ids]:
-        """The ids of each line."""
+    @cached_property
+    def piece_bytes(self) -> npt.NDArray[np.int32]:
+        """By id: UTF-8 bytes of the piece's text; for byte tokens their number of bytes."""
+        return np.array([len(content or b"") for content in self.contents], dtype=np.int32)
 
-    @abstractmethod
-    def decode(self, ids: list[Ids]) -> list[str]:
-        """The text of each list of ids."""
+    @cached_property
+    def piece_characters(self) -> npt.NDArray[np.int32]:
+        """By id: characters of the piece's text; 0 for bytes, the unknown token and control pieces."""
+        return np.array([_num_characters(content or b"") for content in self.contents], dtype=np.int32)
 
-    @abstractmethod
-    def spans(self, line: str) -> list[Span]:
-        """The tokens of a line with their positions."""
+    @cached_property
+    def kinds(self) -> npt.NDArray[np.int8]:
+        """By id: the `TokenKind`."""
+        kinds = np.full(len(self.pieces), TokenKind.PIECE, dtype=np.int8)
+        kinds[self.piece_characters == 1] = TokenKind.CHARACTER
+        kinds[(self.piece_characters == 0) & (self.piece_bytes > 0)] = TokenKind.BYTE
+        kinds[list(self.unknown_ids)] = TokenKind.UNKNOWN
+        return kinds
 
     def unknown_characters(self, line: str) -> int:
         """Characters of a line that are under unknown tokens."""
-        covered: set[int] = set()
-        for span in self.spans(line):
-            if self.kinds[span.id] == TokenKind.UNKNOWN:
-                covered.update(range(span.start, span.end))
-        return len(covered)
-
-    def _describe(self, pieces: list[str], contents: Sequence[bytes | None], unknown: set[int]) -> None:
-        """Set the attributes by id; a content is the text of a piece as bytes, bytes that are no text, or None."""
-        self.pieces = pieces
-        self.kinds = np.full(len(pieces), TokenKind.PIECE, dtype=np.int8)
-        self.piece_characters = np.zeros(len(pieces), dtype=np.int32)
-        self.piece_bytes = np.zeros(len(pieces), dtype=np.int32)
-        for i, content in enumerate(contents):
-            if i in unknown:
-                self.kinds[i] = TokenKind.UNKNOWN
-            elif content:
-                self.piece_bytes[i] = len(content)
-                characters = _num_characters(content)
-                self.piece_characters[i] = characters
-                self.kinds[i] = (
-                    TokenKind.BYTE if characters == 0 else TokenKind.CHARACTER if characters == 1 else TokenKind.PIECE
-                )
+        unknown = (span for span in self.spans(line) if span.id in self.unknown_ids)
+        return len({position for span in unknown for position in range(span.start, span.end)})
 
 
-class SentencePieceTokenizer(MeasuredTokenizer):
+def _sentencepiece(content: bytes) -> MeasuredTokenizer:
     """A SentencePiece model of any kind, also one that training could not use."""
+    processor = sentencepiece.SentencePieceProcessor()
+    processor.LoadFromSerializedProto(content)
+    model = ModelFile(content)
+    kind = "unigram" if model.is_unigram else "BPE" if model.is_bpe else "word or character"
 
-    def __init__(self, content: bytes) -> None:
-        self._processor = sentencepiece.SentencePieceProcessor()
-        self._processor.LoadFromSerializedProto(content)
-        model = ModelFile(content)
-        kind = "unigram" if model.is_unigram else "BPE" if model.is_bpe else "word or character"
-        self.description = f"SentencePiece {kind}" + (", byte fallback" if model.byte_fallback else "")
-        self.vocab_size = self._processor.GetPieceSize()
-        ids = range(self.vocab_size)
-        self._describe(
-            [str(self._processor.IdToPiece(i)) for i in ids],
-            [self._content(i) for i in ids],
-            {i for i in ids if self._processor.IsUnknown(i)},
-        )
+    def content_of(piece: Piece) -> bytes | None:
+        if piece.type is PieceType.BYTE:
+            return _PART_OF_CHARACTER
+        without_text = piece.type in (PieceType.CONTROL, PieceType.UNKNOWN)
+        return None if without_text else piece.text.replace(SPACE_MARK, " ").encode()
 
-    def _content(self, i: int) -> bytes | None:
-        piece = str(self._processor.IdToPiece(i))
-        if self._processor.IsByte(i):
-            return bytes([0x80])  # any byte that is no character by itself
-        return None if self._processor.IsControl(i) else piece.replace(SPACE_MARK, " ").encode()
-
-    def encode(self, lines: list[str]) -> list[Ids]:
-        """The ids of each line."""
-        return list(self._processor.EncodeAsNumpy(lines, num_threads=1))
-
-    def decode(self, ids: list[Ids]) -> list[str]:
-        """The text of each list of ids."""
-        return list(self._processor.Decode([line.tolist() for line in ids], num_threads=1))
-
-    def spans(self, line: str) -> list[Span]:
-        """The tokens of a line with their positions."""
-        made = self._processor.EncodeAsOffsetMapping(line)
+    def spans(line: str) -> list[Span]:
+        made = processor.EncodeAsOffsetMapping(line)
         return [Span(i, start, end) for i, (start, end) in zip(made["ids"], made["offsets"], strict=True)]
 
+    return MeasuredTokenizer(
+        description=f"SentencePiece {kind}" + (", byte fallback" if model.byte_fallback else ""),
+        vocab_size=len(model.pieces),
+        pieces=[piece.text for piece in model.pieces],
+        contents=[content_of(piece) for piece in model.pieces],
+        unknown_ids={i for i, piece in enumerate(model.pieces) if piece.type is PieceType.UNKNOWN},
+        encode=lambda lines: list(processor.EncodeAsNumpy(lines, num_threads=1)),
+        decode=lambda ids: list(processor.Decode([line.tolist() for line in ids], num_threads=1)),
+        spans=spans,
+    )
 
-class HuggingFaceTokenizer(MeasuredTokenizer):
+
+def _hugging_face(content: bytes) -> MeasuredTokenizer:
     """The contents of a `tokenizer.json`: BPE, byte-level BPE, Unigram, WordPiece or whole words."""
+    settings = orjson.loads(content)
+    # Nothing is to be added or truncated; the last would also change offsets (`trim_offsets`).
+    settings.update(truncation=None, padding=None, post_processor=None)
+    vendor = Tokenizer.from_str(orjson.dumps(settings).decode())
+    vendor.encode_special_tokens = True  # text that spells a special token is text
+    vendor.encode(_PROBE, add_special_tokens=False)
+    parts = {part["type"]: part for part in _parts(settings)}
+    model = settings["model"]
+    description = f"Hugging Face {model.get('type', 'tokenizer')}" + (", byte-level" if "ByteLevel" in parts else "")
+    vocabulary = vendor.get_vocab(with_added_tokens=True)
+    pieces = [""] * (max(vocabulary.values(), default=-1) + 1)
+    for piece, i in vocabulary.items():
+        pieces[i] = piece
+    contents: list[bytes | None] = [_spelt_by(piece, model, parts) for piece in pieces]
+    for token in settings.get("added_tokens") or []:
+        contents[token["id"]] = None if token["special"] else pieces[token["id"]].encode()
+    unknown = _unknown_ids(model, vocabulary)
+    for i in unknown:
+        contents[i] = None
 
-    def __init__(self, content: bytes) -> None:
-        settings = orjson.loads(content)
-        # Nothing is to be added or truncated; the last would also change offsets (`trim_offsets`).
-        settings.update(truncation=None, padding=None, post_processor=None)
-        self._vendor = Tokenizer.from_str(orjson.dumps(settings).decode())
-        self._vendor.encode_special_tokens = True  # text that spells a special token is text
-        self._vendor.encode(_PROBE, add_special_tokens=False)
-        parts = {part["type"]: part for part in _parts(settings)}
-        model = settings["model"]
-        over_bytes = "ByteLevel" in parts
-        self.description = f"Hugging Face {model.get('type', 'tokenizer')}" + (", byte-level" if over_bytes else "")
-        self.description += ", byte fallback" if model.get("byte_fallback") else ""
-        vocabulary = self._vendor.get_vocab(with_added_tokens=True)
-        self.vocab_size = len(vocabulary)
-        pieces = [""] * (max(vocabulary.values(), default=-1) + 1)
-        for piece, i in vocabulary.items():
-            pieces[i] = piece
-        spelling = _Spelling(model, parts, over_bytes)
-        added = {token["id"]: token for token in settings.get("added_tokens") or []}
-        contents = [
-            (None if added[i]["special"] else piece.encode()) if i in added else spelling.content(piece)
-            for i, piece in enumerate(pieces)
-        ]
-        self._describe(pieces, contents, _unknown_ids(model, vocabulary))
-
-    def encode(self, lines: list[str]) -> list[Ids]:
-        """The ids of each line."""
-        made = self._vendor.encode_batch_fast(lines, add_special_tokens=False)
+    def encode(lines: list[str]) -> list[Ids]:
+        made = vendor.encode_batch_fast(lines, add_special_tokens=False)
         return [np.array(line.ids, dtype=np.int32) for line in made]
 
-    def decode(self, ids: list[Ids]) -> list[str]:
-        """The text of each list of ids."""
-        return list(self._vendor.decode_batch([line.tolist() for line in ids], skip_special_tokens=False))
-
-    def spans(self, line: str) -> list[Span]:
-        """The tokens of a line with their positions."""
-        made = self._vendor.encode(line, add_special_tokens=False)
+    def spans(line: str) -> list[Span]:
+        made = vendor.encode(line, add_special_tokens=False)
         return [Span(i, start, end) for i, (start, end) in zip(made.ids, made.offsets, strict=True)]
 
+    return MeasuredTokenizer(
+        description=description + (", byte fallback" if model.get("byte_fallback") else ""),
+        vocab_size=len(vocabulary),
+        pieces=pieces,
+        contents=contents,
+        unknown_ids=unknown,
+        encode=encode,
+        decode=lambda ids: list(vendor.decode_batch([line.tolist() for line in ids], skip_special_tokens=False)),
+        spans=spans,
+    )
 
-class _Spelling:
-    """How the pieces of a `tokenizer.json` spell text."""
 
-    def __init__(self, model: dict[str, Any], parts: dict[str, dict[str, Any]], over_bytes: bool) -> None:
-        self._bytes = _byte_table() if over_bytes else None
-        self._falls_back = bool(model.get("byte_fallback"))
-        self._space = parts.get("Metaspace", {}).get("replacement", SPACE_MARK)
-        self._prefix = model.get("continuing_subword_prefix") or ""
-        self._suffix = model.get("end_of_word_suffix") or ""
-
-    def content(self, piece: str) -> bytes:
-        """The bytes of the text that a piece stands for."""
-        if self._bytes is not None and all(character in self._bytes for character in piece):
-            return bytes(self._bytes[character] for character in piece)
-        if self._falls_back and _BYTE_PIECE.fullmatch(piece):
-            return bytes([0x80])
-        text = piece.removeprefix(self._prefix).removesuffix(self._suffix)
-        return text.replace(self._space, " ").encode()
+def _spelt_by(piece: str, model: dict[str, Any], parts: dict[str, dict[str, Any]]) -> bytes:
+    """The bytes of the text that a piece of a `tokenizer.json` stands for."""
+    if "ByteLevel" in parts and all(character in _BYTES for character in piece):
+        return bytes(_BYTES[character] for character in piece)
+    if model.get("byte_fallback") and _BYTE_PIECE.fullmatch(piece):
+        return _PART_OF_CHARACTER
+    text = piece.removeprefix(model.get("continuing_subword_prefix") or "")
+    text = text.removesuffix(model.get("end_of_word_suffix") or "")
+    return text.replace(parts.get("Metaspace", {}).get("replacement", SPACE_MARK), " ").encode()
 
 
 def find_file(name: str) -> Path:
@@ -249,11 +230,11 @@ def open_tokenizer(name: str | Path) -> MeasuredTokenizer:
     path = find_file(str(name))
     if path.suffix != ".json":
         try:
-            return SentencePieceTokenizer(path.read_bytes())
+            return _sentencepiece(path.read_bytes())
         except (OSError, RuntimeError) as error:
             raise UserError(Fault(str(name), f"is not a SentencePiece model that can be opened ({error})")) from error
     try:
-        return HuggingFaceTokenizer(path.read_bytes())
+        return _hugging_face(path.read_bytes())
     except Exception as error:  # the vendor raises nothing narrower
         rule = f"is not a Hugging Face tokenizer.json that can be opened ({error})"
         raise UserError(Fault(str(name), rule)) from error
@@ -277,16 +258,6 @@ def _unknown_ids(model: dict[str, Any], vocabulary: dict[str, int]) -> set[int]:
     token = model.get("unk_token")
     found = {model.get("unk_id"), None if token is None else vocabulary.get(token)}
     return {i for i in found if i is not None}
-
-
-def _byte_table() -> dict[str, int]:
-    """The characters with which GPT-2's vocabulary spells bytes (`bytes_to_unicode`, gpt-2/src/encoder.py).
-
-    Printable bytes are themselves; the others, in their order, are the characters from U+0100 on.
-    """
-    printing = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printing]
-    return {chr(byte): byte for byte in printing} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
 
 
 def _num_characters(content: bytes) -> int:

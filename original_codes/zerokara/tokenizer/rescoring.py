@@ -21,7 +21,6 @@ import numpy.typing as npt
 import sentencepiece
 
 from zerokara.progress import Progress
-from zerokara.tokenizer.encoder import SPACE_MARK
 from zerokara.tokenizer.model_file import ModelFile, PieceType
 
 ROUNDS = 3
@@ -55,7 +54,7 @@ def rescore(model: ModelFile, sentences: Path, morphemes: Path) -> None:
 def _count(model: ModelFile, sentences: Path, morphemes: Path, progress: Progress) -> tuple[Integers, Integers]:
     """The uses of each piece in the text, and its uses across a boundary."""
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.to_bytes())
-    lengths = np.array([_length(text, kind) for text, _, kind in model.pieces], dtype=np.int64)
+    lengths = np.array([piece.num_bytes for piece in model.pieces], dtype=np.int64)
     uses, crossings = np.zeros(len(lengths), dtype=np.int64), np.zeros(len(lengths), dtype=np.int64)
     for lines, boundaries in _blocks(sentences, morphemes, model.add_dummy_prefix):
         ids = np.concatenate(processor.EncodeAsNumpy(lines, num_threads=1)).astype(np.int64)
@@ -67,11 +66,6 @@ def _count(model: ModelFile, sentences: Path, morphemes: Path, progress: Progres
         uses += np.bincount(ids, minlength=len(uses))
         crossings += np.bincount(ids[within > 0], minlength=len(uses))
     return uses, crossings
-
-
-def _length(text: str, kind: PieceType) -> int:
-    """Bytes of the text that a piece stands for; meaningless for the unknown piece."""
-    return 1 if kind is PieceType.BYTE else len(text.replace(SPACE_MARK, " ").encode())
 
 
 def _blocks(sentences: Path, morphemes: Path, has_prefix: bool) -> Iterator[tuple[list[str], Integers]]:

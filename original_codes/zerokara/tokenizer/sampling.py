@@ -16,13 +16,14 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from zerokara.config.tokenizer_config import TokenizerConfig
+from zerokara.corpus.documents import HARMLESS, BadLine
 from zerokara.corpus.inputs import InputFile
-from zerokara.corpus.reading import HARMLESS, BadLine, TxtDocument, ranges, read
-from zerokara.errors import Fault, UserError
+from zerokara.corpus.reading import ranges, read
+from zerokara.errors import UserError
 from zerokara.progress import Progress, bytes_text, plural
 
 SENTENCE_BYTES = 4192
@@ -61,10 +62,6 @@ class SampleReport:
     bad_lines: dict[str, int] = field(default_factory=dict)
     held_out_bytes_by_source: list[int] = field(default_factory=list)
 
-    def as_json(self) -> dict[str, Any]:
-        """The report as JSON values."""
-        return asdict(self)
-
     def use_text(self) -> str:
         """How much of the chosen text was used, and why not all, to be read."""
         share = self.bytes_used / max(self.bytes_chosen, 1)
@@ -81,15 +78,6 @@ class SourceTexts:
     texts: list[str]
     held_out: bool
     """Whether they are kept out of the training."""
-
-
-@dataclass(frozen=True)
-class TrainingSample:
-    """The training sentences on disk and the texts of each source."""
-
-    sentences: Path
-    sources: list[SourceTexts]
-    report: SampleReport
 
 
 class _Reservoir:
@@ -121,17 +109,9 @@ class _Reservoir:
 
 
 def draw(
-    files: Sequence[InputFile],
-    sentences: Path,
-    *,
-    sample_bytes: int,
-    seed: int,
-    text_field: str,
-    txt_document: TxtDocument,
-    max_bad_fraction: float,
-    where: str,
-) -> TrainingSample:
-    """Draw the sample and write its sentences; `where` is the place of `input` in the configuration, for errors.
+    config: TokenizerConfig, files: Sequence[InputFile], sentences: Path, sample_bytes: int
+) -> tuple[list[SourceTexts], SampleReport]:
+    """Draw the sample and write its sentences; return the texts of each source, and the report.
 
     Raises:
         UserError: no document, or a larger share of bad ones than `max_bad_fraction`.
@@ -142,8 +122,8 @@ def draw(
     held_out = [_Reservoir(min(HELD_OUT_BYTES, sample_bytes // 10)) for _ in range(num_sources)]
     offered = [_Reservoir(OFFERED_BYTES) for _ in range(num_sources)]
     first_bad: list[BadLine] = []
-    keys, order = random.Random(seed), 0
-    for item in _items(files, text_field, txt_document):
+    keys, order = random.Random(config.seed), 0
+    for item in _items(config, files):
         if isinstance(item, BadLine):
             bad[item.reason.value] += item.documents
             first_bad += [item] if item.reason not in HARMLESS and len(first_bad) < 3 else []
@@ -161,7 +141,7 @@ def draw(
                 training.offer(key, order, content)
             offered[source].offer(key, order, content)
     report.bad_lines = dict(bad.most_common())
-    _check_bad(report.documents, bad, first_bad, max_bad_fraction, where)
+    _check_bad(config, report.documents, bad, first_bad)
     sources = []
     for reservoir, fallback in zip(held_out, offered, strict=True):
         enough = reservoir.bytes >= HELD_OUT_MIN_BYTES
@@ -173,15 +153,13 @@ def draw(
             training.offer(keys.random(), back_order, back)
     report.bytes_held_out = sum(report.held_out_bytes_by_source)
     _write(training.drain(), sentences, report)
-    return TrainingSample(sentences, sources, report)
+    return sources, report
 
 
-def _items(
-    files: Sequence[InputFile], text_field: str, txt_document: TxtDocument
-) -> Iterator[tuple[int, str] | BadLine]:
+def _items(config: TokenizerConfig, files: Sequence[InputFile]) -> Iterator[tuple[int, str] | BadLine]:
     with Progress("reading the corpus", total=sum(file.bytes for file in files), unit="B") as progress:
-        for part in ranges(files, RANGE_BYTES, txt_document):
-            reader = read(part, text_field, txt_document)
+        for part in ranges(files, RANGE_BYTES, config.txt_document):
+            reader = read(part, config.text_field, config.txt_document)
             done = 0
             for item in reader:
                 yield item if isinstance(item, BadLine) else (item.file.source, item.text)
@@ -264,18 +242,15 @@ def _write(passages: list[tuple[int, bytes]], path: Path, report: SampleReport) 
         report.dropped_bytes["character reserved by SentencePiece (U+2585, NUL)"] = reserved
 
 
-def _check_bad(documents: int, bad: Counter[str], first: list[BadLine], max_bad_fraction: float, where: str) -> None:
+def _check_bad(config: TokenizerConfig, documents: int, bad: Counter[str], first: list[BadLine]) -> None:
     harmful = sum(count for reason, count in bad.items() if reason not in HARMLESS)
-    examples = "; ".join(f"{line.file.name} byte {line.offset}: {line.reason.value}" for line in first)
-    if harmful > max_bad_fraction * (documents + harmful):
+    if harmful > config.max_bad_fraction * (documents + harmful):
+        examples = "; ".join(f"{line.file.name} byte {line.offset}: {line.reason.value}" for line in first)
         share = harmful / (documents + harmful)
-        raise UserError(
-            Fault(
-                where=where,
-                rule=f"{harmful:,} of {documents + harmful:,} documents ({share:.2%}) cannot be read, more than "
-                f"max_bad_fraction = {max_bad_fraction:.2%}: {examples}",
-                remedy="repair the files or raise max_bad_fraction",
-            )
+        rule = (
+            f"{harmful:,} of {documents + harmful:,} documents ({share:.2%}) cannot be read, more than "
+            f"max_bad_fraction = {config.max_bad_fraction:.2%}: {examples}"
         )
+        raise UserError(config.fault("input", rule, "repair the files or raise max_bad_fraction"))
     if not documents:
-        raise UserError(Fault(where=where, rule="there is no document with text in these files"))
+        raise UserError(config.fault("input", "there is no document with text in these files"))

@@ -20,7 +20,6 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
 from pathlib import Path
 
 from zerokara.config.tokenizer_config import TokenizerConfig
@@ -38,33 +37,12 @@ PROCESS_BYTES = 600_000_000
 """Memory of a process, which has its own dictionary (measured: Kiwi 550 MB, the others 120 to 140 MB)."""
 
 
-@dataclass(frozen=True)
-class SplitRules:
-    """The settings that decide where a line is split."""
-
-    normalizes: bool
-    """Whether other white space may become a space."""
-    starts_with_space: bool
-    """Whether each sentence is to begin with a space (`add_dummy_prefix`)."""
-    symbols: tuple[str, ...]
-    """Texts that are one piece, and so are never split."""
-
-    @classmethod
-    def of(cls, config: TokenizerConfig) -> SplitRules:
-        """The rules of a configuration."""
-        normalizes = config.normalization_rule_name != "identity"
-        return cls(normalizes, config.add_dummy_prefix, config.user_defined_symbols)
-
-    def is_space(self, character: str) -> bool:
-        """Whether the character becomes a space in the tokenizer."""
-        return character == " " or (self.normalizes and character.isspace())
-
-
-def morphemes(line: str, analyse: Analyse, rules: SplitRules) -> list[str]:
-    """Split a line between its morphemes; the parts join to the line again."""
-    cuts = boundaries(line, analyse(line), rules.is_space)
-    if rules.symbols:
-        pattern = "|".join(map(re.escape, sorted(rules.symbols, key=len, reverse=True)))
+def morphemes(line: str, analyse: Analyse, config: TokenizerConfig) -> list[str]:
+    """Split a line between its morphemes, but in no user symbol; the parts join to the line again."""
+    normalizes = config.normalization_rule_name != "identity"  # and may make a space of other white space
+    cuts = boundaries(line, analyse(line), lambda character: character == " " or (normalizes and character.isspace()))
+    if config.user_defined_symbols:
+        pattern = "|".join(map(re.escape, sorted(config.user_defined_symbols, key=len, reverse=True)))
         whole = {i for match in re.finditer(pattern, line) for i in range(match.start() + 1, match.end())}
         cuts = [cut for cut in cuts if cut not in whole]
     return [line[start:end] for start, end in zip([0, *cuts], [*cuts, len(line)], strict=True)]
@@ -76,7 +54,7 @@ def segment(config: TokenizerConfig, analyser: Analyser, sentences: Path, target
     Raises:
         RunError: a process of the analysis died.
     """
-    rules, size = SplitRules.of(config), sentences.stat().st_size
+    size = sentences.stat().st_size
     num_processes = 1 if size < ALONE_BYTES else max(1, min(num_processes, available_memory() // PROCESS_BYTES))
     label = f"splitting into morphemes with {analyser.name}"
     with open(target, "wb") as file, Progress(label, total=size, unit="B") as progress:
@@ -84,11 +62,11 @@ def segment(config: TokenizerConfig, analyser: Analyser, sentences: Path, target
         if num_processes == 1:
             analyse = analyser.start()
             for block in blocks:
-                file.write(_split(block, analyse, rules))
+                file.write(_split(block, analyse, config))
                 progress.advance(len(block))
             return
         try:
-            for block, done in _in_parallel(blocks, analyser, rules, num_processes, progress):
+            for block, done in _in_parallel(blocks, analyser, config, num_processes, progress):
                 file.write(done)
                 progress.advance(len(block))
         except BrokenProcessPool as error:
@@ -99,12 +77,12 @@ def segment(config: TokenizerConfig, analyser: Analyser, sentences: Path, target
 
 
 def _in_parallel(
-    blocks: Iterator[bytes], analyser: Analyser, rules: SplitRules, num_processes: int, progress: Progress
+    blocks: Iterator[bytes], analyser: Analyser, config: TokenizerConfig, num_processes: int, progress: Progress
 ) -> Iterator[tuple[bytes, bytes]]:
     """Blocks and their morphemes, in order; only a few per process are in memory."""
     context = multiprocessing.get_context("spawn")
     waiting: deque[tuple[bytes, Future[bytes]]] = deque()
-    with ProcessPoolExecutor(num_processes, context, _start_worker, (analyser, rules, os.getpid())) as pool:
+    with ProcessPoolExecutor(num_processes, context, _start_worker, (analyser, config, os.getpid())) as pool:
         for block in blocks:
             waiting.append((block, pool.submit(_split_in_worker, block)))
             if len(waiting) >= 4 * num_processes:
@@ -123,24 +101,24 @@ def _first(waiting: deque[tuple[bytes, Future[bytes]]], progress: Progress) -> t
 
 
 _ANALYSE: Analyse
-_RULES: SplitRules
+_CONFIG: TokenizerConfig
 
 
-def _start_worker(analyser: Analyser, rules: SplitRules, parent_pid: int) -> None:
+def _start_worker(analyser: Analyser, config: TokenizerConfig, parent_pid: int) -> None:
     """Initialise a worker process: the analyser is started once in each."""
-    global _ANALYSE, _RULES
+    global _ANALYSE, _CONFIG
     end_with_parent(parent_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends the workers.
-    _ANALYSE, _RULES = analyser.start(), rules
+    _ANALYSE, _CONFIG = analyser.start(), config
 
 
 def _split_in_worker(block: bytes) -> bytes:
-    return _split(block, _ANALYSE, _RULES)
+    return _split(block, _ANALYSE, _CONFIG)
 
 
-def _split(block: bytes, analyse: Analyse, rules: SplitRules) -> bytes:
-    prefix = " " if rules.starts_with_space else ""
-    lines = (prefix + "\n".join(morphemes(line, analyse, rules)) for line in block.decode().split("\n")[:-1])
+def _split(block: bytes, analyse: Analyse, config: TokenizerConfig) -> bytes:
+    prefix = " " if config.add_dummy_prefix else ""
+    lines = (prefix + "\n".join(morphemes(line, analyse, config)) for line in block.decode().split("\n")[:-1])
     return "".join(line + "\n" for line in lines).encode()
 
 

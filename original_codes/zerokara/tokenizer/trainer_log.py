@@ -15,8 +15,6 @@ from typing import IO
 
 from zerokara.progress import Progress
 
-NUM_SUB_ITERATIONS = 1
-"""Estimates of the probabilities before each pruning round."""
 SHRINKING = 0.75
 """Share of the candidates that each pruning round keeps (SentencePiece's default `shrinking_factor`)."""
 DESIRED_SHARE = 1.1
@@ -33,7 +31,8 @@ _PHASES = {
 }
 """Parts of the lines with which a phase begins, in their order."""
 _PHASE = re.compile("|".join(map(re.escape, _PHASES)))
-_EM_LINE = re.compile(r"EM sub_iter=(\d+) size=(\d+)")
+_EM_LINE = re.compile(r"EM sub_iter=\d+ size=(\d+)")
+"""One estimate precedes each pruning round (`num_sub_iterations` is 1)."""
 _MERGE_LINE = re.compile(r"Added: freq=\d+ size=(\d+)")
 BEAT_SECONDS = 1.0
 
@@ -55,11 +54,10 @@ def follow(trainer_output: IO[bytes], model_type: str, vocab_size: int, log: IO[
                 done = int(match[1])
             elif match := _EM_LINE.search(line):
                 if progress.total is None:
-                    progress.expect(num_rounds(int(match[2]), vocab_size))
-                progress.note(candidates=f"{int(match[2]):,}")
+                    progress.expect(num_rounds(int(match[1]), vocab_size))
+                progress.note(candidates=f"{int(match[1]):,}")
                 progress.advance(1)
-                is_last = int(match[1]) + 1 == NUM_SUB_ITERATIONS
-                progress.phase("pruning" if is_last else "estimating probabilities")
+                progress.phase("pruning")
             if match := _PHASE.search(line):
                 progress.phase(_PHASES[match[0]])
     log.flush()
@@ -67,9 +65,8 @@ def follow(trainer_output: IO[bytes], model_type: str, vocab_size: int, log: IO[
 
 
 def num_rounds(candidates: int, vocab_size: int) -> int:
-    """Estimates of the probabilities, about, until so many candidates are pruned to the vocabulary."""
-    prunings = math.ceil(math.log(max(1.0, candidates / (DESIRED_SHARE * vocab_size))) / -math.log(SHRINKING))
-    return NUM_SUB_ITERATIONS * max(1, prunings)
+    """Pruning rounds, about, until so many candidates are pruned to the vocabulary."""
+    return max(1, math.ceil(math.log(max(1.0, candidates / (DESIRED_SHARE * vocab_size))) / -math.log(SHRINKING)))
 
 
 def _lines(trainer_output: IO[bytes]) -> Iterator[str]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import sentencepiece
@@ -19,21 +18,13 @@ import sentencepiece
 from zerokara.parent_death_signal import end_with_parent
 
 
-def _lines(path: Path) -> Iterator[str]:
-    """The sentences; only "\\n" ends one."""
-    with open(path, encoding="utf-8", newline="\n") as file:
-        for line in file:
-            yield line[:-1]
-
-
 def main(job_path: Path) -> None:
     """Train as the job says."""
     job = json.loads(job_path.read_text(encoding="utf-8"))
     end_with_parent(job["parent"])
-    with open(job["model"], "wb") as model:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=_lines(Path(job["sentences"])), model_writer=model, **job["options"]
-        )
+    with open(job["sentences"], encoding="utf-8", newline="\n") as sentences, open(job["model"], "wb") as model:
+        lines = (line[:-1] for line in sentences)
+        sentencepiece.SentencePieceTrainer.train(sentence_iterator=lines, model_writer=model, **job["options"])
     print(_peak_memory_bytes())
 
 

@@ -17,16 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from zerokara.config.tokenizer_config import NUM_BYTE_PIECES, NUM_CONTROL_PIECES, TokenizerConfig
+from zerokara.config.tokenizer_config import NUM_BYTE_PIECES, TokenizerConfig
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.progress import bytes_text, log
 from zerokara.resources import available_cores
-from zerokara.tokenizer.encoder import SPACE_MARK
 from zerokara.tokenizer.model_file import ModelFile
-from zerokara.tokenizer.required_characters import num_required_characters, required_characters
 from zerokara.tokenizer.rescoring import rescore
 from zerokara.tokenizer.sampling import SENTENCE_BYTES
-from zerokara.tokenizer.trainer_log import NUM_SUB_ITERATIONS, SHRINKING, follow
+from zerokara.tokenizer.trainer_log import SHRINKING, follow
 from zerokara.tokenizer.units import NEWLINE
 
 MAX_THREADS = 32
@@ -35,6 +33,8 @@ SEEDS_PER_PIECE = 5
 pieces, SentencePiece's default of a million and two estimates per pruning round took 70 s of CPU time, and this with
 one estimate 26 s, for 0.6 % more bytes per token and 0.1 % more bits per byte of other text."""
 _LEAST_SEEDS = 20_000
+_TOO_SMALL = re.compile(r"smaller than required_chars\. \d+ vs (\d+)")
+"""Where SentencePiece says how many pieces the characters of the text and the fixed pieces need."""
 
 
 @dataclass(frozen=True)
@@ -44,26 +44,6 @@ class TrainedModel:
     model: bytes
     peak_memory_bytes: int
     num_threads: int
-
-
-def check(config: TokenizerConfig) -> None:
-    """Refuse settings that SentencePiece or an exact Hugging Face tokenizer cannot follow.
-
-    Raises:
-        UserError: with every fault.
-    """
-    faults = []
-    for symbol in config.user_defined_symbols:
-        if any(character.isspace() or character in (SPACE_MARK, "\u2585", "\0") for character in symbol):
-            rule = f"must not hold {symbol!r}: a symbol has no spaces, and neither U+2581, U+2585 nor NUL"
-            faults.append(config.fault("user_defined_symbols", rule))
-        if re.fullmatch("<0x[0-9A-Fa-f]{2}>", symbol):
-            faults.append(config.fault("user_defined_symbols", f"must not hold {symbol!r}, the name of a byte piece"))
-    if config.add_dummy_prefix and config.user_defined_symbols:
-        rule = "cannot be combined with user_defined_symbols: the Hugging Face tokenizer could not be exact"
-        faults.append(config.fault("add_dummy_prefix", rule, "leave it false"))
-    if faults:
-        raise UserError(faults)
 
 
 def num_threads(config: TokenizerConfig) -> int:
@@ -81,8 +61,8 @@ def train(
     `morphemes` holds the same text with one morpheme per line (see `segmentation`), for `pre_segment`.
 
     Raises:
-        UserError: the vocabulary is larger than the sample supports, or too small for its characters; names the
-            largest or the smallest size that works.
+        UserError: there is no text, or the vocabulary is larger than the sample supports or too small for its
+            characters; names the largest or the smallest size that works.
         RunError: SentencePiece failed.
     """
     threads = num_threads(config)
@@ -90,7 +70,7 @@ def train(
         job = _TrainingJob(config, sentences, morphemes, threads, work_dir, trainer_log)
         content, peak = job.run(config.vocab_size)
         model = ModelFile(content)
-        if len(model.pieces) < _learnt_size(config, config.vocab_size):
+        if len(model.pieces) < config.vocab_size - config.extra_ids:
             raise UserError(_too_large(job, model))
     # It was off where the text holds the spaces at the beginnings of sentences already.
     model.add_dummy_prefix = config.add_dummy_prefix
@@ -102,25 +82,15 @@ def train(
     return TrainedModel(model.to_bytes(), peak, threads)
 
 
-def _learnt_size(config: TokenizerConfig, vocab_size: int) -> int:
-    return vocab_size - config.extra_ids
-
-
-def num_fixed(config: TokenizerConfig) -> int:
-    """The pieces that are not learnt: control, line end, user symbols, bytes, sentinels."""
-    fixed = NUM_CONTROL_PIECES + 1 + len(config.user_defined_symbols) + config.extra_ids
-    return fixed + (NUM_BYTE_PIECES if config.byte_fallback else 0)
-
-
 def options_of(config: TokenizerConfig, vocab_size: int, threads: int) -> dict[str, Any]:
     """The keyword arguments of SentencePiece's trainer."""
     return {
         "model_type": config.model_type,
-        "vocab_size": _learnt_size(config, vocab_size),
+        "vocab_size": vocab_size - config.extra_ids,
         # A vocabulary smaller than asked for is reported by `train`, with the size that works.
         "hard_vocab_limit": False,
         "character_coverage": config.character_coverage,
-        "required_chars": required_characters(config),
+        "required_chars": _required_characters(config),
         "byte_fallback": config.byte_fallback,
         "split_digits": config.split_digits,
         "normalization_rule_name": config.normalization_rule_name,
@@ -134,11 +104,26 @@ def options_of(config: TokenizerConfig, vocab_size: int, threads: int) -> dict[s
         "pad_id": 3,
         "max_sentence_length": SENTENCE_BYTES,
         "seed_sentencepiece_size": max(_LEAST_SEEDS, SEEDS_PER_PIECE * vocab_size),
-        "num_sub_iterations": NUM_SUB_ITERATIONS,
+        "num_sub_iterations": 1,
         "shrinking_factor": SHRINKING,
         "num_threads": threads,
         "minloglevel": 0,
     }
+
+
+def _required_characters(config: TokenizerConfig) -> str:
+    """The characters that always get a piece.
+
+    These are the characters in the names of control and byte pieces: text may spell such a name, SentencePiece never
+    takes it for the piece, but Hugging Face's Unigram would where the alternative has an unknown character. And white
+    space that no text should lose, where no bytes can spell it.
+    """
+    names = ["<unk>", "<s>", "</s>", "<pad>", *(["<extra_id_0123456789>"] if config.extra_ids else [])]
+    if config.byte_fallback:
+        names += [f"<0x{byte:02X}>" for byte in range(NUM_BYTE_PIECES)]
+    elif not config.normalization_rule_name.startswith("nmt"):
+        names.append("\t\r")
+    return "".join(sorted(set("".join(names))))
 
 
 @dataclass(frozen=True)
@@ -183,8 +168,11 @@ class _TrainingJob:
                 f"SentencePiece's training was killed by signal {-code}, which most often means that memory ran out "
                 f"({self.text_size()} of sentences); set sample_bytes to half of that and run again"
             )
+        if code and not self.sentences.stat().st_size:
+            raise UserError(self.config.fault("input", "there is no text to train on in these files"))
+        if code and (smallest := _TOO_SMALL.search(last_line)):
+            raise UserError(_too_small(self.config, int(smallest[1]) + self.config.extra_ids))
         if code:
-            _check_characters(self.config, self.sentences)
             raise RunError(f"SentencePiece's training failed: {last_line}; its log is {self.log.name}")
         return model.read_bytes(), int(printed)
 
@@ -201,7 +189,7 @@ def _too_large(job: _TrainingJob, model: ModelFile) -> Fault:
     """
     config = job.config
     largest = len(model.pieces) + config.extra_ids
-    while config.model_type == "unigram" and largest > num_fixed(config) + 1:
+    while config.model_type == "unigram" and largest > config.num_fixed_pieces + 1:
         log(
             f"  vocab_size = {config.vocab_size:,} is more than this text supports, which gave {largest:,} pieces; "
             f"training again to see whether {largest:,} works"
@@ -215,16 +203,11 @@ def _too_large(job: _TrainingJob, model: ModelFile) -> Fault:
     return config.fault("vocab_size", rule, f"set {largest} or less, or train on more text")
 
 
-def _check_characters(config: TokenizerConfig, sentences: Path) -> None:
-    """Raise the fault for which SentencePiece refused to start, if it is one of the two that are known."""
-    needed, fixed = num_required_characters(config, sentences), num_fixed(config)
-    if not needed:
-        raise UserError(config.fault("input", "there is no text to train on in these files"))
-    if config.vocab_size < needed + fixed:
-        rule = (
-            f"is too small: the sample has {needed:,} characters that get a piece each (character_coverage = "
-            f"{config.character_coverage}), in addition to {fixed} fixed pieces; the smallest that works is "
-            f"{needed + fixed}"
-        )
-        remedy = f"set {needed + fixed} or more (several times that is usual), or lower character_coverage"
-        raise UserError(config.fault("vocab_size", rule, remedy))
+def _too_small(config: TokenizerConfig, smallest: int) -> Fault:
+    fixed = config.num_fixed_pieces
+    rule = (
+        f"is too small: the sample has {smallest - fixed:,} characters that get a piece each (character_coverage = "
+        f"{config.character_coverage}), in addition to {fixed} fixed pieces; the smallest that works is {smallest}"
+    )
+    remedy = f"set {smallest} or more (several times that is usual), or lower character_coverage"
+    return config.fault("vocab_size", rule, remedy)

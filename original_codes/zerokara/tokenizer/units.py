@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -31,26 +31,6 @@ _EXACT_TOTAL = 2.0**15
 """Below this total a float32 resolves half a `SCORE_STEP`, so that rounding changes the order of no two paths."""
 _BPE_RUN_CHARACTERS = 1 << 20
 _FIRST_PIECES = ("<unk>", "<s>", "</s>", "<pad>", NEWLINE)
-
-
-class TextUnit(Protocol):
-    """How a text is split, and its ids are joined."""
-
-    def limit(self, model: ModelFile) -> int:
-        """Characters of several lines that may be encoded at once; 0: single lines."""
-        ...
-
-    def runs(self, text: str, limit: int) -> list[str]:
-        """The texts to encode; one that cannot be split is longer than `limit`."""
-        ...
-
-    def join(self, ids: Sequence[Any]) -> Any:
-        """The ids of the whole, as bytes, from those of its runs."""
-        ...
-
-    def decode(self, ids: list[int]) -> str:
-        """The text of the ids of a document."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -68,7 +48,7 @@ class Lines:
         No segmentation that matters scores worse than one piece per character, each at worst unknown. So a run of n
         characters has a total of at most n · (|lowest score| + penalty), and up to `_EXACT_TOTAL` sums of multiples of
         `SCORE_STEP` keep their order. The score of "\\n" is no such multiple, but it is in every path, and so shifts
-        all of them equally.
+        all of them equally. 0: only single lines.
         """
         if model.normalization != "identity" or model.add_dummy_prefix or _crosses_lines(model):
             return 0
@@ -152,6 +132,9 @@ class Documents:
     def decode(self, ids: list[int]) -> str:
         """Decode as SentencePiece does."""
         return self.decode_ids(ids)
+
+
+TextUnit = Lines | Documents
 
 
 def unit_of(processor: Any) -> TextUnit:

@@ -22,9 +22,9 @@ Everything is summed by file before it is shared out, so it does not depend on h
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from itertools import groupby
 from typing import Any
 
@@ -32,12 +32,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerokara.config.data_settings import DataSettings
+from zerokara.corpus.documents import HARMLESS
 from zerokara.corpus.inputs import InputFile
-from zerokara.corpus.reading import HARMLESS
 from zerokara.errors import RunError, UserError
 from zerokara.progress import bytes_text
 from zerokara.tokens.layout import TokenPaths
-from zerokara.tokens.shards import Damage, ShardResult
+from zerokara.tokens.shards import RangeResult, ShardResult
 from zerokara.tokens.tasks import Task
 
 NAMED_FILES = 5
@@ -60,6 +60,10 @@ class SplitTally:
         self.documents += len(lengths)
         self.tokens += int(lengths[:, 0].sum(dtype=np.int64))
         self.text_bytes += int(lengths[:, 1].sum(dtype=np.int64))
+
+    def __add__(self, other: SplitTally) -> SplitTally:
+        sums = (self.documents + other.documents, self.tokens + other.tokens, self.text_bytes + other.text_bytes)
+        return SplitTally(*sums)
 
 
 @dataclass(frozen=True)
@@ -130,18 +134,18 @@ class SourceTally:
             "bytes_lost": self.bytes_lost,
             "bytes_unverified": self.bytes_unverified,
             "damaged_files": len(self.damaged),
-            "damaged": [asdict(file) for file in self.damaged[:FILES_IN_FACTS]],
+            "damaged": self.damaged[:FILES_IN_FACTS],
         }
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> SourceTally:
-        """Restore a tally from `facts`; an earlier version counted documents alone."""
+        """Restore a tally from `facts`."""
         numbers = ("documents_in", "bytes_in", "bytes_read", "bytes_lost", "bytes_unverified")
         return cls(
             skipped=Counter(facts["skipped"]),
-            bytes_skipped=Counter(facts.get("bytes_skipped", {})),
-            damaged=[DamagedFile(**file) for file in facts.get("damaged", [])],
-            **{name: facts.get(name, 0) for name in numbers},
+            bytes_skipped=Counter(facts["bytes_skipped"]),
+            damaged=[DamagedFile(**file) for file in facts["damaged"]],
+            **{name: facts[name] for name in numbers},
         )
 
 
@@ -152,60 +156,37 @@ def count_sources(num_sources: int, tasks: Sequence[Task], results: Mapping[str,
         RunError: a plain file's lines do not add up to the file, which is a bug.
     """
     tallies = [SourceTally() for _ in range(num_sources)]
-    for task in tasks:
-        tallies[task.source].documents_in += sum(results[task.name].range_items)
-        tallies[task.source].skipped += results[task.name].skipped
-    for _, parts in groupby(_parts(tasks, results), lambda part: part[0].name):
-        _add_file(tallies, list(parts))
+    parts = (part for task in tasks for part in zip(task.ranges, results[task.name].ranges, strict=True))
+    for _, of_file in groupby(parts, lambda part: part[0].file.name):
+        ranges, held = zip(*of_file, strict=True)
+        _add_file(tallies[ranges[0].file.source], ranges[0].file, held)
     return tallies
 
 
 def total(tallies: Sequence[SourceTally]) -> SourceTally:
-    """All sources together, without their splits."""
+    """All sources together."""
     whole = SourceTally()
     for tally in tallies:
-        whole.documents_in += tally.documents_in
-        whole.skipped += tally.skipped
-        whole.bytes_in += tally.bytes_in
-        whole.bytes_read += tally.bytes_read
-        whole.bytes_skipped += tally.bytes_skipped
-        whole.bytes_lost += tally.bytes_lost
-        whole.bytes_unverified += tally.bytes_unverified
-        whole.damaged += tally.damaged
+        for one in fields(tally):
+            setattr(whole, one.name, getattr(whole, one.name) + getattr(tally, one.name))
     return whole
 
 
-_Part = tuple[InputFile, int, Sequence[tuple[str, int]], Sequence[Damage]]
-"""One range: its file, the bytes of its items, the bytes of bad items by reason, its damages."""
-
-
-def _parts(tasks: Sequence[Task], results: Mapping[str, ShardResult]) -> Iterator[_Part]:
-    for task in tasks:
-        result = results[task.name]
-        skipped, damages = defaultdict[int, list[tuple[str, int]]](list), defaultdict[int, list[Damage]](list)
-        for number, reason, size in result.skipped_bytes:
-            skipped[number].append((reason, size))
-        for damage in result.damages:
-            damages[damage.range].append(damage)
-        for number, range_ in enumerate(task.ranges):
-            yield range_.file, result.range_bytes[number], skipped.get(number, ()), damages.get(number, ())
-
-
-def _add_file(tallies: Sequence[SourceTally], parts: Sequence[_Part]) -> None:
-    file = parts[0][0]
-    tally, unpacked = tallies[file.source], sum(size for _, size, _, _ in parts)
+def _add_file(tally: SourceTally, file: InputFile, held: Sequence[RangeResult]) -> None:
+    """Count one file, by what its ranges held."""
+    unpacked = sum(part.bytes for part in held)
     if unpacked != file.bytes and file.format != "parquet" and not file.is_packed:
         raise RunError(f"{unpacked:,} of the {file.bytes:,} bytes of {file.name} were counted: a bug in zerokara")
-    skipped = Counter[str]()
-    for _, _, of_range, _ in parts:
-        for reason, size in of_range:
-            skipped[reason] += size
-    damages = [damage for _, _, _, of_range in parts for damage in of_range]
+    skipped = sum((part.skipped_bytes for part in held), Counter[str]())
+    damages = [damage for part in held for damage in part.damages]
     lost = sum(damage.lost_bytes for damage in damages)
     readable = file.bytes - lost
     on_disk = Counter({reason: readable * size // max(1, unpacked) for reason, size in skipped.items()})
     read = readable - on_disk.total()
     unverified = read * sum(damage.unverified_bytes for damage in damages) // max(1, readable)
+    for part in held:
+        tally.documents_in += part.lines
+        tally.skipped += part.skipped
     tally.bytes_in += file.bytes
     tally.bytes_read += read
     tally.bytes_skipped += on_disk

@@ -24,7 +24,7 @@ from zerokara.progress import Progress, bytes_text, count_text, log
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.encoder_choice import EncoderChoice, sentencepiece_itself
 from zerokara.tokenizer.fast_encoder import FastEncoderDiffersError
-from zerokara.tokens import work_folder
+from zerokara.tokens import quarantine, work_folder
 from zerokara.tokens.accounts import (
     SourceTally,
     check_bad_fraction,
@@ -36,8 +36,8 @@ from zerokara.tokens.accounts import (
 )
 from zerokara.tokens.indexed import dtype_for
 from zerokara.tokens.layout import TokenPaths
-from zerokara.tokens.merge import MergeState, merge_shards, write_quarantine
-from zerokara.tokens.shards import Job, ShardResult, Tally
+from zerokara.tokens.merge import MergeState, merge_shards
+from zerokara.tokens.shards import Job, ShardResult, Tally, shard_path
 from zerokara.tokens.tasks import TaskQueue, num_workers, usual_task_bytes
 from zerokara.tokens.workers import run_in_workers
 
@@ -64,23 +64,21 @@ def encode_corpus(
     config: DataSettings,
     files: Sequence[InputFile],
     encoder: Encoder,
-    choice: EncoderChoice | None = None,
+    choice: EncoderChoice,
     task_bytes: int | None = None,
-    log: Callable[[str], None] = log,
     run_tasks: RunTasks = run_in_workers,
 ) -> EncodedCorpus:
     """Write the token files and the quarantine file of `config.output_prefix` with the chosen encoder.
 
-    The work folder stays until `discard_work`, which is called once the manifest is written.
+    The work folder stays until `work_folder.discard`, which is called once the manifest is written.
 
     Raises:
         UserError: too many bad lines, no documents, too few to split, another run at work on the same output.
         RunError: a worker died, the disk is full, the corpus changed meanwhile.
     """
     paths = TokenPaths(config.output_prefix)
-    choice = choice or sentencepiece_itself(encoder, "")
     wanted = work_folder.ShardPlan(
-        files=work_folder.files_as_listed(files),
+        files=[[file.name, file.bytes, file.modified_ns, file.source] for file in files],
         tokenizer_sha256=encoder.sha256,
         text_field=config.text_field,
         txt_document=config.txt_document,
@@ -106,17 +104,13 @@ def encode_corpus(
             queue, done = _encode(config, files, choice, plan, folder, finished, run_tasks)
         seconds = time.monotonic() - started
         check_unchanged(files)
-        tasks = [queue.task(name) for name in queue.names]
-        write_quarantine(tasks, finished, folder, paths)
+        tasks = queue.tasks
+        bad = [(shard_path(folder, task.name, "bad"), task.ranges, finished[task.name].num_lines) for task in tasks]
+        quarantine.collect(bad, paths.quarantine)
         sources = count_sources(len(config.input_jsonl), tasks, finished)
         _check_sources(config, sources, paths)
         merge_shards(config, tasks, finished, folder, paths, dtype_for(encoder.vocab_size), sources)
     return EncodedCorpus(sources, choice.name, resumed, done, seconds)
-
-
-def discard_work(config: DataSettings) -> None:
-    """Remove the work folder, once the manifest is written."""
-    work_folder.discard(TokenPaths(config.output_prefix))
 
 
 def _encode(
@@ -171,7 +165,7 @@ def _foreseen_errors(paths: TokenPaths) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        kept = _kept(paths)
+        kept = work_folder.kept_text(paths.work_folder)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             folder = paths.manifest.parent
             existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
@@ -183,10 +177,3 @@ def _foreseen_errors(paths: TokenPaths) -> Iterator[None]:
             ) from error
         where = f" {shown(str(error.filename))}" if error.filename else ""
         raise RunError(f"cannot read or write{where}: {error.strerror or error}; {kept}") from error
-
-
-def _kept(paths: TokenPaths) -> str:
-    number, size = work_folder.kept_shards(paths.work_folder)
-    if not number:
-        return "nothing was written"
-    return f"{number:,} finished shards ({bytes_text(size)}) are kept in {paths.work_folder}"

@@ -1,4 +1,4 @@
-"""Shards → the token files of both splits and the quarantine file, in corpus order, by copying blocks of bytes.
+"""Shards → the token files of both splits, in corpus order, by copying blocks of bytes.
 
 Ids are copied to ``train.bin`` and ``valid.bin`` in the work folder, and shards are deleted on the way, so that a
 corpus never lies on the disk twice: every `CHECKPOINT_BYTES`, and whenever the disk has no room for more, what was
@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
@@ -22,12 +22,11 @@ import orjson
 from numpy.typing import NDArray
 
 from zerokara.config.data_settings import DataSettings
-from zerokara.durable import atomic_file, sync_folder, write_json
+from zerokara.durable import sync_folder, write_json
 from zerokara.progress import Progress
 from zerokara.tokens import splits
 from zerokara.tokens.accounts import SourceTally, SplitTally
-from zerokara.tokens.header import INDEX_BYTES
-from zerokara.tokens.indexed import write_index
+from zerokara.tokens.indexed import INDEX_BYTES, write_index
 from zerokara.tokens.layout import TokenPaths, bin_path, idx_path
 from zerokara.tokens.shards import ShardResult, shard_path
 from zerokara.tokens.tasks import Task
@@ -43,20 +42,21 @@ class MergeState:
     """How far a merge has come."""
 
     settings: list[Any]
-    """What the split depends on."""
+    """Those that decide which documents go to which split."""
     last_shard: str = ""
     """The last shard that was copied."""
     sizes: dict[str, int] = field(default_factory=dict)
     """Bytes of each unfinished file."""
-    splits: list[dict[str, dict[str, int]]] = field(default_factory=list)
-    """What went into the splits so far, for each source."""
+    splits: list[dict[str, Any]] = field(default_factory=list)
+    """What went into ``train`` and ``valid`` so far, for each source."""
     is_complete: bool = False
     """Whether the files are complete and only need their final names."""
 
     @classmethod
     def read(cls, folder: Path, config: DataSettings) -> MergeState:
         """The state of an unfinished merge, or a fresh one where there is none for these settings."""
-        fresh, state = cls(split_settings(config)), cls.left_in(folder)
+        fresh = cls([config.valid_fraction, config.valid_min_documents, config.split_seed])
+        state = cls.left_in(folder)
         if state is None or state.settings == fresh.settings:
             return state or fresh
         # The caller finds that the shards which the other merge deleted are missing, and encodes them again.
@@ -70,20 +70,6 @@ class MergeState:
             return cls(**orjson.loads((folder / STATE_NAME).read_bytes()))
         except (FileNotFoundError, orjson.JSONDecodeError, TypeError):  # what cannot be read just now ends the step
             return None
-
-    def write(self, folder: Path) -> None:
-        """Write it to the folder, synced."""
-        write_json(folder / STATE_NAME, asdict(self))
-
-
-def has_begun(folder: Path) -> bool:
-    """Whether an unfinished merge has deleted shards already: then little is left to write."""
-    return MergeState.left_in(folder) is not None
-
-
-def split_settings(config: DataSettings) -> list[Any]:
-    """The settings that decide which documents go to which split."""
-    return [config.valid_fraction, config.valid_min_documents, config.split_seed]
 
 
 class _SplitWriter:
@@ -154,7 +140,7 @@ def merge_shards(
             writer.write_idx(dtype)
         if state.last_shard:  # shards are deleted: from here on only the final names are missing
             state.is_complete = True
-            state.write(folder)
+            write_json(folder / STATE_NAME, state)
     _give_final_names(folder, any(tally.valid.documents for tally in tallies), paths)
 
 
@@ -177,8 +163,8 @@ def _copy_all(
     def delete_copied() -> None:
         state.last_shard = copied[-1]
         state.sizes = {name: size for writer in writers for name, size in writer.sync().items()}
-        state.splits = [{"train": asdict(tally.train), "valid": asdict(tally.valid)} for tally in tallies]
-        state.write(folder)
+        state.splits = [{"train": tally.train, "valid": tally.valid} for tally in tallies]
+        write_json(folder / STATE_NAME, state)
         for name in copied:
             for ending in ("bin", "lengths"):
                 shard_path(folder, name, ending).unlink()
@@ -206,31 +192,6 @@ def _copy_all(
 def _is_tight(folder: Path, num_bytes: int) -> bool:
     """Whether the disk may lack the room for so many bytes beside what is buffered."""
     return shutil.disk_usage(folder).free < num_bytes + 4 * _BUFFER_BYTES
-
-
-def write_quarantine(
-    tasks: Sequence[Task], results: Mapping[str, ShardResult], folder: Path, paths: TokenPaths
-) -> None:
-    """Collect the bad lines of all shards, with line numbers from 1 in each file; no bad lines, no quarantine file."""
-    if not any(results[task.name].skipped for task in tasks):
-        paths.quarantine.unlink(missing_ok=True)
-        return
-    with atomic_file(paths.quarantine) as file:
-        lines_before, last_name = 0, None
-        for task in tasks:
-            starts = []
-            for range_, items in zip(task.ranges, results[task.name].range_items, strict=True):
-                if range_.file.name != last_name:
-                    lines_before, last_name = 0, range_.file.name
-                starts.append(lines_before)
-                lines_before += items
-            with open(shard_path(folder, task.name, "bad"), "rb") as bad_lines:
-                for line in bad_lines:
-                    record = orjson.loads(line)
-                    number = record.pop("range")
-                    record["line"] += starts[number]
-                    placed = {"file": task.ranges[number].file.name, **record}
-                    file.write(orjson.dumps(placed, option=orjson.OPT_APPEND_NEWLINE))
 
 
 def _threshold(config: DataSettings, source: int, tally: SourceTally) -> np.uint64 | None:

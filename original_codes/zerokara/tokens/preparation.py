@@ -1,18 +1,70 @@
-"""What step 2 finds out before the work: the tokenizer, the encoder to use, and how many tokens to expect."""
+"""What step 2 finds out before the work, from a sample of the corpus: the encoder to use, tokens and disk space."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
+from pathlib import Path
 
 from zerokara.config.data_settings import DataSettings
 from zerokara.corpus.inputs import InputFile
-from zerokara.corpus.sizes import total_plain_bytes
+from zerokara.corpus.reading import Document, Range, read
+from zerokara.corpus.sizes import bytes_before, plain_bytes, total_plain_bytes
+from zerokara.errors import UserError
+from zerokara.progress import bytes_text
 from zerokara.tokenizer.compatibility import check_exportable, notes
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.encoder_choice import EncoderChoice, choose
-from zerokara.tokens.estimate import TokenEstimate, check_disk_space, estimate_tokens, sample_corpus
+from zerokara.tokens.indexed import INDEX_BYTES, dtype_for
+from zerokara.tokens.layout import TokenPaths
+from zerokara.tokens.merge import MergeState
+from zerokara.tokens.shards import TextEncoder
+from zerokara.tokens.tasks import usual_task_bytes
+
+SAMPLE_PLACES = 8
+"""Places that are sampled: the beginnings of so many files, and in fewer files further places."""
+PLACE_CHARACTERS, PLACE_BAD_LINES = 128 * 1024, 5000
+"""A place ends after so much text, or so many bad lines."""
+ESTIMATE_CHARACTERS = 32 * 1024
+"""Text of each place that is encoded for the estimate."""
+
+
+_SHARD_LENGTHS_BYTES, _LENGTHS_BYTES = 8, 4
+"""Bytes per document: in a shard, and in the merged files."""
+_BAD_LINE_BYTES = 80
+"""Bytes of its record, without the line's excerpt and the file's name (`shards`, `merge`)."""
+_FILE_BYTES = 300
+"""Bytes of a corpus file's records in the plan and the manifest, without its name in both."""
+_SMALL_FILES_BYTES = 4 * 4096
+"""Space that a shard's four files take beyond their content: at most one block of the file system each."""
+
+
+@dataclass(frozen=True)
+class SamplePlace:
+    """The documents at one place of the corpus."""
+
+    texts: list[str]
+    sampled_bytes: int
+    """Unpacked bytes of the file that they span."""
+    bad_bytes: int = 0
+    """Bytes of the records of its bad lines."""
+
+
+@dataclass(frozen=True)
+class TokenEstimate:
+    """Expected size of the result; within some ten percent if the files resemble each other."""
+
+    tokens: int
+    output_bytes: int
+    """Bytes of the .bin files."""
+    documents: int = 0
+    bad_bytes: int = 0
+    """Bytes of the quarantine file."""
+    corpus_bytes: int = 0
+    """Bytes of all files, unpacked."""
 
 
 @dataclass(frozen=True)
@@ -43,3 +95,107 @@ def prepare(config: DataSettings, files: Sequence[InputFile]) -> PreparedEncodin
     expected = estimate_tokens(corpus_bytes, places, choice.encoder)
     check_disk_space(config, files, expected)
     return PreparedEncoding(encoder, choice, expected, notes(encoder))
+
+
+def sample_corpus(config: DataSettings, files: Sequence[InputFile]) -> list[SamplePlace]:
+    """Read some documents from up to `SAMPLE_PLACES` places, within some milliseconds each."""
+    return [place for start in _places(files) if (place := _read_place(config, start)).sampled_bytes]
+
+
+def estimate_tokens(corpus_bytes: int, places: Sequence[SamplePlace], encoder: TextEncoder) -> TokenEstimate:
+    """Encode a part of the sample; `corpus_bytes` is the size of all files, unpacked."""
+    sampled_bytes = sampled_tokens = 0
+    for place in places:
+        part, characters = [], 0
+        for text in place.texts:
+            if characters >= ESTIMATE_CHARACTERS:
+                break
+            part.append(text)
+            characters += len(text)
+        share = characters / max(1, sum(map(len, place.texts)))
+        sampled_bytes += round(place.sampled_bytes * share)
+        sampled_tokens += len(encoder.encode_joined(part)[0])
+    tokens = round(sampled_tokens * corpus_bytes / sampled_bytes) if sampled_bytes else 0
+    times = corpus_bytes / max(1, sum(place.sampled_bytes for place in places))
+    return TokenEstimate(
+        tokens,
+        tokens * dtype_for(encoder.vocab_size).itemsize,
+        round(times * sum(len(place.texts) for place in places)),
+        round(times * sum(place.bad_bytes for place in places)),
+        corpus_bytes,
+    )
+
+
+def check_disk_space(config: DataSettings, files: Sequence[InputFile], expected: TokenEstimate) -> None:
+    """Check that the work will fit on the disk; files that an unfinished run left are part of it, or are removed first.
+
+    A run that had begun to merge is not checked: it has deleted shards already, and resumes with little room.
+
+    Raises:
+        UserError: it does not fit.
+    """
+    work_folder = TokenPaths(config.output_prefix).work_folder
+    if MergeState.left_in(work_folder):
+        return
+    folder = next(place for place in work_folder.absolute().parents if place.exists())
+    free, used = shutil.disk_usage(folder).free, _disk_bytes(work_folder)
+    needed = peak_bytes(config, files, expected) - used
+    if free < needed:
+        rule = f"needs about {bytes_text(needed)}, and {bytes_text(free)} are free at {folder}"
+        rule += f" beside the {bytes_text(used)} that an unfinished run left" if used else ""
+        raise UserError(config.fault("output_prefix", rule, "make room, or name a larger disk"))
+
+
+def peak_bytes(config: DataSettings, files: Sequence[InputFile], expected: TokenEstimate) -> int:
+    """The most disk space that the work takes at once, in bytes.
+
+    Ids are stored once, except for the shard that is being copied: shards are deleted early where the disk is nearly
+    full (`merge`). The records of bad lines are stored twice. The index is written when the shards are gone.
+    """
+    size = usual_task_bytes(config, expected.corpus_bytes)
+    num_shards = expected.corpus_bytes // size + 1
+    shard = expected.output_bytes * min(size, expected.corpus_bytes) // max(1, expected.corpus_bytes)
+    copying = shard + (_SHARD_LENGTHS_BYTES + _LENGTHS_BYTES) * expected.documents
+    indexing = (_LENGTHS_BYTES + INDEX_BYTES) * expected.documents
+    records = sum(_FILE_BYTES + 2 * len(file.name) for file in files)
+    small = (num_shards + 1) * _SMALL_FILES_BYTES
+    return expected.output_bytes + max(copying, indexing) + 2 * expected.bad_bytes + records + small
+
+
+def _disk_bytes(folder: Path) -> int:
+    """Disk space of the files in a folder, in bytes."""
+    total = 0
+    with suppress(FileNotFoundError):  # another run may be using it, which is reported when this one claims it
+        for path in folder.iterdir():
+            total += path.stat().st_blocks * 512
+    return total
+
+
+def _places(files: Sequence[InputFile]) -> Iterator[Range]:
+    chosen = [file for file in files if file.bytes]
+    chosen = chosen[:: max(1, len(chosen) // SAMPLE_PLACES)]
+    parts = max(1, SAMPLE_PLACES // max(1, len(chosen)))
+    for file in chosen:
+        # To reach the middle of a packed file, everything before it would have to be unpacked.
+        can_seek = file.packing == "none" and file.format != "parquet"
+        for part in range(parts if can_seek and file.bytes > parts * PLACE_CHARACTERS else 1):
+            yield Range(file, part * file.bytes // parts)
+
+
+def _read_place(config: DataSettings, start: Range) -> SamplePlace:
+    texts: list[str] = []
+    characters, bad_lines, bad_bytes, first, last = 0, 0, 0, None, None
+    items = iter(read(start, config.text_field, "line"))
+    for item in items:
+        first = bytes_before(item) if first is None else first
+        if characters >= PLACE_CHARACTERS or bad_lines >= PLACE_BAD_LINES:
+            last = bytes_before(item)
+            break
+        if isinstance(item, Document):
+            texts.append(item.text)
+            characters += len(item.text)
+        else:
+            bad_lines += 1
+            bad_bytes += _BAD_LINE_BYTES + len(item.excerpt.encode()) + len(start.file.name.encode())
+    end = plain_bytes(start.file) if last is None else last
+    return SamplePlace(texts, max(0, end - (first or 0)), bad_bytes)

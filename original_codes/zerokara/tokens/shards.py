@@ -2,7 +2,7 @@
 folder.
 
 A shard is four files: ``<name>.bin`` ids of every document with its end of document, ``<name>.lengths`` int32 pairs
-(ids, bytes of UTF-8 text) for each document, ``<name>.bad`` JSON lines of what was put aside, and ``<name>.json`` the
+(ids, bytes of UTF-8 text) for each document, ``<name>.bad`` JSON lines for the `quarantine`, and ``<name>.json`` the
 `ShardResult`, which is written last. How the corpus is cut into tasks does not show in the merged result.
 """
 
@@ -12,9 +12,9 @@ import os
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -22,9 +22,11 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from zerokara.corpus.reading import BadLine, Document, OpenStreams, RangeReader, Reason, TxtDocument, excerpt, read
+from zerokara.corpus.documents import BadLine, Document, Reason, TxtDocument, excerpt
+from zerokara.corpus.reading import OpenStreams, RangeReader, read
 from zerokara.durable import PARTIAL_SUFFIX
 from zerokara.errors import RunError
+from zerokara.tokens import quarantine
 from zerokara.tokens.indexed import dtype_for
 from zerokara.tokens.tasks import Task
 
@@ -32,7 +34,6 @@ BATCH_DOCUMENTS = 256
 BATCH_CHARACTERS = 1 << 20
 REPORT_SECONDS = 0.5
 ENDINGS = ("bin", "lengths", "bad")
-_CHUNK_BYTES = 1 << 20
 
 
 class TextEncoder(Protocol):
@@ -72,17 +73,30 @@ class Tally:
             setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Damage:
     """A place from which on a file or a row group could not be read."""
 
-    range: int
-    """Index of the range in the task."""
     what: str
     documents: int
     lost_bytes: int
     unverified_bytes: int
     """As in `BadLine`."""
+
+
+@dataclass(slots=True)
+class RangeResult:
+    """What one range held."""
+
+    lines: int = 0
+    """Lines (documents), good and bad, from which the line numbers of later ranges follow."""
+    bytes: int = 0
+    """Their bytes (unpacked)."""
+    skipped: Counter[str] = field(default_factory=Counter)
+    """Number of bad lines by reason."""
+    skipped_bytes: Counter[str] = field(default_factory=Counter)
+    """Their bytes (unpacked)."""
+    damages: list[Damage] = field(default_factory=list)
 
 
 @dataclass
@@ -92,61 +106,39 @@ class ShardResult:
     name: str
     """Name of its task."""
     documents: int = 0
-    range_items: list[int] = field(default_factory=list)
-    """Lines (documents) of each range, good and bad, from which the line numbers of later ranges follow."""
-    range_bytes: list[int] = field(default_factory=list)
-    """Bytes of the lines of each range, good and bad (unpacked)."""
-    skipped_bytes: list[tuple[int, str, int]] = field(default_factory=list)
-    """Bad lines: (index of the range, reason, unpacked bytes)."""
-    damages: list[Damage] = field(default_factory=list)
-    skipped: Counter[str] = field(default_factory=Counter)
-    """Number of bad lines by reason."""
+    ranges: list[RangeResult] = field(default_factory=list)
     at_end: bool = False
     """Whether the end of the last range's file was met in it or before it."""
     done: Tally = field(default_factory=Tally)
     """The work that it took, for the progress bar of a resumed run."""
-    files: dict[str, tuple[int, int]] = field(default_factory=dict)
+    files: dict[str, list[int]] = field(default_factory=dict)
     """Size and CRC-32 of each of its files, by ending."""
 
-    def as_json(self) -> dict[str, Any]:
-        """The result as JSON values."""
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
-        damages = [asdict(damage) for damage in self.damages]
-        return {**values, "skipped": dict(self.skipped), "damages": damages, "done": asdict(self.done)}
+    @property
+    def num_lines(self) -> list[int]:
+        """Lines of each range."""
+        return [held.lines for held in self.ranges]
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> ShardResult:
-        """Restore a result from `as_json`."""
-        files = {ending: (int(size), int(checksum)) for ending, (size, checksum) in values["files"].items()}
-        restored = {"skipped": Counter(values["skipped"]), "done": Tally(**values["done"]), "files": files}
-        skipped_bytes = [(int(number), str(reason), int(size)) for number, reason, size in values["skipped_bytes"]]
-        damages = [Damage(**damage) for damage in values["damages"]]
-        return cls(**{**values, **restored, "skipped_bytes": skipped_bytes, "damages": damages})
+    def read(cls, path: Path) -> ShardResult:
+        """Restore a result from its file.
+
+        Raises:
+            ValueError, TypeError, KeyError: it is damaged.
+        """
+        values = orjson.loads(path.read_bytes())
+        ranges = [_range_result(**of_range) for of_range in values["ranges"]]
+        return cls(**{**values, "ranges": ranges, "done": Tally(**values["done"])})
+
+
+def _range_result(**values: Any) -> RangeResult:
+    counters = {name: Counter(values[name]) for name in ("skipped", "skipped_bytes")}
+    return RangeResult(**values | counters | {"damages": [Damage(**damage) for damage in values["damages"]]})
 
 
 def shard_path(folder: Path, name: str, ending: str) -> Path:
-    """Path of one file of a shard."""
+    """Path of one file of a shard; that of its result ends in ``json``."""
     return folder / f"{name}.{ending}"
-
-
-def result_path(folder: Path, name: str) -> Path:
-    """Path of a shard's result."""
-    return shard_path(folder, name, "json")
-
-
-def is_whole(folder: Path, result: ShardResult) -> bool:
-    """Whether the files of a shard have the sizes and checksums of its result."""
-    for ending, (size, checksum) in result.files.items():
-        path = shard_path(folder, result.name, ending)
-        if not path.is_file() or path.stat().st_size != size:
-            return False
-        found = 0
-        with open(path, "rb") as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                found = zlib.crc32(chunk, found)
-        if found != checksum:
-            return False
-    return set(result.files) == set(ENDINGS)
 
 
 def write_shard(
@@ -159,15 +151,15 @@ def write_shard(
     with ExitStack() as stack:
         outputs = {ending: _Output(stack.enter_context(open(path, "wb"))) for ending, path in written.items()}
         writer = _ShardWriter(result, job.encoder, outputs, report)
-        for number, range_ in enumerate(task.ranges):
-            writer.add_range(number, read(range_, job.text_field, job.txt_document, streams))
+        for range_ in task.ranges:
+            writer.add_range(read(range_, job.text_field, job.txt_document, streams))
         writer.report_now()
-        result.files = {ending: (output.bytes, output.checksum) for ending, output in outputs.items()}
+        result.files = {ending: [output.bytes, output.checksum] for ending, output in outputs.items()}
     for ending, path in written.items():
         os.replace(path, shard_path(job.folder, task.name, ending))
     unfinished = job.folder / f"{task.name}.json.{os.getpid()}{PARTIAL_SUFFIX}"
-    unfinished.write_bytes(orjson.dumps(result.as_json()))
-    os.replace(unfinished, result_path(job.folder, task.name))
+    unfinished.write_bytes(orjson.dumps(result))
+    os.replace(unfinished, shard_path(job.folder, task.name, "json"))
     return result
 
 
@@ -197,31 +189,28 @@ class _ShardWriter:
         self._documents: list[Document] = []
         self._characters = 0
         self._bad: list[BadLine] = []
-        self._bad_bytes = Counter[str]()
         self._tally, self._last_report = Tally(), time.monotonic()
 
-    def add_range(self, number: int, reader: RangeReader) -> None:
-        items = item_bytes = read_bytes = 0
+    def add_range(self, reader: RangeReader) -> None:
+        lines = line_bytes = read_bytes = 0
+        self.result.ranges.append(RangeResult())
         for item in reader:
-            item_bytes += item.bytes
+            line_bytes += item.bytes
             if isinstance(item, Document):
-                items += 1
+                lines += 1
                 self._documents.append(item)
                 self._characters += len(item.text)
             else:
-                items += item.documents
+                lines += item.documents
                 self._bad.append(item)
             full = len(self._documents) >= BATCH_DOCUMENTS or self._characters >= BATCH_CHARACTERS
             if full or len(self._bad) >= BATCH_DOCUMENTS:
-                self._flush(number)
+                self._flush()
                 self._tally.file_bytes += reader.disk_bytes - read_bytes
                 read_bytes = reader.disk_bytes
-        self._flush(number)
+        self._flush()
         self._tally.file_bytes += reader.disk_bytes - read_bytes
-        self.result.range_items.append(items)
-        self.result.range_bytes.append(item_bytes)
-        self.result.skipped_bytes += [(number, reason, size) for reason, size in self._bad_bytes.items()]
-        self._bad_bytes.clear()
+        self.result.ranges[-1].lines, self.result.ranges[-1].bytes = lines, line_bytes
         self.result.at_end = reader.at_end
 
     def report_now(self) -> None:
@@ -229,7 +218,7 @@ class _ShardWriter:
         self._report(self._tally)
         self._tally, self._last_report = Tally(), time.monotonic()
 
-    def _flush(self, range_number: int) -> None:
+    def _flush(self) -> None:
         """Encode the batch and write it; a batch never spans two ranges."""
         documents, bad = self._documents, self._bad
         if documents:
@@ -246,13 +235,13 @@ class _ShardWriter:
             self._tally.documents += len(lengths)
             self._tally.tokens += len(ids)
             self._tally.text_bytes += int(lengths[:, 1].sum(dtype=np.int64))
+        held, range_number = self.result.ranges[-1], len(self.result.ranges) - 1
         for item in bad:
-            self.result.skipped[item.reason.value] += item.documents
-            self._bad_bytes[item.reason.value] += item.bytes
+            held.skipped[item.reason.value] += item.documents
+            held.skipped_bytes[item.reason.value] += item.bytes
             if item.reason is Reason.DAMAGED:
-                counts = (item.documents, item.lost_bytes, item.unverified_bytes)
-                self.result.damages.append(Damage(range_number, item.excerpt, *counts))
-            self._outputs["bad"].write(_bad_record(range_number, item))
+                held.damages.append(Damage(item.excerpt, item.documents, item.lost_bytes, item.unverified_bytes))
+            self._outputs["bad"].write(quarantine.record(range_number, item))
         self._documents, self._characters, self._bad = [], 0, []
         if time.monotonic() - self._last_report > REPORT_SECONDS:
             self.report_now()
@@ -273,17 +262,3 @@ def _without_tokens(document: Document) -> BadLine:
     # Normalization can leave nothing of a text, as of zero-width spaces under nmt_nfkc.
     shown = excerpt(document.text.encode("utf-8"))
     return BadLine(document.file, document.line, document.offset, Reason.NO_TOKENS, shown, document.bytes)
-
-
-def _bad_record(range_number: int, item: BadLine) -> bytes:
-    record: dict[str, Any] = {
-        "range": range_number,
-        "line": item.line,
-        "offset": item.offset,
-        "reason": item.reason.value,
-        "excerpt": item.excerpt,
-        "bytes": item.bytes,
-    }
-    if item.reason is Reason.DAMAGED:
-        record |= {"documents": item.documents, "bytes_lost": item.lost_bytes}
-    return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from zerokara.config.data_settings import DataSettings
 from zerokara.corpus.inputs import InputFile
 from zerokara.errors import shown
-from zerokara.progress import bytes_text, seconds_text
+from zerokara.progress import bytes_text, plural, seconds_text
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.accounts import damaged_text, reasons_text, total
 from zerokara.tokens.encode import EncodedCorpus
@@ -21,30 +20,24 @@ def manifest_facts(
     config: DataSettings, files: Sequence[InputFile], encoded: EncodedCorpus, encoder: Encoder
 ) -> dict[str, Any]:
     """What the manifest records beside settings, inputs and outputs: counts in total, by split and by source."""
-    tallies = encoded.sources
     sources = [
         {
             "entry": entry,
             "files": sum(file.source == source for file in files),
             **tally.facts(),
-            "train": asdict(tally.train),
-            "valid": asdict(tally.valid),
+            "train": tally.train,
+            "valid": tally.valid,
         }
-        for source, (entry, tally) in enumerate(zip(config.input_jsonl, tallies, strict=True))
+        for source, (entry, tally) in enumerate(zip(config.input_jsonl, encoded.sources, strict=True))
     ]
-    splits = {
-        split: {
-            name: sum(getattr(getattr(tally, split), name) for tally in tallies)
-            for name in ("documents", "tokens", "text_bytes")
-        }
-        for split in ("train", "valid")
-    }
+    whole = total(encoded.sources)
     return {
-        **total(tallies).facts(),
-        "documents_written": splits["train"]["documents"] + splits["valid"]["documents"],
-        **splits,
+        **whole.facts(),
+        "documents_written": whole.train.documents + whole.valid.documents,
+        "train": whole.train,
+        "valid": whole.valid,
         "sources": sources,
-        "text_bytes": splits["train"]["text_bytes"] + splits["valid"]["text_bytes"],
+        "text_bytes": whole.train.text_bytes + whole.valid.text_bytes,
         "text_bytes_per_second": round(encoded.done.text_bytes / max(encoded.seconds, 1e-9)),
         "encoder": encoded.encoder_name,
         "resumed_shards": encoded.resumed_shards,
@@ -72,8 +65,7 @@ def summary_rows(
         quarantine = TokenPaths(config.output_prefix).quarantine
         rows.append(("skipped", f"{reasons_text(whole.skipped)}; listed in {quarantine}"))
     if whole.damaged:
-        number = f"{len(whole.damaged):,} file{'s' if whole.damaged[1:] else ''}"
-        rows.append(("damaged", f"{number}: {damaged_text(whole.damaged)}"))
+        rows.append(("damaged", f"{plural(len(whole.damaged), 'file')}: {damaged_text(whole.damaged)}"))
     time_text = seconds_text(seconds)
     if facts["text_bytes_per_second"]:
         time_text += f"; encoding {bytes_text(facts['text_bytes_per_second'])}/s of text"

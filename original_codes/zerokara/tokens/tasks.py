@@ -16,8 +16,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from zerokara.corpus.documents import TxtDocument
 from zerokara.corpus.inputs import InputFile
-from zerokara.corpus.reading import Range, TxtDocument, has_unknown_size, ranges
+from zerokara.corpus.reading import Range, has_unknown_size, ranges
 from zerokara.resources import available_cores
 
 if TYPE_CHECKING:  # what the fork server imports leaves out the classes of the configuration
@@ -60,12 +61,14 @@ class _Stream:
 
     index: int
     file: InputFile
+    block_bytes: int
+    blocks: dict[int, Task] = field(default_factory=dict)
+    """Blocks that are done or handed out, by their start."""
     next_start: int = 0
-    """Start of the first block that is neither done nor handed out."""
+    """Start of the first block that is neither."""
     end: int | None = None
     """Start of the first block that met the end of the file, if known."""
     num_workers: int = 0
-    names: list[str] = field(default_factory=list)
 
     @property
     def ended(self) -> bool:
@@ -75,6 +78,14 @@ class _Stream:
     def ends_at(self, start: int) -> None:
         """Note that the block that begins here met the end, or lies behind it."""
         self.end = start if self.end is None else min(self.end, start)
+
+    def block(self, start: int) -> Task:
+        """The block that begins here, which is done or handed out from now on."""
+        range_ = Range(self.file, start, start + self.block_bytes)
+        self.blocks[start] = Task(_name(self.index, start), self.file.source, (range_,))
+        while self.next_start in self.blocks:
+            self.next_start += self.block_bytes
+        return self.blocks[start]
 
 
 class TaskQueue:
@@ -89,39 +100,30 @@ class TaskQueue:
         ended_streams: Collection[str] = (),
     ):
         """`done` names tasks of an earlier run, `ended_streams` those among them that met the end of a stream."""
-        self._block_bytes = task_bytes
-        self._done = set(done)
-        self._streams: list[_Stream] = []
+        self._streams: dict[int, _Stream] = {}
+        self._stream_of: dict[int, _Stream] = {}
         self._known: dict[str, Task] = {}
         for part in _tasks_and_streams(files, task_bytes, txt_document):
             if isinstance(part, _Stream):
-                self._streams.append(part)
+                self._streams[part.index] = part
             else:
                 self._known[part.name] = part
-        self._waiting = deque(task for task in self._known.values() if task.name not in self._done)
-        for name in sorted(self._done):
-            self._recall(name, name in ended_streams)
-        for stream in self._streams:
-            self._skip_done(stream)
-        self._stream_of: dict[int, _Stream] = {}
+        self._waiting = deque(task for task in self._known.values() if task.name not in done)
+        for name in done:
+            if name not in self._known:
+                index, start = (int(number) for number in name.split("-"))
+                self.finished(self._streams[index].block(start), name in ended_streams)
 
     @property
-    def names(self) -> list[str]:
-        """The names of all tasks handed out or done, in the order of the corpus."""
-        return sorted([*self._known, *(name for stream in self._streams for name in stream.names)])
+    def tasks(self) -> list[Task]:
+        """All tasks handed out or done, in the order of the corpus."""
+        blocks = (task for stream in self._streams.values() for task in stream.blocks.values())
+        return sorted([*self._known.values(), *blocks], key=lambda task: task.name)
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing is left to hand out."""
-        return not self._waiting and all(stream.ended for stream in self._streams)
-
-    def task(self, name: str) -> Task:
-        """The task of one of `names`."""
-        if name in self._known:
-            return self._known[name]
-        index, start = (int(part) for part in name.split("-"))
-        stream = next(stream for stream in self._streams if stream.index == index)
-        return self._block(stream, start)
+        return not self._waiting and all(stream.ended for stream in self._streams.values())
 
     def next(self, worker: int) -> Task | None:
         """The next task for a worker; None when all are handed out."""
@@ -131,44 +133,21 @@ class TaskQueue:
             del self._stream_of[worker]
             current = None
         if current is None:
-            fresh = next((stream for stream in self._streams if not stream.ended and not stream.num_workers), None)
-            if fresh is None and self._waiting:
+            unfinished = [stream for stream in self._streams.values() if not stream.ended]
+            current = min(unfinished, key=lambda stream: stream.num_workers, default=None)
+            if self._waiting and (current is None or current.num_workers):
                 return self._waiting.popleft()
-            others = [stream for stream in self._streams if not stream.ended]
-            if fresh is None and not others:
+            if current is None:
                 return None
-            current = fresh or min(others, key=lambda stream: stream.num_workers)
             current.num_workers += 1
             self._stream_of[worker] = current
-        task = self._block(current, current.next_start)
-        current.names.append(task.name)
-        current.next_start += self._block_bytes
-        self._skip_done(current)
-        return task
+        return current.block(current.next_start)
 
     def finished(self, task: Task, at_end: bool) -> None:
         """Note that a task is done, and whether it met the end of its file."""
         if at_end and task.name not in self._known:
-            self._stream(task.name).ends_at(task.ranges[0].start)
-
-    def _recall(self, name: str, at_end: bool) -> None:
-        if name not in self._known:
-            stream = self._stream(name)
-            stream.names.append(name)
-            if at_end:
-                stream.ends_at(int(name.split("-")[1]))
-
-    def _skip_done(self, stream: _Stream) -> None:
-        while _name(stream.index, stream.next_start) in self._done:
-            stream.next_start += self._block_bytes
-
-    def _stream(self, name: str) -> _Stream:
-        index = int(name.split("-")[0])
-        return next(stream for stream in self._streams if stream.index == index)
-
-    def _block(self, stream: _Stream, start: int) -> Task:
-        range_ = Range(stream.file, start, start + self._block_bytes)
-        return Task(_name(stream.index, start), stream.file.source, (range_,))
+            index, start = (int(number) for number in task.name.split("-"))
+            self._streams[index].ends_at(start)
 
 
 def _tasks_and_streams(
@@ -177,23 +156,26 @@ def _tasks_and_streams(
     """Group consecutive ranges of one source into tasks; yield each stream by itself."""
     gathered: list[Range] = []
     size = first = 0
+
+    def task() -> Iterator[Task]:
+        if gathered:
+            yield Task(_name(first, gathered[0].start), gathered[0].file.source, tuple(gathered))
+            gathered.clear()
+
     for index, file in enumerate(files):
         # A smaller packed file is one task at most.
         if has_unknown_size(file, txt_document) and file.bytes * PACKED_FACTOR > task_bytes:
-            if gathered:
-                yield Task(_name(first, gathered[0].start), gathered[0].file.source, tuple(gathered))
-            gathered, size = [], 0
-            yield _Stream(index, file)
+            yield from task()
+            yield _Stream(index, file, task_bytes)
             continue
         for range_ in ranges([file], task_bytes, txt_document):
             if gathered and (size + range_.bytes > task_bytes or gathered[0].file.source != range_.file.source):
-                yield Task(_name(first, gathered[0].start), gathered[0].file.source, tuple(gathered))
-                gathered, size = [], 0
-            first = index if not gathered else first
+                yield from task()
+            if not gathered:
+                first, size = index, 0
             gathered.append(range_)
             size += range_.bytes
-    if gathered:
-        yield Task(_name(first, gathered[0].start), gathered[0].file.source, tuple(gathered))
+    yield from task()
 
 
 def _name(file_index: int, start: int) -> str:

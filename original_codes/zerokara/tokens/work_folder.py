@@ -10,25 +10,26 @@ them.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from zerokara import file_lock
-from zerokara.corpus.inputs import InputFile
 from zerokara.durable import PARTIAL_SUFFIX, made_folder, write_json
 from zerokara.errors import Fault, UserError
-from zerokara.progress import Progress
+from zerokara.progress import Progress, bytes_text
 from zerokara.tokens.layout import TokenPaths, bin_path
-from zerokara.tokens.shards import ShardResult, is_whole, result_path
+from zerokara.tokens.shards import ENDINGS, ShardResult, shard_path
 
-FORMAT = 3
+FORMAT = 4
 """Raised when the same plan would give other shards, or results of another form."""
 PLAN_NAME = "plan.json"
+_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,7 @@ class ShardPlan:
 
     def continues(self, earlier: ShardPlan) -> bool:
         """Whether shards made by `earlier` serve this plan too."""
-        free = {"task_bytes": 0, "encoder": ""}
-        return asdict(self) | free == asdict(earlier) | free
-
-
-def files_as_listed(files: Sequence[InputFile]) -> list[list[Any]]:
-    """The files in the form that a plan records."""
-    return [[file.name, file.bytes, file.modified_ns, file.source] for file in files]
+        return replace(self, task_bytes=earlier.task_bytes, encoder=earlier.encoder) == earlier
 
 
 @contextmanager
@@ -108,7 +103,7 @@ def settle(folder: Path, wanted: ShardPlan, last_merged: str = "") -> tuple[Shar
     with Progress("checking finished shards", len(records), "shard") as progress:
         for path in records:
             result = _read_result(path)
-            if result is not None and (result.name <= last_merged or is_whole(folder, result)):
+            if result is not None and (result.name <= last_merged or _is_undamaged(folder, result)):
                 finished[result.name] = result
             else:
                 path.unlink()
@@ -120,15 +115,15 @@ def restart(folder: Path, plan: ShardPlan) -> None:
     """Empty the folder and write the plan."""
     for left_over in folder.iterdir():
         left_over.unlink() if left_over.is_file() else shutil.rmtree(left_over)
-    write_json(folder / PLAN_NAME, asdict(plan))
+    write_json(folder / PLAN_NAME, plan)
 
 
-def kept_shards(folder: Path) -> tuple[int, int]:
-    """Number of finished shards, and their bytes."""
-    if not folder.is_dir():
-        return 0, 0
-    number = sum(1 for _ in folder.glob("*-*.json"))
-    return number, sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+def kept_text(folder: Path) -> str:
+    """What a run that failed leaves for the next one, for its message."""
+    if not (number := sum(1 for _ in folder.glob("*-*.json"))):
+        return "nothing was written"
+    size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+    return f"{number:,} finished shards ({bytes_text(size)}) are kept in {folder}"
 
 
 def _remove_unfinished(folder: Path) -> None:
@@ -144,8 +139,22 @@ def _read_plan(folder: Path) -> ShardPlan | None:
 
 
 def _read_result(path: Path) -> ShardResult | None:
-    try:
-        result = ShardResult.from_json(orjson.loads(path.read_bytes()))
-    except (orjson.JSONDecodeError, TypeError, KeyError):
-        return None
-    return result if path == result_path(path.parent, result.name) else None
+    with suppress(ValueError, TypeError, KeyError):
+        result = ShardResult.read(path)
+        return result if result.name == path.stem else None
+    return None
+
+
+def _is_undamaged(folder: Path, result: ShardResult) -> bool:
+    """Whether the files of a shard have the sizes and checksums of its result."""
+    for ending, (size, checksum) in result.files.items():
+        path = shard_path(folder, result.name, ending)
+        if not path.is_file() or path.stat().st_size != size:
+            return False
+        found = 0
+        with open(path, "rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                found = zlib.crc32(chunk, found)
+        if found != checksum:
+            return False
+    return set(result.files) == set(ENDINGS)

@@ -64,8 +64,9 @@ def test_names_that_step_1_does_not_know(old: str, new: str) -> None:
 
 def test_every_name_leads_to_a_setting_and_hides_none() -> None:
     known = set().union(*(config_class.model_fields for config_class in CLASSES))
-    assert set().union(*other_names.SAME_AS.values()) <= known
-    assert not other_names.SAME_AS.keys() & other_names.GONE.keys()
+    assert other_names.OTHER_NAMES.keys() <= known
+    others, gone = (" ".join(each).split() for each in (other_names.OTHER_NAMES.values(), other_names.ADVICE.values()))
+    assert not set(others) & set(gone)
     assert {file.config_class for file in other_names.FILES} == set(CLASSES)
 
 

@@ -124,8 +124,8 @@ GOOD = b'{"text": "x"}\n' * 20
         ("a.txt", zstd.compress(GOOD), "zstd", ".zst"),
         ("a.jsonl", b"PAR1" + bytes(99) + b"PAR1", "parquet", ".parquet"),
         ("a.parquet", GOOD, "plain text", ".jsonl or .txt"),
-        ("a.jsonl.gz", GOOD, "plain text", "remove .gz"),
-        ("a.jsonl.zst", "日本語".encode() * 400, "plain text", "remove .zst"),
+        ("a.jsonl.gz", GOOD, "plain text", ".jsonl or .txt"),
+        ("a.jsonl.zst", "日本語".encode() * 400, "plain text", ".jsonl or .txt"),
         ("a.parquet", gzip.compress(GOOD), "gzip", ".gz"),
     ],
 )

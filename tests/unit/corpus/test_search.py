@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from zerokara.corpus.inputs import find_files
-from zerokara.errors import UserError, shown
+from zerokara.errors import Fault, UserError, shown
 
 
 def write(folder: Path, *names: str) -> None:
@@ -21,6 +21,12 @@ def write(folder: Path, *names: str) -> None:
 
 def names(folder: Path, *entries: str) -> list[str]:
     return [file.name for file in find_files([str(folder / entry) for entry in entries], "config.yaml:3")]
+
+
+def fault_of(folder: Path, entry: str) -> Fault:
+    with pytest.raises(UserError) as raised:
+        names(folder, entry)
+    return raised.value.faults[0]
 
 
 @pytest.fixture
@@ -81,8 +87,8 @@ def test_the_same_file_by_two_entries_stays_a_fault(here: Path) -> None:
 def test_a_link_to_nothing_with_a_corpus_file_s_name_is_a_fault(here: Path, entry: str) -> None:
     write(here, "in/a.jsonl")
     (here / "in/gone.jsonl").symlink_to("/nowhere/b.jsonl")
-    with pytest.raises(UserError, match=r"^config\.yaml:3: in/gone\.jsonl: is a link to nothing"):
-        names(here, entry)
+    fault = fault_of(here, entry)
+    assert (fault.where, fault.value) == ("config.yaml:3", "in/gone.jsonl") and "link" in fault.rule
 
 
 def test_other_links_to_nothing_are_told_where_they_may_have_been_a_folder(
@@ -108,8 +114,8 @@ def test_pipes_and_sockets_are_not_opened(here: Path, capsys: pytest.CaptureFixt
         told = capsys.readouterr().out
         for name in ("pipe", "socket"):
             assert f"note: in/{name}.txt is a pipe, a socket or a device, and is left out\n" in told
-    with pytest.raises(UserError, match=r"in/pipe\.txt: is a pipe, a socket or a device; .*; write it into a file"):
-        names(here, "in/pipe.txt")
+    fault = fault_of(here, "in/pipe.txt")
+    assert fault.value == "in/pipe.txt" and "pipe" in fault.rule and fault.remedy
 
 
 @pytest.fixture
@@ -128,12 +134,11 @@ def nobody(here: Path) -> Iterator[None]:
 def test_what_may_not_be_read_is_told_before_anything_is_done(here: Path) -> None:
     write(here, "in/a.jsonl", "in/closed.jsonl", "in/sub/b.jsonl")
     (here / "in/closed.jsonl").chmod(0)
-    with pytest.raises(UserError, match=r"in/closed\.jsonl: you may not read this file$"):
-        names(here, "in")
+    assert fault_of(here, "in").where == "in/closed.jsonl"
     (here / "in/sub").chmod(0)
     for entry in ("in", "in/**/*.jsonl"):
-        with pytest.raises(UserError, match=r"in/sub/?: cannot be looked into: Permission denied"):
-            names(here, entry)
+        fault = fault_of(here, entry)
+        assert str(fault.value).rstrip("/") == "in/sub" and "Permission denied" in fault.rule
     (here / "in/sub").chmod(0o700)
 
 
@@ -141,8 +146,7 @@ def test_files_in_the_making_are_no_corpus(here: Path) -> None:
     write(here, "data/a.jsonl", "data/tokens_tokenizing.partial/0000000-000000000000000.json")
     for entry in ("data", "data/**", "data/**/*.json*"):
         assert names(here, entry) == ["data/a.jsonl"]
-    with pytest.raises(UserError, match="names no corpus file"):
-        names(here, "data/*/*.json")
+    assert fault_of(here, "data/*/*.json").value == "data/*/*.json"
 
 
 NAMES = {
@@ -171,8 +175,7 @@ def test_every_name_is_shown_without_harm_or_loss(here: Path) -> None:
 
 
 def test_no_such_user(here: Path) -> None:
-    with pytest.raises(UserError, match=r"~nobody_of_this_name/a\.txt: names no corpus file"):
-        find_files(["~nobody_of_this_name/a.txt"], "")
+    assert fault_of(here, "~nobody_of_this_name/a.txt").value == "~nobody_of_this_name/a.txt"
 
 
 def test_text_that_is_packed_in_another_way_is_not_passed_over_in_silence(
@@ -189,6 +192,8 @@ def test_text_that_is_packed_in_another_way_is_not_passed_over_in_silence(
 @pytest.mark.parametrize("entry", ["", " "])
 def test_an_empty_entry_is_not_this_folder(here: Path, entry: str) -> None:
     write(here, "a.jsonl")
-    with pytest.raises(UserError, match=r"config\.yaml:3: an entry is empty; name a file"):
+    with pytest.raises(UserError) as raised:
         find_files([entry], "config.yaml:3")
+    (fault,) = raised.value.faults
+    assert fault.where == "config.yaml:3" and "empty" in fault.rule
     assert names(here, ".") == ["a.jsonl"]

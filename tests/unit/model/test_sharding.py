@@ -29,7 +29,7 @@ def numbered(*shape: int) -> torch.Tensor:
 @pytest.mark.parametrize("overrides", FAMILIES, ids=named)
 def test_shards_make_the_whole_again(overrides: dict[str, Any], size: int) -> None:
     shape = shape_of(**overrides)
-    sharding = Sharding.of(shape)
+    sharding = Sharding(shape.traits.gated)
     num_local = 0
     for name, parameter in build(shape, seed=None).named_parameters():
         whole = numbered(*parameter.shape)
@@ -61,7 +61,7 @@ def test_shards_by_hand() -> None:
 
 
 def test_an_unknown_parameter_is_refused() -> None:
-    with pytest.raises(KeyError, match=r"gate\.weight"):
+    with pytest.raises(KeyError, match="gate"):
         Sharding(gated=True).partition("decoder.layers.0.mlp.gate.weight")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from configs import config_of
-from token_sources import settings, some_lengths, write_sources
+from token_sources import data_plan, sample_at, settings, some_lengths, write_sources
 
 from zerokara.errors import Fault, UserError
 from zerokara.samples.batches import Batches, BatchLayout
@@ -31,7 +31,7 @@ def owner(tmp_path: Path) -> dict[int, tuple[int, int]]:
 
 
 def plan_of(folder: Path, *overrides: str, num_sources: int = 3) -> DataPlan:
-    return DataPlan.from_config(settings(folder, num_sources, f"seq_len={SEQ_LEN}", f"seed={SEED}", *overrides))
+    return data_plan(settings(folder, num_sources, f"seq_len={SEQ_LEN}", f"seed={SEED}", *overrides))
 
 
 def consumed(plan: DataPlan, num: int, ranks: int = 1) -> list[list[int]]:
@@ -187,13 +187,13 @@ def test_a_stage_of_another_order_restarts_its_sources(tmp_path: Path, owner: di
     restarts = [(one.stage, one.source, one.num_read) for one in order.restarts]  # type: ignore[union-attr]
     assert restarts[:2] == [(1, 1, 289), (1, 2, 144 % 41)] and [one[:2] for one in restarts[2:]] == [(2, 1), (3, 2)]
     position = begun + 17  # one integer is enough to resume from
-    assert plan_of(tmp_path, f"stages={stages}").order().at(position) == order.at(position)
+    assert sample_at(plan_of(tmp_path, f"stages={stages}").order(), position) == sample_at(order, position)
 
 
 def test_sources_that_are_not_the_tokens_are_refused(tmp_path: Path, owner: dict) -> None:
     manifest_path = tmp_path / "tokens_text_document.manifest.json"
     manifest_path.write_text(manifest_path.read_text(encoding="utf-8").replace("4005", "4004"), encoding="utf-8")
     with pytest.raises(UserError) as caught:
-        DataPlan.from_config(config_of(output_prefix=tmp_path / "tokens"))
+        data_plan(config_of(output_prefix=tmp_path / "tokens"))
     (fault,) = caught.value.faults
     assert fault.where == str(manifest_path) and "5,137" in fault.rule and "5,138" in fault.rule

@@ -11,7 +11,7 @@ from zerokara.durable import atomic_file
 from zerokara.samples.documents import DocumentId, SampleDocuments
 from zerokara.samples.packed import PackedTokens
 from zerokara.samples.sources import TokenSource, read_sources
-from zerokara.tokens.header import HEADER, MAGIC
+from zerokara.tokens.indexed import HEADER, MAGIC
 from zerokara.tokens.layout import TokenPaths, bin_path, idx_path
 
 

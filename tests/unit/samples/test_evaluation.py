@@ -4,12 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from span_texts import merged
 
 from zerokara.config import sample_lengths
 from zerokara.samples.evaluation import SampleBatches, evaluation_batches
 from zerokara.samples.objective import Causal, SpanCorruption
 from zerokara.samples.packed import PackedTokens
-from zerokara.samples.spans import merged
 from zerokara.tokens.indexed import write_documents
 
 

@@ -3,11 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from configs import config_of
+from span_texts import merged
 
 from zerokara.config.sample_lengths import causal, with_spans
 from zerokara.errors import UserError
 from zerokara.samples.objective import Causal, Prompt, SpanCorruption, objective, prompt_inputs
-from zerokara.samples.spans import merged
 from zerokara.tokenizer.encoder import Encoder
 
 KEYS = np.arange(2)
@@ -87,9 +87,9 @@ def test_too_few_sentinels_are_an_error_with_numbers(span_data: dict[str, str]) 
     encoder = Encoder(span_data["input_tokenizer_file"])
     settings = config_of(architecture="t5", seq_len=512)
     with pytest.raises(UserError) as caught:
-        objective(settings, encoder)
+        objective(settings, encoder, seed=1, intra_document_masking=False)
     (fault,) = caught.value.faults
     assert fault.key == "input_tokenizer_file" and "extra_ids: 100" in fault.remedy
     assert {"10", "568", "28"} <= set(fault.rule.split())
-    fitting = objective(config_of(architecture="t5", seq_len=64), encoder)
+    fitting = objective(config_of(architecture="t5", seq_len=64), encoder, seed=1, intra_document_masking=False)
     assert fitting.lengths.raw == with_spans(64, 0.15, 3).raw and len(fitting.sentinel_ids) == 10

@@ -7,6 +7,7 @@ from math import comb
 
 import numpy as np
 import pytest
+from span_texts import merged
 
 from zerokara.config.sample_lengths import SampleLengths, with_spans
 from zerokara.samples import spans
@@ -36,8 +37,7 @@ def test_both_sides_together_are_the_text_for_a_thousand_keys(read_len: int, den
     read, written = spans.corrupt(tokens, noise, sentinels, END)
     assert read.shape == (1000, lengths.input) and written.shape == (1000, lengths.target)
     for row in range(1000):
-        merged = spans.merged(read[row], written[row], sentinels, END)
-        assert merged.tolist() == tokens[row].tolist()
+        assert merged(read[row], written[row], sentinels, END).tolist() == tokens[row].tolist()
         assert [token for token in read[row] if token in sentinels] == sentinels.tolist()
         assert [token for token in written[row] if token in sentinels] == sentinels.tolist()
 

@@ -9,7 +9,7 @@ from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.manifest import Manifest
 from zerokara.samples.batches import Batches, BatchLayout
-from zerokara.tokens.entropy import entropy, token_counts
+from zerokara.tokens.count import entropy, token_counts
 from zerokara.tokens.indexed import IndexedTokens
 from zerokara.training import run_manifest
 from zerokara.training.planning import plan_rows, run_plan

@@ -17,30 +17,30 @@ from zerokara.tokenizer import sampling
 STEPS = {1: train_tokenizer.main, 2: tokenize.main, 3: train.main, 4: convert_to_hf.main, 6: upload.main}
 GOOD = '{"text": "%d some words of a text"}\n'
 REFUSED: list[tuple[int, str, str]] = [
-    (1, "input=nowhere.jsonl", "names no corpus file"),
-    (1, "text_field=body", "has no field 'body'"),
-    (1, "vocab_size=300 byte_fallback=true user_defined_symbols=[<1>,<2>] extra_ids=100", "must be greater than"),
+    (1, "input=nowhere.jsonl", "nowhere.jsonl: "),
+    (1, "text_field=body", "'body'"),
+    (1, "vocab_size=300 byte_fallback=true user_defined_symbols=[<1>,<2>] extra_ids=100", "vocab_size = 300: "),
     (1, "vocab_size=310 add_dummy_prefix=true compare_with=gone.model", "gone.model"),
-    (1, "input=bad.jsonl", "more than max_bad_fraction"),
-    (1, "input=bad.jsonl max_bad_fraction=0.4 output_dir=there", "more than max_bad_fraction"),
-    (1, "vocab_size=300 byte_fallback=false character_coverage=1.0 input=many.txt", "is too small: the sample has"),
-    (1, "vocab_size=200000", "the largest that works is"),
-    (1, "vocab_size=200000 output_dir=there", "the largest that works is"),
-    (1, "input=empty.txt", "the corpus is empty"),
-    (1, "input=spaces.txt max_bad_fraction=1", "there is no document with text"),
-    (2, "input_jsonl=nowhere.jsonl", "names no corpus file"),
-    (2, "input_jsonl=empty.txt", "the corpus is empty"),
+    (1, "input=bad.jsonl", "50.00%"),
+    (1, "input=bad.jsonl max_bad_fraction=0.4 output_dir=there", "50.00%"),
+    (1, "vocab_size=300 byte_fallback=false character_coverage=1.0 input=many.txt", "4113"),
+    (1, "vocab_size=200000", "297"),
+    (1, "vocab_size=200000 output_dir=there", "297"),
+    (1, "input=empty.txt", "0 bytes"),
+    (1, "input=spaces.txt max_bad_fraction=1", "no document"),
+    (2, "input_jsonl=nowhere.jsonl", "nowhere.jsonl: "),
+    (2, "input_jsonl=empty.txt", "0 bytes"),
     (2, "input_tokenizer_file=corpus.jsonl", "corpus.jsonl"),
-    (2, "input_tokenizer_file=gone.model", "gone.model"),
-    (2, "text_field=body", "has no field 'body'"),
-    (2, "valid_fraction=2", "at most 0.5"),
+    (2, "input_tokenizer_file=gone.model", "input_tokenizer_file = gone.model: "),
+    (2, "text_field=body", "'body'"),
+    (2, "valid_fraction=2", "valid_fraction = 2: "),
     (3, "output_prefix=nowhere/tokens", "nowhere/tokens"),
-    (3, "seq_len=0", "seq_len"),
-    (4, "input_model_dir=nowhere", "there is no such folder"),
-    (4, "output_tokenizer_and_model_dir=empty.txt", "it is a file"),
-    (4, "dtype=fp17", "dtype"),
+    (3, "seq_len=0", "seq_len = 0: "),
+    (4, "input_model_dir=nowhere", "input_model_dir = nowhere: "),
+    (4, "output_tokenizer_and_model_dir=empty.txt", "output_tokenizer_and_model_dir = empty.txt: "),
+    (4, "dtype=fp17", "dtype = fp17: "),
     (6, "output_tokenizer_and_model_dir=there huggingface_name=a/b", "there"),
-    (6, "huggingface_name=a/b/c", "must be user/name"),
+    (6, "huggingface_name=a/b/c", "huggingface_name = a/b/c: "),
 ]
 OUTPUTS = {
     1: [
@@ -78,16 +78,16 @@ def tree(folder: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize(("step", "settings", "told"), REFUSED)
+@pytest.mark.parametrize(("step", "settings", "named"), REFUSED)
 def test_a_refused_step_leaves_nothing(
-    step: int, settings: str, told: str, place: Path, tiny_data: dict[str, str], capfd: pytest.CaptureFixture[str]
+    step: int, settings: str, named: str, place: Path, tiny_data: dict[str, str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     config = tiny_data["config"] if step in (2, 3) else "/dev/null"
     given = [word for setting in [*OUTPUTS[step], *settings.split()] for word in ("--set", setting)]
     before = tree(place)
     main: Callable[[list[str]], int] = STEPS[step]
     assert main(["--config", config, *given]) == 2
-    assert told in capfd.readouterr().err
+    assert named in capfd.readouterr().err
     assert tree(place) == before
 
 
@@ -96,8 +96,8 @@ def test_a_tokenizer_is_not_trained_on_a_file_that_grows(
 ) -> None:
     draw = sampling.draw
 
-    def growing(*arguments: Any, **named: Any) -> sampling.TrainingSample:
-        drawn = draw(*arguments, **named)
+    def growing(*arguments: Any) -> Any:
+        drawn = draw(*arguments)
         with open("corpus.jsonl", "a", encoding="utf-8") as file:
             file.write(GOOD)
         return drawn
@@ -105,7 +105,7 @@ def test_a_tokenizer_is_not_trained_on_a_file_that_grows(
     monkeypatch.setattr(sampling, "draw", growing)
     given = [word for setting in OUTPUTS[1] for word in ("--set", setting)]
     assert train_tokenizer.main(["--config", "/dev/null", *given]) == 1
-    assert "failed: corpus.jsonl changed while it was read (it had" in capfd.readouterr().err
+    assert "corpus.jsonl" in capfd.readouterr().err
     assert not (place / "new").exists()
 
 

@@ -12,6 +12,7 @@ import pytest
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.tokenizer import training
 from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokenizer.model_file import PieceType
 
 ALPHABETS = {
     "en": "etaoinshrdlucm",
@@ -36,6 +37,11 @@ def toy_lines(count: int = 600, seed: int = 1) -> list[str]:
         chosen += rng.choices(["the", "fox", "42", "2024", "dogs"], k=2) if language == "en" else []
         lines.append(("" if language == "ja" else " ").join(chosen) + rng.choice([".", "。", "!", "  ", ""]))
     return lines
+
+
+def byte_ids(encoder: Encoder) -> set[int]:
+    """The ids of the byte-fallback pieces, <0x00> to <0xFF>."""
+    return {i for i, piece in enumerate(encoder.model.pieces) if piece.type is PieceType.BYTE}
 
 
 TrainToy = Callable[..., Path]

@@ -24,7 +24,7 @@ TEXTS = ["\n".join(toy_lines(40, seed)) for seed in range(20)]
 
 def test_bpe_is_done_by_gigatoken_with_the_same_ids(toy_bpe: Encoder) -> None:
     choice = encoder_choice.choose(toy_bpe, TEXTS)
-    assert choice.name == "gigatoken 0.10.0" and "proved equal to SentencePiece on" in choice.reason
+    assert choice.name == "gigatoken 0.10.0" and "proved" in choice.reason
     quick = pickle.loads(pickle.dumps(choice.encoder))
     assert (quick.vocab_size, quick.eos_id) == (toy_bpe.vocab_size, toy_bpe.eos_id)
     texts = [*TEXTS, *hard_texts(toy_bpe), "x" * 5000 + "</s>" + "\n" * 300]
@@ -56,18 +56,18 @@ def test_control_names_and_user_symbols_are_part_of_the_proof(train_toy: TrainTo
 
 def test_unigram_stays_with_sentencepiece(toy: Encoder) -> None:
     choice = encoder_choice.choose(toy, TEXTS)
-    assert choice.name == "sentencepiece 0.2.3" and choice.reason == "the fastest for unigram"
+    assert choice.name == "sentencepiece 0.2.3" and "unigram" in choice.reason
     assert isinstance(choice.encoder, Encoder)
 
 
 def test_a_dummy_prefix_is_outside_what_was_tried(train_toy: TrainToy) -> None:
     choice = encoder_choice.choose(Encoder(train_toy(model_type="bpe", add_dummy_prefix=True)), TEXTS)
-    assert choice.name.startswith("sentencepiece") and "puts a space before every line" in choice.reason
+    assert choice.name.startswith("sentencepiece") and "every line" in choice.reason
 
 
 def test_without_byte_fallback_sentencepiece_does_it(train_toy: TrainToy) -> None:
     choice = encoder_choice.choose(Encoder(train_toy(model_type="bpe", byte_fallback=False)), TEXTS)
-    assert choice.name.startswith("sentencepiece") and "has no byte fallback" in choice.reason
+    assert choice.name.startswith("sentencepiece") and "byte fallback" in choice.reason
 
 
 def test_it_is_opened_anew_before_it_remembers_too_much(toy_bpe: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ def test_other_ids_are_found_before_the_work(toy_bpe: Encoder, tmp_path: Path, m
 
     monkeypatch.setattr(encoder_choice, "FastEncoder", Wrong)
     choice = encoder_choice.choose(toy_bpe, TEXTS)
-    assert choice.name.startswith("sentencepiece") and "gave different ids, first for '" in choice.reason
+    assert choice.name.startswith("sentencepiece") and "different ids" in choice.reason
     assert isinstance(choice.encoder, Encoder)
 
 
@@ -122,4 +122,4 @@ def test_without_gigatoken_the_work_is_done_all_the_same(
 
         monkeypatch.setattr(encoder_choice, "FastEncoder", broken)
     choice = encoder_choice.choose(toy_bpe, TEXTS)
-    assert choice.name.startswith("sentencepiece") and "cannot be used here" in choice.reason
+    assert choice.name.startswith("sentencepiece") and "cannot be used" in choice.reason

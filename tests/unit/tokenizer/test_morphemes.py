@@ -19,7 +19,6 @@ from zerokara.tokenizer import morphemes, segmentation, training
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.model_file import ModelFile, PieceType
 from zerokara.tokenizer.morphemes import ANALYSERS, Analyse, Analyser, boundaries
-from zerokara.tokenizer.segmentation import SplitRules
 
 LETTERS = "東京大阪神社学校駅人山川"
 ENDINGS = ("が", "を", "には", "から", "です", "ました")
@@ -39,6 +38,9 @@ HARD = [
 ]
 
 
+PLAIN = TokenizerConfig()
+
+
 def _every_character(text: str) -> Iterable[tuple[int, int]]:
     """A fake analyser to which each character, spaces too, is a morpheme."""
     return [(i, i + 1) for i in range(len(text))]
@@ -53,15 +55,11 @@ def _fake(analyse: Analyse) -> Analyser:
     return Analyser("fake", (), (), lambda: analyse)
 
 
-def _rules(**settings: Any) -> SplitRules:
-    return SplitRules.of(TokenizerConfig(**settings))
-
-
 @pytest.mark.parametrize("text", HARD)
 @pytest.mark.parametrize("analyse", [_every_character, _kanji_and_endings])
 @pytest.mark.parametrize("rule", ["identity", "nmt_nfkc"])
 def test_nothing_of_the_text_is_changed_or_lost(text: str, analyse: Analyse, rule: Any) -> None:
-    parts = segmentation.morphemes(text, analyse, _rules(normalization_rule_name=rule))
+    parts = segmentation.morphemes(text, analyse, TokenizerConfig(normalization_rule_name=rule))
     assert "".join(parts) == text and all(parts)
 
 
@@ -85,11 +83,11 @@ def test_nothing_of_the_text_is_changed_or_lost(text: str, analyse: Analyse, rul
 def test_what_is_seen_as_one_character_is_never_cut_and_spaces_go_with_what_follows(
     text: str, expected: list[str]
 ) -> None:
-    assert segmentation.morphemes(text, _every_character, _rules()) == expected
+    assert segmentation.morphemes(text, _every_character, PLAIN) == expected
 
 
 def test_white_space_that_becomes_a_space_goes_with_what_follows() -> None:
-    parts = segmentation.morphemes("a　b", _every_character, _rules(normalization_rule_name="nfkc"))
+    parts = segmentation.morphemes("a　b", _every_character, TokenizerConfig(normalization_rule_name="nfkc"))
     assert parts == ["a", "　b"]
 
 
@@ -100,8 +98,8 @@ def test_morphemes_that_share_a_character_are_not_cut_in_it() -> None:
 
 
 def test_user_symbols_are_not_cut() -> None:
-    rules = _rules(user_defined_symbols=("<sep>", "<s"))
-    assert segmentation.morphemes("ab<sep>c", _every_character, rules) == ["a", "b", "<sep>", "c"]
+    config = TokenizerConfig(user_defined_symbols=("<sep>", "<s"))
+    assert segmentation.morphemes("ab<sep>c", _every_character, config) == ["a", "b", "<sep>", "c"]
 
 
 def test_an_analyser_that_changes_the_text_is_refused() -> None:
@@ -138,7 +136,7 @@ def _train(tmp_path: Path, lines: list[str], analyse: Analyse | None, **settings
 
 def _crossing_pieces(model: ModelFile, lines: list[str]) -> set[str]:
     """Learnt pieces that stand within no morpheme of the text."""
-    inside = "\n".join(part for line in lines for part in segmentation.morphemes(line, _kanji_and_endings, _rules()))
+    inside = "\n".join(part for line in lines for part in segmentation.morphemes(line, _kanji_and_endings, PLAIN))
     learnt = (piece.text.replace("▁", " ") for piece in model.pieces if piece.type is PieceType.NORMAL)
     return {piece for piece in learnt if len(piece.strip()) > 1 and piece not in inside}
 
@@ -276,11 +274,11 @@ def test_the_real_analysers_keep_the_text_and_find_morphemes(name: str) -> None:
     assert ANALYSERS[name].versions().keys() == {one.split("==")[0] for one in ANALYSERS[name].requirements}
     analyse = ANALYSERS[name].start()
     text, expected = REAL[name]
-    assert set(expected) <= set(segmentation.morphemes(text, analyse, _rules()))
+    assert set(expected) <= set(segmentation.morphemes(text, analyse, PLAIN))
     shorter = " " + text  # What stands before must not shift what is found behind it.
-    assert segmentation.morphemes(shorter, analyse, _rules())[1:] == segmentation.morphemes(text, analyse, _rules())[1:]
+    assert segmentation.morphemes(shorter, analyse, PLAIN)[1:] == segmentation.morphemes(text, analyse, PLAIN)[1:]
     for hard in HARD:
-        parts = segmentation.morphemes(hard, analyse, _rules())
+        parts = segmentation.morphemes(hard, analyse, PLAIN)
         assert "".join(parts) == hard and all(parts)
         assert not any(part.endswith(" ") and part.strip() for part in parts)
 

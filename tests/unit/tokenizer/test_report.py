@@ -14,14 +14,16 @@ import orjson
 import pytest
 
 from zerokara.progress import Progress, bytes_text
-from zerokara.tokenizer import report, report_page, report_verdict
+from zerokara.tokenizer import report, report_page
 from zerokara.tokenizer import report_measures as measuring
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.model_file import ModelFile
 from zerokara.tokenizer.morphemes import Analyser
+from zerokara.tokenizer.report_measures import count_words
 from zerokara.tokenizer.report_tokenizers import TokenKind, open_tokenizer
-from zerokara.tokenizer.report_words import count_words
 from zerokara.tokenizer.sampling import SourceTexts
+
+from .conftest import byte_ids
 
 TEXTS = ["the quick fox\n今日はとてもよい天気です。", "rare 龘 and ▁ mark\n\n", "오늘 날씨가 좋아서 42"]
 LINES = [line for text in TEXTS for line in text.split("\n")]
@@ -34,10 +36,10 @@ def test_measures_equal_a_count_by_hand(toy: Encoder) -> None:
     assert measures.characters == sum(map(len, TEXTS))
     assert measures.bytes == sum(len(text.encode()) for text in TEXTS)
     assert measures.lines == 6
-    assert measures.byte_tokens == sum(i in toy.byte_ids for i in ids) >= 3
+    assert measures.byte_tokens == sum(i in byte_ids(toy) for i in ids) >= 3
     assert measures.unknown_tokens == measures.unknown_characters == 0
     assert measures.line_end_tokens == ids.count(toy.newline_id) == 3
-    others = [toy.piece(i) for i in ids if i not in toy.byte_ids and i != toy.newline_id]
+    others = [toy.piece(i) for i in ids if i not in byte_ids(toy) and i != toy.newline_id]
     assert measures.character_tokens == sum(len(piece) == 1 for piece in others) > 0
     assert measures.piece_tokens == sum(len(piece) > 1 for piece in others) > 0
     assert measures.round_trip_failures == 1
@@ -183,7 +185,7 @@ def test_every_number_of_the_text_stands_in_the_json(toy: Encoder, toy_bpe: Enco
     made = _make(toy, tmp_path, toy_bpe.model_path)
     values = list(_values(orjson.loads(orjson.dumps(made.as_json()))))
     renderings = {text for v in values for text in (f"{v:,}", f"{v:.4f}", f"{v:.4%}", bytes_text(v).split(" ")[0])}
-    said = report_page.text(made).replace(report_verdict.verdict(made), "")
+    said = report_page.text(made).replace(made.verdict, "")
     said = said.replace(str(toy_bpe.model_path), "").replace(toy_bpe.model_path.parent.name, "the other")
     said = re.sub(r"(?m)^    changed by .*$", "", said[: said.index("The 50 longest")])
     numbers = set(re.findall(r"(?<!\S)\(?([\d.,]*\d%?)(?=[\s,)]|$)", said))
@@ -230,7 +232,7 @@ def test_tokens_per_word_leave_out_line_ends(toy: Encoder) -> None:
 def test_the_verdict_compares_what_keeps_the_text(
     toy: Encoder, toy_bpe: Encoder, train_toy: Callable[..., Path], tmp_path: Path
 ) -> None:
-    alone = report_verdict.verdict(_make(toy, tmp_path))
+    alone = _make(toy, tmp_path).verdict
     ours = _make(toy, tmp_path).all_sources["this one"]
     assert f"{ours.rates()['bytes_per_token']:.3f}" in alone and "compare_with" in alone
     lossy = train_toy(byte_fallback=False, normalization_rule_name="nfkc_cf")
@@ -239,12 +241,12 @@ def test_the_verdict_compares_what_keeps_the_text(
     made = _make(toy, tmp_path, toy_bpe.model_path, lossy, same)
     for measures in made.all_sources.values():  # one line of the toy text changes with all of them
         measures.round_trip_failures -= 1
-    told = report_verdict.verdict(made)
+    told = made.verdict
     theirs = made.all_sources[str(toy_bpe.model_path)]
     difference = ours.tokens / theirs.tokens - 1
     assert f"{abs(difference):.0%} {'more' if difference > 0 else 'fewer'} tokens than" in told
     assert "as many tokens as same.model" in told and "Not comparable" in told
-    assert report_verdict.verdict(_make_empty(toy, tmp_path)) == "There was no text to measure on."
+    assert "no text" in _make_empty(toy, tmp_path).verdict
 
 
 def _make_empty(toy: Encoder, tmp_path: Path) -> report.Report:
@@ -255,7 +257,7 @@ def _make_empty(toy: Encoder, tmp_path: Path) -> report.Report:
 def test_kinds_by_id(toy: Encoder) -> None:
     tokenizer = open_tokenizer(toy.model_path)
     kinds = {i: TokenKind(kind) for i, kind in enumerate(tokenizer.kinds)}
-    assert {i for i, kind in kinds.items() if kind is TokenKind.BYTE} == toy.byte_ids
+    assert {i for i, kind in kinds.items() if kind is TokenKind.BYTE} == byte_ids(toy)
     assert kinds[toy.unk_id] is TokenKind.UNKNOWN
     assert all(tokenizer.piece_bytes[i] == size for i, size in enumerate(toy.piece_bytes()))
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.corpus.inputs import find_files
 from zerokara.errors import UserError
 from zerokara.tokenizer import sampling
-from zerokara.tokenizer.sampling import SENTENCE_BYTES, TrainingSample, sentences_of, split_line
+from zerokara.tokenizer.sampling import SENTENCE_BYTES, SampleReport, SourceTexts, sentences_of, split_line
 
 
 def _jsonl(path: Path, texts: list[str]) -> str:
@@ -20,16 +21,11 @@ def _jsonl(path: Path, texts: list[str]) -> str:
     return str(path)
 
 
-def _draw(entries: list[str], target: Path, **settings: Any) -> TrainingSample:
-    defaults: dict[str, Any] = {
-        "sample_bytes": 10_000_000,
-        "seed": 1,
-        "text_field": "text",
-        "txt_document": "file",
-        "max_bad_fraction": 0.01,
-        "where": "config.yaml:1",
-    }
-    return sampling.draw(find_files(entries, "config.yaml:1"), target, **{**defaults, **settings})
+def _draw(
+    entries: list[str], target: Path, sample_bytes: int = 10_000_000, **settings: Any
+) -> tuple[list[SourceTexts], SampleReport]:
+    config = TokenizerConfig(input=tuple(entries), **{"seed": 1, **settings})
+    return sampling.draw(config, find_files(entries, "config.yaml:1"), target, sample_bytes)
 
 
 def _documents(count: int, size: int = 400) -> list[str]:
@@ -45,11 +41,10 @@ def test_json_is_decoded(tmp_path: Path) -> None:
 def test_long_documents_are_split_and_not_dropped(tmp_path: Path) -> None:
     without_ends = "語" * 50_000
     texts = ["これは長い文です。" * 3000, "word " * 20_000, without_ends, "Is it? Yes! It is. " * 2000]
-    sample = _draw([_jsonl(tmp_path / "a.jsonl", texts)], tmp_path / "s.txt")
+    _, report = _draw([_jsonl(tmp_path / "a.jsonl", texts)], tmp_path / "s.txt")
     sentences = (tmp_path / "s.txt").read_text(encoding="utf-8").split("\n")[:-1]
     assert max(len(sentence.encode()) for sentence in sentences) <= SENTENCE_BYTES
     assert "".join(sentences) == "".join(texts)
-    report = sample.report
     assert report.bytes_used == report.bytes_chosen == report.bytes_offered == sum(len(t.encode()) for t in texts)
     assert report.dropped_bytes == {} and report.documents == 4
 
@@ -65,17 +60,17 @@ def test_a_line_is_cut_at_sentence_ends_then_spaces_then_anywhere() -> None:
 
 def test_reserved_characters_are_left_out_and_counted(tmp_path: Path) -> None:
     assert list(sentences_of("ab▅cd\n▅\n\nef")) == ["ab", "cd", "ef"]
-    sample = _draw([_jsonl(tmp_path / "a.jsonl", ["chart ▁▂▅▇ end"])], tmp_path / "s.txt")
-    assert sum(sample.report.dropped_bytes.values()) == 3
-    assert sample.report.bytes_used + 3 == sample.report.bytes_chosen
+    _, report = _draw([_jsonl(tmp_path / "a.jsonl", ["chart ▁▂▅▇ end"])], tmp_path / "s.txt")
+    assert sum(report.dropped_bytes.values()) == 3
+    assert report.bytes_used + 3 == report.bytes_chosen
 
 
 def test_the_budget_is_kept_and_every_part_of_the_corpus_is_drawn(tmp_path: Path) -> None:
     entries = [_jsonl(tmp_path / f"{name}.jsonl", _documents(1000)) for name in "ab"]
-    sample = _draw(entries, tmp_path / "s.txt", sample_bytes=100_000)
+    _, report = _draw(entries, tmp_path / "s.txt", sample_bytes=100_000)
     drawn = (tmp_path / "s.txt").read_text(encoding="utf-8").split("\n")[:-1]
-    assert 98_000 < sample.report.bytes_chosen <= 100_000
-    assert sample.report.bytes_used >= 0.999 * sample.report.bytes_chosen
+    assert 98_000 < report.bytes_chosen <= 100_000
+    assert report.bytes_used >= 0.999 * report.bytes_chosen
     numbers = [int(line.split(":")[0].split()[1]) for line in drawn]
     halves = [sum(number < 500 for number in numbers), sum(number >= 500 for number in numbers)]
     assert min(halves) > 0.35 * len(numbers), "a uniform sample takes from the head and the tail alike"
@@ -97,12 +92,10 @@ def test_the_seed_decides_and_nothing_else(tmp_path: Path) -> None:
 def test_held_out_text_is_not_trained_on_and_a_small_source_is_told(tmp_path: Path) -> None:
     large = _jsonl(tmp_path / "large.jsonl", _documents(9000))
     small = _jsonl(tmp_path / "small.jsonl", ["the only text here"])
-    sample = _draw([large, small], tmp_path / "s.txt")
-    of_large, of_small = sample.sources
+    (of_large, of_small), report = _draw([large, small], tmp_path / "s.txt")
     assert of_large.held_out and len(of_large.texts) > 40
     assert not set(of_large.texts) & set((tmp_path / "s.txt").read_text(encoding="utf-8").split("\n"))
     assert not of_small.held_out and of_small.texts == ["the only text here"]
-    report = sample.report
     assert report.bytes_offered == report.bytes_chosen + report.bytes_held_out
     assert report.held_out_bytes_by_source == [report.bytes_held_out, 0]
 
@@ -110,10 +103,14 @@ def test_held_out_text_is_not_trained_on_and_a_small_source_is_told(tmp_path: Pa
 def test_too_many_bad_lines_are_refused_with_examples(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "good"}\n{"text": 1}\n' * 10, encoding="utf-8")
-    with pytest.raises(UserError, match=r"10 of 20 documents \(50.00%\) cannot be read.*byte 17: text field is not"):
+    with pytest.raises(UserError) as caught:
         _draw([str(path)], tmp_path / "s.txt")
-    sample = _draw([str(path)], tmp_path / "s.txt", max_bad_fraction=0.6)
-    assert sample.report.bad_lines == {"text field is not a string": 10}
+    (fault,) = caught.value.faults
+    assert fault.key == "input" and "10 of 20" in fault.rule and "byte 17" in fault.rule
+    assert "max_bad_fraction" in fault.remedy
+    _, report = _draw([str(path)], tmp_path / "s.txt", max_bad_fraction=0.6)
+    assert report.bad_lines == {"text field is not a string": 10}
     path.write_text('{"text": ""}\n', encoding="utf-8")
-    with pytest.raises(UserError, match="there is no document with text"):
+    with pytest.raises(UserError) as caught:
         _draw([str(path)], tmp_path / "s.txt", max_bad_fraction=1.0)
+    assert [fault.key for fault in caught.value.faults] == ["input"]

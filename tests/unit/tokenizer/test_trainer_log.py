@@ -83,7 +83,7 @@ def test_merges_are_counted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 @pytest.mark.parametrize(("candidates", "rounds"), [(325_555, 8), (35_201, 1), (35_199, 1), (10, 1)])
 def test_the_rounds_to_come_are_known(candidates: int, rounds: int) -> None:
-    assert trainer_log.num_rounds(candidates, 32_000) == rounds * trainer_log.NUM_SUB_ITERATIONS
+    assert trainer_log.num_rounds(candidates, 32_000) == rounds
 
 
 _STEP = """

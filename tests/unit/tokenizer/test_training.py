@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
-import sentencepiece
 
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import RunError, UserError
@@ -15,7 +14,7 @@ from zerokara.tokenizer import training
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.model_file import SCORE_STEP, ModelFile, PieceType
 
-from .conftest import TrainToy, toy_lines
+from .conftest import TrainToy, byte_ids
 
 
 @pytest.mark.parametrize("model_type", ["unigram", "bpe"])
@@ -64,32 +63,18 @@ def test_too_small_a_vocabulary_names_the_smallest_that_works(train_toy: TrainTo
     assert _size_that_works(train_toy, vocab_size=smallest - 1, **settings) == smallest
 
 
-def test_the_smallest_size_is_also_sentencepieces_own(train_toy: TrainToy) -> None:
-    smallest = _size_that_works(train_toy, vocab_size=300)
-    config = TokenizerConfig(character_coverage=1.0, vocab_size=smallest - 1)
-    options = training.options_of(config, config.vocab_size, threads=1)
-    with pytest.raises(RuntimeError, match="smaller than required_chars"):
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(toy_lines()), model_writer=io.BytesIO(), **options
-        )
-
-
-def test_settings_that_cannot_be_served_are_refused_at_once() -> None:
-    config = TokenizerConfig(add_dummy_prefix=True, user_defined_symbols=("two words", "<0x41>", "good"))
+def test_nothing_to_train_on_is_a_fault_of_the_input(tmp_path: Path) -> None:
+    (tmp_path / "sentences.txt").write_bytes(b"")
     with pytest.raises(UserError) as caught:
-        training.check(config)
-    spaces, byte_piece, both = caught.value.faults
-    assert spaces.key == byte_piece.key == "user_defined_symbols"
-    assert "'two words'" in spaces.rule and "'<0x41>'" in byte_piece.rule
-    assert both.key == "add_dummy_prefix" and "user_defined_symbols" in both.rule
-    training.check(TokenizerConfig(user_defined_symbols=("good", "<sep>")))
+        training.train(TokenizerConfig(), tmp_path / "sentences.txt", tmp_path, tmp_path / "training.log")
+    assert [fault.key for fault in caught.value.faults] == ["input"]
 
 
 def test_digits_are_single_and_symbols_whole(train_toy: TrainToy) -> None:
     encoder = Encoder(train_toy(user_defined_symbols=("<sep>", "quickfox")))
     for i in range(encoder.vocab_size):
         piece = encoder.piece(i)
-        if i not in encoder.byte_ids | encoder.control_ids:
+        if i not in byte_ids(encoder) | encoder.control_ids:
             assert len(piece) == 1 or not any(character.isdigit() for character in piece), piece
     pieces = [encoder.piece(i) for i in encoder.encode("2024<sep>aquickfoxb")]
     assert "<sep>" in pieces and "quickfox" in pieces

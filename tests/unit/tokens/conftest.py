@@ -16,7 +16,7 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.inputs import InputFile
 from zerokara.corpus.reading import OpenStreams
 from zerokara.tokens.accounts import SourceTally, count_sources
-from zerokara.tokens.shards import Job, ShardResult, write_shard
+from zerokara.tokens.shards import Job, ShardResult, shard_path, write_shard
 from zerokara.tokens.tasks import TaskQueue
 
 SENTENCE = "the sea ice melts in spring and 春 の 海 終日 のたり かな ¡olé! don't stop, <s> </s> ends here"
@@ -91,9 +91,10 @@ def tally_of(tmp_path: Path) -> Callable[[Sequence[InputFile], int], SourceTally
         with OpenStreams() as streams:
             while task := queue.next(0):
                 result = write_shard(job, task, lambda tally: None, streams)
-                results[task.name] = ShardResult.from_json(json.loads(json.dumps(result.as_json())))
+                results[task.name] = ShardResult.read(shard_path(tmp_path, task.name, "json"))
+                assert results[task.name] == result
                 queue.finished(task, result.at_end)
-        (tally,) = count_sources(1, [queue.task(name) for name in queue.names], results)
+        (tally,) = count_sources(1, queue.tasks, results)
         assert tally.documents_in == sum(result.documents for result in results.values()) + tally.skipped.total()
         return tally
 

@@ -6,9 +6,9 @@ import errno
 import gzip
 import hashlib
 import json
-import os
+import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +16,18 @@ import made_tokens
 import numpy as np
 import pytest
 from failing_encoder import LyingEncoder
-from made_tokens import run_in_this_process
+from made_tokens import discard_work, run_in_this_process
 
 from zerokara import manifest
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.corpus.inputs import find_files
-from zerokara.errors import RunError, UserError
+from zerokara.corpus.inputs import InputFile, find_files
+from zerokara.errors import Fault, RunError, UserError
 from zerokara.steps.command import Options
 from zerokara.steps.tokenize import tokenize
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.encoder_choice import EncoderChoice
+from zerokara.tokenizer.encoder_choice import EncoderChoice, sentencepiece_itself
 from zerokara.tokens import merge, work_folder
-from zerokara.tokens.encode import RunTasks, discard_work, encode_corpus
+from zerokara.tokens.encode import EncodedCorpus, RunTasks, encode_corpus
 from zerokara.tokens.indexed import IndexedTokens
 from zerokara.tokens.layout import TokenPaths, idx_path
 from zerokara.tokens.merge import SourceTally
@@ -42,6 +42,18 @@ def _encode(
     encoded = made_tokens.encode(config, task_bytes, run_tasks)
     discard_work(config)
     return encoded.sources
+
+
+def _fault(config: PretrainConfig) -> Fault:
+    with pytest.raises(UserError) as raised:
+        _encode(config)
+    (fault,) = raised.value.faults
+    return fault
+
+
+def _encode_with_sentencepiece(config: PretrainConfig, files: Sequence[InputFile]) -> EncodedCorpus:
+    encoder = Encoder(config.input_tokenizer_file)
+    return encode_corpus(config, files, encoder, sentencepiece_itself(encoder, ""))
 
 
 def _hashes(config: PretrainConfig) -> dict[str, str]:
@@ -159,32 +171,29 @@ def test_a_mended_corpus_leaves_no_quarantine(make_config: MakeConfig, corpus: P
 
 def test_too_many_bad_lines_stop_the_step_and_are_kept(make_config: MakeConfig) -> None:
     config = make_config(max_bad_fraction=0.005)
-    with pytest.raises(UserError) as raised:
-        _encode(config)
-    message = str(raised.value)
+    fault = _fault(config)
+    assert (fault.key, fault.value) == ("max_bad_fraction", 0.005)
     # The empty line is counted among the reasons, but nothing is lost by it.
-    assert "max_bad_fraction = 0.005: 2 of 302 documents are bad (0.00662 of them)" in message
-    assert "broken JSON 1" in message and "empty text 1" in message and "tokens_quarantine.jsonl" in message
+    assert "2 of 302" in fault.rule and "broken JSON 1" in fault.rule and "empty text 1" in fault.rule
+    assert "tokens_quarantine.jsonl" in fault.remedy
     assert list(_hashes(config)) == ["tokens_quarantine.jsonl"]
     _encode(make_config(max_bad_fraction=0.007))
 
 
 def test_a_corpus_without_a_document(make_config: MakeConfig, corpus: Path) -> None:
     corpus.write_text("\n\n\n", encoding="utf-8")
-    with pytest.raises(UserError, match="the corpus holds no document with text: empty line 3"):
-        _encode(make_config())
+    fault = _fault(make_config())
+    assert fault.key == "input_jsonl" and "empty line 3" in fault.rule
     corpus.write_text("{}\n{}\n", encoding="utf-8")
-    with pytest.raises(UserError, match=r"2 of 2 documents are bad .* text field missing 2"):
-        _encode(make_config())
-    with pytest.raises(UserError, match="holds no document with text: text field missing 2"):
-        _encode(make_config(max_bad_fraction=1.0))
+    fault = _fault(make_config())
+    assert fault.key == "max_bad_fraction" and "2 of 2" in fault.rule and "text field missing 2" in fault.rule
+    fault = _fault(make_config(max_bad_fraction=1.0))
+    assert fault.key == "input_jsonl" and "text field missing 2" in fault.rule
 
 
 def test_too_few_documents_to_split(make_config: MakeConfig) -> None:
     config = make_config(valid_min_documents=151)
-    with pytest.raises(UserError) as raised:
-        _encode(config)
-    (fault,) = raised.value.faults
+    fault = _fault(config)
     assert (fault.key, fault.value) == ("valid_min_documents", 151) and "150" in fault.remedy
     assert list(_hashes(config)) == ["tokens_quarantine.jsonl"]
 
@@ -194,9 +203,7 @@ def test_a_full_disk_in_a_worker(make_config: MakeConfig) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     config = make_config()
-    with pytest.raises(
-        RunError, match=r"the disk is full \(No space left on device\) at .*out, .*; nothing was written"
-    ):
+    with pytest.raises(RunError, match=f"No space left on device.*{re.escape(str(Path(config.output_prefix).parent))}"):
         _encode(config, run_tasks=full)
     assert not Path(config.output_prefix).parent.exists()
 
@@ -212,7 +219,7 @@ def test_a_full_disk_while_merging_leaves_what_was_there(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(merge, "write_index", full)
-    with pytest.raises(RunError, match="the disk is full"):
+    with pytest.raises(RunError, match="No space left on device"):
         _encode(config)
     assert _hashes(config) == before
 
@@ -235,7 +242,7 @@ def test_a_file_that_grows_meanwhile(make_config: MakeConfig, corpus: Path) -> N
         with open(corpus, "a", encoding="utf-8") as file:
             file.write('{"text": "late"}\n')
 
-    with pytest.raises(RunError, match="changed while it was read"):
+    with pytest.raises(RunError, match=re.escape(str(corpus))):
         _encode(config, run_tasks=growing)
 
 
@@ -244,7 +251,7 @@ def test_a_file_that_goes_meanwhile(make_config: MakeConfig, corpus: Path) -> No
     files = find_files(config.input_jsonl, "")
     corpus.unlink()
     with pytest.raises(RunError, match=r"cannot read or write .*corpus\.jsonl: No such file or directory"):
-        encode_corpus(config, files, Encoder(config.input_tokenizer_file))
+        _encode_with_sentencepiece(config, files)
 
 
 def test_two_runs_on_one_output_and_what_an_unknown_run_left(make_config: MakeConfig) -> None:
@@ -255,8 +262,7 @@ def test_two_runs_on_one_output_and_what_an_unknown_run_left(make_config: MakeCo
     with work_folder.claimed(paths) as folder:
         begun = folder / "0000000-000000000000000.bin.1.partial"
         begun.write_bytes(b"the other run is at this")
-        with pytest.raises(UserError, match=f"process {os.getpid()} is writing here"):
-            _encode(config)
+        assert _fault(config).where == str(folder)
         discard_work(config)
         assert begun.read_bytes() == b"the other run is at this", "what another run is writing is not touched"
     _encode(config)
@@ -281,7 +287,8 @@ def test_texts_that_the_tokenizer_leaves_nothing_of(make_config: MakeConfig, tmp
     reports: list[Any] = []
     job = Job(Deaf(), tmp_path, "text", "line")
     result = write_shard(job, Task("0-0", 0, (Range(files[0]),)), reports.append)
-    assert result.skipped == {"text without tokens": 1, "empty line": 1} and result.documents == 2
+    (held,) = result.ranges
+    assert held.skipped == {"text without tokens": 1, "empty line": 1} and result.documents == 2
     assert np.fromfile(shard_path(tmp_path, "0-0", "bin"), np.int32).tolist() == [9, 2, 9, 2]
     bad = [json.loads(line) for line in shard_path(tmp_path, "0-0", "bad").read_text(encoding="utf-8").splitlines()]
     assert [record["line"] for record in bad] == [2, 3]
@@ -289,16 +296,18 @@ def test_texts_that_the_tokenizer_leaves_nothing_of(make_config: MakeConfig, tmp
     assert sum(report.tokens for report in reports) == 4
 
 
-def test_sentencepiece_takes_over_from_a_fast_encoder_that_differs(make_config: MakeConfig, tmp_path: Path) -> None:
+def test_sentencepiece_takes_over_from_a_fast_encoder_that_differs(
+    make_config: MakeConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     plain = make_config()
     _encode(plain)
     config = make_config(output_prefix=str(tmp_path / "other" / "tokens"), num_workers=2)
-    encoder, messages = Encoder(config.input_tokenizer_file), list[str]()
+    encoder = Encoder(config.input_tokenizer_file)
     choice = EncoderChoice(LyingEncoder(encoder.vocab_size), "quick 1.0", "")
     files = find_files(config.input_jsonl, "")
-    encoded = encode_corpus(config, files, encoder, choice, task_bytes=4000, log=messages.append)
+    encoded = encode_corpus(config, files, encoder, choice, task_bytes=4000)
     assert encoded.encoder_name == "sentencepiece 0.2.3" and encoded.resumed_shards == 0
-    (message,) = messages
+    message = capsys.readouterr().out
     assert "quick 1.0" in message and "'a text'" in message and "SentencePiece" in message
     # A run that resumes after that does not try the fast encoder again.
     for path in list(TokenPaths(config.output_prefix).work_folder.glob("*-*.json"))[:2]:
@@ -311,10 +320,10 @@ def test_sentencepiece_takes_over_from_a_fast_encoder_that_differs(make_config: 
 def test_redo_takes_over_what_this_very_work_had_finished(make_config: MakeConfig, tmp_path: Path) -> None:
     """A person who types an interrupted command again must not lose its hours to the --redo in it."""
     config = make_config()
-    files, encoder = find_files(config.input_jsonl, ""), Encoder(config.input_tokenizer_file)
+    files = find_files(config.input_jsonl, "")
     options = Options(tmp_path / "config.yaml", redo=True)
     for stopped, resumed in ((False, 0), (True, 1)):
         if stopped:
-            encode_corpus(config, files, encoder)
+            _encode_with_sentencepiece(config, files)
         tokenize(config, options)
         assert manifest.read(TokenPaths(config.output_prefix).manifest).facts["resumed_shards"] == resumed

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from zerokara.tokens.entropy import entropy, token_counts
+from zerokara.tokens.count import entropy, token_counts
 from zerokara.tokens.indexed import IndexedTokens, write_documents
 
 

@@ -11,8 +11,7 @@ import pytest
 
 from zerokara.errors import UserError
 from zerokara.tokens import indexed
-from zerokara.tokens.header import read_header
-from zerokara.tokens.indexed import IndexedTokens, dtype_for, write_documents
+from zerokara.tokens.indexed import IndexedTokens, dtype_for, read_header, write_documents
 from zerokara.tokens.layout import bin_path, idx_path
 
 DOCUMENTS = [np.array([5, 6, 2]), np.array([7, 2])]

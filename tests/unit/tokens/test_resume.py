@@ -17,15 +17,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import made_tokens
+import orjson
 import pytest
-from made_tokens import run_in_this_process
+from made_tokens import discard_work, run_in_this_process
 
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.corpus.inputs import find_files
 from zerokara.errors import RunError
-from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens import merge
-from zerokara.tokens.encode import EncodedCorpus, RunTasks, discard_work, encode_corpus
+from zerokara.tokens.encode import EncodedCorpus, RunTasks
 from zerokara.tokens.layout import TokenPaths
 from zerokara.tokens.shards import ShardResult
 from zerokara.tokens.workers import run_in_workers
@@ -104,14 +103,15 @@ def test_a_stopped_run_resumes(
     assert _files(config) == _files(whole)
 
 
-def test_what_was_finished_is_told_and_not_done_again(make_config: MakeConfig, expected: dict[str, bytes]) -> None:
+def test_what_was_finished_is_told_and_not_done_again(
+    make_config: MakeConfig, expected: dict[str, bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
     config = make_config()
     with pytest.raises(KeyboardInterrupt):
         _encode(config, run_tasks=_stopping_after(4))
-    messages: list[str] = []
-    files = find_files(config.input_jsonl, "")
-    made = encode_corpus(config, files, Encoder(config.input_tokenizer_file), log=messages.append)
-    assert len(messages) == 1 and " 4 shards of " in messages[0]
+    capsys.readouterr()
+    made = _encode(config)
+    assert made.resumed_shards == 4 and " 4 shards" in capsys.readouterr().out
     assert made.done.documents < 300 == sum(s.train.documents + s.valid.documents for s in made.sources)
     discard_work(config)
     assert _files(config) == expected
@@ -259,5 +259,5 @@ def test_results_survive_their_way_through_json(make_config: MakeConfig) -> None
     folder = TokenPaths(config.output_prefix).work_folder
     for path in folder.glob("*-*.json"):
         values = json.loads(path.read_bytes())
-        assert json.loads(json.dumps(ShardResult.from_json(values).as_json())) == values
+        assert json.loads(orjson.dumps(ShardResult.read(path))) == values
         assert {field.name for field in dataclasses.fields(ShardResult)} == set(values)

@@ -54,8 +54,7 @@ def test_workers_stay_on_their_stream_and_join_others_last(tmp_path: Path) -> No
     queue.finished(again, at_end=True)
     queue.finished(second, at_end=True)
     assert queue.next(1) is None and queue.next(2) is None and queue.next(3) is None
-    assert queue.names == sorted({first.name, second.name, third.name, again.name, joined.name})
-    assert [queue.task(name).name for name in queue.names] == queue.names
+    assert queue.tasks == sorted([first, second, third, again, joined], key=lambda task: task.name)
 
 
 def test_a_small_packed_file_is_read_as_a_whole(tmp_path: Path) -> None:
@@ -76,7 +75,7 @@ def test_what_is_done_is_not_handed_out_again(tmp_path: Path) -> None:
     assert [task.ranges[0].start for task in tasks if task] == [0, 3000, 4000]
     ended = TaskQueue(files, 1000, done=names, ended_streams=names[2:])
     assert [range_.start for task in _all(ended) for range_ in task.ranges] == [0, 1000, 2000]
-    assert ended.names[:3] == names
+    assert [task.name for task in ended.tasks[:3]] == names
 
 
 def test_a_block_that_is_missing_before_the_end_is_handed_out(tmp_path: Path) -> None:
@@ -88,4 +87,4 @@ def test_a_block_that_is_missing_before_the_end_is_handed_out(tmp_path: Path) ->
     again = TaskQueue(files, 1000, done=[names[0], *names[2:]], ended_streams=names[2:])
     assert not again.is_empty
     assert [task.name for task in iter(lambda: again.next(0), None)] == [names[1]]
-    assert again.is_empty and again.names == names
+    assert again.is_empty and [task.name for task in again.tasks] == names

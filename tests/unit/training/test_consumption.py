@@ -7,12 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from token_sources import consumption_of, settings, some_lengths, write_sources
+from token_sources import consumption_of, data_plan, settings, some_lengths, write_sources
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
-from zerokara.samples.data_plan import DataPlan
 from zerokara.training.planning import consumption
 from zerokara.training.planning.consumption import check_epochs, schedule_of, stage_messages, table_lines
 
@@ -32,7 +31,7 @@ def made(tmp_path: Path):  # type: ignore[no-untyped-def]
 
 
 def really_read(config: PretrainConfig, owner: dict, num_samples: int) -> list[int]:
-    plan = DataPlan.from_config(config)
+    plan = data_plan(config)
     _, indices = plan.order().at_many(np.arange(num_samples))
     inputs = plan.tokens().many(indices)[:, :-1].ravel().tolist()
     sources = [owner[token][0] for token in inputs]
@@ -99,7 +98,7 @@ def test_the_table_as_people_see_it(made) -> None:  # type: ignore[no-untyped-de
 
 
 def warnings(config: PretrainConfig) -> list[str]:
-    schedule = schedule_of(config, DataPlan.from_config(config))
+    schedule = schedule_of(config, data_plan(config))
     return list(consumption.warnings(config, schedule, consumption_of(config)))
 
 
@@ -145,7 +144,7 @@ def test_the_examples_of_stages_can_be_used(made, root: Path, tmp_path: Path, na
     assert sum(taken[0]) == 8e9 and all(stage.is_reached for stage in table.stages)
     if name == "comment":
         assert taken[0] == [6e9, 2e9] and taken[1][0] == 0
-        order = DataPlan.from_config(load(PretrainConfig, file, options)).order()
+        order = data_plan(load(PretrainConfig, file, options)).order()
         indices = order.at_many(10**9 + np.arange(500))[1]
         assert indices.tolist() == list(range(100, 600))  # the second source, from its beginning, as it stands
     else:
@@ -156,7 +155,7 @@ def test_the_examples_of_stages_can_be_used(made, root: Path, tmp_path: Path, na
 
 def test_a_stage_is_announced_where_it_begins_and_where_a_run_resumes_in_it(made) -> None:  # type: ignore[no-untyped-def]
     config, _ = made("stages=[{tokens: 800}, {tokens: 24}, {name: last, tokens: rest, source_weights: [1, 0, 0]}]")
-    plan = DataPlan.from_config(config)
+    plan = data_plan(config)
     order = plan.order()  # stages begin at positions 0, 100 and 103
 
     def announced(positions: range, resumed: bool = False) -> list[tuple[int, str]]:
@@ -169,7 +168,7 @@ def test_a_stage_is_announced_where_it_begins_and_where_a_run_resumes_in_it(made
     assert announced(range(112, 128)) == []
     assert announced(range(112, 128), resumed=True) == [(3, "continues")]
     assert announced(range(103, 119), resumed=True) == [(3, "begins")]
-    plan = DataPlan.from_config(made("source_weights=[1, 1, 1]")[0])
+    plan = data_plan(made("source_weights=[1, 1, 1]")[0])
     assert not list(stage_messages(plan, plan.order(), range(0, 16), resumed=True))
 
 

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from zerokara import hashing, manifest
+from zerokara.config.data_settings import DataSettings
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.format_check import check_formats
 from zerokara.corpus.inputs import InputFile, find_files, for_manifest
-from zerokara.progress import bytes_text, count_text, log, opening, summary
+from zerokara.progress import bytes_text, count_text, log, opening, plural, summary
 from zerokara.steps import command, inputs, next_command, outputs
+from zerokara.tokens import work_folder
 from zerokara.tokens.accounts import SourceTally, check_bad_fraction
-from zerokara.tokens.encode import discard_work, encode_corpus
+from zerokara.tokens.encode import encode_corpus
 from zerokara.tokens.layout import TokenPaths, bin_path
 from zerokara.tokens.preparation import PreparedEncoding, prepare
 from zerokara.tokens.summary import manifest_facts, summary_rows
@@ -31,7 +33,7 @@ def tokenize(config: PretrainConfig, options: command.Options) -> None:
     if done := manifest.already_done(paths.manifest, work, redo=options.redo):
         check_bad_fraction(config, SourceTally.from_facts(done.facts), paths)
         if not options.dry_run:
-            discard_work(config)  # of a step that was killed after it had written its manifest
+            work_folder.discard(paths)  # of a step that was killed after it had written its manifest
         opening(f"step 2 tokenise: done already, {bin_path(paths.train)} was made from the same text (--redo: again)")
         log(f"next: {_next_commands(config, options)}")
         return
@@ -48,12 +50,12 @@ def tokenize(config: PretrainConfig, options: command.Options) -> None:
         facts = manifest_facts(config, files, encoded, prepared.encoder)
         seconds = time.monotonic() - started
         manifest.write(paths.manifest, work, {"tokens": paths.outputs}, facts, seconds, hashing_inputs.result())
-    discard_work(config)
+    work_folder.discard(paths)
     rows = summary_rows(config, encoded, facts, time.monotonic() - started)
     summary("step 2 tokenise: done", rows, _next_commands(config, options))
 
 
-def manifest_work(config: PretrainConfig, files: Sequence[InputFile]) -> manifest.StepSpec:
+def manifest_work(config: DataSettings, files: Sequence[InputFile]) -> manifest.StepSpec:
     """The settings and inputs that the token files depend on."""
     settings = {
         "text_field": config.text_field,
@@ -71,13 +73,13 @@ def manifest_work(config: PretrainConfig, files: Sequence[InputFile]) -> manifes
     return manifest.StepSpec(outputs.TOKENS_STEP, settings, inputs, lambda name: keys.get(name, name))
 
 
-def _log_plan(config: PretrainConfig, files: Sequence[InputFile], prepared: PreparedEncoding) -> None:
-    corpus = f"{len(files)} file{'s' if files[1:] else ''}, {bytes_text(sum(file.bytes for file in files))}"
+def _log_plan(config: DataSettings, files: Sequence[InputFile], prepared: PreparedEncoding) -> None:
+    corpus = f"{plural(len(files), 'file')}, {bytes_text(sum(file.bytes for file in files))}"
     expected = prepared.expected
     tokens = f"about {count_text(expected.tokens)} tokens, {bytes_text(expected.output_bytes)}"
     output, workers = bin_path(TokenPaths(config.output_prefix).train), num_workers(config, files)
     opening(
-        f"step 2 tokenise: {corpus} → {output} ({tokens}), {workers} worker{'s' if workers > 1 else ''}\n"
+        f"step 2 tokenise: {corpus} → {output} ({tokens}), {plural(workers, 'worker')}\n"
         f"  encoder: {prepared.choice.name}, {prepared.choice.reason}"
     )
     for note in prepared.notes:

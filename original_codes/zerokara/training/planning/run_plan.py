@@ -18,8 +18,7 @@ from zerokara.model.shapes import ModelShape
 from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.objective import Objective, objective
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokens.count import check_belongs
-from zerokara.tokens.entropy import entropy, token_counts
+from zerokara.tokens.count import check_belongs, entropy, token_counts
 from zerokara.tokens.indexed import IndexedTokens
 from zerokara.tokens.layout import TokenPaths
 from zerokara.training.compute import optimizers, updater
@@ -106,9 +105,9 @@ def make_plan(given: PretrainConfig, num_processes: int, precision: Literal["bf1
     encoder = Encoder(config.input_tokenizer_file)
     paths = TokenPaths(config.output_prefix)
     tokens = check_belongs(config.output_prefix, encoder.sha256)
-    reading = DataPlan.from_config(config)
+    reading = DataPlan.from_config(config, config, config.lengths, config.seed)
     samples = reading.tokens(where=config.where("seq_len"))
-    made_objective = objective(config, encoder)
+    made_objective = objective(config, encoder, config.seed, config.intra_document_masking)
     shape = ModelShape.from_config(config, encoder.vocab_size)
     if shape.padded_vocab_size % config.tensor_parallel_size:
         rows = f"{shape.padded_vocab_size}, the {encoder.vocab_size} pieces of the tokenizer and their padding"
