@@ -41,11 +41,11 @@ from zerokara.samples.objective import Causal
 from zerokara.training.batch_loader import to_device
 from zerokara.training.compute import devices, updater
 from zerokara.training.compute.deepspeed_settings import load_template
-from zerokara.training.compute.engine import Engine, open_engine
+from zerokara.training.compute.engine import Engine
 from zerokara.training.planning.memory import Device, TrainingLayout, state_parts
 from zerokara.training.planning.run_plan import template_path
 from zerokara.training.processes import launcher
-from zerokara.training.processes.process_group import init_process_group
+from zerokara.training.processes.joining import init_process_group
 
 VOCAB_SIZE = 50_000
 SIZES = {
@@ -82,7 +82,7 @@ def main() -> None:
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
     """Train for some steps and look."""
-    device = devices.local_device(0)
+    device = devices.local_device()
     shape_settings = [*SIZES[given.size], "seq_len=2048", "precision=bf16"]
     if given.tiny:
         shape_settings = [*TINY, "precision=bf16" if device.type == "cuda" else "precision=fp32"]
@@ -137,7 +137,7 @@ def start(
     parallel.start(settings.seed)
     model = build(shape, seed=settings.seed)
     chosen = updater.choose(settings.zero_stage, settings.optimizer, settings.offload, data_parallel_size=1)
-    engine = open_engine(model, settings, chosen, 1, template)
+    engine = updater.open_engine(model, settings, chosen, 1, template)
     if compilation.reason_against(settings.compile, device.type, settings.zero_stage):
         return engine, False
     return engine, compilation.start(model, settings.micro_batch, intra_document_masking=False, log=print)

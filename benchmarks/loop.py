@@ -33,13 +33,13 @@ from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus import embedded
 from zerokara.progress import bytes_text, count_text
-from zerokara.training.host_memory import HostCopy
 from zerokara.training.loop import StepRecord
 from zerokara.training.planning import run_folder
 from zerokara.training.planning.run_plan import make_plan
 from zerokara.training.processes import launcher
 from zerokara.training.processes.stopping import StopRequest
 from zerokara.training.run import Run, join, open_run
+from zerokara.training.saving import HostCopy
 from zerokara.training.trainer import Trainer
 
 SHAPE = [
@@ -175,16 +175,15 @@ def report(watched: Watched) -> None:
 
 def copy_seconds(watched: Watched) -> float:
     """Time for copying the state into memory that is there already."""
-    copies = watched.saver._copies
     started = time.perf_counter()
-    _copy(watched, copies)
+    _copy(watched, watched.saver._copy)
     return time.perf_counter() - started
 
 
 def synchronous_seconds(watched: Watched, number: int) -> float:
     """Time for a save as it would be without a thread: gathered, hashed, written, synced, renamed."""
     started = time.perf_counter()
-    state = _copy(watched, {part: HostCopy(watched.run.processes.device) for part in ("weights", "moments")})
+    state = _copy(watched, HostCopy(watched.run.processes.device))
     store.save(
         watched.run.plan.run_dir,
         replace(watched.state, step=watched.state.step + 1 + number),
@@ -194,9 +193,9 @@ def synchronous_seconds(watched: Watched, number: int) -> float:
     return time.perf_counter() - started
 
 
-def _copy(watched: Watched, copies: dict[str, HostCopy]) -> dict[str, dict[str, Any]]:
+def _copy(watched: Watched, copy: HostCopy) -> dict[str, dict[str, Any]]:
     parts = {"weights": watched.run.engine.weights(), "moments": watched.run.engine.moments()}
-    return {part: {name: copies[part].put(name, tensor) for name, tensor in parts[part]} for part in parts}
+    return {part: {name: copy.put(name, tensor) for name, tensor in parts[part]} for part in parts}
 
 
 if __name__ == "__main__":

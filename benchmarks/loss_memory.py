@@ -51,7 +51,7 @@ METHODS: dict[str, Loss] = {"chunked": chunked, "all logits": all_logits}
 
 def measure(method: str, given: argparse.Namespace) -> None:
     """Measure one method in this process."""
-    device, dtype = devices.local_device(0), TORCH_DTYPES[given.precision]
+    device, dtype = devices.local_device(), TORCH_DTYPES[given.precision]
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     torch.manual_seed(0)
     hidden = torch.randn(given.tokens, given.hidden_size).to(device, dtype).requires_grad_()

@@ -32,6 +32,7 @@ sys.path[0] = str(ROOT / "original_codes")  # not this folder: it holds a tokeni
 
 # ruff: noqa: E402
 import argparse
+import contextlib
 import importlib
 import json
 import os
@@ -80,7 +81,7 @@ class Task:
     @property
     def device(self) -> torch.device:
         """Where all of them compute."""
-        return devices.local_device(0)
+        return devices.local_device()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -131,14 +132,12 @@ def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]
     from zerokara.model import compilation, parallel
     from zerokara.model.builder import build
     from zerokara.samples.objective import Batch, Causal
-    from zerokara.training.batch_loader import loading
+    from zerokara.training.batch_loader import BatchLoader
     from zerokara.training.compute import updater
-    from zerokara.training.compute.engine import open_engine
     from zerokara.training.guards import StepGuard
     from zerokara.training.loop import StepRecord, train
     from zerokara.training.planning.schedule import Schedule
-    from zerokara.training.processes.joining import Processes
-    from zerokara.training.processes.process_group import init_process_group
+    from zerokara.training.processes.joining import Processes, init_process_group
 
     settings = task.settings
     if task.device.type == "cpu":
@@ -149,8 +148,8 @@ def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]
     model = build(task.shape)
     model.load_state_dict(torch.load(task.weights), strict=False)
     chosen = updater.choose(settings.zero_stage, settings.optimizer, settings.offload, data_parallel_size=1)
-    engine = open_engine(model, settings, chosen, data_parallel_size=1, template={})
-    if compiled and not compilation.start(model, settings.micro_batch, isolated=False, log=print):
+    engine = updater.open_engine(model, settings, chosen, data_parallel_size=1, template={})
+    if compiled and not compilation.start(model, settings.micro_batch, intra_document_masking=False, log=print):
         raise RuntimeError("the layers could not be compiled")
     made = Causal(settings.lengths)
 
@@ -166,12 +165,13 @@ def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]
 
     schedule = Schedule.from_config(settings, settings.lengths.raw, samples_per_epoch=len(task.ids))
     if turns.wait():
-        with loading(
+        loader = BatchLoader(
             Batches(),  # type: ignore[arg-type]
             consumed_before=lambda step: (step - 1) * settings.global_batch_size,
             last_step=schedule.num_steps,
             device=task.device,
-        ) as loader:
+        )
+        with contextlib.closing(loader):
             train(
                 engine=engine,
                 processes=Processes(task.device, rank=0),

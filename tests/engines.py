@@ -11,8 +11,8 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import loopback, parallel
 from zerokara.model.builder import Model
 from zerokara.training.compute import updater
-from zerokara.training.compute.engine import Engine, open_engine
-from zerokara.training.processes.process_group import init_process_group
+from zerokara.training.compute.engine import Engine
+from zerokara.training.processes.joining import init_process_group
 
 
 def join_alone(device: str = "cpu") -> None:
@@ -29,4 +29,4 @@ def join_alone(device: str = "cpu") -> None:
 def engine_of(model: Model, settings: PretrainConfig, chosen_for: int = 1) -> Engine:
     """Open an engine for a lone process, with the updater that a run of `chosen_for` data-parallel ranks has."""
     chosen = updater.choose(settings.zero_stage, settings.optimizer, settings.offload, chosen_for)
-    return open_engine(model, settings, chosen, data_parallel_size=1, template={})
+    return updater.open_engine(model, settings, chosen, data_parallel_size=1, template={})

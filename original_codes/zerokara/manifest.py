@@ -7,6 +7,7 @@ nothing and changing one byte is noticed. Format: indented JSON with the fields 
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import time
@@ -95,7 +96,7 @@ def already_done(manifest_path: Path, spec: StepSpec, *, redo: bool = False) -> 
         UserError: the manifest records another step, settings or inputs, and `redo` is not set; a fault for each
             difference, with its key and value.
     """
-    if redo or not os.path.exists(manifest_path):  # False for a name that is too long or forbidden, refused elsewhere
+    if redo or not _exists(manifest_path):
         return None
     done = read(manifest_path)
     if done.step != spec.step:
@@ -177,6 +178,20 @@ def is_unchanged(record: FileRecord, manifest_path: Path) -> bool:
 
 def _known_fields(record_class: type[FileRecord] | type[Manifest], raw: dict[str, Any]) -> dict[str, Any]:
     return {one.name: raw[one.name] for one in fields(record_class) if one.name in raw}
+
+
+def _exists(path: Path) -> bool:
+    """Whether a file exists; a name that is too long or forbidden is refused elsewhere.
+
+    Raises:
+        OSError: the disk fails.
+    """
+    try:
+        return path.exists()
+    except OSError as error:
+        if error.errno in (errno.ENAMETOOLONG, errno.EACCES):
+            return False
+        raise
 
 
 def _differences(manifest_path: Path, done: Manifest, spec: StepSpec) -> Iterator[Fault]:

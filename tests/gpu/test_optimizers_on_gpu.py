@@ -58,7 +58,7 @@ def test_offload_moves_the_state_and_changes_no_loss(zero_stage: int, offload: s
     expected = train(plain, 10, 1e-3)
     assert expected[-1] < expected[0] - 0.2
     assert train(away, 10, 1e-3) == pytest.approx(expected, abs=2e-3)  # the norm is added up in another order
-    states = away._updater._adam.state.values()  # type: ignore[attr-defined]
+    states = away._adam.state.values()  # type: ignore[attr-defined]
     assert {state["exp_avg"].device.type for state in states} == {"cpu"}
 
 

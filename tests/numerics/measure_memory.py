@@ -25,10 +25,9 @@ from zerokara.model.builder import build
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute import updater
 from zerokara.training.compute.deepspeed_settings import load_template
-from zerokara.training.compute.engine import open_engine
 from zerokara.training.planning.run_plan import template_path
 from zerokara.training.processes import rendezvous
-from zerokara.training.processes.process_group import init_process_group
+from zerokara.training.processes.joining import init_process_group
 
 VOCABULARY = 500
 
@@ -49,14 +48,14 @@ def train(config: PretrainConfig) -> dict[str, int]:
     """Train for two steps on random ids and measure in the second."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # objects of torch that warn when they are asked for their class
-    init_process_group(torch.device("cpu"), rendezvous.init_method())
+    init_process_group(torch.device("cpu"))
     parallel.start(config.seed, config.tensor_parallel_size)
     before = tensor_bytes()
     model = build(ModelShape.from_config(config, VOCABULARY), seed=1)
     first_layer = next(iter(model.all_layers()))
     chosen = updater.choose(config.zero_stage, config.optimizer, config.offload, parallel.data_size())
     template = load_template(template_path(config.deepspeed_template))
-    engine = open_engine(model, config, chosen, parallel.data_size(), template)
+    engine = updater.open_engine(model, config, chosen, parallel.data_size(), template)
     del model
     within, between = [0], [0]
 

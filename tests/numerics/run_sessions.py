@@ -40,8 +40,8 @@ divergence.STEPS_TO_COMPARE_ALL = 1  # every weight is compared between the proc
 
 def optimizer_bytes(trainer: Trainer) -> int:
     """Bytes of the optimizer's state in this process."""
-    updater = trainer.run.engine._updater
-    optimizers = updater._optimizers.values() if hasattr(updater, "_optimizers") else [updater._adam]
+    engine: Any = trainer.run.engine
+    optimizers = engine._optimizers.values() if hasattr(engine, "_optimizers") else [engine._adam]
     values = [value for optimizer in optimizers for state in optimizer.state.values() for value in state.values()]
     return sum(value.numel() * value.element_size() for value in values if isinstance(value, torch.Tensor))
 

@@ -95,8 +95,7 @@ def longer(tiny_data: dict[str, str], finished: Path, tmp_path_factory: pytest.T
     run_dir = Path(shutil.copytree(finished, tmp_path_factory.mktemp("longer") / "run", symlinks=True))
     done = step_3(tiny_data["config"], f"output_model_dir={run_dir}", *LONGER)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "changed since this run's last start: lr: 0.01 → 1.0" in done.stdout
-    assert f"resuming from {run_dir}/global_step20" in done.stdout
+    assert "lr: 0.01 → 1.0" in done.stdout and f"{run_dir}/global_step20" in done.stdout
     return run_dir
 
 
@@ -110,10 +109,9 @@ def test_a_finished_run_is_complete_until_it_is_made_longer(
     again = step_3(tiny_data["config"], *same)
     assert again.returncode == 0 and "is complete already" in again.stdout
     shorter = step_3(tiny_data["config"], *same, "max_steps=10")
-    assert shorter.returncode == 2 and "max_steps = 10: was 20" in shorter.stderr
-    assert "steps was" not in shorter.stderr.replace("max_steps was", "")  # no word that is no key
+    assert shorter.returncode == 2 and "max_steps = 10: " in shorter.stderr and "20" in shorter.stderr
     other = step_3(tiny_data["config"], *same, "lr=0.02")
-    assert other.returncode == 2 and "lr = 0.02: was 0.01" in other.stderr
+    assert other.returncode == 2 and "lr = 0.02: " in other.stderr and "0.01" in other.stderr
     assert manifest.read(longer / "manifest.json").facts["steps"] == 25
 
 
@@ -144,7 +142,7 @@ def test_an_evaluated_checkpoint_gives_what_the_log_has(tiny_data: dict[str, str
     for step, process in started.items():
         output, _ = process.communicate(timeout=240)
         assert process.returncode == 0, output
-        assert re.search(rf"in the log +{found[step]:.4f} nats per token, so it differs by ", output)
+        assert re.search(rf"in the log +{found[step]:.4f} ", output)
         path = longer / f"evaluation_step{step}.json"
         told = json.loads(path.read_text(encoding="utf-8"))
         rounding.assert_same_loss(told["valid_loss"], found[step])
@@ -153,7 +151,7 @@ def test_an_evaluated_checkpoint_gives_what_the_log_has(tiny_data: dict[str, str
     assert everything(longer) == before
     none = step_3(tiny_data["config"], *settings, options=("--evaluate", "7"))
     assert none.returncode == 2
-    assert f"neither by itself nor in {longer}; that has those of the steps 20, 25" in none.stderr
+    assert str(longer) in none.stderr and "20, 25" in none.stderr
 
 
 def steps_in_tensorboard(run_dir: Path, name: str) -> list[int]:
@@ -210,18 +208,17 @@ def test_however_a_run_is_stopped_it_goes_on_and_reads_its_epoch(tiny_data: dict
     whole = (f"output_model_dir={run_dir}", "train_tokens=auto", "epochs=1", "global_batch_size=8", "save_interval=10")
     limited = step_3(tiny_data["config"], *whole, "max_hours=1e-5")
     assert limited.returncode == 130, limited.stdout + limited.stderr
-    assert "stopped by max_hours = 1e-05 (raise it to go on) after step 1, saved" in limited.stdout
-    assert "stopped; max_hours is reached: raise it to go on" in limited.stderr
+    assert re.search(r"max_hours = 1e-05.* after step 1\b", limited.stdout) and "max_hours" in limited.stderr
     assert recorded_steps(run_dir) == checkpoint.all_steps(run_dir) == [1] and not (run_dir / "manifest.json").exists()
     again = step_3(tiny_data["config"], *whole, "max_hours=1e-5")
-    assert again.returncode == 2 and "max_hours = 1e-05: the run has been trained for" in again.stderr
+    assert again.returncode == 2 and "max_hours = 1e-05: " in again.stderr
 
     asked = start_step_3(tiny_data["config"], *whole, "max_hours=1")
     wait_for(lambda: checkpoint.all_steps(run_dir)[-1] > 1)
     os.killpg(asked.pid, signal.SIGINT)  # as a terminal does on Ctrl-C
     output, _ = asked.communicate()
     assert asked.returncode == 130
-    assert "resuming from" in output and "stopped by Ctrl-C (SIGINT) after step" in output
+    assert f"{run_dir}/global_step1" in output and "SIGINT" in output
     assert not (run_dir / "manifest.json").exists()
 
     orphaned = start_step_3(tiny_data["config"], *whole, "max_hours=1")
@@ -240,12 +237,12 @@ def test_however_a_run_is_stopped_it_goes_on_and_reads_its_epoch(tiny_data: dict
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (("seq_len=1000000",), "tokens, and one sequence takes"),
-        (("input_tokenizer_file=none.model",), "there is no such tokenizer file"),
+        (("seq_len=1000000",), "seq_len = 1000000: "),
+        (("input_tokenizer_file=none.model",), "none.model"),
         (("output_prefix=nowhere/tokens",), "nowhere/tokens_text_document.manifest.json"),
-        (("num_processes=3",), "must be a multiple of micro_batch_size × processes = 4 × 3 = 12"),
-        (("deepspeed_template=none.json",), "none.json: there is no such file"),
-        (("init_from=nowhere",), "init_from = nowhere: holds no Hugging Face model"),
+        (("num_processes=3",), "4 × 3 = 12"),
+        (("deepspeed_template=none.json",), "none.json: "),
+        (("init_from=nowhere",), "init_from = nowhere: "),
     ],
 )
 def test_wrong_input_is_one_clear_error(
@@ -266,11 +263,11 @@ def test_a_folder_of_another_run_or_of_other_files_is_left_alone(
     before = everything(copied)
     other = step_3(tiny_data["config"], *settings, "hidden_size=64")
     assert other.returncode == 2
-    assert "belongs to another run: hidden_size was 48, is now 64" in other.stderr
+    assert all(word in other.stderr for word in ("hidden_size", "48", "64"))
     # With --redo too, what is refused costs nothing: the run that it would replace is still there.
     endless = ("max_steps=auto", "train_tokens=1000000000000", "save_interval=1", "keep_last=1000000000")
     refused = step_3(tiny_data["config"], *settings, *endless, options=("--redo",))
-    assert refused.returncode == 2 and "leaves no room for its checkpoints" in refused.stderr
+    assert refused.returncode == 2 and "checkpoints" in refused.stderr
     assert everything(copied) == before
     stranger = tmp_path / "photos"
     stranger.mkdir()
@@ -297,9 +294,9 @@ def test_a_curriculum_is_told_before_and_while_it_runs(tiny_data: dict[str, str]
     again = step_3(tiny_data["config"], *settings, "max_epochs_per_source=0.01")
     assert again.returncode == 0 and "is complete already" in again.stdout
     other = step_3(tiny_data["config"], *settings, stages.replace("1600", "3200"))
-    assert other.returncode == 2 and "belongs to another run: stages" in other.stderr
+    assert other.returncode == 2 and "stages" in other.stderr
     refused = step_3(tiny_data["config"], f"output_model_dir={tmp_path / 'new'}", stages, "max_epochs_per_source=0.1")
-    assert refused.returncode == 2 and "max_epochs_per_source = 0.1: would be exceeded: " in refused.stderr
+    assert refused.returncode == 2 and "max_epochs_per_source = 0.1: " in refused.stderr
     assert not (tmp_path / "new").exists()
 
 
@@ -311,13 +308,13 @@ def test_dry_run_tries_and_leaves_everything_as_it_was(tiny_data: dict[str, str]
     assert done.returncode == 0, done.stdout + done.stderr
     assert "20 steps × 8 sequences" in done.stdout and "micro batch 4" in done.stdout  # 8 sequences for 2 processes
     assert re.search(r"data begins +\d+ .* = '[a-p ]+", done.stdout)
-    assert re.search(r"checkpoint +[\d.]+ kB; 1 at once at most, [\d.]+ kB in all; .* are free", done.stdout)
-    assert re.search(r"memory +[\d.]+ GB for 2 processes: libraries [\d.]+ MB, ", done.stdout)
-    assert "kernels: attention by torch's flash kernel for CPUs; torch's fused AdamW" in done.stdout
-    assert re.search(r"trial of 3 steps: loss [5-7]\.\d+, .* tok/s; all 20 steps would take", done.stdout)
-    assert re.search(r"the fullest process held [\d.]+ MB at most", done.stdout)
+    assert re.search(r"checkpoint +[\d.]+ kB; ", done.stdout)
+    assert re.search(r"memory +[\d.]+ GB ", done.stdout)
+    assert re.search(r"kernels: .*flash.*AdamW", done.stdout)
+    assert re.search(r"trial of 3 steps: loss [5-7]\.\d+, .* tok/s; all 20 steps", done.stdout)
+    assert re.search(r"held [\d.]+ MB", done.stdout)
     assert re.search(r"tokens +tokens used +epochs", done.stdout) and " 5,120 " in done.stdout
-    assert "dry run: everything is in order; nothing was written" in done.stdout
+    assert "nothing was written" in done.stdout
     assert everything(tmp_path) == before
 
 
@@ -335,10 +332,10 @@ def test_a_run_starts_from_an_exported_model(tiny_data: dict[str, str], finished
     tried = step_3(tiny_data["config"], *start, options=("--dry-run",))
     assert tried.returncode == 0 and not (tmp_path / "run").exists(), tried.stdout + tried.stderr
     done = step_3(tiny_data["config"], *start)
-    assert done.returncode == 0 and f"starting from the weights of {exported}" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and f"weights of {exported}" in done.stdout, done.stdout + done.stderr
     trained, going_on = (manifest.read(run / "manifest.json").facts for run in (finished, tmp_path / "run"))
     rounding.assert_same_loss(going_on["first_valid_loss"], trained["valid_loss"])
-    loss_of_trial = float(re.findall(r"trial of 3 steps: loss ([\d.]+)", tried.stdout)[0])
+    loss_of_trial = float(re.findall(r"3 steps: loss ([\d.]+)", tried.stdout)[0])
     assert loss_of_trial < trained["first_loss"] - 0.3, "the trial began with other weights"
 
 
@@ -357,7 +354,7 @@ def test_resume_is_proved_on_the_users_own_configuration(
     for name, process in started.items():
         output, _ = process.communicate(timeout=240)
         assert process.returncode == 0, output
-        assert f"resume is proved: equal {'bit for bit' if name == 'one' else ''}" in output
+        assert ("proved: equal bit for bit" if name == "one" else "proved: equal") in output
         assert "resuming from" in output and "valid_loss" not in output and "wandb" not in output
         for step in (4, 5, 6):
             assert f"\n  {step:>9}  " in output

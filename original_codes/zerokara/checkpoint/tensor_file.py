@@ -19,10 +19,9 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
 
 import orjson
 import torch
@@ -35,13 +34,6 @@ _CHUNK_BYTES = 8 * 2**20
 """Small enough to be still in the processor's cache when it is written after it was hashed."""
 _SYNC_BYTES = 128 * 2**20
 """Sent to the disk at a time while writing continues, so that little is left to wait for at the end."""
-
-
-class Digest(Protocol):
-    """A hash object of hashlib."""
-
-    def update(self, content: memoryview, /) -> None:
-        """Hash further bytes."""
 
 
 class TensorWriter:
@@ -57,11 +49,11 @@ class TensorWriter:
         shapes: Mapping[str, tuple[int, ...]],
         dtype: torch.dtype,
         background_sync: BackgroundSync | None = None,
-        digest: Digest | None = None,
+        digest: Callable[[memoryview], None] | None = None,
     ):
         """Announce names and shapes of all tensors, in order.
 
-        `background_sync` sends to the disk what is written so far; `digest` gets every byte of the file.
+        `background_sync` sends to the disk what is written so far; `digest` is called with every byte of the file.
         """
         self._path, self._dtype, self._background_sync, self._digest = path, dtype, background_sync, digest
         self._shapes = {name: tuple(shape) for name, shape in shapes.items()}
@@ -99,7 +91,7 @@ class TensorWriter:
         for begin in range(0, len(content), _CHUNK_BYTES):
             chunk = content[begin : begin + _CHUNK_BYTES]
             if self._digest is not None:
-                self._digest.update(chunk)
+                self._digest(chunk)
             self._write_all(chunk)
             self._num_unsynced += len(chunk)
             if self._num_unsynced >= _SYNC_BYTES:
@@ -127,7 +119,7 @@ def write(path: Path, tensors: Mapping[str, Tensor]) -> str:
         OSError: the disk is full or cannot be written; names the file.
     """
     digest = hashlib.sha256()
-    with TensorWriter(path, _shapes(tensors), torch.float32, digest=digest) as writer:
+    with TensorWriter(path, _shapes(tensors), torch.float32, digest=digest.update) as writer:
         for name, tensor in tensors.items():
             assert tensor.dtype == torch.float32, f"{name} is {tensor.dtype}"
             writer.write(name, tensor)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -25,12 +24,12 @@ class StepBatches:
 
 
 class BatchLoader:
-    """Gives the batches of a step, and prepares those of the next step in a thread."""
+    """Gives the batches of a step, and prepares those of the next step in a thread; to be closed."""
 
-    def __init__(self, batches: Batches, consumed_before: Callable[[int], int], last_step: int, pins_memory: bool):
+    def __init__(self, batches: Batches, consumed_before: Callable[[int], int], last_step: int, device: torch.device):
         """`consumed_before` gives the samples that the run has consumed before a step."""
         self._batches, self._consumed_before, self._last_step = batches, consumed_before, last_step
-        self._pins_memory = pins_memory
+        self._pins_memory = device.type == "cuda"
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
         self._next: tuple[int, Future[StepBatches]] | None = None
 
@@ -50,18 +49,6 @@ class BatchLoader:
         batches = list(self._batches.at(self._consumed_before(step)))
         tensors = [as_tensors(batch, self._pins_memory) for batch in batches]
         return StepBatches(tensors, sum(float(batch.loss_mask.sum()) for batch in batches))
-
-
-@contextmanager
-def loading(
-    batches: Batches, consumed_before: Callable[[int], int], last_step: int, device: torch.device
-) -> Iterator[BatchLoader]:
-    """Hold a loader for as long as the block lasts."""
-    loader = BatchLoader(batches, consumed_before, last_step, pins_memory=device.type == "cuda")
-    try:
-        yield loader
-    finally:
-        loader.close()
 
 
 def as_tensors(batch: Batch, pins_memory: bool = False) -> list[Tensor]:

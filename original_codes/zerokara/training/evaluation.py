@@ -3,12 +3,14 @@
 Bits per byte is the sum of nats, divided by ln 2 and by the UTF-8 bytes of the text that was predicted. It does not
 depend on the tokenizer, so runs with different vocabularies can be compared. End-of-document and sentinel tokens cost
 nats and have no bytes.
+
+Training validates with it, and so does step 3's ``--evaluate``, which gives the number that the log has for a step.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,40 +19,18 @@ import numpy as np
 import torch
 import torch.distributed
 
-from zerokara.config.pretrain_config import PretrainConfig
+from zerokara import checkpoint
+from zerokara.durable import write_json
 from zerokara.model import parallel
+from zerokara.progress import summary
 from zerokara.samples.evaluation import evaluation_batches
-from zerokara.samples.objective import Objective
-from zerokara.samples.sources import TokenSource
-from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokens.layout import TokenPaths
 from zerokara.training.batch_loader import to_device
+from zerokara.training.monitoring import metrics
+from zerokara.training.planning.run_plan import RunPlan
+from zerokara.training.run import build_model, join
 
 BATCHES_BETWEEN_LOOKS = 16
 """Micro batches between two checks for a stop request: rare enough to cost nothing, and the request is seen soon."""
-
-
-@dataclass(frozen=True)
-class ValidationSettings:
-    """The documents that a validation evaluates, and the size of its micro batches."""
-
-    prefix: Path
-    """Token files of the validation documents."""
-    sources: tuple[TokenSource, ...]
-    """The sources whose documents they are, in order."""
-    max_tokens: int | None
-    """Tokens that are evaluated; None is all of them."""
-    micro_batch_size: int
-
-    @classmethod
-    def from_config(cls, config: PretrainConfig, sources: Sequence[TokenSource]) -> ValidationSettings:
-        """Settings of a run; a source without validation documents is left out."""
-        return cls(
-            prefix=TokenPaths(config.output_prefix).valid,
-            sources=tuple(source for source in sources if source.num_valid_tokens),
-            max_tokens=None if config.eval_tokens == "all" else config.eval_tokens,
-            micro_batch_size=config.micro_batch,
-        )
 
 
 @dataclass(frozen=True)
@@ -77,21 +57,11 @@ class ValidationResult:
     sources: tuple[Score, ...]
     """One for each source; empty if there is only one source."""
 
-    @property
-    def loss(self) -> float:
-        """Nats per token."""
-        return self.whole.loss
-
-    @property
-    def bits_per_byte(self) -> float:
-        """Bits per byte of text."""
-        return self.whole.bits_per_byte
-
     def as_json(self) -> dict[str, Any]:
         """The numbers of its line in metrics.jsonl."""
         line: dict[str, Any] = {
-            "valid_loss": self.loss,
-            "valid_bits_per_byte": self.bits_per_byte,
+            "valid_loss": self.whole.loss,
+            "valid_bits_per_byte": self.whole.bits_per_byte,
             "valid_tokens": self.whole.num_tokens,
         }
         if self.sources:
@@ -101,18 +71,20 @@ class ValidationResult:
 
 
 class Validation:
-    """The validation tokens of one process."""
+    """The validation tokens of one process; a source that has none is left out."""
 
-    def __init__(self, settings: ValidationSettings, objective: Objective, encoder: Encoder, device: torch.device):
-        self._device, self._micro_batch_size = device, settings.micro_batch_size
-        self._names = [source.name for source in settings.sources]
-        self._token_bytes = encoder.piece_bytes()
+    def __init__(self, plan: RunPlan, device: torch.device):
+        config = plan.config
+        self._device, self._micro_batch_size = device, config.micro_batch
+        sources = [source for source in plan.reading.sources if source.num_valid_tokens]
+        self._names = [source.name for source in sources]
+        self._token_bytes = plan.encoder.piece_bytes()
         self._tokens = evaluation_batches(
-            settings.prefix,
-            objective,
-            encoder.eos_id,
-            max_tokens=settings.max_tokens,
-            part_tokens=[source.num_valid_tokens for source in settings.sources],
+            plan.token_paths.valid,
+            plan.objective,
+            plan.encoder.eos_id,
+            max_tokens=None if config.eval_tokens == "all" else config.eval_tokens,
+            part_tokens=[source.num_valid_tokens for source in sources],
         )
 
     def __call__(self, module: torch.nn.Module, give_up: Callable[[], bool] | None = None) -> ValidationResult | None:
@@ -137,12 +109,52 @@ class Validation:
         module.train()
         sums = torch.cat([nats, torch.from_numpy(counts).flatten().to(nats)])
         torch.distributed.all_reduce(sums, group=parallel.data_group())
-        return self._result(*sums.view(3, -1).tolist())
-
-    def _result(
-        self, nats: Sequence[float], num_tokens: Sequence[float], num_bytes: Sequence[float]
-    ) -> ValidationResult:
-        counts = [round(count) for count in num_tokens], [round(count) for count in num_bytes]
-        whole = Score.of("all", sum(nats), *map(sum, counts))
-        by_source = tuple(Score.of(*each) for each in zip(self._names, nats, *counts, strict=True))
+        all_nats, *all_counts = sums.view(3, -1).tolist()
+        num_tokens, num_bytes = ([round(count) for count in each] for each in all_counts)
+        whole = Score.of("all", sum(all_nats), sum(num_tokens), sum(num_bytes))
+        by_source = tuple(map(Score.of, self._names, all_nats, num_tokens, num_bytes))
         return ValidationResult(whole, by_source if len(by_source) > 1 else ())
+
+
+def evaluate_checkpoint(plan: RunPlan, folder: Path) -> None:
+    """Evaluate the checkpoint in `folder`; every training process calls it, the first one logs and writes.
+
+    The weights alone are loaded, rounded as the run computes with them, whole in each process (or cut as
+    `tensor_parallel_size` says): no optimizer, no ZeRO, so that any number of processes gives the same. The result goes
+    into ``evaluation_step<N>.json`` in the folder that holds the checkpoint, which itself is never touched.
+    """
+    processes = join(plan)
+    model = build_model(plan, processes, seed=None)
+    weights = checkpoint.read_weights(folder)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(model.sharding.local(name, weights[name]))
+    model.to(torch.bfloat16 if plan.config.precision == "bf16" else torch.float32).to(processes.device)
+    result = Validation(plan, processes.device)(model)
+    assert result is not None
+    if processes.is_first:
+        _report(plan, folder, result)
+
+
+def _report(plan: RunPlan, folder: Path, result: ValidationResult) -> None:
+    step, whole = checkpoint.read_state(folder).step, result.whole
+    # What the run itself found at that step, if it validated there.
+    found = [line for line in metrics.read(folder.parent) if line["step"] == step and "valid_loss" in line]
+    logged = found[-1]["valid_loss"] if found else None
+    path = folder.parent / f"evaluation_step{step}.json"
+    record: dict[str, Any] = {
+        "checkpoint": folder.name,
+        "step": step,
+        "precision": plan.config.precision,
+        "tokenizer_sha256": plan.tokenizer_sha256,
+        **result.as_json(),
+        "sources": [score.name for score in result.sources],
+        "logged_valid_loss": logged,
+    }
+    write_json(path, record)
+    rows = [("validation", f"{whole.loss:.4f} nats per token, {whole.bits_per_byte:.4f} bits per byte")]
+    rows += [(score.name, f"{score.loss:.4f}, {score.bits_per_byte:.4f}") for score in result.sources]
+    rows.append(("tokens", f"{whole.num_tokens:,}"))
+    if logged is not None:
+        rows.append(("in the log", f"{logged:.4f} nats per token, so it differs by {abs(whole.loss - logged):.1e}"))
+    summary(f"evaluated {folder}", [*rows, ("written to", str(path))])

@@ -7,16 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from zerokara.checkpoint import TrainingState
-from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.progress import bytes_text, count_text, seconds_text
-from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.mixed_order import MixedOrder
 from zerokara.training import sampling
 from zerokara.training.bad_samples import BadSample
@@ -27,71 +23,28 @@ from zerokara.training.monitoring.drawing import Drawing
 from zerokara.training.monitoring.metrics import Recorder, Watcher
 from zerokara.training.monitoring.pace import Pace
 from zerokara.training.monitoring.tensorboard import TensorBoard
-from zerokara.training.monitoring.weights_and_biases import WandbSettings, WeightsAndBiases
+from zerokara.training.monitoring.weights_and_biases import WeightsAndBiases
 from zerokara.training.planning.consumption import stage_messages
 from zerokara.training.planning.position import Position
-from zerokara.training.planning.schedule import Schedule
+from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes.joining import Processes
 from zerokara.training.sampling import Sample
 
 _UNLOGGED = "unlogged_losses"
 
 
-@dataclass(frozen=True)
-class LogbookSettings:
-    """What a logbook needs to know of its run."""
-
-    run_dir: Path
-    schedule: Schedule
-    num_processes: int
-    flops_per_token: float
-    """Of the model, for the MFU (`ModelShape.flops_per_token`)."""
-    eval_interval: int
-    save_interval: int
-    tensorboard: bool = False
-    plots: bool = False
-    wandb: WandbSettings | None = None
-    """None: nothing goes to Weights & Biases."""
-
-    @classmethod
-    def from_config(
-        cls, config: PretrainConfig, schedule: Schedule, num_processes: int, flops_per_token: float
-    ) -> LogbookSettings:
-        """Settings of a run."""
-        return cls(
-            run_dir=Path(config.output_model_dir),
-            schedule=schedule,
-            num_processes=num_processes,
-            flops_per_token=flops_per_token,
-            eval_interval=config.eval_interval,
-            save_interval=config.save_interval,
-            tensorboard=config.tensorboard,
-            plots=config.plots,
-            wandb=None if config.wandb == "off" else WandbSettings.from_config(config),
-        )
-
-
 class Logbook:
     """The records of one start."""
 
-    def __init__(
-        self,
-        settings: LogbookSettings,
-        data: DataPlan,
-        position: Position,
-        state: TrainingState,
-        processes: Processes,
-    ):
+    def __init__(self, plan: RunPlan, position: Position, state: TrainingState, processes: Processes):
         """Open the records of a start that begins at `state`."""
-        self._settings, self._schedule, self._position = settings, settings.schedule, position
-        self._data, self._order = data, data.order()
+        self._plan, self._position, self._order = plan, position, plan.reading.order()
         self._device, self._log = processes.device, processes.log
         self._started, self._earlier_seconds = time.monotonic(), state.seconds
         self._window: list[StepRecord] = []
         self._peak_flops = devices.peak_flops(self._device)
-        self.pace = Pace(
-            self._schedule.num_steps, {"validation": settings.eval_interval, "save": settings.save_interval}
-        )
+        intervals = {"validation": plan.config.eval_interval, "save": plan.config.save_interval}
+        self.pace = Pace(plan.schedule.num_steps, intervals)
         """Speed of the run; its `pause` is to be held around every validation and save."""
         self.facts: dict[str, Any] = dict(state.facts)
         """Numbers for the checkpoint's state and the model card."""
@@ -104,15 +57,15 @@ class Logbook:
             self._log(f"mfu is n/a: the peak of {name} is not in training/compute/devices.py")
 
     def _open(self, state: TrainingState) -> None:
-        settings, run_dir = self._settings, self._settings.run_dir
+        config, run_dir = self._plan.config, self._plan.run_dir
         watchers: dict[str, Callable[[], Watcher]] = {}
-        if settings.tensorboard:
+        if config.tensorboard:
             watchers["tensorboard"] = lambda: TensorBoard(run_dir, state.step)
-        if (wandb := settings.wandb) is not None:
-            watchers["wandb"] = lambda: WeightsAndBiases(run_dir, wandb, self._log)
+        if config.wandb != "off":
+            watchers["wandb"] = lambda: WeightsAndBiases(run_dir, config, self._log)
         self._recorder = Recorder(run_dir, state.step, watchers, self._log)
         sampling.forget_after(run_dir, state.step if state.step else -1)
-        if settings.plots:
+        if config.plots:
             self._drawing = Drawing(run_dir, self._log)
         if state.step:
             self._record({"step": state.step, "tokens": state.tokens, "resumed": True, "seconds": state.seconds})
@@ -137,7 +90,7 @@ class Logbook:
         """
         if not self._window:
             return
-        steps, schedule, position = self._window, self._schedule, self._position
+        steps, schedule, position = self._window, self._plan.schedule, self._position
         self._window = []
         record, losses = steps[-1], self.facts.pop(_UNLOGGED)
         speed = len(steps) * schedule.batch_tokens / sum(step.seconds for step in steps)
@@ -174,7 +127,7 @@ class Logbook:
         """Model FLOPs utilization: the share of the devices' peak that the model's own arithmetic takes."""
         if not self._peak_flops:
             return None
-        return tokens_per_second * self._settings.flops_per_token / (self._peak_flops * self._settings.num_processes)
+        return tokens_per_second * self._plan.shape.flops_per_token() / (self._peak_flops * self._plan.num_processes)
 
     def log_skipped(self, record: StepRecord, bad_samples: Sequence[BadSample]) -> None:
         """Record and log a step that was skipped, and the samples that are to blame."""
@@ -194,13 +147,13 @@ class Logbook:
     def log_validation(self, step: int, result: ValidationResult) -> None:
         """Record and log a validation."""
         self._record({"step": step, "tokens": self._position.tokens(step), **result.as_json()})
-        facts, bits = self.facts, result.bits_per_byte
+        facts, loss, bits = self.facts, result.whole.loss, result.whole.bits_per_byte
         facts.setdefault("first_valid_bits_per_byte", bits)
-        facts.setdefault("first_valid_loss", result.loss)
-        facts.update(valid_loss=result.loss, valid_bits_per_byte=bits, valid_step=step)
+        facts.setdefault("first_valid_loss", loss)
+        facts.update(valid_loss=loss, valid_bits_per_byte=bits, valid_step=step)
         if bits < facts.get("best_valid_bits_per_byte", float("inf")):
             facts.update(best_valid_bits_per_byte=bits, best_valid_step=step)
-        self._log(f"step {step}  valid_loss {result.loss:.4f}  {bits:.4f} bits per byte")
+        self._log(f"step {step}  valid_loss {loss:.4f}  {bits:.4f} bits per byte")
         for score in result.sources:
             self._log(f"step {step}    {score.loss:.4f}  {score.bits_per_byte:.4f} bits per byte  {score.name}")
         if self._drawing is not None and step:
@@ -211,7 +164,7 @@ class Logbook:
         if self._recorder is None:
             return
         try:
-            sampling.add(self._settings.run_dir, step, samples)
+            sampling.add(self._plan.run_dir, step, samples)
         except OSError as error:  # a full disk: the next validation writes again
             self._log(f"{sampling.FILE_NAME}: {error.strerror or error}")
         self._recorder.text(step, "samples", sampling.as_markdown(samples))
@@ -221,7 +174,7 @@ class Logbook:
     def log_stages(self, step: int, resumed: bool = False) -> None:
         """Log which stages begin in the step after `step`, and for a resumed run the stage that it is in."""
         next_samples = range(self._position.samples(step), self._position.samples(step + 1))
-        for message in stage_messages(self._data, self._order, next_samples, resumed):
+        for message in stage_messages(self._plan.reading, self._order, next_samples, resumed):
             self._log(f"step {step + 1}  {message}")
 
     def flush(self) -> None:

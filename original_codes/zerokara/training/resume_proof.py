@@ -6,12 +6,11 @@ for bit where one process computes on a CPU. Elsewhere the order of additions is
 which its blocks end, several processes in that of their messages), so that even two unbroken runs differ in the last
 digits: there `LOSS_TOLERANCE` and `STATE_TOLERANCE` decide.
 
-Called by the launcher as a module, it is one of the training processes: ``python -m … JOB.json``.
+Called by the launcher as a module, it is one of the training processes: ``python -m … CONFIG.yaml LAST_STEP``.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -19,7 +18,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from zerokara import checkpoint, file_lock
 from zerokara.config.loading import load
@@ -74,15 +72,6 @@ class Difference:
         """The largest difference between two losses."""
         return max(abs(unbroken - resumed) for _, unbroken, resumed in self.losses)
 
-    @property
-    def is_none(self) -> bool:
-        """Whether every bit is equal."""
-        return self.loss == 0 and not any(self.unequal.values())
-
-    def is_tolerable(self, precision: str) -> bool:
-        """Whether the order of additions can explain it."""
-        return self.loss <= LOSS_TOLERANCE[precision] and max(self.shares.values()) <= STATE_TOLERANCE
-
 
 def prove(plan: RunPlan, num_steps: int) -> None:
     """Prove that a run of `plan` resumes; print the comparison. The run's own folder is not touched.
@@ -108,14 +97,15 @@ def prove(plan: RunPlan, num_steps: int) -> None:
         difference = compare(folder / "unbroken", folder / "resumed", num_steps)
     for line in table(difference):
         print(f"  {line}")
-    if difference.is_none:
+    if difference.loss == 0 and not any(difference.unequal.values()):
         print("resume is proved: equal bit for bit")
         return
     if bitwise:
         raise RunError("resume is NOT exact: one process on a CPU must give equal bits, and the table shows others")
-    rule = f"losses within {LOSS_TOLERANCE[plan.config.precision]:g}, state within {STATE_TOLERANCE:g}"
+    loss_tolerance = LOSS_TOLERANCE[plan.config.precision]
+    rule = f"losses within {loss_tolerance:g}, state within {STATE_TOLERANCE:g}"
     why = "several processes or a GPU add up in no fixed order"
-    if not difference.is_tolerable(plan.config.precision):
+    if not (difference.loss <= loss_tolerance and max(difference.shares.values()) <= STATE_TOLERANCE):
         raise RunError(f"resume is NOT exact: more than the order of additions explains ({rule}; {why})")
     print(f"resume is proved: equal but for the last digits ({rule}; {why})")
 
@@ -194,27 +184,26 @@ def _deleted_afterwards(folder: Path, needed: int) -> Iterator[None]:
 
 def _train(plan: RunPlan, run_dir: Path, last_step: int) -> None:
     settings = plan.config.model_copy(update={**_QUIET, "output_model_dir": str(run_dir)})
-    job, config_path = run_dir.with_suffix(".json"), run_dir.with_suffix(".yaml")
+    config_path = run_dir.with_suffix(".yaml")
     write_text(config_path, as_yaml(settings))
-    write_text(job, json.dumps({"config": str(config_path), "last_step": last_step}))
-    code = launcher.launch(MODULE, [str(job)], plan.num_processes)
+    code = launcher.launch(MODULE, [str(config_path), str(last_step)], plan.num_processes)
     if code == launcher.INTERRUPTED:
         raise KeyboardInterrupt
     if code:
         raise RunError(f"the training ended with exit code {code}, so nothing is proved; the messages above say why")
 
 
-def _main(job_path: Path) -> None:
-    job: dict[str, Any] = json.loads(job_path.read_text(encoding="utf-8"))
-    settings = load(PretrainConfig, Path(job["config"]))
+def _main(config_path: Path, last_step: int) -> None:
+    settings = load(PretrainConfig, config_path)
     plan = make_plan(settings, int(os.environ["WORLD_SIZE"]), launcher.precision(settings))
     if int(os.environ["RANK"]) == 0:
         run_folder.claim(plan)
     # This is the border: from here on torch is imported.
-    from zerokara.training.trainer import train_plan
+    from zerokara.training.trainer import open_trainer
 
-    train_plan(plan, stop_after=job["last_step"], validates=False)
+    with open_trainer(plan, stop_after=last_step, validates=False) as trainer:
+        trainer.train()
 
 
 if __name__ == "__main__":
-    _main(Path(sys.argv[1]))
+    _main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -2,7 +2,7 @@
 
 Each part is made from the part before it, so no other order is possible: `join` gives `Processes`, which `build_model`
 and `open_run` ask for. Training (`trainer`), the trial of a dry run (`trial`), the evaluation of a checkpoint
-(`checkpoint_evaluation`) and the proof of resume (`resume_proof`) are callers of these.
+(`evaluation`) and the proof of resume (`resume_proof`) are callers of these.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from zerokara.model.builder import Model, num_parameters
 from zerokara.model.experts import Routing
 from zerokara.progress import count_text
 from zerokara.samples.batches import Batches, BatchLayout
-from zerokara.training.compute.engine import Engine, open_engine
+from zerokara.training.batch_loader import BatchLoader
+from zerokara.training.compute import updater
+from zerokara.training.compute.engine import Engine
 from zerokara.training.planning.memory_forecast import MachineMemory
 from zerokara.training.planning.position import Position
 from zerokara.training.planning.run_plan import RunPlan
@@ -45,6 +47,11 @@ class Run:
     def position(self) -> Position:
         """Where each step of this start stands in the data."""
         return Position.resumed_from(self.state, self.plan.config.global_batch_size, self.plan.schedule.sample_tokens)
+
+    def loader(self, last_step: int) -> BatchLoader:
+        """Open a loader of the batches of each step up to `last_step`; the caller closes it."""
+        position = self.position
+        return BatchLoader(self.batches, lambda step: position.samples(step - 1), last_step, self.processes.device)
 
 
 def join(plan: RunPlan) -> Processes:
@@ -77,7 +84,7 @@ def open_run(plan: RunPlan, processes: Processes, resume_from: Path | None = Non
     config = plan.config
     has_weights = resume_from is not None or config.init_from
     model = build_model(plan, processes, seed=None if has_weights else config.seed)
-    engine = open_engine(model, config, plan.updater, parallel.data_size(), plan.template)
+    engine = updater.open_engine(model, config, plan.updater, parallel.data_size(), plan.template)
     authentication.authenticate(joining.ANSWER_SECONDS)  # of the groups that DeepSpeed has made
     state = _resumed(engine, resume_from, plan, processes) if resume_from else _first_state(engine, plan, processes)
     reason = compilation.reason_against(config.compile, processes.device.type, config.zero_stage)

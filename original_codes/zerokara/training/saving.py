@@ -11,12 +11,14 @@ it retries for `PATIENCE_SECONDS` more, and then the run fails.
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from zerokara.checkpoint import Retention, TrainingState
@@ -24,7 +26,6 @@ from zerokara.checkpoint.store import CheckpointStore
 from zerokara.errors import RunError
 from zerokara.progress import seconds_text
 from zerokara.training.compute.engine import Engine
-from zerokara.training.host_memory import HostCopy
 from zerokara.training.processes.joining import Processes
 
 RETRY_SECONDS = 5.0
@@ -50,7 +51,7 @@ class Saver:
     ):
         self._engine, self._processes, self._log = engine, processes, processes.log
         self._store = CheckpointStore(run_dir, retention, self._log, newest=resumed_from)
-        self._copies = {"weights": HostCopy(processes.device), "moments": HostCopy(processes.device)}
+        self._copy = HostCopy(processes.device)
         self._current: _BackgroundSave | None = None
 
     def save(self, state: TrainingState) -> None:
@@ -63,9 +64,8 @@ class Saver:
         for part, gathered in (("weights", self._engine.weights()), ("moments", self._engine.moments())):
             for name, tensor in gathered:
                 if is_first:
-                    copies[part][name] = self._copies[part].put(name, tensor)
-        for copy in self._copies.values():
-            copy.finish()
+                    copies[part][name] = self._copy.put(name, tensor)
+        self._copy.finish()
         if is_first:
             copy_seconds = time.monotonic() - started
             self._current = _BackgroundSave(self._store, state, **copies, copy_seconds=copy_seconds, log=self._log)
@@ -137,6 +137,41 @@ class Saver:
             f"the checkpoint of step {last.step} could not be saved: {last.disk_error}. {newest}; free some space, and "
             "the next start resumes from it"
         )
+
+
+class HostCopy:
+    """Fp32 tensors by name, in main memory; each copy replaces the one before.
+
+    With a GPU the memory is pinned, so that copying runs at the speed of the bus. Pages are mapped and registered with
+    CUDA here because torch rounds its own pinned memory up to powers of two: up to twice as much.
+    """
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._tensors: dict[str, Tensor] = {}
+
+    def put(self, name: str, tensor: Tensor) -> Tensor:
+        """Copy `tensor` over the earlier one with this name, and return the copy; it is valid after `finish`."""
+        copy = self._tensors.get(name)
+        if copy is None or copy.shape != tensor.shape:
+            copy = self._tensors[name] = self._allocate(tensor.numel()).view(tensor.shape)
+        # In stream order: the memory of `tensor` is not reused before it is read.
+        copy.copy_(tensor, non_blocking=True)
+        return copy
+
+    def finish(self) -> None:
+        """Wait until all copies are complete."""
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+
+    def _allocate(self, count: int) -> Tensor:
+        pages = mmap.mmap(-1, 4 * count)
+        pages.madvise(mmap.MADV_HUGEPAGE)  # fewer and larger pages: the first copy takes less time
+        tensor = torch.frombuffer(pages, dtype=torch.float32, count=count)
+        if self._device.type == "cuda":
+            # If it cannot be pinned (a limit on locked memory), the copy is only slower.
+            torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), len(pages), 0)
+        return tensor
 
 
 class _BackgroundSave(threading.Thread):

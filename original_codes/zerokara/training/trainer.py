@@ -18,28 +18,21 @@ from zerokara.checkpoint import Retention
 from zerokara.model.experts import statistics
 from zerokara.progress import seconds_text
 from zerokara.training import bad_samples
-from zerokara.training.batch_loader import loading
-from zerokara.training.evaluation import Validation, ValidationSettings
+from zerokara.training.compute import devices
+from zerokara.training.evaluation import Validation
 from zerokara.training.guards import StepGuard, TooManySkippedSteps
-from zerokara.training.logbook import Logbook, LogbookSettings
+from zerokara.training.logbook import Logbook
 from zerokara.training.loop import StepRecord, train
 from zerokara.training.planning import run_lock
 from zerokara.training.planning.limits import TimeLimits
 from zerokara.training.planning.run_plan import RunPlan
-from zerokara.training.processes import joining
 from zerokara.training.processes.divergence import DivergenceCheck, ProcessesDiverged
 from zerokara.training.processes.joining import Processes
 from zerokara.training.processes.stopping import FILE_NAME as STOP_NAME
-from zerokara.training.processes.stopping import StopFile, StopRequest
+from zerokara.training.processes.stopping import StopRequest
 from zerokara.training.run import Run, join, open_run, state_of
 from zerokara.training.sampling import Sampler
 from zerokara.training.saving import Saver
-
-
-def train_plan(plan: RunPlan, stop_after: int | None = None, validates: bool = True) -> bool:
-    """Train a plan in this process and the others; see `open_trainer` and `Trainer.train`."""
-    with open_trainer(plan, stop_after, validates) as trainer:
-        return trainer.train()
 
 
 @contextlib.contextmanager
@@ -49,15 +42,13 @@ def open_trainer(plan: RunPlan, stop_after: int | None = None, validates: bool =
     The run is left after step `stop_after`, and without validation where `validates` is false: both are for a caller
     that wants only a part of it.
     """
-    stop = StopRequest(joining.local_device())
+    stop = StopRequest(devices.local_device())
     stop.listen()
     processes = join(plan)
     with contextlib.ExitStack() as held:
         if processes.is_first:
             held.enter_context(run_lock.lock(plan.run_dir))
-            stop_file = StopFile(plan.run_dir)
-            stop_file.delete()
-            stop.watch(stop_file.reason)
+            stop.watch_file(plan.run_dir / STOP_NAME)
         run = open_run(plan, processes, _newest_checkpoint(plan, processes))
         yield Trainer(run, stop, stop_after, validates)
 
@@ -86,14 +77,12 @@ class Trainer:
         self.divergence = DivergenceCheck(run.model, config.seed)
         self.validation: Validation | None = None
         if validates and plan.num_valid_tokens:
-            validation = ValidationSettings.from_config(config, plan.reading.sources)
-            self.validation = Validation(validation, plan.objective, plan.encoder, device)
+            self.validation = Validation(plan, device)
         self.sampler: Sampler | None = None
         if config.sample_prompts:
             texts, length = config.sample_prompts, config.sample_tokens
             self.sampler = Sampler(plan.encoder, plan.objective, texts, length, config.seed, device)
-        logbook = LogbookSettings.from_config(config, plan.schedule, plan.num_processes, plan.shape.flops_per_token())
-        self.logbook = Logbook(logbook, plan.reading, run.position, run.state, processes)
+        self.logbook = Logbook(plan, run.position, run.state, processes)
         if processes.is_first:
             stop.watch(TimeLimits(config, plan.checkpoint_bytes, lambda: self.logbook.seconds).look)
         resumed_from = checkpoint.folder_of(plan.run_dir, run.state.step) if run.state.step else None
@@ -101,8 +90,8 @@ class Trainer:
         self.saver = Saver(plan.run_dir, retention, run.engine, processes, resumed_from)
         self.guard = StepGuard(config.spike_sigmas, config.max_skipped_steps, run.state)
 
-    def train(self) -> bool:
-        """Train to the end; return False when somebody asked to stop before it.
+    def train(self) -> None:
+        """Train to the end, or to where somebody asks to stop.
 
         Raises:
             RunError: too many steps in a row had to be skipped, the processes no longer agree, or the disk would not
@@ -128,8 +117,7 @@ class Trainer:
             reason = self.stop.reason or ("its caller" if reached else "another process")
             processes.log(f"stopped by {reason} after step {self.state.step}, saved")
             if processes.is_first:
-                StopFile(self.run.plan.run_dir).delete()
-        return finished
+                (self.run.plan.run_dir / STOP_NAME).unlink(missing_ok=True)  # the request was obeyed
 
     def _train(self) -> bool:
         run, done = self.run, self.state.step
@@ -142,10 +130,8 @@ class Trainer:
             self._validate(done)
         self.logbook.log_stages(done, resumed=done > 0)
         self.stop.defer()
-        position, schedule = run.position, run.plan.schedule
-        with loading(
-            run.batches, lambda step: position.samples(step - 1), schedule.num_steps, run.processes.device
-        ) as loader:
+        schedule = run.plan.schedule
+        with contextlib.closing(run.loader(schedule.num_steps)) as loader:
             return train(
                 run.engine, run.processes, loader, schedule, self.guard, self.stop.poll, self.at_edge, done + 1
             )

@@ -7,6 +7,7 @@ written. They tell the speed, the kernels, and the memory at its peak, which no 
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from pathlib import Path
 
 import torch
@@ -14,10 +15,9 @@ import torch.distributed
 
 from zerokara.errors import RunError
 from zerokara.model import compilation
+from zerokara.model.shapes import ModelShape
 from zerokara.progress import count_text, seconds_text
-from zerokara.training.batch_loader import loading
 from zerokara.training.compute import devices
-from zerokara.training.compute.attention_kernel import attention_kernel
 from zerokara.training.guards import StepGuard
 from zerokara.training.loop import train_step
 from zerokara.training.planning.memory_forecast import MachineMemory
@@ -45,9 +45,9 @@ def run_trial(plan: RunPlan) -> None:
 
 def _steps(run: Run) -> tuple[float, float]:
     """Mean seconds of a step without the first, and the loss of the last."""
-    plan, position = run.plan, run.position
+    plan = run.plan
     guard, seconds, loss = StepGuard(plan.config.spike_sigmas, plan.config.max_skipped_steps), [], 0.0
-    with loading(run.batches, lambda step: position.samples(step - 1), NUM_STEPS, run.processes.device) as loader:
+    with closing(run.loader(NUM_STEPS)) as loader:
         for step in range(1, NUM_STEPS + 1):
             torch.distributed.barrier()
             learning_rate = plan.schedule.learning_rate(min(step, plan.schedule.num_steps))
@@ -66,6 +66,30 @@ def _log_kernels(run: Run) -> None:
     attention = attention_kernel(run.plan.shape, config.precision, config.intra_document_masking, run.processes.device)
     compiled = f"; layers not compiled ({reason})" if reason else ""
     run.processes.log(f"kernels: {attention}; {optimizer[config.optimizer]}{compiled}")
+
+
+def attention_kernel(shape: ModelShape, precision: str, intra_document_masking: bool, device: torch.device) -> str:
+    """Name the kernel that `scaled_dot_product_attention` takes in a training step, as torch reports it."""
+    has_bias = shape.traits.positions == "relative"
+    if device.type == "cpu":
+        plain = "plain operations, because of the learned relative position bias, and "
+        return f"attention by {plain if has_bias else ''}torch's flash kernel for CPUs"
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    size = (1, shape.num_attn_heads, shape.seq_len, shape.head_dim)
+    query = torch.empty(size, dtype=dtype, device=device)
+    pairs = (1, 1, shape.seq_len, shape.seq_len)
+    mask = torch.ones(pairs, dtype=torch.bool, device=device) if intra_document_masking else None
+    if has_bias:
+        mask = torch.zeros(pairs, dtype=dtype, device=device, requires_grad=True).expand(-1, size[1], -1, -1)
+    asked = torch.backends.cuda.SDPAParams(query, query, query, mask, 0.0, mask is None, False)
+    for name, can in (
+        ("FlashAttention", torch.backends.cuda.can_use_flash_attention),
+        ("cuDNN", torch.backends.cuda.can_use_cudnn_attention),
+        ("the memory-efficient kernel", torch.backends.cuda.can_use_efficient_attention),
+    ):
+        if can(asked, False):
+            return f"attention by {name}"
+    return "attention by plain operations, slow and with the matrix of all scores: no fused kernel takes this shape"
 
 
 def _log_result(run: Run, seconds: float, loss: float, available: MachineMemory) -> None:

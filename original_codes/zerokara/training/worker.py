@@ -1,22 +1,91 @@
-"""A training process: what it does with its plan, with failures of memory and connections explained."""
+"""A training process: what it does with its plan. If it runs out of memory or loses the others, it says why.
+
+torch tells a GPU's lack of memory by a class of its own, and a CPU's only by the text of a RuntimeError; the same holds
+for a lost connection between processes.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from zerokara.training import checkpoint_evaluation, out_of_memory
+import torch
+import torch.distributed
+
+from zerokara.errors import RunError
+from zerokara.training.compute import devices
+from zerokara.training.evaluation import evaluate_checkpoint
+from zerokara.training.planning.memory_forecast import MachineMemory, MemoryForecast
 from zerokara.training.planning.run_plan import RunPlan
-from zerokara.training.processes import joining
-from zerokara.training.trainer import train_plan
+from zerokara.training.processes import launcher
+from zerokara.training.trainer import open_trainer
 from zerokara.training.trial import run_trial
+
+_CPU_ALLOCATOR = "DefaultCPUAllocator: can't allocate memory"
+"""Source: torch 2.13, c10/core/impl/alloc_cpu.cpp."""
+_GLOO = ("gloo/transport", "gloo::", "Gloo")
+"""Where gloo's errors say that they come from."""
+
+
+class OutOfMemory(RunError):
+    """A training process needed more memory than there is."""
+
+    exit_code = launcher.OUT_OF_MEMORY
 
 
 def work(plan: RunPlan, is_trial: bool = False, evaluate: Path | None = None) -> None:
     """Train a plan; or only try a few steps, or evaluate a checkpoint."""
-    with out_of_memory.explained(plan, joining.local_device()):
+    with _explained(plan, devices.local_device()):
         if is_trial:
             run_trial(plan)
         elif evaluate is not None:
-            checkpoint_evaluation.evaluate(plan, evaluate)
+            evaluate_checkpoint(plan, evaluate)
         else:
-            train_plan(plan)
+            with open_trainer(plan) as trainer:
+                trainer.train()
+
+
+@contextmanager
+def _explained(plan: RunPlan, device: torch.device) -> Iterator[None]:
+    """Explain a lack of memory, or a lost connection.
+
+    Raises:
+        OutOfMemory: with the state by part, and the settings that would fit.
+        RunError: another process is gone, or did not answer in time.
+    """
+    forecast = plan.memory_forecast(MachineMemory.available(plan.num_processes, devices.gpu_memory(device)))
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise OutOfMemory(_out_of_memory_text(forecast, error)) from error
+    except RuntimeError as error:
+        if _CPU_ALLOCATOR in str(error):
+            raise OutOfMemory(_out_of_memory_text(forecast, error)) from error
+        if isinstance(error, torch.distributed.DistError) or any(mark in str(error) for mark in _GLOO):
+            raise RunError(_lost_connection_text(error)) from error
+        raise
+
+
+def _out_of_memory_text(forecast: MemoryForecast, error: BaseException) -> str:
+    layout, pools = forecast.layout, "; ".join(f"{pool.name} {pool.text}" for pool in forecast.pools)
+    message = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return (
+        f"out of memory in process {_rank()} of {layout.num_processes}, at micro_batch_size {layout.micro_batch_size}. "
+        f"At its start: {pools}. {forecast.advice()}. No checkpoint was touched: with one of these settings the next "
+        f"start resumes. (The system's message: {message})"
+    )
+
+
+def _lost_connection_text(error: BaseException) -> str:
+    message = str(error).strip().splitlines()[0]
+    return (
+        f"process {_rank()} lost the others, or waited too long for them: {message}. If another process has failed, "
+        "its message says why; if none has, see whether one was killed or the network is cut. The newest checkpoint is "
+        "whole: the next start resumes from it"
+    )
+
+
+def _rank() -> str:
+    return os.environ.get("RANK", "0")

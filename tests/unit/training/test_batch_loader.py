@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from zerokara.samples.objective import Batch
-from zerokara.training.batch_loader import BatchLoader, loading
+from zerokara.training.batch_loader import BatchLoader
 
 NUM_STEPS, MICRO_BATCHES = 4, 2
 
@@ -35,7 +36,7 @@ class CountedBatches:
 
 
 def loader_of(batches: Any, last_step: int = NUM_STEPS) -> BatchLoader:
-    return BatchLoader(batches, lambda step: (step - 1) * MICRO_BATCHES, last_step, pins_memory=False)
+    return BatchLoader(batches, lambda step: (step - 1) * MICRO_BATCHES, last_step, torch.device("cpu"))
 
 
 def test_each_step_gets_its_own_batches() -> None:
@@ -67,7 +68,7 @@ def test_a_failure_reaches_the_step_that_needs_the_batch() -> None:
                 raise OSError("the disk is gone")
             return super().at(consumed)
 
-    with loading(Failing(), lambda step: (step - 1) * MICRO_BATCHES, NUM_STEPS, torch.device("cpu")) as loader:  # type: ignore[arg-type]
+    with contextlib.closing(loader_of(Failing())) as loader:
         loader.take(1)
         loader.take(2)  # the third fails in the background meanwhile
         with pytest.raises(OSError, match="the disk is gone"):

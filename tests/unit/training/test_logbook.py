@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,10 +19,11 @@ from zerokara.samples.mixed_order import MixedStage
 from zerokara.samples.sources import TokenSource
 from zerokara.training.bad_samples import BadSample
 from zerokara.training.evaluation import Score, ValidationResult
-from zerokara.training.logbook import Logbook, LogbookSettings
+from zerokara.training.logbook import Logbook
 from zerokara.training.loop import StepRecord
 from zerokara.training.monitoring import metrics
 from zerokara.training.planning.position import Position
+from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.planning.schedule import Schedule
 from zerokara.training.processes.joining import Processes
 from zerokara.training.sampling import Sample
@@ -36,8 +38,8 @@ def logbook(run_dir: Path, state: TrainingState = START, rank: int = 0, mixed: b
     stages = (MixedStage((1, 3), None, "shuffle"),) if mixed else ()
     reading = DataPlan(run_dir / "train", SOURCES, causal(32), 1, "shuffle", stages)
     schedule = Schedule.from_config(config, config.lengths.raw, samples_per_epoch=160)
-    settings = LogbookSettings.from_config(config, schedule, num_processes=1, flops_per_token=1e6)
-    return Logbook(settings, reading, Position.resumed_from(state, 8, 32), state, Processes(torch.device("cpu"), rank))
+    plan = cast(RunPlan, SimpleNamespace(config=config, run_dir=run_dir, reading=reading, schedule=schedule))
+    return Logbook(plan, Position.resumed_from(state, 8, 32), state, Processes(torch.device("cpu"), rank))
 
 
 def record(step: int, loss: float, **more: Any) -> StepRecord:

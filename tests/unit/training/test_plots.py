@@ -9,10 +9,12 @@ from typing import Any
 
 import orjson
 import pytest
+from configs import config_of
 from matplotlib.figure import Figure
 
+from zerokara.config.pretrain_config import RESOLVED_NAME
+from zerokara.config.rendering import as_yaml
 from zerokara.training.monitoring import drawing, plots
-from zerokara.training.monitoring.curve_names import CurveNames
 from zerokara.training.monitoring.drawing import Drawing
 
 
@@ -58,12 +60,44 @@ def test_no_two_ticks_of_an_axis_have_the_same_label() -> None:
         with plots.matplotlib.rc_context(plots._STYLE):
             figure = Figure()
             axes = figure.subplots()
-            plots._fill(axes, panel, part, CurveNames())
+            plots._fill(axes, panel, part, {})
             figure.draw_without_rendering()
         for axis in (axes.xaxis, axes.yaxis):
             labels = [label.get_text() for label in axis.get_ticklabels()]
             assert len(labels) > 3 and len(set(labels)) == len(labels)
             assert not axis.get_offset_text().get_text(), "a label is only part of its number"
+
+
+def names_of(run_dir: Path, **settings: Any) -> dict[str, list[str]]:
+    (run_dir / RESOLVED_NAME).write_text(as_yaml(config_of(**settings)), encoding="utf-8")
+    return plots.curve_names(run_dir)
+
+
+def test_a_source_is_called_by_its_file_and_those_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    entries = ("a/text.jsonl", "hf://datasets/owner/books@v1", "b/text.jsonl", "x" * 40)
+    names = names_of(tmp_path, input_jsonl=entries)
+    assert names["source_tokens"] == ["1 text.jsonl", "books@v1", "3 text.jsonl", "x" * 27 + "…"]
+    assert names["valid_bits_per_byte_by_source"] == names["source_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "layers"),
+    [
+        ({"architecture": "qwen3_moe", "num_layers": 6, "moe_layers": (1, 3, 5)}, ["layer 1", "layer 3", "layer 5"]),
+        ({"architecture": "switch", "num_layers": 2}, ["encoder layer 1", "decoder layer 1"]),
+        ({"architecture": "llama"}, []),
+    ],
+)
+def test_a_layer_with_experts_has_its_number(tmp_path: Path, settings: dict[str, Any], layers: list[str]) -> None:
+    assert names_of(tmp_path, **settings)["expert_load"] == layers
+
+
+def test_without_a_readable_configuration_curves_are_numbered(tmp_path: Path) -> None:
+    assert plots.curve_names(tmp_path) == {}
+    (tmp_path / RESOLVED_NAME).write_text("num_layers: [", encoding="utf-8")
+    assert plots.curve_names(tmp_path) == {}
+    lines = [{"tokens": 5, "expert_load": [1.5, 2.0]}]
+    assert [name for name, _ in plots._lists(lines, "expert_load", {"expert_load": ["layer 1"]})] == ["layer 1", "2"]
 
 
 @pytest.mark.parametrize(

@@ -56,8 +56,7 @@ def test_equal_runs_are_proved(
     resume_proof.prove(plan, 2)
     told = capsys.readouterr().out
     assert "        3    2.00000000    2.00000000  0.0e+00\n" in told
-    assert "  weights  10 numbers, equal bit for bit\n" in told
-    assert "resume is proved: equal bit for bit" in told
+    assert told.count("bit for bit") == 3, "weights, optimizer, and what they come to"
     assert not plan.run_dir.exists() and not plan.run_dir.with_name("run.verify-resume").exists()
 
 
@@ -67,7 +66,7 @@ def test_one_process_on_a_cpu_must_give_equal_bits(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(resume_proof, "_train", training(change, {**LOSSES, 4: loss}))
-    with pytest.raises(RunError, match="must give equal bits"):
+    with pytest.raises(RunError, match="NOT exact"):
         resume_proof.prove(plan, 2)
     assert not plan.run_dir.with_name("run.verify-resume").exists()
 
@@ -85,11 +84,10 @@ def test_several_processes_are_given_a_tolerance_that_is_told(
     object.__setattr__(plan, "num_processes", 2)
     if proved:
         resume_proof.prove(plan, 2)
-        assert (
-            "equal but for the last digits (losses within 0.0001, state within 0.1; several" in capsys.readouterr().out
-        )
+        told = capsys.readouterr().out
+        assert "proved" in told and "0.0001" in told and "0.1;" in told
     else:
-        with pytest.raises(RunError, match="more than the order of additions explains"):
+        with pytest.raises(RunError, match="NOT exact"):
             resume_proof.prove(plan, 2)
 
 
@@ -98,14 +96,15 @@ def test_a_proof_deletes_only_what_a_proof_left(plan: RunPlan, monkeypatch: pyte
     folder = plan.run_dir.with_name("run.verify-resume")
     folder.mkdir()
     (folder / "notes.txt").touch()
-    with pytest.raises(UserError, match="holds files that no proof left there"):
+    with pytest.raises(UserError) as caught:
         resume_proof.prove(plan, 2)
+    assert caught.value.faults[0].where == str(folder)
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
     (folder / "notes.txt").unlink()
     # Of a proof that was killed: its lock, and what it had trained.
     (folder / resume_proof.LOCK_NAME).touch()
     (folder / "resumed").mkdir()
-    with file_lock.held(folder / resume_proof.LOCK_NAME), pytest.raises(UserError, match="is proving resume here"):
+    with file_lock.held(folder / resume_proof.LOCK_NAME), pytest.raises(UserError):
         resume_proof.prove(plan, 2)
     assert (folder / "resumed").is_dir()
     (folder / resume_proof.LOCK_NAME).touch()
@@ -116,13 +115,11 @@ def test_a_proof_deletes_only_what_a_proof_left(plan: RunPlan, monkeypatch: pyte
 def test_a_run_that_is_too_short_is_told(plan: RunPlan) -> None:
     with pytest.raises(UserError) as caught:
         resume_proof.prove(plan, 11)
-    assert str(caught.value) == (
-        "--verify-resume: 11: a proof of 2 × 11 steps needs a run of as many; this one has 20; at most "
-        "--verify-resume 10 fits"
-    )
+    (fault,) = caught.value.faults
+    assert (fault.where, fault.value) == ("--verify-resume", 11) and "20" in fault.rule and "10" in fault.remedy
 
 
 def test_a_training_that_fails_proves_nothing(plan: RunPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resume_proof.launcher, "launch", lambda *_: 1)
-    with pytest.raises(RunError, match="exit code 1, so nothing is proved"):
+    with pytest.raises(RunError, match="exit code 1"):
         resume_proof.prove(plan, 2)

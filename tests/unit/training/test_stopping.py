@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from zerokara.training.processes.stopping import StopFile, StopRequest
+from zerokara.training.processes.stopping import StopRequest
 
 
 @pytest.fixture
@@ -45,12 +45,10 @@ def test_ctrl_c_is_called_by_its_name(listening: StopRequest) -> None:
 
 
 def test_a_file_and_other_reasons(tmp_path: Path) -> None:
-    stop, file = StopRequest(), StopFile(tmp_path)
-    stop.watch(file.reason)
+    stop, file = StopRequest(), tmp_path / "STOP"
+    file.touch()  # meant for an earlier start
+    stop.watch_file(file)
+    assert not file.exists() and not stop.poll()
+    file.touch()
     stop.watch(lambda: "max_hours")
-    (tmp_path / "STOP").touch()
-    assert stop.poll() and str(tmp_path / "STOP") in stop.reason
-    file.delete()
-    file.delete()
-    assert not (tmp_path / "STOP").exists() and not file.reason()
-    assert stop.reason.endswith("STOP")  # the first reason stays
+    assert stop.poll() and stop.reason == f"the file {file}"  # the first reason stays

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 from configs import config_of
 
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.training.monitoring import metrics, weights_and_biases
 from zerokara.training.monitoring.metrics import Recorder
-from zerokara.training.monitoring.weights_and_biases import WandbSettings, WeightsAndBiases
+from zerokara.training.monitoring.weights_and_biases import WeightsAndBiases
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 HOST = "the-name-of-this-machine"
@@ -34,9 +35,9 @@ def fresh_library() -> Iterator[None]:
     wandb.teardown()
 
 
-def wandb_settings(mode: str, folder: Path) -> WandbSettings:
+def settings_in(folder: Path, mode: str) -> PretrainConfig:
     """Settings of a run all of whose paths lie in `folder`."""
-    config = config_of(
+    return config_of(
         wandb=mode,
         sample_prompts=["and/or"],
         stages=[{"tokens": 100, "source_weights": [1]}],
@@ -46,11 +47,10 @@ def wandb_settings(mode: str, folder: Path) -> WandbSettings:
         output_model_dir=folder,
         input_tokenizer_file=folder / "t.model",
     )
-    return WandbSettings.from_config(config)
 
 
 def open_recorder(run_dir: Path, mode: str, resumed_step: int, messages: list[str]) -> Recorder:
-    settings = wandb_settings(mode, run_dir)
+    settings = settings_in(run_dir, mode)
     watchers = {"wandb": lambda: WeightsAndBiases(run_dir, settings, messages.append)}
     return Recorder(run_dir, resumed_step, watchers, messages.append)
 

@@ -6,7 +6,7 @@ No deepspeed here: the template is checked before anything heavy is loaded.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,12 @@ from zerokara.config import plain_yaml
 from zerokara.config.training_settings import TrainingSettings
 from zerokara.errors import Fault, UserError
 
+_OFFLOADED: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "optimizer": ("offload_optimizer",),
+    "all": ("offload_optimizer", "offload_param"),
+}
+"""What DeepSpeed keeps on the CPU, by our setting `offload`."""
 _OWNED = {
     "train_batch_size": "global_batch_size",
     "train_micro_batch_size_per_gpu": "micro_batch_size",
@@ -47,7 +53,10 @@ def settings_for(config: TrainingSettings, num_processes: int, template: dict[st
         "train_micro_batch_size_per_gpu": config.micro_batch,
         "gradient_accumulation_steps": config.global_batch_size // (config.micro_batch * num_processes),
         "gradient_clipping": config.gradient_clipping,
-        "zero_optimization": {"stage": config.zero_stage, **_offload(config)},
+        "zero_optimization": {
+            "stage": config.zero_stage,
+            **{part: {"device": "cpu"} for part in _OFFLOADED[config.offload]},
+        },
         "bf16": {"enabled": bf16},
         # Our optimizer is torch's fused AdamW, which DeepSpeed has on no list; it is tested in tests/numerics. So it is
         # under offload, on the CPU: DeepSpeedCPUAdam would be compiled while the run waits.
@@ -59,15 +68,6 @@ def settings_for(config: TrainingSettings, num_processes: int, template: dict[st
         # Adding micro batches up in bf16 would round each time, and make accumulation change the result.
         owned["data_types"] = {"grad_accum_dtype": "fp32"}
     return _merged(template, owned)
-
-
-def _offload(config: TrainingSettings) -> dict[str, Any]:
-    parts: dict[str, tuple[str, ...]] = {
-        "none": (),
-        "optimizer": ("offload_optimizer",),
-        "all": ("offload_optimizer", "offload_param"),
-    }
-    return {part: {"device": "cpu"} for part in parts[config.offload]}
 
 
 def load_template(path: Path) -> dict[str, Any]:
@@ -85,37 +85,29 @@ def load_template(path: Path) -> dict[str, Any]:
         raise UserError(Fault(where=f"{path}:{error.lineno}", rule=f"is not JSON: {error.msg}")) from error
     if not isinstance(template, dict):
         raise UserError(Fault(where=str(path), rule="must hold one JSON object"))
-    if _levels(template) > plain_yaml.MAX_LEVELS:
-        rule = f"has objects in more than {plain_yaml.MAX_LEVELS} levels, as no template has"
-        raise UserError(Fault(where=str(path), rule=rule))
     faults = [
         Fault(
             where=f"{path}:{_line_of(text, key)}",
             key=key,
             value=value,
-            rule=f"belongs to config.yaml ({_OWNED[key]})",
+            rule=f"belongs to config.yaml ({setting})",
             remedy="remove it here",
         )
-        for key, value in _flat(template)
-        if key in _OWNED
+        for key, setting in _OWNED.items()
+        for value in _at(template, key.split("."))
     ]
     if faults:
         raise UserError(faults)
     return template
 
 
-def _levels(template: dict[str, Any]) -> int:
-    levels, here = 0, [template]
-    while here:
-        levels, here = levels + 1, [value for each in here for value in each.values() if isinstance(value, dict)]
-    return levels
-
-
-def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in settings.items():
-        yield prefix + key, value
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
+def _at(settings: Any, keys: Sequence[str]) -> list[Any]:
+    """The value at a path of keys, in a list that is empty where there is none."""
+    for key in keys:
+        if not isinstance(settings, dict) or key not in settings:
+            return []
+        settings = settings[key]
+    return [settings]
 
 
 def _line_of(text: str, key: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import resource
 
@@ -52,8 +53,9 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Source: glibc's malloc.h."""
 
 
-def local_device(local_rank: int) -> torch.device:
-    """The device of a training process."""
+def local_device() -> torch.device:
+    """The device of this process, by LOCAL_RANK."""
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     return torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
 
 

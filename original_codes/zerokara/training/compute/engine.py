@@ -1,15 +1,15 @@
 """A model in training: gradient accumulation, updates, and the whole training state in and out, by parameter name.
 
-In: a model with fp32 weights, and an updater (`updater`: the contract and its two implementations). Out: gradients of
-the mean loss over the global batch, updates of the weights, and the training state *by parameter name, unsharded, in
-fp32*, whatever the optimizer, the ZeRO stage and the number of processes are. So a checkpoint knows nothing of these,
-and a run resumes with another stage or another number of processes.
+In: a model with fp32 weights. Out: gradients of the mean loss over the global batch, updates of the weights, and the
+training state *by parameter name, unsharded, in fp32*, whatever the optimizer, the ZeRO stage and the number of
+processes are. So a checkpoint knows nothing of these, and a run resumes with another stage or another number of
+processes. `updater` says which of the two implementations serves a run.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,30 +17,26 @@ from torch import Tensor
 from zerokara.config.training_settings import TrainingSettings
 from zerokara.model.builder import Model
 from zerokara.training.compute import optimizers
-from zerokara.training.compute.replicated_updater import ReplicatedUpdater
-from zerokara.training.compute.updater import Updater, UpdaterName
 
 
-class Engine:
-    """A model and what updates it."""
+class Engine(ABC):
+    """Holds the weights of this process (its shard, where tensor parallelism cuts them) and updates them.
 
-    def __init__(self, model: Model, updater: Updater, optimizer: str):
-        """Wrap a model that `updater` has taken over; `optimizer` is the setting, which names the state's keys."""
-        self._updater, self._optimizer, self._sharding = updater, optimizer, model.sharding
-        # ZeRO 3 empties a parameter at rest, and remembers its shape.
-        self._shapes = {
-            name: tuple(getattr(parameter, "ds_shape", parameter.shape)) for name, parameter in model.named_parameters()
-        }
+    One step is: `accumulate` for each micro batch, `finish_micro_batch` between two of them, then `update` or
+    `discard`. Gradients are accumulated in fp32 and summed over the data-parallel ranks; they are never averaged.
+    """
 
-    @property
-    def module(self) -> torch.nn.Module:
-        """The wrapped model, to be called for evaluation; under ZeRO 3 every process must take part."""
-        return self._updater.module
+    module: torch.nn.Module
+    """The model, to be called for evaluation; under ZeRO 3 every process must take part."""
+
+    def __init__(self, model: Model, config: TrainingSettings):
+        self._config, self._sharding = config, model.sharding
+        self._shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
     @property
+    @abstractmethod
     def num_updates(self) -> int:
         """Updates made, those of earlier starts included; skipped steps do not count."""
-        return self._updater.num_updates
 
     def accumulate(self, batch: Sequence[Tensor], global_tokens: float) -> Tensor:
         """Run forward and backward on one micro batch (the model's arguments, with labels); return its summed nats.
@@ -48,24 +44,27 @@ class Engine:
         `global_tokens` is the number of predicted tokens in the global batch, over all processes and micro batches: the
         gradient becomes that of the mean over these tokens.
         """
-        nats: Tensor = self._updater.module(*batch)
-        self._updater.backward(nats / global_tokens)
+        nats: Tensor = self.module(*batch)
+        self._backward(nats / global_tokens)
         return nats.detach()
 
-    def finish_micro_batch(self) -> None:
-        """End a micro batch that is not the last of its step."""
-        self._updater.finish_micro_batch()
+    def _backward(self, loss: Tensor) -> None:
+        """Accumulate the gradient of `loss`."""
+        loss.backward()
 
+    def finish_micro_batch(self) -> None:  # noqa: B027  # not every engine has something to do
+        """End a micro batch that is not the last of its step."""
+
+    @abstractmethod
     def update(self, learning_rate: float) -> float:
-        """Clip, update the weights, clear the gradients; return the gradient norm before clipping.
+        """Sum over ranks, clip, update the weights, clear the gradients; return the gradient norm before clipping.
 
         If the norm is not finite nothing is changed, as by `discard`.
         """
-        return self._updater.update(learning_rate)
 
+    @abstractmethod
     def discard(self) -> None:
         """Skip this step's update: drop its gradients; weights, moments and counts stay as they are."""
-        self._updater.discard()
 
     def load_state(self, weights: dict[str, Tensor], moments: dict[str, Tensor], num_updates: int) -> None:
         """Set the fp32 weights by parameter name, and the optimizer state by ``<parameter>.<key>`` or none of it.
@@ -74,10 +73,10 @@ class Engine:
         """
         assert moments or not num_updates, "an optimizer without its state has made no updates"
         for name in self._shapes:
-            self._updater.write(name, None, self._sharding.local(name, weights[name]))
+            self._write(name, None, self._sharding.local(name, weights[name]))
             for key in self._keys(name) if moments else ():
-                self._updater.write(name, key, self._sharding.local(name, moments[f"{name}.{key}"]))
-        self._updater.written(num_updates)
+                self._write(name, key, self._sharding.local(name, moments[f"{name}.{key}"]))
+        self._take_up_written(num_updates)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the fp32 master weights by parameter name, unsharded; every process must read them all.
@@ -85,29 +84,28 @@ class Engine:
         A tensor may be the training's own, on its device: copy it before asking for the next.
         """
         for name in self._shapes:
-            yield name, self._sharding.gathered(name, self._updater.read(name, None))
+            yield name, self._sharding.gathered(name, self._read(name, None))
 
     def moments(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the optimizer state as ``<parameter>.<key>`` (`optimizers.state_shapes`); as `weights`."""
         for name in self._shapes:
             for key in self._keys(name):
-                yield f"{name}.{key}", self._sharding.gathered(name, self._updater.read(name, key))
+                yield f"{name}.{key}", self._sharding.gathered(name, self._read(name, key))
 
     def _keys(self, name: str) -> list[str]:
-        return list(optimizers.state_shapes(self._optimizer, name, self._shapes[name]))
+        return list(optimizers.state_shapes(self._config.optimizer, name, self._shapes[name]))
 
+    @abstractmethod
+    def _read(self, name: str, key: str | None) -> Tensor:
+        """Return the optimizer state `key` of a parameter, or with None its fp32 master weights.
 
-def open_engine(
-    model: Model, config: TrainingSettings, updater: UpdaterName, data_parallel_size: int, template: dict[str, Any]
-) -> Engine:
-    """Hand `model`, whose weights must be fp32, to an updater; its weights become the master weights unrounded."""
-    chosen: Updater
-    if updater == "zero":
-        from zerokara.training.compute.zero_updater import ZeroUpdater  # DeepSpeed takes seconds to import
+        Every process must ask, and every process gets it. It may be the training's own tensor: copy it to keep it.
+        """
 
-        chosen = ZeroUpdater(model, config, data_parallel_size, template)
-    else:
-        chosen = ReplicatedUpdater(model, config)
-    dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
-    assert all(parameter.dtype == dtype for parameter in model.parameters()), f"weights are not {dtype}"
-    return Engine(model, chosen, config.optimizer)
+    @abstractmethod
+    def _write(self, name: str, key: str | None, value: Tensor) -> None:
+        """Set what `_read` returns, from a value that every process has; call `_take_up_written` at the end."""
+
+    @abstractmethod
+    def _take_up_written(self, num_updates: int) -> None:
+        """Take up what was written, as the state after `num_updates` updates."""

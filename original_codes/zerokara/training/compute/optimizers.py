@@ -16,10 +16,8 @@ bytes a parameter, the weights of the computation (2 in bf16, 4 in fp32), the gr
 master weights (4). Adafactor's state is next to nothing: 10 bytes in bf16 where AdamW has 18. At stage 1, each of N
 processes holds 1/N of the state and of bf16's master weights (Adafactor: 6 + 4/N), and all of the rest.
 
-Why not everywhere: from stage 1 on DeepSpeed (0.19.8) flattens the parameters of a group and partitions that evenly, at
-any place, so that no matrix keeps its rows and columns; Adafactor and Muon need them. They run under
-`replicated_updater`, where at stage 1 every tensor belongs to one process, unpartitioned. Tensor parallelism and
-DeepSpeed's offload partition matrices too.
+Adafactor and Muon need whole matrices, with their rows and columns: DeepSpeed's ZeRO and offload, and tensor
+parallelism, cut them (`updater`).
 
 The relative position bias learns `relative_attention_lr_multiplier` times as fast as the rest, without weight decay: a
 weight of a matrix is some hundredths, a bias grows to several units.
@@ -79,6 +77,18 @@ def state_bytes(optimizer: str, shape: ModelShape) -> int:
 def checkpoint_bytes(optimizer: str, shape: ModelShape) -> int:
     """Size of a checkpoint: the fp32 weights and the optimizer state."""
     return 4 * shape.num_parameters() + state_bytes(optimizer, shape)
+
+
+def owners_of(sizes: Mapping[str, int], num_owners: int) -> dict[str, int]:
+    """Where stage 1 shards by whole tensors: the owner (0 to `num_owners` - 1) of each tensor.
+
+    The largest first, to whoever has least.
+    """
+    owners, loads = dict.fromkeys(sizes, 0), [0] * num_owners
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        owners[name] = least = loads.index(min(loads))
+        loads[least] += sizes[name]
+    return owners
 
 
 ParameterKind = Literal["matrix", "vector", "relative_position_bias"]

@@ -10,8 +10,7 @@ The price, beside DeepSpeed's ZeRO: the all-reduce of the gradients does not ove
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.distributed
@@ -22,23 +21,29 @@ from zerokara.config.training_settings import TrainingSettings
 from zerokara.model import parallel
 from zerokara.model.builder import Model
 from zerokara.training.compute import devices, optimizers, torch_optimizers
-from zerokara.training.compute.ownership import owners_of
+from zerokara.training.compute.engine import Engine
 
 CHUNK = 2**26
 """Numbers in one all-reduce: gloo needs as much memory again."""
 
 
-class ReplicatedUpdater:
-    """An `updater.Updater` that shards no tensor."""
+class ReplicatedUpdater(Engine):
+    """An engine that shards no tensor."""
+
+    num_updates = 0
 
     def __init__(self, model: Model, config: TrainingSettings):
         """Take over `model`, whose weights must be fp32: in bf16 their owners keep them as master weights."""
-        device = devices.local_device(int(os.environ.get("LOCAL_RANK", "0")))
+        super().__init__(model, config)
+        device = devices.local_device()
         model.to(device)
         self.module = model
-        self._config = config
         self._group, self._rank = parallel.data_group(), parallel.data_rank()
-        self._owners = self._owners_of(model, parallel.data_size() if config.zero_stage else 1)
+        sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+        self._owners: Mapping[str, int | None] = dict.fromkeys(sizes)
+        """The rank that owns each tensor; None where every rank owns all."""
+        if config.zero_stage and parallel.data_size() > 1:
+            self._owners = optimizers.owners_of(sizes, parallel.data_size())
         in_bf16 = config.precision == "bf16"
         self._masters = {
             name: parameter.detach().clone() if in_bf16 else parameter
@@ -51,17 +56,8 @@ class ReplicatedUpdater:
         self._gradients = self._make_gradients(device)
         self._optimizers = torch_optimizers.build(config, self._masters, model.shape)
         torch_optimizers.make_state(config.optimizer, self._optimizers, self._masters)
-        self.num_updates = 0
-
-    def backward(self, loss: Tensor) -> None:
-        """See `Updater.backward`."""
-        loss.backward()
-
-    def finish_micro_batch(self) -> None:
-        """See `Updater.finish_micro_batch`; there is nothing to do."""
 
     def update(self, learning_rate: float) -> float:
-        """See `Updater.update`."""
         for chunk in self._flat.split(CHUNK):
             torch.distributed.all_reduce(chunk, group=self._group)
         norm = self._norm()
@@ -77,27 +73,25 @@ class ReplicatedUpdater:
         return norm.item()
 
     def discard(self) -> None:
-        """See `Updater.discard`."""
         self._flat.zero_()
 
-    def read(self, name: str, key: str | None) -> Tensor:
-        """See `Updater.read`."""
+    def _read(self, name: str, key: str | None) -> Tensor:
         local = self._at(name, key) if self._is_mine(name) else None
         if self._owners[name] is None:
             assert local is not None
             return local
         if local is None:
-            local = torch.empty(self._shape(name, key), dtype=torch.float32, device=self._flat.device)
+            shape = self._shapes[name]
+            shape = shape if key is None else optimizers.state_shapes(self._config.optimizer, name, shape)[key]
+            local = torch.empty(shape, dtype=torch.float32, device=self._flat.device)
         torch.distributed.broadcast(local, group=self._group, group_src=self._owners[name])
         return local
 
-    def write(self, name: str, key: str | None, value: Tensor) -> None:
-        """See `Updater.write`."""
+    def _write(self, name: str, key: str | None, value: Tensor) -> None:
         if self._is_mine(name):
             self._at(name, key).copy_(value)
 
-    def written(self, num_updates: int) -> None:
-        """See `Updater.written`."""
+    def _take_up_written(self, num_updates: int) -> None:
         self.num_updates = num_updates
         torch_optimizers.set_count(self._optimizers, num_updates)
         self._broadcast_weights()
@@ -112,16 +106,6 @@ class ReplicatedUpdater:
         rule = optimizers.algorithm_of(self._config.optimizer, name, tuple(master.shape))
         tensor: Tensor = self._optimizers[rule].state[master][key]
         return tensor
-
-    def _shape(self, name: str, key: str | None) -> tuple[int, ...]:
-        shape = tuple(self._weights[name].shape)
-        return shape if key is None else optimizers.state_shapes(self._config.optimizer, name, shape)[key]
-
-    @staticmethod
-    def _owners_of(model: Model, num_owners: int) -> dict[str, int | None]:
-        """The rank that owns each tensor; None where every rank owns all."""
-        sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-        return dict(owners_of(sizes, num_owners)) if num_owners > 1 else dict.fromkeys(sizes)
 
     def _make_gradients(self, device: torch.device) -> dict[str, Tensor]:
         """One flat buffer in fp32, and each parameter's part of it."""
@@ -141,11 +125,10 @@ class ReplicatedUpdater:
 
     def _norm(self) -> Tensor:
         """The gradient norm over all parameters; what tensor-parallel ranks replicate counts once."""
-        is_replicated = self.module.sharding.is_replicated
         counted = [
             gradient
             for name, gradient in self._gradients.items()
-            if parallel.tensor_rank() == 0 or not is_replicated(name)
+            if parallel.tensor_rank() == 0 or not self._sharding.is_replicated(name)
         ]
         norm = get_total_norm(counted)
         if parallel.tensor_size() == 1:

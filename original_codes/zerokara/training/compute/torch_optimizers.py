@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ def build(
     for group in optimizers.parameter_groups(config, parameters):
         entry = {"params": [tensors[name] for name in group.names], "weight_decay": group.weight_decay}
         groups.setdefault(group.algorithm, []).append({**entry, "lr_scale": group.lr_scale})
-    return {algorithm: _BUILDERS[algorithm](config, entries, tensors, shape) for algorithm, entries in groups.items()}
+    return {algorithm: _optimizer(algorithm, config, each, tensors, shape) for algorithm, each in groups.items()}
 
 
 def make_state(optimizer: str, made: Mapping[Algorithm, torch.optim.Optimizer], tensors: Mapping[str, Tensor]) -> None:
@@ -64,43 +64,32 @@ def set_count(made: Mapping[Algorithm, torch.optim.Optimizer], num_updates: int)
                 state["step"].fill_(num_updates)
 
 
-def _adamw(
-    config: TrainingSettings, groups: list[dict[str, Any]], tensors: Mapping[str, Tensor], shape: ModelShape
+def _optimizer(
+    algorithm: Algorithm,
+    config: TrainingSettings,
+    groups: list[dict[str, Any]],
+    tensors: Mapping[str, Tensor],
+    shape: ModelShape,
 ) -> torch.optim.Optimizer:
-    betas = config.adam_beta1, config.adam_beta2
-    return torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.adam_epsilon, fused=True)
+    if algorithm == "adamw":
+        betas = config.adam_beta1, config.adam_beta2
+        return torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.adam_epsilon, fused=True)
+    if algorithm == "adafactor":
+        from transformers.optimization import Adafactor  # half a second that only its users should wait for
 
-
-def _adafactor(
-    config: TrainingSettings, groups: list[dict[str, Any]], tensors: Mapping[str, Tensor], shape: ModelShape
-) -> torch.optim.Optimizer:
-    from transformers.optimization import Adafactor  # half a second that only its users should wait for
-
-    return Adafactor(
-        groups,
-        lr=config.lr,
-        eps=ADAFACTOR_EPSILONS,
-        clip_threshold=ADAFACTOR_CLIPPING,
-        decay_rate=ADAFACTOR_DECAY,
-        beta1=None,
-        scale_parameter=True,
-        relative_step=False,
-    )
-
-
-def _muon(
-    config: TrainingSettings, groups: list[dict[str, Any]], tensors: Mapping[str, Tensor], shape: ModelShape
-) -> torch.optim.Optimizer:
+        return Adafactor(
+            groups,
+            lr=config.lr,
+            eps=ADAFACTOR_EPSILONS,
+            clip_threshold=ADAFACTOR_CLIPPING,
+            decay_rate=ADAFACTOR_DECAY,
+            beta1=None,
+            scale_parameter=True,
+            relative_step=False,
+        )
     blocks = {
         tensor: [torch.from_numpy(rows).to(tensor.device) for rows in row_blocks(name, shape)]
         for name, tensor in tensors.items()
     }
     dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
     return Muon(groups, config.lr, config.muon_momentum, config.weight_decay, blocks, dtype)
-
-
-_BUILDERS: dict[Algorithm, Callable[..., torch.optim.Optimizer]] = {
-    "adamw": _adamw,
-    "adafactor": _adafactor,
-    "muon": _muon,
-}

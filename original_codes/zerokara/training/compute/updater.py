@@ -1,4 +1,4 @@
-"""The contract between the training step and what updates the weights, and which of its two implementations serves.
+"""Which of the two implementations of `engine.Engine` updates the weights of a run.
 
 =====================  ==========================================================  ===================================
 updater                serves                                                      sharded over data-parallel ranks
@@ -20,11 +20,13 @@ Without torch on import: the plan names the updater before anything heavy is imp
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
+
+from zerokara.config.training_settings import TrainingSettings
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+    from zerokara.model.builder import Model
+    from zerokara.training.compute.engine import Engine
 
 UpdaterName = Literal["replicated", "zero"]
 
@@ -51,42 +53,14 @@ def plan_lines(
         yield f"so {template_name} has no effect on this run ({', '.join(template)})"
 
 
-class Updater(Protocol):
-    """Holds the weights of this process (its shard, where tensor parallelism cuts them) and updates them.
+def open_engine(
+    model: Model, config: TrainingSettings, updater: UpdaterName, data_parallel_size: int, template: dict[str, Any]
+) -> Engine:
+    """Hand `model`, whose weights must be fp32, to an updater; its weights become the master weights unrounded."""
+    if updater == "replicated":
+        from zerokara.training.compute.replicated_updater import ReplicatedUpdater
 
-    One step is: `backward` for each micro batch, `finish_micro_batch` between two of them, then `update` or `discard`.
-    Gradients are accumulated in fp32 and summed over the data-parallel ranks; they are never averaged.
-    The state goes in and out unsharded, in fp32, by parameter name.
-    """
+        return ReplicatedUpdater(model, config)
+    from zerokara.training.compute.zero_updater import ZeroUpdater  # DeepSpeed takes seconds to import
 
-    @property
-    def module(self) -> torch.nn.Module:
-        """The model, to be called; under ZeRO 3 every process must take part."""
-
-    @property
-    def num_updates(self) -> int:
-        """Updates made, those of earlier starts included; skipped steps do not count."""
-
-    def backward(self, loss: Tensor) -> None:
-        """Accumulate the gradient of `loss`."""
-
-    def finish_micro_batch(self) -> None:
-        """End a micro batch that is not the last of its step."""
-
-    def update(self, learning_rate: float) -> float:
-        """Sum over ranks, clip, update, clear; return the norm before clipping. If it is not finite nothing changes."""
-
-    def discard(self) -> None:
-        """Drop the gradients of this step; weights, moments and counts stay as they are."""
-
-    def read(self, name: str, key: str | None) -> Tensor:
-        """Return the optimizer state `key` of a parameter, or with None its fp32 master weights.
-
-        Every process must ask, and every process gets it. It may be the training's own tensor: copy it to keep it.
-        """
-
-    def write(self, name: str, key: str | None, value: Tensor) -> None:
-        """Set what `read` returns, from a value that every process has; call `written` at the end."""
-
-    def written(self, num_updates: int) -> None:
-        """Take up what was written, as the state after `num_updates` updates."""
+    return ZeroUpdater(model, config, data_parallel_size, template)

@@ -1,4 +1,4 @@
-"""AdamW under DeepSpeed's ZeRO (0.19.8), stages 1 to 3: the second implementation of `updater.Updater`.
+"""AdamW under DeepSpeed's ZeRO (0.19.8), stages 1 to 3: the second implementation of `engine.Engine`.
 
 The only file but the launcher's that names deepspeed, and imported only where the plan says that ZeRO updates the
 weights. Source of the access to the state: deepspeed/utils/tensor_fragment.py (`safe_get_full_fp32_param` and its
@@ -30,13 +30,15 @@ from zerokara.model import parallel
 from zerokara.model.builder import Model
 from zerokara.training.compute import torch_optimizers
 from zerokara.training.compute.deepspeed_settings import settings_for
+from zerokara.training.compute.engine import Engine
 
 
-class ZeroUpdater:
-    """An `Updater`: AdamW, its state (gradients, weights) sharded over the data-parallel ranks by DeepSpeed's ZeRO."""
+class ZeroUpdater(Engine):
+    """An engine: AdamW, its state (gradients, weights) sharded over the data-parallel ranks by DeepSpeed's ZeRO."""
 
     def __init__(self, model: Model, config: TrainingSettings, data_parallel_size: int, template: dict[str, Any]):
         """Take over `model`, whose weights must be fp32; the process groups must exist."""
+        super().__init__(model, config)
         _attach_to_process_groups()
         # DeepSpeed divides by the number of micro batches and averages over the processes; this undoes both.
         self._gradient_scale = config.global_batch_size // config.micro_batch
@@ -62,24 +64,22 @@ class ZeroUpdater:
             self._wrapper._lazy_init_hp_params_optimizer_state()
         # DeepSpeed makes its master weights from the rounded ones; give back what rounding took.
         for name, weight in initial.items():
-            self.write(name, None, weight)
-        self.written(num_updates=0)
+            self._write(name, None, weight)
+        self._take_up_written(num_updates=0)
 
     @property
     def num_updates(self) -> int:
-        """See `Updater.num_updates`; AdamW counts them."""
+        """AdamW counts them; see `Engine.num_updates`."""
         return int(next(iter(self._adam.state.values()))["step"])
 
-    def backward(self, loss: Tensor) -> None:
-        """See `Updater.backward`."""
+    def _backward(self, loss: Tensor) -> None:
         self._deepspeed.backward(loss * self._gradient_scale)
 
     def finish_micro_batch(self) -> None:
-        """See `Updater.finish_micro_batch`."""
         self._deepspeed.step()
 
     def update(self, learning_rate: float) -> float:
-        """See `Updater.update`; DeepSpeed itself skips a step whose norm is not finite."""
+        """DeepSpeed itself skips a step whose norm is not finite; see `Engine.update`."""
         torch_optimizers.set_learning_rate(self._deepspeed.optimizer.param_groups, learning_rate)
         self._deepspeed.step()
         norm = float(self._deepspeed.get_global_grad_norm())
@@ -88,7 +88,6 @@ class ZeroUpdater:
         return norm
 
     def discard(self) -> None:
-        """See `Updater.discard`."""
         # Each wrapper drops a step whose norm is invalid, in all processes alike: so report this one as invalid.
         invalid = torch.tensor(math.inf)
         answers: dict[str, Any] = {
@@ -104,16 +103,13 @@ class ZeroUpdater:
             delattr(self._wrapper, method)
         self._gather_persistent()
 
-    def read(self, name: str, key: str | None) -> Tensor:
-        """See `Updater.read`."""
+    def _read(self, name: str, key: str | None) -> Tensor:
         parameter = self._parameters[name]
         found = safe_get_full_optimizer_state(parameter, key) if key else safe_get_full_fp32_param(parameter)
         assert found is not None, f"{name}: DeepSpeed gives no {key or 'weights'}"
-        # Under ZeRO 3 a parameter at rest is empty and remembers its shape.
-        return found.detach().view(getattr(parameter, "ds_shape", parameter.shape)).to(torch.float32)
+        return found.detach().view(self._shapes[name]).to(torch.float32)  # under ZeRO 3 a parameter at rest is empty
 
-    def write(self, name: str, key: str | None, value: Tensor) -> None:
-        """See `Updater.write`."""
+    def _write(self, name: str, key: str | None, value: Tensor) -> None:
         parameter, value = self._parameters[name], value.to(self._deepspeed.device)
         if self._is_stage_3:
             # stage3.py, set_full_hp_param, asks the last rank for more than there is where the partitions are unequal:
@@ -127,8 +123,8 @@ class ZeroUpdater:
         else:
             safe_set_full_optimizer_state(parameter, value, key)
 
-    def written(self, num_updates: int) -> None:
-        """See `Updater.written`; DeepSpeed computes with a copy of the master weights."""
+    def _take_up_written(self, num_updates: int) -> None:
+        """DeepSpeed computes with a copy of the master weights."""
         torch_optimizers.set_count({"adamw": self._adam}, num_updates)
         if not self._is_stage_3:
             self._wrapper.update_lp_params()
@@ -163,12 +159,14 @@ class ZeroUpdater:
     def _check_precision(self, config: TrainingSettings) -> None:
         """Check, by DeepSpeed's own settings, that it does what config.yaml says."""
         engine, in_bf16 = self._deepspeed, config.precision == "bf16"
+        dtype = torch.bfloat16 if in_bf16 else torch.float32
         assert engine.bfloat16_enabled() == in_bf16 and not engine.fp16_enabled(), "DeepSpeed's precision differs"
         computing, accumulation = engine.get_data_types()
-        assert computing == (torch.bfloat16 if in_bf16 else torch.float32), f"DeepSpeed computes in {computing}"
+        assert computing == dtype, f"DeepSpeed computes in {computing}"
         assert accumulation == torch.float32, f"DeepSpeed accumulates gradients in {accumulation}"
         assert engine.zero_optimization_stage() == config.zero_stage, "DeepSpeed runs another ZeRO stage"
         assert engine.gradient_clipping() == config.gradient_clipping, "DeepSpeed clips otherwise"
+        assert all(weight.dtype == dtype for weight in self._parameters.values()), f"weights are not {dtype}"
         assert all(master.dtype == torch.float32 for master in self._masters.values()), "the optimizer is not in fp32"
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import matplotlib
@@ -20,9 +20,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure  # needs no display and no global state, as pyplot does
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter, StrMethodFormatter
 
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import RESOLVED_NAME, PretrainConfig
 from zerokara.durable import atomic_file
-from zerokara.training.monitoring import curve_names, metrics
-from zerokara.training.monitoring.curve_names import CurveNames
+from zerokara.errors import UserError
+from zerokara.training.monitoring import metrics
 from zerokara.training.monitoring.drawing import FOLDER_NAME
 
 BLUE, RED, GREEN, PURPLE, YELLOW, GREY = "#4477aa", "#cc3344", "#228833", "#aa3377", "#bb8800", "#777777"
@@ -48,14 +50,19 @@ _STYLE = {
 _MOST_POINTS = 4000
 """Points of a curve: more than the picture is wide."""
 
+_NAME_CHARACTERS = 28
+"""Longest name of a curve: a legend should not hide the curves."""
+
 Lines = Sequence[dict[str, Any]]
-Panel = Callable[[Axes, Lines, CurveNames], None]
+Names = dict[str, list[str]]
+"""Names of the curves of a number that is a list: of its sources, or of its layers with experts."""
+Panel = Callable[[Axes, Lines, Names], None]
 """Draws its curves into axes."""
 
 
 def draw(run_dir: Path) -> list[Path]:
     """Draw all plots of a run; none before there is a logged step."""
-    lines, names = metrics.read(run_dir), curve_names.of_run(run_dir)
+    lines, names = metrics.read(run_dir), curve_names(run_dir)
     panels = {name: panel for name, (panel, key) in _PANELS.items() if any(line.get(key) for line in lines)}
     if "loss" not in panels:
         return []
@@ -80,7 +87,21 @@ def draw(run_dir: Path) -> list[Path]:
     return drawn
 
 
-def _fill(axes: Axes, panel: Panel, lines: Lines, names: CurveNames) -> None:
+def curve_names(run_dir: Path) -> Names:
+    """Names of a run's curves; without a readable configuration there are none, and they are numbered."""
+    try:
+        settings = load(PretrainConfig, run_dir / RESOLVED_NAME)
+    except (UserError, OSError):
+        return {}
+    files = [PurePosixPath(entry).name for entry in settings.input_jsonl]
+    short = [name if len(name) <= _NAME_CHARACTERS else f"{name[: _NAME_CHARACTERS - 1]}…" for name in files]
+    sources = [name if short.count(name) == 1 else f"{number} {name}" for number, name in enumerate(short, start=1)]
+    stacks = ("encoder ", "decoder ") if settings.traits.is_encoder_decoder else ("",)
+    layers = [f"{stack}layer {layer}" for stack in stacks for layer in settings.expert_layers]
+    return {"source_tokens": sources, "valid_bits_per_byte_by_source": sources, "expert_load": layers}
+
+
+def _fill(axes: Axes, panel: Panel, lines: Lines, names: Names) -> None:
     panel(axes, lines, names)
     for number, token in enumerate(sorted({line["tokens"] for line in lines if "resumed" in line})):
         label = "resumed" if number == 0 else None
@@ -92,7 +113,7 @@ def _fill(axes: Axes, panel: Panel, lines: Lines, names: CurveNames) -> None:
         axes.legend()
 
 
-def _loss(axes: Axes, lines: Lines, names: CurveNames) -> None:
+def _loss(axes: Axes, lines: Lines, names: Names) -> None:
     tokens, losses = _curve(lines, "loss")
     smooth = _smoothed(losses)
     axes.plot(*_thinned(tokens, losses), color=BLUE, alpha=0.35, linewidth=0.9, label="training")
@@ -103,8 +124,8 @@ def _loss(axes: Axes, lines: Lines, names: CurveNames) -> None:
     _use_log_scale(axes, [*losses, *_curve(lines, "valid_loss")[1]])
 
 
-def _bits_per_byte(axes: Axes, lines: Lines, names: CurveNames) -> None:
-    _plot_lists(axes, lines, "valid_bits_per_byte_by_source", names.source)
+def _bits_per_byte(axes: Axes, lines: Lines, names: Names) -> None:
+    _plot_lists(axes, lines, "valid_bits_per_byte_by_source", names)
     tokens, bits = _curve(lines, "valid_bits_per_byte")
     axes.plot(tokens, bits, color=RED, marker="o", markersize=3, label="all")
     best = min(range(len(bits)), key=bits.__getitem__)
@@ -114,7 +135,7 @@ def _bits_per_byte(axes: Axes, lines: Lines, names: CurveNames) -> None:
     _use_log_scale(axes, bits)
 
 
-def _learning_rate(axes: Axes, lines: Lines, names: CurveNames) -> None:
+def _learning_rate(axes: Axes, lines: Lines, names: Names) -> None:
     axes.plot(*_thinned(*_curve(lines, "learning_rate")), color=GREEN)
     axes.set_title("Learning rate")
     axes.set_ylabel("learning rate")
@@ -122,7 +143,7 @@ def _learning_rate(axes: Axes, lines: Lines, names: CurveNames) -> None:
     axes.set_ylim(bottom=0)
 
 
-def _grad_norm(axes: Axes, lines: Lines, names: CurveNames) -> None:
+def _grad_norm(axes: Axes, lines: Lines, names: Names) -> None:
     tokens, norms = _curve(lines, "grad_norm")
     axes.plot(*_thinned(tokens, norms), color=PURPLE, linewidth=0.9, label="gradient norm")
     skipped = [line["tokens"] for line in lines if "skipped" in line]
@@ -134,7 +155,7 @@ def _grad_norm(axes: Axes, lines: Lines, names: CurveNames) -> None:
     _use_log_scale(axes, norms)
 
 
-def _throughput(axes: Axes, lines: Lines, names: CurveNames) -> None:
+def _throughput(axes: Axes, lines: Lines, names: Names) -> None:
     tokens, speeds = _curve(lines, "tokens_per_second")
     axes.plot(*_thinned(tokens, speeds), color=YELLOW, linewidth=1, label="tokens per second")
     axes.set_title("Throughput")
@@ -147,10 +168,9 @@ def _throughput(axes: Axes, lines: Lines, names: CurveNames) -> None:
         other.set_ylabel("MFU, %")
 
 
-def _sources(axes: Axes, lines: Lines, names: CurveNames) -> None:
-    columns = list(_lists(lines, "source_tokens"))
-    labels, colors = [names.source(number) for number in range(len(columns))], list(map(_color, range(len(columns))))
-    tokens = columns[0][0]
+def _sources(axes: Axes, lines: Lines, names: Names) -> None:
+    labels, columns = zip(*_lists(lines, "source_tokens", names), strict=True)
+    tokens, colors = columns[0][0], list(map(_color, range(len(columns))))
     axes.stackplot(tokens, *(values for _, values in columns), colors=colors, labels=labels, alpha=0.85, linewidth=0)
     axes.set_title("Tokens by source")
     axes.set_ylabel("tokens")
@@ -158,8 +178,8 @@ def _sources(axes: Axes, lines: Lines, names: CurveNames) -> None:
     axes.legend(loc="upper left")
 
 
-def _experts(axes: Axes, lines: Lines, names: CurveNames) -> None:
-    _plot_lists(axes, lines, "expert_load", names.moe_layer)
+def _experts(axes: Axes, lines: Lines, names: Names) -> None:
+    _plot_lists(axes, lines, "expert_load", names)
     axes.axhline(1.0, color=GREY, linewidth=0.8, linestyle=":", label="an even share")
     axes.set_title("Busiest expert")
     axes.set_ylabel("load over the mean")
@@ -182,17 +202,17 @@ def _curve(lines: Lines, key: str) -> tuple[list[float], list[float]]:
     return [line["tokens"] for line in chosen], [line[key] for line in chosen]
 
 
-def _lists(lines: Lines, key: str) -> Iterator[tuple[list[float], list[float]]]:
-    """For each place in the lists of `key` its curve: tokens and values."""
+def _lists(lines: Lines, key: str, names: Names) -> Iterator[tuple[str, tuple[list[float], list[float]]]]:
+    """For each place in the lists of `key` its name and its curve: tokens and values."""
     chosen = [line for line in lines if line.get(key)]
-    tokens = [line["tokens"] for line in chosen]
-    for values in zip(*(line[key] for line in chosen), strict=True):
-        yield tokens, list(values)
+    tokens, named = [line["tokens"] for line in chosen], names.get(key, [])
+    for number, values in enumerate(zip(*(line[key] for line in chosen), strict=True)):
+        yield named[number] if number < len(named) else str(number + 1), (tokens, list(values))
 
 
-def _plot_lists(axes: Axes, lines: Lines, key: str, name: Callable[[int], str]) -> None:
-    for number, (tokens, values) in enumerate(_lists(lines, key)):
-        axes.plot(*_thinned(tokens, values), color=_color(number), linewidth=1, label=name(number))
+def _plot_lists(axes: Axes, lines: Lines, key: str, names: Names) -> None:
+    for number, (name, curve) in enumerate(_lists(lines, key, names)):
+        axes.plot(*_thinned(*curve), color=_color(number), linewidth=1, label=name)
 
 
 def _color(number: int) -> str:

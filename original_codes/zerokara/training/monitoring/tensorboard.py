@@ -13,7 +13,7 @@ FOLDER_NAME = "tensorboard"
 
 
 class TensorBoard:
-    """The file of one start."""
+    """The file of one start: a `metrics.Watcher`."""
 
     def __init__(self, run_dir: Path, resumed_step: int):
         """Open the file of a start that resumes from `resumed_step` (0: a new run); later steps are replaced."""
@@ -23,18 +23,14 @@ class TensorBoard:
         self._writer = SummaryWriter(str(run_dir / FOLDER_NAME), purge_step=first_step)
 
     def numbers(self, step: int, values: dict[str, float]) -> None:
-        """Record numbers of a step."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
     def text(self, step: int, name: str, markdown: str) -> None:
-        """Record a text of a step."""
         self._writer.add_text(name, markdown, step)
 
     def flush(self) -> None:
-        """Bring everything to disk."""
         self._writer.flush()
 
     def close(self) -> None:
-        """Bring everything to disk, and end."""
         self._writer.close()

@@ -22,7 +22,6 @@ import queue
 import secrets
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,38 +51,22 @@ _PRIVATE: dict[str, Any] = {
 """By default wandb sends all of this."""
 
 
-@dataclass(frozen=True)
-class WandbSettings:
-    """What Weights & Biases is told of a run."""
-
-    online: bool
-    """False: into files only."""
-    project: str
-    config: dict[str, Any]
-    """The settings of the run, as they are sent (`shared`)."""
-
-    @classmethod
-    def from_config(cls, config: PretrainConfig) -> WandbSettings:
-        """Settings of a run."""
-        return cls(config.wandb == "online", config.wandb_project, shared(config.model_dump(mode="json")))
-
-
 class WeightsAndBiases:
-    """The recording of one start."""
+    """The recording of one start: a `metrics.Watcher`."""
 
-    def __init__(self, run_dir: Path, settings: WandbSettings, log: Callable[[str], None]):
-        self._run_dir, self._settings, self._log = run_dir, settings, log
+    def __init__(self, run_dir: Path, config: PretrainConfig, log: Callable[[str], None]):
+        """Record a run; all its settings are sent, as `shared` has them."""
+        self._run_dir, self._config, self._log = run_dir, config, log
+        self._state_path = run_dir / FOLDER_NAME / STATE_NAME
         self._waiting: queue.Queue[tuple[int, dict[str, Any]] | None] = queue.Queue()
         # A daemon: a run that is left at once does not wait for the server.
         self._thread = threading.Thread(target=self._record_all, name="wandb", daemon=True)
         self._thread.start()
 
     def numbers(self, step: int, values: dict[str, float]) -> None:
-        """Record numbers of a step."""
         self._waiting.put((step, dict(values)))
 
     def text(self, step: int, name: str, markdown: str) -> None:
-        """Record a text of a step."""
         self._waiting.put((step, {name: markdown}))
 
     def flush(self) -> None:
@@ -100,7 +83,8 @@ class WeightsAndBiases:
         try:
             import wandb  # seconds to import, and nothing waits for this thread
 
-            run, state = self._start(wandb), self._state()
+            state = self._state()
+            run = self._start(wandb, state["id"])
             while (item := self._waiting.get()) is not None:
                 step, values = item
                 if step <= state["step"]:
@@ -112,29 +96,25 @@ class WeightsAndBiases:
             message = redacted(" ".join(str(error).split())) or type(error).__name__
             self._log(f"wandb: {message}; training continues without it")
 
-    def _start(self, wandb: Any) -> Any:
+    def _start(self, wandb: Any, run_id: str) -> Any:
         from wandb.sdk.lib import wbauth
 
-        online = self._settings.online
+        online = self._config.wandb == "online"
         # Nobody would answer a prompt in the middle of a log.
         if online and not wbauth.authenticate_session(
             host=wandb.setup().settings.base_url, source="zerokara", prompt=False
         ):
             raise LookupError("no API key: put it into WANDB_API_KEY, or log in once with .venv/bin/wandb login")
         return wandb.init(
-            project=self._settings.project,
+            project=self._config.wandb_project,
             name=self._run_dir.name,
-            id=self._state()["id"],
+            id=run_id,
             resume="allow" if online else None,
             dir=str(self._run_dir),
             mode="online" if online else "offline",
-            config=self._settings.config,
+            config=shared(self._config.model_dump(mode="json")),
             settings=wandb.Settings(init_timeout=INIT_SECONDS, finish_timeout=FINISH_SECONDS, **_PRIVATE),
         )
-
-    @property
-    def _state_path(self) -> Path:
-        return self._run_dir / FOLDER_NAME / STATE_NAME
 
     def _state(self) -> dict[str, Any]:
         """The run's id at W&B, and the last step recorded there."""

@@ -22,7 +22,6 @@ from zerokara.config.training_settings import TrainingSettings
 from zerokara.model import parameters
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute import optimizers, updater
-from zerokara.training.compute.ownership import owners_of
 
 ACTIVATION_MARGIN = 3.5
 """Activations of eager layers over `min_activation_bytes`: 1.4 (gpt2) to 3.4 (qwen3 in bf16), counted on a CPU."""
@@ -139,7 +138,7 @@ def _replicated_parts(layout: TrainingLayout) -> list[MemoryPart]:
     """Of `compute.replicated_updater`: at stage 1 each tensor has one owner, with its master weights and its state."""
     sizes, count = layout.local_sizes, sum(layout.local_sizes.values())
     shapes = layout.shape.parameter_shapes()
-    owners = owners_of(sizes, layout.data_parallel_size if layout.zero_stage else 1)
+    owners = optimizers.owners_of(sizes, layout.data_parallel_size if layout.zero_stage else 1)
     masters, state = [0] * layout.data_parallel_size, [0] * layout.data_parallel_size
     for name, owner in owners.items():
         masters[owner] += 4 * sizes[name]

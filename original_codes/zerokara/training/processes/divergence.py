@@ -28,6 +28,8 @@ STEPS_TO_COMPARE_ALL = 4096
 """Steps within which every element is compared. In the tests, one."""
 _MIN_ELEMENTS = 64
 """Elements of each parameter that are compared at least: fewer would cost as much."""
+_TEXT_BYTES = 2048
+"""Longest text about a difference."""
 
 
 class ProcessesDiverged(RunError):
@@ -103,19 +105,13 @@ class DivergenceCheck:
 
 
 def _first_of_all(text: str, device: torch.device) -> str:
-    """Broadcast the text of the first process that has one; some process must have one."""
-    rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    source = torch.tensor([rank if text else size], device=device)
-    torch.distributed.all_reduce(source, ReduceOp.MIN)
-    first = int(source.item())
-    # As UTF-8, with its length before it. torch's own collectives for objects send pickles, and reading one runs code.
-    length = torch.tensor([len(text.encode())], device=device)
-    torch.distributed.broadcast(length, src=first)
-    letters = torch.zeros(int(length.item()), dtype=torch.uint8, device=device)
-    if rank == first:
-        letters.copy_(torch.tensor(list(text.encode()), dtype=torch.uint8))
-    torch.distributed.broadcast(letters, src=first)
-    return bytes(letters.tolist()).decode()
+    """The text of the first process that has one; some process must have one."""
+    # As bytes: torch's own collectives for objects send pickles, and reading one runs code.
+    mine = torch.tensor(list(text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")), dtype=torch.uint8, device=device)
+    texts = [torch.empty_like(mine) for _ in range(torch.distributed.get_world_size())]
+    torch.distributed.all_gather(texts, mine)
+    first = next(each for each in texts if each.any())
+    return bytes(first.tolist()).rstrip(b"\0").decode(errors="replace")
 
 
 def _bits(elements: Tensor) -> Tensor:

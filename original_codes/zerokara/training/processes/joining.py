@@ -16,10 +16,11 @@ from zerokara.model import parallel
 from zerokara.training.compute import devices
 from zerokara.training.planning import cores
 from zerokara.training.processes import authentication, rendezvous
-from zerokara.training.processes.process_group import init_process_group
 
 ANSWER_SECONDS = 60
 """How long a process may take to answer before it is named."""
+TIMEOUT = datetime.timedelta(minutes=30)
+"""How long a collective waits for the slowest process: one may be hashing a checkpoint, or waiting for the disk."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +64,6 @@ class Processes:
         return int(found.item())
 
 
-def local_device() -> torch.device:
-    """The device of this process, by LOCAL_RANK."""
-    return devices.local_device(int(os.environ.get("LOCAL_RANK", "0")))
-
-
 def join(num_processes: int, tensor_parallel_size: int, seed: int, keeps_freed_memory: bool) -> Processes:
     """Take a device, initialise torch.distributed, and form the process groups.
 
@@ -76,7 +72,7 @@ def join(num_processes: int, tensor_parallel_size: int, seed: int, keeps_freed_m
     Raises:
         RunError: a process did not answer, or is not part of this run.
     """
-    device = local_device()
+    device = devices.local_device()
     if device.type == "cuda":
         torch.cuda.set_device(device)
     else:
@@ -85,11 +81,34 @@ def join(num_processes: int, tensor_parallel_size: int, seed: int, keeps_freed_m
             devices.keep_freed_memory()
         else:
             devices.give_back_freed_memory()
-    init_process_group(device, rendezvous.init_method())
+    init_process_group(device)
     require_answers()
     parallel.start(seed, tensor_parallel_size)
     authentication.authenticate(ANSWER_SECONDS)
     return Processes(device, torch.distributed.get_rank())
+
+
+def init_process_group(device: torch.device) -> None:
+    """Join the processes that the launcher started (RANK, WORLD_SIZE), at the `rendezvous`; once only.
+
+    Without one at MASTER_ADDR and MASTER_PORT, as torchrun has it. A lone process opens no port.
+    """
+    if torch.distributed.is_initialized():
+        return
+    is_cuda = device.type == "cuda"
+    backend = "nccl" if is_cuda else "gloo"
+    if os.environ.get("WORLD_SIZE") == "1":
+        store = torch.distributed.HashStore()
+        torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1, timeout=TIMEOUT)
+        return
+    torch.distributed.init_process_group(
+        backend,
+        init_method=rendezvous.init_method() or "env://",
+        timeout=TIMEOUT,
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+        device_id=device if is_cuda else None,
+    )
 
 
 def require_answers() -> None:

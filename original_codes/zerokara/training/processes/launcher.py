@@ -34,8 +34,6 @@ from zerokara.training.planning import cores, limits, processors
 from zerokara.training.processes import rendezvous
 
 _LAUNCHER = "deepspeed.launcher.launch"
-
-
 OUT_OF_MEMORY = 12
 """Exit code of a training process that ran out of memory and reported it (ENOMEM)."""
 INTERRUPTED = 130

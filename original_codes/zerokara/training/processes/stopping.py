@@ -44,6 +44,11 @@ class StopRequest:
         """Call `reason` after each step: it returns a reason to stop, or nothing. For the first process only."""
         self._watched.append(reason)
 
+    def watch_file(self, path: Path) -> None:
+        """Take a file that appears for a request; one that is there was meant for an earlier start, and is deleted."""
+        path.unlink(missing_ok=True)
+        self.watch(lambda: f"the file {path}" if path.exists() else "")
+
     def poll(self) -> bool:
         """Whether this process has a request, after asking what it watches."""
         for reason in self._watched:
@@ -61,18 +66,3 @@ class StopRequest:
         self.reason = self.reason or _SIGNAL_NAMES.get(number, signal.Signals(number).name)
         if again or self._at_once:
             raise KeyboardInterrupt(self.reason)
-
-
-class StopFile:
-    """The file ``STOP`` of a run folder, for the first process."""
-
-    def __init__(self, run_dir: Path):
-        self._path = run_dir / FILE_NAME
-
-    def reason(self) -> str:
-        """A reason to stop if the file exists, else nothing."""
-        return f"the file {self._path}" if self._path.exists() else ""
-
-    def delete(self) -> None:
-        """Delete the file: the request was obeyed, or was meant for an earlier start."""
-        self._path.unlink(missing_ok=True)
