@@ -226,7 +226,7 @@ def make(folder: Path, size: tuple[int, ...]) -> None:
     hf_config = families.hf_config(shape, families.SpecialIds(1, 2, 3), "bf16")
     hf_config.save_pretrained(folder / "hf_config")
     names = [name for rule in families.rules_for(shape) for name in rule.hf]
-    shapes = families.hf_shapes(hf_config)
+    shapes = families.hf_shapes(shape, hf_config)
     ordered = {name: shapes[name] for name in names}
     total = sum(torch.Size(size).numel() for size in ordered.values())
     generator = torch.Generator().manual_seed(1)

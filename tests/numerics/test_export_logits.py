@@ -117,11 +117,11 @@ def test_the_rules_know_every_parameter_of_the_real_module_and_lose_no_bit(shape
     for name in ("embedding.word_embeddings.weight", "output_layer.weight"):
         if name in weights:
             weights[name][shape.vocab_size :] = 0
-    config = families.hf_config(shape, SPECIAL, "fp32")
-    checked, hf_shapes = families.checked_rules(weights, shape, config)
-    hf = dict(weight_rules.to_hf(checked, weights, shape))
+    rules = families.rules_for(shape)
+    hf = dict(weight_rules.to_hf(rules, weights, shape))
+    hf_shapes = families.hf_shapes(shape, families.hf_config(shape, SPECIAL, "fp32"))
     assert {name: tuple(tensor.shape) for name, tensor in hf.items()} == hf_shapes
-    back = dict(weight_rules.from_hf(checked, hf, shape))
+    back = dict(weight_rules.from_hf(rules, hf, shape))
     assert back.keys() == weights.keys()
     assert all(torch.equal(back[name], weights[name]) for name in weights)
 

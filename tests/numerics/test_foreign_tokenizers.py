@@ -201,7 +201,8 @@ def test_token_files_hold_sentencepieces_ids(continued: dict[str, Continued], na
 def test_training_begins_with_the_loss_of_the_model(continued: dict[str, Continued], name: str) -> None:
     made = continued[name]
     encoder, reading = Encoder(made.tokenizer), data_plan(made.settings)
-    from_hf.check(made.settings, ModelShape.from_config(made.settings, encoder.vocab_size), encoder)
+    shape = ModelShape.from_config(made.settings, encoder.vocab_size)
+    from_hf.check(made.start, shape, encoder, extends_vocabulary=False, fault=made.settings.fault)
     plan = BatchLayout(made.settings.global_batch_size, made.settings.global_batch_size, 1)
     (read,) = Batches(
         reading.tokens(), reading.order(), plan, objective(made.settings, encoder, made.settings.seed, False), 0
@@ -238,13 +239,13 @@ def test_surplus_rows_are_left_out_where_no_token_has_them(continued: dict[str, 
     encoder, settings = Encoder(made.tokenizer), made.settings
     shape = ModelShape.from_config(settings, encoder.vocab_size)
     rows = transformers.AutoConfig.from_pretrained(made.start).vocab_size
-    assert from_hf.num_surplus_rows(settings, shape) == rows - encoder.vocab_size > 0
+    assert from_hf.num_surplus_rows(made.start, shape) == rows - encoder.vocab_size > 0
     named = tmp_path / "named"
     shutil.copytree(made.start, named)
     tokenizer = transformers.AutoTokenizer.from_pretrained(named)
     tokenizer.add_tokens(["<further>"])
     tokenizer.save_pretrained(named)
     with pytest.raises(UserError) as caught:
-        from_hf.check(settings.model_copy(update={"init_from": str(named)}), shape, encoder)
+        from_hf.check(named, shape, encoder, extends_vocabulary=False, fault=settings.fault)
     (fault,) = caught.value.faults
     assert fault.key == "input_tokenizer_file" and f"{encoder.vocab_size} is '<further>'" in fault.rule

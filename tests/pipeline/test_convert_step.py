@@ -18,6 +18,7 @@ from made_runs import make_run, make_tokenizer
 
 from zerokara.huggingface import exported_folder, families, tokenizer_json
 from zerokara.huggingface.transforms import Transform
+from zerokara.huggingface.weight_rules import WeightRule
 from zerokara.steps import convert_to_hf
 
 
@@ -100,7 +101,7 @@ def test_stock_transformers_reads_what_the_card_says(tmp_path: Path, tokenizer: 
 def test_a_failed_proof_ends_with_1_and_keeps_the_folder_aside(
     run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def swap(rule: families.Rule) -> families.Rule:
+    def swap(rule: WeightRule) -> WeightRule:
         if "fc1" not in rule.ours:
             return rule
         return replace(rule, transform=Transform(lambda ours, shape: ours.flip(0).chunk(2), rule.transform.from_hf))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import zip_longest
 
-from zerokara.config.convert_config import ConvertConfig
+from zerokara.config.convert_config import ConvertSettings
 from zerokara.config.data_settings import DataSettings
 from zerokara.corpus import inputs, reading
 from zerokara.errors import UserError
@@ -15,7 +15,7 @@ _PLACES = 16
 """Places of a source that are read from in turn, one document at a time."""
 
 
-def files_for(settings: ConvertConfig, trained_with: DataSettings) -> list[inputs.InputFile]:
+def files_for(settings: ConvertSettings, trained_with: DataSettings) -> list[inputs.InputFile]:
     """The files of `check_corpus`, or of the corpus that the run was trained on.
 
     Raises:

@@ -16,7 +16,7 @@ import orjson
 
 from zerokara import checkpoint, hashing
 from zerokara.checkpoint.state import WEIGHTS_NAME
-from zerokara.config.convert_config import ConvertConfig
+from zerokara.config.convert_config import ConvertSettings
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import RESOLVED_NAME, PretrainConfig
 from zerokara.errors import Fault, UserError
@@ -76,7 +76,7 @@ class CheckpointSource:
         return [line for line in lines if line.get("step", 0) <= self.state.step]
 
 
-def find(settings: ConvertConfig) -> CheckpointSource:
+def find(settings: ConvertSettings) -> CheckpointSource:
     """Find the checkpoint that `input_model_dir` names, and check the exported parts of it by content.
 
     Raises:
@@ -94,7 +94,7 @@ def find(settings: ConvertConfig) -> CheckpointSource:
     return _opened(folder)
 
 
-def _newest(settings: ConvertConfig, run_dir: Path) -> Path:
+def _newest(settings: ConvertSettings, run_dir: Path) -> Path:
     skipped: list[str] = []
     newest = checkpoint.newest_complete(run_dir, skipped.append, EXPORTED_PARTS)
     for message in skipped:

@@ -8,7 +8,8 @@ greedy ones.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -42,10 +43,6 @@ class Continuation:
     greedy: str
     sampled: str
 
-    def as_json(self) -> dict[str, Any]:
-        """All three texts."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class GeneratedTokens:
@@ -59,9 +56,7 @@ class GeneratedTokens:
         """The continuations of the first prompts, whose texts are `prompts`, up to the end of the document."""
 
         def text(tokens: list[int]) -> str:
-            return encoder.decode_continuation(
-                tokens[: tokens.index(encoder.eos_id)] if encoder.eos_id in tokens else tokens
-            )
+            return encoder.decode_continuation(list(takewhile(lambda token: token != encoder.eos_id, tokens)))
 
         rows = zip(prompts, self.greedy, self.sampled, strict=False)
         return [Continuation(prompt, text(greedy), text(sampled)) for prompt, greedy, sampled in rows]

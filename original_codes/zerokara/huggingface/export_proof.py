@@ -6,8 +6,8 @@ the facts for the manifest.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,20 +41,13 @@ class ExportProof:
     def as_json(self, examples: bool = False) -> dict[str, Any]:
         """Facts for the manifest; `examples` adds differing lines of the corpus, which are not for everyone."""
         ids = self.token_ids
-        counts: dict[str, Any] = {
-            "holds": ids.ok,
-            "lines": ids.lines,
-            "whole_texts": ids.whole_texts,
-            "hard_texts": ids.hard_texts,
-            "equal": ids.equal,
-            "ties": ids.ties,
-            "failures": ids.num_failures,
-        }
+        names = ("lines", "whole_texts", "hard_texts", "equal", "ties")
+        counts = {"holds": ids.ok, **{name: getattr(ids, name) for name in names}, "failures": ids.num_failures}
         if examples:
             counts["examples"] = [str(difference) for difference in (*ids.failures, *ids.tie_examples)]
         return {
             "proof": {"holds": not self.faults, "logits": self.logits.as_json(), "token_ids": counts},
-            "samples": [each.as_json() for each in self.continuations],
+            "samples": [asdict(each) for each in self.continuations],
         }
 
 
@@ -64,7 +57,7 @@ def prove_logits(
     weights: Mapping[str, Tensor],
     dtype: str,
     encoder: Encoder,
-    documents: Sequence[str],
+    documents: Iterable[str],
     prompts: Sequence[str],
 ) -> tuple[LogitProof, list[Continuation]]:
     """Compare the logits of the exported model with the trained one's; also returns the continuations of `prompts`.
@@ -74,7 +67,7 @@ def prove_logits(
     """
     shape = source.shape
     # Documents as in training: each starts after the end of another.
-    encoded = [[encoder.eos_id, *encoder.encode(document).tolist()] for document in documents]
+    encoded = ([encoder.eos_id, *encoder.encode(document).tolist()] for document in documents)
     config = source.config
     made = objective(config, encoder, config.seed, config.intra_document_masking)
     is_encoder_decoder = shape.traits.is_encoder_decoder

@@ -42,12 +42,9 @@ def proved(folder: Path) -> manifest.Manifest:
         UserError: there is no folder, no manifest, another step's manifest, or the proof did not hold.
     """
     path = folder / MANIFEST_NAME
-    if not folder.is_dir():
-        remedy = "run step 4 first"
-        raise UserError(Fault(where=str(folder), rule="there is no exported model here", remedy=remedy))
     if not path.exists():
-        rule = "has no manifest.json: step 4 did not write it, or did not finish"
-        raise UserError(Fault(where=str(folder), rule=rule, remedy="run step 4 again"))
+        rule = "holds no export: step 4 did not write it, or did not finish"
+        raise UserError(Fault(where=str(folder), rule=rule, remedy="run step 4"))
     made = manifest.read(path)
     if made.step != STEP:
         rule = f"was written by step {made.step!r}, not by the conversion of step 4"

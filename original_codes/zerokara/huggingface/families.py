@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zerokara.config.architectures import ARCHITECTURES
 from zerokara.huggingface import gpt2, llama, mixtral, qwen3, qwen3_moe, switch, t5, weight_rules
 from zerokara.huggingface.transforms import COPIED_VOCABULARY, VOCABULARY
 from zerokara.huggingface.weight_rules import WeightRule
@@ -33,8 +34,7 @@ class Family:
     """Keys of these values ↔ keys of config.yaml; values without an entry are fixed for the family."""
     description: str
     """For the model card."""
-    is_encoder_decoder: bool = False
-    """Whether it has an encoder besides the decoder."""
+    is_encoder_decoder: bool
     older_names: Mapping[str, str] = field(default_factory=dict)
     """Keys of config.json, dotted where nested → the top-level names under which older clients look for the values."""
     copies: tuple[str, ...] = ()
@@ -65,59 +65,47 @@ class SpecialIds:
     pad: int
 
 
-def _family(module: ModuleType, model_type: str, description: str, **more: Any) -> Family:
-    """The entry of the family that `module` of this room defines."""
-    names = getattr(module, "OLDER_NAMES", {})
+def _family(architecture: str, module: ModuleType, description: str, model_type: str = "", **more: Any) -> Family:
+    """The entry of the family that `module` of this room defines; transformers may call it otherwise."""
     return Family(
-        model_type,
+        model_type or architecture,
         module.CLASS_NAME,
         module.RULES,
         module.config_values,
         module.SETTINGS,
-        description=description,
-        older_names=names,
+        description,
+        ARCHITECTURES[architecture].is_encoder_decoder,
+        getattr(module, "OLDER_NAMES", {}),
         **more,
     )
 
 
 FAMILIES = {
-    "llama": _family(llama, "llama", "Llama-like: RMSNorm, SwiGLU, rotary positions, grouped-query attention"),
-    "qwen3": _family(
-        qwen3,
-        "qwen3",
-        "Qwen3-like: RMSNorm, QK-norm, SwiGLU, rotary positions, grouped-query attention",
-    ),
-    "gpt2": _family(gpt2, "gpt2", "GPT-2-like: LayerNorm, GELU, learned positions"),
+    "llama": _family("llama", llama, "Llama-like: RMSNorm, SwiGLU, rotary positions, grouped-query attention"),
+    "qwen3": _family("qwen3", qwen3, "Qwen3-like: RMSNorm, QK-norm, SwiGLU, rotary positions, grouped-query attention"),
+    "gpt2": _family("gpt2", gpt2, "GPT-2-like: LayerNorm, GELU, learned positions"),
     "mixtral": _family(
-        mixtral, "mixtral", "Mixtral-like: Llama with a mixture of experts in each layer, top-k routing"
+        "mixtral", mixtral, "Mixtral-like: Llama with a mixture of experts in each layer, top-k routing"
     ),
     "qwen3_moe": _family(
-        qwen3_moe,
-        "qwen3_moe",
-        "Qwen3-MoE-like: Qwen3 with a mixture of experts in its MoE layers, top-k routing",
+        "qwen3_moe", qwen3_moe, "Qwen3-MoE-like: Qwen3 with a mixture of experts in its MoE layers, top-k routing"
     ),
     "switch": _family(
+        "switch",
         switch,
-        "switch_transformers",
         "Switch Transformer: T5 with a mixture of experts in its MoE layers, top-1 routing",
-        is_encoder_decoder=True,
+        "switch_transformers",
         copies=t5.COPIES,
         stores_copies=True,
     ),
     "t5": _family(
-        t5,
         "t5",
+        t5,
         "T5 version 1.1: encoder-decoder, RMSNorm, gated GELU, relative position bias",
-        is_encoder_decoder=True,
         copies=t5.COPIES,
         config_is_tied=t5.config_is_tied,
     ),
 }
-
-
-def family_of(model_type: str) -> Family:
-    """The family of a transformers configuration."""
-    return next(family for family in FAMILIES.values() if family.model_type == model_type)
 
 
 def rules_for(shape: ModelShape) -> list[WeightRule]:
@@ -153,16 +141,16 @@ def hf_config(shape: ModelShape, special: SpecialIds, dtype: str) -> Any:
     return config
 
 
-def hf_shapes(config: Any) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor that the Hugging Face class keeps, from a model without content."""
+def hf_shapes(shape: ModelShape, config: Any) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor in the file of a model with this configuration, from a model without content."""
     import transformers
 
-    family = family_of(config.model_type)
+    family = FAMILIES[shape.architecture]
     with torch.device("meta"):
         model = getattr(transformers, family.auto_class).from_config(config)
         state = state_by_file_names(model)
-    stored_copies = family.stores_copies and not config.tie_word_embeddings
-    tied = {*(() if stored_copies else family.copies), *(UNTIED_OUTPUT.hf if config.tie_word_embeddings else ())}
+    is_tied = shape.tie_word_embeddings
+    tied = {*(() if family.stores_copies and not is_tied else family.copies), *(UNTIED_OUTPUT.hf if is_tied else ())}
     return {name: tuple(tensor.shape) for name, tensor in state.items() if name not in tied}
 
 
@@ -174,20 +162,3 @@ def state_by_file_names(model: Any) -> dict[str, Tensor]:
     from transformers.core_model_loading import revert_weight_conversion
 
     return dict(revert_weight_conversion(model, model.state_dict()))
-
-
-def checked_rules(
-    weights: Mapping[str, Tensor], shape: ModelShape, config: Any
-) -> tuple[list[WeightRule], dict[str, tuple[int, ...]]]:
-    """The rules of a model, checked to turn exactly `weights` into exactly the tensors that `config` asks for.
-
-    Also returns name and shape of each Hugging Face tensor.
-
-    Raises:
-        RunError: lists every tensor that is left over, missing, or of a wrong shape.
-    """
-    rules = rules_for(shape)
-    ours = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    expected = hf_shapes(config)
-    weight_rules.check(rules, ours, expected, shape)
-    return rules, expected

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 
 from zerokara.checkpoint import folders
-from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import Fault, RunError, UserError
-from zerokara.huggingface import families, stock_model, weight_rules
+from zerokara.huggingface import families, stock_model, tokenizer_proof, weight_rules
 from zerokara.huggingface.transforms import COPIED_VOCABULARY, VOCABULARY
 from zerokara.model.shapes import ModelShape
 from zerokara.tokenizer.encoder import Encoder
@@ -36,61 +35,66 @@ _MAX_REASON = 300
 """Characters of a message of transformers, which may quote a whole file."""
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
+SettingFault = Callable[..., Fault]
+"""`Settings.fault`: key, rule, remedy → the fault of a setting, with its place and value."""
 
-def check(config: PretrainConfig, shape: ModelShape, encoder: Encoder) -> None:
-    """Check that `init_from` holds a model of this shape, with the ids of this tokenizer.
+
+def check(folder: Path, shape: ModelShape, encoder: Encoder, extends_vocabulary: bool, fault: SettingFault) -> None:
+    """Check that `folder` holds a model of this shape, with the ids of this tokenizer; `fault` is of our settings.
+
+    `extends_vocabulary`: our tokenizer may have further pieces after the last of the model's.
 
     Raises:
         UserError: there is no such folder, or it holds another model; lists everything that differs.
     """
     if reason := shape.traits.no_class:
-        raise UserError(config.fault("init_from", f"has no class for architecture {shape.architecture}: {reason}"))
-    folder = Path(config.init_from)
+        raise UserError(fault("init_from", f"has no class for architecture {shape.architecture}: {reason}"))
     if not (folder / "config.json").is_file():
-        raise UserError(_no_model(config, folder))
+        raise UserError(fault("init_from", *_no_model(folder)))
     hf_config = _read_config(folder)
     family = families.FAMILIES[shape.architecture]
     if hf_config.model_type != family.model_type:
         known = [name for name, each in families.FAMILIES.items() if each.model_type == hf_config.model_type]
         remedy = f"set architecture: {known[0]}" if known else f"known architectures: {', '.join(families.FAMILIES)}"
-        rule = f"{folder} holds a model of type {hf_config.model_type}"
-        raise UserError(config.fault("architecture", rule, remedy))
+        raise UserError(fault("architecture", f"{folder} holds a model of type {hf_config.model_type}", remedy))
     if unsafe := _unsafe_weights(folder, hf_config):
-        raise UserError(config.fault("init_from", unsafe, _to_safetensors(folder, family.auto_class)))
+        raise UserError(fault("init_from", unsafe, _to_safetensors(folder, family.auto_class)))
     if broken := [f"{path.name} ({reason})" for path in _weight_files(folder) if (reason := _unreadable(path))]:
         rule = f"holds weights that cannot be read: {', '.join(broken[:3])}"
-        raise UserError(config.fault("init_from", rule, "download the folder again"))
-    faults = [*_differing_settings(config, shape, hf_config), *_differing_pieces(config, shape, hf_config, encoder)]
+        raise UserError(fault("init_from", rule, "download the folder again"))
+    faults = [
+        *_differing_settings(folder, shape, hf_config, fault),
+        *_differing_pieces(folder, hf_config.vocab_size, encoder, shape.vocab_size, extends_vocabulary, fault),
+    ]
     if faults:
         raise UserError(faults)
 
 
-def weights(config: PretrainConfig, shape: ModelShape) -> dict[str, Tensor]:
-    """The weights of `init_from` by our parameter names, in fp32; `check` comes first.
+def weights(folder: Path, shape: ModelShape) -> dict[str, Tensor]:
+    """The weights of `folder` by our parameter names, in fp32; `check` comes first.
 
     Raises:
         RunError: a tensor is missing, left over, or of another shape, or two that are one of ours differ.
     """
-    folder = Path(config.init_from)
     model, loading_faults = stock_model.load(folder, torch.float32, families.FAMILIES[shape.architecture])
     if loading_faults:
         raise RunError(f"{folder}: the weights do not belong to config.json: {'; '.join(loading_faults)}")
     table, theirs = families.rules_for(shape), families.state_by_file_names(model)
     for rule in table:
-        if rule.transform is COPIED_VOCABULARY and any(not theirs[name].equal(theirs[rule.hf[0]]) for name in rule.hf):
+        name, *_ = rule.hf
+        if rule.transform is COPIED_VOCABULARY and any(not theirs[copy].equal(theirs[name]) for copy in rule.hf):
             raise RunError(f"{folder}: encoder and decoder have different embeddings; ours share one")
         if rule.transform in (VOCABULARY, COPIED_VOCABULARY):
-            name, *_ = rule.hf
             theirs[name] = _fitted(theirs[name], shape.vocab_size)
     return dict(weight_rules.from_hf(table, theirs, shape))
 
 
-def num_surplus_rows(config: PretrainConfig, shape: ModelShape) -> int:
+def num_surplus_rows(folder: Path, shape: ModelShape) -> int:
     """Rows of the folder's embedding after our last id, which no token uses (`check`) and `weights` drops.
 
     T5's has 32,128 rows for 32,100 ids, so that it can be split among processes.
     """
-    return max(0, int(_read_config(Path(config.init_from)).vocab_size) - shape.vocab_size)
+    return max(0, int(_read_config(folder).vocab_size) - shape.vocab_size)
 
 
 def _fitted(rows_VD: Tensor, vocab_size: int) -> Tensor:
@@ -101,14 +105,14 @@ def _fitted(rows_VD: Tensor, vocab_size: int) -> Tensor:
     return torch.cat((rows_VD, rows_VD.mean(dim=0, keepdim=True).expand(missing, -1)))
 
 
-def _no_model(config: PretrainConfig, folder: Path) -> Fault:
-    """The fault of a folder without config.json."""
+def _no_model(folder: Path) -> tuple[str, str]:
+    """What is wrong with a folder without config.json, and the remedy."""
     run_dir = folder.parent if folder.name.startswith("global_step") else folder
     if (run_dir / folders.IDENTITY_NAME).exists() or folders.all_steps(run_dir):
         remedy = "export it with step 4 (bash 4_convert_to_HF.sh), and name the folder that it writes"
-        return config.fault("init_from", "is a run folder of step 3, not a Hugging Face model", remedy)
+        return "is a run folder of step 3, not a Hugging Face model", remedy
     remedy = "name a folder with config.json, *.safetensors and a tokenizer; download one with: hf download NAME"
-    return config.fault("init_from", "holds no Hugging Face model", remedy)
+    return "holds no Hugging Face model", remedy
 
 
 def _read_config(folder: Path) -> Any:
@@ -177,10 +181,9 @@ def _to_safetensors(folder: Path, auto_class: str) -> str:
     )
 
 
-def _differing_settings(config: PretrainConfig, shape: ModelShape, hf_config: Any) -> Iterator[Fault]:
+def _differing_settings(folder: Path, shape: ModelShape, hf_config: Any, fault: SettingFault) -> Iterator[Fault]:
     """A fault for each value in which the folder's configuration differs from that of a model of `shape`."""
     family = families.FAMILIES[shape.architecture]
-    where = str(Path(config.init_from) / "config.json")
     ours = {**family.config_values(shape), "tie_word_embeddings": shape.tie_word_embeddings}
     hf_config.tie_word_embeddings = family.config_is_tied(hf_config)
     settings = {**family.settings, "tie_word_embeddings": "tie_word_embeddings"}
@@ -196,10 +199,10 @@ def _differing_settings(config: PretrainConfig, shape: ModelShape, hf_config: An
         if value == expected or may_be_longer:
             continue
         if key in settings:
-            yield config.fault(settings[key], f"the model of init_from has {value}", f"set {settings[key]}: {value}")
+            yield fault(settings[key], f"the model of init_from has {value}", f"set {settings[key]}: {value}")
         else:
             rule = f"must be {expected}, as in every model of architecture {shape.architecture}"
-            yield Fault(where=where, key=key, value=value, rule=rule)
+            yield Fault(where=str(folder / "config.json"), key=key, value=value, rule=rule)
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -210,28 +213,27 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield prefix + key, value
 
 
-def _differing_pieces(config: PretrainConfig, shape: ModelShape, hf_config: Any, encoder: Encoder) -> Iterator[Fault]:
-    """Faults where an id of the folder's model is another piece than in our tokenizer, or none of ours."""
-    theirs, ours = hf_config.vocab_size, shape.vocab_size
+def _differing_pieces(
+    folder: Path, theirs: int, encoder: Encoder, ours: int, extends_vocabulary: bool, fault: SettingFault
+) -> Iterator[Fault]:
+    """Faults where an id of the folder's model, which has `theirs`, is another piece than in our tokenizer, or none."""
     same = "use the tokenizer of that model (and run step 2 again)"
-    if theirs < ours and config.resize_vocabulary == "none":
+    if theirs < ours and not extends_vocabulary:
         remedy = f"{same}, or, if ours only adds pieces at the end, set resize_vocabulary: mean"
-        yield config.fault("input_tokenizer_file", f"has {ours:,} pieces, the model of init_from {theirs:,}", remedy)
+        yield fault("input_tokenizer_file", f"has {ours:,} pieces, the model of init_from {theirs:,}", remedy)
         return
-    from transformers import AutoTokenizer
-
     try:
-        tokenizer = AutoTokenizer.from_pretrained(config.init_from, local_files_only=True, trust_remote_code=False)
+        tokenizer = tokenizer_proof.load(folder)
     except Exception as error:  # as above
         rule = f"holds no tokenizer that transformers can read: {_one_line(error)}"
-        yield config.fault("init_from", rule, "its tokenizer is needed to compare the ids")
+        yield fault("init_from", rule, "its tokenizer is needed to compare the ids")
         return
     named = tokenizer.convert_ids_to_tokens(list(range(theirs)))
     pieces = [piece.text for piece in encoder.model.pieces[:theirs]]
     if surplus := [token for token in range(ours, theirs) if named[token] is not None]:
         first = surplus[0]
         rule = f"has {ours:,} pieces, the model of init_from {theirs:,}; its id {first} is {named[first]!r}"
-        yield config.fault("input_tokenizer_file", rule, same)
+        yield fault("input_tokenizer_file", rule, same)
     differing = [token for token, (name, piece) in enumerate(zip(named, pieces, strict=False)) if name != piece]
     if differing:
         first = differing[0]
@@ -239,4 +241,4 @@ def _differing_pieces(config: PretrainConfig, shape: ModelShape, hf_config: Any,
             f"is another tokenizer than that of init_from: {len(differing):,} of {theirs:,} ids are other pieces, "
             f"first id {first}: here {pieces[first]!r}, there {named[first]!r}"
         )
-        yield config.fault("input_tokenizer_file", rule, same)
+        yield fault("input_tokenizer_file", rule, same)

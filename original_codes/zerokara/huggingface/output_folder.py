@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from zerokara import manifest
-from zerokara.config.convert_config import ConvertConfig
+from zerokara.config.convert_config import ConvertSettings
 from zerokara.durable import PARTIAL_SUFFIX
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.huggingface.checkpoint_source import CheckpointSource
@@ -38,7 +38,7 @@ def check_class(source: CheckpointSource) -> None:
         raise UserError(Fault(str(source.folder), rule, remedy=remedy))
 
 
-def check_place(settings: ConvertConfig, source: CheckpointSource) -> None:
+def check_place(settings: ConvertSettings, source: CheckpointSource) -> None:
     """Check that the output folder may be written, and replaced if it exists.
 
     Raises:
@@ -72,7 +72,7 @@ def to_keep(folder: Path) -> list[str]:
     )
 
 
-def check_space(settings: ConvertConfig, source: CheckpointSource) -> None:
+def check_space(settings: ConvertSettings, source: CheckpointSource) -> None:
     """Check that the export fits on the disk; a folder to be replaced stays until the new one is complete.
 
     Raises:

@@ -20,7 +20,6 @@ from torch import Tensor
 from zerokara.huggingface import continuations, families, stock_model
 from zerokara.huggingface.continuations import GeneratedTokens
 from zerokara.huggingface.fp32_inference import Fp32Inference
-from zerokara.huggingface.page_release import PageRelease
 from zerokara.huggingface.windows import Windows
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.objective import Prompt
@@ -30,12 +29,10 @@ from zerokara.samples.objective import Prompt
 class ReferenceOutput:
     """What the exported model is and computes; logits of each window [S, V], fp32, on the CPU."""
 
-    loading_faults: list[str]
-    """Keys that transformers reports as missing, unexpected, or of another shape."""
-    tied: bool
+    faults: list[str]
+    """Keys that loading reports as missing, unexpected, or of another shape, and what differs from our shape."""
+    is_tied: bool
     """Whether embedding and output matrix are one tensor in the loaded model."""
-    config_tied: bool
-    vocab_size: int
     logits: list[Tensor]
     generated: GeneratedTokens
     bf16_logits: list[Tensor]
@@ -55,20 +52,21 @@ def compute(
     family = families.FAMILIES[shape.architecture]
     model, loading_faults = stock_model.load(folder, dtype, family)
     model = model.to(device()).eval()
-    PageRelease(model, folder)
     with Fp32Inference():
         logits = windows.through(partial(_logits, model), "proof, exported model")
         generated = continuations.generate(model, prompts, num_sampled, shape)
     model.to(torch.bfloat16)
-    return ReferenceOutput(
-        loading_faults=[f"loading reports {fault}" for fault in loading_faults],
-        tied=model.get_output_embeddings().weight is model.get_input_embeddings().weight,
-        config_tied=family.config_is_tied(model.config),
-        vocab_size=model.config.vocab_size,
-        logits=logits,
-        generated=generated,
-        bf16_logits=bf16_windows.through(partial(_logits, model), "proof, exported model in bf16"),
-    )
+    bf16_logits = bf16_windows.through(partial(_logits, model), "proof, exported model in bf16")
+    is_tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    faults = [f"loading reports {fault}" for fault in loading_faults]
+    for name, value, expected in (
+        ("tied output matrix", is_tied, shape.tie_word_embeddings),
+        ("tie_word_embeddings in config.json", family.config_is_tied(model.config), shape.tie_word_embeddings),
+        ("vocabulary", model.config.vocab_size, shape.vocab_size),
+    ):
+        if value != expected:
+            faults.append(f"{name} is {value}, must be {expected}")
+    return ReferenceOutput(faults, is_tied, logits, generated, bf16_logits)
 
 
 def device() -> torch.device:

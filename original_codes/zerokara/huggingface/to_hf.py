@@ -33,7 +33,8 @@ def write_model(
     from transformers import GenerationConfig
 
     config = families.hf_config(shape, special, dtype)
-    rules, hf_shapes = families.checked_rules(weights, shape, config)
+    rules, hf_shapes = families.rules_for(shape), families.hf_shapes(shape, config)
+    weight_rules.check(rules, {name: tuple(tensor.shape) for name, tensor in weights.items()}, hf_shapes, shape)
     in_order = {name: hf_shapes[name] for rule in rules for name in rule.hf}
     tensors = weight_rules.to_hf(rules, weights, shape)
     files = shards.write(folder, tensors, in_order, families.TORCH_DTYPES[dtype], max_shard_size, disk)

@@ -14,7 +14,7 @@ have scores that sum without rounding, so that both break ties alike; other mode
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -57,23 +57,23 @@ class TokenizerDifference:
         return f"{self.what} of {shown!r} at token {place}: ours {self.ours[window]}, theirs {self.theirs[window]}"
 
 
-@dataclass(frozen=True)
+@dataclass
 class TokenizerProof:
     """The result of a comparison."""
 
-    lines: int
+    lines: int = 0
     """Lines of the given texts that were compared one by one."""
-    whole_texts: int
+    whole_texts: int = 0
     """Texts of several lines that were also compared as a whole."""
-    equal: int
+    equal: int = 0
     """Lines with the same ids."""
-    ties: int
+    ties: int = 0
     """Lines that differ by a tie only (unigram)."""
-    tie_examples: tuple[TokenizerDifference, ...]
-    failures: tuple[TokenizerDifference, ...]
+    tie_examples: list[TokenizerDifference] = field(default_factory=list)
+    failures: list[TokenizerDifference] = field(default_factory=list)
     """The first differences that are not ties, in the given and the hard texts."""
-    num_failures: int
-    hard_texts: int
+    num_failures: int = 0
+    hard_texts: int = 0
     """Hard texts compared; their ties are tolerated, their failures are among the failures."""
 
     @property
@@ -96,32 +96,24 @@ def prove(encoder: Encoder, hf_folder: Path, lines: Iterable[str], max_lines: in
 
     A text of several lines is compared line by line and as a whole.
     """
-    comparison = _Comparison(encoder, load(hf_folder))
+    proof = TokenizerProof()
+    comparison = _Comparison(encoder, load(hf_folder), proof)
     hard = hard_texts(encoder)
+    proof.hard_texts = len(hard)
     comparison.compare(hard)
     comparison.compare_sentinels()
-    whole_texts = num_lines = 0
     with Progress("comparing token ids", total=max_lines, unit="line") as progress:
         texts = iter(lines)
-        while num_lines < max_lines and (batch := list(islice(texts, _BATCH))):
+        while proof.lines < max_lines and (batch := list(islice(texts, _BATCH))):
             wholes = [text for text in batch if NEWLINE in text and len(text) <= MAX_TEXT_CHARACTERS]
             comparison.compare(wholes)
-            whole_texts += len(wholes)
-            single = [line for text in batch for line in text.split(NEWLINE)][: max_lines - num_lines]
+            proof.whole_texts += len(wholes)
+            single = [line for text in batch for line in text.split(NEWLINE)][: max_lines - proof.lines]
             comparison.compare(single, counted=True)
-            num_lines += len(single)
+            proof.lines += len(single)
             progress.advance(len(single))
-            progress.note(ties=comparison.ties, failures=comparison.num_failures)
-    return TokenizerProof(
-        lines=num_lines,
-        whole_texts=whole_texts,
-        equal=comparison.equal,
-        ties=comparison.ties,
-        tie_examples=tuple(comparison.tie_examples),
-        failures=tuple(comparison.failures),
-        num_failures=comparison.num_failures,
-        hard_texts=len(hard),
-    )
+            progress.note(ties=proof.ties, failures=proof.num_failures)
+    return proof
 
 
 def load(hf_folder: Path) -> Any:
@@ -132,17 +124,14 @@ def load(hf_folder: Path) -> Any:
 
 
 class _Comparison:
-    """Counts of equal, tied and different texts, and examples."""
+    """Compares texts, and counts equal, tied and different ones in `proof`."""
 
-    def __init__(self, encoder: Encoder, theirs: Any) -> None:
-        self._encoder, self._theirs = encoder, theirs
+    def __init__(self, encoder: Encoder, theirs: Any, proof: TokenizerProof) -> None:
+        self._encoder, self._theirs, self._proof = encoder, theirs, proof
         model = encoder.model
         self._is_unigram = model.is_unigram
         self._scores = np.array([piece.score for piece in model.pieces], dtype=np.float64)
         self._is_normal = np.array([piece.type is PieceType.NORMAL for piece in model.pieces])
-        self.equal = self.ties = self.num_failures = 0
-        self.tie_examples: list[TokenizerDifference] = []
-        self.failures: list[TokenizerDifference] = []
 
     def compare(self, texts: Sequence[str], *, counted: bool = False) -> None:
         """Compare the texts; equal ones and ties are counted where `counted`, failures always."""
@@ -151,15 +140,14 @@ class _Comparison:
         ours = self._encoder.encode_many(texts)
         # Not verbose: a text longer than the context length is no fault here.
         asked = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
-        theirs = self._theirs(list(texts), **asked)["input_ids"]
+        theirs = self._theirs(list(texts), **asked, return_attention_mask=False)["input_ids"]
         for text, our_array, their_ids in zip(texts, ours, theirs, strict=True):
-            our_ids = our_array.tolist()
-            difference = self._difference(text, our_ids, list(their_ids))
+            difference = self._difference(text, our_array.tolist(), their_ids)
             if difference is None:
-                self.equal += counted
+                self._proof.equal += counted
             elif difference.what == "tie":
-                self.ties += counted
-                self.tie_examples += [difference] if len(self.tie_examples) < MAX_SHOWN else []
+                self._proof.ties += counted
+                _keep(self._proof.tie_examples, difference)
             else:
                 self._fail(difference)
 
@@ -173,8 +161,8 @@ class _Comparison:
                 self._fail(TokenizerDifference(text, ours, theirs, "ids"))
 
     def _fail(self, difference: TokenizerDifference) -> None:
-        self.num_failures += 1
-        self.failures += [difference] if len(self.failures) < MAX_SHOWN else []
+        self._proof.num_failures += 1
+        _keep(self._proof.failures, difference)
 
     def _difference(self, text: str, ours: list[int], theirs: list[int]) -> TokenizerDifference | None:
         if ours != theirs:
@@ -199,3 +187,8 @@ class _Comparison:
         array = np.array(ids, dtype=np.int64)
         normal = self._is_normal[array]
         return float(self._scores[array[normal]].sum()), array[~normal].tolist()
+
+
+def _keep(examples: list[TokenizerDifference], difference: TokenizerDifference) -> None:
+    if len(examples) < MAX_SHOWN:
+        examples.append(difference)

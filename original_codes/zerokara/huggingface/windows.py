@@ -5,8 +5,9 @@ Shape suffixes: B batch, S sequence, R encoder sequence, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 
 import numpy as np
 import torch
@@ -99,14 +100,14 @@ class Windows:
         return batches
 
 
-def of_samples(documents: Sequence[Sequence[int]], shape: ModelShape, objective: Objective) -> Windows:
+def of_samples(documents: Iterable[Sequence[int]], shape: ModelShape, objective: Objective) -> Windows:
     """Samples as in training of an encoder-decoder, with masked spans, as many as the budgets allow."""
     raw = objective.lengths.raw
-    stream = np.array([token for document in documents for token in document], dtype=np.int64)
+    most = max(1, _budget(shape) // objective.lengths.target)
+    stream = np.fromiter(islice(chain.from_iterable(documents), most * raw), dtype=np.int64)
     if not len(stream):
         return Windows([], [])
-    number = max(1, min(_budget(shape) // objective.lengths.target, -(-len(stream) // raw)))
-    keys = np.arange(number)
+    keys = np.arange(-(-len(stream) // raw))
     batch = objective(stream[(keys[:, None] * raw + np.arange(raw)) % len(stream)], keys)
     assert batch.decoder_inputs is not None, "there is an encoder"
     return Windows(batch.decoder_inputs.tolist(), batch.inputs.tolist())
@@ -117,13 +118,13 @@ def _budget(shape: ModelShape) -> int:
     return min(MAX_POSITIONS, max(2, LOGITS_BUDGET // shape.padded_vocab_size), max(MIN_POSITIONS, affordable))
 
 
-def within_budget(documents: Sequence[Sequence[int]], shape: ModelShape) -> Windows:
+def within_budget(documents: Iterable[Sequence[int]], shape: ModelShape) -> Windows:
     """Cut documents into windows of at most `seq_len` tokens, as many as the budgets of time and memory allow."""
     left = _budget(shape)
     windows = []
     for document in documents:
         for start in range(0, len(document), shape.seq_len):
-            window = [int(token) for token in document[start : start + min(shape.seq_len, left)]]
+            window = list(document[start : start + min(shape.seq_len, left)])
             if len(window) > 1:
                 windows.append(window)
                 left -= len(window)

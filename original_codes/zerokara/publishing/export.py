@@ -50,7 +50,7 @@ def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequenc
     Raises:
         RunError: the weights do not fit the rules, a proof did not hold, or the disk is full.
     """
-    clock = _Clock()
+    times, seconds = [time.monotonic()], {}
     folder = Path(settings.output_tokenizer_and_model_dir)
     keep = ASIDE_ENDING if output_folder.to_keep(folder) else ""
     with output_folder.full_disk_explained(folder), atomic_folder(folder, keep) as partial, BackgroundSync() as disk:
@@ -59,14 +59,14 @@ def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequenc
         outputs = to_hf.write_model(partial, weights, shape, special, settings.dtype, settings.max_shard_size, disk)
         is_encoder_decoder = shape.traits.is_encoder_decoder
         outputs["tokenizer"] = tokenizer_json.write(encoder, partial, shape.seq_len, is_encoder_decoder)
-        clock.lap("writing")
+        seconds["writing"] = _lap(times)
         with hashing.BackgroundHashes(outputs["weights"]) as weight_hashes:  # on one core, during the proofs
             token_ids = tokenizer_proof.prove(encoder, partial, documents, settings.check_lines)
-            clock.lap("proof of token ids")
+            seconds["proof of token ids"] = _lap(times)
             logits, continuations = export_proof.prove_logits(
                 partial, source, weights, settings.dtype, encoder, documents, settings.test_prompt_text
             )
-            clock.lap("proof of logits")
+            seconds["proof of logits"] = _lap(times)
             proof = ExportProof(logits, token_ids, continuations)
             if proof.faults:
                 raise _failed(proof, partial, folder)
@@ -82,8 +82,8 @@ def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequenc
             partial / exported_folder.MANIFEST_NAME,
             exported_folder.work(source, settings),
             outputs,
-            facts | {"seconds": clock.laps},
-            clock.seconds,
+            facts | {"seconds": seconds},
+            time.monotonic() - times[0],
             hashes=hashes,
             published=True,
         )
@@ -109,20 +109,7 @@ def _without_folders(line: dict[str, Any]) -> dict[str, Any]:
     return line
 
 
-class _Clock:
-    """The seconds that each part of the work took."""
-
-    def __init__(self) -> None:
-        self.laps: dict[str, float] = {}
-        self._started = self._since = time.monotonic()
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since the start."""
-        return time.monotonic() - self._started
-
-    def lap(self, name: str) -> None:
-        """End a part."""
-        now = time.monotonic()
-        self.laps[name] = round(now - self._since, 3)
-        self._since = now
+def _lap(times: list[float]) -> float:
+    """Seconds since the last of `times`; now becomes the last."""
+    times.append(time.monotonic())
+    return round(times[-1] - times[-2], 3)

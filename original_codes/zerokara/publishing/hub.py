@@ -10,7 +10,6 @@ Written for huggingface_hub 2.4 (its `upload_folder` makes several commits, and 
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import HFValidationError, disable_progress_bars, logging, validate_repo_id
 from huggingface_hub.utils._http import default_client_factory
+from huggingface_hub.utils.sha import git_hash
 
 from zerokara.errors import RunError, UserError, redacted
 from zerokara.manifest import FileRecord
@@ -40,17 +40,6 @@ PREUPLOAD_BYTES = 10_000_000
 """Larger files are uploaded one by one before the commit; the Hub keeps files over 10 MB outside git in any case."""
 HUBS_OWN_FILES = frozenset({".gitattributes"})
 LOGIN_HINT = "log in with `hf auth login`, or put a token with write access into the environment as HF_TOKEN"
-
-
-@dataclass(frozen=True)
-class RemoteFile:
-    """One file as the Hub lists it."""
-
-    bytes: int
-    blob_id: str
-    """Git's hash of the content (of the pointer, for a file kept outside git)."""
-    sha256: str | None
-    """For files that the Hub keeps outside git."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +55,6 @@ class Uploaded:
 
 def check_name(name: str) -> str | None:
     """Return what is wrong with a repository name, or None."""
-
     try:
         validate_repo_id(name)
     except HFValidationError as error:
@@ -84,9 +72,10 @@ def upload(
         RunError: the Hub refused or could not be reached, or its files differ from what was sent.
     """
     api = _api()
-    account: list[str] = []
+    account: list[str] = []  # the namespaces in which the token's owner may have repositories, the user first
     with _errors_explained(repository, account):
-        account += _namespaces(api)
+        owner = api.whoami()
+        account += [owner["name"], *(each["name"] for each in owner.get("orgs", []))]
         is_private, parent = _make_repository(api, repository, private)
         remote = _listing(api, repository, parent)
         strays = sorted(remote.keys() - {record.path for record in files} - HUBS_OWN_FILES)
@@ -110,32 +99,28 @@ def upload(
     return Uploaded(url, commit, is_private, len(files))
 
 
-def differences(folder: Path, files: Sequence[FileRecord], remote: Mapping[str, RemoteFile]) -> list[str]:
-    """Every difference of a remote listing from the local manifest: paths, sizes, hashes."""
+def differences(folder: Path, files: Sequence[FileRecord], remote: Mapping[str, RepoFile]) -> list[str]:
+    """Every difference of a remote listing from the local manifest: paths, sizes, hashes.
+
+    The Hub names the SHA-256 of a file that it keeps outside git, and of any other git's hash of the content.
+    """
     found = []
     for record in files:
         file = remote.get(record.path)
         if file is None:
             found.append(f"{record.path}: missing on the Hub")
-        elif file.bytes != record.bytes:
-            found.append(f"{record.path}: {file.bytes:,} bytes on the Hub, {record.bytes:,} here")
-        elif file.sha256 is not None and file.sha256 != record.sha256:
-            found.append(f"{record.path}: sha256 {file.sha256} on the Hub, {record.sha256} here")
-        elif file.sha256 is None and file.blob_id != (blob_id := git_blob_id(folder / record.path)):
+        elif file.size != record.bytes:
+            found.append(f"{record.path}: {file.size:,} bytes on the Hub, {record.bytes:,} here")
+        elif file.lfs and file.lfs.sha256 != record.sha256:
+            found.append(f"{record.path}: sha256 {file.lfs.sha256} on the Hub, {record.sha256} here")
+        elif not file.lfs and file.blob_id != (blob_id := git_hash((folder / record.path).read_bytes())):
             found.append(f"{record.path}: git blob {file.blob_id} on the Hub, {blob_id} here")
     expected = {record.path for record in files} | HUBS_OWN_FILES
     found += [f"{path}: on the Hub, but not part of this export" for path in sorted(remote.keys() - expected)]
     return found
 
 
-def git_blob_id(path: Path) -> str:
-    """Git's name of a file's content: SHA-1 over ``blob <size>``, a zero byte, and the content."""
-    content = path.read_bytes()
-    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
-
-
 def _api() -> HfApi:
-
     def client() -> Any:
         made = default_client_factory()
         # Seconds to connect, for one piece to be sent or to come, and for a free connection.
@@ -150,15 +135,8 @@ def _api() -> HfApi:
     return HfApi(library_name="zerokara")
 
 
-def _namespaces(api: HfApi) -> list[str]:
-    """The namespaces in which the token's owner may have repositories, the user first."""
-    owner = api.whoami()
-    return [str(owner["name"]), *(str(each["name"]) for each in owner.get("orgs", []))]
-
-
 def _make_repository(api: HfApi, repository: str, private: bool) -> tuple[bool, str]:
     """Create the repository unless it exists; returns whether it is private, and its newest commit."""
-
     try:
         info = api.model_info(repository)
     except RepositoryNotFoundError:
@@ -172,20 +150,15 @@ def _make_repository(api: HfApi, repository: str, private: bool) -> tuple[bool, 
     return bool(info.private), str(info.sha)
 
 
-def _listing(api: HfApi, repository: str, revision: str) -> dict[str, RemoteFile]:
-
-    return {
-        entry.path: RemoteFile(entry.size, entry.blob_id, entry.lfs.sha256 if entry.lfs else None)
-        for entry in api.list_repo_tree(repository, recursive=True, revision=revision)
-        if isinstance(entry, RepoFile)
-    }
+def _listing(api: HfApi, repository: str, revision: str) -> dict[str, RepoFile]:
+    entries = api.list_repo_tree(repository, recursive=True, revision=revision)
+    return {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
 
 
 def _send(
     api: HfApi, folder: Path, files: Sequence[FileRecord], repository: str, strays: Sequence[str], parent: str
 ) -> str:
     """Upload the large files, then commit on top of `parent` and no other commit; returns the commit."""
-
     additions = [_addition(folder, record) for record in files]
     large = [each for each in additions if each.upload_info.size >= PREUPLOAD_BYTES]
     for number, each in enumerate(large, start=1):
@@ -200,7 +173,6 @@ def _send(
 
 
 def _addition(folder: Path, record: FileRecord) -> CommitOperationAdd:
-
     addition = CommitOperationAdd(record.path, folder / record.path)
     # The manifest was checked a moment ago: this saves hashing gigabytes again.
     addition.upload_info.sha256 = bytes.fromhex(record.sha256)
@@ -210,7 +182,6 @@ def _addition(folder: Path, record: FileRecord) -> CommitOperationAdd:
 @contextmanager
 def _errors_explained(repository: str, account: Sequence[str]) -> Iterator[None]:
     """Turn errors of huggingface_hub into explanations; none is swallowed."""
-
     again = "run the same command again: what arrived is not sent twice"
     try:
         yield

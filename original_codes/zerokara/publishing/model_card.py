@@ -7,13 +7,13 @@ Names and texts of others are escaped (`zerokara.markdown`).
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from zerokara import markdown
 from zerokara.config.architectures import ARCHITECTURES
 from zerokara.progress import bytes_text, count_text, seconds_text
-from zerokara.publishing import usage
 
 
 def render(facts: dict[str, Any], *, name: str, language: Sequence[str], license: str) -> str:
@@ -76,9 +76,32 @@ _ABILITIES = {
 }
 
 
+def usage(model: dict[str, Any], name: str, prompt: str) -> list[str]:
+    """Statements, one a line, that load `name` and print what it generates; `model` are the facts of that name.
+
+    No pipeline: transformers 5 has none for encoder-decoders. They run under transformers 4 and 5 alike.
+    """
+    auto_class, is_encoder_decoder = model["auto_class"], model["task"] != "text-generation"
+    return [
+        f"from transformers import {auto_class}, AutoTokenizer",
+        f"name = {json.dumps(name, ensure_ascii=False)}",
+        "tokenizer = AutoTokenizer.from_pretrained(name)",
+        f"model = {auto_class}.from_pretrained(name)",
+        f'inputs = tokenizer({json.dumps(prompt, ensure_ascii=False)}, return_tensors="pt")',
+        "output = model.generate(**inputs, max_new_tokens=50, do_sample=True, top_p=0.95)",
+        # Sentinel tokens are special tokens, and tell which masked span the text after them fills.
+        f"print(tokenizer.decode(output[0], skip_special_tokens={not is_encoder_decoder}))",
+    ]
+
+
+def usage_command(model: dict[str, Any], name: str, prompt: str) -> str:
+    """The same as one shell command."""
+    return f"python -c {shlex.quote('; '.join(usage(model, name, prompt)))}"
+
+
 def _snippet(facts: dict[str, Any], name: str) -> str:
     samples = facts.get("samples") or [{"prompt": "…"}]
-    imports, *others = usage.snippet(facts["model"], name, samples[0]["prompt"])
+    imports, *others = usage(facts["model"], name, samples[0]["prompt"])
     return "\n".join(["```python", imports, "", *others, "```"])
 
 

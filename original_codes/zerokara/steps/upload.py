@@ -16,7 +16,7 @@ from zerokara.config.convert_config import ConvertConfig
 from zerokara.errors import UserError
 from zerokara.huggingface import exported_folder
 from zerokara.progress import bytes_text, opening, seconds_text, summary
-from zerokara.publishing import usage
+from zerokara.publishing import model_card
 from zerokara.steps import command, next_command, outputs
 
 DEFAULT_CONFIG = "convert_config.yaml"
@@ -73,7 +73,7 @@ def upload(config: ConvertConfig, options: command.Options) -> None:
     if done.private and not config.private:
         rows.append(("note", f"the repository was private before and still is; make it public at {done.url}/settings"))
     prompt = next((sample["prompt"] for sample in made.facts["samples"]), "…")
-    summary("step 6 upload: done", rows, usage.command(made.facts["model"], name, prompt))
+    summary("step 6 upload: done", rows, model_card.usage_command(made.facts["model"], name, prompt))
 
 
 if __name__ == "__main__":

@@ -101,7 +101,8 @@ def check_init_from(plan: RunPlan) -> None:
     if plan.config.init_from:
         from zerokara.huggingface import from_hf
 
-        from_hf.check(plan.config, plan.shape, plan.encoder)
+        extends_vocabulary = plan.config.resize_vocabulary == "mean"
+        from_hf.check(Path(plan.config.init_from), plan.shape, plan.encoder, extends_vocabulary, plan.config.fault)
 
 
 def _show(local: LocalPlan, lines: Sequence[str]) -> None:

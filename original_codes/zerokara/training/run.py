@@ -110,8 +110,8 @@ def _resumed(engine: Engine, folder: Path, plan: RunPlan, processes: Processes) 
 def _first_state(engine: Engine, plan: RunPlan, processes: Processes) -> TrainingState:
     init_from = plan.config.init_from
     if init_from:
-        engine.load_state(from_hf.weights(plan.config, plan.shape), {}, num_updates=0)
-        surplus = from_hf.num_surplus_rows(plan.config, plan.shape)
+        engine.load_state(from_hf.weights(Path(init_from), plan.shape), {}, num_updates=0)
+        surplus = from_hf.num_surplus_rows(Path(init_from), plan.shape)
         without = f", without {surplus:,} rows of its embedding that no token has" if surplus else ""
         processes.log(f"starting from the weights of {init_from}{without}")
     facts: dict[str, object] = {"init_from": init_from} if init_from else {}

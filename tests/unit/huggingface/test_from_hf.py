@@ -53,8 +53,9 @@ def exported(folder: Path, encoder: Encoder, *overrides: str, shared: bool = Tru
     return settings
 
 
-def check(settings: PretrainConfig, encoder: Encoder) -> None:
-    from_hf.check(settings, ModelShape.from_config(settings, encoder.vocab_size), encoder)
+def check(settings: PretrainConfig, encoder: Encoder, shape: ModelShape | None = None) -> None:
+    shape = shape or ModelShape.from_config(settings, encoder.vocab_size)
+    from_hf.check(Path(settings.init_from), shape, encoder, settings.resize_vocabulary == "mean", settings.fault)
 
 
 def faults_of(settings: PretrainConfig, encoder: Encoder) -> list[Fault]:
@@ -83,7 +84,7 @@ def test_a_model_comes_here_and_goes_back_without_losing_a_bit(
     settings = exported(tmp_path / "hf", encoder, f"architecture={architecture}", f"tie_word_embeddings={tied}", *heads)
     check(settings, encoder)
     shape = ModelShape.from_config(settings, encoder.vocab_size)
-    weights = from_hf.weights(settings, shape)
+    weights = from_hf.weights(tmp_path / "hf", shape)
     parallel.start_alone()
     assert weights.keys() == dict(builder.build(shape).named_parameters()).keys()
     (tmp_path / "back").mkdir()
@@ -104,7 +105,7 @@ def test_embeddings_that_are_not_shared_are_refused(tmp_path: Path, encoder: Enc
     given = ("architecture=switch", "num_experts=2")
     settings = exported(tmp_path, encoder, *given, shared=False)
     with pytest.raises(RunError, match="encoder and decoder"):
-        from_hf.weights(settings, ModelShape.from_config(settings, encoder.vocab_size))
+        from_hf.weights(tmp_path, ModelShape.from_config(settings, encoder.vocab_size))
 
 
 def test_experts_must_be_those_of_the_model(tmp_path: Path, encoder: Encoder) -> None:
@@ -181,7 +182,7 @@ def test_a_pickle_is_refused_and_never_opened(tmp_path: Path, encoder: Encoder) 
     assert "pytorch_model.bin" in fault.rule
     assert "AutoModelForCausalLM as M" in fault.remedy and f"set init_from: {folder}-safetensors" in fault.remedy
     with pytest.raises(OSError, match=r"no file named model\.safetensors"):
-        from_hf.weights(settings, shape)
+        from_hf.weights(folder, shape)
 
     index = folder / "model.safetensors.index.json"
     for part in ("pytorch_model.bin", "../model.safetensors", 3):
@@ -246,7 +247,7 @@ def test_code_that_a_folder_brings_is_not_run(tmp_path: Path, encoder: Encoder) 
         values = json.loads((folder / name).read_text(encoding="utf-8"))
         (folder / name).write_text(json.dumps({**values, "auto_map": brought}), encoding="utf-8")
     check(settings, encoder)
-    from_hf.weights(settings, ModelShape.from_config(settings, encoder.vocab_size))
+    from_hf.weights(folder, ModelShape.from_config(settings, encoder.vocab_size))
     values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     (folder / "config.json").write_text(json.dumps({**values, "model_type": "evil"}), encoding="utf-8")
     assert fault_of(settings, encoder, None).where == str(folder / "config.json")
@@ -271,16 +272,16 @@ def test_added_pieces_start_as_the_mean(tmp_path: Path, encoder: Encoder) -> Non
     shape = ModelShape.from_config(smaller, encoder.vocab_size)
     extended = replace(shape, vocab_size=encoder.vocab_size + 7)
     with pytest.raises(UserError) as caught:
-        from_hf.check(smaller, extended, encoder)
+        check(smaller, encoder, extended)
     assert [fault.key for fault in caught.value.faults] == ["input_tokenizer_file"]
     assert "resize_vocabulary: mean" in caught.value.faults[0].remedy
     settings = settings_of(tmp_path, "tie_word_embeddings=false", "resize_vocabulary=mean")
-    from_hf.check(settings, extended, encoder)
-    plain, weights = from_hf.weights(smaller, shape), from_hf.weights(settings, extended)
+    check(settings, encoder, extended)
+    plain, weights = from_hf.weights(tmp_path, shape), from_hf.weights(tmp_path, extended)
     for name in ("embedding.word_embeddings.weight", "output_layer.weight"):
         old = plain[name][:500]
         assert torch.equal(weights[name][:500], old) and old.std() > 0
         assert weights[name].shape == (extended.padded_vocab_size, 24) and weights[name][507:].eq(0).all()
         torch.testing.assert_close(weights[name][500:507], old.mean(dim=0).expand(7, -1))
     with pytest.raises(UserError, match=r"499 .* 500; its id 499 is '"):
-        from_hf.check(settings, replace(shape, vocab_size=499), encoder)
+        check(settings, encoder, replace(shape, vocab_size=499))

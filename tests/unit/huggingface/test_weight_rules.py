@@ -90,7 +90,7 @@ def test_there_and_back_is_bit_equal_and_fills_exactly_what_hugging_face_keeps(a
     if ARCHITECTURES[architecture].moe_every:
         layers = {"mixtral": (0, 1), "qwen3_moe": (1,), "switch": (1,)}[architecture]
         shape = replace(shape, num_experts=3, experts_per_token=1, moe_ffn_hidden_size=40, moe_layers=layers)
-    expected = families.hf_shapes(families.hf_config(shape, families.SpecialIds(1, 2, 3), "fp32"))
+    expected = families.hf_shapes(shape, families.hf_config(shape, families.SpecialIds(1, 2, 3), "fp32"))
     theirs = {name: torch.randn(size) for name, size in expected.items()}
     for copy in families.FAMILIES[architecture].copies:
         if copy in theirs:

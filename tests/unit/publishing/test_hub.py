@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import subprocess
 from pathlib import Path
 
 import pytest
+from huggingface_hub.hf_api import RepoFile
 
 from zerokara.manifest import FileRecord
 from zerokara.publishing import hub
-from zerokara.publishing.hub import RemoteFile
 
 CONTENT = b"0123456789"
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -24,26 +23,26 @@ def local(tmp_path: Path) -> tuple[Path, list[FileRecord]]:
     return tmp_path, [FileRecord(path="a", bytes=10, sha256=SHA256, modified_ns=0)]
 
 
-def test_the_blob_id_is_gits(local: tuple[Path, list[FileRecord]]) -> None:
-    assert hub.git_blob_id(local[0] / "a") == BLOB
-    git = subprocess.run(["git", "hash-object", "a"], cwd=local[0], capture_output=True, text=True, check=True)
-    assert git.stdout.strip() == BLOB
+def remote_file(size: int, oid: str, sha256: str | None = None) -> RepoFile:
+    """A file as the Hub lists it."""
+    outside_git = {"size": size, "oid": sha256, "pointerSize": 1} if sha256 else None
+    return RepoFile(path="", size=size, oid=oid, lfs=outside_git)
 
 
 @pytest.mark.parametrize(
     ("remote", "path"),
     [
-        ({"a": RemoteFile(10, BLOB, None)}, None),
-        ({"a": RemoteFile(10, "pointer", SHA256)}, None),
-        ({"a": RemoteFile(10, BLOB, None), ".gitattributes": RemoteFile(1, "x", None)}, None),
+        ({"a": remote_file(10, BLOB)}, None),
+        ({"a": remote_file(10, "pointer", SHA256)}, None),
+        ({"a": remote_file(10, BLOB), ".gitattributes": remote_file(1, "x")}, None),
         ({}, "a"),
-        ({"a": RemoteFile(11, BLOB, None)}, "a"),
-        ({"a": RemoteFile(10, "other", None)}, "a"),
-        ({"a": RemoteFile(10, BLOB, "other")}, "a"),
-        ({"a": RemoteFile(10, BLOB, None), "b": RemoteFile(1, "x", None)}, "b"),
+        ({"a": remote_file(11, BLOB)}, "a"),
+        ({"a": remote_file(10, "other")}, "a"),
+        ({"a": remote_file(10, BLOB, "other")}, "a"),
+        ({"a": remote_file(10, BLOB), "b": remote_file(1, "x")}, "b"),
     ],
 )
-def test_differences(local: tuple[Path, list[FileRecord]], remote: dict[str, RemoteFile], path: str | None) -> None:
+def test_differences(local: tuple[Path, list[FileRecord]], remote: dict[str, RepoFile], path: str | None) -> None:
     found = [line.partition(":")[0] for line in hub.differences(*local, remote)]
     assert found == ([] if path is None else [path])
 

@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 
-from zerokara.publishing import model_card, usage
+from zerokara.publishing import model_card
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_the_snippet_is_python(facts: dict[str, Any]) -> None:
     assert 'tokenizer("吾輩は"' in snippet
     # Behind an upload the same stands as one line for a shell, whatever the prompt holds.
     prompt = facts["samples"][0]["prompt"] = 'it\'s "so" $HOME\n'
-    words = shlex.split(usage.command(facts["model"], "me/first", prompt))
+    words = shlex.split(model_card.usage_command(facts["model"], "me/first", prompt))
     assert words[:2] == ["python", "-c"] and len(words) == 3
     snippet = render(facts).partition("```python\n")[2].partition("```")[0]
     assert ast.dump(ast.parse(words[2])) == ast.dump(ast.parse(snippet))
