@@ -14,7 +14,7 @@ from zerokara import checkpoint
 from zerokara.checkpoint import TrainingState
 from zerokara.errors import RunError
 from zerokara.huggingface import from_hf
-from zerokara.model import builder, compilation, parallel
+from zerokara.model import builder, compilation, initial_weights, parallel
 from zerokara.model.builder import Model, num_parameters
 from zerokara.model.experts import Routing
 from zerokara.progress import count_text
@@ -66,11 +66,11 @@ def join(plan: RunPlan) -> Processes:
     return joining.join(plan.num_processes, config.tensor_parallel_size, config.seed, keeps_freed_memory)
 
 
-def build_model(plan: RunPlan, processes: Processes, seed: int | None) -> Model:
-    """Build this process's part of the model, on the CPU and in fp32; with seed None its weights are undefined."""
+def build_model(plan: RunPlan, processes: Processes) -> Model:
+    """Build this process's part of the model, on the CPU and in fp32; its weights are undefined."""
     model = builder.build(
         plan.shape,
-        seed=seed,
+        seed=None,
         activation_checkpointing=plan.config.activation_checkpointing,
         routing=Routing.from_config(plan.config),
     )
@@ -82,9 +82,8 @@ def build_model(plan: RunPlan, processes: Processes, seed: int | None) -> Model:
 def open_run(plan: RunPlan, processes: Processes, resume_from: Path | None = None) -> Run:
     """Open a plan: at the checkpoint `resume_from`, or else at its first step."""
     config = plan.config
-    has_weights = resume_from is not None or config.init_from
-    model = build_model(plan, processes, seed=None if has_weights else config.seed)
-    engine = updater.open_engine(model, config, plan.updater, parallel.data_size(), plan.template)
+    model = build_model(plan, processes)
+    engine = updater.open_engine(model, config, plan.updater, parallel.data_size(), plan.template, has_weights=False)
     authentication.authenticate(joining.ANSWER_SECONDS)  # of the groups that DeepSpeed has made
     state = _resumed(engine, resume_from, plan, processes) if resume_from else _first_state(engine, plan, processes)
     reason = compilation.reason_against(config.compile, processes.device.type, config.zero_stage)
@@ -101,7 +100,7 @@ def _resumed(engine: Engine, folder: Path, plan: RunPlan, processes: Processes) 
     if state.optimizer == optimizer:
         engine.load_state(checkpoint.read_weights(folder), checkpoint.read_moments(folder), state.updates)
     else:
-        engine.load_state(checkpoint.read_weights(folder), {}, num_updates=0)
+        engine.start_from(checkpoint.read_weights(folder).items())
         processes.log(f"optimizer was {state.optimizer}, is {optimizer}: the optimizer state restarts from zero")
     processes.log(f"resuming from {folder}: step {state.step}, {count_text(state.tokens)} tokens done")
     return state
@@ -110,10 +109,12 @@ def _resumed(engine: Engine, folder: Path, plan: RunPlan, processes: Processes) 
 def _first_state(engine: Engine, plan: RunPlan, processes: Processes) -> TrainingState:
     init_from = plan.config.init_from
     if init_from:
-        engine.load_state(from_hf.weights(Path(init_from), plan.shape), {}, num_updates=0)
+        engine.start_from(from_hf.weights(Path(init_from), plan.shape).items())
         surplus = from_hf.num_surplus_rows(Path(init_from), plan.shape)
         without = f", without {surplus:,} rows of its embedding that no token has" if surplus else ""
         processes.log(f"starting from the weights of {init_from}{without}")
+    else:
+        engine.start_from(initial_weights.drawn_by_all(plan.shape, plan.config.seed, processes.device))
     facts: dict[str, object] = {"init_from": init_from} if init_from else {}
     return state_of(plan, step=0, samples=0, facts=facts, seconds=0.0)
 
