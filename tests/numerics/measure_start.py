@@ -25,7 +25,7 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import initial_weights, parallel
 from zerokara.model.builder import build
 from zerokara.model.shapes import ModelShape
-from zerokara.training.compute import devices, updater
+from zerokara.training.compute import devices, updater, zero_updater  # noqa: F401  # DeepSpeed, once for all processes
 from zerokara.training.compute.deepspeed_settings import load_template
 from zerokara.training.compute.engine import Engine
 from zerokara.training.planning.run_plan import template_path
@@ -67,21 +67,19 @@ def start(config: PretrainConfig) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     devices.give_back_freed_memory()
     chosen = updater.choose(config.zero_stage, config.optimizer, config.offload, parallel.data_size())
-    if chosen == "zero":
-        import zerokara.training.compute.zero_updater  # noqa: F401
     template = load_template(template_path(config.deepspeed_template))
     shape = ModelShape.from_config(config, VOCABULARY)
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # VmHWM begins anew
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # VmHWM begins anew (proc(5))
     before, begun = resident(), time.monotonic()
     with Draws() as draws:
         engine = updater.open_engine(
             build(shape, seed=None), config, chosen, parallel.data_size(), template, has_weights=False
         )
         engine.start_from(initial_weights.drawn_by_all(shape, SEED, torch.device("cpu")))
-    seconds, peak, held = time.monotonic() - begun, resident("VmHWM") - before, resident() - before
+    found = {"seconds": time.monotonic() - begun, "peak": resident("VmHWM") - before, "held": resident() - before}
     digest = digest_of(engine, is_whole=config.zero_stage < 3 and config.tensor_parallel_size == 1)
-    return {"peak": peak, "held": held, "seconds": seconds, "drawn": draws.count, "digest": digest}
+    return found | {"drawn": draws.count, "digest": digest}
 
 
 def measure(processes: int, settings: dict[str, Any]) -> list[dict[str, Any]]:
