@@ -2,8 +2,9 @@
 
 Reads a JSON file: a list of jobs {"processes": …, settings …}, each run in forked processes; prints a JSON list with,
 for each job, what every process measured: resident bytes beside those before the start, at their `peak` and `held`
-afterwards; `seconds`; `drawn`, how many numbers it drew; and `digest`, of the master weights and, but under ZeRO 3,
-where no process has them whole, of those that the model computes with.
+afterwards; `seconds`; `drawn`, how many numbers it drew; `probes`, how often DeepSpeed asked which operators it could
+build; and `digest`, of the master weights and, but under ZeRO 3, where no process has them whole, of those that the
+model computes with.
 """
 
 import gc
@@ -14,7 +15,9 @@ import time
 import warnings
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import deepspeed
 import torch
 import torch._inductor.compile_fx  # which torch.optim and DeepSpeed load when they are first used
 from forked import answers
@@ -69,6 +72,7 @@ def start(config: PretrainConfig) -> dict[str, Any]:
     chosen = updater.choose(config.zero_stage, config.optimizer, config.offload, parallel.data_size())
     template = load_template(template_path(config.deepspeed_template))
     shape = ModelShape.from_config(config, VOCABULARY)
+    probe = deepspeed.ops._probe_compatible_ops = mock.Mock(return_value={})
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # VmHWM begins anew (proc(5))
     before, begun = resident(), time.monotonic()
@@ -79,7 +83,7 @@ def start(config: PretrainConfig) -> dict[str, Any]:
         engine.start_from(initial_weights.drawn_by_all(shape, SEED, torch.device("cpu")))
     found = {"seconds": time.monotonic() - begun, "peak": resident("VmHWM") - before, "held": resident() - before}
     digest = digest_of(engine, is_whole=config.zero_stage < 3 and config.tensor_parallel_size == 1)
-    return found | {"drawn": draws.count, "digest": digest}
+    return found | {"drawn": draws.count, "probes": probe.call_count, "digest": digest}
 
 
 def measure(processes: int, settings: dict[str, Any]) -> list[dict[str, Any]]:

@@ -84,7 +84,9 @@ def open_run(plan: RunPlan, processes: Processes, resume_from: Path | None = Non
     config = plan.config
     model = build_model(plan, processes)
     engine = updater.open_engine(model, config, plan.updater, parallel.data_size(), plan.template, has_weights=False)
-    authentication.authenticate(joining.ANSWER_SECONDS)  # of the groups that DeepSpeed has made
+    # Of the groups that DeepSpeed has made.
+    joining.set_timeouts()
+    authentication.authenticate(joining.ANSWER_SECONDS)
     state = _resumed(engine, resume_from, plan, processes) if resume_from else _first_state(engine, plan, processes)
     reason = compilation.reason_against(config.compile, processes.device.type, config.zero_stage)
     if reason is None:

@@ -63,7 +63,7 @@ class ZeroUpdater(Engine):
             self._deepspeed, self._wrapper, _, _ = deepspeed.initialize(
                 model=model,
                 optimizer=self._adam,
-                config=settings_for(config, data_parallel_size, template),
+                config=settings_for(config, data_parallel_size, template, self._device.type),
                 dist_init_required=False,
                 mpu=parallel.ModelParallelUnit() if parallel.tensor_size() > 1 else None,
             )
@@ -213,7 +213,8 @@ def _attach_to_process_groups() -> None:
     deepspeed.logger.setLevel(logging.ERROR)
     # torch 2.13 renames collectives that DeepSpeed 0.19.8 still calls by their old names; nobody here can act on it.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
-    # deepspeed/comm/torch.py, build_shm_op: on a CPU with a compiler it would build a C++ operator while the run waits.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # deepspeed/comm/torch.py, build_shm_op, asks which C++ operators could be built. Finding out calls compilers and
+    # queries GPUs, and on a CPU with a compiler it would then build one while the run waits; none is used here.
+    deepspeed.ops.__compatible_ops__ = {}
     backend = torch.distributed.get_backend()
     deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
