@@ -199,7 +199,7 @@ def test_what_is_offloaded_is_pinned() -> None:
     """By DeepSpeed's own default, which a template may change: pinned memory is what copies to a GPU need."""
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
-    settings = config_of(**SETTINGS, zero_stage=3, offload="all", precision="bf16")
+    settings = config_of(**{**SETTINGS, "zero_stage": 3, "offload": "all", "precision": "bf16"})
     zero = DeepSpeedZeroConfig(**settings_for(settings, 1, {}, "cuda")["zero_optimization"])
     assert zero.offload_optimizer.pin_memory and zero.offload_param.pin_memory
 

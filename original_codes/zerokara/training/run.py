@@ -7,8 +7,13 @@ and `open_run` ask for. Training (`trainer`), the trial of a dry run (`trial`), 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
+import torch.distributed
+from torch import Tensor
 
 from zerokara import checkpoint
 from zerokara.checkpoint import TrainingState
@@ -111,7 +116,7 @@ def _resumed(engine: Engine, folder: Path, plan: RunPlan, processes: Processes) 
 def _first_state(engine: Engine, plan: RunPlan, processes: Processes) -> TrainingState:
     init_from = plan.config.init_from
     if init_from:
-        engine.start_from(from_hf.weights(Path(init_from), plan.shape).items())
+        engine.start_from(_sent_by_first(Path(init_from), plan, processes))
         surplus = from_hf.num_surplus_rows(Path(init_from), plan.shape)
         without = f", without {surplus:,} rows of its embedding that no token has" if surplus else ""
         processes.log(f"starting from the weights of {init_from}{without}")
@@ -119,6 +124,24 @@ def _first_state(engine: Engine, plan: RunPlan, processes: Processes) -> Trainin
         engine.start_from(initial_weights.drawn_by_all(plan.shape, plan.config.seed, processes.device))
     facts: dict[str, object] = {"init_from": init_from} if init_from else {}
     return state_of(plan, step=0, samples=0, facts=facts, seconds=0.0)
+
+
+def _sent_by_first(folder: Path, plan: RunPlan, processes: Processes) -> Iterator[tuple[str, Tensor]]:
+    """Yield the whole weights of a Hugging Face folder, which the first process alone reads, one after another."""
+    opened: list[Iterator[tuple[str, Tensor]]] = []
+
+    def open_weights() -> int:
+        opened.append(from_hf.open_weights(folder, plan.shape))
+        return 0
+
+    processes.from_first(open_weights)
+    shapes = plan.shape.parameter_shapes()
+    for name in from_hf.names(plan.shape):
+        whole = next(opened[0])[1] if processes.is_first else torch.empty(shapes[name])
+        whole = whole.to(processes.device).contiguous()
+        torch.distributed.broadcast(whole, src=0)
+        yield name, whole
+        del whole
 
 
 def state_of(plan: RunPlan, step: int, samples: int, facts: dict[str, object], seconds: float) -> TrainingState:
