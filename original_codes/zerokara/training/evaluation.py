@@ -117,9 +117,9 @@ class Validation:
         num_tokens, num_bytes = ([round(count) for count in each] for each in all_counts)
         whole = Score.of("all", sum(all_nats), sum(num_tokens), sum(num_bytes))
         by_source = tuple(map(Score.of, self._names, all_nats, num_tokens, num_bytes))
-        return (
-            ValidationResult(whole, by_source, self._positions) if len(by_source) > 1 else ValidationResult(whole, ())
-        )
+        if len(by_source) == 1:
+            return ValidationResult(whole, ())
+        return ValidationResult(whole, by_source, self._positions)
 
 
 def evaluate_checkpoint(plan: RunPlan, folder: Path) -> None:

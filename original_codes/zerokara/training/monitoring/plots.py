@@ -136,9 +136,10 @@ def _bits_per_byte(axes: Axes, lines: Lines, names: Names) -> None:
     _use_log_scale(axes, bits)
 
 
-def _validated(lines: Lines, names: Names) -> Sequence[str]:
+def _validated(lines: Lines, names: Names) -> list[str]:
     """Names of the sources that are validated: one without validation documents has no curve."""
-    positions = next((line["valid_source_positions"] for line in lines if "valid_source_positions" in line), [])
+    found = (line["valid_source_positions"] for line in lines if "valid_source_positions" in line)
+    positions: list[int] = next(found, [])
     sources = names.get("source_tokens", [])
     return [sources[position] if position < len(sources) else str(position + 1) for position in positions]
 
