@@ -195,6 +195,21 @@ def test_precision_is_as_configured_or_nothing_starts(
             engine_of(build(shape), settings, chosen_for=2)
 
 
+def test_zero_3_gets_a_partitioned_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSpeed would move a whole one to the device before it partitions it."""
+    join_alone()
+    settings, whole = config_of(**{**SETTINGS, "zero_stage": 3}), []
+
+    def initialize(model: torch.nn.Module, **_: Any) -> None:
+        whole.extend(parameter.numel() for parameter in model.parameters())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(zero_updater.deepspeed, "initialize", initialize)
+    with pytest.raises(KeyboardInterrupt):
+        engine_of(build(ModelShape.from_config(settings, VOCAB)), settings)
+    assert whole and not any(whole)
+
+
 def test_what_is_offloaded_is_pinned() -> None:
     """By DeepSpeed's own default, which a template may change: pinned memory is what copies to a GPU need."""
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig

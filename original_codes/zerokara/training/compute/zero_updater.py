@@ -55,15 +55,19 @@ class ZeroUpdater(Engine):
         self.gradient_factor = float(data_parallel_size)
         self._num_micro_batches = config.global_batch_size // (config.micro_batch * data_parallel_size)
         # DeepSpeed makes its master weights from rounded ones: ours are written afterwards, as they are.
-        weights = take_weights(model, torch.bfloat16 if config.precision == "bf16" else torch.float32, self._device)
+        dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
+        weights = take_weights(model, dtype, self._device if config.zero_stage < 3 else torch.device("cpu"))
+        settings = settings_for(config, data_parallel_size, template, self._device.type)
         made = torch_optimizers.build(config, dict(model.named_parameters()), model.shape)
         self._adam = made["adamw"]
         # runtime/bf16_optimizer.py narrates its memory on stdout whatever the log level is.
         with contextlib.redirect_stdout(io.StringIO()):
+            if config.zero_stage == 3:
+                _partition(model, settings, self._device, dtype)
             self._deepspeed, self._wrapper, _, _ = deepspeed.initialize(
                 model=model,
                 optimizer=self._adam,
-                config=settings_for(config, data_parallel_size, template, self._device.type),
+                config=settings,
                 dist_init_required=False,
                 mpu=parallel.ModelParallelUnit() if parallel.tensor_size() > 1 else None,
             )
@@ -206,6 +210,21 @@ class _Judgement:
             self.norm = math.inf
         self.is_accepted = self._accept(values) and math.isfinite(self.norm)
         return torch.tensor(self.norm if self.is_accepted else math.inf)
+
+
+def _partition(model: Model, settings: dict[str, Any], device: torch.device, dtype: torch.dtype) -> None:
+    """Partition the parameters for ZeRO 3, one after another: DeepSpeed would first move them all to the device."""
+    offload, is_cut = settings["zero_optimization"].get("offload_param", {}), parallel.tensor_size() > 1
+    deepspeed.zero.Init(
+        module=model,
+        data_parallel_group=parallel.data_group() if is_cut else None,
+        mpu=parallel.ModelParallelUnit() if is_cut else None,
+        dtype=dtype,
+        config_dict_or_path=settings,
+        remote_device=offload.get("device"),
+        pin_memory=offload.get("pin_memory", True),  # DeepSpeed's default
+    )
+    model.to(device)  # its buffers
 
 
 def _attach_to_process_groups() -> None:
