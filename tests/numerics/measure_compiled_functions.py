@@ -2,7 +2,7 @@
 
 Reads a JSON file: a list of settings; prints a JSON list of objects: `eager` and `compiled`, the nats of each step of
 the first process; `calls`, how often the training called each compiled function; `errors`, those that did not compile;
-and `captured`, how many graphs torch's compiler captured. What is captured counts here, no code is generated (``aot_eager``).
+and `captured`, how many graphs torch's compiler captured. No code is generated for them (``aot_eager``).
 """
 
 import json

@@ -38,7 +38,7 @@ from zerokara.training.processes import divergence as divergence_module
 from zerokara.training.processes.divergence import DivergenceCheck
 from zerokara.training.processes.joining import Processes
 
-VOCABULARY = 500
+VOCABULARY, END = 500, 2
 WAITING = ("_local_scalar_dense", "nonzero", "bincount", "equal", "unique", "_unique2", "masked_select")
 """Operations whose result the host needs: on a GPU it waits until the device has done all that it was given."""
 
@@ -107,15 +107,16 @@ def watch(config: PretrainConfig) -> dict[str, Any]:
 
     def take(step: int) -> StepBatches:
         made = []
-        for _ in range(config.global_batch_size // config.micro_batch // parallel.data_size()):
+        for index in range(config.global_batch_size // config.micro_batch // parallel.data_size()):
             inputs, labels = (
                 torch.randint(4, VOCABULARY, (config.micro_batch, length), generator=generator)
                 for length in (config.lengths.input, config.lengths.target)
             )
             batch = [inputs, labels, torch.ones(labels.shape)]
             if config.intra_document_masking:
-                ids, end = torch.cat([inputs, labels[:, -1:]], dim=1).numpy(), int(inputs[0, 3])
-                batch = as_tensors(Causal(config.lengths, end)(ids, ids[:, 0]))
+                ids = torch.cat([inputs, labels[:, -1:]], dim=1).numpy()
+                ids[:, 3 :: 2 + index] = END  # another number of documents in each micro batch
+                batch = as_tensors(Causal(config.lengths, END)(ids, ids[:, 0]))
             made.append([*batch, labels] if config.traits.is_encoder_decoder else batch)
         return StepBatches(made, float(sum(batch[1].numel() for batch in made)))
 

@@ -98,7 +98,7 @@ class HeadNorm(torch.nn.RMSNorm):
 
 
 def intra_document_mask(segments_BS: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions that restart in each segment [B, S], and where attention may go [B, 1, S, S], for ascending segments."""
+    """`positions_in_documents`, and where attention may go [B, 1, S, S]."""
     positions_S = torch.arange(segments_BS.size(1), device=segments_BS.device)
     restarted_BS = positions_in_documents(segments_BS)
     first_BS = positions_S - restarted_BS

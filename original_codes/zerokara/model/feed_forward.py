@@ -7,7 +7,6 @@ with a gate).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor
 
@@ -24,9 +23,7 @@ class FeedForward(MLP):
     def __init__(self, config: TransformerConfig):
         """As megatron-core builds it."""
         submodules = MLPSubmodules(linear_fc1=ColumnLinear, linear_fc2=RowLinear)
-        super().__init__(
-            config, submodules, ffn_hidden_size=config.ffn_hidden_size, tp_group=parallel.tensor_group()
-        )
+        super().__init__(config, submodules, ffn_hidden_size=config.ffn_hidden_size, tp_group=parallel.tensor_group())
 
     def forward(self, hidden_SBD: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Return [S, B, D], and the bias that is still to be added to it, or None."""
@@ -38,7 +35,7 @@ class FeedForward(MLP):
 
 
 def plain_activate(inner: Tensor, bias_R: Tensor | None, activation: Activation, gated: bool) -> Tensor:
-    """Add the bias, [..., R], and activate, [..., F]; with a gate, activate the first half and multiply by the other."""
+    """Add the bias, [..., R], and activate, [..., F]; with a gate, the first half, which multiplies the other."""
     if bias_R is not None:
         inner = inner + bias_R
     if not gated:

@@ -240,9 +240,7 @@ def _fused_vocabulary_parallel(
     return nats_C, grad_CV.scatter_(1, labels_C[:, None], entries_C[:, None])
 
 
-def _of_this_rank(
-    labels_C: Tensor, num_rows: int, vocab_size: int, group: ProcessGroup
-) -> tuple[int, Tensor, Tensor]:
+def _of_this_rank(labels_C: Tensor, num_rows: int, vocab_size: int, group: ProcessGroup) -> tuple[int, Tensor, Tensor]:
     """How many of this rank's rows are real; of each label whether it is one of them, and its row, else 0."""
     first_row = group.rank() * num_rows
     rows_C = labels_C - first_row
@@ -275,9 +273,7 @@ def sums_of_exponentials(logits_CV: Tensor, max_C: Tensor, num_real: int) -> Ten
     return (_real(logits_CV, num_real) - max_C[:, None]).exp().sum(dim=1)
 
 
-def exponentials_times_mask(
-    logits_CV: Tensor, max_C: Tensor, sum_C: Tensor, mask_C: Tensor, num_real: int
-) -> Tensor:
+def exponentials_times_mask(logits_CV: Tensor, max_C: Tensor, sum_C: Tensor, mask_C: Tensor, num_real: int) -> Tensor:
     """exp(logit − max) · mask / sum, [C, V] in the dtype of the logits; 0 in the rows that are not real."""
     exp_CV = (_real(logits_CV, num_real) - max_C[:, None]).exp()
     return (exp_CV * (mask_C / sum_C)[:, None]).to(logits_CV.dtype)

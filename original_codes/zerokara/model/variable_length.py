@@ -30,7 +30,9 @@ def has_kernel(weight: Tensor, head_dim: int) -> bool:
     )
 
 
-def attention(query_SBHE: Tensor, key_SBKE: Tensor, value_SBKE: Tensor, offsets_N1: Tensor, scale: float | None) -> Tensor:
+def attention(
+    query_SBHE: Tensor, key_SBKE: Tensor, value_SBKE: Tensor, offsets_N1: Tensor, scale: float | None
+) -> Tensor:
     """Return the attended values, [S, B, D]; `offsets_N1` in int32, ascending, from 0 to P.
 
     Documents lie within a sequence each: position s of sequence b is b · S + s.

@@ -46,7 +46,7 @@ class Batch:
     decoder_inputs: Ids | None = None
     """Input ids of the decoder of an encoder-decoder model, [b, T]: a start token, and the labels but for the last."""
 
-    def arguments(self) -> list[NDArray[np.int64] | NDArray[np.float32]]:
+    def arguments(self) -> list[NDArray[np.int64] | NDArray[np.float32] | NDArray[np.int32]]:
         """The arrays in the order of the model's arguments."""
         rest = (self.segments, self.document_offsets, self.decoder_inputs)
         return [self.inputs, self.labels, self.loss_mask, *(array for array in rest if array is not None)]

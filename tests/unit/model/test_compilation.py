@@ -44,7 +44,8 @@ def test_where_it_is_compiled(mode: str, device: str, zero_stage: int, compiled:
 
 
 @pytest.mark.parametrize(
-    ("mode", "device", "compiled"), [("auto", "cuda", True), ("on", "cpu", True), ("auto", "cpu", False), ("off", "cuda", False)]
+    ("mode", "device", "compiled"),
+    [("auto", "cuda", True), ("on", "cpu", True), ("auto", "cpu", False), ("off", "cuda", False)],
 )
 def test_where_functions_are_compiled_in_place_of_layers(mode: str, device: str, compiled: bool) -> None:
     assert compilation.compiles_functions(mode, device) == compiled
