@@ -78,9 +78,9 @@ def start(model: Any, micro_batch_size: int, intra_document_masking: bool, log: 
         for layer, forward in zip(layers, eager, strict=True):
             layer.forward = forward
         loss.fused_softmax = None
-        first_line = next(iter(str(error).strip().splitlines()), "")
-        log(f"not compiled, the layers run eagerly: {type(error).__name__}: {first_line}")
+        log(f"not compiled, the layers run eagerly: {_first_line(error)}")
         return False
+    _log_errors(fused_functions(), log)
     log(f"compiled in {seconds_text(time.monotonic() - started)}")
     return True
 
@@ -101,12 +101,9 @@ def start_functions(
         model(*model.blank_arguments(micro_batch_size, intra_document_masking, device))
     for each in fused:
         each.stop_learning()
-    failed = [each for each in fused if each.error]
-    for each in failed:
-        first_line = next(iter(str(each.error).strip().splitlines()), "")
-        log(f"not compiled, runs eagerly: {each.name}: {type(each.error).__name__}: {first_line}")
+    _log_errors(fused, log)
     log(f"compiled in {seconds_text(time.monotonic() - started)}")
-    return not failed
+    return not any(each.error for each in fused)
 
 
 def _fuse_functions() -> list[Fused]:
@@ -123,6 +120,16 @@ def fused_functions() -> list[Fused]:
     softmax = loss.fused_softmax, *(loss.fused_parallel_softmax or ())
     places = *softmax, feed_forward.fused_activate, rope_utils._apply_rotary_pos_emb_bshd
     return [each for each in places if isinstance(each, Fused)]
+
+
+def _log_errors(fused: list[Fused], log: Callable[[str], None]) -> None:
+    for each in fused:
+        if each.error:
+            log(f"not compiled, runs eagerly: {each.name}: {_first_line(each.error)}")
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
 
 
 def run_eagerly() -> None:
