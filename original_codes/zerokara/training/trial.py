@@ -14,7 +14,7 @@ import torch
 import torch.distributed
 
 from zerokara.errors import RunError
-from zerokara.model import compilation
+from zerokara.model import compilation, variable_length
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import count_text, seconds_text
 from zerokara.training.compute import devices
@@ -77,6 +77,8 @@ def attention_kernel(shape: ModelShape, precision: str, intra_document_masking: 
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     size = (1, shape.num_attn_heads, shape.seq_len, shape.head_dim)
     query = torch.empty(size, dtype=dtype, device=device)
+    if intra_document_masking and variable_length.has_kernel(query, shape.head_dim):
+        return "attention by FlashAttention, document by document"
     pairs = (1, 1, shape.seq_len, shape.seq_len)
     mask = torch.ones(pairs, dtype=torch.bool, device=device) if intra_document_masking else None
     if has_bias:
