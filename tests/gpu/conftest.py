@@ -35,4 +35,3 @@ def _no_group_is_left() -> Iterator[None]:
     """For the tests that follow, which open their own on a CPU."""
     yield
     leave()
-

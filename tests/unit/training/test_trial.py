@@ -26,7 +26,7 @@ class Attention(torch.nn.Module):
 def test_one_pass_is_profiled_and_tells_what_it_called(
     has_bias: bool, expected: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    model, heads_BHSE = Attention(has_bias), torch.randn(1, 2, 8, 4)
+    model, heads_BHSE = Attention(has_bias), torch.randn(1, 2, 8, 4, requires_grad=True)
     with first_forward_profiled(model) as seen:
         model(heads_BHSE).sum().backward()
         seen_in_first = set(seen)
