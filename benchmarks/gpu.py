@@ -1,9 +1,9 @@
 """Step 3 on a GPU, measured: `benchmarks/gpu.sh` says what its parts are, and calls it.
 
-Every number is of the command ``python -m zerokara.steps.train`` on token files that step 2 made from random words, in a
-process of its own, as a user starts it: from its metrics.jsonl, its log (the times at which its lines come) and a look at
-its memory. What a profile shows is of a second run of the same settings (gpu_profile.py), so that it costs the first
-nothing; that run finds the compiled layers in torch's cache, as a user's second start does.
+Every number is of the command ``python -m zerokara.steps.train`` on token files that step 2 made from random words, as
+a user starts it: from its metrics.jsonl, from its log (the times at which lines come) and from a look at its memory.
+What a profile shows is of a second run of the same settings (gpu_profile.py), so that it costs the first nothing; that
+run finds the compiled layers in torch's cache, as a user's second start does.
 """
 
 from __future__ import annotations
@@ -217,8 +217,9 @@ def settings_of(job: Job, given: argparse.Namespace, folder: Path) -> list[str]:
     """All settings of a measurement but its run folder; the last of two that set one key counts."""
     steps = WARM_UP_STEPS + 3 if given.tiny else STEPS  # gpu_profile.py needs six
     common = [
-        *data_settings(folder), "precision=bf16", f"max_steps={steps}", "epochs=10", "log_interval=1", "eval_interval=100000",
-        "save_interval=100000", "eval_tokens=4096", "sample_prompts=[]", "plots=false", "tensorboard=false",
+        *data_settings(folder), "precision=bf16", f"max_steps={steps}", "epochs=10", "log_interval=1",
+        "eval_interval=100000", "save_interval=100000", "eval_tokens=4096", "sample_prompts=[]",
+        "plots=false", "tensorboard=false",
     ]  # fmt: skip
     chosen = [*common, *SIZES[job.size], *(TINY if given.tiny else []), *job.settings, *given.set]
     return [f"{key}={value}" for key, value in dict(setting.split("=", 1) for setting in chosen).items()]
@@ -319,9 +320,7 @@ def follow_memory(pid: int, peak: list[int]) -> None:
     while True:
         try:
             processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-            held = 0
-            for process in processes:
-                held += process.memory_info().rss
+            held = sum(process.memory_info().rss for process in processes)
         except psutil.NoSuchProcess:
             if not psutil.pid_exists(pid):
                 return
@@ -380,9 +379,8 @@ def versions() -> dict[str, Any]:
     """The device, and what computes on it."""
     import torch
 
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    names = ("torch", "deepspeed", "megatron-core")
-    return {"device": device, "versions": {name: importlib.metadata.version(name) for name in names}}
+    found = {name: importlib.metadata.version(name) for name in ("torch", "deepspeed", "megatron-core")}
+    return {"device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu", "versions": found}
 
 
 def free_name(wanted: str, results: Path) -> str:
@@ -399,11 +397,9 @@ def read_lines(results: Path) -> list[dict[str, Any]]:
 
 
 def add_line(path: Path, found: dict[str, Any]) -> None:
-    """Add a measurement; on the disk before the next begins."""
+    """Add a measurement."""
     with open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps(found, ensure_ascii=False) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
 
 
 if __name__ == "__main__":

@@ -19,17 +19,17 @@
 # --wheels   a folder of wheels: they are installed into a temporary folder that is used for this call alone
 #
 # Any python serves that has the packages: .venv's, or else python3. An image that has torch, transformers, sentencepiece
-# and pytest, and no network, lacks ten. With Python 3.12 on x86-64 these are their wheels (8 MB), made elsewhere with
-# the versions of requirements.lock; DeepSpeed's is built from its source package, with none of its operators:
+# and pytest, and no network, lacks the rest: on x86-64 with Python 3.12 these wheels (8 MB), fetched elsewhere, in the
+# versions of requirements.lock. DeepSpeed's is built from its source package, with none of its operators:
 #
 #   pip download --no-deps --only-binary=:all: --python-version 3.12 --implementation cp --platform manylinux_2_28_x86_64 \
 #       --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 --dest wheels megatron-core==0.16.1 hjson==3.1.0 \
 #       annotated-types==0.8.0 pydantic==2.14.3 pydantic-core==2.50.4 typing-inspection==0.4.5 orjson==3.13.0 \
-#       ruamel.yaml==0.19.1 backports.zstd==1.8.0
+#       ruamel.yaml==0.19.1 backports.zstd==1.8.0 httpx2==2.16.2 httpcore2==2.16.2 truststore==0.10.5
 #   DS_BUILD_OPS=0 .venv/bin/python -m pip wheel --no-deps --no-build-isolation --wheel-dir wheels deepspeed==0.19.8
 #
-# Example: three calls that fit half an hour.
-#   benchmarks/gpu.sh tests --wheels wheels --results "$OUT/gpu" && benchmarks/gpu.sh dense --minutes 5 …
+# Half an hour on a borrowed machine is three calls, and what is left of it: dense (it has a profile of each size, and the
+# 1.3B model writes 16 GB for its checkpoint), then tests and families with --minutes 4 each in one call, then zero.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 

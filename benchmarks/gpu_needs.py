@@ -15,12 +15,14 @@ from pathlib import Path
 
 LOCK = Path(__file__).resolve().parents[1] / "requirements.lock"
 ROOTS = (
-    "backports-zstd", "deepspeed", "httpx2", "huggingface-hub", "megatron-core", "numpy", "orjson", "psutil", "pydantic",
-    "pytest", "ruamel-yaml", "safetensors", "sentencepiece", "tensorboard", "transformers",
+    "backports-zstd", "deepspeed", "httpx2", "huggingface-hub", "megatron-core", "numpy", "orjson", "psutil",
+    "pydantic", "pytest", "ruamel-yaml", "safetensors", "sentencepiece", "tensorboard", "transformers",
 )  # fmt: skip
 """What zerokara's steps 2 and 3, and the tests of tests/gpu, import; torch is in a lock file of its own."""
 ON_DEMAND = {"click", "httpx", "shellingham", "typer", "tzdata"}
 """Of what these need: for uploads and command lines, which nothing here calls, and by other names in other releases."""
+OPTIONAL = {"sniffio"}
+"""Imported where they are there."""
 MODULES = (
     "zerokara.steps.train", "zerokara.steps.tokenize", "zerokara.training.worker",
     "zerokara.training.compute.replicated_updater", "zerokara.training.compute.zero_updater",
@@ -72,7 +74,7 @@ def unlisted(modules: Iterable[str]) -> list[str]:
     # A name that several packages share (google, backports) tells of none.
     found = {names[0] for module in modules if len(names := distributions.get(module, [])) == 1}
     found = {re.sub(r"[-_.]+", "-", name).lower() for name in found}
-    return sorted((found & locked().keys()) - needed([*ROOTS, "torch"]).keys())
+    return sorted((found & locked().keys()) - needed([*ROOTS, "torch"]).keys() - OPTIONAL)
 
 
 def main() -> None:

@@ -2,10 +2,10 @@
 
     python benchmarks/gpu_profile.py REPORT.json OPTIONS OF STEP 3
 
-What the launcher would start, in this process, with one change: before step 4 and before step 6 the device is waited for,
-and torch.profiler runs between. So two whole steps with their edges are seen. The report, as JSON: seconds a step under
-the profiler, the share of it in which the device computed nothing, and the kernels by time. On a CPU operators take the
-place of kernels.
+What the launcher would start, in this process, with one change: before step 4 and before step 6 the device is waited
+for, and torch.profiler runs between. So two whole steps with their edges are seen. The report, as JSON: seconds a step
+under the profiler, the share of it in which the device computed nothing, and the kernels by time. On a CPU operators
+take the place of kernels.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "original_codes"))
 
-# ruff: noqa: E402
+import itertools
 import json
 import os
 import time
@@ -45,7 +45,7 @@ ATTENTION = ("attention", "flash", "fmha", "sdpa")
 def main() -> None:
     """Command line."""
     report, options = Path(sys.argv[1]), sys.argv[2:]
-    settings = [value for option, value in zip(options, options[1:], strict=False) if option == "--set"]
+    settings = [value for option, value in itertools.pairwise(options) if option == "--set"]
     config = load(PretrainConfig, "/dev/null", settings)
     run_folder.claim(make_plan(config, 1, launcher.precision(config)))
     on_gpu = torch.cuda.is_available()
@@ -84,9 +84,10 @@ def summary(seen: profile, seconds: float) -> dict[str, Any]:
     kind = DeviceType.CUDA if torch.cuda.is_available() else DeviceType.CPU
     spans, times = [], Counter[str]()
     for event in seen.events() or ():
-        if event.device_type == kind:
+        if event.device_type == kind and not event.is_user_annotation:  # that is a span of the program's, and no kernel
             spans.append((event.time_range.start, event.time_range.end))
-            times[event.name] += event.self_device_time_total if kind == DeviceType.CUDA else event.self_cpu_time_total
+            on_device = event.time_range.elapsed_us()
+            times[event.name] += on_device if kind == DeviceType.CUDA else event.self_cpu_time_total
     shown = times.most_common(NUM_KERNELS)
     others = times.total() - sum(microseconds for _, microseconds in shown)
     kernels = [(name[:160], microseconds) for name, microseconds in [*shown, ("all others", others)]]
