@@ -33,8 +33,6 @@ sys.path.append(str(HERE.parent / "original_codes"))
 WARM_UP_STEPS = 3
 """They take memory and choose kernels, and do not count."""
 STEPS = 13
-TRAIN = "zerokara.steps.train"
-MINUTES = 9.0
 TINY_NAMES = ("125m", "moe", "t5", "125m-zero2")
 """What --tiny tries of the parts, unless --only names others."""
 
@@ -98,7 +96,7 @@ def main() -> None:
     parser.add_argument("part", choices=["tests", *PARTS, "all", "table"])
     parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help="for the table: further results")
     parser.add_argument("--results", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=MINUTES)
+    parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any key of config.yaml")
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="of the part, this measurement")
@@ -227,10 +225,10 @@ def settings_of(job: Job, given: argparse.Namespace, folder: Path) -> list[str]:
 
 def measure(name: str, job: Job, given: argparse.Namespace, folder: Path, deadline: float) -> dict[str, Any]:
     """Train once as a user does, and once more under the profiler."""
-    settings, run_dir = settings_of(job, given, folder), folder / "run"
-    command = [sys.executable, "-m", TRAIN, *as_options([*settings, f"output_model_dir={run_dir}"])]
+    settings, run_dir, cache = settings_of(job, given, folder), folder / "run", folder / f"compiled-{name}"
+    command = [sys.executable, "-m", "zerokara.steps.train", *as_options([*settings, f"output_model_dir={run_dir}"])]
     try:
-        run = watch(command, name, given.results, deadline)
+        run = watch(command, name, given.results, cache, deadline)
         found = {"size": job.size, "settings": [*job.settings, *given.set], **versions(), **facts_of(run, run_dir)}
         found |= estimate(settings, run_dir)
     finally:
@@ -242,7 +240,7 @@ def measure(name: str, job: Job, given: argparse.Namespace, folder: Path, deadli
     program = [sys.executable, str(HERE / "gpu_profile.py"), str(report)]
     try:
         options = as_options([*settings, f"output_model_dir={run_dir}"])
-        profiled = watch([*program, *options], name, given.results, deadline)
+        profiled = watch([*program, *options], name, given.results, cache, deadline)
     finally:
         shutil.rmtree(run_dir, ignore_errors=True)
     if not report.exists():
@@ -269,10 +267,11 @@ class Watched(NamedTuple):
         return next((match[1] for _, line in self.lines if (match := re.search(pattern, line))), None)
 
 
-def watch(command: list[str], name: str, results: Path, deadline: float) -> Watched:
+def watch(command: list[str], name: str, results: Path, cache: Path, deadline: float) -> Watched:
     """Run a command to its end, or to the deadline; its output goes into the log."""
     started, lines = time.monotonic(), []
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    # What torch has compiled is this measurement's own: its first start compiles, its second does not.
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "TORCHINDUCTOR_CACHE_DIR": str(cache)}
     process = subprocess.Popen(
         command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
     )

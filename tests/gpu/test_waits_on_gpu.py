@@ -1,13 +1,14 @@
 """On a GPU: in a training step the host waits for the device once, in the one read of the step's numbers.
 
 torch raises an error at every other wait that it knows of (`torch.cuda.set_sync_debug_mode`): numbers that are read,
-copies from and to memory that is not pinned, `nonzero` and its kind, a stream that is waited for. It knows nothing of
-`torch.cuda.synchronize` and of DeepSpeed's accelerator, which calls it; here that is an error too.
+copies from and to memory that is not pinned, `nonzero` and its kind. Waits for a stream or the whole device, which only
+DeepSpeed asks for, are counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -33,6 +34,7 @@ from zerokara.training.processes.joining import Processes
 pytestmark = pytest.mark.gpu
 
 VOCABULARY = 1000
+SYNCHRONIZE = "synchronize"
 COMMON = {
     "num_layers": 2, "hidden_size": 64, "num_attn_heads": 4, "seq_len": 64, "global_batch_size": 4,
     "micro_batch_size": 2, "precision": PRECISION,
@@ -50,27 +52,34 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 @contextmanager
-def waits_refused() -> Iterator[list[str]]:
-    """Make every wait an error but those of `devices.read`; yields the kind of device of each of these."""
-    reads: list[str] = []
-    read = devices.read
+def waits_refused() -> Iterator[Counter[str]]:
+    """Make every wait an error but those of `devices.read` and DeepSpeed's; yields a count of these, by kind.
 
-    def counted(numbers: torch.Tensor) -> list[float]:
-        reads.append(numbers.device.type)
-        set_mode("default")
-        try:
-            return read(numbers)
-        finally:
-            set_mode("error")
+    A read counts by the device of its numbers.
+    """
+    waits: Counter[str] = Counter()
 
-    refusal = AssertionError("torch.cuda.synchronize waits for all that the device was given")
+    def counted(wait: Callable[..., Any], kind: Callable[..., str]) -> Callable[..., Any]:
+        def waiting(*arguments: Any) -> Any:
+            waits[kind(*arguments)] += 1
+            set_mode("default")
+            try:
+                return wait(*arguments)
+            finally:
+                set_mode("error")
+
+        return waiting
+
     with (
-        mock.patch.object(devices, "read", counted),
-        mock.patch.object(torch.cuda, "synchronize", side_effect=refusal),
+        mock.patch.object(devices, "read", counted(devices.read, lambda numbers: numbers.device.type)),
+        mock.patch.object(torch.cuda, "synchronize", counted(torch.cuda.synchronize, lambda *_: SYNCHRONIZE)),
+        mock.patch.object(
+            torch.cuda.Stream, "synchronize", counted(torch.cuda.Stream.synchronize, lambda _: SYNCHRONIZE)
+        ),
     ):
         set_mode("error")
         try:
-            yield reads
+            yield waits
         finally:
             set_mode("default")
 
@@ -113,10 +122,14 @@ def check_third_step(settings: dict[str, Any], compiles: bool = False) -> None:
 
     step(1)
     step(2)
-    with waits_refused() as reads:
+    with waits_refused() as waits:
         step(3)
+    # DeepSpeed (0.19.8) waits at the end of the backward pass: stage 2 where it overlaps (stage_1_and_2.py,
+    # independent_gradient_partition_epilogue), stage 3 always (stage3.py, the function of the same name).
+    allowed = config.global_batch_size // config.micro_batch if config.zero_stage >= 2 else 0
+    assert waits.pop(SYNCHRONIZE, 0) <= allowed
     # The comparison of the weights of the step before has arrived: it is read from the host's memory.
-    assert sorted(reads) == sorted(["cpu", DEVICE.type])
+    assert waits == Counter(["cpu", DEVICE.type])
 
 
 def host_group() -> Any:

@@ -136,7 +136,7 @@ def test_what_no_longer_fits_is_left_out(
 
 def test_a_measurement_ends_at_the_deadline(benchmark: ModuleType, tmp_path: Path) -> None:
     program = "import time; print('compiling the layers'); print('compiled in 3 s'); time.sleep(60)"
-    run = benchmark.watch([sys.executable, "-c", program], "x", tmp_path, benchmark.time.monotonic() + 3)
+    run = benchmark.watch([sys.executable, "-c", program], "x", tmp_path, tmp_path, benchmark.time.monotonic() + 3)
     assert run.code and run.lines[-1][1].startswith("killed") and run.lines[-1][0] < 30
     assert benchmark.facts_of(run, tmp_path)["compile_seconds"] >= 0
 
