@@ -24,70 +24,20 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 HERE = Path(__file__).resolve().parent
-sys.path.append(str(HERE.parent / "original_codes"))
+sys.path += [str(HERE.parent / "original_codes"), str(HERE)]  # last: benchmarks/ holds a tokenize.py
+
+from gpu_jobs import PARTS, SIZES, TINY, TINY_NAMES, Job
+
 WARM_UP_STEPS = 3
 """They take memory and choose kernels, and do not count."""
 STEPS = 13
-TINY_NAMES = ("125m", "moe", "t5", "125m-zero2")
-"""What --tiny tries of the parts, unless --only names others."""
-
-_LLAMA = ["architecture=llama", "seq_len=2048"]
-SIZES: dict[str, list[str]] = {
-    "125m": [*_LLAMA, "num_layers=12", "hidden_size=768", "num_attn_heads=12", "ffn_hidden_size=2048",
-             "micro_batch_size=32", "global_batch_size=128"],
-    "350m": [*_LLAMA, "num_layers=24", "hidden_size=1024", "num_attn_heads=16", "ffn_hidden_size=2816",
-             "micro_batch_size=16", "global_batch_size=64"],
-    "1.3b": [*_LLAMA, "num_layers=24", "hidden_size=2048", "num_attn_heads=16", "ffn_hidden_size=5504",
-             "micro_batch_size=8", "global_batch_size=32"],
-    "moe": ["architecture=mixtral", "seq_len=2048", "num_layers=12", "hidden_size=768", "num_attn_heads=12",
-            "ffn_hidden_size=2048", "num_experts=8", "experts_per_token=2", "micro_batch_size=16",
-            "global_batch_size=64"],
-    "t5": ["architecture=t5", "seq_len=512", "num_layers=12", "hidden_size=768", "num_attn_heads=12", "head_dim=64",
-           "ffn_hidden_size=2048", "micro_batch_size=64", "global_batch_size=256"],
-}  # fmt: skip
-TINY = ["num_layers=2", "hidden_size=64", "num_attn_heads=4", "head_dim=auto", "ffn_hidden_size=128", "seq_len=64",
-        "micro_batch_size=2", "global_batch_size=4", "precision=fp32", "eval_tokens=128"]  # fmt: skip
-
-
-class Job(NamedTuple):
-    """One measurement."""
-
-    size: str
-    settings: tuple[str, ...] = ()
-    seconds: float = 75.0
-    """It is not begun where less is left. A guess, on the safe side: none has been seen."""
-
-
-EAGER = ("compile=off",)
-PARTS: dict[str, dict[str, Job]] = {
-    "dense": {
-        "125m": Job("125m"),
-        "350m": Job("350m"),
-        "1.3b": Job("1.3b", seconds=110),
-        "125m-eager": Job("125m", EAGER, 50),
-        "350m-eager": Job("350m", EAGER, 50),
-        "1.3b-eager": Job("1.3b", EAGER, 90),
-    },
-    "families": {
-        "moe": Job("moe", seconds=90),
-        "t5": Job("t5"),
-        "moe-eager": Job("moe", EAGER, 60),
-        "t5-eager": Job("t5", EAGER, 50),
-    },
-    "zero": {
-        "125m-zero2": Job("125m", ("zero_stage=2",)),
-        "125m-zero3": Job("125m", ("zero_stage=3",)),
-        "350m-zero2": Job("350m", ("zero_stage=2",)),
-        "350m-zero3": Job("350m", ("zero_stage=3",)),
-        "125m-zero1-offload": Job("125m", ("zero_stage=1", "offload=optimizer")),
-    },
-}
-"""What is wanted most comes first: at the end of a part's minutes the rest is left out."""
+FILE_NAME = "measurements.jsonl"
 
 
 def main() -> None:
@@ -110,7 +60,8 @@ def main() -> None:
     program = [sys.executable, str(HERE / "gpu_table.py"), *map(str, [given.results, *given.folders])]
     table = subprocess.run(program, check=True, capture_output=True, text=True).stdout
     print(f"\n{table}", end="")
-    (given.results / "table.md").write_text(table, encoding="utf-8")
+    if given.part != "table":
+        (given.results / "table.md").write_text(table, encoding="utf-8")
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 
@@ -136,9 +87,13 @@ def run_part(part: str, given: argparse.Namespace, folder: Path) -> list[str]:
         if left < (0 if given.tiny else job.seconds):
             found: dict[str, Any] = {"left_out": f"{left:.0f} s were left"}
         else:
-            found = measure(name, job, given, folder, deadline)
+            try:
+                found = measure(name, job, given, folder, deadline)
+            except Exception as error:  # whatever it is, the others are measured
+                traceback.print_exc()
+                found = {"failed": repr(error)}
         failed += [name] if "failed" in found else []
-        add_line(given.results / "measurements.jsonl", {"name": name, "part": part, **found})
+        add_line(given.results, {"name": name, "part": part, **found})
     return failed
 
 
@@ -150,7 +105,7 @@ def run_tests(given: argparse.Namespace, deadline: float) -> bool:
     if given.tiny:
         environment["ZEROKARA_REHEARSE_GPU_TESTS"] = "1"
         command += ["-m", "not slow"]
-    command += [argument for only in given.only for argument in ("-k", only)]
+    command += ["-k", " or ".join(given.only)] if given.only else []
     print(f"── tests: {' '.join(command)}", flush=True)
     started, output = time.monotonic(), [f"$ {' '.join(command)}"]
     process = subprocess.Popen(
@@ -164,7 +119,7 @@ def run_tests(given: argparse.Namespace, deadline: float) -> bool:
         file.write("\n".join(output) + "\n")
     found = {"name": free_name("tests", given.results), "part": "tests", "summary": output[-1]}
     found |= {"seconds": time.monotonic() - started} | ({"failed": f"exit code {code}"} if code else {})
-    add_line(given.results / "measurements.jsonl", found)
+    add_line(given.results, found)
     return code == 0
 
 
@@ -385,19 +340,19 @@ def versions() -> dict[str, Any]:
 def free_name(wanted: str, results: Path) -> str:
     """A name that no measurement in these results has."""
     taken = {line["name"] for line in read_lines(results)}
-    names = (wanted if number == 1 else f"{wanted}-{number}" for number in itertools.count(1))
+    names = itertools.chain([wanted], (f"{wanted}-{number}" for number in itertools.count(2)))
     return next(name for name in names if name not in taken)
 
 
 def read_lines(results: Path) -> list[dict[str, Any]]:
     """All measurements in a folder."""
-    path = results / "measurements.jsonl"
+    path = results / FILE_NAME
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
-def add_line(path: Path, found: dict[str, Any]) -> None:
+def add_line(results: Path, found: dict[str, Any]) -> None:
     """Add a measurement."""
-    with open(path, "a", encoding="utf-8") as file:
+    with open(results / FILE_NAME, "a", encoding="utf-8") as file:
         file.write(json.dumps(found, ensure_ascii=False) + "\n")
 
 

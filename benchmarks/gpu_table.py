@@ -69,7 +69,7 @@ def details(one: dict[str, Any]) -> list[str]:
     """How a measurement was made, and where its time goes."""
     settings = f" ({', '.join(one['settings'])})" if one["settings"] else ""
     lines = [
-        f"**{one['name']}**{settings}: {one['updater']}; {one['steps']} steps counted; last loss {one['loss']:.3f}"
+        f"**{one['name']}**{settings}: {one['updater']}; {one['steps']} steps counted; last loss {number(one['loss'], 1, '', 3)}"
     ]
     if shown := one.get("profile"):
         step = 1000 * shown["step_seconds"]
