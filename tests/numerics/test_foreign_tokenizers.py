@@ -202,7 +202,7 @@ def test_training_begins_with_the_loss_of_the_model(continued: dict[str, Continu
     made = continued[name]
     encoder, reading = Encoder(made.tokenizer), data_plan(made.settings)
     shape = ModelShape.from_config(made.settings, encoder.vocab_size)
-    from_hf.check(made.start, shape, encoder, extends_vocabulary=False, fault=made.settings.fault)
+    from_hf.check_source(made.start, shape, encoder, extends_vocabulary=False, fault=made.settings.fault)
     plan = BatchLayout(made.settings.global_batch_size, made.settings.global_batch_size, 1)
     (read,) = Batches(
         reading.tokens(), reading.order(), plan, objective(made.settings, encoder, made.settings.seed, False), 0
@@ -246,6 +246,6 @@ def test_surplus_rows_are_left_out_where_no_token_has_them(continued: dict[str, 
     tokenizer.add_tokens(["<further>"])
     tokenizer.save_pretrained(named)
     with pytest.raises(UserError) as caught:
-        from_hf.check(named, shape, encoder, extends_vocabulary=False, fault=settings.fault)
+        from_hf.check_source(named, shape, encoder, extends_vocabulary=False, fault=settings.fault)
     (fault,) = caught.value.faults
     assert fault.key == "input_tokenizer_file" and f"{encoder.vocab_size} is '<further>'" in fault.rule

@@ -39,7 +39,9 @@ SettingFault = Callable[..., Fault]
 """`Settings.fault`: key, rule, remedy → the fault of a setting, with its place and value."""
 
 
-def check(folder: Path, shape: ModelShape, encoder: Encoder, extends_vocabulary: bool, fault: SettingFault) -> None:
+def check_source(
+    folder: Path, shape: ModelShape, encoder: Encoder, extends_vocabulary: bool, fault: SettingFault
+) -> None:
     """Check that `folder` holds a model of this shape, with the ids of this tokenizer; `fault` is of our settings.
 
     `extends_vocabulary`: our tokenizer may have further pieces after the last of the model's.
@@ -71,7 +73,7 @@ def check(folder: Path, shape: ModelShape, encoder: Encoder, extends_vocabulary:
 
 
 def weights(folder: Path, shape: ModelShape) -> dict[str, Tensor]:
-    """The weights of `folder` by our parameter names, in fp32; `check` comes first.
+    """The weights of `folder` by our parameter names, in fp32; `check_source` comes first.
 
     Raises:
         RunError: a tensor is missing, left over, or of another shape, or two that are one of ours differ.
@@ -90,7 +92,7 @@ def weights(folder: Path, shape: ModelShape) -> dict[str, Tensor]:
 
 
 def num_surplus_rows(folder: Path, shape: ModelShape) -> int:
-    """Rows of the folder's embedding after our last id, which no token uses (`check`) and `weights` drops.
+    """Rows of the folder's embedding after our last id, which no token uses (`check_source`) and `weights` drops.
 
     T5's has 32,128 rows for 32,100 ids, so that it can be split among processes.
     """

@@ -27,7 +27,7 @@ def convert(config: ConvertConfig, options: command.Options) -> None:
     """Do step 4, or say that it is done, or what it would do."""
     folder = Path(config.output_tokenizer_and_model_dir)
     manifest_path = folder / exported_folder.MANIFEST_NAME
-    outputs.check(outputs.of_export(config), unless=manifest_path)
+    outputs.check_writable(outputs.of_export(config), unless=manifest_path)
     source = checkpoint_source.find(config)
     output_folder.check_class(source)
     output_folder.check_place(config, source)
@@ -39,7 +39,7 @@ def convert(config: ConvertConfig, options: command.Options) -> None:
         _print_samples(done.facts["samples"], is_encoder_decoder)
         print(following)
         return
-    outputs.check(outputs.of_export(config))
+    outputs.check_writable(outputs.of_export(config))
     output_folder.check_space(config, source)
     files = check_corpus.files_for(config, source.config)
     opening(f"step 4 convert: {source.folder} ({source.shape.size_text}) → {folder} ({config.dtype}), then the proofs")

@@ -25,7 +25,7 @@ WRITE_HELP = "write the tokens of `epochs` epochs into the configuration file as
 def count_tokens(config: PretrainConfig, options: command.Options) -> None:
     """Print the table, and set `train_tokens` in the configuration file when asked."""
     if options.write:
-        outputs.check(outputs.of_count(config, options.config_path))
+        outputs.check_writable(outputs.of_count(config, options.config_path))
     counts, lengths, paths = count(config.output_prefix), config.lengths, TokenPaths(config.output_prefix)
     samples = lengths.samples_in(counts.train.tokens)
     if samples == 0:

@@ -33,7 +33,7 @@ MAX_RECORD_BYTES = 2**16
 """Upper limit on a line of a quarantine file."""
 
 
-def check(faults: Iterable[Fault], unless: Path | None = None) -> None:
+def check_writable(faults: Iterable[Fault], unless: Path | None = None) -> None:
     """Check that a step's outputs can be written.
 
     `unless` is the manifest of work that may be done already: if it exists, nothing is checked, and the step checks

@@ -47,9 +47,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _launch(config: PretrainConfig, options: command.Options, argv: Sequence[str]) -> None:
     """Check, show the plan, train in other processes, and record the run."""
-    processors.check(config)
+    processors.check_devices(config)
     plan = run_plan.make_plan(config, 1 if config.num_processes == "auto" else config.num_processes)
-    outputs.check(outputs.of_run(config), unless=run_manifest.record_path(plan))
+    outputs.check_writable(outputs.of_run(config), unless=run_manifest.record_path(plan))
     # A second --redo would set the new run aside itself.
     options = replace(options, again=next_command.again(argv, without=("--redo",)))
     commands = Commands(MODULE, tuple(argv), options.again, _next(config, options))
@@ -59,7 +59,7 @@ def _launch(config: PretrainConfig, options: command.Options, argv: Sequence[str
         launching.check_memory(local)
         resume_proof.prove(local.plan, options.verify_resume)
     elif options.evaluate is not None:
-        outputs.check(outputs.of_run(config))
+        outputs.check_writable(outputs.of_run(config))
         launching.evaluate(plan, commands, options.evaluate)
     else:
         _train(plan, commands, options)
@@ -71,7 +71,7 @@ def _train(plan: RunPlan, commands: Commands, options: command.Options) -> None:
         print(f"step 3 train: {plan.run_dir} is complete already; --redo sets it aside and trains again")
         print(f"next: {commands.convert}")
         return
-    outputs.check(outputs.of_run(plan.given))
+    outputs.check_writable(outputs.of_run(plan.given))
     trained = launching.start(plan, commands, changes, options.redo, options.dry_run)
     if trained is None:
         print("dry run: everything is in order; nothing was written")

@@ -42,7 +42,7 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
         opening(f"step 1 tokenizer: done already, {model_path} was made from the same text (--redo: again)")
         print(f"next: {_next(config, options)}")
         return
-    outputs.check(outputs.of_tokenizer(config))
+    outputs.check_writable(outputs.of_tokenizer(config))
     analyser = analyser_of(config)
     check_formats(files, config.text_field, config.txt_document, config.fault("text_field", "").where)
     budget = memory.budget(config, files)

@@ -40,7 +40,7 @@ def upload(config: ConvertConfig, options: command.Options) -> None:
     if reason:
         raise UserError(config.fault("huggingface_name", f"is not a repository name: {reason}"))
     made = exported_folder.proved(folder)
-    outputs.check(outputs.of_upload(config))
+    outputs.check_writable(outputs.of_upload(config))
     exported_folder.check_unchanged(folder, made)
     files = exported_folder.files(made)
     total = sum(record.bytes for record in files)

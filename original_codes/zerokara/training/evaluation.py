@@ -55,7 +55,9 @@ class ValidationResult:
 
     whole: Score
     sources: tuple[Score, ...]
-    """One for each source; empty if there is only one source."""
+    """One for each source that has validation documents; empty if only one has."""
+    positions: tuple[int, ...] = ()
+    """Where each of them stands in `input_jsonl`."""
 
     def as_json(self) -> dict[str, Any]:
         """The numbers of its line in metrics.jsonl."""
@@ -67,6 +69,7 @@ class ValidationResult:
         if self.sources:
             line["valid_loss_by_source"] = [score.loss for score in self.sources]
             line["valid_bits_per_byte_by_source"] = [score.bits_per_byte for score in self.sources]
+            line["valid_source_positions"] = list(self.positions)
         return line
 
 
@@ -76,7 +79,8 @@ class Validation:
     def __init__(self, plan: RunPlan, device: torch.device):
         config = plan.config
         self._device, self._micro_batch_size = device, config.micro_batch
-        sources = [source for source in plan.reading.sources if source.num_valid_tokens]
+        numbered = [(number, each) for number, each in enumerate(plan.reading.sources) if each.num_valid_tokens]
+        self._positions, sources = tuple(number for number, _ in numbered), [each for _, each in numbered]
         self._names = [source.name for source in sources]
         self._token_bytes = plan.encoder.piece_bytes()
         self._tokens = evaluation_batches(
@@ -113,7 +117,9 @@ class Validation:
         num_tokens, num_bytes = ([round(count) for count in each] for each in all_counts)
         whole = Score.of("all", sum(all_nats), sum(num_tokens), sum(num_bytes))
         by_source = tuple(map(Score.of, self._names, all_nats, num_tokens, num_bytes))
-        return ValidationResult(whole, by_source if len(by_source) > 1 else ())
+        if len(by_source) == 1:
+            return ValidationResult(whole, ())
+        return ValidationResult(whole, by_source, self._positions)
 
 
 def evaluate_checkpoint(plan: RunPlan, folder: Path) -> None:

@@ -58,7 +58,7 @@ def check_run_folder(plan: RunPlan, redo: bool) -> list[str]:
         UserError: another command is at work there, or it holds another run.
     """
     run_lock.check_free(plan.given)
-    return [] if redo else run_folder.check(plan)
+    return [] if redo else run_folder.check_same_run(plan)
 
 
 def on_this_machine(plan: RunPlan, redo: bool = False) -> LocalPlan:
@@ -89,7 +89,7 @@ def check_memory(local: LocalPlan) -> None:
         UserError: it cannot.
     """
     installed = MachineMemory.installed(local.plan.num_processes, launcher.gpu_bytes())
-    memory_forecast.check(local.plan.memory_forecast(installed), local.plan.given)
+    memory_forecast.check_fits(local.plan.memory_forecast(installed), local.plan.given)
 
 
 def check_init_from(plan: RunPlan) -> None:
@@ -102,7 +102,9 @@ def check_init_from(plan: RunPlan) -> None:
         from zerokara.huggingface import from_hf
 
         extends_vocabulary = plan.config.resize_vocabulary == "mean"
-        from_hf.check(Path(plan.config.init_from), plan.shape, plan.encoder, extends_vocabulary, plan.config.fault)
+        from_hf.check_source(
+            Path(plan.config.init_from), plan.shape, plan.encoder, extends_vocabulary, plan.config.fault
+        )
 
 
 def _show(local: LocalPlan, lines: Sequence[str]) -> None:
@@ -135,7 +137,7 @@ def start(
         Stopped, KeyboardInterrupt: the run was asked to stop before its end.
     """
     if not redo:
-        limits.check(plan.given, plan.checkpoint_bytes, trained_seconds(plan.run_dir), commands.convert)
+        limits.check_hours(plan.given, plan.checkpoint_bytes, trained_seconds(plan.run_dir), commands.convert)
     aside = run_folder.check_redo(plan) if redo else []
     disk_space.check_disk(plan, beside_old=redo)
     check_epochs(plan.given, plan.consumption)
@@ -203,7 +205,7 @@ def evaluate(plan: RunPlan, commands: Commands, name: str) -> None:
         UserError: there is no such checkpoint, or it is another run's.
         RunError: the evaluation failed.
     """
-    run_folder.check(plan)
+    run_folder.check_same_run(plan)
     folder = run_folder.find_checkpoint(plan, name)
     plan = on_this_machine(plan).plan
     tokens = count_text(plan.num_valid_tokens)

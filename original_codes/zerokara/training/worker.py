@@ -45,6 +45,8 @@ def work(plan: RunPlan, is_trial: bool = False, evaluate: Path | None = None) ->
         else:
             with open_trainer(plan) as trainer:
                 trainer.train()
+    # NCCL asks for it. After a failure it could wait for the others: the process just ends.
+    torch.distributed.destroy_process_group()
 
 
 @contextmanager

@@ -55,7 +55,7 @@ def exported(folder: Path, encoder: Encoder, *overrides: str, shared: bool = Tru
 
 def check(settings: PretrainConfig, encoder: Encoder, shape: ModelShape | None = None) -> None:
     shape = shape or ModelShape.from_config(settings, encoder.vocab_size)
-    from_hf.check(Path(settings.init_from), shape, encoder, settings.resize_vocabulary == "mean", settings.fault)
+    from_hf.check_source(Path(settings.init_from), shape, encoder, settings.resize_vocabulary == "mean", settings.fault)
 
 
 def faults_of(settings: PretrainConfig, encoder: Encoder) -> list[Fault]:

@@ -144,9 +144,9 @@ def test_work_that_is_done_needs_no_room(tmp_path: Path) -> None:
     assert [fault.key for fault in faults] == ["output_model_dir"]
     record = tmp_path / "manifest.json"
     with pytest.raises(UserError):
-        outputs.check(faults, unless=record)
+        outputs.check_writable(faults, unless=record)
     record.touch()
-    outputs.check(faults, unless=record)
+    outputs.check_writable(faults, unless=record)
 
 
 def test_a_line_is_told_all_of_them_at_once(tmp_path: Path) -> None:

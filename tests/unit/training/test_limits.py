@@ -32,13 +32,15 @@ def test_hours_are_counted_over_all_starts_and_for_one(monkeypatch: pytest.Monke
 
 def fault_of(trained_seconds: float, checkpoint_bytes: int, **settings: Any) -> Fault:
     with pytest.raises(UserError) as caught:
-        limits.check(config_of(**settings), checkpoint_bytes, trained_seconds, take="bash convert.sh --config it.yaml")
+        limits.check_hours(
+            config_of(**settings), checkpoint_bytes, trained_seconds, take="bash convert.sh --config it.yaml"
+        )
     (fault,) = caught.value.faults
     return fault
 
 
 def test_a_run_that_has_had_its_hours_is_refused() -> None:
-    limits.check(config_of(max_hours=2, max_hours_per_start=0.1), int(1e9), trained_seconds=7199, take="")
+    limits.check_hours(config_of(max_hours=2, max_hours_per_start=0.1), int(1e9), trained_seconds=7199, take="")
     fault = fault_of(7205, 0, max_hours=2)
     assert (fault.key, fault.value) == ("max_hours", 2.0)
     assert "bash convert.sh --config it.yaml" in fault.remedy

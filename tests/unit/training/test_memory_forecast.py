@@ -45,7 +45,7 @@ def forecast_of(
 
 def refused(forecast: MemoryForecast, given: PretrainConfig) -> Fault:
     with pytest.raises(UserError) as caught:
-        memory_forecast.check(forecast, given)
+        memory_forecast.check_fits(forecast, given)
     (fault,) = caught.value.faults
     return fault
 
@@ -108,7 +108,7 @@ def test_a_run_is_refused_where_it_certainly_does_not_fit(gpu: bool) -> None:
     def of(size: int) -> MemoryForecast:
         return forecast_of(TINY, gpu=size) if gpu else forecast_of(TINY, main=size)
 
-    memory_forecast.check(of(needed), given)
+    memory_forecast.check_fits(of(needed), given)
     assert not of(needed).fits and "note" in dict(of(needed).rows()), "between, there is a note"
     assert ("GPU memory" in refused(of(needed - 1), given).rule) is gpu
 
@@ -117,7 +117,7 @@ def test_main_memory_beside_a_gpu_counts_too() -> None:
     settings = {**LARGE, "offload": "optimizer", "micro_batch_size": 1}
     fault = refused(forecast_of(LARGE, gpu=80 * GB, main=15 * GB, **settings), config_of(**settings))
     assert "main memory" in fault.rule
-    memory_forecast.check(forecast_of(LARGE, gpu=80 * GB, main=60 * GB, **settings), config_of(**settings))
+    memory_forecast.check_fits(forecast_of(LARGE, gpu=80 * GB, main=60 * GB, **settings), config_of(**settings))
 
 
 def test_a_refusal_names_the_key_that_makes_it_fit() -> None:

@@ -77,7 +77,11 @@ def test_a_source_is_called_by_its_file_and_those_of_one_name_are_told_apart(tmp
     entries = ("a/text.jsonl", "hf://datasets/owner/books@v1", "b/text.jsonl", "x" * 40)
     names = names_of(tmp_path, input_jsonl=entries)
     assert names["source_tokens"] == ["1 text.jsonl", "books@v1", "3 text.jsonl", "x" * 27 + "…"]
-    assert names["valid_bits_per_byte_by_source"] == names["source_tokens"]
+
+
+def test_a_source_without_validation_documents_shifts_no_name() -> None:
+    line = {"tokens": 1, "valid_bits_per_byte_by_source": [1.0, 2.0], "valid_source_positions": [0, 2]}
+    assert plots._validated([{"tokens": 1}, line], {"source_tokens": ["a", "b", "c"]}) == ["a", "c"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What is seen before a run starts: the head of the data, ids that are none, a process that does not answer."""
+"""What is seen before a run starts: its data, a process that does not answer, one for which the others wait."""
 
 from __future__ import annotations
 
@@ -55,7 +55,6 @@ joining.ANSWER_SECONDS = 2
 rank = 0 if os.fork() else 1
 torch.distributed.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2)
 if rank == 1:
-    torch.distributed.new_group(backend="gloo")
     time.sleep(60)
 try:
     joining.require_answers()
@@ -73,3 +72,43 @@ def test_a_process_that_does_not_answer_is_named(tmp_path: Path) -> None:
     assert process.wait(timeout=30) == 3
     os.killpg(process.pid, signal.SIGKILL)  # the one that sleeps
     assert "2 processes" in words and "1" in words.partition("s: ")[2]
+
+
+SLOW = """
+import datetime, os, sys, time
+import torch, torch.distributed
+from zerokara.errors import RunError
+from zerokara.training.processes import joining
+rank = 0 if os.fork() else 1
+torch.distributed.init_process_group(
+    "gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2, timeout=datetime.timedelta(seconds=2)
+)
+joining.HEARTBEAT_SECONDS = float(sys.argv[2])
+processes = joining.Processes(torch.device("cpu"), rank)
+def tell(what):
+    os.write(1, f"{rank} {what}\\n".encode())  # whole lines: two processes write
+def work():
+    time.sleep(5)
+    return 7
+def fail():
+    raise RunError("no disk")
+try:
+    tell(processes.from_first(work))
+    processes.from_first(fail)
+except RunError as error:
+    tell(error)
+    os.wait()
+except SystemExit as end:
+    tell(f"leaves with {end.code}")
+"""
+
+
+@pytest.mark.parametrize("heartbeat", [0.5, 60.0])
+def test_the_others_wait_for_as_long_as_the_first_process_is_alive(tmp_path: Path, heartbeat: float) -> None:
+    """Its work takes longer than a collective may."""
+    program = [sys.executable, "-c", SLOW, str(tmp_path / "rendezvous"), str(heartbeat)]
+    done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=120)
+    if heartbeat < 2:
+        assert sorted(done.stdout.splitlines()) == ["0 7", "0 no disk", "1 7", "1 leaves with 1"]
+    else:
+        assert "1 7" not in done.stdout, "without a heartbeat the wait ends in an error"

@@ -54,7 +54,7 @@ def config(processes: int | str = "auto") -> PretrainConfig:
 
 def faults(processes: int | str = "auto") -> list[Fault]:
     with pytest.raises(UserError) as caught:
-        processors.check(config(processes))
+        processors.check_devices(config(processes))
     return caught.value.faults
 
 
@@ -79,18 +79,18 @@ def test_without_a_driver_there_is_no_gpu_and_with_a_silent_one_nobody_knows(
     monkeypatch.setattr(processors, "_DRIVER_FILES", (str(tmp_path),))
     assert processors.listed() is None
     machine(named="7")
-    processors.check(config())  # left to torch
+    processors.check_devices(config())  # left to torch
 
 
 @pytest.mark.parametrize("named", ["0", "1,0", " 0 , 1", "GPU-9f", "GPU-1b2c-11,GPU-9f00-22", "1,-1,7"])
 def test_gpus_that_are_there_may_be_named(machine: Machine, named: str) -> None:
     machine(TWO, named)
-    processors.check(config())
+    processors.check_devices(config())
 
 
 def test_part_of_a_gpu_may_be_named(machine: Machine) -> None:
     machine(DIVIDED, "MIG-aa-1")
-    processors.check(config(1))
+    processors.check_devices(config(1))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_gpu_where_there_is_none_is_an_error_and_so_is_a_torch_that_cannot_use
 @pytest.mark.parametrize("named", ["", "-1", "NoDevFiles"])
 def test_the_cpu_can_be_asked_for(machine: Machine, named: str) -> None:
     machine(TWO, named)
-    processors.check(config(4))
+    processors.check_devices(config(4))
     assert processors.unused(0) is None
     assert [(fault.key, fault.value) for fault in faults(8)] == [("num_processes", 8)]
 
@@ -127,7 +127,7 @@ def test_the_cpu_can_be_asked_for(machine: Machine, named: str) -> None:
 @pytest.mark.parametrize(("named", "most"), [(None, 2), ("1", 1)])
 def test_more_processes_than_gpus_are_an_error(machine: Machine, named: str | None, most: int) -> None:
     machine(TWO, named)
-    processors.check(config(most))
+    processors.check_devices(config(most))
     (fault,) = faults(4)
     assert (
         (fault.key, fault.value) == ("num_processes", 4) and f"at most {most}, " in fault.rule and "GPUs" in fault.rule
@@ -139,18 +139,18 @@ def test_more_processes_than_cores_are_an_error(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, cuda: str | None
 ) -> None:
     machine(cuda=cuda)
-    processors.check(config(4))
+    processors.check_devices(config(4))
     (fault,) = faults(8)
     assert (fault.key, fault.value) == ("num_processes", 8) and "at most 4, " in fault.rule and "cores" in fault.rule
     monkeypatch.setenv(processors.SHARE_CORES_NAME, "1")
-    processors.check(config(8))
+    processors.check_devices(config(8))
 
 
 def test_what_torch_sees_has_the_last_word(machine: Machine) -> None:
     machine(TWO, "0,1")
-    processors.check_seen(config(2), 2)
+    processors.check_devices_seen(config(2), 2)
     with pytest.raises(UserError, match="CUDA_VISIBLE_DEVICES = 0,1: names 2, of which torch sees 0"):
-        processors.check_seen(config(2), 0)
+        processors.check_devices_seen(config(2), 0)
     machine(TWO)
     assert "NVIDIA H200, NVIDIA L4: not used" in str(processors.unused(0))
     assert processors.unused(2) is None

@@ -57,20 +57,22 @@ def begin(plan: RunPlan) -> Path:
 def test_a_changed_setting_is_announced_and_another_shape_refused(settings) -> None:  # type: ignore[no-untyped-def]
     begin(run_plan.make_plan(settings(), 1))
     assert run_folder.claim(run_plan.make_plan(settings(), 1)) == []
-    assert run_folder.check(run_plan.make_plan(settings("lr=0.02", "num_workers=1"), 1)) == ["lr: 0.01 → 0.02"]
+    assert run_folder.check_same_run(run_plan.make_plan(settings("lr=0.02", "num_workers=1"), 1)) == ["lr: 0.01 → 0.02"]
     with refused("num_layers", "2", "3"):
-        run_folder.check(run_plan.make_plan(settings("num_layers=3"), 1))
+        run_folder.check_same_run(run_plan.make_plan(settings("num_layers=3"), 1))
 
 
 def test_another_curriculum_is_refused_and_a_longer_one_goes_on(settings) -> None:  # type: ignore[no-untyped-def]
     def check(stages: str, *others: str) -> list[str]:
-        return run_folder.check(run_plan.make_plan(settings("train_tokens=auto", f"stages={stages}", *others), 1))
+        return run_folder.check_same_run(
+            run_plan.make_plan(settings("train_tokens=auto", f"stages={stages}", *others), 1)
+        )
 
     begin(run_plan.make_plan(settings(), 1))
     with refused("stages", "source_weights"):
         check("[{tokens: rest}]")
     with refused("intra_document_masking", "False", "True"):
-        run_folder.check(run_plan.make_plan(settings("intra_document_masking=true"), 1))
+        run_folder.check_same_run(run_plan.make_plan(settings("intra_document_masking=true"), 1))
     begun = "[{tokens: 640, source_weights: [2]}, {tokens: 640, order: shuffle}]"
     two_passes = begun.replace("640, order", "12800, order")
     shutil.rmtree(run_plan.make_plan(settings(), 1).run_dir)
@@ -93,18 +95,18 @@ def test_a_start_that_was_aborted_before_its_first_step_blocks_nothing(settings)
     # Killed while it wrote its first file, and while it held the folder.
     for name in ("run.json.123.partial", *run_lock.NAMES):
         (first.run_dir / name).touch()
-    assert run_folder.check(first) == []
+    assert run_folder.check_same_run(first) == []
     run_folder.claim(first)
     (first.run_dir / "tokenizer.model").write_bytes(b"of the first configuration")
     (first.run_dir / "metrics.jsonl").write_bytes(b'{"step":0,"valid_loss":6.1}\n')
-    assert run_folder.check(other) == run_folder.check_redo(other) == []
+    assert run_folder.check_same_run(other) == run_folder.check_redo(other) == []
     run_folder.claim(other)
     assert orjson.loads((first.run_dir / run_folder.IDENTITY_NAME).read_bytes())["num_layers"] == 3
     tokenizer = Path(other.given.input_tokenizer_file).read_bytes()
     assert (first.run_dir / "tokenizer.model").read_bytes() == tokenizer
     (first.run_dir / "metrics.jsonl").write_bytes(b'{"step":1,"loss":6.1}\n')  # a step, though it was never saved
     with refused("num_layers", "3", "2"):
-        run_folder.check(first)
+        run_folder.check_same_run(first)
 
 
 def test_differences_are_told_by_the_keys_of_the_yaml(settings) -> None:  # type: ignore[no-untyped-def]

@@ -37,7 +37,7 @@ def tokenize(config: PretrainConfig, options: command.Options) -> None:
         opening(f"step 2 tokenise: done already, {bin_path(paths.train)} was made from the same text (--redo: again)")
         log(f"next: {_next_commands(config, options)}")
         return
-    outputs.check(outputs.of_tokens(config))
+    outputs.check_writable(outputs.of_tokens(config))
     check_formats(files, config.text_field, config.txt_document, config.where("text_field"))
     start_fork_server()
     prepared = prepare(config, files)

@@ -9,7 +9,8 @@ Lines of ``metrics.jsonl``, each with ``step`` and ``tokens`` (trained on so far
   before, lists by MoE layer: ``expert_load`` (the busiest expert's over the mean), ``expert_dropped`` (share of choices
   dropped for lack of capacity), ``router_entropy`` (nats);
 * a validation: ``valid_loss``, ``valid_bits_per_byte``, ``valid_tokens``, and where there are several sources
-  ``valid_loss_by_source``, ``valid_bits_per_byte_by_source``;
+  ``valid_loss_by_source``, ``valid_bits_per_byte_by_source``, and in ``valid_source_positions`` the place of each of
+  them in ``input_jsonl``;
 * a skipped step: ``skipped`` (the reason), ``bad_samples``;
 * the step that a start resumed from: ``resumed`` (true), ``seconds``.
 
@@ -48,7 +49,7 @@ _TAGS = {
     "router_entropy": "router/entropy",
 }
 """Curve of each number, in the group by which watchers arrange curves; every other number is in ``train/``."""
-_NO_CURVES = ("step", "resumed", "bad_samples")
+_NO_CURVES = ("step", "resumed", "bad_samples", "valid_source_positions")
 
 
 def read(run_dir: Path) -> list[dict[str, Any]]:

@@ -98,7 +98,7 @@ def curve_names(run_dir: Path) -> Names:
     sources = [name if short.count(name) == 1 else f"{number} {name}" for number, name in enumerate(short, start=1)]
     stacks = ("encoder ", "decoder ") if settings.traits.is_encoder_decoder else ("",)
     layers = [f"{stack}layer {layer}" for stack in stacks for layer in settings.expert_layers]
-    return {"source_tokens": sources, "valid_bits_per_byte_by_source": sources, "expert_load": layers}
+    return {"source_tokens": sources, "expert_load": layers}
 
 
 def _fill(axes: Axes, panel: Panel, lines: Lines, names: Names) -> None:
@@ -125,7 +125,8 @@ def _loss(axes: Axes, lines: Lines, names: Names) -> None:
 
 
 def _bits_per_byte(axes: Axes, lines: Lines, names: Names) -> None:
-    _plot_lists(axes, lines, "valid_bits_per_byte_by_source", names)
+    key = "valid_bits_per_byte_by_source"
+    _plot_lists(axes, lines, key, {key: _validated(lines, names)})
     tokens, bits = _curve(lines, "valid_bits_per_byte")
     axes.plot(tokens, bits, color=RED, marker="o", markersize=3, label="all")
     best = min(range(len(bits)), key=bits.__getitem__)
@@ -133,6 +134,14 @@ def _bits_per_byte(axes: Axes, lines: Lines, names: Names) -> None:
     axes.set_title(f"Validation, best {bits[best]:.3f}")
     axes.set_ylabel("bits per byte")
     _use_log_scale(axes, bits)
+
+
+def _validated(lines: Lines, names: Names) -> list[str]:
+    """Names of the sources that are validated: one without validation documents has no curve."""
+    found = (line["valid_source_positions"] for line in lines if "valid_source_positions" in line)
+    positions: list[int] = next(found, [])
+    sources = names.get("source_tokens", [])
+    return [sources[position] if position < len(sources) else str(position + 1) for position in positions]
 
 
 def _learning_rate(axes: Axes, lines: Lines, names: Names) -> None:

@@ -67,7 +67,7 @@ def remedy(take: str) -> str:
     return f"{RAISE}; or take what is there: {take}"
 
 
-def check(config: OptimizationSettings, checkpoint_bytes: int, trained_seconds: float, take: str) -> None:
+def check_hours(config: OptimizationSettings, checkpoint_bytes: int, trained_seconds: float, take: str) -> None:
     """See that the limits leave anything to do; `take` is the command that converts what is there.
 
     Raises:

@@ -241,7 +241,7 @@ def _tensor_parallel_sizes(layout: TrainingLayout) -> list[int]:
     ]
 
 
-def check(forecast: MemoryForecast, given: TrainingSettings) -> None:
+def check_fits(forecast: MemoryForecast, given: TrainingSettings) -> None:
     """Check that a run may fit at all, of `MachineMemory.installed`; `given` are the settings as the user gave them.
 
     Raises:

@@ -43,10 +43,10 @@ class Gpu:
     """UUIDs of the instances that it is divided into (MIG)."""
 
 
-def check(config: MachineSettings) -> None:
+def check_devices(config: MachineSettings) -> None:
     """Check that the GPUs that are named exist, and that there are as many GPUs, or cores, as processes.
 
-    What only torch can tell (AMD's GPUs, or a driver that lists none) is left to `check_seen`.
+    What only torch can tell (AMD's GPUs, or a driver that lists none) is left to `check_devices_seen`.
 
     Raises:
         UserError: a GPU does not exist, or there are too few.
@@ -71,7 +71,7 @@ def check(config: MachineSettings) -> None:
         _check_processes(config, len(gpus))
 
 
-def check_seen(config: MachineSettings, seen: int) -> None:
+def check_devices_seen(config: MachineSettings, seen: int) -> None:
     """Check the same by the number of GPUs that torch sees."""
     named = named_gpus() or []
     if seen < len(named):

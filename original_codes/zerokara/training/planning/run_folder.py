@@ -49,7 +49,7 @@ def claim(plan: RunPlan) -> list[str]:
         UserError: the folder holds another run, or foreign files; nothing in it is touched.
     """
     run_dir, config = plan.run_dir, plan.given
-    changes = check(plan)
+    changes = check_same_run(plan)
     run_dir.mkdir(parents=True, exist_ok=True)
     if not is_begun(run_dir) or not (run_dir / TOKENIZER_NAME).exists():
         write_bytes(run_dir / TOKENIZER_NAME, Path(config.input_tokenizer_file).read_bytes())
@@ -58,7 +58,7 @@ def claim(plan: RunPlan) -> list[str]:
     return changes
 
 
-def check(plan: RunPlan) -> list[str]:
+def check_same_run(plan: RunPlan) -> list[str]:
     """As `claim`, without changing anything."""
     run_dir, config = plan.run_dir, plan.given
     check_ours(plan)
@@ -196,7 +196,7 @@ def find_checkpoint(plan: RunPlan, name: str) -> Path:
 
 def _resumes(plan: RunPlan) -> bool:
     try:
-        check(plan)
+        check_same_run(plan)
     except UserError:
         return False
     return True

@@ -59,7 +59,7 @@ def num_processes(config: MachineSettings) -> int:
         UserError: more are configured than there are GPUs or cores; or torch does not see a GPU that is named.
     """
     num_gpus = _cuda().device_count()
-    processors.check_seen(config, num_gpus)
+    processors.check_devices_seen(config, num_gpus)
     return max(1, num_gpus) if config.num_processes == "auto" else config.num_processes
 
 

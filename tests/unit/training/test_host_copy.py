@@ -1,0 +1,75 @@
+"""The copy of a checkpoint in main memory: pinned ahead of the first save, and what a refusal leaves behind."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from zerokara.training.saving import HostCopy
+
+GPU = torch.device("cuda")
+
+
+class Cuda:
+    """Stands in for CUDA: registers memory, or refuses and keeps the error for the next kernel."""
+
+    def __init__(self, refuses: bool):
+        self.refuses, self.pending_error = refuses, False
+        self.registered: list[tuple[int, int]] = []
+        self.threads: set[str] = set()
+
+    def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> int:  # CUDA's name
+        """1 for a refusal, as CUDA has it."""
+        self.threads.add(threading.current_thread().name)
+        self.pending_error |= self.refuses
+        self.registered += [] if self.refuses else [(address, num_bytes)]
+        return int(self.refuses)
+
+    def launch(self, *_: Any, **__: Any) -> torch.Tensor:
+        """A kernel: raises the error that is pending, and so clears it."""
+        if self.pending_error:
+            self.pending_error = False
+            raise RuntimeError("CUDA error: invalid argument")
+        return torch.ones(1)
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Cuda]:
+    made = Cuda(refuses=request.param)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: made)
+    monkeypatch.setattr(torch, "zeros", made.launch)
+    return made
+
+
+@pytest.mark.parametrize("cuda", [False], indirect=True)
+def test_memory_is_pinned_in_a_thread_before_the_first_save(cuda: Cuda) -> None:
+    copy, weight = HostCopy(GPU), torch.arange(6.0).view(2, 3)
+    copy.reserve({"weight": 6, "moment": 1000})
+    kept = copy.put("weight", weight)
+    assert torch.equal(kept, weight) and kept.shape == weight.shape
+    assert [num_bytes for _, num_bytes in cuda.registered] == [24, 4000] and cuda.threads == {"pin"}
+    assert kept.data_ptr() == cuda.registered[0][0]
+    assert copy.put("weight", weight + 1).data_ptr() == kept.data_ptr(), "the next copy replaces it"
+
+
+@pytest.mark.parametrize("cuda", [True], indirect=True)
+def test_a_refusal_to_pin_leaves_no_error_for_the_next_kernel(cuda: Cuda) -> None:
+    kept = HostCopy(GPU).put("weight", torch.ones(3))
+    assert torch.equal(kept, torch.ones(3)) and not cuda.pending_error
+    cuda.launch()
+
+
+def test_its_pages_are_private() -> None:
+    """Of shared memory Linux makes no huge pages."""
+    kept = HostCopy(torch.device("cpu")).put("weight", torch.ones(1_000_000))
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        for line in maps:
+            begin, _, end = line.split()[0].partition("-")
+            if int(begin, 16) <= kept.data_ptr() < int(end, 16):
+                assert line.split()[1] == "rw-p", line
+                return
+    pytest.fail("it is nowhere")
