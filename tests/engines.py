@@ -3,27 +3,52 @@
 from __future__ import annotations
 
 import os
+import sys
 from unittest import mock
 
 import torch
+import torch.distributed
 
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import loopback, parallel
 from zerokara.model.builder import Model
+from zerokara.model.megatron_core import parallel_state
 from zerokara.training.compute import updater
 from zerokara.training.compute.engine import Engine
 from zerokara.training.processes.joining import init_process_group
 
 
 def join_alone(device: str = "cpu") -> None:
-    """Be the only process of a run.
+    """Be the only process of a run, joined by the backend of this device whatever an earlier test has opened.
 
     RANK and WORLD_SIZE do not stay in the environment: a step that is called later would be a training process.
     """
+    backend = "nccl" if torch.device(device).type == "cuda" else "gloo"
+    if torch.distributed.is_initialized() and torch.distributed.get_backend() != backend:
+        leave()
     os.environ["LOCAL_RANK"] = "0"  # DeepSpeed asks for it
     with mock.patch.dict(os.environ, {**loopback.environment(), "RANK": "0", "WORLD_SIZE": "1"}):
         init_process_group(torch.device(device))
         parallel.start(seed=0)
+
+
+def leave() -> None:
+    """Close the process groups of this process, with what megatron-core and DeepSpeed remember of them."""
+    if not torch.distributed.is_initialized():
+        return
+    parallel_state.destroy_model_parallel()
+    if (deepspeed_comm := sys.modules.get("deepspeed.comm.comm")) and deepspeed_comm.cdb is not None:
+        deepspeed_comm.destroy_process_group()
+        deepspeed_comm.cdb = None  # it would keep the backend's name, and take itself for initialized
+    else:
+        torch.distributed.destroy_process_group()
+
+
+def require_backend(backend: str) -> None:
+    """Assert that the groups of this process, which `join_alone` has opened, are this backend's."""
+    groups = {"default": None, "tensor": parallel.tensor_group(), "data": parallel.data_group()}
+    backends = {name: torch.distributed.get_backend(group) for name, group in groups.items()}
+    assert set(backends.values()) == {backend}, f"{backends}, where {backend} is tested"
 
 
 def engine_of(model: Model, settings: PretrainConfig, chosen_for: int = 1) -> Engine:

@@ -1,6 +1,12 @@
+"""Every test of this folder is the only process of a run, joined by NCCL, whatever ran in this process before it."""
+
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+from engines import join_alone, leave, require_backend
+from gpu_device import BACKEND, DEVICE
 from tiny import python_path, tiny_data, train_runs
 
 from zerokara.training.processes import launcher
@@ -14,7 +20,18 @@ def lone_environment() -> dict[str, str]:
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch, lone_environment: dict[str, str]) -> None:
-    """As the launcher starts the only process of a run."""
+def alone(monkeypatch: pytest.MonkeyPatch, lone_environment: dict[str, str]) -> Iterator[None]:
+    """As the launcher starts the only process of a run; fails where any group of it is not NCCL's."""
     for name, value in lone_environment.items():
         monkeypatch.setenv(name, value)
+    join_alone(DEVICE.type)
+    require_backend(BACKEND)
+    yield
+    require_backend(BACKEND)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_group_is_left() -> Iterator[None]:
+    """For the tests that follow, which open their own on a CPU."""
+    yield
+    leave()

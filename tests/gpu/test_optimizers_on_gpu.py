@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engines import engine_of, join_alone
+from engines import engine_of
+from gpu_device import DEVICE, PRECISION
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
@@ -15,14 +16,9 @@ from zerokara.training.compute.engine import Engine
 pytestmark = pytest.mark.gpu
 
 COMMON = [
-    "num_layers=2", "hidden_size=128", "num_attn_heads=4", "num_kv_heads=2", "seq_len=64", "precision=bf16",
-    "global_batch_size=8", "micro_batch_size=4",
+    "num_layers=2", "hidden_size=128", "num_attn_heads=4", "num_kv_heads=2", "seq_len=64",
+    f"precision={PRECISION}", "global_batch_size=8", "micro_batch_size=4",
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    join_alone("cuda")
 
 
 def engine_for(*overrides: str) -> Engine:
@@ -32,14 +28,14 @@ def engine_for(*overrides: str) -> Engine:
 
 
 def train(engine: Engine, num_steps: int, learning_rate: float) -> list[float]:
-    ids = torch.randint(0, 1000, (8, 65), generator=torch.Generator().manual_seed(2)).cuda()
+    ids = torch.randint(0, 1000, (8, 65), generator=torch.Generator().manual_seed(2)).to(DEVICE)
     losses = []
     for _ in range(num_steps):
         nats = 0.0
         for index, part in enumerate(ids.split(4)):
             if index:
                 engine.finish_micro_batch()
-            nats += engine.accumulate([part[:, :-1], part[:, 1:], torch.ones(4, 64).cuda()], 512.0).item()
+            nats += engine.accumulate([part[:, :-1], part[:, 1:], torch.ones(4, 64, device=DEVICE)], 512.0).item()
         losses.append(nats / 512)
         engine.update(learning_rate)
     return losses

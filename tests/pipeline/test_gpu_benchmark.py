@@ -1,35 +1,162 @@
-"""`benchmarks/gpu.sh`, tried on a CPU with a tiny model: every line of it runs, and no result is left behind."""
+"""`benchmarks/gpu.sh` and tests/gpu, tried on a CPU with tiny models: nothing is found out there, and no line fails."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import subprocess
+import sys
 from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch.distributed
+from engines import engine_of, join_alone, leave, require_backend
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.model import parallel
+from zerokara.model.builder import build
+from zerokara.model.shapes import ModelShape
 
 
-def test_a_tiny_model_gives_the_table(root: Path, tmp_path: Path) -> None:
-    command = ["bash", "benchmarks/gpu.sh", "125m", "--tiny", "--results", str(tmp_path), "--set", "seed=3"]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    line = next(line for line in done.stdout.splitlines() if line.startswith("| 125m |"))
-    cells = [cell.strip() for cell in line.strip("|").split("|")]
-    assert cells[-2:] == ["yes", "nothing"]  # flash attention; built by DeepSpeed
-    assert float(cells[4].replace(",", "")) > 0
-    assert not (root / "benchmarks" / "results" / "none").exists()
+@pytest.fixture(scope="module")
+def benchmark(root: Path) -> ModuleType:
+    return module_of(root, "gpu")
 
 
-def test_an_unknown_part_is_refused(root: Path) -> None:
-    done = subprocess.run(["bash", "benchmarks/gpu.sh", "7b"], cwd=root, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and "no part 7b" in done.stderr
+def module_of(root: Path, name: str) -> ModuleType:
+    """A file of benchmarks/, which is no package: its tokenize.py would stand in the way of Python's."""
+    spec = importlib.util.spec_from_file_location(name, root / "benchmarks" / f"{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    path = list(sys.path)
+    spec.loader.exec_module(module)
+    sys.path[:] = path
+    return module
 
 
-def test_missing_packages_are_named(root: Path, tmp_path: Path) -> None:
-    """With a python that has nothing, and no wheels."""
-    script = (root / "benchmarks" / "gpu.sh").read_text(encoding="utf-8").replace("python=python3\n", "", 1)
-    bare = tmp_path / "bare"
-    bare.write_text('#!/bin/sh\nexec python3 -I -S "$@"\n', encoding="utf-8")
-    bare.chmod(0o755)
-    (tmp_path / "benchmarks").mkdir()
-    copy = tmp_path / "benchmarks" / "gpu.sh"
-    copy.write_text(script.replace("set -euo pipefail\n", f"set -euo pipefail\npython={bare}\n", 1), encoding="utf-8")
-    done = subprocess.run(["bash", str(copy), "tests"], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and "deepspeed" in done.stderr and "--wheels" in done.stderr
+def test_step_3_is_measured_and_profiled(root: Path, tmp_path: Path) -> None:
+    results = tmp_path / "gpu"
+    results.mkdir()
+    earlier = {"name": "125m-zero2-seed=3", "part": "zero", "left_out": "-5 s were left"}
+    (results / "measurements.jsonl").write_text(json.dumps(earlier) + "\n", encoding="utf-8")
+    options = ["--tiny", "--results", str(results), "--only", "125m-zero2", "--set", "seed=3"]
+    command = ["bash", "benchmarks/gpu.sh", "zero", *options]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "not in the list" not in done.stdout, "gpu_needs.py does not name all that is imported"
+    before, found = map(json.loads, (results / "measurements.jsonl").read_text(encoding="utf-8").splitlines())
+    assert before == earlier and found["name"] == "125m-zero2-seed=3-2"
+    assert found["updater"] == "DeepSpeed's ZeRO, stage 2" and found["steps"] == 3
+    assert found["tokens_per_second"] > 0 and found["save"] and found["compile_seconds"] is None
+    assert found["second_start_seconds"] > 0 and 5 < found["start_seconds"] + found["second_start_seconds"] < 300
+    assert 2e8 < found["memory_bytes"] <= found["host_bytes"] and 0 < found["least_bytes"] <= found["ample_bytes"]
+    shown = found["profile"]
+    assert 0 <= shown["idle"] < 1 and sum(took for _, took in shown["kernels"]) > 0
+    assert any("flash" in name for name in shown["attention"])
+    table = (results / "table.md").read_text(encoding="utf-8")
+    assert table in done.stdout and "| 125m-zero2-seed=3-2 |" in table and "left out, -5 s" in table
+    assert {path.name for path in results.iterdir()} == {"measurements.jsonl", "log.txt", "table.md"}
+
+
+def test_the_tests_on_a_gpu_are_rehearsed(root: Path, tmp_path: Path) -> None:
+    """`--tiny` leaves out those marked slow, some of which compile for a minute; here some of each file are tried."""
+    chosen = "guessing or flash or known or goes_out or (once_a_step and (t5_moe or adamw))"
+    command = [
+        sys.executable,
+        "-P",
+        "benchmarks/gpu.py",
+        "tests",
+        "--tiny",
+        "--results",
+        str(tmp_path),
+        "--only",
+        chosen,
+    ]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (found,) = map(json.loads, (tmp_path / "measurements.jsonl").read_text(encoding="utf-8").splitlines())
+    assert "1 skipped" in found["summary"] and "failed" not in found["summary"]
+    assert found["summary"] in (tmp_path / "tests.txt").read_text(encoding="utf-8")
+
+
+def test_a_group_of_another_backend_is_left(python_path: None) -> None:
+    """As the tests on a GPU find it, where tests on a CPU have run in the same process."""
+    leave()
+    try:
+        torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+        parallel.start(seed=0)
+        require_backend("fake")
+        for _ in range(2):  # DeepSpeed's own references too: a model trains after each
+            join_alone()
+            require_backend("gloo")
+            with pytest.raises(AssertionError, match="nccl"):
+                require_backend("nccl")
+            given = ["num_layers=1", "hidden_size=32", "num_attn_heads=2", "seq_len=16", "precision=fp32"]
+            config = load(PretrainConfig, "/dev/null", [*given, "zero_stage=2"])
+            engine = engine_of(build(ModelShape.from_config(config, 100), seed=1), config)
+            ids = torch.ones(config.micro_batch, 16, dtype=torch.long)
+            for index in range(config.global_batch_size // config.micro_batch):
+                if index:
+                    engine.finish_micro_batch()
+                engine.accumulate([ids, ids, torch.ones(ids.shape)], float(ids.numel()))
+            assert engine.update(1e-3) > 0
+            leave()
+        assert not torch.distributed.is_initialized()
+    finally:
+        leave()
+
+
+def test_missing_packages_are_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs = module_of(root, "gpu_needs")
+    wanted = needs.needed()
+    assert {"hjson", "annotated-types", "pydantic-core", "httpcore2"} <= wanted.keys() and "wandb" not in wanted
+    monkeypatch.setattr(needs, "installed", lambda name: None if name == "hjson" else "1")
+    with pytest.raises(SystemExit, match=r"lacks: hjson==[\d.]+\. .*--wheels"):
+        needs.main()
+    assert needs.unlisted(["numpy", "wandb", "os"]) == ["wandb"]
+    head = (root / "benchmarks" / "gpu.sh").read_text(encoding="utf-8")
+    for name in ("megatron-core", "hjson", "annotated-types", "pydantic", "pydantic-core", "orjson", "deepspeed"):
+        assert f" {name}=={wanted[name]}" in head, f"{name}: not the version of requirements.lock"
+
+
+def test_what_no_longer_fits_is_left_out(
+    benchmark: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = benchmark.argparse.Namespace(tiny=False, minutes=1.0, results=tmp_path, only=[], set=[])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(benchmark, "make_data", lambda *_: None)
+    monkeypatch.setattr(benchmark, "measure", lambda name, *_: {"failed": "it was begun"})
+    assert benchmark.run_part("dense", given, tmp_path) == []  # 45 s, and the shortest is thought to take 50
+    found = benchmark.read_lines(tmp_path)
+    assert [one["name"] for one in found] == list(benchmark.PARTS["dense"]) and all("left_out" in one for one in found)
+
+
+def test_a_measurement_ends_at_the_deadline(benchmark: ModuleType, tmp_path: Path) -> None:
+    program = "import time; print('compiling the layers'); print('compiled in 3 s'); time.sleep(60)"
+    run = benchmark.watch([sys.executable, "-c", program], "x", tmp_path, tmp_path, benchmark.time.monotonic() + 3)
+    assert run.code and run.lines[-1][1].startswith("killed") and run.lines[-1][0] < 30
+    assert benchmark.facts_of(run, tmp_path)["compile_seconds"] >= 0
+
+
+def test_idle_is_what_no_interval_covers(root: Path) -> None:
+    covered = module_of(root, "gpu_profile").covered
+    assert covered([(5, 7), (0, 2), (1, 3), (1, 2)]) == 5
+
+
+def test_wrong_arguments_are_refused(root: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "benchmarks/gpu.py", "7b", "--results", str(tmp_path)]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "invalid choice: '7b'" in done.stderr
+
+
+def test_the_table_shows_a_run_that_failed(root: Path, tmp_path: Path, benchmark: ModuleType) -> None:
+    run = benchmark.Watched(12, [(1.0, "out of memory")], 10**9)
+    facts = {"device": "cpu", "versions": {"torch": "2"}, "settings": [], **benchmark.facts_of(run, tmp_path)}
+    plan = {"batch": "1 × 1 × 8", "precision": "bf16", "least_bytes": 10**9, "ample_bytes": 2 * 10**9}
+    benchmark.add_line(tmp_path, {"name": "a", **facts, **plan, "failed": "exit code 12"})
+    table = module_of(root, "gpu_table")
+    text = "\n".join(table.lines_of(table.measurements(tmp_path)))
+    assert "| a | – | 1 × 1 × 8 bf16 | – | n/a |" in text and "- a: FAILED, exit code 12" in text

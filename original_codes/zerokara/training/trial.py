@@ -7,15 +7,16 @@ written. They tell the speed, the kernels, and the memory at its peak, which no 
 from __future__ import annotations
 
 import os
-from contextlib import closing
+from collections.abc import Collection, Iterator
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
 import torch.distributed
+from torch.profiler import ProfilerActivity, profile
 
 from zerokara.errors import RunError
-from zerokara.model import compilation, variable_length
-from zerokara.model.shapes import ModelShape
+from zerokara.model import compilation
 from zerokara.progress import count_text, seconds_text
 from zerokara.training.compute import devices
 from zerokara.training.guards import StepGuard
@@ -26,7 +27,19 @@ from zerokara.training.run import Run, join, open_run
 from zerokara.training.trial_launch import PEAK_FILE_NAME
 
 NUM_STEPS = 3
-"""The first is slow (memory is taken, kernels are chosen) and does not count."""
+"""The first is slow (memory is taken, kernels are chosen, its operators are listed) and does not count."""
+_NO_LOG = "6"
+"""Of the levels that torch's profiler reads when it is first used: 5, USDT, logs its start and its end (torch 2.13)."""
+_PLAIN = "aten::_scaled_dot_product_attention_math"
+ATTENTION_KERNELS = {
+    "aten::_scaled_dot_product_flash_attention": "FlashAttention",
+    "aten::_scaled_dot_product_cudnn_attention": "cuDNN",
+    "aten::_scaled_dot_product_efficient_attention": "the memory-efficient kernel",
+    "aten::_scaled_dot_product_flash_attention_for_cpu": "torch's flash kernel for CPUs",
+    "torch_attn::_varlen_attn": "FlashAttention over sequences of any lengths",
+}
+"""What `scaled_dot_product_attention` and `varlen_attn` call, in eager and in compiled layers (torch 2.13,
+aten/src/ATen/native/transformers/attention.cpp and torch/nn/attention/varlen.py)."""
 
 
 def run_trial(plan: RunPlan) -> None:
@@ -38,7 +51,6 @@ def run_trial(plan: RunPlan) -> None:
     processes = join(plan)
     available = MachineMemory.available(plan.num_processes, devices.gpu_memory(processes.device))
     run = open_run(plan, processes)
-    _log_kernels(run)
     seconds, loss = _steps(run)
     _log_result(run, seconds, loss, available)
 
@@ -51,7 +63,11 @@ def _steps(run: Run) -> tuple[float, float]:
         for step in range(1, NUM_STEPS + 1):
             torch.distributed.barrier()
             learning_rate = plan.schedule.learning_rate(min(step, plan.schedule.num_steps))
-            record = train_step(run.engine, run.processes, loader.take, step, learning_rate, guard, lambda: False)
+            profiled = first_forward_profiled(run.model) if step == 1 else nullcontext(set[str]())
+            with profiled as seen:
+                record = train_step(run.engine, run.processes, loader.take, step, learning_rate, guard, lambda: False)
+            if step == 1:
+                _log_kernels(run, seen)
             if record.skip_reason:
                 raise RunError(f"trial step {step}: {record.skip_reason}: see lr, precision and the data")
             seconds.append(record.seconds)
@@ -59,39 +75,49 @@ def _steps(run: Run) -> tuple[float, float]:
     return sum(seconds[1:]) / len(seconds[1:]), loss
 
 
-def _log_kernels(run: Run) -> None:
+def _log_kernels(run: Run, seen: Collection[str]) -> None:
     config = run.plan.config
     optimizer = {"adamw": "torch's fused AdamW", "adafactor": "Adafactor", "muon": "Muon, and torch's fused AdamW"}
     reason = compilation.reason_against(config.compile, run.processes.device.type, config.zero_stage)
-    attention = attention_kernel(run.plan.shape, config.precision, config.intra_document_masking, run.processes.device)
     compiled = f"; layers not compiled ({reason})" if reason else ""
-    run.processes.log(f"kernels: {attention}; {optimizer[config.optimizer]}{compiled}")
+    run.processes.log(f"kernels: {attention_kernels(seen)}; {optimizer[config.optimizer]}{compiled}")
 
 
-def attention_kernel(shape: ModelShape, precision: str, intra_document_masking: bool, device: torch.device) -> str:
-    """Name the kernel that `scaled_dot_product_attention` takes in a training step, as torch reports it."""
-    has_bias = shape.traits.positions == "relative"
-    if device.type == "cpu":
-        plain = "plain operations, because of the learned relative position bias, and "
-        return f"attention by {plain if has_bias else ''}torch's flash kernel for CPUs"
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    size = (1, shape.num_attn_heads, shape.seq_len, shape.head_dim)
-    query = torch.empty(size, dtype=dtype, device=device)
-    if intra_document_masking and variable_length.has_kernel(query, shape.head_dim):
-        return "attention by FlashAttention, document by document"
-    pairs = (1, 1, shape.seq_len, shape.seq_len)
-    mask = torch.ones(pairs, dtype=torch.bool, device=device) if intra_document_masking else None
-    if has_bias:
-        mask = torch.zeros(pairs, dtype=dtype, device=device, requires_grad=True).expand(-1, size[1], -1, -1)
-    asked = torch.backends.cuda.SDPAParams(query, query, query, mask, 0.0, mask is None, False)
-    for name, can in (
-        ("FlashAttention", torch.backends.cuda.can_use_flash_attention),
-        ("cuDNN", torch.backends.cuda.can_use_cudnn_attention),
-        ("the memory-efficient kernel", torch.backends.cuda.can_use_efficient_attention),
-    ):
-        if can(asked, False):
-            return f"attention by {name}"
-    return "attention by plain operations, slow and with the matrix of all scores: no fused kernel takes this shape"
+@contextmanager
+def first_forward_profiled(model: torch.nn.Module) -> Iterator[set[str]]:
+    """Profile the next forward pass of `model`; yields a set that then holds the names of its operators.
+
+    In what order torch asks its attention kernels is its own affair, and differs by release and GPU: so nothing is
+    asked, only seen, in the very pass that trains.
+    """
+    names: set[str] = set()
+    os.environ.setdefault("KINETO_LOG_LEVEL", _NO_LOG)
+    seen = profile(activities=[ProfilerActivity.CPU])
+
+    def begin(*_: object) -> None:
+        before.remove()
+        seen.__enter__()
+
+    def end(*_: object) -> None:
+        after.remove()
+        seen.__exit__(None, None, None)
+        names.update(event.name for event in seen.events())
+
+    before, after = model.register_forward_pre_hook(begin), model.register_forward_hook(end)
+    try:
+        yield names
+    finally:
+        before.remove()
+        after.remove()
+
+
+def attention_kernels(operators: Collection[str]) -> str:
+    """Name what computes the attention, by the operators of a forward pass."""
+    fused = [kernel for name, kernel in ATTENTION_KERNELS.items() if name in operators]
+    plain = "plain operations, slow and with the matrix of all scores"
+    if _PLAIN in operators:
+        fused.append(plain)
+    return f"attention by {' and by '.join(fused) or plain}"
 
 
 def _log_result(run: Run, seconds: float, loss: float, available: MachineMemory) -> None:

@@ -1,0 +1,61 @@
+"""What the trial says of the kernels of attention is what a forward pass has called."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import pytest
+import torch
+import torch.nn.attention.varlen
+from torch.nn.functional import scaled_dot_product_attention
+
+from zerokara.training import trial
+from zerokara.training.trial import attention_kernels, first_forward_profiled
+
+
+class Attention(torch.nn.Module):
+    """Self-attention, with a learned bias if there is one."""
+
+    def __init__(self, has_bias: bool):
+        super().__init__()
+        self.bias = torch.nn.Parameter(torch.zeros(1, 2, 8, 8)) if has_bias else None
+
+    def forward(self, heads_BHSE: torch.Tensor) -> torch.Tensor:
+        return scaled_dot_product_attention(heads_BHSE, heads_BHSE, heads_BHSE, attn_mask=self.bias)
+
+
+@pytest.mark.parametrize(("has_bias", "expected"), [(False, "flash"), (True, "plain operations")])
+def test_one_pass_is_profiled_and_tells_what_it_called(
+    has_bias: bool, expected: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model, heads_BHSE = Attention(has_bias), torch.randn(1, 2, 8, 4, requires_grad=True)
+    with first_forward_profiled(model) as seen:
+        model(heads_BHSE).sum().backward()
+        seen_in_first = set(seen)
+        model(heads_BHSE)
+    assert expected in attention_kernels(seen)
+    assert seen == seen_in_first and not model._forward_hooks and not model._forward_pre_hooks
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("operators", "expected"),
+    [
+        ({"aten::_scaled_dot_product_cudnn_attention"}, "attention by cuDNN"),
+        ({"aten::_scaled_dot_product_flash_attention", "aten::mm"}, "attention by FlashAttention"),
+        (
+            {"aten::_scaled_dot_product_efficient_attention", "aten::_scaled_dot_product_attention_math"},
+            "attention by the memory-efficient kernel and by plain operations, slow",
+        ),
+        ({"aten::mm"}, "attention by plain operations, slow"),
+    ],
+)
+def test_kernels_are_named_by_their_operators(operators: Collection[str], expected: str) -> None:
+    assert attention_kernels(operators).startswith(expected)
+
+
+def test_the_operators_exist() -> None:
+    """Else a name would never be found."""
+    assert torch.nn.attention.varlen  # registers its own
+    names = {schema.name for schema in torch._C._jit_get_all_schemas()}
+    assert {*trial.ATTENTION_KERNELS, trial._PLAIN} <= names
