@@ -25,7 +25,7 @@ BATCH, VOCAB = 4, 1000
 @pytest.fixture(autouse=True)
 def _eager_afterwards() -> Iterator[None]:
     yield
-    loss.fused_softmax = None
+    compilation.run_eagerly()
 
 
 def a_model(dtype: torch.dtype) -> Decoder:

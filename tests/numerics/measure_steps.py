@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import flash
 import torch
 import torch._inductor.compile_fx  # which torch.optim and DeepSpeed load when they are first used
 import torch.distributed
@@ -22,11 +23,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.model import experts, parallel
+from zerokara.model import experts, parallel, variable_length
 from zerokara.model.builder import build
 from zerokara.model.experts import Routing
 from zerokara.model.shapes import ModelShape
-from zerokara.training.batch_loader import StepBatches
+from zerokara.samples.objective import Causal
+from zerokara.training.batch_loader import StepBatches, as_tensors
 from zerokara.training.compute import updater
 from zerokara.training.compute.deepspeed_settings import load_template
 from zerokara.training.guards import StepGuard
@@ -36,7 +38,7 @@ from zerokara.training.processes import divergence as divergence_module
 from zerokara.training.processes.divergence import DivergenceCheck
 from zerokara.training.processes.joining import Processes
 
-VOCABULARY = 500
+VOCABULARY, END = 500, 2
 WAITING = ("_local_scalar_dense", "nonzero", "bincount", "equal", "unique", "_unique2", "masked_select")
 """Operations whose result the host needs: on a GPU it waits until the device has done all that it was given."""
 
@@ -90,7 +92,10 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
 def watch(config: PretrainConfig) -> dict[str, Any]:
     """Train two steps on random ids and watch the second."""
     warnings.simplefilter("ignore")
-    experts.has_kernel, experts.grouped_mm = lambda hidden: True, plain_grouped_mm  # as on a GPU
+    # As on a GPU: the kernel for experts, and in bf16 that for documents.
+    experts.has_kernel, experts.grouped_mm = lambda hidden: True, plain_grouped_mm
+    variable_length.has_kernel = lambda weight, head_dim: weight.dtype == torch.bfloat16
+    flash.install()
     model = build(ModelShape.from_config(config, VOCABULARY), seed=1, routing=Routing.from_config(config))
     chosen = updater.choose(config.zero_stage, config.optimizer, config.offload, parallel.data_size())
     template = load_template(template_path(config.deepspeed_template))
@@ -102,12 +107,16 @@ def watch(config: PretrainConfig) -> dict[str, Any]:
 
     def take(step: int) -> StepBatches:
         made = []
-        for _ in range(config.global_batch_size // config.micro_batch // parallel.data_size()):
+        for index in range(config.global_batch_size // config.micro_batch // parallel.data_size()):
             inputs, labels = (
                 torch.randint(4, VOCABULARY, (config.micro_batch, length), generator=generator)
                 for length in (config.lengths.input, config.lengths.target)
             )
             batch = [inputs, labels, torch.ones(labels.shape)]
+            if config.intra_document_masking:
+                ids = torch.cat([inputs, labels[:, -1:]], dim=1).numpy()
+                ids[:, 3 :: 2 + index] = END  # another number of documents in each micro batch
+                batch = as_tensors(Causal(config.lengths, END)(ids, ids[:, 0]))
             made.append([*batch, labels] if config.traits.is_encoder_decoder else batch)
         return StepBatches(made, float(sum(batch[1].numel() for batch in made)))
 

@@ -3,13 +3,15 @@
 Beside its settings a run may name ``stop_at``, a step to stop before, and ``spoil_at``, a step after whose update the
 last process's weights are changed in one place; the message that this must lead to is then written to spoilt.txt. And
 ``fault``, which befalls it in every process (tests/faults/forge.py). Each process writes how many bytes of optimizer
-state it holds to optimizer_bytes_<rank>.txt, and the addresses at which it listens to listening_<rank>.json. Each run
-that is done adds a line to the JSON file's neighbour that ends in .done.
+state it holds to optimizer_bytes_<rank>.txt, the addresses at which it listens to listening_<rank>.json, and the
+time-outs of its process groups, in seconds, to timeouts_<rank>.json. Each run that is done adds a line to the JSON
+file's neighbour that ends in .done.
 
 Nothing that the processes send each other may be a pickle, whoever sends it.
 """
 
 import contextlib
+import datetime
 import json
 import os
 import sys
@@ -35,6 +37,9 @@ def refuse(*_: object, **__: object) -> None:
 for collective in ("_object_to_tensor", "_tensor_to_object"):  # torch's collectives for objects all go through these
     assert hasattr(torch.distributed.distributed_c10d, collective)
     setattr(torch.distributed.distributed_c10d, collective, refuse)
+# As for NCCL, where a library states none; for gloo it would be the 30 minutes of ours.
+assert hasattr(torch.distributed.distributed_c10d, "_get_default_timeout")
+torch.distributed.distributed_c10d._get_default_timeout = lambda backend: datetime.timedelta(minutes=10)
 divergence.STEPS_TO_COMPARE_ALL = 1  # every weight is compared between the processes after every step
 
 
@@ -81,6 +86,11 @@ def train(config_path: str, job: dict[str, Any]) -> None:
         (place / f"optimizer_bytes_{rank}.txt").write_text(str(optimizer_bytes(trainer)), encoding="utf-8")
         listening = [each.laddr.ip for each in psutil.Process().net_connections() if each.status == psutil.CONN_LISTEN]
         (place / f"listening_{rank}.json").write_text(json.dumps(listening), encoding="utf-8")
+        timeouts = [
+            group._get_backend(torch.device("cpu")).options._timeout.total_seconds()  # type: ignore[attr-defined]
+            for group in torch.distributed.distributed_c10d._world.pg_map
+        ]
+        (place / f"timeouts_{rank}.json").write_text(json.dumps(timeouts), encoding="utf-8")
         if spoil_at is None:
             trainer.train()
         else:

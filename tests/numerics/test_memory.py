@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,15 @@ the whole gradient of a parameter that the border between two ranks cuts. So no 
 MODEL = {"num_layers": 12, "hidden_size": 256, "num_attn_heads": 8, "seq_len": 64}
 BATCH = {"global_batch_size": 4, "micro_batch_size": 1}
 """Gradient accumulation, with two processes too."""
+OVERLAPPING = str(Path(__file__).with_name("overlapping_template.json"))
+"""As on a GPU, where gradients are reduced through two buffers in turn."""
 RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     "ZeRO 0": (1, {"zero_stage": 0}),
     "ZeRO 1, one process": (1, {"zero_stage": 1}),
     "ZeRO 1": (2, {"zero_stage": 1}),
     "ZeRO 1, no accumulation": (2, {"zero_stage": 1, "micro_batch_size": 2}),
     "ZeRO 2": (2, {"zero_stage": 2}),
+    "ZeRO 2, overlapping": (2, {"zero_stage": 2, "deepspeed_template": OVERLAPPING}),
     "ZeRO 3": (2, {"zero_stage": 3}),
     "bf16, ZeRO 0": (1, {"zero_stage": 0, "precision": "bf16"}),
     "bf16, ZeRO 1": (2, {"zero_stage": 1, "precision": "bf16"}),
@@ -69,7 +73,8 @@ def test_the_state_is_the_bytes_of_the_tensors(measured: dict[str, dict[str, int
         load_template(template_path(loaded.deepspeed_template)),
     )
     # As on a GPU: on a CPU a buffer that is not written to is a tensor, and takes no memory.
-    layout = TrainingLayout.from_config(loaded, shape, RUNS[name][0], "cuda", template)
+    on_cpu = TrainingLayout.from_config(loaded, shape, RUNS[name][0], "cpu", template)
+    layout = replace(on_cpu, device="cuda")
     parts = state_parts(layout)
     held, found = sum(part.num_bytes for part in parts if not part.once), measured[name]
     bucket = sum(part.num_bytes for part in parts if part.name == "reduce bucket")

@@ -9,6 +9,8 @@ import pytest
 import rounding
 from tiny import nothing_small
 
+from zerokara.training.processes import joining
+
 
 @pytest.fixture(scope="module")
 def runs(train_runs: Callable, tmp_path_factory: pytest.TempPathFactory) -> dict:
@@ -90,3 +92,12 @@ def test_no_other_machine_can_connect(runs: dict) -> None:
     for name in ("one", "two_stage1", "two_stage3"):
         for path in runs[name].folder.glob("listening_*.json"):
             assert set(json.loads(path.read_text(encoding="utf-8"))) == {"127.0.0.1"}
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_every_process_group_waits_as_long(runs: dict, stage: int) -> None:
+    """Those that torch, megatron-core and DeepSpeed make; run_sessions.py gives them another time-out by default."""
+    found = [json.loads(path.read_text()) for path in runs[f"two_stage{stage}"].folder.glob("timeouts_*.json")]
+    assert len(found) == 2
+    for timeouts in found:
+        assert len(timeouts) > 1 and set(timeouts) == {joining.TIMEOUT.total_seconds()}

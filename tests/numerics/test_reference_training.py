@@ -195,6 +195,15 @@ def test_precision_is_as_configured_or_nothing_starts(
             engine_of(build(shape), settings, chosen_for=2)
 
 
+def test_what_is_offloaded_is_pinned() -> None:
+    """By DeepSpeed's own default, which a template may change: pinned memory is what copies to a GPU need."""
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    settings = config_of(**{**SETTINGS, "zero_stage": 3, "offload": "all", "precision": "bf16"})
+    zero = DeepSpeedZeroConfig(**settings_for(settings, 1, {}, "cuda")["zero_optimization"])
+    assert zero.offload_optimizer.pin_memory and zero.offload_param.pin_memory
+
+
 def test_padding_rows_never_win() -> None:
     """The loss is that of the real vocabulary alone, whatever the padding rows hold."""
     parallel.start_alone()

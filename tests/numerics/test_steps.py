@@ -21,6 +21,9 @@ RUNS: dict[str, dict[str, Any]] = {
     "t5_moe": {"architecture": "t5_moe", "moe_layers": "[1]", "expert_capacity_factor": 1.0},
     "mixtral, ZeRO 2, bf16": {"architecture": "mixtral", "zero_stage": 2, "precision": "bf16"},
     "masking": {"intra_document_masking": "true"},
+    "masking, bf16": {"intra_document_masking": "true", "precision": "bf16"},
+    "masking, bf16, checkpointing": {
+        "intra_document_masking": "true", "precision": "bf16", "zero_stage": 3, "activation_checkpointing": "full"},
     "checkpointing": {"activation_checkpointing": "full"},
     "tensor parallel": {"tensor_parallel_size": 2},
     "tensor parallel, ZeRO 1": {"tensor_parallel_size": 2, "zero_stage": 1},

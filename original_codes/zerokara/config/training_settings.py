@@ -166,8 +166,8 @@ class MachineSettings(Settings):
     """Activations that are recomputed in the backward pass to save memory: none, those of the feed-forward half of each
     layer (`selective`: keeps less than half), or all (`full`: keeps only each layer's input, a third more compute)."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """Whether torch.compile compiles each layer, which takes half a minute at the first start. `auto` is on for a GPU,
-    unless zero_stage is 3 or tensor_parallel_size above 1, which it does not support."""
+    """Whether torch.compile compiles each layer, which takes half a minute at the first start; with zero_stage 3 or
+    tensor_parallel_size above 1, only single functions between the layers' communication. `auto` is on for a GPU."""
     deepspeed_template: Text = "auto"
     """JSON file with further DeepSpeed settings; `auto` is original_codes/ds_config_gpt_TEMPLATE.json."""
 
@@ -228,12 +228,6 @@ class TrainingSettings(MonitoringSettings, MachineSettings, DataOrderSettings, O
     def _micro_divides_global(self) -> Iterator[Fault]:
         processes = self.tensor_parallel_size if self.num_processes == "auto" else self.num_processes
         yield from self.batch_faults(processes)
-
-    @rule("compile", "zero_stage", "tensor_parallel_size")
-    def _compiled_layers_are_whole(self) -> Iterator[Fault]:
-        if self.compile == "on" and (self.zero_stage == 3 or self.tensor_parallel_size > 1):
-            rule_text = "does not support zero_stage 3 or tensor_parallel_size above 1"
-            yield self.fault("compile", rule_text, "set compile: auto")
 
     @rule("offload", "zero_stage")
     def _offload_needs_zero(self) -> Iterator[Fault]:

@@ -73,7 +73,14 @@ def check_source(
 
 
 def weights(folder: Path, shape: ModelShape) -> dict[str, Tensor]:
-    """The weights of `folder` by our parameter names, in fp32; `check_source` comes first.
+    """The weights of `folder` by our parameter names, in fp32; as `open_weights`."""
+    return dict(open_weights(folder, shape))
+
+
+def open_weights(folder: Path, shape: ModelShape) -> Iterator[tuple[str, Tensor]]:
+    """Load the weights of `folder`, and return them by our parameter names, in fp32; `check_source` comes first.
+
+    Each is let go when it was returned: beside what is left of them, one tensor is held.
 
     Raises:
         RunError: a tensor is missing, left over, or of another shape, or two that are one of ours differ.
@@ -88,7 +95,20 @@ def weights(folder: Path, shape: ModelShape) -> dict[str, Tensor]:
             raise RunError(f"{folder}: encoder and decoder have different embeddings; ours share one")
         if rule.transform in (VOCABULARY, COPIED_VOCABULARY):
             theirs[name] = _fitted(theirs[name], shape.vocab_size)
-    return dict(weight_rules.from_hf(table, theirs, shape))
+    del model
+    return _converted(table, theirs, shape)
+
+
+def names(shape: ModelShape) -> list[str]:
+    """Our parameter names in the order of `open_weights`."""
+    return [rule.ours for rule in families.rules_for(shape)]
+
+
+def _converted(
+    table: list[weight_rules.WeightRule], theirs: dict[str, Tensor], shape: ModelShape
+) -> Iterator[tuple[str, Tensor]]:
+    for rule in table:
+        yield from weight_rules.from_hf([rule], {name: theirs.pop(name) for name in rule.hf}, shape)
 
 
 def num_surplus_rows(folder: Path, shape: ModelShape) -> int:

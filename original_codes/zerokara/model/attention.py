@@ -2,7 +2,8 @@
 
 It picks FlashAttention on a GPU and torch's own flash kernel on a CPU, never builds the S×S matrix, and serves grouped
 queries without repeating keys and values. On a CPU it is about 1.5 times as fast as megatron-core's
-DotProductAttention. With intra-document masking it is given one mask for all layers, in place of the causal flag.
+DotProductAttention. With intra-document masking it is given one mask for all layers, in place of the causal flag; on a
+GPU in bf16, where the documents lie, and no mask (`variable_length`).
 
 QK-norm is the RMSNorm of each head's queries and keys before the rotary embedding (Qwen3; Dehghani et al., 2023).
 Attention scores are then bounded by the weight, and no longer grow until the softmax saturates. One weight of size E
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
-from zerokara.model import parallel
+from zerokara.model import parallel, variable_length
 from zerokara.model.megatron_core import AttnMaskType, TransformerConfig, copy_to_tensor_model_parallel_region
 
 
@@ -55,8 +56,11 @@ class FusedAttention(torch.nn.Module):
         """Return the attended values, [S, B, D].
 
         `attention_mask` is True where a position may attend to another, and includes causality (`intra_document_mask`);
-        megatron-core's own masks would be True where it may not.
+        megatron-core's own masks would be True where it may not. Or it is the offsets of documents [N + 1].
         """
+        if attention_mask is not None and attention_mask.dim() == 1:
+            assert self.causal
+            return variable_length.attention(query_SBHE, key_SBKE, value_SBKE, attention_mask, self.softmax_scale)
         query_BHSE, key_BKSE, value_BKSE = (x.permute(1, 2, 0, 3) for x in (query_SBHE, key_SBKE, value_SBKE))
         assert attention_mask is None or attention_bias is None
         mask = attention_bias if attention_mask is None else attention_mask
@@ -94,7 +98,17 @@ class HeadNorm(torch.nn.RMSNorm):
 
 
 def intra_document_mask(segments_BS: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions that restart in each segment [B, S], and where attention may go [B, 1, S, S], for ascending segments.
+    """`positions_in_documents`, and where attention may go [B, 1, S, S]."""
+    positions_S = torch.arange(segments_BS.size(1), device=segments_BS.device)
+    restarted_BS = positions_in_documents(segments_BS)
+    first_BS = positions_S - restarted_BS
+    # A document is contiguous: a position attends to what lies between its document's first position and itself.
+    may_attend_BSS = (positions_S >= first_BS[:, :, None]) & (positions_S <= positions_S[:, None])
+    return restarted_BS, may_attend_BSS[:, None]
+
+
+def positions_in_documents(segments_BS: Tensor) -> Tensor:
+    """Positions that restart in each segment [B, S], for ascending segments.
 
     Learned positions need the restart. Rotary ones only ever act by the distance of two positions, which does not
     depend on where the count starts: there the mask alone is enough.
@@ -102,7 +116,4 @@ def intra_document_mask(segments_BS: Tensor) -> tuple[Tensor, Tensor]:
     positions_S = torch.arange(segments_BS.size(1), device=segments_BS.device)
     starts_BS = torch.ones_like(segments_BS, dtype=torch.bool)
     starts_BS[:, 1:] = segments_BS[:, 1:] != segments_BS[:, :-1]
-    first_BS = torch.where(starts_BS, positions_S, 0).cummax(dim=1).values
-    # A document is contiguous: a position attends to what lies between its document's first position and itself.
-    may_attend_BSS = (positions_S >= first_BS[:, :, None]) & (positions_S <= positions_S[:, None])
-    return positions_S - first_BS, may_attend_BSS[:, None]
+    return positions_S - torch.where(starts_BS, positions_S, 0).cummax(dim=1).values

@@ -14,14 +14,13 @@ from zerokara.model.auxiliary_loss import AuxiliaryLoss
 from zerokara.model.decoder import Decoder
 from zerokara.model.encoder_decoder import EncoderDecoder
 from zerokara.model.experts import MixtureOfExperts, Routing, experts_of
+from zerokara.model.feed_forward import FeedForward
 from zerokara.model.linear import ColumnLinear, RowLinear
 from zerokara.model.megatron_core import (
-    MLP,
     AttnMaskType,
     CrossAttention,
     CrossAttentionSubmodules,
     IdentityOp,
-    MLPSubmodules,
     ModuleSpec,
     SelfAttention,
     SelfAttentionSubmodules,
@@ -183,7 +182,6 @@ def _block_spec(shape: ModelShape, causal: bool, has_cross_attention: bool = Fal
             k_layernorm=qk_norm,
         ),
     )
-    dense = ModuleSpec(module=MLP, submodules=MLPSubmodules(linear_fc1=ColumnLinear, linear_fc2=RowLinear))
     layers = [
         ModuleSpec(
             module=TransformerLayer,
@@ -193,7 +191,7 @@ def _block_spec(shape: ModelShape, causal: bool, has_cross_attention: bool = Fal
                 self_attn_bda=get_bias_dropout_add,
                 **(_cross_attention() if has_cross_attention else {}),
                 pre_mlp_layernorm=WrappedTorchNorm,
-                mlp=MixtureOfExperts if layer in shape.moe_layers else dense,
+                mlp=MixtureOfExperts if layer in shape.moe_layers else FeedForward,
                 mlp_bda=get_bias_dropout_add,
             ),
         )

@@ -6,6 +6,11 @@ log line before and after; the result is cached in a folder of the user's, where
 (no compiler, an error of torch's), the layers run eagerly, and the log says so.
 
 On a GPU the softmax of the loss is compiled as well: there it costs more than the matrix products around it.
+
+ZeRO 3 gathers weights inside a layer, and tensor parallelism communicates there; no compiler sees through either. There
+what lies between is compiled function by function (`start_functions`): the softmax of the loss, activations, and the
+rotation of queries and keys by their positions. Norms are not among them: on a GPU torch has one kernel for each
+(native_layer_norm, _fused_rms_norm).
 """
 
 from __future__ import annotations
@@ -18,11 +23,16 @@ from typing import Any
 
 import torch
 
-from zerokara.model import loss, parallel
+from zerokara.model import feed_forward, loss, parallel
+from zerokara.model.fusion import Fused
+from zerokara.model.megatron_core import rope_utils
 from zerokara.progress import seconds_text
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 """torch's variable for the folder of compiled code, by default in /tmp, which a reboot empties."""
+
+plain_rotate = rope_utils._apply_rotary_pos_emb_bshd
+"""megatron-core's rotation of queries or keys [S, B, N, E] by their angles [S, 1, 1, E]."""
 
 
 def reason_against(mode: str, device_type: str, zero_stage: int) -> str | None:
@@ -30,11 +40,9 @@ def reason_against(mode: str, device_type: str, zero_stage: int) -> str | None:
 
     `parallel.start` must have been called.
     """
-    if mode == "on":
-        return None
     if mode == "off":
         return "compile: off"
-    if device_type == "cpu":
+    if mode == "auto" and device_type == "cpu":
         # Measured on two cores at 40M parameters: the layers gained 3 to 5 %, and half a minute was spent.
         return "on a CPU it gains less than it costs"
     if zero_stage == 3:
@@ -42,6 +50,11 @@ def reason_against(mode: str, device_type: str, zero_stage: int) -> str | None:
     if parallel.tensor_size() > 1:
         return "tensor parallelism communicates inside each layer"
     return None
+
+
+def compiles_functions(mode: str, device_type: str) -> bool:
+    """Whether ``compile: <mode>`` compiles single functions where there is a `reason_against` whole layers."""
+    return mode == "on" or (mode == "auto" and device_type == "cuda")
 
 
 def start(model: Any, micro_batch_size: int, intra_document_masking: bool, log: Callable[[str], None]) -> bool:
@@ -56,7 +69,7 @@ def start(model: Any, micro_batch_size: int, intra_document_masking: bool, log: 
     for layer in layers:
         layer.forward = _CompiledForward(layer.forward)
     if device.type == "cuda":
-        loss.fused_softmax = torch.compile(loss.softmax_times_mask)
+        loss.fused_softmax = Fused(loss.softmax_times_mask)
     log(f"compiling the layers (torch.compile; cached in {folder} for the next start)")
     started = time.monotonic()
     try:
@@ -65,11 +78,64 @@ def start(model: Any, micro_batch_size: int, intra_document_masking: bool, log: 
         for layer, forward in zip(layers, eager, strict=True):
             layer.forward = forward
         loss.fused_softmax = None
-        first_line = next(iter(str(error).strip().splitlines()), "")
-        log(f"not compiled, the layers run eagerly: {type(error).__name__}: {first_line}")
+        log(f"not compiled, the layers run eagerly: {_first_line(error)}")
         return False
+    _log_errors(fused_functions(), log)
     log(f"compiled in {seconds_text(time.monotonic() - started)}")
     return True
+
+
+def start_functions(
+    model: Any, micro_batch_size: int, intra_document_masking: bool, log: Callable[[str], None]
+) -> bool:
+    """Compile the functions of a `megatron.Model`, whose layers stay eager; False when one of them failed.
+
+    Every process must call it: one micro batch is computed, forward and without gradients, as in validation.
+    """
+    device = next(model.parameters()).device
+    folder = _choose_cache_folder()
+    fused = _fuse_functions()
+    log(f"compiling the loss, activations and rotary positions (torch.compile; cached in {folder} for the next start)")
+    started = time.monotonic()
+    with torch.no_grad():
+        model(*model.blank_arguments(micro_batch_size, intra_document_masking, device))
+    for each in fused:
+        each.stop_learning()
+    _log_errors(fused, log)
+    log(f"compiled in {seconds_text(time.monotonic() - started)}")
+    return not any(each.error for each in fused)
+
+
+def _fuse_functions() -> list[Fused]:
+    """Put compiled functions in the place of those that are called by themselves."""
+    loss.fused_softmax = Fused(loss.softmax_times_mask)
+    loss.fused_parallel_softmax = loss.ParallelSoftmax(*(Fused(each) for each in loss.PARALLEL_SOFTMAX))
+    feed_forward.fused_activate = Fused(feed_forward.plain_activate, num_differentiable=2)
+    rope_utils._apply_rotary_pos_emb_bshd = Fused(plain_rotate, num_differentiable=1)
+    return fused_functions()
+
+
+def fused_functions() -> list[Fused]:
+    """The functions that are compiled by themselves."""
+    softmax = loss.fused_softmax, *(loss.fused_parallel_softmax or ())
+    places = *softmax, feed_forward.fused_activate, rope_utils._apply_rotary_pos_emb_bshd
+    return [each for each in places if isinstance(each, Fused)]
+
+
+def _log_errors(fused: list[Fused], log: Callable[[str], None]) -> None:
+    for each in fused:
+        if each.error:
+            log(f"not compiled, runs eagerly: {each.name}: {_first_line(each.error)}")
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
+
+
+def run_eagerly() -> None:
+    """Undo what was put in place of functions."""
+    loss.fused_softmax = loss.fused_parallel_softmax = feed_forward.fused_activate = None
+    rope_utils._apply_rotary_pos_emb_bshd = plain_rotate
 
 
 class _CompiledForward:
@@ -86,6 +152,9 @@ class _CompiledForward:
             return self._eager(hidden_states, *arguments, **named)
         if self._shape is None:
             self._shape = hidden_states.shape
+        if (mask := named.get("attention_mask")) is not None and mask.dim() == 1:
+            # Offsets of documents, as many as there are: one code for any number of them.
+            torch._dynamo.mark_dynamic(mask, 0)
         chosen = self._compiled if hidden_states.shape == self._shape else self._eager
         return chosen(hidden_states, *arguments, **named)
 

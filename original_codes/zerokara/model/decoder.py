@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zerokara.model.attention import intra_document_mask
+from zerokara.model import variable_length
+from zerokara.model.attention import intra_document_mask, positions_in_documents
 from zerokara.model.megatron_core import GPTModel
 from zerokara.model.prediction import LanguageModel
 
@@ -24,20 +25,27 @@ class Decoder(LanguageModel, GPTModel):
         labels_BS: Tensor | None = None,
         mask_BS: Tensor | None = None,
         segments_BS: Tensor | None = None,
+        document_offsets_N1: Tensor | None = None,
         at_B: Tensor | None = None,
     ) -> Tensor:
         """Return logits [B, S, V], or with labels the nats summed over tokens with mask 1, a scalar in fp32.
 
-        Attention stays within each of `segments_BS` (documents, in ascending order). With `at_B` the logits are those
-        of that one position of each row, [B, 1, V].
+        Attention stays within each of `segments_BS` (documents, in ascending order). Where a GPU has a kernel for it,
+        it is given the `document_offsets_N1` of the same documents (`Batch.document_offsets`) in place of a mask. With
+        `at_B` the logits are those of that one position of each row, [B, 1, V].
         """
         if segments_BS is None:
             positions_BS = torch.arange(tokens_BS.size(1), device=tokens_BS.device).expand_as(tokens_BS)
             attention_mask = None
+        elif document_offsets_N1 is not None and self._has_variable_length():
+            positions_BS, attention_mask = positions_in_documents(segments_BS), document_offsets_N1
         else:
             positions_BS, attention_mask = intra_document_mask(segments_BS)
         hidden_SBD = super().forward(tokens_BS, positions_BS, attention_mask)
         return self._predict(hidden_SBD, labels_BS, mask_BS, at_B)
+
+    def _has_variable_length(self) -> bool:
+        return variable_length.has_kernel(self.embedding.word_embeddings.weight, self.shape.head_dim)
 
     def all_layers(self) -> list[torch.nn.Module]:
         """The layers, in the order in which they are computed."""
@@ -47,7 +55,10 @@ class Decoder(LanguageModel, GPTModel):
         """Arguments of `forward` for a micro batch of training, in shape and dtype, all zeros."""
         ids_BS = torch.zeros(num_samples, self.shape.seq_len, dtype=torch.int64, device=device)
         mask_BS = torch.ones(ids_BS.shape, device=device)
-        return [ids_BS, ids_BS, mask_BS, *([torch.zeros_like(ids_BS)] if intra_document_masking else [])]
+        if not intra_document_masking:
+            return [ids_BS, ids_BS, mask_BS]
+        offsets_N1 = torch.arange(num_samples + 1, dtype=torch.int32, device=device) * self.shape.seq_len
+        return [ids_BS, ids_BS, mask_BS, torch.zeros_like(ids_BS), offsets_N1]
 
     def _postprocess(self, hidden_states: Tensor, **_: Any) -> Tensor:
         """Stop at the hidden states, [S, B, D]: projection and loss are ours."""

@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ from torch.nn.functional import grouped_mm, linear
 from zerokara.config.training_settings import OptimizationSettings
 from zerokara.model import parallel
 from zerokara.model.auxiliary_loss import AuxiliaryLoss
+from zerokara.model.feed_forward import activate, plain_activate
 from zerokara.model.megatron_core import TransformerConfig
 
 
@@ -131,8 +133,10 @@ class MixtureOfExperts(torch.nn.Module):
 
     def _one_by_one(self, sorted_MD: Tensor, ends_X: Tensor) -> Tensor:
         counts = ends_X.diff(prepend=ends_X.new_zeros(1)).tolist()
+        # Not `activate`: it would be compiled for each count of tokens.
+        act = partial(plain_activate, bias_R=None, activation=self._activation, gated=self._gated)
         parts = zip(sorted_MD.split(counts), self.experts_fc1.weight, self.experts_fc2.weight, strict=True)
-        return torch.cat([linear(self._activate(linear(part, fc1)), fc2) for part, fc1, fc2 in parts])
+        return torch.cat([linear(act(linear(part, fc1)), fc2) for part, fc1, fc2 in parts])
 
     def _grouped(self, sorted_MD: Tensor, ends_X: Tensor) -> Tensor:
         """All experts in one kernel; `ends_X` is where each one's tokens end."""
@@ -141,16 +145,9 @@ class MixtureOfExperts(torch.nn.Module):
             _GradientOfUsed.apply(part.weight, is_used_X) for part in (self.experts_fc1, self.experts_fc2)
         )
         inner_MR = grouped_mm(sorted_MD, fc1_XRD.transpose(1, 2), offs=ends_X)
-        out_MD: Tensor = grouped_mm(self._activate(inner_MR), fc2_XDF.transpose(1, 2), offs=ends_X)
+        inner_MF = activate(inner_MR, None, self._activation, self._gated)
+        out_MD: Tensor = grouped_mm(inner_MF, fc2_XDF.transpose(1, 2), offs=ends_X)
         return out_MD
-
-    def _activate(self, inner_MR: Tensor) -> Tensor:
-        if not self._gated:
-            activated: Tensor = self._activation(inner_MR)
-            return activated
-        gate_MF, up_MF = inner_MR.chunk(2, dim=-1)
-        gated: Tensor = self._activation(gate_MF) * up_MF
-        return gated
 
 
 def has_kernel(hidden: Tensor) -> bool:

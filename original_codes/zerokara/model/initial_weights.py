@@ -1,7 +1,7 @@
-"""Initial weights: each whole parameter is drawn from the seed and its name, and this rank keeps its shard.
+"""Initial weights: each whole parameter is drawn from the seed and its name, by any process.
 
-So they do not depend on the order of the parameters, on the number of processes or on tensor parallelism; and no more
-than one whole parameter is ever held beside the model.
+So they do not depend on the order of the parameters, on the number of processes or on tensor parallelism. `draw` fills
+a model alone; `drawn_by_all` shares the drawing out among the processes of a run, which draw each number once.
 
 The distribution is megatron-core's (0.16.1, transformer/transformer_config.py): normal around 0 with `init_std`; for
 matrices that add to the residual stream, `init_std` / √(2·layers) (GPT-2, Radford et al., 2019); norms 1, biases 0.
@@ -19,12 +19,14 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterator
 
 import torch
+import torch.distributed
 from torch import Tensor
 
 from zerokara.model.parameters import row_blocks
-from zerokara.model.shapes import ModelShape
+from zerokara.model.shapes import ModelShape, TensorShape
 from zerokara.model.sharding import Sharding
 
 _VOCABULARY = ("word_embeddings.weight", "output_layer.weight")
@@ -42,6 +44,32 @@ def draw(model: torch.nn.Module, shape: ModelShape, seed: int) -> None:
         _fill(whole, name, shape, seed)
         if whole is not parameter:
             parameter.copy_(sharding.local(name, whole))
+
+
+def drawn_by_all(shape: ModelShape, seed: int, device: torch.device) -> Iterator[tuple[str, Tensor]]:
+    """Yield the name and the whole fp32 tensor of each parameter, on `device`; every process must read them all.
+
+    Each process draws a tensor of its own, all at the same time; then they are broadcast one after another. A process
+    holds two tensors: the one that it has drawn, and the one that it yields, until it is asked for the next.
+    """
+    rank, num_processes = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    shapes = shape.parameter_shapes()
+    names = sorted(shapes, key=lambda name: -math.prod(shapes[name]))  # those drawn at the same time are alike in size
+    for first in range(0, len(names), num_processes):
+        round_ = names[first : first + num_processes]
+        mine = [_drawn(name, shapes[name], shape, seed).to(device) for name in round_[rank : rank + 1]]
+        for source, name in enumerate(round_):
+            whole = mine.pop() if source == rank else torch.empty(shapes[name], device=device)
+            torch.distributed.broadcast(whole, src=source)
+            yield name, whole
+            del whole
+
+
+@torch.no_grad()
+def _drawn(name: str, whole_shape: TensorShape, shape: ModelShape, seed: int) -> Tensor:
+    whole = torch.empty(whole_shape)
+    _fill(whole, name, shape, seed)
+    return whole
 
 
 def _fill(whole: Tensor, name: str, shape: ModelShape, seed: int) -> None:

@@ -4,14 +4,15 @@ The gradient is computed in the forward pass, where the logits of a chunk are at
 scales it. That takes three matrix products in all, as many as without chunking, and a peak of one chunk of fp32 logits
 instead of all logits twice. Idea: Liger-Kernel's fused linear cross-entropy (Hsu et al., 2024, arXiv 2410.10989).
 
-A chunk is computed in one of three ways, each a function below. It returns the nats of each token [C] in fp32, and the
+A chunk is computed in one of four ways, each a function below. It returns the nats of each token [C] in fp32, and the
 gradient of the masked sum with respect to the logits [C, V] in the dtype of the hidden states, where it is needed:
 
 - `_eager`: in place in one fp32 buffer that all chunks share;
 - `_fused`: with the softmax as one compiled kernel (`compilation`), on a GPU;
 - `_vocabulary_parallel`: each tensor-parallel rank holds some rows of the vocabulary. Of each token the ranks exchange
   three numbers (the largest logit, the sum of exponentials, the label's logit), as Megatron-LM does (Shoeybi et al.,
-  2019, section 3; megatron/core/tensor_parallel/cross_entropy.py); of the gradient, one sum of [tokens, D].
+  2019, section 3; megatron/core/tensor_parallel/cross_entropy.py); of the gradient, one sum of [tokens, D];
+- `_fused_vocabulary_parallel`: the same, with what lies between these exchanges as one compiled kernel each.
 
 Shape suffixes: N tokens, C tokens of a chunk, D hidden size, V rows of the (padded) vocabulary that this rank holds.
 """
@@ -19,7 +20,7 @@ Shape suffixes: N tokens, C tokens of a chunk, D hidden size, V rows of the (pad
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed
@@ -37,6 +38,21 @@ TILE_ROWS = 64
 Softmax = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 fused_softmax: Softmax | None = None
 """`softmax_times_mask` compiled, set by `compilation`: one kernel instead of eight passes over the logits."""
+
+
+class ParallelSoftmax(NamedTuple):
+    """The softmax over a vocabulary that the ranks share, in three parts, with an all-reduce after the first two."""
+
+    largest: Callable[[Tensor, int], Tensor]
+    """`largest_logits`."""
+    sums: Callable[[Tensor, Tensor, int], Tensor]
+    """`sums_of_exponentials`."""
+    times_mask: Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]
+    """`exponentials_times_mask`."""
+
+
+fused_parallel_softmax: ParallelSoftmax | None = None
+"""`PARALLEL_SOFTMAX` compiled, set by `compilation`."""
 
 
 def summed_cross_entropy(
@@ -70,9 +86,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         needs_gradient: bool,
     ) -> Tensor:
         rows = _rows_per_chunk(hidden_ND, weight_VD)
-        softmax = fused_softmax if group is None else None
+        is_fused = (fused_softmax if group is None else fused_parallel_softmax) is not None
         # One buffer for all chunks: on a CPU fresh memory costs as much as what is computed in it.
-        size = (0 if softmax else rows, weight_VD.size(0))
+        size = (0 if is_fused else rows, weight_VD.size(0))
         buffer_CV = torch.empty(size, dtype=torch.float32, device=hidden_ND.device)
         gradients = _Gradients(hidden_ND, weight_VD) if needs_gradient else None
         total = torch.zeros((), dtype=torch.float32, device=hidden_ND.device)
@@ -80,10 +96,12 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         for start in range(0, hidden_ND.size(0), rows):
             chunk = slice(start, start + rows)
             inputs = hidden_ND[chunk], weight_VD, labels_N[chunk], mask_N[chunk], vocab_size
-            if group:
+            if group and fused_parallel_softmax:
+                nats_C, grad_CV = _fused_vocabulary_parallel(*inputs, fused_parallel_softmax, group)
+            elif group:
                 nats_C, grad_CV = _vocabulary_parallel(*inputs, buffer_CV, needs_gradient, group)
-            elif softmax:
-                nats_C, grad_CV = _fused(*inputs, softmax)
+            elif fused_softmax:
+                nats_C, grad_CV = _fused(*inputs, fused_softmax)
             else:
                 nats_C, grad_CV = _eager(*inputs, buffer_CV, needs_gradient)
             total += (nats_C * mask_N[chunk]).sum()
@@ -178,13 +196,7 @@ def _vocabulary_parallel(
     group: ProcessGroup,
 ) -> tuple[Tensor, Tensor | None]:
     """As `_eager`, where this rank holds the V rows of the vocabulary from V · `group.rank()` on."""
-    num_rows = weight_VD.size(0)
-    first_row = group.rank() * num_rows
-    num_real = min(max(vocab_size - first_row, 0), num_rows)
-    # A label of another rank is looked up as row 0; the result is masked out.
-    labels_C = labels_C - first_row
-    is_local_C = (labels_C >= 0) & (labels_C < num_rows)
-    labels_C = labels_C.where(is_local_C, 0)
+    num_real, is_local_C, labels_C = _of_this_rank(labels_C, weight_VD.size(0), vocab_size, group)
     logits_CV = _logits(hidden_CD, weight_VD, buffer_CV)
     logits_CV[:, num_real:] = float("-inf")
     label_logits_C = logits_CV.gather(1, labels_C[:, None]).squeeze(1)
@@ -202,6 +214,40 @@ def _vocabulary_parallel(
     return nats_C, grad_CV.to(hidden_CD.dtype)
 
 
+def _fused_vocabulary_parallel(
+    hidden_CD: Tensor,
+    weight_VD: Tensor,
+    labels_C: Tensor,
+    mask_C: Tensor,
+    vocab_size: int,
+    softmax: ParallelSoftmax,
+    group: ProcessGroup,
+) -> tuple[Tensor, Tensor]:
+    """As `_vocabulary_parallel`, in the kernels of `softmax`; the logits stay in the dtype of the hidden states."""
+    num_real, is_local_C, labels_C = _of_this_rank(labels_C, weight_VD.size(0), vocab_size, group)
+    logits_CV = hidden_CD @ weight_VD.t()
+    label_logits_C = logits_CV.gather(1, labels_C[:, None]).squeeze(1).float()
+    max_C = softmax.largest(logits_CV, num_real)
+    torch.distributed.all_reduce(max_C, ReduceOp.MAX, group)
+    sums_2C = torch.stack([softmax.sums(logits_CV, max_C, num_real), label_logits_C.where(is_local_C, 0)])
+    torch.distributed.all_reduce(sums_2C, group=group)
+    sum_C, label_logits_C = sums_2C
+    nats_C = max_C + sum_C.log() - label_logits_C
+    grad_CV = softmax.times_mask(logits_CV, max_C, sum_C, mask_C, num_real)
+    # As in `_fused`; of a label on another rank the entry of row 0 stays as it is.
+    label_gradient_C = (torch.expm1(-nats_C) * mask_C).to(grad_CV.dtype)
+    entries_C = label_gradient_C.where(is_local_C, grad_CV.gather(1, labels_C[:, None]).squeeze(1))
+    return nats_C, grad_CV.scatter_(1, labels_C[:, None], entries_C[:, None])
+
+
+def _of_this_rank(labels_C: Tensor, num_rows: int, vocab_size: int, group: ProcessGroup) -> tuple[int, Tensor, Tensor]:
+    """How many of this rank's rows are real; of each label whether it is one of them, and its row, else 0."""
+    first_row = group.rank() * num_rows
+    rows_C = labels_C - first_row
+    is_local_C = (rows_C >= 0) & (rows_C < num_rows)
+    return min(max(vocab_size - first_row, 0), num_rows), is_local_C, rows_C.where(is_local_C, 0)
+
+
 def _logits(hidden_CD: Tensor, weight_VD: Tensor, buffer_CV: Tensor) -> Tensor:
     """The logits of a chunk in fp32, [C, V], in the memory of `buffer_CV` (which has C rows or more)."""
     out_CV = buffer_CV[: hidden_CD.size(0)]
@@ -212,9 +258,31 @@ def _logits(hidden_CD: Tensor, weight_VD: Tensor, buffer_CV: Tensor) -> Tensor:
 
 def softmax_times_mask(logits_CV: Tensor, mask_C: Tensor, num_real: int) -> tuple[Tensor, Tensor]:
     """The softmax over the real rows times the mask, [C, V] in the dtype of the logits; and log Σ exp in fp32, [C]."""
+    max_C = largest_logits(logits_CV, num_real)
+    sum_C = sums_of_exponentials(logits_CV, max_C, num_real)
+    return exponentials_times_mask(logits_CV, max_C, sum_C, mask_C, num_real), max_C + sum_C.log()
+
+
+def largest_logits(logits_CV: Tensor, num_real: int) -> Tensor:
+    """The largest logit of the real rows, [C] in fp32; -inf where no row is real."""
+    return _real(logits_CV, num_real).amax(dim=1)
+
+
+def sums_of_exponentials(logits_CV: Tensor, max_C: Tensor, num_real: int) -> Tensor:
+    """Σ exp(logit − max) over the real rows, [C] in fp32."""
+    return (_real(logits_CV, num_real) - max_C[:, None]).exp().sum(dim=1)
+
+
+def exponentials_times_mask(logits_CV: Tensor, max_C: Tensor, sum_C: Tensor, mask_C: Tensor, num_real: int) -> Tensor:
+    """exp(logit − max) · mask / sum, [C, V] in the dtype of the logits; 0 in the rows that are not real."""
+    exp_CV = (_real(logits_CV, num_real) - max_C[:, None]).exp()
+    return (exp_CV * (mask_C / sum_C)[:, None]).to(logits_CV.dtype)
+
+
+def _real(logits_CV: Tensor, num_real: int) -> Tensor:
+    """The logits in fp32, -inf in the rows from `num_real` on."""
     real_V = torch.arange(logits_CV.size(1), device=logits_CV.device) < num_real
-    wide_CV = logits_CV.float().where(real_V, float("-inf"))
-    max_C = wide_CV.amax(dim=1)
-    exp_CV = (wide_CV - max_C[:, None]).exp()
-    sum_C = exp_CV.sum(dim=1)
-    return (exp_CV * (mask_C / sum_C)[:, None]).to(logits_CV.dtype), max_C + sum_C.log()
+    return logits_CV.float().where(real_V, float("-inf"))
+
+
+PARALLEL_SOFTMAX = ParallelSoftmax(largest_logits, sums_of_exponentials, exponentials_times_mask)

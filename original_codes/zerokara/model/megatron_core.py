@@ -45,6 +45,7 @@ def _identity(function: Callable[..., Any] | None = None, **_: Any) -> Any:
 with _without_unused_packages():
     from megatron.core import parallel_state
     from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+    from megatron.core.models.common.embeddings import rope_utils
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.T5.t5_model import T5Model
     from megatron.core.tensor_parallel import random

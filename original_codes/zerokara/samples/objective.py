@@ -40,12 +40,15 @@ class Batch:
     """1 where the prediction counts, 0 on padding, [b, T]."""
     segments: Ids | None = None
     """Segments for intra-document masking, counted from 0, [b, S]; None without it."""
+    document_offsets: NDArray[np.int32] | None = None
+    """With `segments`: where each document (each part in a sequence) begins in the flattened batch, and at the end its
+    size b · S, [documents + 1]; known here, without asking a device how many there are."""
     decoder_inputs: Ids | None = None
     """Input ids of the decoder of an encoder-decoder model, [b, T]: a start token, and the labels but for the last."""
 
-    def arguments(self) -> list[NDArray[np.int64] | NDArray[np.float32]]:
+    def arguments(self) -> list[NDArray[np.int64] | NDArray[np.float32] | NDArray[np.int32]]:
         """The arrays in the order of the model's arguments."""
-        rest = (self.segments, self.decoder_inputs)
+        rest = (self.segments, self.document_offsets, self.decoder_inputs)
         return [self.inputs, self.labels, self.loss_mask, *(array for array in rest if array is not None)]
 
 
@@ -83,8 +86,13 @@ class Causal:
         mask = np.ones(tokens[:, 1:].shape, np.float32) if real is None else real[:, 1:].astype(np.float32)
         inputs, labels = np.ascontiguousarray(tokens[:, :-1]), np.ascontiguousarray(tokens[:, 1:])
         eod_id = self.masking_eod_id
-        segments = None if eod_id is None else np.cumsum(inputs == eod_id, axis=1, dtype=np.int64)
-        return Batch(inputs, labels, mask, segments)
+        if eod_id is None:
+            return Batch(inputs, labels, mask)
+        segments = np.cumsum(inputs == eod_id, axis=1, dtype=np.int64)
+        is_first = inputs == eod_id
+        is_first[:, 0] = True
+        offsets = np.append(np.flatnonzero(is_first), inputs.size).astype(np.int32)
+        return Batch(inputs, labels, mask, segments, offsets)
 
     def target_counts(self, token_counts: Ids) -> NDArray[np.float64]:
         """Relative frequency of each id among the targets: as in the corpus, each token is predicted once an epoch.

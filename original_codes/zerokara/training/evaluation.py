@@ -130,7 +130,7 @@ def evaluate_checkpoint(plan: RunPlan, folder: Path) -> None:
     into ``evaluation_step<N>.json`` in the folder that holds the checkpoint, which itself is never touched.
     """
     processes = join(plan)
-    model = build_model(plan, processes, seed=None)
+    model = build_model(plan, processes)
     weights = checkpoint.read_weights(folder)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -7,14 +7,19 @@ and `open_run` ask for. Training (`trainer`), the trial of a dry run (`trial`), 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
+import torch.distributed
+from torch import Tensor
 
 from zerokara import checkpoint
 from zerokara.checkpoint import TrainingState
 from zerokara.errors import RunError
 from zerokara.huggingface import from_hf
-from zerokara.model import builder, compilation, parallel
+from zerokara.model import builder, compilation, initial_weights, parallel
 from zerokara.model.builder import Model, num_parameters
 from zerokara.model.experts import Routing
 from zerokara.progress import count_text
@@ -66,11 +71,11 @@ def join(plan: RunPlan) -> Processes:
     return joining.join(plan.num_processes, config.tensor_parallel_size, config.seed, keeps_freed_memory)
 
 
-def build_model(plan: RunPlan, processes: Processes, seed: int | None) -> Model:
-    """Build this process's part of the model, on the CPU and in fp32; with seed None its weights are undefined."""
+def build_model(plan: RunPlan, processes: Processes) -> Model:
+    """Build this process's part of the model, on the CPU and in fp32; its weights are undefined."""
     model = builder.build(
         plan.shape,
-        seed=seed,
+        seed=None,
         activation_checkpointing=plan.config.activation_checkpointing,
         routing=Routing.from_config(plan.config),
     )
@@ -82,14 +87,17 @@ def build_model(plan: RunPlan, processes: Processes, seed: int | None) -> Model:
 def open_run(plan: RunPlan, processes: Processes, resume_from: Path | None = None) -> Run:
     """Open a plan: at the checkpoint `resume_from`, or else at its first step."""
     config = plan.config
-    has_weights = resume_from is not None or config.init_from
-    model = build_model(plan, processes, seed=None if has_weights else config.seed)
-    engine = updater.open_engine(model, config, plan.updater, parallel.data_size(), plan.template)
-    authentication.authenticate(joining.ANSWER_SECONDS)  # of the groups that DeepSpeed has made
+    model = build_model(plan, processes)
+    engine = updater.open_engine(model, config, plan.updater, parallel.data_size(), plan.template, has_weights=False)
+    # Of the groups that DeepSpeed has made.
+    joining.set_timeouts()
+    authentication.authenticate(joining.ANSWER_SECONDS)
     state = _resumed(engine, resume_from, plan, processes) if resume_from else _first_state(engine, plan, processes)
-    reason = compilation.reason_against(config.compile, processes.device.type, config.zero_stage)
-    if reason is None:
-        compilation.start(model, config.micro_batch, config.intra_document_masking, processes.log)
+    batch = config.micro_batch, config.intra_document_masking
+    if compilation.reason_against(config.compile, processes.device.type, config.zero_stage) is None:
+        compilation.start(model, *batch, processes.log)
+    elif compilation.compiles_functions(config.compile, processes.device.type):
+        compilation.start_functions(model, *batch, processes.log)
     share = BatchLayout(config.global_batch_size, config.micro_batch, parallel.data_size())
     reading = plan.reading
     batches = Batches(reading.tokens(), reading.order(), share, plan.objective, parallel.data_rank())
@@ -101,7 +109,7 @@ def _resumed(engine: Engine, folder: Path, plan: RunPlan, processes: Processes) 
     if state.optimizer == optimizer:
         engine.load_state(checkpoint.read_weights(folder), checkpoint.read_moments(folder), state.updates)
     else:
-        engine.load_state(checkpoint.read_weights(folder), {}, num_updates=0)
+        engine.start_from(checkpoint.read_weights(folder).items())
         processes.log(f"optimizer was {state.optimizer}, is {optimizer}: the optimizer state restarts from zero")
     processes.log(f"resuming from {folder}: step {state.step}, {count_text(state.tokens)} tokens done")
     return state
@@ -110,12 +118,32 @@ def _resumed(engine: Engine, folder: Path, plan: RunPlan, processes: Processes) 
 def _first_state(engine: Engine, plan: RunPlan, processes: Processes) -> TrainingState:
     init_from = plan.config.init_from
     if init_from:
-        engine.load_state(from_hf.weights(Path(init_from), plan.shape), {}, num_updates=0)
+        engine.start_from(_sent_by_first(Path(init_from), plan, processes))
         surplus = from_hf.num_surplus_rows(Path(init_from), plan.shape)
         without = f", without {surplus:,} rows of its embedding that no token has" if surplus else ""
         processes.log(f"starting from the weights of {init_from}{without}")
+    else:
+        engine.start_from(initial_weights.drawn_by_all(plan.shape, plan.config.seed, processes.device))
     facts: dict[str, object] = {"init_from": init_from} if init_from else {}
     return state_of(plan, step=0, samples=0, facts=facts, seconds=0.0)
+
+
+def _sent_by_first(folder: Path, plan: RunPlan, processes: Processes) -> Iterator[tuple[str, Tensor]]:
+    """Yield the whole weights of a Hugging Face folder, which the first process alone reads, one after another."""
+    opened: list[Iterator[tuple[str, Tensor]]] = []
+
+    def open_weights() -> int:
+        opened.append(from_hf.open_weights(folder, plan.shape))
+        return 0
+
+    processes.from_first(open_weights)
+    shapes = plan.shape.parameter_shapes()
+    for name in from_hf.names(plan.shape):
+        whole = next(opened[0])[1] if processes.is_first else torch.empty(shapes[name])
+        whole = whole.to(processes.device).contiguous()
+        torch.distributed.broadcast(whole, src=0)
+        yield name, whole
+        del whole
 
 
 def state_of(plan: RunPlan, step: int, samples: int, facts: dict[str, object], seconds: float) -> TrainingState:

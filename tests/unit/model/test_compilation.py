@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import rounding
 import torch
-from configs import config_of
-from shapes import named, shape_of
+from shapes import shape_of
 
-from zerokara.errors import UserError
 from zerokara.model import compilation, loss
 from zerokara.model.builder import Decoder, build
+from zerokara.model.fusion import Fused
 
 
 @pytest.fixture(autouse=True)
 def _no_traces(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[None]:
     monkeypatch.setenv(compilation.CACHE_VARIABLE, str(tmp_path))
     yield
-    loss.fused_softmax = None
+    compilation.run_eagerly()
 
 
 @pytest.fixture
@@ -35,6 +35,7 @@ def model() -> Decoder:
         ("auto", "cpu", 1, False),
         ("on", "cpu", 1, True),
         ("auto", "cuda", 3, False),
+        ("on", "cpu", 3, False),
         ("off", "cuda", 1, False),
     ],
 )
@@ -42,21 +43,64 @@ def test_where_it_is_compiled(mode: str, device: str, zero_stage: int, compiled:
     assert (compilation.reason_against(mode, device, zero_stage) is None) == compiled
 
 
-@pytest.mark.parametrize("other", [{"zero_stage": 3}, {"tensor_parallel_size": 2}], ids=named)
-def test_what_cannot_be_compiled_is_refused(other: dict[str, Any]) -> None:
-    with pytest.raises(UserError) as caught:
-        config_of(compile="on", **other)
-    assert [(fault.key, fault.value) for fault in caught.value.faults] == [("compile", "on")]
+@pytest.mark.parametrize(
+    ("mode", "device", "compiled"),
+    [("auto", "cuda", True), ("on", "cpu", True), ("auto", "cpu", False), ("off", "cuda", False)],
+)
+def test_where_functions_are_compiled_in_place_of_layers(mode: str, device: str, compiled: bool) -> None:
+    assert compilation.compiles_functions(mode, device) == compiled
+
+
+def test_a_function_runs_compiled_at_sizes_that_it_was_shown() -> None:
+    fused, calls = fused_double()
+    with torch.no_grad():
+        fused(torch.ones(3))  # in evaluation, and forward and backward on a copy
+    assert calls == ["compiled"] * 3
+    fused.stop_learning()
+    assert torch.equal(fused(torch.ones(3, requires_grad=True)), torch.full((3,), 2.0))
+    assert torch.equal(fused(torch.ones(4)), torch.full((4,), 2.0))
+    assert calls == ["compiled"] * 4 and fused.error is None
+
+
+def test_a_function_that_does_not_compile_runs_eagerly(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", failing_compile)
+    ids = torch.zeros(2, 16, dtype=torch.int64)
+    expected, lines = model(ids, ids), []
+    assert not compilation.start_functions(model, 2, intra_document_masking=False, log=lines.append)
+    assert [line.split(": ")[1:3] for line in lines[1:-1]] == [
+        [name, "RuntimeError"] for name in ("softmax_times_mask", "plain_activate", "apply_rotary_pos_emb_bshd")
+    ]
+    found = model(ids, ids)
+    found.backward()
+    rounding.assert_same_loss(found.item(), expected.item())
+
+
+def fused_double() -> tuple[Fused, list[str]]:
+    """Twice a tensor, and a list of how it was computed."""
+    calls: list[str] = []
+
+    def compile_(function: Callable, **_: Any) -> Callable:
+        def compiled(values: torch.Tensor) -> Any:
+            calls.append("compiled")
+            return function(values)
+
+        return compiled
+
+    with mock.patch.object(torch, "compile", compile_):
+        return Fused(lambda values: 2 * values, num_differentiable=1), calls
+
+
+def failing_compile(function: Callable, **_: Any) -> Callable:
+    """A compiler that fails at the first call."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no C++ compiler\nand a long story")
+
+    return fail
 
 
 def test_a_failure_is_logged_and_the_layers_run_eagerly(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(forward: Callable, **_: Any) -> Callable:
-        def fail(*_: Any, **__: Any) -> None:
-            raise RuntimeError("no C++ compiler\nand a long story")
-
-        return fail
-
-    monkeypatch.setattr(torch, "compile", failing)
+    monkeypatch.setattr(torch, "compile", failing_compile)
     lines: list[str] = []
     assert not compilation.start(model, 2, intra_document_masking=False, log=lines.append)
     assert lines[-1].endswith("RuntimeError: no C++ compiler"), "the first line of the error"

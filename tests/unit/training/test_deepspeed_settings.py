@@ -21,6 +21,18 @@ def test_our_settings_are_merged_into_the_template() -> None:
     assert settings["bf16"] == {"enabled": False} and "data_types" not in settings
 
 
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_gradients_are_summed_beside_the_backward_pass_on_a_gpu(stage: int, device: str) -> None:
+    config = config_of(zero_stage=stage, precision="fp32")
+    shipped = load_template(SHIPPED_TEMPLATE)
+    found = settings_for(config, 2, shipped, device)["zero_optimization"]
+    assert found["overlap_comm"] is (stage > 1 and device == "cuda")
+    for stated in (True, False):
+        theirs = shipped | {"zero_optimization": {"overlap_comm": stated}}
+        assert settings_for(config, 2, theirs, device)["zero_optimization"]["overlap_comm"] is stated
+
+
 def test_a_template_that_sets_what_the_config_owns_is_refused_with_every_key(tmp_path: Path) -> None:
     path = tmp_path / "template.json"
     path.write_text(

@@ -129,6 +129,6 @@ def test_the_settings_allow_what_the_table_says(optimizer: str) -> None:
 def test_offload_in_the_settings_of_deepspeed(offload: str, expected: dict) -> None:
     settings, _ = of(zero_stage=3, offload=offload, precision="bf16")
     found = settings_for(settings, 1, {})
-    assert found["zero_optimization"] == expected
+    assert found["zero_optimization"] == expected | {"overlap_comm": False}
     assert found["bf16"] == {"enabled": True} and found["data_types"] == {"grad_accum_dtype": "fp32"}
     assert found["zero_force_ds_cpu_optimizer"] is False  # DeepSpeedCPUAdam would be compiled

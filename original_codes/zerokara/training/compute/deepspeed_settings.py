@@ -6,7 +6,7 @@ No deepspeed here: the template is checked before anything heavy is loaded.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +47,20 @@ _OWNED = {
 """DeepSpeed's key and the key of config.yaml that sets it."""
 
 
-def settings_for(config: TrainingSettings, num_processes: int, template: dict[str, Any]) -> dict[str, Any]:
-    """DeepSpeed's configuration as a dictionary."""
+def overlaps(zero_stage: int, device_type: str, template: Mapping[str, Any]) -> bool:
+    """Whether DeepSpeed sums gradients over the ranks beside the backward pass: as the template says, or on a GPU.
+
+    At stages 2 and 3, which sum those of each micro batch; stage 1 in bf16 cannot (runtime/bf16_optimizer.py), and in
+    fp32 would gain only in the last micro batch of a step. On a CPU both would run on the same cores.
+    """
+    stated = template.get("zero_optimization", {}).get("overlap_comm")
+    return bool(stated) if stated is not None else zero_stage >= 2 and device_type == "cuda"
+
+
+def settings_for(
+    config: TrainingSettings, num_processes: int, template: dict[str, Any], device_type: str = "cpu"
+) -> dict[str, Any]:
+    """DeepSpeed's configuration as a dictionary, for processes that compute on a device of this type."""
     bf16 = config.precision == "bf16"
     owned: dict[str, Any] = {
         "train_batch_size": config.global_batch_size,
@@ -57,6 +69,7 @@ def settings_for(config: TrainingSettings, num_processes: int, template: dict[st
         "gradient_clipping": config.gradient_clipping,
         "zero_optimization": {
             "stage": config.zero_stage,
+            "overlap_comm": overlaps(config.zero_stage, device_type, template),
             **{part: {"device": "cpu"} for part in _OFFLOADED[config.offload]},
         },
         "bf16": {"enabled": bf16},

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -87,6 +87,19 @@ class Engine(ABC):
     def _update(self, learning_rate: float, numbers: Tensor, accept: Accept) -> float:
         """See `update`."""
 
+    def start_from(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Set all fp32 weights, unsharded, by parameter name and in any order; the optimizer restarts.
+
+        Each tensor is let go before the next is asked for: beside what it trains with, a process holds one.
+        """
+        written = set()
+        for name, whole in weights:
+            self._write(name, None, self._sharding.local(name, whole))
+            written.add(name)
+            del whole
+        assert written == self._shapes.keys(), f"no weights for {sorted(self._shapes.keys() - written)}"
+        self._take_up_written(num_updates=0)
+
     def load_state(self, weights: dict[str, Tensor], moments: dict[str, Tensor], num_updates: int) -> None:
         """Set the fp32 weights by parameter name, and the optimizer state by ``<parameter>.<key>`` or none of it.
 
@@ -126,6 +139,13 @@ class Engine(ABC):
     def _keys(self, name: str) -> list[str]:
         return list(optimizers.state_shapes(self._config.optimizer, name, self._shapes[name]))
 
+    def _write_local(self, weights: Mapping[str, Tensor]) -> None:
+        """Set the fp32 weights of this process, its shards, if there are any."""
+        if weights:
+            for name, local in weights.items():
+                self._write(name, None, local)
+            self._take_up_written(num_updates=0)
+
     @abstractmethod
     def _read(self, name: str, key: str | None) -> Tensor:
         """Return the optimizer state `key` of a parameter, or with None its fp32 master weights.
@@ -140,3 +160,15 @@ class Engine(ABC):
     @abstractmethod
     def _take_up_written(self, num_updates: int) -> None:
         """Take up what was written, as the state after `num_updates` updates."""
+
+
+def take_weights(model: Model, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+    """Take the weights out of `model`, and give it others of `dtype` on `device`, which are undefined.
+
+    On a CPU neither costs memory where nothing was written: the system gives a page when it is first written to.
+    """
+    taken = {}
+    for name, parameter in model.named_parameters():
+        taken[name] = parameter.detach()
+        parameter.data = torch.empty(parameter.shape, dtype=dtype, device=device)
+    return taken

@@ -22,7 +22,7 @@ from zerokara.config.training_settings import TrainingSettings
 from zerokara.model import parallel
 from zerokara.model.builder import Model
 from zerokara.training.compute import devices, optimizers, torch_optimizers
-from zerokara.training.compute.engine import Accept, Engine
+from zerokara.training.compute.engine import Accept, Engine, take_weights
 
 CHUNK = 2**26
 """Numbers in one all-reduce: gloo needs as much memory again."""
@@ -33,10 +33,17 @@ class ReplicatedUpdater(Engine):
 
     num_updates = 0
 
-    def __init__(self, model: Model, config: TrainingSettings):
-        """Take over `model`, whose weights must be fp32: in bf16 their owners keep them as master weights."""
+    def __init__(self, model: Model, config: TrainingSettings, has_weights: bool):
+        """Take over `model`, whose weights must be fp32: in bf16 their owners keep them as master weights.
+
+        `has_weights`: see `updater.open_engine`.
+        """
         super().__init__(model, config)
+        in_bf16 = config.precision == "bf16"
+        weights = take_weights(model, torch.bfloat16 if in_bf16 else torch.float32, self._device)
         model.to(self._device)
+        if in_bf16:
+            model.bfloat16()
         self.module = model
         self._group, self._rank = parallel.data_group(), parallel.data_rank()
         sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
@@ -44,18 +51,16 @@ class ReplicatedUpdater(Engine):
         """The rank that owns each tensor; None where every rank owns all."""
         if config.zero_stage and parallel.data_size() > 1:
             self._owners = optimizers.owners_of(sizes, parallel.data_size())
-        in_bf16 = config.precision == "bf16"
         self._masters = {
-            name: parameter.detach().clone() if in_bf16 else parameter
+            name: torch.empty(parameter.shape, dtype=torch.float32, device=self._device) if in_bf16 else parameter
             for name, parameter in model.named_parameters()
             if self._is_mine(name)
         }
-        if in_bf16:
-            model.bfloat16()
         self._weights = dict(model.named_parameters())
         self._gradients = self._make_gradients(self._device)
         self._optimizers = torch_optimizers.build(config, self._masters, model.shape)
         torch_optimizers.make_state(config.optimizer, self._optimizers, self._masters)
+        self._write_local(weights if has_weights else {})
 
     def _update(self, learning_rate: float, numbers: Tensor, accept: Accept) -> float:
         for chunk in self._flat.split(CHUNK):

@@ -54,13 +54,22 @@ def plan_lines(
 
 
 def open_engine(
-    model: Model, config: TrainingSettings, updater: UpdaterName, data_parallel_size: int, template: dict[str, Any]
+    model: Model,
+    config: TrainingSettings,
+    updater: UpdaterName,
+    data_parallel_size: int,
+    template: dict[str, Any],
+    has_weights: bool = True,
 ) -> Engine:
-    """Hand `model`, whose weights must be fp32, to an updater; its weights become the master weights unrounded."""
+    """Hand `model`, whose weights must be fp32, to an updater; its weights become the master weights unrounded.
+
+    Without `has_weights` those of the model are undefined, and so are the engine's until `Engine.start_from` or
+    `Engine.load_state` sets them.
+    """
     if updater == "replicated":
         from zerokara.training.compute.replicated_updater import ReplicatedUpdater
 
-        return ReplicatedUpdater(model, config)
+        return ReplicatedUpdater(model, config, has_weights)
     from zerokara.training.compute.zero_updater import ZeroUpdater  # DeepSpeed takes seconds to import
 
-    return ZeroUpdater(model, config, data_parallel_size, template)
+    return ZeroUpdater(model, config, data_parallel_size, template, has_weights)

@@ -31,20 +31,31 @@ from zerokara.model import parallel
 from zerokara.model.builder import Model
 from zerokara.training.compute import devices, torch_optimizers
 from zerokara.training.compute.deepspeed_settings import settings_for
-from zerokara.training.compute.engine import Accept, Engine
+from zerokara.training.compute.engine import Accept, Engine, take_weights
 
 
 class ZeroUpdater(Engine):
     """An engine: AdamW, its state (gradients, weights) sharded over the data-parallel ranks by DeepSpeed's ZeRO."""
 
-    def __init__(self, model: Model, config: TrainingSettings, data_parallel_size: int, template: dict[str, Any]):
-        """Take over `model`, whose weights must be fp32; the process groups must exist."""
+    def __init__(
+        self,
+        model: Model,
+        config: TrainingSettings,
+        data_parallel_size: int,
+        template: dict[str, Any],
+        has_weights: bool,
+    ):
+        """Take over `model`, whose weights must be fp32; the process groups must exist.
+
+        `has_weights`: see `updater.open_engine`.
+        """
         super().__init__(model, config)
         _attach_to_process_groups()
         # DeepSpeed divides the loss by the number of micro batches, and the gradients by that of the ranks.
         self.gradient_factor = float(data_parallel_size)
         self._num_micro_batches = config.global_batch_size // (config.micro_batch * data_parallel_size)
-        initial = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        # DeepSpeed makes its master weights from rounded ones: ours are written afterwards, as they are.
+        weights = take_weights(model, torch.bfloat16 if config.precision == "bf16" else torch.float32, self._device)
         made = torch_optimizers.build(config, dict(model.named_parameters()), model.shape)
         self._adam = made["adamw"]
         # runtime/bf16_optimizer.py narrates its memory on stdout whatever the log level is.
@@ -52,7 +63,7 @@ class ZeroUpdater(Engine):
             self._deepspeed, self._wrapper, _, _ = deepspeed.initialize(
                 model=model,
                 optimizer=self._adam,
-                config=settings_for(config, data_parallel_size, template),
+                config=settings_for(config, data_parallel_size, template, self._device.type),
                 dist_init_required=False,
                 mpu=parallel.ModelParallelUnit() if parallel.tensor_size() > 1 else None,
             )
@@ -66,10 +77,7 @@ class ZeroUpdater(Engine):
         torch_optimizers.make_state(config.optimizer, made, self._masters)
         if hasattr(self._wrapper, "_lazy_init_hp_params_optimizer_state"):
             self._wrapper._lazy_init_hp_params_optimizer_state()
-        # DeepSpeed makes its master weights from the rounded ones; give back what rounding took.
-        for name, weight in initial.items():
-            self._write(name, None, weight)
-        self._take_up_written(num_updates=0)
+        self._write_local(weights if has_weights else {})
 
     @property
     def num_updates(self) -> int:
@@ -205,7 +213,8 @@ def _attach_to_process_groups() -> None:
     deepspeed.logger.setLevel(logging.ERROR)
     # torch 2.13 renames collectives that DeepSpeed 0.19.8 still calls by their old names; nobody here can act on it.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
-    # deepspeed/comm/torch.py, build_shm_op: on a CPU with a compiler it would build a C++ operator while the run waits.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # deepspeed/comm/torch.py, build_shm_op, asks which C++ operators could be built. Finding out calls compilers and
+    # queries GPUs, and on a CPU with a compiler it would then build one while the run waits; none is used here.
+    deepspeed.ops.__compatible_ops__ = {}
     backend = torch.distributed.get_backend()
     deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)

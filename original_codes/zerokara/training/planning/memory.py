@@ -22,6 +22,7 @@ from zerokara.config.training_settings import TrainingSettings
 from zerokara.model import parameters
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute import optimizers, updater
+from zerokara.training.compute.deepspeed_settings import overlaps
 
 ACTIVATION_MARGIN = 3.5
 """Activations of eager layers over `min_activation_bytes`: 1.4 (gpt2) to 3.4 (qwen3 in bf16), counted on a CPU."""
@@ -54,6 +55,8 @@ class TrainingLayout:
     intra_document_masking: bool = False
     reduce_bucket_size: int = 50_000_000
     """DeepSpeed's: numbers in the buffer through which gradients are reduced; 0 where it has none."""
+    overlap_comm: bool = False
+    """DeepSpeed's: gradients are reduced beside the backward pass; at stages 1 and 2 through two such buffers."""
     stage3_param_persistence_threshold: int = 100_000
     """DeepSpeed's: parameters of at most so many numbers stay gathered under ZeRO 3."""
 
@@ -83,6 +86,7 @@ class TrainingLayout:
             activation_checkpointing=config.activation_checkpointing,
             intra_document_masking=config.intra_document_masking,
             reduce_bucket_size=int(zero["reduce_bucket_size"]) if zero["contiguous_gradients"] else 0,
+            overlap_comm=overlaps(config.zero_stage, device, template),
             stage3_param_persistence_threshold=int(zero["stage3_param_persistence_threshold"]),
         )
 
@@ -168,6 +172,7 @@ def _zero_parts(layout: TrainingLayout) -> list[MemoryPart]:
     # Allocated whole; on a CPU only what is written to becomes memory. Stage 2 sums each part in fp32 outside of it.
     bucket = layout.reduce_bucket_size if layout.device == "cuda" else min(layout.reduce_bucket_size, count)
     bucket *= width if stage == 2 else 4
+    bucket *= 2 if layout.overlap_comm and stage < 3 else 1
     own, whole = 4 * share, 0
     if stage == 1 and layout.precision == "bf16" and not offloads:  # runtime/bf16_optimizer.py, which has no bucket
         own, whole, bucket = 0, (width + 4) * count, 0

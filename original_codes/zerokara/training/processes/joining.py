@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed
 from torch import Tensor
-from torch.distributed import ProcessGroup
+from torch.distributed import ProcessGroup, distributed_c10d
 
 from zerokara import progress
 from zerokara.errors import RunError
@@ -115,17 +115,18 @@ def join(num_processes: int, tensor_parallel_size: int, seed: int, keeps_freed_m
     device = devices.local_device()
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    elif keeps_freed_memory:
+        devices.keep_freed_memory()
     else:
-        torch.set_num_threads(cores.threads(num_processes))
-        if keeps_freed_memory:
-            devices.keep_freed_memory()
-        else:
-            devices.give_back_freed_memory()
+        devices.give_back_freed_memory()
+    # On a GPU too: initial weights are drawn, and under offload weights updated, by the cores.
+    torch.set_num_threads(cores.threads(num_processes))
     init_process_group(device)
     # NCCL's collectives are the device's, and its time-out says nothing of who is missing.
     host_group = torch.distributed.new_group(backend="gloo", timeout=TIMEOUT) if device.type == "cuda" else None
     require_answers(host_group)
     parallel.start(seed, tensor_parallel_size)
+    set_timeouts()
     authentication.authenticate(ANSWER_SECONDS)
     return Processes(device, torch.distributed.get_rank(), host_group)
 
@@ -151,6 +152,12 @@ def init_process_group(device: torch.device) -> None:
         world_size=int(os.environ["WORLD_SIZE"]),
         device_id=device if is_cuda else None,
     )
+
+
+def set_timeouts() -> None:
+    """Set `TIMEOUT` in every process group that there is: libraries make some with torch's own, 10 minutes for NCCL."""
+    for group in list(distributed_c10d._world.pg_map):
+        distributed_c10d._set_pg_timeout(TIMEOUT, group)
 
 
 def require_answers(host_group: ProcessGroup | None = None) -> None:
