@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 HERE = Path(__file__).resolve().parent
 sys.path += [str(HERE.parent / "original_codes"), str(HERE)]  # last: benchmarks/ holds a tokenize.py
 
+# ruff: noqa: E402
 from gpu_jobs import PARTS, SIZES, TINY, TINY_NAMES, Job
 
 WARM_UP_STEPS = 3
