@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import rounding
+from programs import answers_of
 
 COMMON = {
     "num_layers": 2, "hidden_size": 64, "num_attn_heads": 4, "seq_len": 24, "micro_batch_size": 2,
@@ -28,12 +25,8 @@ PARALLEL = {"largest_logits", "sums_of_exponentials", "exponentials_times_mask"}
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory, python_path: None) -> dict[str, dict[str, Any]]:
-    file = tmp_path_factory.mktemp("functions") / "jobs.json"
-    file.write_text(json.dumps([COMMON | settings for settings in RUNS.values()]), encoding="utf-8")
-    program = str(Path(__file__).with_name("measure_compiled_functions.py"))
-    done = subprocess.run([sys.executable, program, str(file)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return dict(zip(RUNS, json.loads(done.stdout.splitlines()[-1]), strict=True))
+    jobs = {name: COMMON | settings for name, settings in RUNS.items()}
+    return answers_of("measure_compiled_functions.py", jobs, tmp_path_factory.mktemp("functions"))
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import answers_of
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
@@ -55,13 +53,8 @@ def settings_of(name: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory, python_path: None) -> dict[str, dict[str, int]]:
-    jobs = [{"processes": processes, **settings_of(name)} for name, (processes, _) in RUNS.items()]
-    file = tmp_path_factory.mktemp("memory") / "jobs.json"
-    file.write_text(json.dumps(jobs), encoding="utf-8")
-    program = str(Path(__file__).with_name("measure_memory.py"))
-    done = subprocess.run([sys.executable, program, str(file)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return dict(zip(RUNS, json.loads(done.stdout.splitlines()[-1]), strict=True))
+    jobs = {name: {"processes": processes, **settings_of(name)} for name, (processes, _) in RUNS.items()}
+    return answers_of("measure_memory.py", jobs, tmp_path_factory.mktemp("memory"))
 
 
 @pytest.mark.parametrize("name", RUNS)

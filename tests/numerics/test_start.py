@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from programs import answers_of
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
@@ -50,13 +47,8 @@ def shape_of(name: str) -> ModelShape:
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory, python_path: None) -> dict[str, list[dict[str, Any]]]:
     names = [*RUNS, *OF_MEMORY]
-    file = tmp_path_factory.mktemp("start") / "jobs.json"
-    jobs = [{"processes": PROCESSES if name in OF_MEMORY else 2, **settings_of(name)} for name in names]
-    file.write_text(json.dumps(jobs), encoding="utf-8")
-    program = str(Path(__file__).with_name("measure_start.py"))
-    done = subprocess.run([sys.executable, program, str(file)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return dict(zip(names, json.loads(done.stdout.splitlines()[-1]), strict=True))
+    jobs = {name: {"processes": PROCESSES if name in OF_MEMORY else 2, **settings_of(name)} for name in names}
+    return answers_of("measure_start.py", jobs, tmp_path_factory.mktemp("start"))
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import answers_of
 
 MODEL = {"num_layers": 2, "hidden_size": 64, "num_attn_heads": 4, "seq_len": 32}
 BATCH = {"global_batch_size": 8, "micro_batch_size": 2}
@@ -32,13 +29,9 @@ RUNS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory, python_path: None) -> dict[str, dict[str, Any]]:
-    jobs = [{"processes": 2, **MODEL, **BATCH, "precision": "fp32", **settings} for settings in RUNS.values()]
-    file = tmp_path_factory.mktemp("steps") / "jobs.json"
-    file.write_text(json.dumps(jobs), encoding="utf-8")
-    program = str(Path(__file__).with_name("measure_steps.py"))
-    done = subprocess.run([sys.executable, program, str(file)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return dict(zip(RUNS, json.loads(done.stdout.splitlines()[-1]), strict=True))
+    common = {"processes": 2, **MODEL, **BATCH, "precision": "fp32"}
+    jobs = {name: {**common, **settings} for name, settings in RUNS.items()}
+    return answers_of("measure_steps.py", jobs, tmp_path_factory.mktemp("steps"))
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -80,7 +80,7 @@ def checkpoint_bytes(optimizer: str, shape: ModelShape) -> int:
 
 
 def owners_of(sizes: Mapping[str, int], num_owners: int) -> dict[str, int]:
-    """Where stage 1 shards by whole tensors: the owner (0 to `num_owners` - 1) of each tensor.
+    """The owner of each tensor (0 to `num_owners` - 1) where stage 1 cuts none of them (`ReplicatedUpdater`).
 
     The largest first, to whoever has least.
     """
