@@ -18,7 +18,8 @@ from zerokara import checkpoint, hashing
 from zerokara.checkpoint.state import WEIGHTS_NAME
 from zerokara.config.convert_config import ConvertSettings
 from zerokara.config.loading import load
-from zerokara.config.pretrain_config import RESOLVED_NAME, PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.run_config import RESOLVED_NAME
 from zerokara.errors import Fault, UserError
 from zerokara.model.shapes import ModelShape
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from zerokara import manifest
 from zerokara.config.loading import load
-from zerokara.config.pretrain_config import RESOLVED_NAME, PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.run_config import RESOLVED_NAME
 from zerokara.errors import UserError
 from zerokara.huggingface.exported_folder import MANIFEST_NAME
 from zerokara.tokens.indexed import IndexedTokens

@@ -21,7 +21,8 @@ from matplotlib.figure import Figure  # needs no display and no global state, as
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter, StrMethodFormatter
 
 from zerokara.config.loading import load
-from zerokara.config.pretrain_config import RESOLVED_NAME, PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.run_config import RESOLVED_NAME
 from zerokara.durable import atomic_file
 from zerokara.errors import UserError
 from zerokara.training.monitoring import metrics

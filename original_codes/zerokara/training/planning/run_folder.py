@@ -11,8 +11,9 @@ import orjson
 from zerokara import checkpoint
 from zerokara.checkpoint.folders import IDENTITY_NAME
 from zerokara.config.loading import load
-from zerokara.config.pretrain_config import RESOLVED_NAME, PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.rendering import as_yaml
+from zerokara.config.run_config import RESOLVED_NAME
 from zerokara.durable import ASIDE_ENDING, PARTIAL_SUFFIX, unused_name, write_bytes, write_json, write_text
 from zerokara.errors import Fault, UserError
 from zerokara.progress import bytes_text
