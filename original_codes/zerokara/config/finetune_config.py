@@ -154,6 +154,11 @@ class FinetuneRunConfig(FinetuneConfig, RunConfig):
     """t5: tokens in a packed decoder target, as the examples need them; for a decoder 1."""
 
     @property
+    def source_entries(self) -> tuple[str, ...]:
+        """`train_data`, which is one source."""
+        return (", ".join(self.train_data),)
+
+    @property
     def lengths(self) -> SampleLengths:
         """Lengths of a packed training sequence."""
         assert self.packed_length != "auto", "packed_length: auto was not resolved"

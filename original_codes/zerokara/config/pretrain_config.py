@@ -15,6 +15,11 @@ from zerokara.errors import Fault
 class PretrainConfig(RunConfig, DataSettings):
     """Data, model and training, each in a class of its own: code that needs only one of them takes that one."""
 
+    @property
+    def source_entries(self) -> tuple[str, ...]:
+        """`input_jsonl`."""
+        return self.input_jsonl
+
     @rule("input_jsonl", "source_weights", "stages", "train_tokens")
     def _curriculum_holds_together(self) -> Iterator[Fault]:
         """Nothing here looks at the data: `samples` sees how many sequences a source holds."""

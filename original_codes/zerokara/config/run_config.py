@@ -11,12 +11,14 @@ from zerokara.config.settings import rule
 from zerokara.config.training_settings import TrainingSettings
 from zerokara.errors import Fault
 
-RESOLVED_NAME = "config_resolved.yaml"
-"""In a run folder: all settings of its newest start."""
-
 
 class RunConfig(TrainingSettings, ModelSettings):
     """Model and training of a run; `PretrainConfig` and `FinetuneRunConfig` add their data to it."""
+
+    @property
+    def source_entries(self) -> tuple[str, ...]:
+        """The entries of the configuration that name the training data, one for each source."""
+        raise NotImplementedError
 
     if TYPE_CHECKING:  # fields of the classes that add the data, where they stand among their like
         input_tokenizer_file: str

@@ -42,6 +42,8 @@ from zerokara.tokenizer.model_file import SPACE_MARK, ModelFile, Piece, PieceTyp
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 MODEL_FILE = "tokenizer.model"
+SENTENCEPIECE_FILE = "sentencepiece.model"
+"""The SentencePiece model under a name that no other program looks for: a further training opens it."""
 TOKENIZER_CLASS = "PreTrainedTokenizerFast"
 """The generic class, which transformers 4 knows by this name and transformers 5 takes for its `TokenizersBackend`: it
 reads tokenizer.json as it is, where `LlamaTokenizer` and its like would build another one from the vocabulary."""

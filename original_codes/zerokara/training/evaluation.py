@@ -23,7 +23,6 @@ from zerokara import checkpoint
 from zerokara.durable import write_json
 from zerokara.model import parallel
 from zerokara.progress import summary
-from zerokara.samples.evaluation import evaluation_batches
 from zerokara.training.batch_loader import to_device
 from zerokara.training.monitoring import metrics
 from zerokara.training.planning.run_plan import RunPlan
@@ -83,12 +82,9 @@ class Validation:
         self._positions, sources = tuple(number for number, _ in numbered), [each for _, each in numbered]
         self._names = [source.name for source in sources]
         self._token_bytes = plan.encoder.piece_bytes()
-        self._tokens = evaluation_batches(
-            plan.token_paths.valid,
-            plan.objective,
-            plan.encoder.eos_id,
-            max_tokens=None if config.eval_tokens == "all" else config.eval_tokens,
-            part_tokens=[source.num_valid_tokens for source in sources],
+        max_tokens = None if config.eval_tokens == "all" else config.eval_tokens
+        self._tokens = plan.reading.validation_batches(
+            plan.data.valid_prefix, plan.objective, plan.encoder.eos_id, max_tokens
         )
 
     def __call__(self, module: torch.nn.Module, give_up: Callable[[], bool] | None = None) -> ValidationResult | None:

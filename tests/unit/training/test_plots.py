@@ -13,7 +13,7 @@ from configs import config_of
 from matplotlib.figure import Figure
 
 from zerokara.config.rendering import as_yaml
-from zerokara.config.run_config import RESOLVED_NAME
+from zerokara.config.resolved import RESOLVED_NAME
 from zerokara.training.monitoring import drawing, plots
 from zerokara.training.monitoring.drawing import Drawing
 

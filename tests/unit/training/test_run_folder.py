@@ -21,7 +21,7 @@ from tiny import ROOT
 from zerokara import checkpoint
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.config.run_config import RESOLVED_NAME
+from zerokara.config.resolved import RESOLVED_NAME
 from zerokara.errors import RunError, UserError
 from zerokara.steps import next_command, train
 from zerokara.training import run_manifest

@@ -20,9 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure  # needs no display and no global state, as pyplot does
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter, StrMethodFormatter
 
-from zerokara.config.loading import load
-from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.config.run_config import RESOLVED_NAME
+from zerokara.config.resolved import RESOLVED_NAME, load_run
 from zerokara.durable import atomic_file
 from zerokara.errors import UserError
 from zerokara.training.monitoring import metrics
@@ -91,10 +89,10 @@ def draw(run_dir: Path) -> list[Path]:
 def curve_names(run_dir: Path) -> Names:
     """Names of a run's curves; without a readable configuration there are none, and they are numbered."""
     try:
-        settings = load(PretrainConfig, run_dir / RESOLVED_NAME)
+        settings = load_run(run_dir / RESOLVED_NAME)
     except (UserError, OSError):
         return {}
-    files = [PurePosixPath(entry).name for entry in settings.input_jsonl]
+    files = [PurePosixPath(entry).name for entry in settings.source_entries]
     short = [name if len(name) <= _NAME_CHARACTERS else f"{name[: _NAME_CHARACTERS - 1]}…" for name in files]
     sources = [name if short.count(name) == 1 else f"{number} {name}" for number, name in enumerate(short, start=1)]
     stacks = ("encoder ", "decoder ") if settings.traits.is_encoder_decoder else ("",)
