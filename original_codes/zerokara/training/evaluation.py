@@ -22,10 +22,12 @@ import torch.distributed
 from zerokara import checkpoint
 from zerokara.durable import write_json
 from zerokara.model import parallel
+from zerokara.model.builder import Model
 from zerokara.progress import summary
 from zerokara.training.batch_loader import to_device
 from zerokara.training.monitoring import metrics
 from zerokara.training.planning.run_plan import RunPlan
+from zerokara.training.processes.joining import Processes
 from zerokara.training.run import build_model, join
 
 BATCHES_BETWEEN_LOOKS = 16
@@ -75,7 +77,8 @@ class ValidationResult:
 class Validation:
     """The validation tokens of one process; a source that has none is left out."""
 
-    def __init__(self, plan: RunPlan, device: torch.device):
+    def __init__(self, plan: RunPlan, device: torch.device, prefix: Path | None = None):
+        """`prefix` is of other token files than the validation's: those of a test."""
         config = plan.config
         self._device, self._micro_batch_size = device, config.micro_batch
         numbered = [(number, each) for number, each in enumerate(plan.reading.sources) if each.num_valid_tokens]
@@ -84,7 +87,7 @@ class Validation:
         self._token_bytes = plan.encoder.piece_bytes()
         max_tokens = None if config.eval_tokens == "all" else config.eval_tokens
         self._tokens = plan.reading.validation_batches(
-            plan.data.valid_prefix, plan.objective, plan.encoder.eos_id, max_tokens
+            prefix or plan.data.valid_prefix, plan.objective, plan.encoder.eos_id, max_tokens
         )
 
     def __call__(self, module: torch.nn.Module, give_up: Callable[[], bool] | None = None) -> ValidationResult | None:
@@ -126,16 +129,20 @@ def evaluate_checkpoint(plan: RunPlan, folder: Path) -> None:
     into ``evaluation_step<N>.json`` in the folder that holds the checkpoint, which itself is never touched.
     """
     processes = join(plan)
+    result = Validation(plan, processes.device)(load_checkpoint(plan, folder, processes))
+    assert result is not None
+    if processes.is_first:
+        _report(plan, folder, result)
+
+
+def load_checkpoint(plan: RunPlan, folder: Path, processes: Processes) -> Model:
+    """Return the model with the weights of a checkpoint, on the device and as the run computes with them."""
     model = build_model(plan, processes)
     weights = checkpoint.read_weights(folder)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(model.sharding.local(name, weights[name]))
-    model.to(torch.bfloat16 if plan.config.precision == "bf16" else torch.float32).to(processes.device)
-    result = Validation(plan, processes.device)(model)
-    assert result is not None
-    if processes.is_first:
-        _report(plan, folder, result)
+    return model.to(torch.bfloat16 if plan.config.precision == "bf16" else torch.float32).to(processes.device)
 
 
 def _report(plan: RunPlan, folder: Path, result: ValidationResult) -> None:
