@@ -15,6 +15,7 @@ from zerokara.config.convert_config import ConvertConfig
 from zerokara.durable import ASIDE_ENDING, unused_name
 from zerokara.huggingface import check_corpus, checkpoint_source, exported_folder, output_folder
 from zerokara.progress import bytes_text, opening, plain, seconds_text, summary
+from zerokara.tokenizer.encoder import Encoder
 from zerokara.steps import command, next_command, outputs
 
 
@@ -52,7 +53,9 @@ def convert(config: ConvertConfig, options: command.Options) -> None:
         return
     from zerokara.publishing import export  # torch and transformers: everything that can be checked without is checked
 
-    made = export.export(source, config, check_corpus.documents(files, source.config, config.check_lines))
+    encoder = Encoder(source.tokenizer_path)
+    documents = check_corpus.documents(files, source.config, config.check_lines, encoder)
+    made = export.export(source, config, documents)
     _print_samples(made.facts["samples"], is_encoder_decoder)
     summary("step 4 convert: done", _rows(made))
     print(following)
