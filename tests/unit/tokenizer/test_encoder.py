@@ -10,12 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sentencepiece
+from toy_tokenizers import TrainToy, byte_ids, toy_lines
 
 from zerokara.errors import UserError
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.model_file import ModelFile
-
-from .conftest import TrainToy, byte_ids, toy_lines
 
 TEXTS = [
     "",

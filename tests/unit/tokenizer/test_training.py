@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from toy_tokenizers import TrainToy, byte_ids
 
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import RunError, UserError
 from zerokara.tokenizer import training
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.model_file import SCORE_STEP, ModelFile, PieceType
-
-from .conftest import TrainToy, byte_ids
 
 
 @pytest.mark.parametrize("model_type", ["unigram", "bpe"])
