@@ -117,7 +117,8 @@ class TokenizerConfig(Settings):
                 wrong = f"must not contain {piece!r}: a name is <|letters, digits or _|>, which no ordinary text spells"
                 yield self.fault("reserved_pieces", wrong, "e.g. <|user|>")
             elif piece in self.user_defined_symbols:
-                yield self.fault("reserved_pieces", f"must not contain {piece!r}, which is in user_defined_symbols too")
+                wrong = f"must not contain {piece!r}, which is one of reserved_pieces"
+                yield self.fault("user_defined_symbols", wrong, "leave it in one of the two")
         if len(set(self.reserved_pieces)) < len(self.reserved_pieces):
             yield self.fault("reserved_pieces", "must not contain a piece twice")
 
