@@ -243,11 +243,6 @@ def _merges(model: ModelFile) -> list[list[str]]:
     return merges
 
 
-def _special_tokens(encoder: Encoder) -> dict[str, Any]:
-    ids = {"bos": encoder.bos_id, "eos": encoder.eos_id, "unk": encoder.unk_id, "pad": encoder.pad_id}
-    return {f"{name}_token": encoder.piece(i) for name, i in ids.items() if i >= 0}
-
-
 def _tokenizer_config(
     encoder: Encoder, model: ModelFile, model_max_length: int, is_encoder_decoder: bool
 ) -> dict[str, Any]:
@@ -263,7 +258,7 @@ def _tokenizer_config(
         "padding_side": "right" if is_encoder_decoder else "left",
         # Otherwise transformers 4 returns token_type_ids too, which GPT-2 adds to its embeddings and Llama refuses.
         "model_input_names": ["input_ids", "attention_mask"],
-        **_special_tokens(encoder),
+        **encoder.special_tokens,
         # llama.cpp would put a space before every text.
         **({"add_prefix_space": False} if is_for_llama_cpp(encoder) and not model.add_dummy_prefix else {}),
         # The sentinels, by the name of transformers 4, which transformers 5 takes too. Of transformers 5's own name,
