@@ -157,14 +157,19 @@ class Logbook:
         """Record and log a validation."""
         self._record({"step": step, "tokens": self._position.tokens(step), **result.as_json()})
         facts, loss, bits = self.facts, result.whole.loss, result.whole.bits_per_byte
+        if "valid_bits_per_byte" in facts and "valid_end_nats" not in facts:  # of a version that counted control tokens
+            for name in ("first_valid_bits_per_byte", "best_valid_bits_per_byte"):
+                facts.pop(name, None)
+            self._log("bits per byte leave control tokens out from here on: earlier ones are not compared")
         facts.setdefault("first_valid_bits_per_byte", bits)
         facts.setdefault("first_valid_loss", loss)
-        facts.update(valid_loss=loss, valid_bits_per_byte=bits, valid_step=step)
+        facts.update(valid_loss=loss, valid_bits_per_byte=bits, valid_end_nats=result.whole.end_nats, valid_step=step)
         if bits < facts.get("best_valid_bits_per_byte", float("inf")):
             facts.update(best_valid_bits_per_byte=bits, best_valid_step=step)
         if not self._has_metric:
             self._select(step, loss)
-        self._log(f"step {step}  valid_loss {loss:.4f}  {bits:.4f} bits per byte")
+        control = "".join(f"  {nats:.3f} nats per {name}" for name, nats in result.whole.of_control_tokens())
+        self._log(f"step {step}  valid_loss {loss:.4f}  {bits:.4f} bits per byte of text{control}")
         for score in result.sources:
             self._log(f"step {step}    {score.loss:.4f}  {score.bits_per_byte:.4f} bits per byte  {score.name}")
         if self._drawing is not None and step:

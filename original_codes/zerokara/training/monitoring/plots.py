@@ -131,7 +131,7 @@ def _bits_per_byte(axes: Axes, lines: Lines, names: Names) -> None:
     best = min(range(len(bits)), key=bits.__getitem__)
     axes.plot(tokens[best], bits[best], "o", color=RED, markersize=8, markerfacecolor="none")
     axes.set_title(f"Validation, best {bits[best]:.3f}")
-    axes.set_ylabel("bits per byte")
+    axes.set_ylabel("bits per byte of text")
     _use_log_scale(axes, bits)
 
 
