@@ -15,8 +15,8 @@ from zerokara.config.convert_config import ConvertConfig
 from zerokara.durable import ASIDE_ENDING, unused_name
 from zerokara.huggingface import check_corpus, checkpoint_source, exported_folder, output_folder
 from zerokara.progress import bytes_text, opening, plain, seconds_text, summary
-from zerokara.tokenizer.encoder import Encoder
 from zerokara.steps import command, next_command, outputs
+from zerokara.tokenizer.encoder import Encoder
 
 
 def main(argv: Sequence[str]) -> int:
