@@ -1,13 +1,14 @@
 """Attention with a learned bias of its scores (T5), on a CPU: neither pass holds the scores of a whole batch.
 
 torch's fused kernels for CPUs give a bias no gradient; with one that needs it, `scaled_dot_product_attention` keeps
-scores and probabilities [B, H, S, T] of every layer, in fp32. Here the forward pass is the fused kernel, and the backward
-pass computes the probabilities again, a few samples at a time, and adds up the gradient of the bias. Measured at B 8, H
-8, S 512, E 64 in 6 layers: 312 instead of 720 MB, and 8 % faster. (On a GPU the memory-efficient kernel serves, which
-keeps no scores.)
+scores and probabilities [B, H, S, T] of every layer, in fp32. Here the forward pass is the fused kernel, and the
+backward pass computes the probabilities again, a few samples at a time, and adds up the gradient of the bias. Measured
+at B 8, H 8, S 512, E 64 in 6 layers: 312 instead of 720 MB, in no more time. (On a GPU the memory-efficient kernel
+serves, which keeps no scores.)
 
-With P the probabilities, O = P·V, and G the gradient of O (Dao et al., 2022): dV = Pᵀ·G, dS = P ∘ (G·Vᵀ − rowsum(G ∘ O)),
-dQ = c·dS·K, dK = c·dSᵀ·Q, and the bias, which is added to the scores, has the gradient dS, summed over the batch.
+With P the probabilities, O = P·V, G the gradient of O, and c the scale (Dao et al., 2022): dV = Pᵀ·G,
+dS = P ∘ (G·Vᵀ - rowsum(G ∘ O)), dQ = c·dS·K, dK = c·dSᵀ·Q. The bias, which is added to the scores, has the gradient dS,
+summed over the batch.
 
 Shape suffixes: B batch, H heads, S queries, T keys, E head dim; 1 where all samples share a bias.
 """

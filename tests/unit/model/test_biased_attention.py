@@ -20,7 +20,7 @@ def inputs(num_queries: int = S, dtype: torch.dtype = torch.float32) -> list[Ten
 
 def with_gradients(out: Tensor, given: list[Tensor]) -> list[Tensor]:
     weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
-    return [out, *torch.autograd.grad((out * weights).sum(), given)]
+    return [out, *torch.autograd.grad((out * weights).sum(), given, retain_graph=True)]
 
 
 @pytest.mark.parametrize("samples_at_a_time", [1, 2, B])
