@@ -1,0 +1,1 @@
+"""What models are worth: bits per byte, tasks, minimal pairs, with intervals and baselines beside."""
