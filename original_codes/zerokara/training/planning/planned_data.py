@@ -14,6 +14,7 @@ from zerokara.examples.preparation import ExampleFiles
 from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.example_data import ExampleData
 from zerokara.samples.objective import Objective, objective
+from zerokara.samples.pairs import Pairs
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.count import check_belongs, entropy, token_counts
 from zerokara.tokens.indexed import IndexedTokens
@@ -72,6 +73,32 @@ def _corpus(config: PretrainConfig, encoder: Encoder) -> PlannedData:
         num_train_tokens=samples.num_tokens,
         num_valid_tokens=_num_tokens(paths.valid),
         unigram_entropy=entropy(made.target_counts(token_counts(IndexedTokens(paths.train)))),
+    )
+
+
+def _examples(config: FinetuneRunConfig, encoder: Encoder) -> PlannedData:
+    files = ExampleFiles.read(config.output_prefix)
+    is_encoder_decoder = config.traits.is_encoder_decoder
+    reading = ExampleData(
+        files.train.prefix,
+        files.valid.prefix,
+        config.lengths,
+        is_encoder_decoder,
+        encoder.pad_id,
+        config.seed,
+        name=", ".join(config.train_data),
+    )
+    packed = reading.tokens()
+    return PlannedData(
+        reading=reading,
+        objective=Pairs.of_run(config.lengths, encoder, is_encoder_decoder),
+        sha256=files.sha256,
+        train_prefix=files.train.prefix,
+        valid_prefix=files.valid.prefix,
+        num_train_tokens=packed.num_tokens,
+        num_valid_tokens=_num_tokens(files.valid.prefix),
+        unigram_entropy=entropy(packed.learned_counts(encoder.vocab_size)),
+        examples=files,
     )
 
 
