@@ -5,7 +5,6 @@ The result goes into ``test_result.json`` in the run folder; where that is there
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +62,7 @@ def test(plan: RunPlan, folder: Path) -> None:
     if plan.config.metric != "loss":
         result = TaskEvaluation(plan, processes, "test")(checkpoint.read_weights(folder).items())
         assert result is not None
-        found |= result.as_json("test") | {"interval": asdict(result.interval), "unmatched": result.unmatched}
+        found |= result.as_json("test") | {"metric": result.metric, "unmatched": result.unmatched}
         if processes.is_first:
             write_bytes(plan.run_dir / ANSWERS_NAME, result.answers_as_json_lines())
     if processes.is_first:
