@@ -142,7 +142,9 @@ class TaskEvaluation:
 
     def _score(self, answers: list[Generated]) -> TaskResult:
         outputs = [self._plan.encoder.decode(answer.ids) for answer in answers]
-        return score(self._config.metric, self._all, outputs, [answer.stopped for answer in answers], self._files.labels)
+        return score(
+            self._config.metric, self._all, outputs, [answer.stopped for answer in answers], self._files.labels
+        )
 
 
 def score(
