@@ -10,6 +10,7 @@ from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.run_config import RunConfig
 from zerokara.errors import Fault, UserError
+from zerokara.examples.layout import ExamplePaths
 from zerokara.examples.preparation import ExampleFiles
 from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.evaluation import SampleBatches, WindowBatches
@@ -91,11 +92,11 @@ def _corpus(config: PretrainConfig, encoder: Encoder) -> PlannedData:
 
 
 def _examples(config: FinetuneRunConfig, encoder: Encoder) -> PlannedData:
-    files = ExampleFiles.read(config.output_prefix)
+    files, valid_prefix = ExampleFiles.read(config.output_prefix), ExamplePaths(config.output_prefix).prefix("valid")
     is_encoder_decoder = config.traits.is_encoder_decoder
     reading = ExampleData(
         files.train.prefix,
-        files.valid.prefix,
+        valid_prefix,
         config.lengths,
         is_encoder_decoder,
         encoder.pad_id,
@@ -106,11 +107,11 @@ def _examples(config: FinetuneRunConfig, encoder: Encoder) -> PlannedData:
     return PlannedData(
         reading=reading,
         objective=Pairs.of_run(config.lengths, encoder, is_encoder_decoder),
-        sha256=files.sha256,
+        sha256=files.train.sha256,
         train_prefix=files.train.prefix,
-        valid_prefix=files.valid.prefix,
+        valid_prefix=valid_prefix,
         num_train_tokens=packed.num_tokens,
-        num_valid_tokens=_num_tokens(files.valid.prefix),
+        num_valid_tokens=_num_tokens(valid_prefix),
         unigram_entropy=entropy(packed.learned_counts(encoder.vocab_size)),
         examples=files,
     )
