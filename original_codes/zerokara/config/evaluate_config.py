@@ -46,8 +46,8 @@ class TextSettings(Settings):
     """Bits per byte: how well a model predicts text, whatever its tokenizer"""
 
     texts: Words = ()
-    """Raw text that no model was trained on, each entry measured by itself: as input_jsonl in config.yaml. Empty: no bits
-    per byte."""
+    """Raw text that no model was trained on, each entry measured by itself: as input_jsonl in config.yaml. Empty: no
+    bits per byte."""
     text_field: Text = "text"
     """Field of a JSON line, or column of a .parquet, that holds the text."""
     txt_document: Literal["file", "line"] = "file"
