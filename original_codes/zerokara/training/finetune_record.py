@@ -1,7 +1,7 @@
 """The record of a fine-tuning: what it was, what became of its examples, and its test beside simple methods.
 
-``finetune.json`` in the run folder (`examples.facts`): step 7 shows it, and step 4 puts it into the model card. No torch
-here.
+``finetune.json`` in the run folder (`examples.facts`): step 7 shows it, and step 4 puts it into the model card. Nothing
+here needs torch.
 """
 
 from __future__ import annotations
@@ -64,9 +64,8 @@ def summary_rows(run_dir: Path) -> list[tuple[str, str]]:
         test = made.test
         interval = f"95 % {test.low:.4f} to {test.high:.4f}, {test.num_examples:,} examples"
         rows.append(("test", f"{made.metric} {test.value:.4f} ({interval})"))
-        rows += [
-            ("", f"{made.metric} {value:.4f} by {name.replace('_', ' ')}") for name, value in made.baselines.items()
-        ]
+        simple = ((name.replace("_", " "), value) for name, value in made.baselines.items())
+        rows += [("", f"{made.metric} {value:.4f} by {name}") for name, value in simple]
         rows.append(("answers", str(run_dir / ANSWERS_NAME)))
     return rows
 
