@@ -115,7 +115,7 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
     questions = {
         "lines": hard_lines(chance),
         "ids": [[chance.randrange(4, 300) for _ in range(40)] for _ in range(2)],
-        "prompts": ["the model", "a corpus and the end of a document", "one"],
+        "prompts": ["text until the end", "a corpus and the end of a document", "one"],
         "conversations": list(islice(made_conversations.made(Encoder(tokenizers["unigram"]), corpus_lines(40)), 100)),
         "sentinels": [f"<extra_id_{number}>" for number in range(NUM_SENTINELS)],
     }
