@@ -1,1 +1,1 @@
-"""What models are worth: bits per byte, tasks, minimal pairs, with intervals and baselines beside."""
+"""What a trained model can do, measured so that it can be believed: numbers with intervals, beside baselines."""

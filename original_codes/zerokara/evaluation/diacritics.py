@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
 
 from zerokara.evaluation import metrics
-from zerokara.evaluation.metrics import Measure
+from zerokara.evaluation.measures import Measure, share
 
 
 def characters(text: str) -> list[str]:
@@ -70,11 +70,11 @@ def report(
         wrong.append(sum(is_open and not stands for is_open, stands in zip(open_to_marks, in_place, strict=True)))
         changed.append(base_letters(metrics.clean(output)) != base_letters(metrics.clean(source)))
     return [
-        metrics.share("characters_right", right, total),
+        share("characters_right", right, total),
         metrics.word_accuracy(outputs, references),
-        metrics.share("sentences_right", metrics.exact_match(outputs, references).statistics[:, 0], [1] * len(right)),
-        metrics.share("diacritisable_letter_error", wrong, chances, higher_is_better=False),
-        metrics.share("changed_base_letter", changed, [1] * len(changed), higher_is_better=False),
+        share("sentences_right", metrics.exact_match(outputs, references).statistics[:, 0], [1] * len(right)),
+        share("diacritisable_letter_error", wrong, chances, higher_is_better=False),
+        share("changed_base_letter", changed, [1] * len(changed), higher_is_better=False),
     ]
 
 

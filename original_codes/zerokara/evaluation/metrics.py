@@ -1,14 +1,8 @@
-"""The metrics of a task: outputs and references → a number, with each example's contribution to it.
-
-Every metric is a function of sums over the examples: of right answers, of words, of matching n-grams. So a `Measure`
-keeps one row of statistics for each example; a bootstrap draws rows, adds them up, and computes the metric anew, and a
-subset of the examples (those that do not overlap the training data) is a subset of the rows.
+"""The metrics of a task: outputs and references → a `Measure`.
 
 All values are shares between 0 and 1, chrF too (sacrebleu's divided by 100). An output and a reference are compared
 without white space around them and in Unicode's composed form (NFC), in which the same character is the same code
 point. Nothing else is changed: case, punctuation and inner white space count.
-
-Shapes: N examples, K statistics.
 """
 
 from __future__ import annotations
@@ -21,39 +15,12 @@ from difflib import SequenceMatcher
 
 import numpy as np
 import regex
-from numpy.typing import NDArray
 
-Statistics = NDArray[np.float64]
-Numbers = Sequence[float] | Statistics
+from zerokara.evaluation.measures import Measure, Statistics, divided, share
+
 WORD = regex.compile(r"\w+")
 """As Unicode defines a word character (UTS 18), with combining marks: those of `re` end a word at the vowel signs of
 Devanagari."""
-
-
-@dataclass(frozen=True)
-class Measure:
-    """A metric over some examples."""
-
-    name: str
-    statistics: Statistics
-    """What each example adds to the sums, [N, K]."""
-    of_sums: Callable[[Statistics], Statistics]
-    """Sums [..., K] → the metric [...]; NaN where there is nothing to measure."""
-    higher_is_better: bool = True
-
-    @property
-    def value(self) -> float:
-        """The metric over all examples."""
-        return float(self.of_sums(self.statistics.sum(axis=0)))
-
-    def subset(self, indices: Sequence[int] | NDArray[np.int64]) -> Measure:
-        """The same metric over some of the examples."""
-        return replace(self, statistics=self.statistics[np.asarray(indices, dtype=np.int64)])
-
-
-def share(name: str, hits: Numbers, totals: Numbers, higher_is_better: bool = True) -> Measure:
-    """The metric that is a sum of `hits` divided by a sum of `totals`, one of each for every example."""
-    return Measure(name, np.array([hits, totals], np.float64).T.reshape(-1, 2), _ratio, higher_is_better)
 
 
 def accuracy(outputs: Sequence[str], references: Sequence[str]) -> Measure:
@@ -158,18 +125,8 @@ def _cleaned(outputs: Sequence[str], references: Sequence[str]) -> list[tuple[st
     return [(clean(output), clean(reference)) for output, reference in zip(outputs, references, strict=True)]
 
 
-def _ratio(sums: Statistics) -> Statistics:
-    return _divided(sums[..., 0], sums[..., 1])
-
-
 def _macro_f1(sums: Statistics) -> Statistics:
     right, references, outputs = np.moveaxis(sums.reshape(*sums.shape[:-1], 3, -1), -2, 0)
     occurs = references > 0
-    f1 = np.where(occurs, _divided(2 * right, references + outputs), 0.0)
-    return _divided(f1.sum(axis=-1), occurs.sum(axis=-1))
-
-
-def _divided(numerator: Statistics, denominator: NDArray[np.float64] | NDArray[np.int64]) -> Statistics:
-    """The quotient, NaN where it is 0 / 0."""
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(denominator > 0, numerator / denominator, np.nan)
+    f1 = np.where(occurs, divided(2 * right, references + outputs), 0.0)
+    return divided(f1.sum(axis=-1), occurs.sum(axis=-1))

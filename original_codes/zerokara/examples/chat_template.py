@@ -37,6 +37,7 @@ import numpy as np
 
 from zerokara.errors import Fault, UserError
 from zerokara.examples import template_text
+from zerokara.examples.facts import CHAT_TEMPLATE_NAME
 from zerokara.tokenizer.encoder import Encoder, Ids
 from zerokara.tokenizer.model_file import PieceType
 
@@ -137,6 +138,15 @@ def from_file(path: str | Path, encoder: Encoder, is_encoder_decoder: bool = Fal
         reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
         raise UserError(Fault(str(path), f"cannot be read as a chat template: {reason}")) from error
     return checked(source, str(path), encoder, is_encoder_decoder)
+
+
+def of_run(run_dir: Path, encoder: Encoder, is_encoder_decoder: bool) -> ChatTemplate | None:
+    """Return the template that step 7 left in a run folder; none where the model was not trained to converse.
+
+    Raises: UserError as `from_file`.
+    """
+    path = run_dir / CHAT_TEMPLATE_NAME
+    return from_file(path, encoder, is_encoder_decoder) if path.is_file() else None
 
 
 def render(template: ChatTemplate, messages: Sequence[Message]) -> list[Span]:

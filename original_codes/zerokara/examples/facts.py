@@ -2,7 +2,7 @@
 
 Format: one JSON object with the fields of `FinetuneFacts`, ``data`` and ``test`` being objects of their own::
 
-    {"task": "Korean reviews", "data": {"train": {"examples": 100, "kept": 90, "cut": 4, "dropped": 6, …}, …},
+    {"task": "Korean reviews", "data": {"train": {"kept": 90, "cut": 4, "dropped": 6, …}, …},
      "metric": "accuracy", "test": {"value": 0.87, "low": 0.86, "high": 0.88, "num_examples": 5000},
      "baselines": {"majority": 0.5035}, "init_from": "ko_base"}
 """
@@ -18,6 +18,8 @@ from zerokara.durable import write_json
 from zerokara.errors import Fault, UserError
 
 NAME = "finetune.json"
+CONVERSATIONS_NAME = "conversations.jsonl"
+"""Some conversations of the training data, one ``{"messages": […]}`` a line, on which the export is proved."""
 CHAT_TEMPLATE_NAME = "chat_template.jinja"
 """The chat template, beside it, where the data were conversations; the name is Hugging Face's."""
 
@@ -95,3 +97,9 @@ def read(folder: Path) -> FinetuneFacts | None:
     except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
         rule = f"is not what a fine-tuning writes ({error})"
         raise UserError(Fault(str(path), rule, remedy="run step 7 again with --redo")) from error
+
+
+def conversations(folder: Path) -> list[list[dict[str, str]]]:
+    """Return the conversations that step 7 left in a run folder; none where there are none."""
+    path = folder / CONVERSATIONS_NAME
+    return [orjson.loads(line)["messages"] for line in path.read_bytes().splitlines()] if path.is_file() else []

@@ -65,6 +65,8 @@ class SpecialIds:
     """None if the tokenizer has none, as T5's."""
     eos: int
     pad: int
+    other_ends: tuple[int, ...] = ()
+    """Ids besides eos at which generation stops: the ends of a chat template's answers."""
 
 
 def _family(architecture: str, module: ModuleType, description: str, model_type: str = "", **more: Any) -> Family:

@@ -86,9 +86,17 @@ def _rows(made: manifest.Manifest) -> list[tuple[str, str]]:
             f"{ids['lines']:,} lines compared: {ids['equal']:,} equal, {ids['ties']:,} ties; also "
             f"{ids['whole_texts']:,} whole texts and {ids['hard_texts']} hard texts",
         ),
+        *_chat_rows(made.facts["proof"].get("chat")),
         ("time", seconds_text(made.seconds)),
     ]
     return rows + [("note", note) for note in logits["notes"]]
+
+
+def _chat_rows(chat: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if chat is None:
+        return []
+    own = f" and {chat['own']:,} of the training data" if chat["own"] else ""
+    return [("chat template", f"{chat['made']:,} made conversations{own} compared: equal, {chat['ties']:,} ties")]
 
 
 def _print_samples(samples: list[dict[str, Any]], is_encoder_decoder: bool) -> None:

@@ -126,7 +126,8 @@ def _required_characters(config: TokenizerConfig) -> str:
         names += [f"<0x{byte:02X}>" for byte in range(NUM_BYTE_PIECES)]
     elif not config.normalization_rule_name.startswith("nmt"):
         names.append("\t\r")
-    return "".join(sorted(set("".join(names))))
+    # A symbol of one character is its piece, and SentencePiece allows no second one.
+    return "".join(sorted(set("".join(names)) - set(config.user_defined_symbols)))
 
 
 @dataclass(frozen=True)
