@@ -209,7 +209,7 @@ def evaluate(plan: RunPlan, commands: Commands, name: str) -> None:
     folder = run_folder.find_checkpoint(plan, name)
     plan = on_this_machine(plan).plan
     tokens = count_text(plan.num_valid_tokens)
-    opening(f"{commands.title.split()[0]} {commands.title.split()[1]} evaluate: {folder} on {tokens} tokens, {processes_text(plan)}")
+    opening(f"{commands.title}, evaluate: {folder} on {tokens} tokens, {processes_text(plan)}")
     for _, value in launcher.device_rows(plan.num_processes):
         print(f"  {value}")
     if code := spawn(plan, commands, "--evaluate", str(folder)):

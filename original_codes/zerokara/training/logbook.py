@@ -178,13 +178,12 @@ class Logbook:
     def log_task(self, step: int, result: TaskResult) -> None:
         """Record and log the metric of generated answers, which from then on chooses the best checkpoint."""
         self._record({"step": step, "tokens": self._position.tokens(step), **result.as_json("valid")})
-        low, high = result.interval.low, result.interval.high
         self.facts.setdefault(f"first_valid_{result.metric}", result.value)
         self.facts[f"valid_{result.metric}"] = result.value
         self._select(step, result.badness)
         self._log(
-            f"step {step}  valid_{result.metric} {result.value:.4f} ({low:.4f} to {high:.4f})  "
-            f"{result.num_examples:,} examples, {result.num_stopped / max(1, result.num_examples):.1%} end by themselves"
+            f"step {step}  valid_{result.metric} {result.value:.4f}{result.interval_text}  {result.num_examples:,} "
+            f"examples, {result.stopped_share:.1%} end by themselves"
         )
         for reference, answer in list(zip(result.references, result.answers, strict=True))[:3]:
             self._log(f"step {step}    {sampling.excerpt(reference, 60)} ⟪{sampling.excerpt(answer, 60)}⟫")

@@ -18,7 +18,8 @@ from torch import Tensor
 from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.evaluation import metrics
 from zerokara.evaluation.intervals import Interval
-from zerokara.examples.task_examples import Split, TaskExample, read_task_examples
+from zerokara.examples.layout import Split
+from zerokara.examples.task_examples import TaskExample, read_task_examples
 from zerokara.huggingface.families import SpecialIds
 from zerokara.huggingface.generation import Generated, generate
 from zerokara.huggingface.live_model import stock_model_of
@@ -33,8 +34,8 @@ class TaskResult:
 
     metric: str
     value: float
-    interval: Interval
-    """95 %, by bootstrap over the examples."""
+    interval: Interval | None
+    """95 %, over the examples; None for a single one."""
     num_examples: int
     num_stopped: int
     """Answers that the model ended by itself."""
@@ -49,13 +50,23 @@ class TaskResult:
         """The number that is least for the best result."""
         return -self.value if self.higher_is_better else self.value
 
+    @property
+    def stopped_share(self) -> float:
+        """Share of the answers that the model ended by itself."""
+        return self.num_stopped / max(1, self.num_examples)
+
+    @property
+    def interval_text(self) -> str:
+        """The interval, for people."""
+        return f" ({self.interval.low:.4f} to {self.interval.high:.4f})" if self.interval else ""
+
     def as_json(self, split: Split) -> dict[str, Any]:
         """The numbers of its line in metrics.jsonl."""
         return {
             f"{split}_{self.metric}": self.value,
-            f"{split}_{self.metric}_interval": [self.interval.low, self.interval.high],
+            f"{split}_{self.metric}_interval": self.interval.as_json() if self.interval else None,
             f"{split}_examples": self.num_examples,
-            f"{split}_stopped": self.num_stopped / max(1, self.num_examples),
+            f"{split}_stopped": self.stopped_share,
         }
 
     def answers_as_json_lines(self) -> bytes:
@@ -132,7 +143,9 @@ class TaskEvaluation:
 
     def _score(self, answers: list[Generated]) -> TaskResult:
         outputs = [self._plan.encoder.decode(answer.ids) for answer in answers]
-        return score(self._config.metric, self._all, outputs, [answer.stopped for answer in answers], self._files.labels)
+        return score(
+            self._config.metric, self._all, outputs, [answer.stopped for answer in answers], self._files.labels
+        )
 
 
 def score(
@@ -145,7 +158,7 @@ def score(
     return TaskResult(
         metric,
         measure.value,
-        metrics.interval(measure),
+        measure.interval(),
         len(examples),
         sum(stopped),
         measure.higher_is_better,

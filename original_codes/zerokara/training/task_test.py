@@ -5,7 +5,6 @@ The result goes into ``test_result.json`` in the run folder; where that is there
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ def run(plan: RunPlan, commands: Commands, newest: Path) -> None:
         RunError: the test failed; the run is complete all the same, and the same command tests again.
     """
     examples = plan.data.examples
-    if examples is None or not examples.test.num_examples or (plan.run_dir / RESULT_NAME).exists():
+    if examples is None or examples.test is None or (plan.run_dir / RESULT_NAME).exists():
         return
     folder = best_checkpoint(plan.run_dir) or newest
     opening(f"{commands.title}: reading the {examples.test.num_examples:,} test examples, once, with {folder.name}")
@@ -52,18 +51,19 @@ def test(plan: RunPlan, folder: Path) -> None:
     from zerokara.training.run import join
     from zerokara.training.task_evaluation import TaskEvaluation
 
-    assert isinstance(plan.config, FinetuneRunConfig) and plan.data.examples is not None
+    examples = plan.data.examples
+    assert isinstance(plan.config, FinetuneRunConfig) and examples is not None and examples.test is not None
     processes = join(plan)
     checkpoint.check(folder)
     found: dict[str, Any] = {"checkpoint": folder.name, "step": checkpoint.read_state(folder).step}
-    validation = Validation(plan, processes.device, plan.data.examples.test.prefix)
+    validation = Validation(plan, processes.device, examples.test.prefix)
     loss = validation(load_checkpoint(plan, folder, processes))
     assert loss is not None
     found |= {"test_loss": loss.whole.loss, "test_learned_tokens": loss.whole.num_tokens}
     if plan.config.metric != "loss":
         result = TaskEvaluation(plan, processes, "test")(checkpoint.read_weights(folder).items())
         assert result is not None
-        found |= result.as_json("test") | {"interval": asdict(result.interval), "unmatched": result.unmatched}
+        found |= result.as_json("test") | {"metric": result.metric, "unmatched": result.unmatched}
         if processes.is_first:
             write_bytes(plan.run_dir / ANSWERS_NAME, result.answers_as_json_lines())
     if processes.is_first:

@@ -179,8 +179,10 @@ class Trainer:
         with self.logbook.pace.pause("validation"):
             if self.validation is not None:
                 result = self.validation(module, give_up)
-                answered = None if self.task is None or result is None else self.task(self.run.engine.weights(), give_up)
-                if result is None or (self.task is not None and answered is None):
+                if result is None:
+                    return False
+                answered = None if self.task is None else self.task(self.run.engine.weights(), give_up)
+                if answered is None and self.task is not None:
                     return False
                 self.logbook.log_validation(step, result)
                 if answered is not None:

@@ -36,9 +36,7 @@ class OutOfMemory(RunError):
     exit_code = launcher.OUT_OF_MEMORY
 
 
-def work(
-    plan: RunPlan, is_trial: bool = False, evaluate: Path | None = None, test: Path | None = None
-) -> None:
+def work(plan: RunPlan, is_trial: bool = False, evaluate: Path | None = None, test: Path | None = None) -> None:
     """Train a plan; or only try a few steps, evaluate a checkpoint, or read the test examples with one."""
     with _explained(plan, devices.local_device()):
         if is_trial:
