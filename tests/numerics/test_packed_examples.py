@@ -89,7 +89,7 @@ def case_of(family: str, folder: Path, lengths: SampleLengths | None = None) -> 
     weights, model = spread_weights(shape), build(shape)
     model.load_state_dict(weights, strict=False)
     rows = PackedExamples(write_examples(folder / "examples", examples), lengths, is_pair, PAD)
-    assert 2 < len(rows) < NUM_EXAMPLES / 2 and 0 < rows.padding_share
+    assert 2 < len(rows) < NUM_EXAMPLES / 2 and rows.padding_share > 0
     return Case(model, weights, examples, rows, Pairs(lengths, PAD if is_pair else None))
 
 

@@ -57,6 +57,8 @@ class EncoderDecoder(LanguageModel, T5Model):
         assert decoder_input_ids_BT is not None, "a decoder needs an input"
         bias_1HSS = _relative_position_bias(self.encoder_relative_pos_emb, encoder_input_ids_BS.size(1))
         bias_1HTT = _relative_position_bias(self.decoder_relative_pos_emb, decoder_input_ids_BT.size(1))
+        encoder_mask: Tensor | None
+        context_mask: Tensor | None
         if segments_BS is not None:
             assert decoder_segments_BT is not None
             encoder_mask, context_mask = _mask_of_examples(segments_BS, decoder_segments_BT)
