@@ -26,7 +26,9 @@ FLOORS = {
     "training": 5,
     "evaluation": 5,
     "publishing": 5,
+    "evaluation": 5,
     "huggingface": 4,
+    "examples": 3,
     "samples": 3,
     "model": 3,
     "tokens": 3,
@@ -59,7 +61,7 @@ VENDOR_BORDERS = {
 }
 """The files that may name a vendor."""
 
-TORCH_FREE = ("corpus", "tokens", "tokenizer", "config", "samples")
+TORCH_FREE = ("corpus", "tokens", "tokenizer", "config", "samples", "examples")
 """Rooms whose modules may be imported without waiting for torch: they import it inside functions, if at all."""
 
 SHIPPED_FOLDERS = (".ci", "benchmarks", "docs", "model_configs", "original_codes", "tests")

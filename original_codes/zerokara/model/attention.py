@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
-from zerokara.model import parallel, variable_length
+from zerokara.model import biased_attention, parallel, variable_length
 from zerokara.model.megatron_core import AttnMaskType, TransformerConfig, copy_to_tensor_model_parallel_region
 
 
@@ -64,6 +64,10 @@ class FusedAttention(torch.nn.Module):
         query_BHSE, key_BKSE, value_BKSE = (x.permute(1, 2, 0, 3) for x in (query_SBHE, key_SBKE, value_SBKE))
         assert attention_mask is None or attention_bias is None
         mask = attention_bias if attention_mask is None else attention_mask
+        if attention_bias is not None and biased_attention.serves(query_BHSE, attention_bias):
+            assert self.softmax_scale is not None
+            out_BHSE = biased_attention.attention(query_BHSE, key_BKSE, value_BKSE, attention_bias, self.softmax_scale)
+            return out_BHSE.permute(2, 0, 1, 3).flatten(2)
         repeats = query_BHSE.size(1) // key_BKSE.size(1)
         if mask is not None and repeats > 1:
             # With a mask, a GPU's fused kernels want as many key heads as query heads; grouped ones take a slow path.

@@ -36,8 +36,11 @@ class EncoderDecoder(LanguageModel, T5Model):
         decoder_input_ids_BT: Tensor | None = None,
         at_B: Tensor | None = None,
         encoder_attention_mask_BS: Tensor | None = None,
+        per_token: bool = False,
     ) -> Tensor:
         """Return logits [B, T, V], or with labels the nats summed over tokens with mask 1, a scalar in fp32.
+
+        `per_token` returns the nats of each token instead, [B, T], whatever its mask, without gradients.
 
         `decoder_input_ids_BT` is required: a start token, and the target shifted right by one.
         `encoder_attention_mask_BS` is 0 at padding. With `at_B` the logits are those of that one position of each row,
@@ -61,7 +64,7 @@ class EncoderDecoder(LanguageModel, T5Model):
         )
         if self.shape.tie_word_embeddings:  # Mesh TensorFlow's T5: a shared matrix has the scale of an embedding
             hidden_TBD = hidden_TBD * self.shape.hidden_size**-0.5
-        return self._predict(hidden_TBD, labels_BT, mask_BT, at_B)
+        return self._predict(hidden_TBD, labels_BT, mask_BT, at_B, per_token)
 
     def all_layers(self) -> list[torch.nn.Module]:
         """The layers, in the order in which they are computed."""

@@ -170,7 +170,7 @@ def _curve(facts: dict[str, Any]) -> str:
     names = {
         "loss": "training loss (nats per token)",
         "valid_loss": "validation loss (nats per token)",
-        "valid_bits_per_byte": "validation, bits per byte",
+        "valid_bits_per_byte": "validation, bits per byte of text",
     }
     rows = []
     for key, label in names.items():

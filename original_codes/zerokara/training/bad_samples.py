@@ -12,9 +12,8 @@ import torch.distributed
 
 from zerokara.model import parallel
 from zerokara.samples.batches import Batches
-from zerokara.samples.data_plan import DataPlan
-from zerokara.samples.documents import SampleDocuments
 from zerokara.training.batch_loader import to_device
+from zerokara.training.planning.planned_data import Reading
 
 MOST_SEQUENCES = 3
 """Sequences named if all losses are finite: those of the highest loss."""
@@ -50,7 +49,7 @@ class BadSample:
         return f"loss {self.loss:.4f}: {', '.join(documents)}" + (f" and {more} more" if more > 0 else "")
 
 
-def find(module: torch.nn.Module, batches: Batches, reading: DataPlan, consumed: int) -> list[BadSample]:
+def find(module: torch.nn.Module, batches: Batches, reading: Reading, consumed: int) -> list[BadSample]:
     """Return the sequences of the batch at `consumed` whose loss is not finite, or else those of the highest loss.
 
     Every process must call it; the cost is a forward pass over the batch, sequence by sequence.
@@ -59,9 +58,8 @@ def find(module: torch.nn.Module, batches: Batches, reading: DataPlan, consumed:
     chosen = [index for index, loss in enumerate(losses) if not math.isfinite(loss)]
     chosen = chosen or sorted(range(len(losses)), key=lambda index: -losses[index])[:MOST_SEQUENCES]
     _, samples = batches.order.at_many(consumed + np.array(chosen, dtype=np.int64))
-    documents = SampleDocuments(batches.tokens, reading.sources)
     return [
-        BadSample(consumed + index, int(sample), losses[index], _document_ranges(documents, reading, int(sample)))
+        BadSample(consumed + index, int(sample), losses[index], _document_ranges(reading, int(sample)))
         for index, sample in zip(chosen, samples, strict=True)
     ]
 
@@ -83,9 +81,9 @@ def _loss_of_each(module: torch.nn.Module, batches: Batches, consumed: int) -> l
     return [float(loss) for loss in losses.tolist()]
 
 
-def _document_ranges(documents: SampleDocuments, reading: DataPlan, sample: int) -> tuple[tuple[str, int, int], ...]:
+def _document_ranges(reading: Reading, sample: int) -> tuple[tuple[str, int, int], ...]:
     ranges: dict[int, tuple[int, int]] = {}
-    for place in documents.in_sample(sample):
+    for place in reading.documents_in(sample):
         first, _ = ranges.get(place.source, (place.document, place.document))
         ranges[place.source] = (first, place.document)
     return tuple((reading.sources[source].name, first, last) for source, (first, last) in ranges.items())

@@ -13,6 +13,7 @@ from zerokara.training.planning.plan_rows import baseline_text
 from zerokara.training.planning.run_plan import RunPlan
 
 _PLACES = {"output_model_dir", "input_jsonl", "input_tokenizer_file", "output_prefix", "deepspeed_template"}
+_PLACES |= {"train_data", "valid_data", "test_data", "chat_template"}
 """Settings that name files: their content is identified by hashes."""
 _MONITORING = {"num_workers", "log_interval", "tensorboard", "wandb", "wandb_project", "keep_last", "keep_every"}
 _MONITORING |= {"plots", "sample_prompts", "sample_tokens", "max_hours", "max_hours_per_start"}
@@ -47,7 +48,7 @@ def write(plan: RunPlan, newest: Path) -> manifest.Manifest:
         "num_processes": plan.num_processes,
         "precision": state.precision,
         "sources": [asdict(use) for use in plan.consumption.sources],
-        "unigram_entropy": plan.unigram_entropy,
+        "unigram_entropy": plan.data.unigram_entropy,
     }
     made = {"metrics": plan.run_dir / run_folder.METRICS_NAME, "checkpoint": newest / "manifest.json"}
     return manifest.write(record_path(plan), work_of(plan), made, facts, state.seconds)

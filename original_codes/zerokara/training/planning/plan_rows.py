@@ -20,7 +20,7 @@ _CHECKED_IDS = 1 << 20
 def plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
     """Return what the run will do, by name."""
     config, shape, schedule = plan.config, plan.shape, plan.schedule
-    train, valid = count_text(plan.num_train_tokens), count_text(plan.num_valid_tokens)
+    train, valid = count_text(plan.data.num_train_tokens), count_text(plan.num_valid_tokens)
     length = (
         f"{schedule.num_steps:,} steps × {config.global_batch_size} sequences = {count_text(schedule.num_tokens)} "
         f"tokens = {schedule.epochs_at(schedule.num_steps):.3f} epochs; {schedule.warmup_steps} warm-up steps"
@@ -38,7 +38,7 @@ def plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
         ("processes", f"{plan.num_processes}, ZeRO stage {config.zero_stage}, {config.precision}, {batch}"),
         *(("optimizer", line) for line in optimizers.plan_lines(config, shape)),
         *(("updater", line) for line in updater_lines),
-        ("baseline", baseline_text(plan.unigram_entropy)),
+        ("baseline", baseline_text(plan.data.unigram_entropy)),
         ("checkpoint", checkpoint_text(plan)),
     ]
 
@@ -49,7 +49,7 @@ def data_rows(plan: RunPlan) -> list[tuple[str, str]]:
     Raises:
         UserError: an id of the data is none of the tokenizer's.
     """
-    path, vocab_size = plan.token_paths.train, plan.encoder.vocab_size
+    path, vocab_size = plan.data.train_prefix, plan.encoder.vocab_size
     tokens = IndexedTokens(path).tokens
     for part in (tokens[:_CHECKED_IDS], tokens[-_CHECKED_IDS:]):
         largest = int(part.max(initial=0))
