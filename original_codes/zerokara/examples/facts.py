@@ -26,14 +26,16 @@ CHAT_TEMPLATE_NAME = "chat_template.jinja"
 
 @dataclass(frozen=True)
 class SplitCounts:
-    """What became of the examples of one file or of several: read = kept + cut + dropped."""
+    """What became of the examples of one file or of several: read = kept + cut + dropped + bad."""
 
     kept: int
     """Examples used as they are."""
     cut: int = 0
     """Examples used with a shortened prompt."""
     dropped: int = 0
-    """Examples left out: longer than the context, or unreadable."""
+    """Examples left out: longer than a training sequence."""
+    bad: int = 0
+    """Lines that hold no example; the quarantine file lists them."""
     tokens: int = 0
     """Tokens of the examples used, learned ones included."""
     learned_tokens: int = 0
@@ -42,7 +44,7 @@ class SplitCounts:
     @property
     def read(self) -> int:
         """All examples of the files."""
-        return self.kept + self.cut + self.dropped
+        return self.kept + self.cut + self.dropped + self.bad
 
 
 @dataclass(frozen=True)

@@ -1,36 +1,54 @@
-"""The examples whose answers are generated and compared: prompts as ids, and the answers that are expected."""
+"""The validation or test examples of a task, as a metric needs them: the prompt in ids, the answer as text."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import NamedTuple
 
 import numpy as np
 import orjson
 
+from zerokara.examples.layout import Split
 from zerokara.examples.preparation import ExampleFiles
 from zerokara.examples.token_files import ExampleTokens
 
-Split = Literal["valid", "test"]
+__all__ = ["Split", "TaskExample", "read_task_examples"]
 
 
-@dataclass(frozen=True)
-class TaskExample:
-    """One example."""
+class TaskExample(NamedTuple):
+    """One example whose answer is generated."""
 
     prompt: list[int]
-    """Ids after which the last answer is asked for: of the encoder's input, where there is one."""
+    """The ids after which the (last) answer is asked for; of an encoder-decoder the encoder input."""
     reference: str
-    """The answer that is expected."""
+    """The right answer."""
+    input: str
+    """What is read, as text, without its template."""
+    label: str | None
+    """The label in the data file, where there is one; `reference` is the text for it."""
+    in_train: bool
+    """Whether a training example has the same input."""
+    place: str
+    """``file:line``"""
 
 
 def read_task_examples(files: ExampleFiles, split: Split, num_examples: int | None, seed: int) -> list[TaskExample]:
-    """Return the first `num_examples` of a random order (None: all of them in the order of the files)."""
-    of_split = files.splits[split]
-    tokens = ExampleTokens(of_split.prefix)
-    lines = of_split.records_path.read_bytes().splitlines()
-    assert len(lines) == len(tokens), f"{of_split.records_path}: {len(lines)} records of {len(tokens)} examples"
-    chosen = np.arange(len(tokens))
+    """Return the first `num_examples` of a random order, all of them, in the order of the files, with None.
+
+    Raises:
+        UserError: the files are missing.
+    """
+    found = files.split(split)
+    tokens = ExampleTokens(found.prefix)
+    lines = found.records_path.read_bytes().splitlines()
+    assert len(lines) == len(tokens), f"{found.records_path} has {len(lines)} examples, {found.prefix} {len(tokens)}"
+    chosen = range(len(tokens))
     if num_examples is not None and num_examples < len(tokens):
-        chosen = np.random.default_rng(seed).permutation(len(tokens))[:num_examples]
-    return [TaskExample(tokens.prompt(number), orjson.loads(lines[number])["answer"]) for number in chosen.tolist()]
+        chosen = np.random.default_rng(seed).permutation(len(tokens))[:num_examples].tolist()
+    return [_example(tokens.prompt(number), lines[number]) for number in chosen]
+
+
+def _example(prompt: list[int], line: bytes) -> TaskExample:
+    values = orjson.loads(line)
+    return TaskExample(
+        prompt, values["reference"], values["input"], values["label"], values["in_train"], values["place"]
+    )
