@@ -26,14 +26,16 @@ CHAT_TEMPLATE_NAME = "chat_template.jinja"
 
 @dataclass(frozen=True)
 class SplitCounts:
-    """What became of the examples of one file or of several: read = kept + cut + dropped."""
+    """What became of the examples of one file or of several: read = kept + cut + dropped + bad."""
 
     kept: int
     """Examples used as they are."""
     cut: int = 0
     """Examples used with a shortened prompt."""
     dropped: int = 0
-    """Examples left out: longer than the context, or unreadable."""
+    """Examples left out: longer than a training sequence."""
+    bad: int = 0
+    """Lines that hold no example; the quarantine file lists them."""
     tokens: int = 0
     """Tokens of the examples used, learned ones included."""
     learned_tokens: int = 0
@@ -42,11 +44,11 @@ class SplitCounts:
     @property
     def read(self) -> int:
         """All examples of the files."""
-        return self.kept + self.cut + self.dropped
+        return self.kept + self.cut + self.dropped + self.bad
 
 
 @dataclass(frozen=True)
-class MetricResult:
+class TestResult:
     """The metric on the test data, read once at the end, with its 95 % interval."""
 
     value: float
@@ -67,7 +69,7 @@ class FinetuneFacts:
     """Name of the metric, as in `finetune_config.yaml`."""
     init_from: str
     """Name of the model that was fine-tuned; no folder."""
-    test: MetricResult | None = None
+    test: TestResult | None = None
     """Absent without test data."""
     baselines: dict[str, float] = field(default_factory=dict)
     """The metric of simple methods on the same test data, by name."""
@@ -90,7 +92,7 @@ def read(folder: Path) -> FinetuneFacts | None:
     try:
         values = orjson.loads(path.read_bytes())
         values["data"] = {name: SplitCounts(**counts) for name, counts in values["data"].items()}
-        values["test"] = MetricResult(**values["test"]) if values["test"] else None
+        values["test"] = TestResult(**values["test"]) if values["test"] else None
         return FinetuneFacts(**values)
     except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
         rule = f"is not what a fine-tuning writes ({error})"
