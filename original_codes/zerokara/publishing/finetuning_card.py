@@ -36,10 +36,12 @@ def introduction(facts: dict[str, Any]) -> str:
 
 def section(facts: dict[str, Any]) -> str:
     """The section of the card: what became of the examples, and the metric with its interval and baselines."""
-    names = [("kept", "used"), ("cut", "used with a shortened prompt"), ("dropped", "left out")]
-    names += [("tokens", "tokens"), ("learned_tokens", "tokens learned")]
-    header = ["split", *(label for _, label in names)]
-    rows = [[split, *(f"{counts[key]:,}" for key, _ in names)] for split, counts in facts["data"].items()]
+    names = {
+        "kept": "used", "cut": "used with a shortened prompt", "dropped": "too long, left out", "bad": "unreadable",
+        "tokens": "tokens", "learned_tokens": "tokens learned",
+    }  # fmt: skip
+    header = ["split", *names.values()]
+    rows = [[split, *(f"{counts[key]:,}" for key in names)] for split, counts in facts["data"].items()]
     return "\n\n".join(["## Fine-tuning", markdown.table(header, rows), *_results(facts)])
 
 
