@@ -1,4 +1,4 @@
-"""Token files of examples: the worked example, lengths, and documents of several sequences as megatron-core has them."""
+"""Token files of examples: segments, lengths, and a corpus that is none."""
 
 from __future__ import annotations
 
