@@ -89,9 +89,7 @@ class RunPlan:
 
     def memory_forecast(self, machine: MachineMemory) -> MemoryForecast:
         """The memory that this run needs, against the memory of a machine."""
-        # Of a training sequence, which may be shorter than the model's context.
-        shape = replace(self.shape, seq_len=self.objective.lengths.input)
-        layout = TrainingLayout.from_config(self.config, shape, self.num_processes, machine.device, self.template)
+        layout = TrainingLayout.from_config(self.config, self.shape, self.num_processes, machine.device, self.template)
         return MemoryForecast(layout, machine)
 
 
