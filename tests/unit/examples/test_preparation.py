@@ -190,6 +190,12 @@ def test_several_such_lines_are_told_at_once(tmp_path: Path, encoder: Encoder) -
     assert [line.split(":")[1] for line in fault(tmp_path, encoder, records).splitlines()] == ["2", "4", "5", "6", "7"]
 
 
+def test_a_label_without_a_word_is_told_once(tmp_path: Path, encoder: Encoder) -> None:
+    records = [{"text": "a", "label": label} for label in [0, 1, 1, 2, 1, 0]]
+    message = fault(tmp_path, encoder, records, label_words={0: "bad"})
+    assert [line.split(":")[1] for line in message.splitlines()] == ["2", "4"]
+
+
 WRONG_SETTINGS: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
     "no format": ({"a": 1, "b": 2}, {}, ["data_format", "train.jsonl", "a, b", "input_field"]),
     "another format": ({"source": "a", "target": "b"}, {"data_format": "messages"}, ["source, target"]),
