@@ -46,8 +46,9 @@ class ExampleSettings(Settings):
     """SentencePiece model of its tokenizer; `auto` is the one in that folder (sentencepiece.model, tokenizer.model or
     spiece.model)."""
     train_data: Words = ("data/finetune/train.jsonl",)
-    """Training examples: files as in step 2 (.jsonl or .tsv, each plain, .gz or .zst; .parquet), globs, folders, lists
-    ("@files.txt"). A .tsv has a line of column names; quotes in it are plain characters."""
+    """Training examples: files as in step 2 (.jsonl, or a table in .tsv or .txt, each plain, .gz or .zst; .parquet),
+    globs, folders, lists ("@files.txt"). The first line of a .tsv or .txt names its columns, with tabs between them;
+    quotes in it are plain characters."""
     valid_data: Words = ()
     """Validation examples, from which the best checkpoint is chosen. Empty: a share of the training examples
     (valid_fraction)."""

@@ -46,7 +46,7 @@ def prepare(
 
     Raises:
         UserError: the files are missing, damaged, of no known format, or hold lines that cannot be learned or too many
-            bad ones; names file, line, value and remedy. Nothing of an earlier result is left then.
+            bad ones; names file, line, value and remedy. Once writing has begun, an earlier result is gone.
         OSError: the disk or the network fails.
     """
     started, paths = time.monotonic(), ExamplePaths(config.output_prefix)

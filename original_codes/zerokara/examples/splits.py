@@ -84,11 +84,13 @@ class Quarantine:
         self.num_lines += 1
 
     def fault(self, error: Unlearnable, record: Record) -> None:
-        """Note a line that cannot be learned.
+        """Note a line that cannot be learned; of those with the same label, which one word remedies, the first.
 
         Raises:
             UserError: there are many.
         """
+        if error.key and any((fault.key, fault.value) == (error.key, error.value) for fault in self.faults):
+            return
         self.faults.append(error.fault(record.place))
         if len(self.faults) >= MAX_FAULTS:
             raise UserError(self.faults)
