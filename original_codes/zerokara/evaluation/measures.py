@@ -16,10 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerokara.evaluation import intervals
-from zerokara.evaluation.intervals import Interval
+from zerokara.evaluation.intervals import NUM_RESAMPLES, Interval
 
 Statistics = NDArray[np.float64]
 Numbers = Sequence[float] | Statistics
+_CELLS = 4_000_000
+"""Counts drawn at once, 32 MB."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ class Measure:
             return None
         if self._is_proportion:
             return intervals.wilson(int(self.statistics[:, 0].sum()), len(self.statistics))
-        return intervals.percentile_interval(_known(self._resampled(seed)))
+        sums = _resampled_sums(self.statistics, seed)
+        return intervals.percentile_interval(_known(self.of_sums(sums)))
 
     def difference(self, other: Measure, seed: int = 0) -> Interval | None:
         """The 95 % interval of this value minus the other's, which is of the same examples; None for fewer than two.
@@ -62,7 +65,9 @@ class Measure:
         assert self.name == other.name and len(self.statistics) == len(other.statistics), "not the same examples"
         if len(self.statistics) < 2:
             return None
-        return intervals.percentile_interval(_known(self._resampled(seed) - other._resampled(seed)))
+        sums = _resampled_sums(np.concatenate((self.statistics, other.statistics), axis=1), seed)
+        ours, theirs = np.split(sums, [self.statistics.shape[1]], axis=1)
+        return intervals.percentile_interval(_known(self.of_sums(ours) - other.of_sums(theirs)))
 
     @property
     def _is_proportion(self) -> bool:
@@ -70,15 +75,6 @@ class Measure:
         return self.of_sums is ratio and bool(
             (self.statistics[:, 1] == 1).all() and np.isin(self.statistics[:, 0], (0, 1)).all()
         )
-
-    def _resampled(self, seed: int) -> Statistics:
-        """The metric of each resample, [R]."""
-        num = len(self.statistics)
-        values = []
-        for rows in intervals.resamples(num, seed):
-            times = np.stack([np.bincount(row, minlength=num) for row in rows]).astype(np.float64)
-            values.append(self.of_sums(times @ self.statistics))
-        return np.concatenate(values)
 
 
 def share(name: str, hits: Numbers, totals: Numbers, higher_is_better: bool = True) -> Measure:
@@ -95,6 +91,22 @@ def divided(numerator: Statistics, denominator: NDArray[np.float64] | NDArray[np
     """The quotient, NaN where it is 0 / 0."""
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(denominator > 0, numerator / denominator, np.nan)
+
+
+def _resampled_sums(statistics: Statistics, seed: int) -> Statistics:
+    """Sums of the statistics over examples drawn with replacement, [R, K].
+
+    Examples with the same statistics are drawn together, by how many of them a resample holds: of the 50,000 answers to
+    a question of yes or no only the number of right ones is drawn, a thousand times faster.
+    """
+    random = np.random.default_rng(seed)
+    rows, counts = np.unique(statistics, axis=0, return_counts=True)
+    at_once = max(1, _CELLS // len(rows))
+    parts = [
+        random.multinomial(len(statistics), counts / len(statistics), size=min(at_once, NUM_RESAMPLES - start)) @ rows
+        for start in range(0, NUM_RESAMPLES, at_once)
+    ]
+    return np.concatenate(parts)
 
 
 def _known(values: Statistics) -> Statistics:

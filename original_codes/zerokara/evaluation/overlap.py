@@ -49,6 +49,12 @@ class Overlap:
         found = {*self.exact, *self.by_ngram}
         return [index for index in range(self.num_examples) if index not in found]
 
+    def part(self, start: int, num_examples: int) -> Overlap:
+        """The overlap of `num_examples` examples from `start` on, counted from there."""
+        inside = range(start, start + num_examples)
+        exact, by_ngram = ([index - start for index in each if index in inside] for each in (self.exact, self.by_ngram))
+        return Overlap(num_examples, exact, by_ngram)
+
 
 def find(examples: Sequence[Sequence[str]], others: Iterable[str], progress: Progress | None = None) -> Overlap:
     """Look for `examples`, each of one text or several, among `others`, which are read once.

@@ -8,14 +8,14 @@ differences between models, and of models to baselines.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from math import isnan
-from typing import Any
+from typing import Any, Protocol
 
 from zerokara.evaluation import baselines, diacritics, metrics, overlap
-from zerokara.evaluation.answers import Answers, Prompt
+from zerokara.evaluation.answers import Answers, Prompt, answer, num_tokens_allowed
 from zerokara.evaluation.baselines import Pair
 from zerokara.evaluation.intervals import Interval
 from zerokara.evaluation.measures import Measure
@@ -46,6 +46,10 @@ class Task:
     """The text of every label; empty where references are free text."""
     train: list[Pair] = field(default_factory=list)
     """Sources and targets of the training data, from which baselines learn."""
+    max_new_tokens: int | None = None
+    """Most tokens of an answer; None for as many as the right answers suggest."""
+    warnings: tuple[str, ...] = ()
+    """What was left out of the data."""
 
     def prompts(self, is_encoder_decoder: bool) -> list[Prompt]:
         """What a model is given; `auto` puts a source for a decoder on a line of its own."""
@@ -57,11 +61,26 @@ class Task:
         return [template.replace(INPUT, source) for source in self.sources]
 
     @property
-    def measured_texts(self) -> list[tuple[str, ...]]:
+    def texts(self) -> list[tuple[str, ...]]:
         """The texts of each example that a pretraining corpus may hold; labels are words that any text holds."""
         if self.labels:
             return [(source,) for source in self.sources]
         return list(zip(self.sources, self.references, strict=True))
+
+
+class AskedModel(Protocol):
+    """A model and its tokenizer, as `evaluation.models` opens them."""
+
+    name: str
+    tokenizer: Any
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        """Whether it has an encoder."""
+
+    @property
+    def model(self) -> Any:
+        """The transformers model, in evaluation mode."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +113,7 @@ def sections(
     letters = _diacritisable(task)
     found = [_system(task, letters, name, each.outputs, each) for name, each in answers.items()]
     found += [_system(task, letters, each.name, each.outputs) for each in _baselines(task, seed)]
-    warnings = [_overlap_warning(name, each) for name, each in overlaps.items() if each.found]
+    warnings = [*task.warnings, *(_overlap_warning(name, each) for name, each in overlaps.items() if each.found)]
     facts = {
         "examples": len(task.references),
         "training_pairs": len(task.train),
@@ -117,9 +136,12 @@ def sections(
     return made
 
 
-def training_overlap(task: Task) -> Overlap:
-    """The test examples whose source occurs among the training sources."""
-    return overlap.find([(source,) for source in task.sources], [source for source, _ in task.train])
+def ask(task: Task, model: AskedModel, give_up: Callable[[], bool] | None = None) -> Answers | None:
+    """Have a model answer the prompts of a task; None where `give_up` said so, which is asked now and then."""
+    limit = task.max_new_tokens or num_tokens_allowed(model.tokenizer, [*task.references, *task.labels])
+    prompts = task.prompts(model.is_encoder_decoder)
+    label = f"{task.name}, {model.name}"
+    return answer(model.model, model.tokenizer, prompts, max_new_tokens=limit, give_up=give_up, label=label)
 
 
 def _section(

@@ -9,7 +9,7 @@ import pytest
 from sacrebleu.metrics import CHRF
 from sklearn.metrics import accuracy_score, f1_score
 
-from zerokara.evaluation import measures, metrics
+from zerokara.evaluation import intervals, measures, metrics
 from zerokara.evaluation.measures import Measure
 
 LABELS = ("good", "bad", "so so")
@@ -99,9 +99,23 @@ def test_every_metric_is_one_where_all_is_right_and_its_interval_holds_it(name: 
     assert metric(outputs[:1], references[:1]).interval() is None
 
 
+def resampled_values(measure: Measure) -> list[float]:
+    """The values of resamples whose examples are drawn one by one."""
+    rows = np.concatenate(list(intervals.resamples(len(measure.statistics), seed=1)))
+    return [measure.subset(row).value for row in rows]
+
+
+@pytest.mark.parametrize("name", ["macro_f1", "word_accuracy"])
+def test_drawing_like_examples_together_gives_the_interval_of_drawing_each(name: str) -> None:
+    measure = metrics.METRICS[name](*labelled())
+    found, expected = measure.interval(), np.quantile(resampled_values(measure), [0.025, 0.975])
+    assert found is not None
+    assert [found.low, found.high] == pytest.approx(expected.tolist(), abs=0.01)
+
+
 def test_bootstrap_of_a_proportion_agrees_with_wilsons_interval() -> None:
     found = metrics.accuracy(*labelled())
-    wilson, resampled = found.interval(), np.quantile(found._resampled(0), [0.025, 0.975])
+    wilson, resampled = found.interval(), np.quantile(resampled_values(found), [0.025, 0.975])
     assert wilson is not None
     assert [wilson.low, wilson.high] == pytest.approx(resampled.tolist(), abs=0.01)
 

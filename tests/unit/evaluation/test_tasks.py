@@ -40,7 +40,7 @@ def answers_of(outputs: list[str], stopped: int = 0) -> Answers:
 def sections_of(task: Task) -> list[Section]:
     right = list(task.references)
     half = [answer if index % 2 else "no idea" for index, answer in enumerate(right)]
-    overlaps = {"training data": tasks.training_overlap(task)}
+    overlaps = {"training data": overlap.find([(each,) for each in task.sources], [each for each, _ in task.train])}
     return tasks.sections(task, {"sure": answers_of(right, 120), "half": answers_of(half, 60)}, overlaps)
 
 
@@ -87,9 +87,9 @@ def test_scores_without_the_examples_that_occur_in_training() -> None:
 
 def test_a_corpus_is_searched_for_sources_and_texts_but_not_for_labels() -> None:
     task = reviews()
-    assert overlap.find(task.measured_texts, ["good", task.sources[5]]).found == [5]
+    assert overlap.find(task.texts, ["good", task.sources[5]]).found == [5]
     texts = Task("t", "exact_match", ["one"], ["two"])
-    assert texts.measured_texts == [("one", "two")]
+    assert texts.texts == [("one", "two")]
 
 
 def test_a_task_of_diacritics_gets_its_report() -> None:
