@@ -33,7 +33,7 @@ SWITCH = {**T5, "architecture": "switch", "num_experts": 4, "moe_layers": "[1]",
 ONE: dict[str, dict[str, Any]] = {"llama": {}, "t5": T5, "switch": SWITCH}
 OTHERS: dict[str, dict[str, Any]] = {
     "llama, micro batch 1": {"micro_batch_size": 1},
-    "llama, ZeRO 3": {"processes": 2, "zero_stage": 3},
+    "llama, two processes": {"processes": 2},
     "t5, tensor parallel, micro batch 1": {**T5, "micro_batch_size": 1, "processes": 2, "tensor_parallel_size": 2},
     "t5, ZeRO 3, checkpointing": {**T5, "processes": 2, "zero_stage": 3, "activation_checkpointing": "full"},
     "switch, two processes": {**SWITCH, "processes": 2, "zero_stage": 1},
