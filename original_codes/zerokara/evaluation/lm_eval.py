@@ -182,4 +182,3 @@ def _row(model: str, metric: str, value: float, error: float | None, count: int)
         return Row(model, value, None, count)
     half = NormalDist().inv_cdf((1 + LEVEL) / 2) * error
     return Row(model, value, Interval(value - half, value + half), count)
-

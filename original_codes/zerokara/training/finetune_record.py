@@ -15,7 +15,7 @@ from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.evaluation import baselines, metrics
 from zerokara.evaluation.baselines import Baseline
 from zerokara.examples import facts
-from zerokara.examples.facts import FinetuneFacts, TestResult
+from zerokara.examples.facts import FinetuneFacts, MetricResult
 from zerokara.examples.preparation import ExampleFiles
 from zerokara.examples.token_files import ExampleTokens
 from zerokara.progress import count_text, log
@@ -36,12 +36,12 @@ def write(plan: RunPlan) -> None:
     splits = {"train": examples.train, "valid": examples.valid, "test": examples.test}
     result = plan.run_dir / RESULT_NAME
     found = orjson.loads(result.read_bytes()) if result.exists() else {}
-    test: TestResult | None = None
+    test: MetricResult | None = None
     beside: dict[str, float] = {}
     if config.metric != "loss" and f"test_{config.metric}" in found:
         value = found[f"test_{config.metric}"]
         low, high = found[f"test_{config.metric}_interval"] or (value, value)
-        test = TestResult(value, low, high, found["test_examples"])
+        test = MetricResult(value, low, high, found["test_examples"])
         beside = dict(_baselines(examples, config.metric, plan.encoder))
     FinetuneFacts(
         task=examples.data_format.replace("_", " "),
