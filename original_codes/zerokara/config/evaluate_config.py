@@ -77,8 +77,7 @@ class HarnessSettings(Settings):
 
     lm_eval_tasks: Words = ()
     """YAML files of tasks, folders of such files, or names of tasks that come with it, whose data must be on this
-    machine. Code that such a file names is run. To install it beside the rest:
-    .venv/bin/pip install --require-hashes --no-deps -r requirements-lm-eval.lock"""
+    machine. Code that such a file names is run. It needs the packages of requirements-lm-eval.lock."""
     lm_eval_limit: PositiveWhole | Auto = "auto"
     """Examples of each of these tasks; `auto` takes all."""
 

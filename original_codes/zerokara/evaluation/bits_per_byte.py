@@ -33,7 +33,6 @@ import numpy as np
 import orjson
 import torch
 import transformers
-from torch import Tensor
 
 from zerokara import __version__
 from zerokara.durable import write_json
@@ -50,6 +49,8 @@ BLOCK_BYTES = 500_000
 MAX_LOGITS = 2**27
 """Logits of a batch with `batch_tokens: auto`: half a gigabyte in fp32."""
 MAX_BATCH_TOKENS = 16_384
+_NOT_SCORED = -100
+"""Target of a position that another window scores, or that is padding."""
 _OTHER_QUANTITY = (
     "not measured: an encoder-decoder predicts masked spans given the text around them, which is another quantity than "
     "the text itself"
@@ -205,21 +206,21 @@ def losses_of(model: LoadedModel, encoded: Sequence[Sequence[int]], reading: Rea
 
 def _window_nats(model: LoadedModel, tokens: Sequence[list[int]], batch: Sequence[Window]) -> list[Any]:
     """Nats of the scored targets of each window; padding stands on the right, where causal attention never looks."""
-    inputs = [tokens[window.document][window.begin : window.end - 1] for window in batch]
-    longest = max(map(len, inputs))
-    inputs_BS = torch.tensor([each + [0] * (longest - len(each)) for each in inputs], device=model.device)
+    longest = max(window.end - window.begin - 1 for window in batch)
+    inputs_BS = np.zeros((len(batch), longest), dtype=np.int64)
+    targets_BS = np.full((len(batch), longest), _NOT_SCORED, dtype=np.int64)
+    for row, window in enumerate(batch):
+        ids, first = tokens[window.document], window.first_target - window.begin - 1
+        inputs_BS[row, : window.end - window.begin - 1] = ids[window.begin : window.end - 1]
+        targets_BS[row, first : window.end - window.begin - 1] = ids[window.first_target : window.end]
     with torch.inference_mode():
-        logits_BSV = model.model(input_ids=inputs_BS, use_cache=False).logits
-        found = []
-        for row, window in enumerate(batch):
-            first, last = window.first_target - window.begin - 1, window.end - window.begin - 1
-            targets = torch.tensor(tokens[window.document][window.first_target : window.end], device=model.device)
-            found.append(_nats(logits_BSV[row, first:last], targets).cpu().numpy())
-    return found
-
-
-def _nats(logits_SV: Tensor, targets_S: Tensor) -> Tensor:
-    return torch.nn.functional.cross_entropy(logits_SV.float(), targets_S, reduction="none").double()
+        logits_BSV = model.model(input_ids=torch.from_numpy(inputs_BS).to(model.device), use_cache=False).logits
+        targets = torch.from_numpy(targets_BS).to(model.device)
+        nats = torch.nn.functional.cross_entropy(
+            logits_BSV.float().flatten(0, 1), targets.flatten(), ignore_index=_NOT_SCORED, reduction="none"
+        )
+    nats_BS = nats.view(targets.shape).double().cpu().numpy()
+    return [values[scored] for values, scored in zip(nats_BS, targets_BS != _NOT_SCORED, strict=True)]
 
 
 def _batches(sorted_windows: Sequence[Window], batch_tokens: int) -> Iterator[list[Window]]:
@@ -236,7 +237,7 @@ def _batches(sorted_windows: Sequence[Window], batch_tokens: int) -> Iterator[li
 
 def _measure_model(model: LoadedModel, text: MeasuredText, settings: Settings) -> tuple[Row, Losses | None]:
     """The row of a model as far as it is known without its losses, and these; None for a model that is not ranked."""
-    row = Row(model.name, None, n=len(text.documents))
+    row = Row(model.name, None)
     if model.is_encoder_decoder:
         return _noted(row, _OTHER_QUANTITY), None
     reading = reading_of(model, settings)

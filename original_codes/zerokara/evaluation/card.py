@@ -8,6 +8,7 @@ still finds every file as it was made.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -64,10 +65,10 @@ def _result(row: Row, section: Section) -> EvalResult | None:
     data = str(section.facts.get("text", section.name))
     return EvalResult(
         task_type=section.task_type,
-        dataset_type="held-out",
+        dataset_type=re.sub(r"[^\w.-]+", "-", data),  # what the Hub tells data sets apart by
         dataset_name=data,
         metric_type=section.metric,
-        metric_name=f"{section.name} ({interval}n = {row.n:,})",
+        metric_name=f"{section.metric.replace('_', ' ')} ({interval}n = {row.n:,})",
         metric_value=round(row.value, section.digits),
     )
 
