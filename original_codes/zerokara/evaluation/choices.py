@@ -27,8 +27,9 @@ from zerokara.evaluation.models import LoadedModel
 from zerokara.evaluation.results import Baseline, PairedDifference, Row, Section, pairs
 from zerokara.progress import Progress
 
-_ANCHOR = "a"
-"""Text before a part while it is encoded, so that no tokenizer takes the part for the start of a text."""
+_ANCHORS = ("a", ".", "\n")
+"""Text before a part while it is encoded, so that no tokenizer takes the part for the start of a text. The first counts
+that the part does not change; a tokenizer that joins a space to the word before it may leave only the last."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ class ContinuationEncoder:
     def __init__(self, tokenizer: Any, start_id: int):
         """`start_id` is the token that stands before a text."""
         self._tokenizer, self._start_id = tokenizer, start_id
-        self._anchor = self._ids(_ANCHOR)
+        self._anchors = [(anchor, self._ids(anchor)) for anchor in _ANCHORS]
         self._known: dict[str, list[int] | None] = {}
 
     def start(self, text: str) -> list[int]:
@@ -133,9 +134,9 @@ class ContinuationEncoder:
     def after(self, text: str) -> list[int] | None:
         """Ids of a text that follows other text; None if they depend on what is before."""
         if text not in self._known:
-            ids = self._ids(_ANCHOR + text)
-            is_apart = ids[: len(self._anchor)] == self._anchor and len(ids) > len(self._anchor)
-            self._known[text] = ids[len(self._anchor) :] if is_apart else None
+            together = ((before, self._ids(anchor + text)) for anchor, before in self._anchors)
+            apart = (ids[len(before) :] for before, ids in together if ids[: len(before)] == before)
+            self._known[text] = next(filter(None, apart), None)
         return self._known[text]
 
     def _ids(self, text: str) -> list[int]:

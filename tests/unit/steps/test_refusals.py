@@ -14,7 +14,14 @@ from zerokara.errors import RunError
 from zerokara.steps import convert_to_hf, evaluate, tokenize, train, train_tokenizer, upload
 from zerokara.tokenizer import sampling
 
-STEPS = {1: train_tokenizer.main, 2: tokenize.main, 3: train.main, 4: convert_to_hf.main, 6: upload.main, 8: evaluate.main}
+STEPS = {
+    1: train_tokenizer.main,
+    2: tokenize.main,
+    3: train.main,
+    4: convert_to_hf.main,
+    6: upload.main,
+    8: evaluate.main,
+}
 GOOD = '{"text": "%d some words of a text"}\n'
 REFUSED: list[tuple[int, str, str]] = [
     (1, "input=nowhere.jsonl", "nowhere.jsonl: "),
