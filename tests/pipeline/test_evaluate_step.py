@@ -31,7 +31,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def step(root: Path, place: Path, *arguments: str) -> Any:
     command = [sys.executable, str(root / "8_evaluate.py"), *arguments]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=300)
 
 
 def test_two_models_side_by_side(root: Path, place: Path) -> None:

@@ -23,8 +23,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ from zerokara.progress import Progress
 
 CACHE_FORMAT = 1
 """Raised when a change of this module changes what is measured."""
-BLOCK_BYTES = 500_000
+BLOCK_BYTES = 200_000
 """Text that is measured at once; a run that is killed loses no more."""
 MAX_LOGITS = 2**27
 """Logits of a batch with `batch_tokens: auto`: half a gigabyte in fp32."""
@@ -188,17 +189,28 @@ def windows(num_tokens: int, reading: Reading, document: int = 0) -> Iterator[Wi
         yield Window(document, end - 1 - reading.context_length, end, first)
 
 
-def losses_of(model: LoadedModel, encoded: Sequence[Sequence[int]], reading: Reading, batch_tokens: int) -> Losses:
-    """Nats of each encoded document, computed in batches of windows of like length."""
+def losses_of(
+    model: LoadedModel,
+    encoded: Sequence[Sequence[int]],
+    reading: Reading,
+    batch_tokens: int,
+    advance: Callable[[float], None] = lambda share: None,
+) -> Losses:
+    """Nats of each encoded document, computed in batches of windows of like length.
+
+    `advance` is told the share of the work that each batch was; all of them add up to 1.
+    """
     tail = [] if reading.end_id is None else [reading.end_id]
     tokens = [[reading.start_id, *ids, *tail] for ids in encoded]
     all_windows = [window for number, ids in enumerate(tokens) for window in windows(len(ids), reading, number)]
     all_windows = [window for window in all_windows if window.end > window.first_target]
     all_windows.sort(key=lambda window: window.end - window.begin)
     nats = [np.zeros(len(ids)) for ids in tokens]
+    num_inputs = sum(window.end - window.begin - 1 for window in all_windows)
     for batch in _batches(all_windows, batch_tokens):
         for window, values in zip(batch, _window_nats(model, tokens, batch), strict=True):
             nats[window.document][window.first_target : window.end] = values
+        advance(sum(window.end - window.begin - 1 for window in batch) / num_inputs)
     ends = [float(each[-1]) for each in nats] if tail else []
     texts = [float(each[:-1].sum() if tail else each.sum()) for each in nats]
     return Losses([len(ids) for ids in encoded], texts, ends)
@@ -277,12 +289,16 @@ def _losses(model: LoadedModel, text: MeasuredText, reading: Reading, settings: 
             block = cached[index]
             if block is None:
                 encoded = encode(model.tokenizer, [text.documents[number] for number in numbers])
-                block = losses_of(model, encoded, reading, batch_tokens)
+                parts = partial(_advance, progress, size)
+                block = losses_of(model, encoded, reading, batch_tokens, parts)
                 if folder:
                     write_json(folder / f"{index}.json", asdict(block))
-                progress.advance(size)
             found.extend(block)
     return found
+
+
+def _advance(progress: Progress, size: int, share: float) -> None:
+    progress.advance(size * share)
 
 
 def _blocks(text: MeasuredText) -> Iterator[range]:

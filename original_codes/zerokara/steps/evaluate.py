@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zerokara import hashing, manifest
 from zerokara.config.evaluate_config import EvaluateConfig
@@ -20,6 +20,7 @@ from zerokara.durable import write_json, write_text
 from zerokara.errors import UserError
 from zerokara.evaluation import lm_eval, table, texts
 from zerokara.evaluation.folders import check_folder, model_files
+from zerokara.evaluation.intervals import LEVEL
 from zerokara.evaluation.results import Section
 from zerokara.progress import bytes_text, log, opening, plural, seconds_text, summary
 from zerokara.steps import command, outputs
@@ -73,7 +74,7 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
         log("\n".join(table.lines(section)))
         sections.append(section)
     cards = [card.add(Path(name), _model_of(models, name).name, sections) for name in config.add_to_card]
-    write_json(folder / RESULTS_NAME, {"sections": [section.as_json() for section in sections]})
+    write_json(folder / RESULTS_NAME, _results(models, sections))
     write_text(folder / PAGE_NAME, page.page(sections))
     made = {"results": [folder / RESULTS_NAME, folder / PAGE_NAME]}
     facts = {"table": [line for section in sections for line in table.lines(section)]}
@@ -139,6 +140,12 @@ def _work(
         STEP, settings, inputs={"models": weights, "texts": inputs.for_manifest(files)}, key_of=lambda name: name
     )
     return spec, hashing.hash_files(weights)
+
+
+def _results(models: Sequence[LoadedModel], sections: Sequence[Section]) -> dict[str, Any]:
+    """The JSON of all sections, with what each model's name stands for."""
+    named = [{"name": model.name, "type": model.config.model_type, "sha256": model.content} for model in models]
+    return {"models": named, "interval_level": LEVEL, "sections": [section.as_json() for section in sections]}
 
 
 def _model_of(models: Sequence[LoadedModel], name: str) -> LoadedModel:
