@@ -23,6 +23,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in documents(40, seed=9))
     (folder / "held_out.jsonl").write_text("".join(lines), encoding="utf-8")
     config = "models: [bytes, prefix]\ntexts: [held_out.jsonl]\noutput_dir: out\nadd_to_card: [prefix]\ndevice: cpu\n"
+    config += "minimal_pairs: 40\ncloze: 40\n"
     (folder / "evaluate_config.yaml").write_text(config, encoding="utf-8")
     return folder
 
@@ -38,13 +39,22 @@ def test_two_models_side_by_side(root: Path, place: Path) -> None:
     assert dry.returncode == 0 and not (place / "out").exists(), dry.stderr
     made = step(root, place)
     assert made.returncode == 0, made.stderr
-    (section,) = json.loads((place / "out" / "results.json").read_text(encoding="utf-8"))["sections"]
+    section, *probes = json.loads((place / "out" / "results.json").read_text(encoding="utf-8"))["sections"]
     values = {row["model"]: row["value"] for row in section["rows"]}
     assert values.keys() == {"bytes", "prefix"} and all(3 < value < 30 for value in values.values())
     assert section["differences"][0]["difference"] == pytest.approx(values["bytes"] - values["prefix"])
     assert all(f"{value:.4f}" in made.stdout for value in values.values())
     assert f"{values['bytes']:.4f}" in (place / "out" / "report.html").read_text(encoding="utf-8")
-    (result,) = ModelCard((place / "prefix" / "README.md").read_text(encoding="utf-8")).data.eval_results
+    assert [probe["name"].partition(":")[0] for probe in probes] == [
+        "minimal pairs, order",
+        "minimal pairs, word",
+        "last-word cloze",
+    ]
+    for probe, chance in zip(probes, (50, 50, 25), strict=True):
+        assert probe["baselines"][0]["value"] == chance and {row["model"] for row in probe["rows"]} == values.keys()
+        assert all(0 <= row["value"] <= 100 and row["n"] > 8 for row in probe["rows"]), probe
+    assert (place / "out" / "cache" / "probes").is_dir()
+    result, *_ = ModelCard((place / "prefix" / "README.md").read_text(encoding="utf-8")).data.eval_results
     assert result.metric_value == round(values["prefix"], 4) and not (place / "bytes" / "README.md").exists()
     again = step(root, place)
     assert again.returncode == 0 and "done already" in again.stdout and f"{values['bytes']:.4f}" in again.stdout

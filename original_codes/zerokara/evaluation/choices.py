@@ -23,11 +23,13 @@ import torch
 from numpy.typing import NDArray
 
 from zerokara.evaluation.intervals import SMALL_SAMPLE, Interval, paired_difference, wilson
+from zerokara.evaluation.models import LoadedModel
 from zerokara.evaluation.results import Baseline, PairedDifference, Row, Section, pairs
 from zerokara.progress import Progress
 
-_ANCHOR = "a"
-"""Text before a part while it is encoded, so that no tokenizer takes the part for the start of a text."""
+_ANCHORS = ("a", ".", "\n")
+"""Text before a part while it is encoded, so that no tokenizer takes the part for the start of a text. The first counts
+that the part does not change; a tokenizer that joins a space to the word before it may leave only the last."""
 
 
 @dataclass(frozen=True)
@@ -119,23 +121,22 @@ def _difference(a: str, b: str, right: Mapping[str, NDArray[np.bool_]], seed: in
 class ContinuationEncoder:
     """Ids of texts as they stand after other text."""
 
-    def __init__(self, tokenizer: Any):
-        self._tokenizer = tokenizer
-        self._anchor = self._ids(_ANCHOR)
+    def __init__(self, tokenizer: Any, start_id: int):
+        """`start_id` is the token that stands before a text."""
+        self._tokenizer, self._start_id = tokenizer, start_id
+        self._anchors = [(anchor, self._ids(anchor)) for anchor in _ANCHORS]
         self._known: dict[str, list[int] | None] = {}
 
     def start(self, text: str) -> list[int]:
-        """Ids of the beginning of a text, after the token that stands before every text, if there is one."""
-        tokenizer = self._tokenizer
-        start_id = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-        return [*([] if start_id is None else [start_id]), *self._ids(text)]
+        """Ids of the beginning of a text, after the start token."""
+        return [self._start_id, *self._ids(text)]
 
     def after(self, text: str) -> list[int] | None:
         """Ids of a text that follows other text; None if they depend on what is before."""
         if text not in self._known:
-            ids = self._ids(_ANCHOR + text)
-            is_apart = ids[: len(self._anchor)] == self._anchor and len(ids) > len(self._anchor)
-            self._known[text] = ids[len(self._anchor) :] if is_apart else None
+            together = ((before, self._ids(anchor + text)) for anchor, before in self._anchors)
+            apart = (ids[len(before) :] for before, ids in together if ids[: len(before)] == before)
+            self._known[text] = next(filter(None, apart), None)
         return self._known[text]
 
     def _ids(self, text: str) -> list[int]:
@@ -152,18 +153,19 @@ class _Sequence:
     """Ids before this are the same for each alternative of the item."""
 
 
-def score(model: Any, tokenizer: Any, items: Sequence[Item], label: str, batch_tokens: int = 2048) -> Scored:
-    """Score every alternative of every item; `batch_tokens` bounds the memory of a batch.
+def score(model: LoadedModel, items: Sequence[Item], start_id: int, label: str, batch_tokens: int = 2048) -> Scored:
+    """Score every alternative of every item, each text after `start_id`; `batch_tokens` bounds the memory of a batch.
 
     A context that is longer than the model's loses its beginning, the same for each alternative.
     """
-    encoder, scores = ContinuationEncoder(tokenizer), [[-np.inf] * len(item.alternatives) for item in items]
-    limit = getattr(model.config, "max_position_embeddings", None) or getattr(model.config, "n_positions", None) or 2048
+    encoder = ContinuationEncoder(model.tokenizer, start_id)
+    scores = [[-np.inf] * len(item.alternatives) for item in items]
+    limit = model.context_length
     encoded = [_encoded(number, item, encoder, limit) for number, item in enumerate(items)]
     rows = sorted((row for item in encoded for row in item or ()), key=lambda row: len(row.ids))
     with Progress(label, sum(len(row.ids) for row in rows), "tok") as progress, torch.inference_mode():
         for batch in _batches(rows, batch_tokens):
-            for row, value in zip(batch, _log_probabilities(model, batch), strict=True):
+            for row, value in zip(batch, _log_probabilities(model.model, batch), strict=True):
                 scores[row.item][row.alternative] = value
             progress.advance(sum(len(row.ids) for row in batch))
     is_encodable = np.array([item is not None for item in encoded], dtype=np.bool_)

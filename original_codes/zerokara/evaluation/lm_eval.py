@@ -24,15 +24,19 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zerokara.durable import write_json
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.evaluation.intervals import LEVEL, Interval, wilson
 from zerokara.evaluation.results import Row, Section
+from zerokara.progress import log
+
+if TYPE_CHECKING:
+    from zerokara.evaluation.models import LoadedModel
 
 KEY = "lm_eval_tasks"
-INSTALL = ".venv/bin/pip install --require-hashes -r requirements-lm-eval.lock"
+INSTALL = ".venv/bin/pip install --require-hashes --no-deps -r requirements-lm-eval.lock"
 _PROPORTIONS = ("acc", "acc_norm", "acc_mutual_info", "exact_match")
 """Metrics that are the share of examples that are right; shown in per cent, with Wilson's interval. All others stand as
 the harness gives them."""
@@ -51,17 +55,16 @@ class Request:
     """The token before a text that has no context; None for the harness's choice: bos, or else eos."""
     device: str
     dtype: str
-    batch_size: int
     limit: int | None
     """Examples of each task; None for all."""
     seed: int
+    batch_size: int = 8
 
 
-def check(tasks: Sequence[str], where: str) -> tuple[str, ...]:
-    """Return the tasks as the process takes them: absolute paths of YAML files, and names.
+def check(tasks: Sequence[str], where: str) -> tuple[tuple[str, ...], list[Fault]]:
+    """Return the tasks as the process takes them: absolute paths of YAML files, and names; and what is wrong.
 
-    Raises:
-        UserError: the harness is not installed, or a path holds no task; all faults at once.
+    Faults are a harness that is not installed, and paths that hold no task.
     """
     faults = []
     try:
@@ -85,9 +88,40 @@ def check(tasks: Sequence[str], where: str) -> tuple[str, ...]:
             )
         else:
             found.append(task)
-    if faults:
-        raise UserError(faults)
-    return tuple(found)
+    return tuple(found), faults
+
+
+def measure(
+    models: Sequence[LoadedModel], tasks: Sequence[str], where: str, limit: int | None, seed: int
+) -> list[Section]:
+    """Run the harness on each model, one process after the other; `limit` is the examples of each task, None for all.
+
+    An encoder-decoder is asked too, as far as the harness can: tasks that compare texts, not rolling likelihoods.
+
+    Raises:
+        UserError: a task is unknown, or its data are not on this machine.
+        RunError: the harness failed.
+    """
+    found, _ = check(tasks, where)
+    answers = {}
+    for model in models:
+        log(f"lm-evaluation-harness: {model.name}")
+        model.release()  # the process loads it for itself
+        dtype = str(model.dtype).removeprefix("torch.")
+        request = Request(str(model.folder.absolute()), found, _start_id(model), str(model.device), dtype, limit, seed)
+        answers[model.name] = run(request, where)
+    return sections(answers)
+
+
+def _start_id(model: LoadedModel) -> int | None:
+    """The token that stands before a text: the tokenizer's bos if it puts one there by itself, else the end token.
+
+    The harness would take a bos that the model has never seen. None where there is neither.
+    """
+    tokenizer = model.tokenizer
+    first, bos = tokenizer("a")["input_ids"][:1], tokenizer.bos_token_id
+    start: int | None = bos if bos is not None and first == [bos] else tokenizer.eos_token_id
+    return start
 
 
 def run(request: Request, where: str) -> dict[str, Any]:
@@ -125,8 +159,8 @@ def _fault(fault: Mapping[str, str], where: str) -> Fault:
     return Fault(where, rule, KEY, fault["task"], remedy)
 
 
-def sections(answers: Mapping[str, Mapping[str, Any]], not_asked: Mapping[str, str]) -> list[Section]:
-    """Make a section of each metric of each task from the answers by model; `not_asked` are models with a reason."""
+def sections(answers: Mapping[str, Mapping[str, Any]]) -> list[Section]:
+    """Make a section of each metric of each task from the answers by model."""
     found: dict[tuple[str, str], list[Row]] = {}
     directions: dict[tuple[str, str], bool] = {}
     facts: dict[str, dict[str, Any]] = {}
@@ -138,10 +172,6 @@ def sections(answers: Mapping[str, Mapping[str, Any]], not_asked: Mapping[str, s
                     key = (task, name)
                     directions[key] = is_higher_better is not False
                     found.setdefault(key, []).append(_row(model, metric, value, error, answer["counts"].get(task, 0)))
-    rows = {
-        key: [*each, *(Row(model, None, notes=(why,)) for model, why in not_asked.items())]
-        for key, each in found.items()
-    }
     return [
         Section(
             name=f"lm-eval: {task}",
@@ -152,7 +182,7 @@ def sections(answers: Mapping[str, Mapping[str, Any]], not_asked: Mapping[str, s
             facts=facts[task],
             digits=1 if _unit(metric) == "%" else 4,
         )
-        for (task, metric), each in rows.items()
+        for (task, metric), each in found.items()
     ]
 
 

@@ -18,7 +18,7 @@ from zerokara.config.evaluate_config import EvaluateConfig
 from zerokara.corpus import inputs
 from zerokara.durable import write_json, write_text
 from zerokara.errors import UserError
-from zerokara.evaluation import table, texts
+from zerokara.evaluation import lm_eval, table, texts
 from zerokara.evaluation.folders import check_folder, model_files
 from zerokara.evaluation.intervals import LEVEL
 from zerokara.evaluation.results import Section
@@ -88,8 +88,15 @@ def measured(
     config: EvaluateConfig, files: Sequence[inputs.InputFile], models: Sequence[LoadedModel]
 ) -> Iterator[Section]:
     """Every section that the configuration asks for, each as soon as it is measured."""
-    from zerokara.evaluation import bits_per_byte
+    from zerokara.evaluation import bits_per_byte, probes
 
+    asked = probes.Settings(
+        config.minimal_pairs,
+        config.cloze,
+        None if config.batch_tokens == "auto" else config.batch_tokens,
+        config.seed,
+        Path(config.output_dir) / CACHE_NAME / "probes",
+    )
     settings = bits_per_byte.Settings(
         context_length=None if config.context_length == "auto" else config.context_length,
         min_context=config.min_context,
@@ -99,6 +106,10 @@ def measured(
     )
     for text in texts.read(config, files, config.seed):
         yield bits_per_byte.measure(models, text, settings)
+        yield from probes.measure(models, text, asked)
+    if config.lm_eval_tasks:
+        limit = None if config.lm_eval_limit == "auto" else config.lm_eval_limit
+        yield from lm_eval.measure(models, config.lm_eval_tasks, config.where("lm_eval_tasks"), limit, config.seed)
 
 
 def _check(config: EvaluateConfig, files: Sequence[inputs.InputFile]) -> None:
@@ -108,7 +119,9 @@ def _check(config: EvaluateConfig, files: Sequence[inputs.InputFile]) -> None:
         UserError: nothing is to be measured, a folder is no model, or an input is an output.
     """
     faults = [fault for name in config.models if (fault := check_folder(Path(name)))]
-    if not config.texts:
+    if config.lm_eval_tasks:
+        faults += lm_eval.check(config.lm_eval_tasks, config.where("lm_eval_tasks"))[1]
+    if not config.texts and not config.lm_eval_tasks:
         faults.append(
             config.fault("texts", "nothing is to be measured", "name held-out text, e.g. data/held_out.jsonl")
         )

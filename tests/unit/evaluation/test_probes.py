@@ -24,13 +24,18 @@ class Unigram:
     """A model that knows how frequent each token is, and nothing of the text before it."""
 
     device = torch.device("cpu")
-    config = SimpleNamespace(max_position_embeddings=512)
+    context_length = 512
 
-    def __init__(self, vocab_size: int):
-        self._logits = torch.randn(vocab_size, generator=torch.Generator().manual_seed(0)) * 3
+    def __init__(self, tokenizer: Any):
+        self.tokenizer, self.model = tokenizer, self
+        self._logits = torch.randn(len(tokenizer), generator=torch.Generator().manual_seed(0)) * 3
 
     def __call__(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
         return SimpleNamespace(logits=self._logits.expand(*input_ids.shape, -1))
+
+
+def score(model: Any, items: list[Item], label: str, batch_tokens: int = 2048) -> choices.Scored:
+    return choices.score(model, items, model.tokenizer.eos_token_id, label, batch_tokens)
 
 
 @pytest.mark.parametrize("documents", [spaced, unspaced])
@@ -38,10 +43,10 @@ def test_a_model_that_knows_no_context_has_exactly_the_share_of_guessing(documen
     """Whatever it thinks of single words: each is the true one as often as it is offered in another's place."""
     texts = documents()
     tokenizer = tokenizer_of(texts)
-    model = Unigram(len(tokenizer))
+    model = Unigram(tokenizer)
     pairs, asked = minimal_pairs.make(texts, NUM_ITEMS, 0)["word"], cloze.make(texts, NUM_ITEMS, 0)
     assert len(pairs) > 100 and len(asked) > 30
-    of_pairs, of_cloze = (choices.score(model, tokenizer, items, "probe") for items in (pairs, asked))
+    of_pairs, of_cloze = (score(model, items, "probe") for items in (pairs, asked))
     assert of_pairs.is_encodable.all() and of_cloze.is_encodable.all()
     assert of_pairs.accuracy(of_pairs.is_encodable) == (len(pairs) // 2, len(pairs))
     assert of_cloze.accuracy(of_cloze.is_encodable) == (len(asked) // cloze.NUM_ALTERNATIVES, len(asked))
@@ -51,11 +56,11 @@ def test_a_model_that_knows_no_context_has_exactly_the_share_of_guessing(documen
         for item in pairs
         if loglik(model, tokenizer, item.alternatives[0]) > loglik(model, tokenizer, item.alternatives[1])
     ]
-    assert choices.score(model, tokenizer, frequent, "probe").is_right.all() and len(frequent) == len(pairs) // 2
+    assert score(model, frequent, "probe").is_right.all() and len(frequent) == len(pairs) // 2
 
 
 def loglik(model: Unigram, tokenizer: Any, parts: tuple[str, ...]) -> float:
-    encoder, scores = choices.ContinuationEncoder(tokenizer), model._logits.log_softmax(0).double()
+    encoder, scores = choices.ContinuationEncoder(tokenizer, 0), model._logits.log_softmax(0).double()
     return sum(float(scores[encoder.after(part) or []].sum()) for part in parts)
 
 
@@ -65,9 +70,10 @@ def test_random_weights_score_chance_within_the_interval(documents: Callable[[],
 
     texts = documents()
     model, tokenizer = causal_model(texts)
+    asked = SimpleNamespace(model=model, tokenizer=tokenizer, context_length=1024)
     found = {**minimal_pairs.make(texts, NUM_ITEMS, 0), "cloze": cloze.make(texts, NUM_ITEMS, 0)}
     for kind, items in found.items():
-        scored = choices.score(model, tokenizer, items, kind)
+        scored = score(asked, items, kind)
         interval = wilson(*scored.accuracy(scored.is_encodable))
         share = 1 / len(items[0].alternatives)
         assert interval.low < share < interval.high, (kind, interval)
@@ -123,10 +129,9 @@ def test_a_model_that_knows_the_text_is_right() -> None:
         Item("the", ((" mat",), (" cat",)), " sat"),
         Item("", (("the",), ("mat",)), ""),
     ]
-    scored = choices.score(Bigram(len(tokenizer)), tokenizer, items, "probe", batch_tokens=1)
-    assert scored.is_right.tolist() == [True, True, False, False]
-    assert scored.is_encodable.tolist() == [True, True, True, False], "after an `a`, `the` has other ids than by itself"
-    together = choices.score(Bigram(len(tokenizer)), tokenizer, items, "probe")
+    scored = score(Bigram(tokenizer), items, "probe", batch_tokens=1)
+    assert scored.is_right.tolist() == [True, True, False, True] and scored.is_encodable.all()
+    together = score(Bigram(tokenizer), items, "probe")
     assert (together.is_right == scored.is_right).all()
 
 
@@ -135,15 +140,13 @@ def test_a_long_context_loses_its_beginning_alike() -> None:
     lengths = []
 
     class Short(Unigram):
-        config = SimpleNamespace(max_position_embeddings=12)
+        context_length = 12
 
         def __call__(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
             lengths.append(input_ids.shape[1])
             return super().__call__(input_ids, attention_mask)
 
-    choices.score(
-        Short(len(tokenizer)), tokenizer, [Item("abd abc " * 40, ((" x y z",), (" abc",)), " ab" * 30)], "probe"
-    )
+    score(Short(tokenizer), [Item("abd abc " * 40, ((" x y z",), (" abc",)), " ab" * 30)], "probe")
     assert max(lengths) <= 12
 
 
