@@ -12,6 +12,7 @@ import pytest
 
 from zerokara.config.architectures import ARCHITECTURES, Name
 from zerokara.config.convert_config import ConvertConfig
+from zerokara.config.evaluate_config import EvaluateConfig
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.tokenizer_config import TokenizerConfig
@@ -152,6 +153,8 @@ def config_class(path: Path) -> type:
     keys = {line.split(":")[0] for line in path.read_text(encoding="utf-8").splitlines()}
     if "input_model_dir" in keys:
         return ConvertConfig
+    if "models" in keys:
+        return EvaluateConfig
     return TokenizerConfig if "character_coverage" in keys or "output_dir" in keys else PretrainConfig
 
 

@@ -11,6 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from zerokara.config.convert_config import ConvertConfig
+from zerokara.config.evaluate_config import EvaluateConfig
 from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.settings import Settings
@@ -31,6 +32,7 @@ FILES = (
     ConfigFile("sentence_piece_config.yaml", "step 1", TokenizerConfig),
     ConfigFile("finetune_config.yaml", "step 7", FinetuneConfig),
     ConfigFile("convert_config.yaml", "steps 4 and 6", ConvertConfig),
+    ConfigFile("evaluate_config.yaml", "step 8", EvaluateConfig),
     ConfigFile("config.yaml", "steps 2 and 3", PretrainConfig),  # last, since its name ends the others
 )
 
@@ -39,6 +41,8 @@ OTHER_NAMES = {
     "input_jsonl": "input train_file dataset_name",
     "input": "input_jsonl train_file dataset_name",
     "check_corpus": "input input_jsonl",
+    "texts": "input_jsonl input datasets",
+    "models": "model pretrained model_name_or_path",
     "text_field": "text_column",
     "valid_fraction": "validation_split_percentage",
     "num_workers": "num_threads preprocessing_num_workers",

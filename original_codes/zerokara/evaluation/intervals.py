@@ -24,7 +24,7 @@ NUM_RESAMPLES = 2000
 """Enough for the ends of a 95 % interval to move by less than a twentieth of its width from seed to seed."""
 
 SMALL_SAMPLE = 30
-"""Below this many units a percentile interval is noticeably too narrow (it holds the truth in 93 of 100 cases at 30, in 90 at 10)."""
+"""Below this many units a percentile interval is too narrow: it holds the truth in 93 % of cases at 30, 90 % at 10."""
 
 _CELLS = 4_000_000
 """Drawn at once: resamples times units, so that memory stays below about 100 MB."""

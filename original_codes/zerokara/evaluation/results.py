@@ -1,5 +1,5 @@
-"""What a measurement gives: one `Section` of the results, the same for every kind, so that one table, one JSON, one page
-and one model card show them all.
+"""What a measurement gives: one `Section` of the results, the same for every kind, so that one table, one JSON file,
+one page and one model card show them all.
 
 In: what the modules of this room measured; out: plain values for JSON.
 """
@@ -86,6 +86,8 @@ class Section:
     """How it was measured: sizes, window, stride; JSON values only."""
     digits: int = 2
     """Decimals shown."""
+    task_type: str = "text-generation"
+    """Task of the Hub that a model card gives it under."""
 
     def ranked(self) -> list[Row]:
         """The rows, best first, those without a value last."""
