@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from zerokara.config.evaluation_tasks import TaskSettings
 from zerokara.config.settings import Auto, NaturalWhole, PositiveWhole, Settings, Text, Words, rule
 from zerokara.errors import Fault
 
@@ -61,5 +62,5 @@ class TextSettings(Settings):
     that know nothing of each other, 0.75 takes four times the time and predicts a little better."""
 
 
-class EvaluateConfig(TextSettings, EvaluatedModels):
+class EvaluateConfig(TaskSettings, TextSettings, EvaluatedModels):
     """Evaluation."""

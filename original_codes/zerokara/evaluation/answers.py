@@ -14,7 +14,6 @@ from math import ceil
 from typing import Any
 
 from zerokara.errors import RunError
-from zerokara.huggingface import generation
 from zerokara.progress import Progress
 
 Prompt = str | Sequence[Mapping[str, str]]
@@ -41,7 +40,6 @@ def answer(
     prompts: Sequence[Prompt],
     *,
     max_new_tokens: int,
-    batch_tokens: int = generation.BATCH_TOKENS,
     give_up: Callable[[], bool] | None = None,
     label: str = "generating answers",
 ) -> Answers | None:
@@ -50,6 +48,8 @@ def answer(
     Raises:
         RunError: the tokenizer has no end token, or no chat template for conversations; or a prompt fills the context.
     """
+    from zerokara.huggingface import generation  # torch: only once the configuration has been checked
+
     ends = end_ids(model, tokenizer)
     ids = [prompt_ids(tokenizer, prompt, model.config.is_encoder_decoder, ends) for prompt in prompts]
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
@@ -60,7 +60,6 @@ def answer(
             max_new_tokens=max_new_tokens,
             eos_id=ends,
             pad_id=pad_id,
-            batch_tokens=batch_tokens,
             give_up=give_up,
             progress=progress,
         )

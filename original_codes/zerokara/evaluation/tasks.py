@@ -8,20 +8,21 @@ differences between models, and of models to baselines.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from math import isnan
-from typing import Any, Protocol
+from typing import Any
 
 from zerokara.evaluation import baselines, diacritics, metrics, overlap
-from zerokara.evaluation.answers import Answers, Prompt, answer, num_tokens_allowed
+from zerokara.evaluation.answers import Answers, Prompt
 from zerokara.evaluation.baselines import Pair
 from zerokara.evaluation.intervals import Interval
 from zerokara.evaluation.measures import Measure
 from zerokara.evaluation.metrics import Unmatched
 from zerokara.evaluation.overlap import Overlap
 from zerokara.evaluation.results import Baseline, PairedDifference, Row, Section
+from zerokara.progress import log, plural
 
 INPUT = "{input}"
 _MAX_SHOWN_CHARACTERS = 80
@@ -66,21 +67,6 @@ class Task:
         if self.labels:
             return [(source,) for source in self.sources]
         return list(zip(self.sources, self.references, strict=True))
-
-
-class AskedModel(Protocol):
-    """A model and its tokenizer, as `evaluation.models` opens them."""
-
-    name: str
-    tokenizer: Any
-
-    @property
-    def is_encoder_decoder(self) -> bool:
-        """Whether it has an encoder."""
-
-    @property
-    def model(self) -> Any:
-        """The transformers model, in evaluation mode."""
 
 
 @dataclass(frozen=True)
@@ -134,14 +120,6 @@ def sections(
         if measures[0].name != task.metric:
             made.append(_section(title, measures, found, seed))
     return made
-
-
-def ask(task: Task, model: AskedModel, give_up: Callable[[], bool] | None = None) -> Answers | None:
-    """Have a model answer the prompts of a task; None where `give_up` said so, which is asked now and then."""
-    limit = task.max_new_tokens or num_tokens_allowed(model.tokenizer, [*task.references, *task.labels])
-    prompts = task.prompts(model.is_encoder_decoder)
-    label = f"{task.name}, {model.name}"
-    return answer(model.model, model.tokenizer, prompts, max_new_tokens=limit, give_up=give_up, label=label)
 
 
 def _section(
@@ -216,6 +194,7 @@ def _diacritisable(task: Task) -> frozenset[str] | None:
 
 
 def _baselines(task: Task, seed: int) -> Iterator[baselines.Baseline]:
+    log(f"{task.name}: computing baselines from {plural(len(task.train), 'training example')}")
     if task.labels:
         return baselines.for_labels(task.train, task.sources, task.references, seed)
     return baselines.for_texts(task.train, task.sources)

@@ -18,9 +18,10 @@ from zerokara.config.evaluate_config import EvaluateConfig
 from zerokara.corpus import inputs
 from zerokara.durable import write_json, write_text
 from zerokara.errors import UserError
-from zerokara.evaluation import table, texts
+from zerokara.evaluation import table, task_data, task_measurement, texts
 from zerokara.evaluation.folders import check_folder, model_files
 from zerokara.evaluation.results import Section
+from zerokara.evaluation.task_data import TaskFiles
 from zerokara.progress import bytes_text, log, opening, plural, seconds_text, summary
 from zerokara.steps import command, outputs
 
@@ -47,9 +48,9 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
     folder = Path(config.output_dir)
     manifest_path = folder / MANIFEST_NAME
     outputs.check_writable(outputs.of_evaluation(config), unless=manifest_path)
-    files = texts.find(config)
+    files, task_files = texts.find(config), task_data.find(config)
     _check(config, files)
-    work, hashes = _work(config, files)
+    work, hashes = _work(config, files, task_files)
     done = manifest.already_done(manifest_path, work, redo=options.redo)
     if done is not None:
         opening(f"step 8 evaluate: done already, {folder} (--redo: again)")
@@ -57,9 +58,8 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
         return
     outputs.check_writable(outputs.of_evaluation(config))
     size = bytes_text(sum(file.bytes for file in files))
-    opening(
-        f"step 8 evaluate: {plural(len(config.models), 'model')} on {plural(len(files), 'file')} ({size}) → {folder}"
-    )
+    on = f"{plural(len(files), 'file')} ({size}) and {plural(len(task_files), 'task')}"
+    opening(f"step 8 evaluate: {plural(len(config.models), 'model')} on {on} → {folder}")
     if options.dry_run:
         print("dry run: nothing was written")
         return
@@ -69,7 +69,7 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
 
     models = open_models([Path(name) for name in config.models], config.device, config.precision)
     sections = []
-    for section in measured(config, files, models):
+    for section in measured(config, files, task_files, models):
         log("\n".join(table.lines(section)))
         sections.append(section)
     cards = [card.add(Path(name), _model_of(models, name).name, sections) for name in config.add_to_card]
@@ -84,7 +84,10 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
 
 
 def measured(
-    config: EvaluateConfig, files: Sequence[inputs.InputFile], models: Sequence[LoadedModel]
+    config: EvaluateConfig,
+    files: Sequence[inputs.InputFile],
+    task_files: Sequence[TaskFiles],
+    models: Sequence[LoadedModel],
 ) -> Iterator[Section]:
     """Every section that the configuration asks for, each as soon as it is measured."""
     from zerokara.evaluation import bits_per_byte
@@ -98,6 +101,15 @@ def measured(
     )
     for text in texts.read(config, files, config.seed):
         yield bits_per_byte.measure(models, text, settings)
+    yield from task_measurement.measured(
+        config,
+        task_files,
+        models,
+        seed=config.seed,
+        cache=Path(config.output_dir) / CACHE_NAME / "answers",
+        text_field=config.text_field,
+        txt_document=config.txt_document,
+    )
 
 
 def _check(config: EvaluateConfig, files: Sequence[inputs.InputFile]) -> None:
@@ -107,24 +119,27 @@ def _check(config: EvaluateConfig, files: Sequence[inputs.InputFile]) -> None:
         UserError: nothing is to be measured, a folder is no model, or an input is an output.
     """
     faults = [fault for name in config.models if (fault := check_folder(Path(name)))]
-    if not config.texts:
-        faults.append(
-            config.fault("texts", "nothing is to be measured", "name held-out text, e.g. data/held_out.jsonl")
-        )
+    if not config.texts and not config.tasks:
+        remedy = "name held-out text, e.g. data/held_out.jsonl, or tasks"
+        faults.append(config.fault("texts", "nothing is to be measured", remedy))
     if faults:
         raise UserError(faults)
     outputs.check_inputs(config, "texts", files, outputs.evaluation_files(config))
 
 
 def _work(
-    config: EvaluateConfig, files: Sequence[inputs.InputFile]
+    config: EvaluateConfig, files: Sequence[inputs.InputFile], task_files: Sequence[TaskFiles]
 ) -> tuple[manifest.StepSpec, dict[hashing.FileKey, str]]:
     """What is to be done, for the manifest, and the hashes of the models' files, which are the longest to compute."""
     weights = [file for name in config.models for file in model_files(Path(name))]
     settings = {key: value for key, value in config.model_dump(mode="json").items() if key not in _PLACES}
-    spec = manifest.StepSpec(
-        STEP, settings, inputs={"models": weights, "texts": inputs.for_manifest(files)}, key_of=lambda name: name
-    )
+    examples = [file for each in task_files for file in (*each.test, *each.train)]
+    read: dict[str, Sequence[Path | manifest.RemoteFile]]
+    read = {"models": weights, "texts": inputs.for_manifest(files), "tasks": inputs.for_manifest(examples)}
+    if config.pretraining_data:
+        corpus = inputs.find_files(config.pretraining_data, config.where("pretraining_data"))
+        read["pretraining_data"] = inputs.for_manifest(corpus)
+    spec = manifest.StepSpec(STEP, settings, inputs=read, key_of=lambda name: name)
     return spec, hashing.hash_files(weights)
 
 
