@@ -74,13 +74,17 @@ class System:
     """A model or a baseline on the test data of a task."""
 
     name: str
-    is_baseline: bool
     measures: list[Measure]
     """The task's metric first, then those of the report on diacritics, if the task is such."""
-    stopped: list[bool]
-    """Whether each answer ended by itself; empty for baselines."""
+    answers: Answers | None
+    """None for a baseline."""
     unmatched: Unmatched | None
     """Outputs that are no label's text; None where there are no labels."""
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether it is a baseline."""
+        return self.answers is None
 
     @property
     def metric(self) -> Measure:
@@ -109,7 +113,7 @@ def sections(
             for name, each in overlaps.items()
         },
     }
-    title = f"task: {task.name}"
+    title = _title(task, found[0].metric)
     made = [_section(title, [system.metric for system in found], found, seed, tuple(warnings), facts)]
     for name, each in overlaps.items():
         if each.found and each.rest:
@@ -118,8 +122,12 @@ def sections(
     for number in range(1, len(found[0].measures)):
         measures = [system.measures[number] for system in found]
         if measures[0].name != task.metric:
-            made.append(_section(title, measures, found, seed))
+            made.append(_section(_title(task, measures[0]), measures, found, seed))
     return made
+
+
+def _title(task: Task, measure: Measure) -> str:
+    return f"task: {task.name}, {measure.name.replace('_', ' ')}"
 
 
 def _section(
@@ -177,9 +185,8 @@ def _system(
         measures += diacritics.report(outputs, task.references, task.sources, letters)
     return System(
         name,
-        answers is None,
         measures,
-        answers.stopped if answers else [],
+        answers,
         metrics.unmatched(outputs, task.labels) if task.labels else None,
     )
 
@@ -209,8 +216,12 @@ def _overlap_warning(name: str, found: Overlap) -> str:
 
 def _notes(system: System) -> Iterator[str]:
     """What a reader must know beside the value of a model."""
-    if cut := system.stopped.count(False):
-        yield f"{cut:,} of {len(system.stopped):,} answers did not end by themselves"
+    assert system.answers is not None
+    stopped, too_long = system.answers.stopped, system.answers.num_too_long
+    if too_long:
+        yield f"{plural(too_long, 'prompt')} longer than the model's context: not answered"
+    if cut := stopped.count(False) - too_long:
+        yield f"{cut:,} of {len(stopped):,} answers did not end by themselves"
     if system.unmatched and system.unmatched.indices:
         text, count = system.unmatched.most_common[0]
         yield (
@@ -220,9 +231,9 @@ def _notes(system: System) -> Iterator[str]:
 
 
 def _details(system: System) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    if system.stopped:
-        found["stopped"] = 100 * sum(system.stopped) / len(system.stopped)
+    assert system.answers is not None
+    stopped = system.answers.stopped
+    found: dict[str, Any] = {"stopped": 100 * sum(stopped) / len(stopped), "too_long": system.answers.num_too_long}
     if system.unmatched is not None:
         shown = [[text[:_MAX_SHOWN_CHARACTERS], count] for text, count in system.unmatched.most_common]
         found["unmatched"] = {"outputs": len(system.unmatched.indices), "most_common": shown}
