@@ -25,9 +25,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 FLOORS = {
     "steps": 6,
     "training": 5,
-    "evaluation": 5,
     "publishing": 5,
-    "evaluation": 5,
     "huggingface": 4,
     "examples": 3,
     "samples": 3,

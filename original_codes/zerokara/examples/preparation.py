@@ -11,19 +11,20 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import numpy as np
 
 from zerokara import file_lock, manifest
-from zerokara.config.finetune_config import DataFormat, FinetuneConfig
+from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.corpus.inputs import InputFile, check_unchanged, for_manifest
 from zerokara.durable import atomic_file, made_folder
 from zerokara.errors import Fault, UserError
 from zerokara.examples import chat_template, splits
 from zerokara.examples.chat_template import ChatTemplate
 from zerokara.examples.encoding import ExampleEncoder, LengthLimit
-from zerokara.examples.facts import SplitCounts
+from zerokara.examples.example_files import STEP, ExampleFiles, SplitFiles, manifest_facts
 from zerokara.examples.formats import ExampleFormat, resolve
 from zerokara.examples.layout import SPLITS, ExamplePaths, Split
 from zerokara.examples.reading import find_example_files
@@ -33,79 +34,9 @@ from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.indexed import dtype_for
 from zerokara.tokens.layout import bin_path, idx_path
 
-STEP = "examples"
-"""What the manifest calls it."""
-MARGIN = 1.25
-"""Generated answers may be longer than the longest training answer by so much."""
+NOTHING: Keys = np.empty(0, dtype=np.uint64)
 
-
-@dataclass(frozen=True)
-class SplitFiles:
-    """The files of one split."""
-
-    prefix: Path
-    """Of its .bin and .idx."""
-    records_path: Path
-    """The texts of its examples; not of train."""
-    counts: SplitCounts
-    sha256: str
-    """Of the .bin."""
-    longest_answer: int
-    """Tokens, with the end."""
-    in_train: int
-    """Examples whose input is that of a training example; 0 for train."""
-
-    @property
-    def num_examples(self) -> int:
-        """Examples in the token files."""
-        return self.counts.kept + self.counts.cut
-
-
-@dataclass(frozen=True)
-class ExampleFiles:
-    """The prepared examples of a run."""
-
-    train: SplitFiles
-    valid: SplitFiles | None
-    test: SplitFiles | None
-    data_format: DataFormat
-    prompt_template: str
-    """With ``{input}`` in it; empty for messages."""
-    label_words: Mapping[str, str]
-    labels: list[str]
-    """The texts of all labels; empty but for text_label."""
-    chat_template: str | None
-    """The Jinja text; None but for messages."""
-    tokenizer_sha256: str
-
-    @property
-    def longest_answer(self) -> int:
-        """Tokens of the longest training answer, with its end."""
-        return self.train.longest_answer
-
-    @property
-    def max_new_tokens(self) -> int:
-        """Tokens that an answer may have, with room beyond the longest one."""
-        return math.ceil(MARGIN * self.longest_answer)
-
-    def split(self, split: Split) -> SplitFiles:
-        """The files of a split that is there."""
-        found: SplitFiles | None = getattr(self, split)
-        assert found is not None, f"there are no {split} examples"
-        return found
-
-    @classmethod
-    def read(cls, output_prefix: str) -> ExampleFiles:
-        """Return what was prepared, from its manifest.
-
-        Raises:
-            UserError: nothing was, or its manifest is not complete.
-        """
-        paths = ExamplePaths(output_prefix)
-        done = manifest.read(paths.manifest)
-        if done.step != STEP:
-            raise UserError(Fault(str(paths.manifest), f"was written by step {done.step!r}, not {STEP!r}"))
-        return _from_manifest(paths, done)
+__all__ = ["ExampleFiles", "SplitFiles", "prepare"]
 
 
 def prepare(
@@ -123,7 +54,7 @@ def prepare(
     template_path = None if config.chat_template == "auto" else Path(config.chat_template)
     spec = _spec(config, encoder, files, template_path, is_encoder_decoder, packed_length)
     if done := manifest.already_done(paths.manifest, spec, redo=redo):
-        made = _from_manifest(paths, done)
+        made = ExampleFiles.of(paths, done)
         opening(f"examples: prepared already, {bin_path(made.train.prefix)} was made from the same files")
         return made
     form = resolve(config, [file for split in SPLITS for file in files[split]], is_encoder_decoder)
@@ -143,12 +74,12 @@ def prepare(
     with _claimed(paths):
         tallies = work.run()
         check_unchanged([file for each in files.values() for file in each])
-        facts = _facts(form, template, encoder, tallies)
+        facts = manifest_facts(form, template, encoder, tallies)
         outputs = [path for path in _outputs(paths, tallies) if path.exists()]
         done = manifest.write(paths.manifest, spec, {"examples": outputs}, facts, time.monotonic() - started)
-    made = _from_manifest(paths, done)
+    made = ExampleFiles.of(paths, done)
     summary("examples: prepared", _summary_rows(paths, made, tallies, time.monotonic() - started))
-    _warn(made, tallies)
+    _warn(tallies)
     return made
 
 
@@ -250,10 +181,10 @@ class _Preparation:
         with Progress("examples", total, "B") as progress, atomic_file(self.paths.quarantine) as file:
             quarantine = Quarantine(file)
             tallies = self._drawn(quarantine, progress) if draws else self._train(quarantine, progress)
-            train_keys = tallies["train"].sorted_keys()
             for split in SPLITS[1:]:
                 if self.files[split]:
-                    with self._writer(split, quarantine, train_keys) as writer:
+                    seen = np.unique(np.concatenate([tally.sorted_keys() for tally in tallies.values()]))
+                    with self._writer(split, quarantine, seen) as writer:
                         splits.read_into(self.files[split], self.form, writer, quarantine, progress)
                     tallies[split] = writer.tally
         self._check(tallies)
@@ -278,10 +209,10 @@ class _Preparation:
         return {"train": train.tally, "valid": valid.tally}
 
     @contextmanager
-    def _writer(self, split: Split, quarantine: Quarantine, train_keys: Keys | None = None) -> Iterator[SplitWriter]:
+    def _writer(self, split: Split, quarantine: Quarantine, seen: Keys = NOTHING) -> Iterator[SplitWriter]:
         texts, dtype = None if split == "train" else self.paths.records(split), dtype_for(self.encoder.vocab_size)
         prefix = self.paths.prefix(split)
-        with splits.split_writer(prefix, texts, dtype, self.encode, self.limit, quarantine, train_keys) as writer:
+        with splits.split_writer(prefix, texts, dtype, self.encode, self.limit, quarantine, seen) as writer:
             yield writer
 
     def _check(self, tallies: Mapping[Split, SplitTally]) -> None:
@@ -306,62 +237,6 @@ class _Preparation:
             raise UserError(faults)
 
 
-def _facts(
-    form: ExampleFormat, template: ChatTemplate | None, encoder: Encoder, tallies: Mapping[Split, SplitTally]
-) -> dict[str, Any]:
-    """What the manifest records beside settings, inputs and outputs."""
-    return {
-        "data_format": form.name,
-        "input_field": form.input_field,
-        "output_field": form.output_field,
-        "prompt_template": form.prompt_template,
-        "label_words": form.label_words,
-        "labels": sorted({*form.label_words.values()} or set().union(*(tally.labels for tally in tallies.values()))),
-        "chat_template": template.source if template else None,
-        "tokenizer_sha256": encoder.sha256,
-        "splits": {
-            split: {
-                "counts": asdict(tally.counts),
-                "longest_answer": tally.longest_answer,
-                "unknown_answers": tally.unknown_answers,
-                "in_train": tally.in_train,
-            }
-            for split, tally in tallies.items()
-        },
-    }
-
-
-def _from_manifest(paths: ExamplePaths, done: manifest.Manifest) -> ExampleFiles:
-    hashes = {Path(record.path).name: record.sha256 for record in done.outputs["examples"]}
-
-    def files(split: Split) -> SplitFiles | None:
-        if split not in done.facts["splits"]:
-            return None
-        values, prefix = done.facts["splits"][split], paths.prefix(split)
-        return SplitFiles(
-            prefix,
-            paths.records(split),
-            SplitCounts(**values["counts"]),
-            hashes[bin_path(prefix).name],
-            values["longest_answer"],
-            values["in_train"],
-        )
-
-    train, facts = files("train"), done.facts
-    assert train is not None, f"{paths.manifest} names no training examples"
-    return ExampleFiles(
-        train,
-        files("valid"),
-        files("test"),
-        facts["data_format"],
-        facts["prompt_template"],
-        facts["label_words"],
-        facts["labels"],
-        facts["chat_template"],
-        facts["tokenizer_sha256"],
-    )
-
-
 def _summary_rows(
     paths: ExamplePaths, made: ExampleFiles, tallies: Mapping[Split, SplitTally], seconds: float
 ) -> list[tuple[str, str]]:
@@ -381,12 +256,13 @@ def _summary_rows(
     return [*rows, ("time", seconds_text(seconds))]
 
 
-def _warn(made: ExampleFiles, tallies: Mapping[Split, SplitTally]) -> None:
+def _warn(tallies: Mapping[Split, SplitTally]) -> None:
     """Say what may make a result look better, or worse, than it is."""
     for split, tally in tallies.items():
         used = tally.kept + tally.cut
-        if tally.in_train:
-            log(f"warning: {tally.in_train:,} of {used:,} {split} examples have the input of a training example")
+        earlier = "a training or validation" if split == "test" and "valid" in tallies else "a training"
+        if tally.seen:
+            log(f"warning: {tally.seen:,} of {used:,} {split} examples have the input of {earlier} example")
         if tally.unknown_answers:
             what = "have characters that the tokenizer does not know, so that no answer can equal them"
             log(f"warning: {tally.unknown_answers:,} of {used:,} {split} answers {what}")

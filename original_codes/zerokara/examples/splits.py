@@ -1,8 +1,8 @@
 """Records of files → the token files of a split, and the texts that its metric needs; every record is accounted for.
 
 Of the validation and the test examples the texts are written too, one JSON object a line in the order of the token
-files: ``place`` (file:line), ``input``, ``reference`` (the answer), ``label`` (or null), ``in_train`` (whether a
-training example has the same input, white space aside).
+files: ``place`` (file:line), ``input``, ``reference`` (the answer), ``label`` (or null), ``seen`` (whether a
+training example has the same input, white space aside; of a test example, a training or validation example).
 
 The validation examples that are drawn from the training data are whole groups of equal inputs, so that no text is on
 both sides.
@@ -53,8 +53,8 @@ class SplitTally:
     """Tokens of the longest answer, with its end."""
     unknown_answers: int = 0
     """Answers with a character that the tokenizer does not know."""
-    in_train: int = 0
-    """Examples whose input is that of a training example; 0 for train."""
+    seen: int = 0
+    """Examples whose input is that of an example of an earlier split."""
     labels: set[str] = field(default_factory=set)
     """Texts of the labels."""
     keys: array[int] = field(default_factory=lambda: array("Q"))
@@ -66,7 +66,7 @@ class SplitTally:
         return SplitCounts(self.kept, self.cut, self.dropped, self.bad, self.tokens, self.learned_tokens)
 
     def sorted_keys(self) -> Keys:
-        """The hashes of all inputs, each once."""
+        """The hashes of all inputs, each once, sorted."""
         return np.unique(np.array(self.keys, dtype=np.uint64))
 
 
@@ -113,11 +113,11 @@ class SplitWriter:
         encode: ExampleEncoder,
         limit: LengthLimit,
         quarantine: Quarantine,
-        train_keys: Keys | None,
+        seen_keys: Keys,
     ):
         self.tally = SplitTally()
         self._tokens, self._texts, self._encode, self._limit = tokens, texts, encode, limit
-        self._quarantine, self._train_keys = quarantine, train_keys
+        self._quarantine, self._seen_keys = quarantine, seen_keys
         self._waiting: list[tuple[Record, Example]] = []
 
     def add(self, record: Record, example: Example) -> None:
@@ -167,21 +167,28 @@ class SplitWriter:
                 tally.labels.add(example.answer)
         if self._texts is None:
             return
-        in_train = np.zeros(len(keys), bool)
-        if self._train_keys is not None:
-            in_train = np.isin(np.array(keys, np.uint64), self._train_keys)
-            tally.in_train += int(in_train.sum())
-        for (record, example, _), seen in zip(written, in_train.tolist(), strict=True):
+        for (record, example, _), seen in zip(written, _are_among(keys, self._seen_keys), strict=True):
+            tally.seen += seen
             self._texts.write(_text_line(record, example, seen))
 
 
-def _text_line(record: Record, example: Example, in_train: bool) -> bytes:
+def _are_among(keys: Sequence[int], known: Keys) -> list[bool]:
+    """Whether each key is one of the sorted `known` ones."""
+    if not len(known):
+        return [False] * len(keys)
+    wanted = np.array(keys, dtype=np.uint64)
+    places = np.searchsorted(known, wanted).clip(max=len(known) - 1)
+    found: list[bool] = (known[places] == wanted).tolist()
+    return found
+
+
+def _text_line(record: Record, example: Example, seen: bool) -> bytes:
     values = {
         "place": record.place,
         "input": example.input,
         "reference": example.answer,
         "label": example.label,
-        "in_train": in_train,
+        "seen": seen,
     }
     return orjson.dumps(values, option=orjson.OPT_APPEND_NEWLINE)
 
@@ -194,13 +201,13 @@ def split_writer(
     encode: ExampleEncoder,
     limit: LengthLimit,
     quarantine: Quarantine,
-    train_keys: Keys | None = None,
+    seen_keys: Keys,
 ) -> Iterator[SplitWriter]:
     """Yield a writer of a split; its files appear when the block ends without an error."""
     with ExitStack() as stack:
         texts = stack.enter_context(atomic_file(texts_path)) if texts_path else None
         tokens = stack.enter_context(example_writer(prefix, dtype))
-        writer = SplitWriter(tokens, texts, encode, limit, quarantine, train_keys)
+        writer = SplitWriter(tokens, texts, encode, limit, quarantine, seen_keys)
         yield writer
         writer.flush()
         quarantine.check()

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import orjson
 
+from zerokara.examples.example_files import ExampleFiles
 from zerokara.examples.layout import Split
-from zerokara.examples.preparation import ExampleFiles
 from zerokara.examples.token_files import ExampleTokens
 
 __all__ = ["Split", "TaskExample", "read_task_examples"]
@@ -25,8 +25,8 @@ class TaskExample(NamedTuple):
     """What is read, as text, without its template."""
     label: str | None
     """The label in the data file, where there is one; `reference` is the text for it."""
-    in_train: bool
-    """Whether a training example has the same input."""
+    seen: bool
+    """Whether a training example has the same input; of a test example, a training or validation example."""
     place: str
     """``file:line``"""
 
@@ -49,6 +49,4 @@ def read_task_examples(files: ExampleFiles, split: Split, num_examples: int | No
 
 def _example(prompt: list[int], line: bytes) -> TaskExample:
     values = orjson.loads(line)
-    return TaskExample(
-        prompt, values["reference"], values["input"], values["label"], values["in_train"], values["place"]
-    )
+    return TaskExample(prompt, values["reference"], values["input"], values["label"], values["seen"], values["place"])

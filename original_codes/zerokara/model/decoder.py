@@ -56,11 +56,11 @@ class Decoder(LanguageModel, GPTModel):
 
     def blank_arguments(self, num_samples: int, intra_document_masking: bool, device: torch.device) -> list[Tensor]:
         """Arguments of `forward` for a micro batch of training, in shape and dtype, all zeros."""
-        ids_BS = torch.zeros(num_samples, self.shape.seq_len, dtype=torch.int64, device=device)
+        ids_BS = torch.zeros(num_samples, self.shape.input_len, dtype=torch.int64, device=device)
         mask_BS = torch.ones(ids_BS.shape, device=device)
         if not intra_document_masking:
             return [ids_BS, ids_BS, mask_BS]
-        offsets_N1 = torch.arange(num_samples + 1, dtype=torch.int32, device=device) * self.shape.seq_len
+        offsets_N1 = torch.arange(num_samples + 1, dtype=torch.int32, device=device) * self.shape.input_len
         return [ids_BS, ids_BS, mask_BS, torch.zeros_like(ids_BS), offsets_N1]
 
     def _postprocess(self, hidden_states: Tensor, **_: Any) -> Tensor:

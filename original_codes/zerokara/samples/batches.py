@@ -59,7 +59,7 @@ class Samples(Protocol):
 class BatchMaker(Protocol):
     """An objective (`objective.Objective`), which makes a batch of samples with the keys of each."""
 
-    def __call__(self, samples: Any, keys: NDArray[np.int64]) -> Batch: ...
+    def __call__(self, samples: Any, keys: NDArray[np.int64], /) -> Batch: ...
 
 
 class Batches:

@@ -95,7 +95,7 @@ class ExampleData:
 
 
 class ExampleBatches:
-    """The rows of validation examples, each once."""
+    """The rows of validation examples, each once; surplus rows of a rank are padding."""
 
     num_parts = 1
 
@@ -103,7 +103,7 @@ class ExampleBatches:
         self.packed, self._objective = packed, objective
 
     def batches(self, micro_batch_size: int, rank: int = 0, num_ranks: int = 1) -> Iterator[tuple[int, Batch]]:
-        """The micro batches that `rank` evaluates, each with part 0; as many on every rank, surplus rows are padding."""
+        """The micro batches that `rank` evaluates, each with part 0; as many on every rank."""
         for start in range(0, len(self.packed), micro_batch_size * num_ranks):
             rows = start + rank * micro_batch_size + np.arange(micro_batch_size)
             yield 0, self._objective(self.packed.many(rows, real=rows < len(self.packed)), rows)

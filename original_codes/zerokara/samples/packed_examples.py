@@ -30,6 +30,9 @@ from zerokara.tokens.indexed import IndexedTokens
 Ids = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
+_CHUNK = 1 << 16
+"""Segments whose tokens are counted at a time."""
+
 
 @dataclass(frozen=True)
 class PackedRows:
@@ -99,11 +102,9 @@ class PackedExamples:
     @property
     def num_learned_tokens(self) -> int:
         """Labels that are learned, in one epoch."""
-        offsets = self._index.document_indices
-        is_learned = _is_learned(offsets[: self.num_examples + 1])
+        is_learned = _is_learned(self._index.document_indices[: self.num_examples + 1])
         learned = int(self._index.lengths[: len(is_learned)][is_learned].sum())
-        # The first token of an example is no label; it is learned only where nothing is read before it.
-        return learned if self._is_encoder_decoder else learned - self._num_starting_with_learned()
+        return learned - len(self._learned_and_no_label())
 
     @property
     def learned_share(self) -> float:
@@ -111,11 +112,15 @@ class PackedExamples:
         return self.num_learned_tokens / max(1, self.num_tokens)
 
     def learned_counts(self, num_ids: int) -> Ids:
-        """How often each id is learned in one epoch, [num_ids]: of all rows, which are read one after another."""
-        counts = np.zeros(num_ids, dtype=np.int64)
-        for row in range(len(self)):
-            rows = self.many(np.array([row]))
-            counts += np.bincount(rows.labels[rows.learned], minlength=num_ids)
+        """How often each id is learned in one epoch, [num_ids]."""
+        is_learned = _is_learned(self._index.document_indices[: self.num_examples + 1])
+        counts = -np.bincount(self._index.tokens[self._learned_and_no_label()], minlength=num_ids)
+        at = 0
+        for start in range(0, len(is_learned), _CHUNK):
+            part = slice(start, min(start + _CHUNK, len(is_learned)))
+            chosen = np.repeat(is_learned[part], self._index.lengths[part])
+            counts += np.bincount(self._index.tokens[at : at + len(chosen)][chosen], minlength=num_ids)
+            at += len(chosen)
         return counts
 
     def many(self, indices: Sequence[int] | Ids, real: Mask | None = None) -> PackedRows:
@@ -139,7 +144,7 @@ class PackedExamples:
             ids, is_learned = self._example(example)
             if self._is_encoder_decoder:
                 split = len(ids) - int(is_learned.sum())
-                read, target, target_learned = ids[:split], ids[split:], True
+                read, target, target_learned = ids[:split], ids[split:], is_learned[split:]
             else:
                 read, target, target_learned = ids[:-1], ids[1:], is_learned[1:]
             end, target_end = at + len(read), target_at + len(target)
@@ -173,9 +178,12 @@ class PackedExamples:
         kept = slice(self.num_examples)
         return packing.pack_pairs(read[kept], target[kept], self.lengths.input, self.lengths.target, seed)
 
-    def _num_starting_with_learned(self) -> int:
+    def _learned_and_no_label(self) -> Ids:
+        """Places in the .bin of a decoder's first tokens, which nothing predicts, where nothing is read before them."""
         firsts = self._index.document_indices[: self.num_examples]
-        return int((self._index.lengths[firsts] == 0).sum())
+        if self._is_encoder_decoder:
+            firsts = firsts[:0]
+        return self._token_offsets()[: len(firsts)][self._index.lengths[firsts] == 0]
 
 
 def pair_lengths(index: IndexedTokens) -> tuple[Ids, Ids]:
@@ -187,4 +195,5 @@ def pair_lengths(index: IndexedTokens) -> tuple[Ids, Ids]:
 def _is_learned(document_indices: Ids) -> Mask:
     """Of each sequence of these documents, whether it is a learned segment."""
     counts = np.diff(document_indices)
-    return (np.arange(int(counts.sum())) - np.repeat(document_indices[:-1], counts)) % 2 == 1
+    is_learned: Mask = (np.arange(int(counts.sum())) - np.repeat(document_indices[:-1], counts)) % 2 == 1
+    return is_learned

@@ -107,10 +107,8 @@ def target_length(input_lengths: ArrayLike, target_lengths: ArrayLike, input_cap
         return tried[0]
     drawn = np.random.default_rng(0).permutation(len(inputs))[:_TRIED_EXAMPLES]
     inputs, targets = inputs[drawn], targets[drawn]
-    computed = [
-        len(pack_pairs(inputs, targets, input_capacity, length)) * (input_capacity + length) for length in tried
-    ]
-    return tried[int(np.argmin(computed))]
+    rows = [len(pack_pairs(inputs, targets, input_capacity, length)) for length in tried]
+    return tried[int(np.argmin([num * (input_capacity + length) for num, length in zip(rows, tried, strict=True)]))]
 
 
 class _Unpacked:
@@ -160,7 +158,7 @@ def _checked(lengths: ArrayLike, capacity: int) -> Lengths:
     return sizes
 
 
-def _longest_first(sizes: NDArray[np.generic], seed: int) -> Lengths:
+def _longest_first(sizes: Lengths | NDArray[np.float64], seed: int) -> Lengths:
     drawn = np.random.default_rng(seed).permutation(len(sizes))
     return drawn[np.argsort(-sizes[drawn], kind="stable")]
 

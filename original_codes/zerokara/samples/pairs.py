@@ -61,9 +61,8 @@ class Pairs:
     def prompt(self, encoder: Encoder, text: str, max_new_tokens: int) -> Prompt:
         """The ids of what is read; the beginning of a text that is too long is cut off."""
         if self.start_id is not None:
-            return Prompt(
-                [*encoder.encode(text).tolist()[-(self.lengths.input - 1) :], encoder.eos_id], [self.start_id]
-            )
+            read = encoder.encode(text).tolist()[-(self.lengths.input - 1) :]
+            return Prompt([*read, encoder.eos_id], [self.start_id])
         return Prompt([], encoder.prompt_ids(text)[-max(1, self.lengths.input - max_new_tokens) :])
 
 

@@ -24,14 +24,25 @@ def main(argv: Sequence[str]) -> int:
     """Entry point of the step."""
     doc = __doc__ or ""
     if launcher.is_training_process():
-        return command.run(_work, argv, FinetuneConfig, DEFAULT_CONFIG, doc, is_part=True, **train.PART_FLAGS)
+        return command.run(
+            _work,
+            argv,
+            FinetuneConfig,
+            DEFAULT_CONFIG,
+            doc,
+            is_part=True,
+            evaluate=train.EVALUATE_HELP,
+            test=train.TEST_HELP,
+        )
     return command.run(
         lambda config, options: _launch(config, options, argv),
         argv,
         FinetuneConfig,
         DEFAULT_CONFIG,
         doc,
-        **train.FLAGS,
+        verify_resume=train.VERIFY_HELP,
+        evaluate=train.EVALUATE_HELP,
+        redo=train.REDO_HELP,
     )
 
 

@@ -23,16 +23,10 @@ from zerokara.training.processes import launcher
 from zerokara.training.spawning import Commands
 
 DEFAULT_CONFIG = "config.yaml"
-_EVALUATE_HELP = "validate a checkpoint and stop: a folder, its name or step, best, or if none is given the newest"
-_TEST_HELP = "read the test examples once, with this checkpoint"
-_REDO_HELP = "start over; a run that lies there is set aside under another name, which is printed, and never deleted"
-_VERIFY_HELP = "prove in 2·N steps (3 if N is not given) that this run would resume exactly, and stop"
-
-
-PART_FLAGS = {"evaluate": _EVALUATE_HELP, "test": _TEST_HELP}
-"""Flags of a training process."""
-FLAGS = {"verify_resume": _VERIFY_HELP, "evaluate": _EVALUATE_HELP, "redo": _REDO_HELP}
-"""Flags of a step that trains."""
+EVALUATE_HELP = "validate a checkpoint and stop: a folder, its name or step, best, or if none is given the newest"
+TEST_HELP = "read the test examples once, with this checkpoint"
+REDO_HELP = "start over; a run that lies there is set aside under another name, which is printed, and never deleted"
+VERIFY_HELP = "prove in 2·N steps (3 if N is not given) that this run would resume exactly, and stop"
 
 
 @dataclass(frozen=True)
@@ -54,14 +48,16 @@ def main(argv: Sequence[str]) -> int:
     """Entry point of the step."""
     doc = __doc__ or ""
     if launcher.is_training_process():
-        return command.run(work, argv, PretrainConfig, DEFAULT_CONFIG, doc, is_part=True, **PART_FLAGS)
+        return command.run(work, argv, PretrainConfig, DEFAULT_CONFIG, doc, is_part=True, evaluate=EVALUATE_HELP)
     return command.run(
         lambda config, options: launch(config, options, argv, _NAMES),
         argv,
         PretrainConfig,
         DEFAULT_CONFIG,
         doc,
-        **FLAGS,
+        verify_resume=VERIFY_HELP,
+        evaluate=EVALUATE_HELP,
+        redo=REDO_HELP,
     )
 
 

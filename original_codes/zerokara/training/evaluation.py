@@ -112,9 +112,7 @@ class Validation:
         self._kinds[plan.encoder.eos_id] = END
         self._is_of_kind_VK = torch.eye(NUM_KINDS, dtype=torch.float64, device=device)[torch.from_numpy(self._kinds)]
         max_tokens = None if config.eval_tokens == "all" else config.eval_tokens
-        self._tokens = plan.reading.validation_batches(
-            prefix or plan.data.valid_prefix, plan.objective, plan.encoder.eos_id, max_tokens
-        )
+        self._tokens = plan.data.validation_batches(plan.encoder.eos_id, max_tokens, prefix)
 
     def __call__(self, module: torch.nn.Module, give_up: Callable[[], bool] | None = None) -> ValidationResult | None:
         """Evaluate the model; every process must call it.

@@ -13,6 +13,7 @@ from zerokara.config.finetune_config import FinetuneConfig, FinetuneRunConfig
 from zerokara.errors import UserError
 from zerokara.examples import preparation
 from zerokara.examples.preparation import ExampleFiles
+from zerokara.examples.token_files import ExampleTokens
 from zerokara.samples.packing import target_length
 from zerokara.tokenizer.encoder import Encoder
 
@@ -67,7 +68,8 @@ def with_examples(config: FinetuneRunConfig, files: ExampleFiles) -> FinetuneRun
     if not config.traits.is_encoder_decoder:
         return config
     assert config.packed_length != "auto"
-    length = target_length(files.train, config.packed_length)
+    tokens = ExampleTokens(files.train.prefix)
+    length = target_length(tokens.read_lengths, tokens.learned_lengths, config.packed_length)
     made = config.model_copy(update={"packed_target_length": length})
     made._origin = config._origin
     return made

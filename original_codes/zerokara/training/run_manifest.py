@@ -8,6 +8,7 @@ from typing import Any
 
 from zerokara import checkpoint, manifest
 from zerokara.progress import count_text, seconds_text
+from zerokara.training import finetune_record
 from zerokara.training.planning import run_folder, setting_names
 from zerokara.training.planning.plan_rows import baseline_text
 from zerokara.training.planning.run_plan import RunPlan
@@ -67,6 +68,7 @@ def summary_rows(made: manifest.Manifest, newest: Path, run_dir: Path) -> list[t
         before, after = facts["first_valid_bits_per_byte"], facts["valid_bits_per_byte"]
         best, step = facts["best_valid_bits_per_byte"], facts["best_valid_step"]
         rows.append(("validation", f"{before:.3f} → {after:.3f} bits per byte, best {best:.3f} at step {step:,}"))
+    rows += finetune_record.summary_rows(run_dir)
     rows.append(("checkpoint", str(newest)))
     further = (("plots", run_dir / "plots" / "overview.png"), ("samples", run_dir / "samples.md"))
     return [*rows, *((name, str(path)) for name, path in further if path.exists())]

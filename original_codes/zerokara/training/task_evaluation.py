@@ -18,7 +18,8 @@ from torch import Tensor
 from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.evaluation import metrics
 from zerokara.evaluation.intervals import Interval
-from zerokara.examples.task_examples import Split, TaskExample, read_task_examples
+from zerokara.examples.layout import Split
+from zerokara.examples.task_examples import TaskExample, read_task_examples
 from zerokara.huggingface.families import SpecialIds
 from zerokara.huggingface.generation import Generated, generate
 from zerokara.huggingface.live_model import stock_model_of

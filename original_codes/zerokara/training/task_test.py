@@ -13,12 +13,10 @@ from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.durable import write_bytes, write_json
 from zerokara.errors import RunError
 from zerokara.progress import opening
+from zerokara.training import finetune_record
+from zerokara.training.finetune_record import ANSWERS_NAME, RESULT_NAME
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.spawning import Commands, spawn
-
-RESULT_NAME = "test_result.json"
-ANSWERS_NAME = "test_answers.jsonl"
-"""Every test example's reference and answer, for people and for further metrics."""
 
 
 def run(plan: RunPlan, commands: Commands, newest: Path) -> None:
@@ -28,10 +26,15 @@ def run(plan: RunPlan, commands: Commands, newest: Path) -> None:
         RunError: the test failed; the run is complete all the same, and the same command tests again.
     """
     examples = plan.data.examples
-    if examples is None or not examples.test.num_examples or (plan.run_dir / RESULT_NAME).exists():
+    if examples is None:
         return
-    folder = best_checkpoint(plan.run_dir) or newest
-    opening(f"{commands.title}: reading the {examples.test.num_examples:,} test examples, once, with {folder.name}")
+    if examples.test is not None and not (plan.run_dir / RESULT_NAME).exists():
+        _read_test_examples(plan, commands, best_checkpoint(plan.run_dir) or newest, examples.test.num_examples)
+    finetune_record.write(plan)
+
+
+def _read_test_examples(plan: RunPlan, commands: Commands, folder: Path, num_examples: int) -> None:
+    opening(f"{commands.title}: reading the {num_examples:,} test examples, once, with {folder.name}")
     if code := spawn(plan, commands, "--test", str(folder)):
         raise RunError(f"the test ended with exit code {code}; the messages above say why. To test: {commands.resume}")
 
@@ -51,11 +54,12 @@ def test(plan: RunPlan, folder: Path) -> None:
     from zerokara.training.run import join
     from zerokara.training.task_evaluation import TaskEvaluation
 
-    assert isinstance(plan.config, FinetuneRunConfig) and plan.data.examples is not None
+    examples = plan.data.examples
+    assert isinstance(plan.config, FinetuneRunConfig) and examples is not None and examples.test is not None
     processes = join(plan)
     checkpoint.check(folder)
     found: dict[str, Any] = {"checkpoint": folder.name, "step": checkpoint.read_state(folder).step}
-    validation = Validation(plan, processes.device, plan.data.examples.test.prefix)
+    validation = Validation(plan, processes.device, examples.test.prefix)
     loss = validation(load_checkpoint(plan, folder, processes))
     assert loss is not None
     found |= {"test_loss": loss.whole.loss, "test_learned_tokens": loss.whole.num_tokens}

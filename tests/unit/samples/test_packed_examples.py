@@ -19,9 +19,7 @@ DECODER, BOTH = packed(32, 32, is_encoder_decoder=False), packed(32, 24, is_enco
 
 def decoder_examples(num: int = 40) -> list[list[list[int]]]:
     chance = np.random.default_rng(1)
-    return [
-        conversation(chance, 90, END, turns=1 if number % 3 else 2)[: 2 + 2 * (number % 2)] for number in range(num)
-    ]
+    return [conversation(chance, 90, END, turns=1 + number % 2) for number in range(num)]
 
 
 def pair_examples(num: int = 40) -> list[list[list[int]]]:
@@ -72,6 +70,12 @@ def test_what_is_learned_is_the_answers_and_one_end_each(tmp_path: Path) -> None
     assert rows.num_learned_tokens == sum(map(len, answers))
     counts = np.bincount([one for segment in answers for one in segment], minlength=90)
     assert np.array_equal(rows.learned_counts(90), counts)
+
+
+def test_a_first_token_that_nothing_predicts_is_not_counted(tmp_path: Path) -> None:
+    rows = opened(tmp_path, [[[], [7, 8, END]], [[5], [6, END]]], DECODER, both=False)
+    assert rows.num_learned_tokens == 4 and rows.learned_counts(9).tolist() == [0, 0, 2, 0, 0, 0, 1, 0, 1]
+    assert learned_labels(rows) == {0: [[8, END]], 1: [[6, END]]}
 
 
 def test_what_a_target_is_and_what_the_decoder_reads(tmp_path: Path) -> None:

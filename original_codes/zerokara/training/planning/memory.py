@@ -200,9 +200,9 @@ def min_activation_bytes(layout: TrainingLayout) -> int:
     shape, shared, mode = layout.shape, layout.tensor_parallel_size, layout.activation_checkpointing
     number = layout.micro_batch_size * layout.compute_bytes
     hidden, heads = number * shape.hidden_size, number * shape.query_projection_size // shared
-    stacks = [(shape.seq_len, 0)]
+    stacks = [(shape.input_len, 0)]
     if shape.traits.is_encoder_decoder:
-        stacks.append((shape.target_len, shape.seq_len))
+        stacks.append((shape.target_len, shape.input_len))
     total = 0
     for tokens, encoder_tokens in stacks:
         attention = tokens * (hidden + 2 * heads + 2 * number * shape.kv_projection_size // shared)

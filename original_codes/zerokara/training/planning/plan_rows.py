@@ -6,6 +6,7 @@ import numpy as np
 
 from zerokara.errors import Fault, UserError
 from zerokara.progress import count_text
+from zerokara.samples.example_data import ExampleData
 from zerokara.tokens.indexed import IndexedTokens
 from zerokara.training.compute import optimizers, updater
 from zerokara.training.planning.consumption import stage_title
@@ -34,6 +35,7 @@ def plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
     return [
         ("model", f"{config.architecture}, {shape.size_text}, {_length_text(plan)}"),
         ("data", f"{train} training tokens, {valid} validation tokens, {_order_text(plan)}"),
+        *_example_rows(plan),
         ("length", length),
         ("processes", f"{plan.num_processes}, ZeRO stage {config.zero_stage}, {config.precision}, {batch}"),
         *(("optimizer", line) for line in optimizers.plan_lines(config, shape)),
@@ -41,6 +43,20 @@ def plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
         ("baseline", baseline_text(plan.data.unigram_entropy)),
         ("checkpoint", checkpoint_text(plan)),
     ]
+
+
+def _example_rows(plan: RunPlan) -> list[tuple[str, str]]:
+    """What became of the examples of a fine-tuning, and how they are packed."""
+    examples, reading = plan.data.examples, plan.reading
+    if examples is None or not isinstance(reading, ExampleData):
+        return []
+    rows, counts = reading.tokens(), examples.train.counts
+    used = f"{examples.train.num_examples:,} training examples in {len(rows):,} sequences"
+    kept = f"{counts.kept:,} kept, {counts.cut:,} cut, {counts.dropped:,} dropped, {counts.bad:,} bad"
+    shares = (
+        f"{rows.learned_share:.1%} of the tokens are learned, {rows.padding_share:.1%} of what is computed is padding"
+    )
+    return [("examples", f"{used} ({kept})"), ("", shares)]
 
 
 def data_rows(plan: RunPlan) -> list[tuple[str, str]]:

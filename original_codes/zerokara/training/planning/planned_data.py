@@ -10,9 +10,11 @@ from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.run_config import RunConfig
 from zerokara.errors import Fault, UserError
+from zerokara.examples.layout import ExamplePaths
 from zerokara.examples.preparation import ExampleFiles
 from zerokara.samples.data_plan import DataPlan
-from zerokara.samples.example_data import ExampleData
+from zerokara.samples.evaluation import SampleBatches, WindowBatches
+from zerokara.samples.example_data import ExampleBatches, ExampleData
 from zerokara.samples.objective import Objective, objective
 from zerokara.samples.pairs import Pairs
 from zerokara.tokenizer.encoder import Encoder
@@ -22,6 +24,8 @@ from zerokara.tokens.layout import TokenPaths
 
 Reading = DataPlan | ExampleData
 """The training samples and their order."""
+RunObjective = Objective | Pairs
+"""What turns samples into model inputs and targets."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class PlannedData:
     """The data of a run."""
 
     reading: Reading
-    objective: Objective
+    objective: RunObjective
     """Turns samples into model inputs and targets."""
     sha256: str
     """One hash for the training data, by which a run knows them again."""
@@ -43,6 +47,17 @@ class PlannedData:
     """Nats per token of a model that knows only the frequency of each predicted token: the baseline of the loss."""
     examples: ExampleFiles | None = None
     """Of a fine-tuning: the prepared examples."""
+
+    def validation_batches(
+        self, end_id: int, max_tokens: int | None, prefix: Path | None = None
+    ) -> WindowBatches | SampleBatches | ExampleBatches:
+        """The batches of the validation tokens, or of other token files at `prefix`; see `DataPlan`, `ExampleData`."""
+        reading, objective, prefix = self.reading, self.objective, prefix or self.valid_prefix
+        if isinstance(reading, ExampleData):
+            assert isinstance(objective, Pairs)
+            return reading.validation_batches(prefix, objective, end_id, max_tokens)
+        assert not isinstance(objective, Pairs)
+        return reading.validation_batches(prefix, objective, end_id, max_tokens)
 
 
 def of_run(config: RunConfig, encoder: Encoder) -> PlannedData:
@@ -77,11 +92,11 @@ def _corpus(config: PretrainConfig, encoder: Encoder) -> PlannedData:
 
 
 def _examples(config: FinetuneRunConfig, encoder: Encoder) -> PlannedData:
-    files = ExampleFiles.read(config.output_prefix)
+    files, valid_prefix = ExampleFiles.read(config.output_prefix), ExamplePaths(config.output_prefix).prefix("valid")
     is_encoder_decoder = config.traits.is_encoder_decoder
     reading = ExampleData(
         files.train.prefix,
-        files.valid.prefix,
+        valid_prefix,
         config.lengths,
         is_encoder_decoder,
         encoder.pad_id,
@@ -92,11 +107,11 @@ def _examples(config: FinetuneRunConfig, encoder: Encoder) -> PlannedData:
     return PlannedData(
         reading=reading,
         objective=Pairs.of_run(config.lengths, encoder, is_encoder_decoder),
-        sha256=files.sha256,
+        sha256=files.train.sha256,
         train_prefix=files.train.prefix,
-        valid_prefix=files.valid.prefix,
+        valid_prefix=valid_prefix,
         num_train_tokens=packed.num_tokens,
-        num_valid_tokens=_num_tokens(files.valid.prefix),
+        num_valid_tokens=_num_tokens(valid_prefix),
         unigram_entropy=entropy(packed.learned_counts(encoder.vocab_size)),
         examples=files,
     )

@@ -15,6 +15,7 @@ from zerokara.config.resolved import RESOLVED_NAME, load_run
 from zerokara.config.run_config import RunConfig
 from zerokara.durable import ASIDE_ENDING, PARTIAL_SUFFIX, unused_name, write_bytes, write_json, write_text
 from zerokara.errors import Fault, UserError
+from zerokara.examples.facts import CHAT_TEMPLATE_NAME
 from zerokara.progress import bytes_text
 from zerokara.training.planning import run_lock, setting_names
 from zerokara.training.planning.run_plan import RunPlan
@@ -55,6 +56,8 @@ def claim(plan: RunPlan) -> list[str]:
     run_dir.mkdir(parents=True, exist_ok=True)
     if not is_begun(run_dir) or not (run_dir / TOKENIZER_NAME).exists():
         write_bytes(run_dir / TOKENIZER_NAME, Path(config.input_tokenizer_file).read_bytes())
+    if plan.data.examples is not None and plan.data.examples.chat_template is not None:
+        write_text(run_dir / CHAT_TEMPLATE_NAME, plan.data.examples.chat_template)
     write_json(run_dir / IDENTITY_NAME, identity_of(plan))
     write_text(run_dir / RESOLVED_NAME, as_yaml(config))
     return changes
@@ -210,7 +213,7 @@ def _free_name(run_dir: Path) -> Path:
 
 
 def _is_half_written(path: Path) -> bool:
-    names = (IDENTITY_NAME, RESOLVED_NAME, TOKENIZER_NAME)
+    names = (IDENTITY_NAME, RESOLVED_NAME, TOKENIZER_NAME, CHAT_TEMPLATE_NAME)
     return path.name.endswith(PARTIAL_SUFFIX) and path.name.startswith(names)
 
 
@@ -229,7 +232,7 @@ def _changed_settings(path: Path, config: RunConfig) -> list[str]:
 
 def _only_longer(was: dict[str, Any] | None, now: dict[str, Any] | None) -> bool:
     """Whether a curriculum only has further stages after its last one, which was finite: its past is the same."""
-    if not was or not now or was["source_tokens"] != now["source_tokens"]:
+    if not was or not now or "stages" not in {*was} & {*now} or was["source_tokens"] != now["source_tokens"]:
         return False
     before, after = was["stages"], now["stages"]
     return before[-1]["samples"] is not None and after[: len(before)] == before

@@ -14,7 +14,6 @@ from typing import Any, Literal
 from zerokara.config.run_config import RunConfig
 from zerokara.errors import UserError
 from zerokara.model.shapes import ModelShape
-from zerokara.samples.objective import Objective
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.training.compute import optimizers, updater
 from zerokara.training.compute.deepspeed_settings import load_template
@@ -23,7 +22,7 @@ from zerokara.training.planning import planned_data
 from zerokara.training.planning.consumption import Consumption, consumption, schedule_of
 from zerokara.training.planning.memory import TrainingLayout
 from zerokara.training.planning.memory_forecast import MachineMemory, MemoryForecast
-from zerokara.training.planning.planned_data import PlannedData, Reading
+from zerokara.training.planning.planned_data import PlannedData, Reading, RunObjective
 from zerokara.training.planning.schedule import Schedule
 
 
@@ -49,7 +48,7 @@ class RunPlan:
     """What it trains on, and validates with."""
 
     @property
-    def objective(self) -> Objective:
+    def objective(self) -> RunObjective:
         """Turns samples into model inputs and targets."""
         return self.data.objective
 
@@ -90,9 +89,7 @@ class RunPlan:
 
     def memory_forecast(self, machine: MachineMemory) -> MemoryForecast:
         """The memory that this run needs, against the memory of a machine."""
-        # Of a training sequence, which may be shorter than the model's context.
-        shape = replace(self.shape, seq_len=self.objective.lengths.input)
-        layout = TrainingLayout.from_config(self.config, shape, self.num_processes, machine.device, self.template)
+        layout = TrainingLayout.from_config(self.config, self.shape, self.num_processes, machine.device, self.template)
         return MemoryForecast(layout, machine)
 
 
