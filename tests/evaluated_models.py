@@ -1,4 +1,4 @@
-"""Small models of others, to be measured: made with plain transformers, with the tokenizers that the best-known ones have.
+"""Small models of others, to be measured: made with plain transformers, with tokenizers as the best-known ones have.
 
 Weights are random and wide, so that losses differ from token to token; the tokenizers are trained in the process.
 """

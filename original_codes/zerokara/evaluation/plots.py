@@ -10,6 +10,8 @@ import io
 import re
 from typing import Any
 
+from markupsafe import escape
+
 from zerokara.evaluation.intervals import Interval
 from zerokara.evaluation.results import Section
 
@@ -36,14 +38,17 @@ _UNUSED = re.compile(r'<defs>.*?</defs>| clip-path="[^"]*"| id="[^"]*"| transfor
 
 def values(section: Section) -> str:
     """Each ranked model, best on top, then the baselines."""
-    points = [(row.model, row.value, row.interval, "--s0") for row in section.ranked() if row.value is not None]
-    points += [(base.name, base.value, base.interval, "--s1") for base in section.baselines]
+    points = [(_short(row.model), row.value, row.interval, "--s0") for row in section.ranked() if row.value is not None]
+    points += [(_short(base.name), base.value, base.interval, "--s1") for base in section.baselines]
     return _dots(points, section.unit, f"{section.name}, values") if points else ""
 
 
 def differences(section: Section) -> str:
     """Each paired difference, with a line at zero."""
-    points = [(f"{each.a} - {each.b}", each.difference, each.interval, "--s0") for each in section.differences]
+    points = [
+        (f"{_short(each.a, 20)} - {_short(each.b, 20)}", each.difference, each.interval, "--s0")
+        for each in section.differences
+    ]
     return _dots(points, f"difference, {section.unit}", f"{section.name}, differences", zero=True) if points else ""
 
 
@@ -52,7 +57,7 @@ def _dots(points: list[tuple[str, float, Interval | None, str]], unit: str, labe
     from matplotlib.figure import Figure
 
     height = 60 + _LINE * len(points)
-    names = [_short(name) for name, *_ in points]
+    names = [name for name, *_ in points]
     left = 24 + 7.2 * max(map(len, names))
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(_WIDTH / 72, height / 72))
@@ -63,7 +68,8 @@ def _dots(points: list[tuple[str, float, Interval | None, str]], unit: str, labe
         for place, (_, value, interval, variable) in enumerate(points):
             if interval is not None:
                 axes.plot([interval.low, interval.high], [place, place], color=_OF[variable], linewidth=2.5)
-            axes.plot([value], [place], "o", color=_OF[variable], markersize=7)
+            # A line of no length with round ends: a marker would be defined once and used by its id, as in every plot.
+            axes.plot([value] * 2, [place] * 2, color=_OF[variable], linewidth=9, solid_capstyle="round")
         if zero:
             axes.axvline(0, color=_OF["--soft"], linewidth=1)
         axes.margins(x=0.08)
@@ -77,8 +83,8 @@ def _dots(points: list[tuple[str, float, Interval | None, str]], unit: str, labe
     for colour, variable in _COLOURS.items():
         svg = svg.replace(colour, f"var({variable})")
     contents = svg[svg.index(">", svg.index("<svg")) + 1 :]
-    return f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="plot">{contents}'
+    return f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(label)}">{contents}'
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= _LABEL_CHARACTERS else "…" + name[-_LABEL_CHARACTERS + 1 :]
+def _short(name: str, characters: int = _LABEL_CHARACTERS) -> str:
+    return name if len(name) <= characters else "…" + name[-characters + 1 :]

@@ -11,10 +11,10 @@ import pytest
 
 from zerokara.durable import made_folder
 from zerokara.errors import RunError
-from zerokara.steps import convert_to_hf, tokenize, train, train_tokenizer, upload
+from zerokara.steps import convert_to_hf, evaluate, tokenize, train, train_tokenizer, upload
 from zerokara.tokenizer import sampling
 
-STEPS = {1: train_tokenizer.main, 2: tokenize.main, 3: train.main, 4: convert_to_hf.main, 6: upload.main}
+STEPS = {1: train_tokenizer.main, 2: tokenize.main, 3: train.main, 4: convert_to_hf.main, 6: upload.main, 8: evaluate.main}
 GOOD = '{"text": "%d some words of a text"}\n'
 REFUSED: list[tuple[int, str, str]] = [
     (1, "input=nowhere.jsonl", "nowhere.jsonl: "),
@@ -41,6 +41,11 @@ REFUSED: list[tuple[int, str, str]] = [
     (4, "dtype=fp17", "dtype = fp17: "),
     (6, "output_tokenizer_and_model_dir=there huggingface_name=a/b", "there"),
     (6, "huggingface_name=a/b/c", "huggingface_name = a/b/c: "),
+    (8, "models=nowhere texts=corpus.jsonl", "nowhere: "),
+    (8, "models=[]", "models = []: "),
+    (8, "models=nowhere texts=empty.txt", "0 bytes"),
+    (8, "models=there add_to_card=here", "add_to_card = ['here']: "),
+    (8, "min_context=1", "min_context = 1: "),
 ]
 OUTPUTS = {
     1: [
@@ -54,6 +59,7 @@ OUTPUTS = {
     3: ["output_model_dir=new/deep/run"],
     4: ["output_tokenizer_and_model_dir=new/deep/hf"],
     6: ["output_tokenizer_and_model_dir=new/deep/hf"],
+    8: ["output_dir=new/deep/evaluation"],
 }
 
 
