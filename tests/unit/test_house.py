@@ -26,6 +26,7 @@ FLOORS = {
     "steps": 6,
     "training": 5,
     "publishing": 5,
+    "evaluation": 5,
     "huggingface": 4,
     "examples": 3,
     "samples": 3,
