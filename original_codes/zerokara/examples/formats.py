@@ -20,8 +20,10 @@ without a text, is an error that names the line: it may be anywhere else too.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 from zerokara.config.finetune_config import DataFormat, FinetuneConfig
@@ -29,7 +31,7 @@ from zerokara.corpus.documents import Reason
 from zerokara.corpus.inputs import InputFile
 from zerokara.errors import Fault, UserError
 from zerokara.examples.chat_template import Message
-from zerokara.examples.reading import HEAD_LINES, Record, first_records
+from zerokara.examples.reading import HEAD_LINES, Record, first_records, read_records
 
 PLACE_OF_INPUT = "{input}"
 INPUT_FIELDS: dict[DataFormat, tuple[str, ...]] = {
@@ -267,3 +269,18 @@ def _idle_settings(config: FinetuneConfig, name: DataFormat) -> list[Fault]:
     if config.metric in ("accuracy", "macro_f1") and name != "text_label":
         faults.append(config.fault("metric", f"is for labels; the examples are {name}", "set it to exact_match"))
     return faults
+
+
+def conversations(config: FinetuneConfig, files: Sequence[InputFile], most: int) -> Iterator[tuple[Message, ...]]:
+    """Yield the first conversations of files of messages, as they are trained on."""
+    form = resolve(config, files, is_encoder_decoder=False)
+    if form.name != "messages":
+        return
+    found = 0
+    for record in chain.from_iterable(map(read_records, files)):
+        if found == most:
+            return
+        with suppress(BadExample, Unlearnable):
+            if isinstance(record, Record):
+                yield form.example(record.values).messages
+                found += 1

@@ -12,11 +12,14 @@ from pathlib import Path
 import orjson
 
 from zerokara.config.finetune_config import FinetuneRunConfig
+from zerokara.durable import write_bytes
 from zerokara.evaluation import baselines, metrics
 from zerokara.evaluation.baselines import Baseline
 from zerokara.examples import facts
 from zerokara.examples.facts import FinetuneFacts, MetricResult
+from zerokara.examples.formats import conversations
 from zerokara.examples.preparation import ExampleFiles
+from zerokara.examples.reading import find_example_files
 from zerokara.examples.token_files import ExampleTokens
 from zerokara.progress import count_text, log
 from zerokara.tokenizer.encoder import Encoder
@@ -25,6 +28,7 @@ from zerokara.training.planning.run_plan import RunPlan
 RESULT_NAME = "test_result.json"
 ANSWERS_NAME = "test_answers.jsonl"
 """Every test example's reference and answer, for people and for further metrics."""
+MAX_CONVERSATIONS = 1_000
 MAX_TRAINING_PAIRS = 200_000
 """Training examples from which a baseline learns the forms of words; seconds."""
 
@@ -43,6 +47,8 @@ def write(plan: RunPlan) -> None:
         low, high = found[f"test_{config.metric}_interval"] or (value, value)
         test = MetricResult(value, low, high, found["test_examples"])
         beside = dict(_baselines(examples, config.metric, plan.encoder))
+    if examples.data_format == "messages":
+        _write_conversations(config, plan.run_dir)
     FinetuneFacts(
         task=examples.data_format.replace("_", " "),
         data={name: split.counts for name, split in splits.items() if split is not None},
@@ -51,6 +57,14 @@ def write(plan: RunPlan) -> None:
         test=test,
         baselines=beside,
     ).write(plan.run_dir)
+
+
+def _write_conversations(config: FinetuneRunConfig, run_dir: Path) -> None:
+    """Keep some of the conversations that were learned: the export is proved on them, too."""
+    files = find_example_files(config.train_data, config.where("train_data"))
+    found = conversations(config, files, MAX_CONVERSATIONS)
+    lines = (orjson.dumps({"messages": messages}, option=orjson.OPT_APPEND_NEWLINE) for messages in found)
+    write_bytes(run_dir / facts.CONVERSATIONS_NAME, b"".join(lines))
 
 
 def summary_rows(run_dir: Path) -> list[tuple[str, str]]:
