@@ -13,6 +13,7 @@ import pytest
 from zerokara.config.architectures import ARCHITECTURES, Name
 from zerokara.config.convert_config import ConvertConfig
 from zerokara.config.evaluate_config import EvaluateConfig
+from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.tokenizer_config import TokenizerConfig
@@ -154,6 +155,8 @@ def config_class(path: Path) -> type:
         return ConvertConfig
     if "models" in keys:
         return EvaluateConfig
+    if "train_data" in keys:
+        return FinetuneConfig
     return TokenizerConfig if "character_coverage" in keys or "output_dir" in keys else PretrainConfig
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from zerokara.config.evaluation_tasks import TaskSettings
 from zerokara.config.settings import Auto, NaturalWhole, PositiveWhole, Settings, Text, Words, rule
 from zerokara.errors import Fault
 
@@ -82,5 +83,5 @@ class HarnessSettings(Settings):
     """Examples of each of these tasks; `auto` takes all."""
 
 
-class EvaluateConfig(HarnessSettings, ProbeSettings, TextSettings, EvaluatedModels):
+class EvaluateConfig(HarnessSettings, TaskSettings, ProbeSettings, TextSettings, EvaluatedModels):
     """Evaluation."""

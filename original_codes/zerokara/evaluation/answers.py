@@ -14,7 +14,6 @@ from math import ceil
 from typing import Any
 
 from zerokara.errors import RunError
-from zerokara.huggingface import generation
 from zerokara.progress import Progress
 
 Prompt = str | Sequence[Mapping[str, str]]
@@ -33,6 +32,8 @@ class Answers:
     stopped: list[bool]
     """Whether the model ended by itself, and was not cut."""
     max_new_tokens: int
+    num_too_long: int = 0
+    """Prompts that leave no room in the model's context: it is not asked, and its answer is empty."""
 
 
 def answer(
@@ -41,33 +42,38 @@ def answer(
     prompts: Sequence[Prompt],
     *,
     max_new_tokens: int,
-    batch_tokens: int = generation.BATCH_TOKENS,
     give_up: Callable[[], bool] | None = None,
     label: str = "generating answers",
 ) -> Answers | None:
     """Generate greedily an answer to each prompt; None where `give_up` said so.
 
     Raises:
-        RunError: the tokenizer has no end token, or no chat template for conversations; or a prompt fills the context.
+        RunError: the tokenizer has no end token, or no chat template for conversations.
     """
+    from zerokara.huggingface import generation  # torch: only once the configuration has been checked
+
     ends = end_ids(model, tokenizer)
     ids = [prompt_ids(tokenizer, prompt, model.config.is_encoder_decoder, ends) for prompt in prompts]
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
-    with Progress(label, len(prompts), unit="answer") as progress:
+    context = generation.context_length(model)
+    asked = [number for number, each in enumerate(ids) if context is None or len(each) < context]
+    with Progress(label, len(asked), unit="answer") as progress:
         found = generation.generate(
             model,
-            ids,
+            [ids[number] for number in asked],
             max_new_tokens=max_new_tokens,
             eos_id=ends,
             pad_id=pad_id,
-            batch_tokens=batch_tokens,
             give_up=give_up,
             progress=progress,
         )
     if found is None:
         return None
-    outputs = [str(tokenizer.decode(each.ids, skip_special_tokens=True)).strip() for each in found]
-    return Answers(outputs, [each.stopped for each in found], max_new_tokens)
+    outputs, stopped = [""] * len(ids), [False] * len(ids)
+    for number, each in zip(asked, found, strict=True):
+        outputs[number] = str(tokenizer.decode(each.ids, skip_special_tokens=True)).strip()
+        stopped[number] = each.stopped
+    return Answers(outputs, stopped, max_new_tokens, len(ids) - len(asked))
 
 
 def end_ids(model: Any, tokenizer: Any) -> list[int]:

@@ -8,20 +8,21 @@ differences between models, and of models to baselines.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from math import isnan
-from typing import Any, Protocol
+from typing import Any
 
 from zerokara.evaluation import baselines, diacritics, metrics, overlap
-from zerokara.evaluation.answers import Answers, Prompt, answer, num_tokens_allowed
+from zerokara.evaluation.answers import Answers, Prompt
 from zerokara.evaluation.baselines import Pair
 from zerokara.evaluation.intervals import Interval
 from zerokara.evaluation.measures import Measure
 from zerokara.evaluation.metrics import Unmatched
 from zerokara.evaluation.overlap import Overlap
 from zerokara.evaluation.results import Baseline, PairedDifference, Row, Section
+from zerokara.progress import log, plural
 
 INPUT = "{input}"
 _MAX_SHOWN_CHARACTERS = 80
@@ -68,33 +69,22 @@ class Task:
         return list(zip(self.sources, self.references, strict=True))
 
 
-class AskedModel(Protocol):
-    """A model and its tokenizer, as `evaluation.models` opens them."""
-
-    name: str
-    tokenizer: Any
-
-    @property
-    def is_encoder_decoder(self) -> bool:
-        """Whether it has an encoder."""
-
-    @property
-    def model(self) -> Any:
-        """The transformers model, in evaluation mode."""
-
-
 @dataclass(frozen=True)
 class System:
     """A model or a baseline on the test data of a task."""
 
     name: str
-    is_baseline: bool
     measures: list[Measure]
     """The task's metric first, then those of the report on diacritics, if the task is such."""
-    stopped: list[bool]
-    """Whether each answer ended by itself; empty for baselines."""
+    answers: Answers | None
+    """None for a baseline."""
     unmatched: Unmatched | None
     """Outputs that are no label's text; None where there are no labels."""
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether it is a baseline."""
+        return self.answers is None
 
     @property
     def metric(self) -> Measure:
@@ -123,7 +113,7 @@ def sections(
             for name, each in overlaps.items()
         },
     }
-    title = f"task: {task.name}"
+    title = _title(task, found[0].metric)
     made = [_section(title, [system.metric for system in found], found, seed, tuple(warnings), facts)]
     for name, each in overlaps.items():
         if each.found and each.rest:
@@ -132,16 +122,12 @@ def sections(
     for number in range(1, len(found[0].measures)):
         measures = [system.measures[number] for system in found]
         if measures[0].name != task.metric:
-            made.append(_section(title, measures, found, seed))
+            made.append(_section(_title(task, measures[0]), measures, found, seed))
     return made
 
 
-def ask(task: Task, model: AskedModel, give_up: Callable[[], bool] | None = None) -> Answers | None:
-    """Have a model answer the prompts of a task; None where `give_up` said so, which is asked now and then."""
-    limit = task.max_new_tokens or num_tokens_allowed(model.tokenizer, [*task.references, *task.labels])
-    prompts = task.prompts(model.is_encoder_decoder)
-    label = f"{task.name}, {model.name}"
-    return answer(model.model, model.tokenizer, prompts, max_new_tokens=limit, give_up=give_up, label=label)
+def _title(task: Task, measure: Measure) -> str:
+    return f"task: {task.name}, {measure.name.replace('_', ' ')}"
 
 
 def _section(
@@ -199,9 +185,8 @@ def _system(
         measures += diacritics.report(outputs, task.references, task.sources, letters)
     return System(
         name,
-        answers is None,
         measures,
-        answers.stopped if answers else [],
+        answers,
         metrics.unmatched(outputs, task.labels) if task.labels else None,
     )
 
@@ -216,6 +201,7 @@ def _diacritisable(task: Task) -> frozenset[str] | None:
 
 
 def _baselines(task: Task, seed: int) -> Iterator[baselines.Baseline]:
+    log(f"{task.name}: computing baselines from {plural(len(task.train), 'training example')}")
     if task.labels:
         return baselines.for_labels(task.train, task.sources, task.references, seed)
     return baselines.for_texts(task.train, task.sources)
@@ -230,8 +216,12 @@ def _overlap_warning(name: str, found: Overlap) -> str:
 
 def _notes(system: System) -> Iterator[str]:
     """What a reader must know beside the value of a model."""
-    if cut := system.stopped.count(False):
-        yield f"{cut:,} of {len(system.stopped):,} answers did not end by themselves"
+    assert system.answers is not None
+    stopped, too_long = system.answers.stopped, system.answers.num_too_long
+    if too_long:
+        yield f"{plural(too_long, 'prompt')} longer than the model's context: not answered"
+    if cut := stopped.count(False) - too_long:
+        yield f"{cut:,} of {len(stopped):,} answers did not end by themselves"
     if system.unmatched and system.unmatched.indices:
         text, count = system.unmatched.most_common[0]
         yield (
@@ -241,9 +231,9 @@ def _notes(system: System) -> Iterator[str]:
 
 
 def _details(system: System) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    if system.stopped:
-        found["stopped"] = 100 * sum(system.stopped) / len(system.stopped)
+    assert system.answers is not None
+    stopped = system.answers.stopped
+    found: dict[str, Any] = {"stopped": 100 * sum(stopped) / len(stopped), "too_long": system.answers.num_too_long}
     if system.unmatched is not None:
         shown = [[text[:_MAX_SHOWN_CHARACTERS], count] for text, count in system.unmatched.most_common]
         found["unmatched"] = {"outputs": len(system.unmatched.indices), "most_common": shown}

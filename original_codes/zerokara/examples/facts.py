@@ -48,7 +48,7 @@ class SplitCounts:
 
 
 @dataclass(frozen=True)
-class TestResult:
+class MetricResult:
     """The metric on the test data, read once at the end, with its 95 % interval."""
 
     value: float
@@ -69,7 +69,7 @@ class FinetuneFacts:
     """Name of the metric, as in `finetune_config.yaml`."""
     init_from: str
     """Name of the model that was fine-tuned; no folder."""
-    test: TestResult | None = None
+    test: MetricResult | None = None
     """Absent without test data."""
     baselines: dict[str, float] = field(default_factory=dict)
     """The metric of simple methods on the same test data, by name."""
@@ -92,7 +92,7 @@ def read(folder: Path) -> FinetuneFacts | None:
     try:
         values = orjson.loads(path.read_bytes())
         values["data"] = {name: SplitCounts(**counts) for name, counts in values["data"].items()}
-        values["test"] = TestResult(**values["test"]) if values["test"] else None
+        values["test"] = MetricResult(**values["test"]) if values["test"] else None
         return FinetuneFacts(**values)
     except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
         rule = f"is not what a fine-tuning writes ({error})"

@@ -76,7 +76,7 @@ def generate(
     assert not model.training, "dropout would make the result random"
     limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
     ends = [eos_id] if isinstance(eos_id, int) else list(eos_id)
-    context = None if model.config.is_encoder_decoder else getattr(model.config, "max_position_embeddings", None)
+    context = context_length(model)
     results: dict[int, Generated] = {}
     with _settings(model, ends, pad_id, never_ids), torch.inference_mode():
         for batch in _batches(_rows(prompts, limits, context), batch_tokens, batch_size, context):
@@ -87,6 +87,11 @@ def generate(
             if progress is not None:
                 progress.advance(len(batch))
     return [results[number] for number in range(len(prompts))]
+
+
+def context_length(model: Any) -> int | None:
+    """Most tokens of prompt and answer together; None for an encoder-decoder, whose positions are relative."""
+    return None if model.config.is_encoder_decoder else getattr(model.config, "max_position_embeddings", None)
 
 
 def _rows(prompts: Sequence[Sequence[int]], limits: Sequence[int], context: int | None) -> list[_Row]:

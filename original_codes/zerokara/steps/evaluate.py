@@ -18,10 +18,11 @@ from zerokara.config.evaluate_config import EvaluateConfig
 from zerokara.corpus import inputs
 from zerokara.durable import write_json, write_text
 from zerokara.errors import UserError
-from zerokara.evaluation import lm_eval, table, texts
+from zerokara.evaluation import lm_eval, table, task_data, task_measurement, texts
 from zerokara.evaluation.folders import check_folder, model_files
 from zerokara.evaluation.intervals import LEVEL
 from zerokara.evaluation.results import Section
+from zerokara.evaluation.task_data import TaskFiles
 from zerokara.progress import bytes_text, log, opening, plural, seconds_text, summary
 from zerokara.steps import command, outputs
 
@@ -48,9 +49,9 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
     folder = Path(config.output_dir)
     manifest_path = folder / MANIFEST_NAME
     outputs.check_writable(outputs.of_evaluation(config), unless=manifest_path)
-    files = texts.find(config)
+    files, task_files = texts.find(config), task_data.find(config)
     _check(config, files)
-    work, hashes = _work(config, files)
+    work, hashes = _work(config, files, task_files)
     done = manifest.already_done(manifest_path, work, redo=options.redo)
     if done is not None:
         opening(f"step 8 evaluate: done already, {folder} (--redo: again)")
@@ -58,9 +59,8 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
         return
     outputs.check_writable(outputs.of_evaluation(config))
     size = bytes_text(sum(file.bytes for file in files))
-    opening(
-        f"step 8 evaluate: {plural(len(config.models), 'model')} on {plural(len(files), 'file')} ({size}) → {folder}"
-    )
+    on = f"{plural(len(files), 'file')} ({size}) and {plural(len(task_files), 'task')}"
+    opening(f"step 8 evaluate: {plural(len(config.models), 'model')} on {on} → {folder}")
     if options.dry_run:
         print("dry run: nothing was written")
         return
@@ -70,7 +70,7 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
 
     models = open_models([Path(name) for name in config.models], config.device, config.precision)
     sections = []
-    for section in measured(config, files, models):
+    for section in measured(config, files, task_files, models):
         log("\n".join(table.lines(section)))
         sections.append(section)
     cards = [card.add(Path(name), _model_of(models, name).name, sections) for name in config.add_to_card]
@@ -85,7 +85,10 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
 
 
 def measured(
-    config: EvaluateConfig, files: Sequence[inputs.InputFile], models: Sequence[LoadedModel]
+    config: EvaluateConfig,
+    files: Sequence[inputs.InputFile],
+    task_files: Sequence[TaskFiles],
+    models: Sequence[LoadedModel],
 ) -> Iterator[Section]:
     """Every section that the configuration asks for, each as soon as it is measured."""
     from zerokara.evaluation import bits_per_byte, probes
@@ -107,6 +110,15 @@ def measured(
     for text in texts.read(config, files, config.seed):
         yield bits_per_byte.measure(models, text, settings)
         yield from probes.measure(models, text, asked)
+    yield from task_measurement.measured(
+        config,
+        task_files,
+        models,
+        seed=config.seed,
+        cache=Path(config.output_dir) / CACHE_NAME / "answers",
+        text_field=config.text_field,
+        txt_document=config.txt_document,
+    )
     if config.lm_eval_tasks:
         limit = None if config.lm_eval_limit == "auto" else config.lm_eval_limit
         yield from lm_eval.measure(models, config.lm_eval_tasks, config.where("lm_eval_tasks"), limit, config.seed)
@@ -121,24 +133,27 @@ def _check(config: EvaluateConfig, files: Sequence[inputs.InputFile]) -> None:
     faults = [fault for name in config.models if (fault := check_folder(Path(name)))]
     if config.lm_eval_tasks:
         faults += lm_eval.check(config.lm_eval_tasks, config.where("lm_eval_tasks"))[1]
-    if not config.texts and not config.lm_eval_tasks:
-        faults.append(
-            config.fault("texts", "nothing is to be measured", "name held-out text, e.g. data/held_out.jsonl")
-        )
+    if not config.texts and not config.tasks and not config.lm_eval_tasks:
+        remedy = "name held-out text, e.g. data/held_out.jsonl, tasks, or lm_eval_tasks"
+        faults.append(config.fault("texts", "nothing is to be measured", remedy))
     if faults:
         raise UserError(faults)
     outputs.check_inputs(config, "texts", files, outputs.evaluation_files(config))
 
 
 def _work(
-    config: EvaluateConfig, files: Sequence[inputs.InputFile]
+    config: EvaluateConfig, files: Sequence[inputs.InputFile], task_files: Sequence[TaskFiles]
 ) -> tuple[manifest.StepSpec, dict[hashing.FileKey, str]]:
     """What is to be done, for the manifest, and the hashes of the models' files, which are the longest to compute."""
     weights = [file for name in config.models for file in model_files(Path(name))]
     settings = {key: value for key, value in config.model_dump(mode="json").items() if key not in _PLACES}
-    spec = manifest.StepSpec(
-        STEP, settings, inputs={"models": weights, "texts": inputs.for_manifest(files)}, key_of=lambda name: name
-    )
+    examples = [file for each in task_files for file in (*each.test, *each.train)]
+    read: dict[str, Sequence[Path | manifest.RemoteFile]]
+    read = {"models": weights, "texts": inputs.for_manifest(files), "tasks": inputs.for_manifest(examples)}
+    if config.pretraining_data:
+        corpus = inputs.find_files(config.pretraining_data, config.where("pretraining_data"))
+        read["pretraining_data"] = inputs.for_manifest(corpus)
+    spec = manifest.StepSpec(STEP, settings, inputs=read, key_of=lambda name: name)
     return spec, hashing.hash_files(weights)
 
 

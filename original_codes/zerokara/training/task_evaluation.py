@@ -85,6 +85,7 @@ class TaskEvaluation:
         self._plan, self._processes, self._config, self._files = plan, processes, config, plan.data.examples
         examples = read_task_examples(self._files, split, num_examples, config.seed)
         self._all, self._own = examples, examples[parallel.data_rank() :: parallel.data_size()]
+        self._most = self._files.max_new_tokens if config.max_new_tokens == "auto" else config.max_new_tokens
         self._never = sorted({plan.encoder.unk_id, *plan.encoder.control_ids} - {plan.encoder.eos_id})
 
     def __call__(
@@ -105,18 +106,22 @@ class TaskEvaluation:
         del copies
         answers = self._answer(model, give_up)
         del model
-        gathered: list[list[Generated] | None] = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(gathered, answers, group=self._processes.host_group)
-        by_rank = gathered[:: parallel.tensor_size()]
-        if any(part is None for part in by_rank):
-            return None
-        size = parallel.data_size()
-        return self._score([(by_rank[n % size] or [])[n // size] for n in range(len(self._all))])
+        return None if answers is None else self._score(self._gathered(answers))
+
+    def _gathered(self, own: list[Generated]) -> list[Generated]:
+        """The answers to all examples, in their order, from those of each process."""
+        # One row an example: whether it stopped, its length, its ids. Tensor-parallel ranks answer alike: one counts.
+        table = torch.zeros(len(self._all), 2 + self._most, dtype=torch.int64)
+        if parallel.tensor_rank() == 0:
+            for row, answer in zip(table[parallel.data_rank() :: parallel.data_size()], own, strict=True):
+                row[0], row[1] = answer.stopped, len(answer.ids)
+                row[2 : 2 + len(answer.ids)] = torch.tensor(answer.ids, dtype=torch.int64)
+        torch.distributed.all_reduce(table, group=self._processes.host_group)
+        return [Generated(row[2 : 2 + row[1]], bool(row[0])) for row in table.tolist()]
 
     def _answer(self, model: Any, give_up: Callable[[], bool] | None) -> list[Generated] | None:
         """The answers to this process's examples, in batches whose number is the same in every process."""
         config, encoder = self._config, self._plan.encoder
-        most = self._files.max_new_tokens if config.max_new_tokens == "auto" else config.max_new_tokens
         size, ranks = config.eval_batch_size, parallel.data_size()
         rounds = -(-len(self._all) // (size * ranks))
         answers: list[Generated] = []
@@ -131,7 +136,7 @@ class TaskEvaluation:
             found = generate(
                 model,
                 [example.prompt for example in part],
-                max_new_tokens=most,
+                max_new_tokens=self._most,
                 eos_id=encoder.eos_id,
                 pad_id=encoder.pad_id,
                 batch_size=size,

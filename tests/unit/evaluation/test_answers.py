@@ -100,3 +100,17 @@ def test_answers_are_the_generated_text(architecture: str) -> None:
 def test_the_limit_follows_the_longest_expected_answer() -> None:
     assert answers.num_tokens_allowed(tokenizer_of(), ["w1", "w1 w2 w3 w4", "w5 w6"]) == 5 + 1
     assert answers.num_tokens_allowed(tokenizer_of(), []) == 3
+
+
+def test_a_prompt_longer_than_the_context_is_not_answered() -> None:
+    shape = shape_of(len(WORDS), architecture="llama")
+    model = stock_model_of(shape, spread_weights(shape), families.SpecialIds(bos=1, eos=2, pad=0))
+    long = " ".join(["w1"] * shape.seq_len)
+    found = answers.answer(model, tokenizer_of(), ["w1", long, "w2"], max_new_tokens=3)
+    assert found is not None and found.num_too_long == 1
+    assert found.outputs[1] == "" and not found.stopped[1]
+    assert [found.outputs[0], found.outputs[2]] == [
+        each.outputs[0]
+        for prompt in ("w1", "w2")
+        if (each := answers.answer(model, tokenizer_of(), [prompt], max_new_tokens=3))
+    ]

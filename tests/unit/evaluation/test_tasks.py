@@ -60,8 +60,12 @@ def test_models_and_baselines_stand_beside_each_other_in_per_cent() -> None:
 def test_outputs_that_are_no_label_and_answers_that_were_cut_are_counted() -> None:
     found = sections_of(reviews())[0]
     details = {row.model: row.details for row in found.rows}
-    assert details["half"] == {"stopped": 50.0, "unmatched": {"outputs": 60, "most_common": [["no idea", 60]]}}
-    assert details["sure"] == {"stopped": 100.0, "unmatched": {"outputs": 0, "most_common": []}}
+    assert details["half"] == {
+        "stopped": 50.0,
+        "too_long": 0,
+        "unmatched": {"outputs": 60, "most_common": [["no idea", 60]]},
+    }
+    assert details["sure"] == {"stopped": 100.0, "too_long": 0, "unmatched": {"outputs": 0, "most_common": []}}
     assert [len(row.notes) for row in found.rows] == [0, 2]
     json.dumps([each.as_json() for each in sections_of(reviews())], allow_nan=False)
 

@@ -61,7 +61,7 @@ def test_in_bf16_the_scores_are_in_fp32() -> None:
 
 
 def test_it_serves_a_shared_bias_that_is_learned() -> None:
-    query, _, _, bias = inputs()
+    _query, _, _, bias = inputs()
     assert biased_attention.serves(bias)
     assert not biased_attention.serves(bias.detach())
     assert not biased_attention.serves(bias.expand(B, H, S, T))

@@ -133,7 +133,7 @@ def finetuned(facts: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
     others = {"majority": 0.335, "character 3-grams": 0.861}
     made = FinetuneFacts(
         task="Korean reviews", data=counts, metric="macro_f1", init_from="me|base",
-        test=finetuning.TestResult(0.8712, 0.851, 0.8899, 500), baselines=others,
+        test=finetuning.MetricResult(0.8712, 0.851, 0.8899, 500), baselines=others,
     )  # fmt: skip
     made.write(tmp_path)
     assert read(tmp_path) == made
