@@ -1,11 +1,11 @@
 """Examples of many lengths → rows of one length, so that hardly any of what is computed is padding.
 
-Best fit, the longest example first (best-fit decreasing): an example goes into the row that it leaves the least room
-in, or into a new one. A row of a decoder has one capacity. A row of an encoder-decoder has two, for the encoder input
-and for the decoder target; there the row is chosen by the room in its encoder input among the first few that have room
-for the target. Examples of equal lengths are taken in an order that the seed draws. Everything is a function of the
-lengths, the capacities and the seed. Source: Krell et al., Efficient Sequence Packing without Cross-contamination,
-2021.
+For a decoder it is best fit, the longest example first (best-fit decreasing): an example goes into the row that it
+leaves the least room in, or into a new one. For an encoder-decoder a row has two capacities, for the encoder input and for the
+decoder target, and is filled by itself: with the longest example, then with the longest ones that leave the rooms on
+both sides as they are to each other, as long as there are such. Examples of equal lengths are taken in an order that
+the seed draws. Everything is a function of the lengths, the capacities and the seed. Source: Krell et al., Efficient
+Sequence Packing without Cross-contamination, 2021.
 
 Example, a capacity of 8, lengths 3 5 4 2 2: rows [5 3] and [4 2 2].
 """
@@ -21,8 +21,8 @@ Lengths = NDArray[np.int64]
 
 LENGTH_MULTIPLE = 8
 """Fused attention kernels want the rows of a mask aligned to 8 numbers."""
-_PROBED = 16
-"""Encoder capacities that are looked at for one with room for the target."""
+_BALANCED = 0.8
+"""Share of its part of the target room that an example at least uses, or a row would be left with room in one side."""
 _TRIED_EXAMPLES = 4096
 """Examples, drawn at random, that are packed with each target length that is tried."""
 _TRIED_SHARES = (1.0, 1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.6, 2.0)
@@ -139,16 +139,23 @@ class _Unpacked:
         return example
 
     def best(self, room: int, target_room: int) -> tuple[int, int] | None:
-        """Lengths of the example with the longest input among those that fit; its target as the rooms are."""
+        """Lengths of the example with the longest input among those that fit and leave the rooms as they are to each
+        other; where none does, of the one with the longest input."""
         fitting = self._inputs & ((2 << room) - 1)
         all_targets = (2 << target_room) - 1
+        longest: tuple[int, int] | None = None
         while fitting:
             size = fitting.bit_length() - 1
             if targets := self._targets[size] & all_targets:
-                balanced = targets & ((2 << size * target_room // room) - 1)
-                return size, (balanced.bit_length() if balanced else (targets & -targets).bit_length()) - 1
+                share = size * target_room // room
+                balanced = (targets & ((2 << share) - 1)).bit_length() - 1
+                if balanced < 0:  # more than its share of the target, as all shorter ones may have
+                    return longest or (size, (targets & -targets).bit_length() - 1)
+                if balanced >= share * _BALANCED:
+                    return size, balanced
+                longest = longest or (size, balanced)
             fitting ^= 1 << size
-        return None
+        return longest
 
 
 def _checked(lengths: ArrayLike, capacity: int) -> Lengths:

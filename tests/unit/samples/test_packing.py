@@ -48,10 +48,11 @@ def near(lengths: np.ndarray) -> np.ndarray:
     [
         (skewed(60, 0.6, 1), near(skewed(60, 0.6, 1))),
         (skewed(60, 0.6, 1), np.full(NUM, 2)),
+        (skewed(15, 0.8, 8), np.full(NUM, 2)),
         (np.random.default_rng(4).integers(1, 513, NUM), np.random.default_rng(5).integers(1, 257, NUM)),
         (skewed(120, 0.6, 6), skewed(30, 0.5, 7, longest=128)),
     ],
-    ids=["like_lengths", "labels", "uniform", "summaries"],
+    ids=["like_lengths", "labels", "labels_of_short_texts", "uniform", "summaries"],
 )
 def test_less_than_a_tenth_of_an_encoder_decoders_rows_is_padding(inputs: np.ndarray, targets: np.ndarray) -> None:
     length = target_length(inputs, targets, 512)
@@ -61,7 +62,7 @@ def test_less_than_a_tenth_of_an_encoder_decoders_rows_is_padding(inputs: np.nda
     assert (512 * read + length * written) / (512 + length) < 0.1
     # With the encoder's length for both, which is simple, most would be padding where targets are short.
     if targets.mean() < 10:
-        assert padding(pack_pairs(inputs, targets, 512, 512), targets, 512) > 0.9
+        assert padding(pack_pairs(inputs, targets, 512, 512), targets, 512) > 0.8
 
 
 def test_it_is_a_function_of_the_seed() -> None:
