@@ -100,7 +100,7 @@ def test_a_task_of_labels_is_learned_tested_once_and_exported(labels: Path) -> N
     converted = run(Path("/dev/null"), *export, script="4_convert_to_HF.sh")
     assert converted.returncode == 0, converted.stderr
     card = Path(f"{run_dir}_hf", "README.md").read_text(encoding="utf-8")
-    assert "model-index" in card and f"{record.test.value:.4f}"[:5] in card
+    assert "model-index" in card and f"{record.test.value:.2%}" in card
 
 
 def test_a_killed_fine_tuning_resumes_where_it_was(labels: Path) -> None:
