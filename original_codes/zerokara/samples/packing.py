@@ -1,11 +1,11 @@
 """Examples of many lengths → rows of one length, so that hardly any of what is computed is padding.
 
 For a decoder it is best fit, the longest example first (best-fit decreasing): an example goes into the row that it
-leaves the least room in, or into a new one. For an encoder-decoder a row has two capacities, for the encoder input and for the
-decoder target, and is filled by itself: with the longest example, then with the longest ones that leave the rooms on
-both sides as they are to each other, as long as there are such. Examples of equal lengths are taken in an order that
-the seed draws. Everything is a function of the lengths, the capacities and the seed. Source: Krell et al., Efficient
-Sequence Packing without Cross-contamination, 2021.
+leaves the least room in, or into a new one. For an encoder-decoder a row has two capacities, for the encoder input and
+for the decoder target, and is filled by itself: with the longest example, then with the longest ones that leave the
+rooms on both sides as they are to each other, as long as there are such. Examples of equal lengths are taken in an
+order that the seed draws. Everything is a function of the lengths, the capacities and the seed. Source: Krell et al.,
+Efficient Sequence Packing without Cross-contamination, 2021.
 
 Example, a capacity of 8, lengths 3 5 4 2 2: rows [5 3] and [4 2 2].
 """
