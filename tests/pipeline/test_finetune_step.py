@@ -127,7 +127,9 @@ def test_a_killed_fine_tuning_resumes_where_it_was(labels: Path) -> None:
 def test_conversations_are_learned_by_an_encoder_decoder(encoder: Encoder, tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text(made_tasks.conversation_lines(200, 1), encoding="utf-8")
     config = make(tmp_path, encoder, "t5", train_data=[str(tmp_path / "train.jsonl")], epochs=1, metric="exact_match")
-    done = run(config, *QUICK, "max_steps=6", "num_processes=2", "zero_stage=2", "eval_examples=8")
+    done = run(
+        config, *QUICK, "max_steps=6", "num_processes=2", "micro_batch_size=2", "zero_stage=2", "eval_examples=8"
+    )
     assert done.returncode == 0, done.stderr + done.stdout
     run_dir = tmp_path / "run"
     losses = [line["loss"] for line in metrics.read(run_dir) if "loss" in line]

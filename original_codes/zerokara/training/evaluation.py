@@ -100,10 +100,10 @@ class Validation:
     """The validation tokens of one process; a source that has none is left out."""
 
     def __init__(self, plan: RunPlan, device: torch.device, prefix: Path | None = None):
-        """`prefix` is of other token files than the validation's: those of a test."""
-        config = plan.config
+        """`prefix` is of other token files than the validation's: those of a test, which are one source."""
+        config, all_sources = plan.config, plan.reading.sources
         self._device, self._micro_batch_size = device, config.micro_batch
-        numbered = [(number, each) for number, each in enumerate(plan.reading.sources) if each.num_valid_tokens]
+        numbered = [(number, each) for number, each in enumerate(all_sources) if each.num_valid_tokens or prefix]
         self._positions, sources = tuple(number for number, _ in numbered), [each for _, each in numbered]
         self._names = [source.name for source in sources]
         self._token_bytes = plan.encoder.piece_bytes()
@@ -111,7 +111,7 @@ class Validation:
         self._kinds[plan.objective.sentinel_ids] = SENTINEL
         self._kinds[plan.encoder.eos_id] = END
         self._is_of_kind_VK = torch.eye(NUM_KINDS, dtype=torch.float64, device=device)[torch.from_numpy(self._kinds)]
-        max_tokens = None if config.eval_tokens == "all" else config.eval_tokens
+        max_tokens = None if config.eval_tokens == "all" or prefix else config.eval_tokens
         self._tokens = plan.data.validation_batches(plan.encoder.eos_id, max_tokens, prefix)
 
     def __call__(self, module: torch.nn.Module, give_up: Callable[[], bool] | None = None) -> ValidationResult | None:

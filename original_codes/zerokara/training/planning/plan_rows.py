@@ -14,6 +14,8 @@ from zerokara.training.planning.disk_space import checkpoint_text
 from zerokara.training.planning.run_plan import RunPlan, template_path
 
 _HEAD_TOKENS = 24
+MAX_PADDING = 0.1
+"""Share of padding above which a plan has a warning."""
 _CHECKED_IDS = 1 << 20
 """Ids whose range is checked, at the beginning and at the end of the data."""
 
@@ -56,7 +58,10 @@ def _example_rows(plan: RunPlan) -> list[tuple[str, str]]:
     shares = (
         f"{rows.learned_share:.1%} of the tokens are learned, {rows.padding_share:.1%} of what is computed is padding"
     )
-    return [("examples", f"{used} ({kept})"), ("", shares)]
+    found = [("examples", f"{used} ({kept})"), ("", shares)]
+    if rows.padding_share > MAX_PADDING:
+        found.append(("", "warning: much padding; a larger packed_length, or fewer very long answers, would have less"))
+    return found
 
 
 def data_rows(plan: RunPlan) -> list[tuple[str, str]]:
