@@ -109,7 +109,7 @@ def work(config: RunConfig, options: command.Options) -> None:
     worker.work(plan, is_trial=options.dry_run, evaluate=evaluate, test=Path(options.test) if options.test else None)
 
 
-def _next(config: RunConfig, options: command.Options, own_name: str) -> str:
+def _next(config: RunConfig, options: command.Options, own_name: str = DEFAULT_CONFIG) -> str:
     """The command that comes after this step."""
     if config.traits.no_class:  # step 4 would refuse it
         return f"{options.again} --evaluate"

@@ -142,6 +142,9 @@ def test_the_facts_keep_the_first_the_last_and_the_best_validation(tmp_path: Pat
         "valid_step": 4,
         "best_valid_bits_per_byte": pytest.approx(1.6 / math.log(2)),
         "best_valid_step": 2,
+        "selection_loss": 2.0,
+        "best_selection_loss": 1.0,
+        "best_step": 2,
     }
     line = metrics.read(tmp_path)[1]
     assert (line["step"], line["valid_loss"], line["valid_tokens"]) == (2, 1.0, 100)

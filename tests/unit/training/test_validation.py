@@ -58,7 +58,7 @@ def test_bits_per_byte_are_of_the_text_alone(span_data: dict[str, str], architec
         assert found["valid_sentinel_nats"] == pytest.approx(nats[is_sentinel].mean(), rel=1e-6)
     else:
         assert "valid_sentinel_nats" not in found
-        tokens = IndexedTokens(plan.token_paths.valid)
+        tokens = IndexedTokens(plan.data.valid_prefix)
         texts = [plan.encoder.decode(ids) for ids in np.split(tokens.tokens, np.flatnonzero(tokens.tokens == end) + 1)]
         assert num_bytes == sum(len(text.encode()) for text in texts)
 
@@ -66,7 +66,7 @@ def test_bits_per_byte_are_of_the_text_alone(span_data: dict[str, str], architec
 def by_hand(plan: run_plan.RunPlan, model: torch.nn.Module) -> tuple[np.ndarray, np.ndarray]:
     """The ids that a validation predicts, and the nats of each, in double precision from the logits."""
     labels, nats = [], []
-    for _, batch in evaluation_batches(plan.token_paths.valid, plan.objective, plan.encoder.eos_id).batches(4):
+    for _, batch in evaluation_batches(plan.data.valid_prefix, plan.objective, plan.encoder.eos_id).batches(4):
         inputs, labels_BT, mask_BT, *others = batch_loader.as_tensors(batch)
         with torch.no_grad():
             logits = model(inputs, None, None, *others)[..., : plan.encoder.vocab_size].double()

@@ -208,9 +208,6 @@ def min_activation_bytes(layout: TrainingLayout) -> int:
         attention = tokens * (hidden + 2 * heads + 2 * number * shape.kv_projection_size // shared)
         if encoder_tokens:
             attention += tokens * (hidden + 2 * heads) + encoder_tokens * 2 * heads
-        if shape.traits.positions == "relative" and layout.device == "cpu":
-            # No fused kernel there has a gradient for a learned bias: the weights of all pairs are kept, in fp32.
-            attention += layout.micro_batch_size * 4 * tokens**2 * shape.num_attn_heads // shared
         whole = []
         for layer in range(shape.num_layers):
             inside = shape.ffn_hidden_size // shared
