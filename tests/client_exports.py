@@ -8,8 +8,9 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ import pytest
 from made_runs import corpus_lines, make_run
 
 from zerokara.config.tokenizer_config import TokenizerConfig
+from zerokara.examples import made_conversations
+from zerokara.examples.chat_template import Message, Segment, auto_template, encode, render
 from zerokara.steps import convert_to_hf
 from zerokara.tokenizer import training
 from zerokara.tokenizer.encoder import Encoder
@@ -68,6 +71,16 @@ class Exports:
         """The tokenizer of an export as training uses it."""
         return Encoder(self.tokenizers[EXPORTS[name][0]])
 
+    def segments(self, name: str, messages: Sequence[Message]) -> list[Segment]:
+        """What training makes of a conversation."""
+        encoder = self.encoder(name)
+        return encode(render(auto_template(encoder), messages), encoder)
+
+
+def joined(segments: Sequence[Segment]) -> list[int]:
+    """The ids of segments, as one list."""
+    return [i for segment in segments for i in segment.ids.tolist()]
+
 
 @pytest.fixture(scope="session")
 def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
@@ -88,10 +101,13 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
         run.mkdir()
         prompt = "the <extra_id_0> reads a corpus" if kind == "sentinels" else "the model reads"
         made = make_run(run, tokenizers[kind], **settings)
+        if name in DECODERS:  # as step 7 leaves it, whatever the weights
+            source = auto_template(Encoder(tokenizers[kind])).source
+            (made / "chat_template.jinja").write_text(source, encoding="utf-8")
         config = run / "convert.yaml"
         config.write_text(
             f"input_model_dir: {made}\noutput_tokenizer_and_model_dir: {folder / name}\n"
-            f"dtype: bf16\ntest_prompt_text: ['{prompt}']\n",
+            f"dtype: bf16\ncheck_lines: 500\ntest_prompt_text: ['{prompt}']\n",
             encoding="utf-8",
         )
         assert convert_to_hf.main(["--config", str(config)]) == 0, name
@@ -99,7 +115,8 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
     questions = {
         "lines": hard_lines(chance),
         "ids": [[chance.randrange(4, 300) for _ in range(40)] for _ in range(2)],
-        "prompts": ["the model", "a corpus and the end of a document", "one"],
+        "prompts": ["text until the end", "a corpus and the end of a document", "one"],
+        "conversations": list(islice(made_conversations.made(Encoder(tokenizers["unigram"]), corpus_lines(40)), 100)),
         "sentinels": [f"<extra_id_{number}>" for number in range(NUM_SENTINELS)],
     }
     return Exports(folder, questions, tokenizers)

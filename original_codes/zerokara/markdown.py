@@ -1,4 +1,4 @@
-"""Escaping of foreign text in Markdown, so that it is shown and is never markup.
+"""Escaping of foreign text in Markdown, so that it is shown and is never markup; and tables.
 
 A corpus file may be named ``x](javascript:…)<script>.jsonl``, and a model writes anything. In: any text. Out: Markdown
 that shows it. Source: CommonMark 0.31 (any ASCII punctuation may follow a backslash; four spaces start a code block),
@@ -43,6 +43,12 @@ def fenced(text: str) -> str:
 def indented(text: str) -> str:
     """`text` as an indented code block, at every kind of line end, so that no line of it starts a line of the file."""
     return "\n".join(f"    {plain(line)}".rstrip() for line in text.splitlines() or [""])
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """A table; its cells are Markdown already."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _longest_run(text: str) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import rounding
 import torch
-from client_exports import DECODERS, EXPORTS, NUM_SENTINELS, Exports, ask, changed_copy
+from client_exports import DECODERS, EXPORTS, NUM_SENTINELS, Exports, ask, changed_copy, joined
 
 SPREAD = 0.5
 """Least standard deviation of logits at which such a tolerance means anything."""
@@ -35,6 +35,16 @@ def test_ids_are_those_of_training(old: dict[str, Any], exports: Exports, name: 
         a, b = encoder.encode("a").tolist(), encoder.encode(" b").tolist()
         assert old[name]["marks"] == [[*a, mark, *b] for mark in encoder.sentinel_ids]
         assert len(encoder.sentinel_ids) == NUM_SENTINELS
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_conversation_has_the_ids_of_training(
+    old: dict[str, Any], new: dict[str, Any], exports: Exports, name: str
+) -> None:
+    segments = [exports.segments(name, messages) for messages in exports.questions["conversations"]]
+    assert len(segments) == 100
+    ours = [[joined(each), joined(each[:-1])] for each in segments]
+    assert old[name]["conversations"] == ours and new[name]["conversations"] == ours
 
 
 @pytest.mark.parametrize("name", EXPORTS)

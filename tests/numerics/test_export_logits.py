@@ -14,13 +14,13 @@ import rounding
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from wide_weights import spread_weights
 
 from zerokara.huggingface import families, logit_proof, to_hf, weight_rules
 from zerokara.huggingface.logit_proof import LogitProof
 from zerokara.huggingface.transforms import QUERY_KEY_VALUE, Parts, Transform
 from zerokara.huggingface.weight_rules import WeightRule
 from zerokara.huggingface.windows import Windows
-from zerokara.model import builder, parallel
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.objective import Prompt
 
@@ -49,21 +49,6 @@ CASES = [
     if shape.architecture == "llama" or (dtype == "fp32") is shape.tie_word_embeddings
 ]
 """Llama both ways; what is saved in bf16 goes the same way for all."""
-
-
-def spread_weights(shape: ModelShape, seed: int = 1) -> dict[str, Tensor]:
-    """Weights of our module, wide; the padding rows too, so that whoever lets them win is found out."""
-    parallel.start_alone()
-    generator = torch.Generator().manual_seed(seed)
-    weights = {}
-    for name, parameter in builder.build(shape).named_parameters():
-        mean = 1.0 if name.endswith("layernorm.weight") else 0.0
-        weights[name] = mean + 0.2 * torch.randn(parameter.shape, generator=generator)
-        if (
-            shape.traits.is_encoder_decoder and not mean
-        ):  # its own initial weights are as wide as they may be: nothing is scaled
-            weights[name] = parameter.detach().clone()
-    return weights
 
 
 def windows_and_prompts(shape: ModelShape) -> tuple[Windows, list[Prompt]]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, IndexedDatasetBuilder
 
+from zerokara.examples.token_files import ExampleTokens, example_writer
 from zerokara.tokens.indexed import IndexedTokens, dtype_for, write_documents
 from zerokara.tokens.layout import bin_path, idx_path
 
@@ -67,3 +68,22 @@ def test_documents_of_several_sequences_are_read(tmp_path: Path) -> None:
     assert len(ours) == 3 and ours.num_documents == 2
     assert ours.document_indices.tolist() == [0, 2, 3]
     assert [ours[i].tolist() for i in range(3)] == [[0, 1, 2], [3, 4, 5, 6], [0, 1]]
+
+
+EXAMPLES = [[[5, 6], [7, 2]], [[8], [9, 2], [5], [2]], [[], [4, 2], [3]]]
+
+
+def test_examples_are_documents_of_several_sequences(tmp_path: Path) -> None:
+    """Ours equal megatron-core's byte for byte, and its reader finds every segment, the empty one too."""
+    with example_writer(tmp_path / "ours", np.dtype(np.uint16)) as writer:
+        writer.add([[np.array(ids, np.int32) for ids in example] for example in EXAMPLES])
+    builder = IndexedDatasetBuilder(str(bin_path(tmp_path / "theirs")), dtype=np.uint16)
+    for example in EXAMPLES:
+        builder.add_document(np.concatenate([np.array(ids, int) for ids in example]), [len(ids) for ids in example])
+    builder.finalize(str(idx_path(tmp_path / "theirs")))
+    for path_of in (bin_path, idx_path):
+        assert path_of(tmp_path / "ours").read_bytes() == path_of(tmp_path / "theirs").read_bytes()
+    theirs, ours = IndexedDataset(str(tmp_path / "ours")), ExampleTokens(tmp_path / "ours")
+    assert theirs.document_indices.tolist() == [0, 2, 6, 9]
+    assert [theirs[i].tolist() for i in range(9)] == [ids for example in EXAMPLES for ids in example]
+    assert [ids.tolist() for i in range(3) for ids in ours.segments(i)] == [theirs[i].tolist() for i in range(9)]

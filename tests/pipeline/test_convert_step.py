@@ -16,10 +16,12 @@ import pytest
 import torch
 from made_runs import make_run, make_tokenizer
 
-from zerokara.huggingface import exported_folder, families, tokenizer_json
+from zerokara.examples.chat_template import ChatTemplate, auto_template, generation_prompt
+from zerokara.huggingface import exported_folder, families, tokenizer_json, tokenizer_proof
 from zerokara.huggingface.transforms import Transform
 from zerokara.huggingface.weight_rules import WeightRule
 from zerokara.steps import convert_to_hf
+from zerokara.tokenizer.encoder import Encoder
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +133,49 @@ def test_a_tokenizer_that_gives_other_ids_fails(
     assert convert(run_dir) == 1
     assert "token ids:" in capsys.readouterr().err
     assert not (run_dir.parent / "hf").exists()
+
+
+CHAT = [{"role": "user", "content": "the model\n</s>"}, {"role": "assistant", "content": "reads a corpus"}]
+
+
+def make_chat(run_dir: Path, tokenizer: Path) -> ChatTemplate:
+    """What step 7 leaves in the run folder of a model that converses."""
+    template = auto_template(Encoder(tokenizer))
+    (run_dir / "chat_template.jinja").write_text(template.source, encoding="utf-8")
+    (run_dir / "conversations.jsonl").write_text(json.dumps({"messages": CHAT}) + "\n", encoding="utf-8")
+    return template
+
+
+def test_a_model_that_converses_is_exported_with_its_template(
+    run_dir: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    template = make_chat(run_dir, tokenizer)
+    assert convert(run_dir, "--set", "check_lines=300") == 0
+    assert "chat template" in capsys.readouterr().out
+    folder = run_dir.parent / "hf"
+    chat = exported_folder.proved(folder).facts["proof"]["chat"]
+    assert chat["holds"] and chat["made"] >= 300 and chat["own"] == 1 and not chat["failures"]
+    assert (folder / "sentencepiece.model").read_bytes() == tokenizer.read_bytes(), "to train on from"
+    assert not (folder / "conversations.jsonl").exists(), "training data"
+    theirs = tokenizer_proof.load(folder)
+    ids = theirs.apply_chat_template(CHAT[:1], add_generation_prompt=True, return_dict=False)
+    assert ids == generation_prompt(template, CHAT[:1], Encoder(tokenizer)).tolist()
+    # Another template is another export.
+    (run_dir / "chat_template.jinja").write_text(template.source + " ", encoding="utf-8")
+    assert convert(run_dir, "--set", "check_lines=300") == 2
+    assert "its chat_template" in capsys.readouterr().err
+
+
+def test_a_template_that_gives_other_ids_fails(
+    run_dir: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = tokenizer_json.write_text
+    monkeypatch.setattr(tokenizer_json, "write_text", lambda path, text: right(path, text.replace("< /s>", "</s>")))
+    make_chat(run_dir, tokenizer)
+    assert convert(run_dir, "--set", "check_lines=300") == 1
+    assert "chat template: " in capsys.readouterr().err
+    kept = json.loads((run_dir.parent / "hf.failed" / "proof.json").read_text(encoding="utf-8"))["proof"]
+    assert not kept["holds"] and kept["token_ids"]["holds"] and kept["chat"]["examples"]
 
 
 def test_a_dry_run_writes_nothing(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ import sentencepiece
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
+from zerokara.examples.chat_template import auto_template
 from zerokara.huggingface import tokenizer_json
 from zerokara.tokenizer.encoder import Encoder
 
@@ -104,19 +105,32 @@ def test_it_runs_from_top_to_bottom(model_dir: Path, monkeypatch: pytest.MonkeyP
     assert len(outputs(done, "image/png")) == 2  # the next tokens, and the curve
     shown = printed(done)
     assert "LlamaForCausalLM" in shown and f"▶ {JAPANESE}⟪" in shown
+    assert "no chat template" in shown and "7_finetune.sh" in shown
     assert "perplexity" in shown and "bits per byte" in shown
     assert "decoded again: the same text" in shown
     assert "validation: 3.500 → 3.020 bits per byte" in shown
     assert any("title='id " in html for html in outputs(done, "text/html"))
 
 
-def test_perplexity_is_that_of_the_model(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The notebook's number for a text longer than the context length, against a plain loop here; without a curve."""
+def test_a_model_with_a_template_chats_and_perplexity_is_that_of_the_model(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One run for both: a conversation; and the notebook's number for a text longer than the context, against a plain
+    loop here, without a curve."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     text = "\n".join(5 * LINES)
-    done = execute(model_dir, monkeypatch, text=repr(text))
+    roles = {KOREAN: "user", "예": "assistant", "!": "user"}
+    turns = [{"role": role, "content": content} for content, role in roles.items()]
+    template = model_dir / "chat_template.jinja"
+    template.write_text(auto_template(Encoder(model_dir / "tokenizer.model")).source, encoding="utf-8")
+    try:
+        done = execute(model_dir, monkeypatch, text=repr(text), messages=repr(turns))
+    finally:
+        template.unlink()
+    assert f"user      ▶ {KOREAN}\nassistant ▶ 예\nuser      ▶ !\nassistant ▶ " in printed(done)
+    assert "no chat template" not in printed(done)
     assert "there is no curve to show" in printed(done)
     assert len(outputs(done, "image/png")) == 1
 

@@ -88,7 +88,7 @@ def test_the_step_from_text_to_tokenizer(root: Path, place: Path) -> None:
 def test_pieces_lie_within_morphemes_and_the_tokenizer_needs_no_analyser(root: Path, place: Path) -> None:
     lines = ["昨日は東京へ行きました。今日も東京で会いましょう。", "学校には 先生と学生が います。"] * 200
     (place / "corpus.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines), "utf-8")
-    done = _step(root, place, "--set", "pre_segment=sudachi", "--set", "vocab_size=317")
+    done = _step(root, place, "--set", "pre_segment=sudachi", "--set", "vocab_size=334")
     assert done.returncode == 0, done.stderr
     assert "SudachiPy" in done.stdout and " 0 of " in done.stdout
     record = manifest.read(place / "tokenizer" / "manifest.json")

@@ -12,6 +12,8 @@ import pytest
 
 from zerokara.config.architectures import ARCHITECTURES, Name
 from zerokara.config.convert_config import ConvertConfig
+from zerokara.config.evaluate_config import EvaluateConfig
+from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.tokenizer_config import TokenizerConfig
@@ -25,7 +27,9 @@ FLOORS = {
     "steps": 6,
     "training": 5,
     "publishing": 5,
+    "evaluation": 5,
     "huggingface": 4,
+    "examples": 3,
     "samples": 3,
     "model": 3,
     "tokens": 3,
@@ -58,7 +62,7 @@ VENDOR_BORDERS = {
 }
 """The files that may name a vendor."""
 
-TORCH_FREE = ("corpus", "tokens", "tokenizer", "config", "samples")
+TORCH_FREE = ("corpus", "tokens", "tokenizer", "config", "samples", "examples")
 """Rooms whose modules may be imported without waiting for torch: they import it inside functions, if at all."""
 
 SHIPPED_FOLDERS = (".ci", "benchmarks", "docs", "model_configs", "original_codes", "tests")
@@ -149,6 +153,10 @@ def config_class(path: Path) -> type:
     keys = {line.split(":")[0] for line in path.read_text(encoding="utf-8").splitlines()}
     if "input_model_dir" in keys:
         return ConvertConfig
+    if "models" in keys:
+        return EvaluateConfig
+    if "train_data" in keys:
+        return FinetuneConfig
     return TokenizerConfig if "character_coverage" in keys or "output_dir" in keys else PretrainConfig
 
 

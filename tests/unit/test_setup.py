@@ -35,7 +35,7 @@ def test_every_requirement_has_one_version_and_a_hash(path: Path) -> None:
     found = entries(path.read_text(encoding="utf-8"))
     assert found
     for name, entry in found.items():
-        assert re.match(r"[a-z0-9-]+==[^ *]+ ", entry), f"{name} is not pinned"
+        assert re.match(r"[a-z0-9-]+(\[[a-z0-9,-]+\])?==[^ *]+ ", entry), f"{name} is not pinned"
         assert SHA256.search(entry), f"{name} has no hash"
         assert len(SHA256.findall(entry)) == entry.count("--hash"), f"{name} has a hash that is none"
 

@@ -27,8 +27,8 @@ from zerokara.errors import Fault, RunError, UserError
 IDENTITY_NAME = "run.json"
 """The file that marks a folder as a run folder."""
 MANIFEST_NAME = "manifest.json"
-VALIDATION_FACT = "valid_loss"
-"""Key of the manifest's facts: the validation loss of these very weights, None if they were not validated."""
+SELECTION_FACT = "selection_loss"
+"""Key of the manifest's facts: what the best checkpoint has least of; None if these very weights were not validated."""
 PARTS = ("weights", "optimizer", "state")
 """The files of a checkpoint, by their names in its manifest."""
 DELETED_SUFFIX = f".deleted{PARTIAL_SUFFIX}"

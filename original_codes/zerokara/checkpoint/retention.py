@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from zerokara.checkpoint.folders import VALIDATION_FACT, all_steps, check_sizes, folder_of, remove
+from zerokara.checkpoint.folders import SELECTION_FACT, all_steps, check_sizes, folder_of, remove
 from zerokara.durable import write_text
 
 LATEST_NAME = "latest"
@@ -25,7 +25,7 @@ class Retention:
     keep_every: int = 0
     """Also every checkpoint whose step is a multiple of this; 0 for none."""
     keep_best: bool = False
-    """Also the one with the lowest validation loss."""
+    """Also the one that validation found best."""
 
 
 def prune(run_dir: Path, retention: Retention) -> list[Path]:
@@ -48,7 +48,7 @@ def prune(run_dir: Path, retention: Retention) -> list[Path]:
 
 
 def write_markers(run_dir: Path) -> None:
-    """Write the names of the newest complete checkpoint and of the best by validation loss to `latest` and `best`.
+    """Write the names of the newest complete checkpoint and of the best by validation to `latest` and `best`.
 
     Raises:
         OSError: the disk fails.
@@ -65,9 +65,9 @@ def write_markers(run_dir: Path) -> None:
 
 
 def _complete(run_dir: Path) -> dict[int, float | None]:
-    """Step → validation loss of each complete checkpoint."""
+    """Step → selection loss of each complete checkpoint."""
     records = {step: check_sizes(folder_of(run_dir, step)) for step in all_steps(run_dir)}
-    return {step: record.facts.get(VALIDATION_FACT) for step, record in records.items() if record is not None}
+    return {step: record.facts.get(SELECTION_FACT) for step, record in records.items() if record is not None}
 
 
 def _best(losses: dict[int, float | None]) -> int | None:

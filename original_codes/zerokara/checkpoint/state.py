@@ -68,9 +68,11 @@ class TrainingState:
         return self.step - self.skipped_steps - self.earlier_updates
 
     @property
-    def validation_loss(self) -> float | None:
-        """Validation loss of these very weights; None if they were not validated, or it is not finite."""
-        loss = self.facts.get("valid_loss") if self.facts.get("valid_step") == self.step else None
+    def selection_loss(self) -> float | None:
+        """What the best checkpoint has least of: the validation loss of these very weights, or a task's metric, negated
+        where more is better. None if they were not validated, or it is not finite."""
+        known = self.facts.get("selection_loss", self.facts.get("valid_loss"))
+        loss = known if self.facts.get("valid_step") == self.step else None
         return loss if loss is not None and math.isfinite(loss) else None
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from zerokara import hashing, manifest
 from zerokara.checkpoint import tensor_file
-from zerokara.checkpoint.folders import MANIFEST_NAME, VALIDATION_FACT, all_steps, check_sizes, folder_of
+from zerokara.checkpoint.folders import MANIFEST_NAME, SELECTION_FACT, all_steps, check_sizes, folder_of
 from zerokara.checkpoint.recovery import broken_names, set_aside
 from zerokara.checkpoint.retention import Retention, prune, write_markers
 from zerokara.checkpoint.state import OPTIMIZER_NAME, STATE_NAME, WEIGHTS_NAME, TrainingState
@@ -92,7 +92,7 @@ def save(run_dir: Path, state: TrainingState, weights: Mapping[str, Tensor], mom
                 "step": state.step,
                 "tokens": state.tokens,
                 "data_sha256": state.data_sha256,
-                VALIDATION_FACT: state.validation_loss,
+                SELECTION_FACT: state.selection_loss,
             },
             seconds=time.monotonic() - started,
             hashes=hashes,

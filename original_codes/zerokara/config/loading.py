@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -19,7 +19,6 @@ from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
 from zerokara.config import other_names, plain_yaml
-from zerokara.config.curriculum import Stage
 from zerokara.config.settings import Origin, Settings
 from zerokara.errors import Fault, UserError, shown
 
@@ -52,7 +51,7 @@ def load(config_class: type[_Config], path: str | Path, overrides: Sequence[str]
         for detail in error.errors():
             by_key.setdefault(_key_of(detail), []).append(detail)
             wrong.add(str(detail["loc"][0]))
-        faults.extend(_invalid(key, details, origin) for key, details in by_key.items())
+        faults.extend(_invalid(key, details, origin, config_class) for key, details in by_key.items())
         # Every setting has a default: with it in place of the wrong values, the rules can check the valid ones.
         config = config_class(**{key: value for key, value in values.items() if key not in wrong})
     config._origin = origin
@@ -199,10 +198,17 @@ def _key_of(detail: ErrorDetails) -> str:
     return key
 
 
-def _invalid(key: str, details: list[ErrorDetails], origin: Origin) -> Fault:
+def _item_keys(key: str, config_class: type[Settings]) -> list[str]:
+    """The keys that an item of a list of mappings may have; `key` is one of an item, ``stages[1].order``."""
+    item, *_ = get_args(config_class.model_fields[key.partition("[")[0]].annotation)
+    return list(item.model_fields)
+
+
+def _invalid(key: str, details: list[ErrorDetails], origin: Origin, config_class: type[Settings]) -> Fault:
     if details[0]["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(key.rpartition(".")[2], Stage.model_fields, n=1)
-        remedy = f"did you mean {near[0]}?" if near else f"a stage has {', '.join(Stage.model_fields)}"
+        known = _item_keys(key, config_class)
+        near = difflib.get_close_matches(key.rpartition(".")[2], known, n=1)
+        remedy = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
         return Fault(origin.where(key), "there is no such setting", key, value=details[0]["input"], remedy=remedy)
     # A union (`a number or "auto"`) reports one error for each of its members: they are alternatives.
     rules = list(dict.fromkeys(_rule_text(detail) for detail in details))
@@ -219,6 +225,7 @@ def _invalid(key: str, details: list[ErrorDetails], origin: Origin) -> Fault:
 
 
 _RULES = {
+    "missing": "given",
     "int_type": "a whole number",
     "int_from_float": "a whole number",
     "float_type": "a number",

@@ -11,6 +11,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from zerokara.config.convert_config import ConvertConfig
+from zerokara.config.evaluate_config import EvaluateConfig
+from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.settings import Settings
 from zerokara.config.tokenizer_config import TokenizerConfig
@@ -18,7 +20,7 @@ from zerokara.config.tokenizer_config import TokenizerConfig
 
 @dataclass(frozen=True)
 class ConfigFile:
-    """One of the three YAML files."""
+    """One of the YAML files."""
 
     name: str
     """End of its name; a set in `model_configs/` has a prefix before it."""
@@ -28,8 +30,10 @@ class ConfigFile:
 
 FILES = (
     ConfigFile("sentence_piece_config.yaml", "step 1", TokenizerConfig),
+    ConfigFile("finetune_config.yaml", "step 7", FinetuneConfig),
     ConfigFile("convert_config.yaml", "steps 4 and 6", ConvertConfig),
-    ConfigFile("config.yaml", "steps 2 and 3", PretrainConfig),  # last, since its name ends the other two
+    ConfigFile("evaluate_config.yaml", "step 8", EvaluateConfig),
+    ConfigFile("config.yaml", "steps 2 and 3", PretrainConfig),  # last, since its name ends the others
 )
 
 OTHER_NAMES = {
@@ -37,6 +41,8 @@ OTHER_NAMES = {
     "input_jsonl": "input train_file dataset_name",
     "input": "input_jsonl train_file dataset_name",
     "check_corpus": "input input_jsonl",
+    "texts": "input_jsonl input datasets",
+    "models": "model pretrained model_name_or_path",
     "text_field": "text_column",
     "valid_fraction": "validation_split_percentage",
     "num_workers": "num_threads preprocessing_num_workers",

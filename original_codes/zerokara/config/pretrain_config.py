@@ -7,23 +7,18 @@ from collections.abc import Iterator, Sequence
 
 from zerokara.config.curriculum import declared_tokens
 from zerokara.config.data_settings import DataSettings
-from zerokara.config.model_settings import ModelSettings
+from zerokara.config.run_config import RunConfig
 from zerokara.config.settings import rule
-from zerokara.config.training_settings import TrainingSettings
 from zerokara.errors import Fault
 
-RESOLVED_NAME = "config_resolved.yaml"
-"""In a run folder: all settings of its newest start."""
 
-
-class PretrainConfig(TrainingSettings, ModelSettings, DataSettings):
+class PretrainConfig(RunConfig, DataSettings):
     """Data, model and training, each in a class of its own: code that needs only one of them takes that one."""
 
     @property
-    def initial_std(self) -> float:
-        """`init_std` with `auto` resolved; 0 stands for T5's own rule, which goes with Adafactor."""
-        t5_rule = self.init_std == "auto" and self.traits.is_encoder_decoder and self.optimizer == "adafactor"
-        return 0.0 if t5_rule else super().initial_std
+    def source_entries(self) -> tuple[str, ...]:
+        """`input_jsonl`."""
+        return self.input_jsonl
 
     @rule("input_jsonl", "source_weights", "stages", "train_tokens")
     def _curriculum_holds_together(self) -> Iterator[Fault]:
@@ -55,24 +50,6 @@ class PretrainConfig(TrainingSettings, ModelSettings, DataSettings):
             yield self.fault(key, rule_text + ", ".join(entries))
         elif math.fsum(weights) <= 0:
             yield self.fault(key, "must have a number above 0")
-
-    @rule("tensor_parallel_size", "architecture", "hidden_size", "num_attn_heads", "num_kv_heads", "ffn_hidden_size")
-    def _tensor_parallel_divides_the_layers(self) -> Iterator[Fault]:
-        size = self.tensor_parallel_size
-        heads = {"num_attn_heads": self.num_attn_heads, "num_kv_heads": self.kv_heads}
-        shared = {**heads, "ffn_hidden_size": self.ffn_size}
-        wrong = [f"{key} = {number}" for key, number in shared.items() if number % size]
-        if wrong:
-            most = math.gcd(*shared.values())
-            possible = [number for number in range(1, most + 1) if most % number == 0]
-            rule_text = f"must divide {', '.join(shared)}: {' and '.join(wrong)} cannot be split over {size} processes"
-            yield self.fault("tensor_parallel_size", rule_text, f"one of {possible}")
-
-    @rule("architecture", "tensor_parallel_size")
-    def _experts_are_not_split(self) -> Iterator[Fault]:
-        if self.tensor_parallel_size > 1 and self.traits.moe_every:
-            rule_text = f"must be 1 for architecture {self.architecture}: its experts are not split"
-            yield self.fault("tensor_parallel_size", rule_text, "shard their state with zero_stage 1, 2 or 3 instead")
 
     @rule("architecture", "intra_document_masking")
     def _only_decoders_mask_documents(self) -> Iterator[Fault]:

@@ -16,9 +16,9 @@ from zerokara.config.settings import Settings
 def as_yaml(config: Settings) -> str:
     """YAML text that loads again to an equal object, grouped, each key under its docstring."""
     lines: list[str] = []
-    for group in _groups(type(config)):
+    for group, keys in _groups(type(config)):
         lines += ["", f"# {'─' * 3} {_heading(group)} {'─' * max(3, 100 - len(_heading(group)))}"]
-        for key in _own_fields(group):
+        for key in keys:
             lines += [f"# {line}" for line in textwrap.wrap(_doc(type(config), key), 108)]
             lines.append(f"{key}: {_value_text(getattr(config, key))}".replace(": \n", ":\n"))
     return "\n".join(lines).lstrip("\n") + "\n"
@@ -27,20 +27,25 @@ def as_yaml(config: Settings) -> str:
 def help_text(config_class: type[Settings]) -> str:
     """Every setting with its default and meaning."""
     lines = []
-    for group in _groups(config_class):
+    for group, keys in _groups(config_class):
         lines.append(f"\n{_heading(group)}")
-        for key in _own_fields(group):
+        for key in keys:
             default = config_class.model_fields[key].get_default(call_default_factory=True)
             lines.append(f"  {key}: {_value_text(default)}")
             lines += textwrap.wrap(_doc(config_class, key), 100, initial_indent="      ", subsequent_indent="      ")
     return "\n".join(lines)
 
 
-def _groups(config_class: type[Settings]) -> Iterator[type[Settings]]:
-    """The component classes of a configuration, in the order of the file (Python's lookup order reversed)."""
+def _groups(config_class: type[Settings]) -> Iterator[tuple[type[Settings], list[str]]]:
+    """The component classes of a configuration and the keys of each, in the order of the file (Python's lookup order
+    reversed); a key that a later class changes stays where it was."""
+    seen: set[str] = set()
     for group in reversed(config_class.__mro__):
-        if isinstance(group, type) and issubclass(group, Settings) and _own_fields(group):
-            yield group
+        if isinstance(group, type) and issubclass(group, Settings):
+            keys = [key for key in _own_fields(group) if key not in seen]
+            seen.update(keys)
+            if keys:
+                yield group, keys
 
 
 def _heading(group: type[Settings]) -> str:

@@ -50,6 +50,12 @@ def causal(seq_len: int) -> SampleLengths:
     return SampleLengths(raw=seq_len, input=seq_len, target=seq_len, overlap=1)
 
 
+def packed(input_length: int, target_length: int, is_encoder_decoder: bool) -> SampleLengths:
+    """Lengths for rows of packed examples; of an encoder-decoder, both its inputs count as tokens of the corpus."""
+    raw = input_length + target_length if is_encoder_decoder else input_length
+    return SampleLengths(raw=raw, input=input_length, target=target_length)
+
+
 def with_spans(seq_len: int, noise_density: float, mean_span_length: float) -> SampleLengths:
     """Lengths for span corruption with an encoder input of `seq_len` tokens, 3 or more."""
     lengths = _of_raw(2, noise_density, mean_span_length)

@@ -13,6 +13,11 @@ from zerokara.errors import Fault
 
 NUM_BYTE_PIECES = 256
 NUM_CONTROL_PIECES = 4
+TURN_PIECES = {"system": "<|system|>", "user": "<|user|>", "assistant": "<|assistant|>"}
+"""The reserved piece that begins the turn of each role in a conversation."""
+_RESERVED_PIECES = (*TURN_PIECES.values(), "<|end|>", *(f"<|reserved_{i}|>" for i in range(4)))
+_RESERVED_NAME = re.compile(r"<\|[A-Za-z0-9_]+\|>")
+"""No two such names overlap, none is a byte piece or a sentinel token, and no ordinary text spells one."""
 
 
 class TokenizerConfig(Settings):
@@ -49,6 +54,9 @@ class TokenizerConfig(Settings):
     """Texts that are always a single piece."""
     extra_ids: Annotated[NaturalWhole, Field(le=1000)] = 0
     """Number of sentinel tokens <extra_id_N> at the end of the vocabulary, <extra_id_0> last; 100 for T5, else 0."""
+    reserved_pieces: Words = _RESERVED_PIECES
+    """Control pieces that no text gives, reserved for fine-tuning (step 7). The first three begin the turns of a chat,
+    <|end|> and the spare ones are for chat templates of your own. A name is <|letters, digits or _|>; [] for none."""
     pre_segment: Literal["none", "mecab", "sudachi", "kiwi", "mecab_ko"] = "none"
     """Learn only pieces within one morpheme (pre-segmentation), as an analyser finds them in the training text: `mecab`
     or `sudachi` for Japanese, `kiwi` or `mecab_ko` for Korean. Gives more tokens, but meaningful ones; the trained
@@ -70,17 +78,22 @@ class TokenizerConfig(Settings):
 
     @property
     def num_fixed_pieces(self) -> int:
-        """The pieces that are not learnt: control, line end, user symbols, sentinel tokens, bytes."""
-        fixed = NUM_CONTROL_PIECES + 1 + len(self.user_defined_symbols) + self.extra_ids
+        """The pieces that are not learnt: control, line end, user symbols, bytes, reserved pieces, sentinel tokens."""
+        fixed = NUM_CONTROL_PIECES + 1 + len(self.user_defined_symbols) + self.num_appended_pieces
         return fixed + (NUM_BYTE_PIECES if self.byte_fallback else 0)
 
-    @rule("vocab_size", "byte_fallback", "extra_ids", "user_defined_symbols")
+    @property
+    def num_appended_pieces(self) -> int:
+        """The pieces behind those of SentencePiece's trainer: reserved pieces and sentinel tokens."""
+        return len(self.reserved_pieces) + self.extra_ids
+
+    @rule("vocab_size", "byte_fallback", "extra_ids", "user_defined_symbols", "reserved_pieces")
     def _vocabulary_holds_fixed_pieces(self) -> Iterator[Fault]:
         fixed = self.num_fixed_pieces
         if self.vocab_size <= fixed:
             yield self.fault(
                 "vocab_size",
-                f"must be greater than the {fixed} fixed pieces (control, bytes, user symbols, sentinel tokens)",
+                f"must be greater than the {fixed} fixed pieces (control, reserved, bytes, user symbols, sentinels)",
                 f"try {max(1000, 4 * fixed)}",
             )
 
@@ -96,6 +109,18 @@ class TokenizerConfig(Settings):
                 yield self.fault("user_defined_symbols", wrong)
         if len(set(self.user_defined_symbols)) < len(self.user_defined_symbols):
             yield self.fault("user_defined_symbols", "must not contain a symbol twice")
+
+    @rule("reserved_pieces", "user_defined_symbols")
+    def _reserved_pieces_are_no_text(self) -> Iterator[Fault]:
+        for piece in self.reserved_pieces:
+            if not _RESERVED_NAME.fullmatch(piece):
+                wrong = f"must not contain {piece!r}: a name is <|letters, digits or _|>, which no ordinary text spells"
+                yield self.fault("reserved_pieces", wrong, "e.g. <|user|>")
+            elif piece in self.user_defined_symbols:
+                wrong = f"must not contain {piece!r}, which is one of reserved_pieces"
+                yield self.fault("user_defined_symbols", wrong, "leave it in one of the two")
+        if len(set(self.reserved_pieces)) < len(self.reserved_pieces):
+            yield self.fault("reserved_pieces", "must not contain a piece twice")
 
     @rule("add_dummy_prefix", "user_defined_symbols")
     def _symbols_without_prefix(self) -> Iterator[Fault]:

@@ -24,7 +24,7 @@ from zerokara.errors import Fault
 
 
 class OptimizationSettings(Settings):
-    """The training (step 3)."""
+    """The training (steps 3 and 7)."""
 
     output_model_dir: Text = "models/embedded"
     """Run folder: checkpoints, metrics.jsonl, TensorBoard, plots."""
@@ -85,13 +85,6 @@ class OptimizationSettings(Settings):
     """Maximum norm of the gradient; 0 for no clipping."""
     seed: NaturalWhole = 1234
     """Seed of the initial weights and of the order of the data."""
-    init_from: str = ""
-    """Hugging Face folder with the weights to start from (continued pretraining); empty to initialize from the seed.
-    Architecture, sizes and tokenizer must be those of that model (step 3 names each that differs), the weights must be
-    *.safetensors; no code of the folder is run. A run that has started resumes from its own checkpoints."""
-    resize_vocabulary: Literal["none", "mean"] = "none"
-    """What to do if the tokenizer has more pieces than the one of init_from: `none` refuses it, `mean` starts each new
-    embedding as the mean of the model's own."""
 
     @property
     def bias_lr_multiplier(self) -> float:
@@ -111,6 +104,18 @@ class OptimizationSettings(Settings):
         if self.lr_schedule == "wsd" and self.warmup_steps == "auto" and self.decay_fraction > room:
             rule_text = f"must leave room for warmup_fraction = {self.warmup_fraction:g}: the two sum to at most 1"
             yield self.fault("decay_fraction", rule_text, f"try at most {room:g}")
+
+
+class StartSettings(Settings):
+    """The weights to start from (step 3)."""
+
+    init_from: str = ""
+    """Hugging Face folder with the weights to start from (continued pretraining); empty to initialize from the seed.
+    Architecture, sizes and tokenizer must be those of that model (step 3 names each that differs), the weights must be
+    *.safetensors; no code of the folder is run. A run that has started resumes from its own checkpoints."""
+    resize_vocabulary: Literal["none", "mean"] = "none"
+    """What to do if the tokenizer has more pieces than the one of init_from: `none` refuses it, `mean` starts each new
+    embedding as the mean of the model's own."""
 
 
 class DataOrderSettings(Settings):
@@ -141,7 +146,7 @@ class DataOrderSettings(Settings):
 
 
 class MachineSettings(Settings):
-    """The machine (step 3): none of this changes what is learned."""
+    """The machine (steps 3 and 7): none of this changes what is learned."""
 
     num_processes: PositiveWhole | Auto = "auto"
     """Training processes; `auto` is one per GPU (CUDA_VISIBLE_DEVICES applies), or one on a CPU. At most as many as
@@ -179,7 +184,7 @@ class MachineSettings(Settings):
 
 
 class MonitoringSettings(Settings):
-    """Monitoring and checkpoints (step 3)."""
+    """Monitoring and checkpoints (steps 3 and 7)."""
 
     log_interval: PositiveWhole = 10
     """Steps between lines in the log and in metrics.jsonl."""
@@ -221,8 +226,8 @@ class MonitoringSettings(Settings):
             yield self.fault("keep_every", rule_text, f"try {nearest}")
 
 
-class TrainingSettings(MonitoringSettings, MachineSettings, DataOrderSettings, OptimizationSettings):
-    """All settings of step 3 but those of the data and the model."""
+class EngineSettings(MonitoringSettings, MachineSettings, OptimizationSettings):
+    """Optimization, machine and monitoring: what pretraining and fine-tuning share."""
 
     @rule("global_batch_size", "micro_batch_size", "num_processes", "tensor_parallel_size")
     def _micro_divides_global(self) -> Iterator[Fault]:
@@ -272,3 +277,7 @@ class TrainingSettings(MonitoringSettings, MachineSettings, DataOrderSettings, O
         tries = " or ".join(str(size) for size in (lower, lower + step) if size)
         rule_text = f"must be a multiple of micro_batch_size × {what} = {micro} × {ranks} = {step}"
         yield self.fault("global_batch_size", rule_text, f"try {tries}")
+
+
+class TrainingSettings(EngineSettings, DataOrderSettings, StartSettings):
+    """All settings of step 3 but those of the data and the model."""

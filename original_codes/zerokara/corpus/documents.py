@@ -129,6 +129,21 @@ def text_of_json(line: bytes, text_field: str) -> str | Reason:
     return fault_of(text) or text
 
 
+def object_of_line(text: str) -> dict[str, Any] | Reason:
+    """The JSON object that a line of text is, parsed by orjson, or leniently where orjson refuses it."""
+    try:
+        value: Any = orjson.loads(text)
+    except ValueError:  # orjson's own, and the one of a text with lone surrogates
+        value = _careful_json(text.encode() + b"\n")
+        if isinstance(value, Reason):
+            return value
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            return Reason.LONE_SURROGATE
+    return value if type(value) is dict else Reason.NOT_AN_OBJECT
+
+
 def text_of_file(content: bytes) -> str | tuple[Reason, int]:
     """The text of a .txt file that is one document, or a reason and the byte that it concerns."""
     try:

@@ -26,19 +26,58 @@ from zerokara.progress import log
 if TYPE_CHECKING:
     from zerokara.corpus.hub import HubFile
 
-FileFormat = Literal["jsonl", "txt", "parquet"]
+FileFormat = Literal["jsonl", "txt", "tsv", "parquet"]
 FORMAT_OF_SUFFIX: dict[str, FileFormat] = {".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".txt": "txt"}
 PACKING_OF_SUFFIX: dict[str, Packing] = {".gz": "gzip", ".zst": "zstd"}
 OTHER_PACKINGS = frozenset({".bz2", ".xz", ".lzma", ".lz4", ".br", ".snappy", ".zip", ".7z", ".zstd", ".gzip"})
 """Text packed like this is not read, but a note names it."""
 EMBEDDED_CORPUS = Path("data/embedded/corpus.jsonl")
 """What the shipped configuration names; `run_all.sh` makes it."""
-FORMATS = ".jsonl, .json (one JSON object a line) or .txt, each plain, .gz or .zst, or .parquet"
 OWN_OUTPUT_ENDINGS = ("_quarantine.jsonl", "manifest.json", PARTIAL_SUFFIX)
 """Files that our own steps write; a folder or a glob that holds them is still only the corpus."""
 LIST_MARK, HUB_MARK = "@", "hf://"
 MAX_LISTED = 5
 """At most so many of the files with the same fault are named."""
+
+
+@dataclass(frozen=True)
+class Formats:
+    """The formats of files that an entry may name."""
+
+    of_suffix: Mapping[str, FileFormat]
+    text: str
+    """The same in words, for messages."""
+
+    def of(self, name: str) -> tuple[FileFormat, Packing] | None:
+        """The format that a file's name tells, or None."""
+        suffixes = [suffix.lower() for suffix in Path(name).suffixes] or [""]
+        if suffixes[-1] == ".parquet":
+            return "parquet", "none"
+        packing = PACKING_OF_SUFFIX.get(suffixes[-1], "none")
+        inner = suffixes[:-1] if packing != "none" else suffixes
+        file_format = self.of_suffix.get(inner[-1]) if inner else None
+        return (file_format, packing) if file_format else None
+
+    def is_name(self, name: str) -> bool:
+        """Whether a file of this name, found in a folder or by a pattern, belongs to the text."""
+        return not name.startswith(".") and not name.endswith(OWN_OUTPUT_ENDINGS) and self.of(name) is not None
+
+    def is_packed_otherwise(self, name: str) -> bool:
+        """Whether a name is that of such a file with one suffix more, as ``.xz``."""
+        inner, suffix = os.path.splitext(name)
+        return suffix.lower() in OTHER_PACKINGS and self.is_name(inner)
+
+
+CORPUS = Formats(
+    FORMAT_OF_SUFFIX, ".jsonl, .json (one JSON object a line) or .txt, each plain, .gz or .zst, or .parquet"
+)
+"""Text to pretrain on."""
+TABLES = Formats(
+    {**FORMAT_OF_SUFFIX, ".txt": "tsv", ".tsv": "tsv"},
+    ".jsonl, .json (one JSON object a line), .tsv or .txt (columns between tabs, their names in the first line), each "
+    "plain, .gz or .zst, or .parquet",
+)
+"""Records with several fields."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +138,7 @@ def _hub() -> ModuleType:
     return hub
 
 
-def find_files(entries: Sequence[str], where: str) -> list[InputFile]:
+def find_files(entries: Sequence[str], where: str, formats: Formats = CORPUS) -> list[InputFile]:
     """Find the files of every entry, in corpus order; `where` is the place of the entries in the configuration.
 
     Raises:
@@ -110,7 +149,7 @@ def find_files(entries: Sequence[str], where: str) -> list[InputFile]:
     files: list[InputFile] = []
     first_entry: dict[str, str] = {}
     for source, entry in enumerate(entries):
-        for line, place, found in _expand(entry, where, faults):
+        for line, place, found in _expand(entry, where, formats, faults):
             # The same documents twice would put one document into both training and validation.
             again = [same for same in found if same in first_entry]
             if again:
@@ -119,7 +158,7 @@ def find_files(entries: Sequence[str], where: str) -> list[InputFile]:
                 faults.append(Fault(where=place, value=shown(line), rule=rule, remedy="name each file once"))
             for same, file in found.items():
                 first_entry.setdefault(same, line)
-                files.append(_input_file(file, source))
+                files.append(_input_file(file, source, formats))
     unreadable = [file for file in files if file.remote is None and not os.access(file.path, os.R_OK)]
     if unreadable:
         more = f"; nor can {len(unreadable) - 1:,} more files" if unreadable[1:] else ""
@@ -153,23 +192,12 @@ def for_manifest(files: Sequence[InputFile]) -> list[Path | manifest.RemoteFile]
     ]
 
 
-def format_of(name: str) -> tuple[FileFormat, Packing] | None:
-    """The format that a file's name tells, or None."""
-    suffixes = [suffix.lower() for suffix in Path(name).suffixes] or [""]
-    if suffixes[-1] == ".parquet":
-        return "parquet", "none"
-    packing = PACKING_OF_SUFFIX.get(suffixes[-1], "none")
-    inner = suffixes[:-1] if packing != "none" else suffixes
-    file_format = FORMAT_OF_SUFFIX.get(inner[-1]) if inner else None
-    return (file_format, packing) if file_format else None
-
-
 def _name(found: Path | HubFile) -> str:
     return shown(found if isinstance(found, Path) else found.name)
 
 
-def _input_file(found: Path | HubFile, source: int) -> InputFile:
-    file_format, packing = format_of(found.name) or ("txt", "none")
+def _input_file(found: Path | HubFile, source: int, formats: Formats) -> InputFile:
+    file_format, packing = formats.of(found.name) or ("txt", "none")
     if isinstance(found, Path):
         status = found.stat()
         return InputFile(found, source, file_format, packing, status.st_size, status.st_mtime_ns)
@@ -180,35 +208,35 @@ _Found = Mapping[str, "Path | HubFile"]
 """What tells a file from all others, whatever its names, → the file."""
 
 
-def _expand(entry: str, where: str, faults: list[Fault]) -> Iterator[tuple[str, str, _Found]]:
+def _expand(entry: str, where: str, formats: Formats, faults: list[Fault]) -> Iterator[tuple[str, str, _Found]]:
     """The files of an entry, of a list line by line: each with its place."""
     if entry.startswith(LIST_MARK) and not Path(entry).exists():
         for line, place in _listed(_path(entry.removeprefix(LIST_MARK)), entry, where, faults):
-            yield line, place, _files_of(line, place, faults)
+            yield line, place, _files_of(line, place, formats, faults)
     else:
-        yield entry, where, _files_of(entry, where, faults)
+        yield entry, where, _files_of(entry, where, formats, faults)
 
 
-def _files_of(entry: str, where: str, faults: list[Fault]) -> _Found:
+def _files_of(entry: str, where: str, formats: Formats, faults: list[Fault]) -> _Found:
     if entry.startswith(HUB_MARK):
-        files = _hub().find(entry, where, faults, lambda name: format_of(name) is not None, FORMATS)
+        files = _hub().find(entry, where, faults, lambda name: formats.of(name) is not None, formats.text)
         return {file.name: file for file in files}
     if not entry.strip():
         faults.append(Fault(where=where, rule="an entry is empty", remedy="name a file, a folder or a pattern"))
         return {}
     path = _path(entry)
     if path.is_file():
-        if format_of(path.name) is None:
-            faults.append(Fault(where=where, value=shown(entry), rule=f"is of no format known here: {FORMATS}"))
+        if formats.of(path.name) is None:
+            faults.append(Fault(where=where, value=shown(entry), rule=f"is of no format known here: {formats.text}"))
             return {}
         return {os.path.realpath(path): path}
-    search = FileSearch(_is_corpus_name, _is_packed_otherwise)
+    search = FileSearch(formats.is_name, formats.is_packed_otherwise)
     if path.is_dir():
         search.below(path)
-        looked_for = f"files ending in {FORMATS}, in the folder and below"
+        looked_for = f"files ending in {formats.text}, in the folder and below"
     elif glob.has_magic(entry):
         search.matching(str(path))
-        looked_for = f"the pattern {shown(path.absolute())}, for {FORMATS}"
+        looked_for = f"the pattern {shown(path.absolute())}, for {formats.text}"
     else:
         looked_for = f"{shown(path.absolute())} as a file or a folder"
         if path.exists():
@@ -217,7 +245,7 @@ def _files_of(entry: str, where: str, faults: list[Fault]) -> _Found:
             return {}
         if path.is_symlink():
             search.dangling.append(path)
-    lost = _lost(search, where)
+    lost = _lost(search, formats, where)
     faults.extend(lost)
     _log_left_out(search, entry)
     found = dict(sorted(search.found.items(), key=lambda file: file[1]))
@@ -227,9 +255,9 @@ def _files_of(entry: str, where: str, faults: list[Fault]) -> _Found:
     return found
 
 
-def _lost(search: FileSearch, where: str) -> list[Fault]:
+def _lost(search: FileSearch, formats: Formats, where: str) -> list[Fault]:
     """Faults for text that the user would miss."""
-    reasons = [(link, "is a link to nothing") for link in search.dangling if _is_corpus_name(link.name)]
+    reasons = [(link, "is a link to nothing") for link in search.dangling if formats.is_name(link.name)]
     reasons += [(path, f"cannot be looked into: {why}") for path, why in search.unreadable]
     return [
         Fault(where=where, value=shown(path), rule=rule, remedy="repair it, or remove it")
@@ -276,18 +304,8 @@ def _listed(path: Path, entry: str, where: str, faults: list[Fault]) -> Iterator
         yield line if line.startswith(HUB_MARK) else str(path.parent / _path(line)), place
 
 
-def _is_packed_otherwise(name: str) -> bool:
-    """Whether a name is that of a corpus file with one suffix more, as ``.xz``."""
-    inner, suffix = os.path.splitext(name)
-    return suffix.lower() in OTHER_PACKINGS and _is_corpus_name(inner)
-
-
 def _path(entry: str) -> Path:
     return Path(os.path.expanduser(entry))  # that of Path raises where there is no such user
-
-
-def _is_corpus_name(name: str) -> bool:
-    return not name.startswith(".") and not name.endswith(OWN_OUTPUT_ENDINGS) and format_of(name) is not None
 
 
 def _beside(path: Path) -> str:

@@ -93,6 +93,35 @@ def row_groups(file: InputFile, start: int, end: int | None, text_field: str) ->
             first_row, line = group.end, group.line
 
 
+def rows(file: InputFile) -> Iterator[dict[str, Any] | None]:
+    """Each row with the values of all columns by name; None for one with a string that is not UTF-8.
+
+    Raises:
+        Damaged: the file is not a .parquet, or a page of it cannot be read.
+        OSError: the disk or the network failed.
+    """
+    with _opened(file) as table:
+        batches = table.iter_batches(_DICTIONARY_BATCH_ROWS, use_threads=False)
+        while True:
+            with _damage():
+                batch = next(batches, None)
+            if batch is None:
+                return
+            try:
+                yield from batch.to_pylist()
+            except UnicodeDecodeError:  # raised before the first row is given
+                for number in range(batch.num_rows):
+                    yield _row(batch, number)
+
+
+def _row(batch: pa.RecordBatch, number: int) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = batch.slice(number, 1).to_pylist()[0]
+        return found
+    except UnicodeDecodeError:
+        return None
+
+
 @contextmanager
 def _opened(file: InputFile) -> Iterator[pq.ParquetFile]:
     with file.open(0) as raw:

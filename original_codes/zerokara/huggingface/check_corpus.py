@@ -7,22 +7,29 @@ from itertools import zip_longest
 
 from zerokara.config.convert_config import ConvertSettings
 from zerokara.config.data_settings import DataSettings
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.run_config import RunConfig
 from zerokara.corpus import inputs, reading
 from zerokara.errors import UserError
+from zerokara.examples.preparation import ExampleFiles
+from zerokara.examples.token_files import ExampleTokens
+from zerokara.tokenizer.encoder import Encoder
 
 RANGE_BYTES = 1 << 20
 _PLACES = 16
 """Places of a source that are read from in turn, one document at a time."""
 
 
-def files_for(settings: ConvertSettings, trained_with: DataSettings) -> list[inputs.InputFile]:
-    """The files of `check_corpus`, or of the corpus that the run was trained on.
+def files_for(settings: ConvertSettings, trained_with: RunConfig) -> list[inputs.InputFile]:
+    """The files of `check_corpus`, or of the corpus that the run was trained on; none for the examples of a task.
 
     Raises:
         UserError: a file is not there.
     """
     if settings.check_corpus:
         return inputs.find_files(settings.check_corpus, settings.where("check_corpus"))
+    if not isinstance(trained_with, PretrainConfig):
+        return []
     try:
         return inputs.find_files(trained_with.input_jsonl, settings.where("check_corpus"))
     except UserError as error:
@@ -30,12 +37,20 @@ def files_for(settings: ConvertSettings, trained_with: DataSettings) -> list[inp
         raise UserError(settings.fault("check_corpus", rule, "name raw text of the same kind here")) from error
 
 
-def documents(files: list[inputs.InputFile], trained_with: DataSettings, num_lines: int) -> list[str]:
-    """Documents with at least `num_lines` non-empty lines in all, if the corpus has that many; sources take turns."""
+def documents(
+    files: list[inputs.InputFile], trained_with: RunConfig, num_lines: int, encoder: Encoder | None = None
+) -> list[str]:
+    """Documents with at least `num_lines` non-empty lines in all, if the corpus has that many; sources take turns.
+
+    Without files they are the examples that a fine-tuning prepared, as `encoder` decodes them.
+    """
+    if not files and encoder is not None:
+        return _examples(trained_with.output_prefix, encoder, num_lines)
+    data = trained_with if isinstance(trained_with, PretrainConfig) else DataSettings()
     by_source: dict[int, list[inputs.InputFile]] = {}
     for file in files:
         by_source.setdefault(file.source, []).append(file)
-    readers = [_spread(members, trained_with) for members in by_source.values()]
+    readers = [_spread(members, data) for members in by_source.values()]
     chosen: list[str] = []
     lines = 0
     for turn in zip_longest(*readers):
@@ -51,6 +66,22 @@ def documents(files: list[inputs.InputFile], trained_with: DataSettings, num_lin
 def lines_of(document: str) -> list[str]:
     """The non-empty lines of a document."""
     return [line for line in document.split("\n") if line.strip()]
+
+
+def _examples(output_prefix: str, encoder: Encoder, num_lines: int) -> list[str]:
+    """The texts of training examples."""
+    tokens = ExampleTokens(ExampleFiles.read(output_prefix).train.prefix)
+    chosen: list[str] = []
+    lines = 0
+    for number in range(len(tokens)):
+        if lines >= num_lines:
+            break
+        for ids in tokens.segments(number):
+            text = encoder.decode(ids)
+            if text.strip():
+                chosen.append(text)
+                lines += len(lines_of(text))
+    return chosen
 
 
 def _spread(files: list[inputs.InputFile], trained_with: DataSettings) -> Iterator[str]:

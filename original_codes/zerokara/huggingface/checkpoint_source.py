@@ -17,8 +17,8 @@ import orjson
 from zerokara import checkpoint, hashing
 from zerokara.checkpoint.state import WEIGHTS_NAME
 from zerokara.config.convert_config import ConvertSettings
-from zerokara.config.loading import load
-from zerokara.config.pretrain_config import RESOLVED_NAME, PretrainConfig
+from zerokara.config.resolved import RESOLVED_NAME, load_run
+from zerokara.config.run_config import RunConfig
 from zerokara.errors import Fault, UserError
 from zerokara.model.shapes import ModelShape
 
@@ -39,7 +39,7 @@ class CheckpointSource:
     run_dir: Path
     folder: Path
     state: checkpoint.TrainingState
-    config: PretrainConfig
+    config: RunConfig
 
     @property
     def manifest_path(self) -> Path:
@@ -120,4 +120,4 @@ def _opened(folder: Path) -> CheckpointSource:
             f"is not the tokenizer of {folder.name}: sha256 {sha256[:12]}, trained with {state.tokenizer_sha256[:12]}"
         )
         raise UserError(Fault(where=str(run_dir / TOKENIZER_NAME), rule=rule, remedy="put the right file back"))
-    return CheckpointSource(run_dir, folder, state, load(PretrainConfig, run_dir / RESOLVED_NAME))
+    return CheckpointSource(run_dir, folder, state, load_run(run_dir / RESOLVED_NAME))

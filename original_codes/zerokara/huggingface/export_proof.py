@@ -1,4 +1,5 @@
-"""The two proofs of an exported folder: its tokenizer gives the ids of training, its model computes the trained logits.
+"""The proofs of an exported folder: its tokenizer gives the ids of training, its model computes the trained logits, and
+its chat template, where it has one, gives the ids of training too.
 
 In: the folder, the checkpoint it was made from, and real text. Out: an `ExportProof`, which lists every fault and holds
 the facts for the manifest.
@@ -14,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from zerokara.huggingface import continuations, logit_proof, windows
+from zerokara.huggingface.chat_proof import ChatProof
 from zerokara.huggingface.checkpoint_source import CheckpointSource
 from zerokara.huggingface.continuations import Continuation
 from zerokara.huggingface.logit_proof import LogitProof
@@ -27,16 +29,20 @@ _CORPUS_PROMPTS, _CORPUS_PROMPT_TOKENS = 2, 8
 
 @dataclass(frozen=True)
 class ExportProof:
-    """Both proofs, and the continuations of the user's prompts."""
+    """The proofs, and the continuations of the user's prompts."""
 
     logits: LogitProof
     token_ids: TokenizerProof
     continuations: list[Continuation]
+    chat: ChatProof | None = None
+    """None for a model without a chat template."""
 
     @property
     def faults(self) -> list[str]:
-        """Everything that speaks against the export; empty when both proofs hold."""
-        return [*self.logits.faults, *([] if self.token_ids.ok else [f"token ids: {self.token_ids}"])]
+        """Everything that speaks against the export; empty when all proofs hold."""
+        token_ids = [] if self.token_ids.ok else [f"token ids: {self.token_ids}"]
+        chat = [] if self.chat is None or self.chat.ok else [f"chat template: {self.chat}"]
+        return [*self.logits.faults, *token_ids, *chat]
 
     def as_json(self, examples: bool = False) -> dict[str, Any]:
         """Facts for the manifest; `examples` adds differing lines of the corpus, which are not for everyone."""
@@ -45,8 +51,9 @@ class ExportProof:
         counts = {"holds": ids.ok, **{name: getattr(ids, name) for name in names}, "failures": ids.num_failures}
         if examples:
             counts["examples"] = [str(difference) for difference in (*ids.failures, *ids.tie_examples)]
+        chat = {"chat": self.chat.as_json(examples)} if self.chat else {}
         return {
-            "proof": {"holds": not self.faults, "logits": self.logits.as_json(), "token_ids": counts},
+            "proof": {"holds": not self.faults, "logits": self.logits.as_json(), "token_ids": counts, **chat},
             "samples": [asdict(each) for each in self.continuations],
         }
 

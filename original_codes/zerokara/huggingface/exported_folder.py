@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from zerokara import hashing, manifest
 from zerokara.errors import Fault, UserError
+from zerokara.examples import facts
 
 if TYPE_CHECKING:  # step 1 asks for a name here, and needs neither
     from zerokara.config.convert_config import ConvertConfig
@@ -27,11 +28,15 @@ def work(source: CheckpointSource, settings: ConvertConfig) -> manifest.StepSpec
     names = (
         "dtype", "max_shard_size", "check_lines", "test_prompt_text", "huggingface_name", "language", "license",
     )  # fmt: skip
+    inputs = {"checkpoint": source.manifest_path, "tokenizer": source.tokenizer_path}
+    # What step 7 left there, if it did.
+    left = {"chat_template": facts.CHAT_TEMPLATE_NAME, "finetuning": facts.NAME}
+    inputs |= {key: source.run_dir / name for key, name in left.items() if (source.run_dir / name).is_file()}
     return manifest.StepSpec(
         step=STEP,
         settings={name: getattr(settings, name) for name in names},
-        inputs={"checkpoint": source.manifest_path, "tokenizer": source.tokenizer_path},
-        key_of=lambda name: f"input_model_dir (its {name})" if name in ("checkpoint", "tokenizer") else name,
+        inputs=inputs,
+        key_of=lambda name: f"input_model_dir (its {name})" if name in inputs else name,
     )
 
 

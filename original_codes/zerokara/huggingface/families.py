@@ -43,6 +43,8 @@ class Family:
     """Whether the file of an untied model must hold them: transformers would initialise them at random."""
     config_is_tied: Callable[[Any], bool] = lambda config: bool(config.tie_word_embeddings)
     """Whether a loaded configuration says that embedding and output matrix are tied."""
+    moe_layers: Callable[[Any], tuple[int, ...]] = lambda _: ()
+    """The layers with experts that a loaded configuration says, where a setting of ours says it (`moe_layers`)."""
 
     @property
     def auto_class(self) -> str:
@@ -63,6 +65,8 @@ class SpecialIds:
     """None if the tokenizer has none, as T5's."""
     eos: int
     pad: int
+    other_ends: tuple[int, ...] = ()
+    """Ids besides eos at which generation stops: the ends of a chat template's answers."""
 
 
 def _family(architecture: str, module: ModuleType, description: str, model_type: str = "", **more: Any) -> Family:
@@ -76,6 +80,7 @@ def _family(architecture: str, module: ModuleType, description: str, model_type:
         description,
         ARCHITECTURES[architecture].is_encoder_decoder,
         getattr(module, "OLDER_NAMES", {}),
+        **({"moe_layers": module.moe_layers} if hasattr(module, "moe_layers") else {}),
         **more,
     )
 

@@ -52,8 +52,8 @@ def check_source(
     if reason := shape.traits.no_class:
         raise UserError(fault("init_from", f"has no class for architecture {shape.architecture}: {reason}"))
     if not (folder / "config.json").is_file():
-        raise UserError(fault("init_from", *_no_model(folder)))
-    hf_config = _read_config(folder)
+        raise UserError(fault("init_from", *no_model(folder)))
+    hf_config = read_config(folder)
     family = families.FAMILIES[shape.architecture]
     if hf_config.model_type != family.model_type:
         known = [name for name, each in families.FAMILIES.items() if each.model_type == hf_config.model_type]
@@ -116,7 +116,7 @@ def num_surplus_rows(folder: Path, shape: ModelShape) -> int:
 
     T5's has 32,128 rows for 32,100 ids, so that it can be split among processes.
     """
-    return max(0, int(_read_config(folder).vocab_size) - shape.vocab_size)
+    return max(0, int(read_config(folder).vocab_size) - shape.vocab_size)
 
 
 def _fitted(rows_VD: Tensor, vocab_size: int) -> Tensor:
@@ -127,8 +127,8 @@ def _fitted(rows_VD: Tensor, vocab_size: int) -> Tensor:
     return torch.cat((rows_VD, rows_VD.mean(dim=0, keepdim=True).expand(missing, -1)))
 
 
-def _no_model(folder: Path) -> tuple[str, str]:
-    """What is wrong with a folder without config.json, and the remedy."""
+def no_model(folder: Path) -> tuple[str, str]:
+    """Return what is wrong with a folder without config.json, and the remedy."""
     run_dir = folder.parent if folder.name.startswith("global_step") else folder
     if (run_dir / folders.IDENTITY_NAME).exists() or folders.all_steps(run_dir):
         remedy = "export it with step 4 (bash 4_convert_to_HF.sh), and name the folder that it writes"
@@ -137,7 +137,12 @@ def _no_model(folder: Path) -> tuple[str, str]:
     return "holds no Hugging Face model", remedy
 
 
-def _read_config(folder: Path) -> Any:
+def read_config(folder: Path) -> Any:
+    """Return the configuration of a folder as transformers loads it.
+
+    Raises:
+        UserError: it cannot be read.
+    """
     from transformers import AutoConfig
 
     try:
@@ -145,6 +150,16 @@ def _read_config(folder: Path) -> Any:
     except Exception as error:  # transformers raises nothing narrower for malformed files
         rule = f"transformers cannot read it: {_one_line(error)}"
         raise UserError(Fault(where=str(folder / "config.json"), rule=rule)) from error
+
+
+def value_of(hf_config: Any, key: str) -> Any:
+    """The value at a key, dotted where nested, of a loaded configuration; None if it has none."""
+    value: Any = hf_config
+    for name in key.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+    if key == "n_inner" and value is None:
+        return 4 * hf_config.n_embd  # as GPT2Config documents
+    return value
 
 
 def _one_line(error: Exception) -> str:
@@ -212,11 +227,7 @@ def _differing_settings(folder: Path, shape: ModelShape, hf_config: Any, fault: 
     for key, expected in _flat(ours):
         if key in _OF_TRAINING:
             continue
-        value: Any = hf_config
-        for name in key.split("."):
-            value = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
-        if key == "n_inner" and value is None:
-            value = 4 * hf_config.n_embd  # as GPT2Config documents
+        value = value_of(hf_config, key)
         may_be_longer = key == "max_position_embeddings" and value >= expected
         if value == expected or may_be_longer:
             continue

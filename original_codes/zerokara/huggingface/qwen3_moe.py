@@ -51,3 +51,10 @@ def config_values(shape: ModelShape) -> dict[str, Any]:
         "decoder_sparse_step": 1,
         "mlp_only_layers": [layer for layer in range(shape.num_layers) if layer not in shape.moe_layers],
     }
+
+
+def moe_layers(config: Any) -> tuple[int, ...]:
+    """The layers with experts of a ``Qwen3MoeConfig``."""
+    step = config.decoder_sparse_step
+    listed = config.mlp_only_layers or []
+    return tuple(n for n in range(config.num_hidden_layers) if n not in listed and (n + 1) % step == 0)

@@ -6,6 +6,8 @@ Weights come from safetensors on this machine only; no code of the folder is run
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,7 @@ from zerokara.huggingface.families import Family
 
 def load(folder: Path, dtype: torch.dtype, family: Family) -> tuple[Any, list[str]]:
     """Return the model on the CPU, and what the loading report complains about: missing, unexpected, other shapes."""
-    if not sys.stderr.isatty():
-        logging.disable_progress_bar()
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # it warns that T5's separate output matrix is not tied, as it should be
-    try:
+    with quiet(progress_bar=sys.stderr.isatty()):
         model, report = getattr(transformers, family.auto_class).from_pretrained(
             folder,
             dtype=dtype,
@@ -31,6 +29,24 @@ def load(folder: Path, dtype: torch.dtype, family: Family) -> tuple[Any, list[st
             use_safetensors=True,
             output_loading_info=True,
         )
+    return model, report_faults(report)
+
+
+@contextmanager
+def quiet(progress_bar: bool) -> Iterator[None]:
+    """Keep transformers from warning that T5's separate output matrix is not tied, as it should be."""
+    verbosity, had_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    if not progress_bar:
+        logging.disable_progress_bar()
+    try:
+        yield
     finally:
         logging.set_verbosity(verbosity)
-    return model, [f"{name}: {sorted(map(str, keys))}" for name, keys in report.items() if keys]
+        if had_bar:
+            logging.enable_progress_bar()
+
+
+def report_faults(report: Mapping[str, Collection[object]]) -> list[str]:
+    """What transformers' loading report complains about."""
+    return [f"{name}: {sorted(map(str, keys))}" for name, keys in report.items() if keys]

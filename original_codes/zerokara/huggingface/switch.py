@@ -58,3 +58,11 @@ def config_values(shape: ModelShape) -> dict[str, Any]:
         "router_jitter_noise": 0.0,
         "router_dtype": "float32",
     }
+
+
+def moe_layers(config: Any) -> tuple[int, ...]:
+    """The layers with experts of a ``SwitchTransformersConfig``."""
+    if not config.num_sparse_encoder_layers:
+        return ()
+    step = config.num_layers // config.num_sparse_encoder_layers
+    return tuple(layer for layer in range(config.num_layers) if step == 1 or layer % step == 1)

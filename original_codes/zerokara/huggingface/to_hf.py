@@ -44,7 +44,7 @@ def write_model(
     write_json(config_path, config_names.with_older_names(orjson.loads(config_path.read_bytes()), older_names))
     GenerationConfig(
         bos_token_id=special.bos,
-        eos_token_id=special.eos,
+        eos_token_id=[special.eos, *special.other_ends] if special.other_ends else special.eos,
         pad_token_id=special.pad,
         decoder_start_token_id=getattr(config, "decoder_start_token_id", None),
     ).save_pretrained(folder)

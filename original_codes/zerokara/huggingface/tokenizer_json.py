@@ -1,9 +1,10 @@
 """A SentencePiece model → the files from which stock `AutoTokenizer` gives the same ids: no remote code, no conversion.
 
-In: an encoder. Out: `tokenizer.json` (tokenizers 0.23's format, written by us field by field),
-`tokenizer_config.json` (keys that transformers 4 and 5 read alike), and for llama.cpp, where it gives the same ids, the
-SentencePiece model itself. Nothing is imported from the vendor here; `tokenizer_proof` loads the files with it and
-compares.
+In: an encoder, and a chat template where there is one. Out: `tokenizer.json` (tokenizers 0.23's format, written by us
+field by field), `tokenizer_config.json` (keys that transformers 4 and 5 read alike), `chat_template.jinja`, and the
+SentencePiece model itself: always as `sentencepiece.model`, from which step 7 trains on, and as `tokenizer.model` for
+llama.cpp, where that gives the same ids. Nothing is imported from the vendor here; `tokenizer_proof` loads the files
+with it and compares.
 
 How each part of SentencePiece (0.2.3) maps to tokenizers, and the traps:
 
@@ -35,13 +36,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from zerokara.durable import write_bytes, write_json
+from zerokara.durable import write_bytes, write_json, write_text
+from zerokara.examples.facts import CHAT_TEMPLATE_NAME
 from zerokara.tokenizer.compatibility import check_exportable
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.model_file import SPACE_MARK, ModelFile, Piece, PieceType
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 MODEL_FILE = "tokenizer.model"
+SENTENCEPIECE_FILE = "sentencepiece.model"
+"""The model for our own `Encoder`. Other programs leave it alone: transformers 4.57 and 5.23 look for this name only
+for RemBERT, llama.cpp's converter looks for `tokenizer.model`, CTranslate2 copies the files that it is told."""
 TOKENIZER_CLASS = "PreTrainedTokenizerFast"
 """The generic class, which transformers 4 knows by this name and transformers 5 takes for its `TokenizersBackend`: it
 reads tokenizer.json as it is, where `LlamaTokenizer` and its like would build another one from the vocabulary."""
@@ -53,10 +58,17 @@ _FULLWIDTH_TILDE, _PLACEHOLDER = "\uff5e", "\U0010fffe"
 """The second is a code point that Unicode reserves for a program's own use and that is in no text."""
 
 
-def write(encoder: Encoder, folder: Path, model_max_length: int, is_encoder_decoder: bool = False) -> list[Path]:
+def write(
+    encoder: Encoder,
+    folder: Path,
+    model_max_length: int,
+    is_encoder_decoder: bool = False,
+    chat_template: str | None = None,
+) -> list[Path]:
     """Write the tokenizer's files into `folder` and return their paths.
 
-    For an encoder-decoder, the encoder input ends with </s>; decoder ids are those of the text alone.
+    For an encoder-decoder, the encoder input ends with </s>; decoder ids are those of the text alone. The chat template
+    stands in a file of its own, which transformers 4.57 and 5, TRL and llama.cpp read.
 
     Raises: UserError when the model is of a kind that cannot be written exactly.
     """
@@ -66,9 +78,12 @@ def write(encoder: Encoder, folder: Path, model_max_length: int, is_encoder_deco
     paths = [folder / name for name in TOKENIZER_FILES]
     write_json(paths[0], content(model, end, encoder.by_line))
     write_json(paths[1], _tokenizer_config(encoder, model, model_max_length, is_encoder_decoder))
-    if is_for_llama_cpp(encoder):
-        paths.append(folder / MODEL_FILE)
+    for name in (SENTENCEPIECE_FILE, *([MODEL_FILE] if is_for_llama_cpp(encoder) else [])):
+        paths.append(folder / name)
         write_bytes(paths[-1], encoder.model_bytes)
+    if chat_template is not None:
+        paths.append(folder / CHAT_TEMPLATE_NAME)
+        write_text(paths[-1], chat_template)
     return paths
 
 
@@ -241,11 +256,6 @@ def _merges(model: ModelFile) -> list[list[str]]:
     return merges
 
 
-def _special_tokens(encoder: Encoder) -> dict[str, Any]:
-    ids = {"bos": encoder.bos_id, "eos": encoder.eos_id, "unk": encoder.unk_id, "pad": encoder.pad_id}
-    return {f"{name}_token": encoder.piece(i) for name, i in ids.items() if i >= 0}
-
-
 def _tokenizer_config(
     encoder: Encoder, model: ModelFile, model_max_length: int, is_encoder_decoder: bool
 ) -> dict[str, Any]:
@@ -261,7 +271,7 @@ def _tokenizer_config(
         "padding_side": "right" if is_encoder_decoder else "left",
         # Otherwise transformers 4 returns token_type_ids too, which GPT-2 adds to its embeddings and Llama refuses.
         "model_input_names": ["input_ids", "attention_mask"],
-        **_special_tokens(encoder),
+        **encoder.special_tokens,
         # llama.cpp would put a space before every text.
         **({"add_prefix_space": False} if is_for_llama_cpp(encoder) and not model.add_dummy_prefix else {}),
         # The sentinels, by the name of transformers 4, which transformers 5 takes too. Of transformers 5's own name,

@@ -128,10 +128,7 @@ class _Comparison:
 
     def __init__(self, encoder: Encoder, theirs: Any, proof: TokenizerProof) -> None:
         self._encoder, self._theirs, self._proof = encoder, theirs, proof
-        model = encoder.model
-        self._is_unigram = model.is_unigram
-        self._scores = np.array([piece.score for piece in model.pieces], dtype=np.float64)
-        self._is_normal = np.array([piece.type is PieceType.NORMAL for piece in model.pieces])
+        self._ties = Ties(encoder)
 
     def compare(self, texts: Sequence[str], *, counted: bool = False) -> None:
         """Compare the texts; equal ones and ties are counted where `counted`, failures always."""
@@ -166,7 +163,7 @@ class _Comparison:
 
     def _difference(self, text: str, ours: list[int], theirs: list[int]) -> TokenizerDifference | None:
         if ours != theirs:
-            return TokenizerDifference(text, ours, theirs, "tie" if self._is_tie(ours, theirs) else "ids")
+            return TokenizerDifference(text, ours, theirs, "tie" if self._ties.is_tie(ours, theirs) else "ids")
         # Each decodes <unk> differently, and it is no text of the user anyway.
         if self._encoder.unk_id not in ours:
             decoded = self._theirs.decode(theirs, skip_special_tokens=True)
@@ -174,7 +171,18 @@ class _Comparison:
                 return TokenizerDifference(text, ours, theirs, "decoded text")
         return None
 
-    def _is_tie(self, ours: list[int], theirs: list[int]) -> bool:
+
+class Ties:
+    """Tells ties of a tokenizer: the same text in other pieces of the same total score."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder, pieces = encoder, encoder.model.pieces
+        self._is_unigram = encoder.model.is_unigram
+        self._scores = np.array([piece.score for piece in pieces], dtype=np.float64)
+        self._is_normal = np.array([piece.type is PieceType.NORMAL for piece in pieces])
+
+    def is_tie(self, ours: list[int], theirs: list[int]) -> bool:
+        """Whether these different ids are one."""
         if not self._is_unigram or self._encoder.decode(ours) != self._encoder.decode(theirs):
             return False
         our_total, our_fixed = self._total(ours)

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from zerokara import manifest
-from zerokara.config.loading import load
-from zerokara.config.pretrain_config import RESOLVED_NAME, PretrainConfig
+from zerokara.config.resolved import RESOLVED_NAME, load_run
 from zerokara.errors import UserError
 from zerokara.huggingface.exported_folder import MANIFEST_NAME
 from zerokara.tokens.indexed import IndexedTokens
@@ -30,7 +29,7 @@ def validation_text(
     if folder is None:
         return None
     try:
-        paths = TokenPaths(load(PretrainConfig, folder / RESOLVED_NAME).output_prefix)
+        paths = TokenPaths(load_run(folder / RESOLVED_NAME).output_prefix)
         trained_on = manifest.read(model_dir / MANIFEST_NAME).facts.get("data", {}).get("sha256")
         on_disk = manifest.read(paths.manifest)
     except UserError:

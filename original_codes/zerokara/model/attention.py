@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
-from zerokara.model import parallel, variable_length
+from zerokara.model import biased_attention, parallel, variable_length
 from zerokara.model.megatron_core import AttnMaskType, TransformerConfig, copy_to_tensor_model_parallel_region
 
 
@@ -56,12 +56,19 @@ class FusedAttention(torch.nn.Module):
         """Return the attended values, [S, B, D].
 
         `attention_mask` is True where a position may attend to another, and includes causality (`intra_document_mask`);
-        megatron-core's own masks would be True where it may not. Or it is the offsets of documents [N + 1].
+        megatron-core's own masks would be True where it may not. Or it is the offsets of documents [N + 1]. It comes
+        together with a bias only where `biased_attention` serves.
         """
         if attention_mask is not None and attention_mask.dim() == 1:
             assert self.causal
             return variable_length.attention(query_SBHE, key_SBKE, value_SBKE, attention_mask, self.softmax_scale)
         query_BHSE, key_BKSE, value_BKSE = (x.permute(1, 2, 0, 3) for x in (query_SBHE, key_SBKE, value_SBKE))
+        if attention_bias is not None and biased_attention.serves(attention_bias):
+            assert self.softmax_scale is not None
+            out_BHSE = biased_attention.attention(
+                query_BHSE, key_BKSE, value_BKSE, attention_bias, self.softmax_scale, attention_mask
+            )
+            return out_BHSE.permute(2, 0, 1, 3).flatten(2)
         assert attention_mask is None or attention_bias is None
         mask = attention_bias if attention_mask is None else attention_mask
         repeats = query_BHSE.size(1) // key_BKSE.size(1)

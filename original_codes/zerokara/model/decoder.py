@@ -27,8 +27,11 @@ class Decoder(LanguageModel, GPTModel):
         segments_BS: Tensor | None = None,
         document_offsets_N1: Tensor | None = None,
         at_B: Tensor | None = None,
+        per_token: bool = False,
     ) -> Tensor:
         """Return logits [B, S, V], or with labels the nats summed over tokens with mask 1, a scalar in fp32.
+
+        `per_token` returns the nats of each token instead, [B, S], whatever its mask, without gradients.
 
         Attention stays within each of `segments_BS` (documents, in ascending order). Where a GPU has a kernel for it,
         it is given the `document_offsets_N1` of the same documents (`Batch.document_offsets`) in place of a mask. With
@@ -42,7 +45,7 @@ class Decoder(LanguageModel, GPTModel):
         else:
             positions_BS, attention_mask = intra_document_mask(segments_BS)
         hidden_SBD = super().forward(tokens_BS, positions_BS, attention_mask)
-        return self._predict(hidden_SBD, labels_BS, mask_BS, at_B)
+        return self._predict(hidden_SBD, labels_BS, mask_BS, at_B, per_token)
 
     def _has_variable_length(self) -> bool:
         return variable_length.has_kernel(self.embedding.word_embeddings.weight, self.shape.head_dim)
@@ -53,11 +56,11 @@ class Decoder(LanguageModel, GPTModel):
 
     def blank_arguments(self, num_samples: int, intra_document_masking: bool, device: torch.device) -> list[Tensor]:
         """Arguments of `forward` for a micro batch of training, in shape and dtype, all zeros."""
-        ids_BS = torch.zeros(num_samples, self.shape.seq_len, dtype=torch.int64, device=device)
+        ids_BS = torch.zeros(num_samples, self.shape.input_len, dtype=torch.int64, device=device)
         mask_BS = torch.ones(ids_BS.shape, device=device)
         if not intra_document_masking:
             return [ids_BS, ids_BS, mask_BS]
-        offsets_N1 = torch.arange(num_samples + 1, dtype=torch.int32, device=device) * self.shape.seq_len
+        offsets_N1 = torch.arange(num_samples + 1, dtype=torch.int32, device=device) * self.shape.input_len
         return [ids_BS, ids_BS, mask_BS, torch.zeros_like(ids_BS), offsets_N1]
 
     def _postprocess(self, hidden_states: Tensor, **_: Any) -> Tensor:

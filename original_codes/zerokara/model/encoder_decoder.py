@@ -5,6 +5,10 @@ one table each for all their layers: a bias for each bucket of distances and eac
 not divided by the root of the head dimension. Training samples have equal lengths and no padding; shorter inputs (a
 prompt) come with an attention mask.
 
+Packed examples come with segments: attention stays within an example in the encoder, in the decoder, and from the
+decoder to the encoder. A relative position bias depends on the distance of two positions alone, and so is that of the
+example by itself.
+
 Shape suffixes: B batch, S encoder length, T decoder length, H heads of this process, D hidden size, V rows of the
 (padded) vocabulary.
 """
@@ -14,7 +18,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from zerokara.model import parallel
+from zerokara.model import biased_attention, parallel
+from zerokara.model.attention import intra_document_mask
 from zerokara.model.megatron_core import T5Model, scatter_to_tensor_model_parallel_region
 from zerokara.model.prediction import LanguageModel
 
@@ -34,34 +39,45 @@ class EncoderDecoder(LanguageModel, T5Model):
         labels_BT: Tensor | None = None,
         mask_BT: Tensor | None = None,
         decoder_input_ids_BT: Tensor | None = None,
+        segments_BS: Tensor | None = None,
+        decoder_segments_BT: Tensor | None = None,
         at_B: Tensor | None = None,
         encoder_attention_mask_BS: Tensor | None = None,
+        per_token: bool = False,
     ) -> Tensor:
         """Return logits [B, T, V], or with labels the nats summed over tokens with mask 1, a scalar in fp32.
 
-        `decoder_input_ids_BT` is required: a start token, and the target shifted right by one.
+        `per_token` returns the nats of each token instead, [B, T], whatever its mask, without gradients.
+
+        `decoder_input_ids_BT` is required: a start token, and the target shifted right by one. Attention stays within
+        the examples of `segments_BS` and `decoder_segments_BT` (`Batch.segments`); both or none are given.
         `encoder_attention_mask_BS` is 0 at padding. With `at_B` the logits are those of that one position of each row,
         [B, 1, V].
         """
         assert decoder_input_ids_BT is not None, "a decoder needs an input"
-        mask = None if encoder_attention_mask_BS is None else encoder_attention_mask_BS[:, None, None, :].bool()
-        bias = _relative_position_bias(self.encoder_relative_pos_emb, encoder_input_ids_BS.size(1))
-        if mask is not None:
-            bias = bias.masked_fill(~mask, float("-inf"))
-        encoded_SBD = self.encoder(self._embed(encoder_input_ids_BS), attention_mask=None, attention_bias=bias)
-        length = decoder_input_ids_BT.size(1)
-        bias_1HTT = _relative_position_bias(self.decoder_relative_pos_emb, length)
-        future_TT = torch.ones(length, length, dtype=torch.bool, device=decoder_input_ids_BT.device).triu(1)
+        bias_1HSS = _relative_position_bias(self.encoder_relative_pos_emb, encoder_input_ids_BS.size(1))
+        bias_1HTT = _relative_position_bias(self.decoder_relative_pos_emb, decoder_input_ids_BT.size(1))
+        encoder_mask: Tensor | None
+        context_mask: Tensor | None
+        if segments_BS is not None:
+            assert decoder_segments_BT is not None
+            encoder_mask, context_mask = _mask_of_examples(segments_BS, decoder_segments_BT)
+            _, decoder_mask = intra_document_mask(decoder_segments_BT)
+        else:
+            context_mask = (
+                None if encoder_attention_mask_BS is None else encoder_attention_mask_BS[:, None, None].bool()
+            )
+            encoder_mask, decoder_mask = context_mask, torch.ones_like(bias_1HTT[:, :1], dtype=torch.bool).tril()
+        encoded_SBD = self.encoder(self._embed(encoder_input_ids_BS), **_biased(bias_1HSS, encoder_mask))
         hidden_TBD = self.decoder(
             self._embed(decoder_input_ids_BT),
-            attention_mask=None,
-            attention_bias=bias_1HTT.masked_fill(future_TT, float("-inf")),
+            **_biased(bias_1HTT, decoder_mask),
             context=encoded_SBD,
-            context_mask=mask,
+            context_mask=context_mask,
         )
         if self.shape.tie_word_embeddings:  # Mesh TensorFlow's T5: a shared matrix has the scale of an embedding
             hidden_TBD = hidden_TBD * self.shape.hidden_size**-0.5
-        return self._predict(hidden_TBD, labels_BT, mask_BT, at_B)
+        return self._predict(hidden_TBD, labels_BT, mask_BT, at_B, per_token)
 
     def all_layers(self) -> list[torch.nn.Module]:
         """The layers, in the order in which they are computed."""
@@ -69,16 +85,43 @@ class EncoderDecoder(LanguageModel, T5Model):
 
     def blank_arguments(self, num_samples: int, intra_document_masking: bool, device: torch.device) -> list[Tensor]:
         """Arguments of `forward` for a micro batch of training, in shape and dtype, all zeros."""
-        assert not intra_document_masking, "an encoder has no intra-document masking"
         encoder_ids_BS, decoder_ids_BT = (
             torch.zeros(num_samples, length, dtype=torch.int64, device=device)
-            for length in (self.shape.seq_len, self.shape.target_len)
+            for length in (self.shape.input_len, self.shape.target_len)
         )
-        return [encoder_ids_BS, decoder_ids_BT, torch.ones(decoder_ids_BT.shape, device=device), decoder_ids_BT]
+        arguments = [encoder_ids_BS, decoder_ids_BT, torch.ones(decoder_ids_BT.shape, device=device), decoder_ids_BT]
+        if intra_document_masking:
+            arguments += [torch.zeros_like(encoder_ids_BS), torch.zeros_like(decoder_ids_BT)]
+        return arguments
 
     def _embed(self, ids_BS: Tensor) -> Tensor:
         embedded_SBD: Tensor = self.embedding(input_ids=ids_BS, position_ids=None)
         return embedded_SBD
+
+
+def _mask_of_examples(segments_BS: Tensor, decoder_segments_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the encoder may attend, [B, 1, S, S], and the decoder to the encoder, [B, 1, T, S].
+
+    Padding of a decoder target may have none in the encoder input to attend to, and then attends to the last example:
+    with nothing at all the softmax would be 0 / 0.
+    """
+    attended_BT = decoder_segments_BT.minimum(segments_BS[:, -1:])
+    within_BSS = segments_BS[:, :, None] == segments_BS[:, None, :]
+    across_BTS = attended_BT[:, :, None] == segments_BS[:, None, :]
+    return within_BSS[:, None], across_BTS[:, None]
+
+
+def _biased(bias_1HSS: Tensor, mask: Tensor | None) -> dict[str, Tensor | None]:
+    """The bias and the mask of a stack, as its layers take them.
+
+    A mask of its own for each sample stays apart where attention can take both: together they are [B, H, S, S], if once
+    for all layers.
+    """
+    if mask is None:
+        return {"attention_mask": None, "attention_bias": bias_1HSS}
+    if mask.size(0) > 1 and mask.size(2) > 1 and biased_attention.serves(bias_1HSS):
+        return {"attention_mask": mask, "attention_bias": bias_1HSS}
+    return {"attention_mask": None, "attention_bias": bias_1HSS.masked_fill(~mask, float("-inf"))}
 
 
 def _relative_position_bias(table: torch.nn.Module, length: int) -> Tensor:

@@ -19,7 +19,7 @@ Shape suffixes: N tokens, C tokens of a chunk, D hidden size, V rows of the (pad
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -73,6 +73,16 @@ def summed_cross_entropy(
     return _ChunkedCrossEntropy.apply(hidden_ND, weight_VD, labels_N, mask_N, vocab_size, group, needs_gradient)
 
 
+def token_cross_entropy(
+    hidden_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, vocab_size: int, group: ProcessGroup | None = None
+) -> Tensor:
+    """Nats of each token, [N] in fp32, without gradients: what `summed_cross_entropy` adds up, in the same chunks."""
+    with torch.no_grad():
+        mask_N = torch.ones_like(labels_N, dtype=torch.float32)
+        chunks = _chunks(hidden_ND, weight_VD, labels_N, mask_N, vocab_size, group, needs_gradient=False)
+        return torch.cat([nats_C for _, nats_C, _ in chunks])
+
+
 class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -85,25 +95,10 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         group: ProcessGroup | None,
         needs_gradient: bool,
     ) -> Tensor:
-        rows = _rows_per_chunk(hidden_ND, weight_VD)
-        is_fused = (fused_softmax if group is None else fused_parallel_softmax) is not None
-        # One buffer for all chunks: on a CPU fresh memory costs as much as what is computed in it.
-        size = (0 if is_fused else rows, weight_VD.size(0))
-        buffer_CV = torch.empty(size, dtype=torch.float32, device=hidden_ND.device)
         gradients = _Gradients(hidden_ND, weight_VD) if needs_gradient else None
         total = torch.zeros((), dtype=torch.float32, device=hidden_ND.device)
-        grad_CV: Tensor | None
-        for start in range(0, hidden_ND.size(0), rows):
-            chunk = slice(start, start + rows)
-            inputs = hidden_ND[chunk], weight_VD, labels_N[chunk], mask_N[chunk], vocab_size
-            if group and fused_parallel_softmax:
-                nats_C, grad_CV = _fused_vocabulary_parallel(*inputs, fused_parallel_softmax, group)
-            elif group:
-                nats_C, grad_CV = _vocabulary_parallel(*inputs, buffer_CV, needs_gradient, group)
-            elif fused_softmax:
-                nats_C, grad_CV = _fused(*inputs, fused_softmax)
-            else:
-                nats_C, grad_CV = _eager(*inputs, buffer_CV, needs_gradient)
+        chunks = _chunks(hidden_ND, weight_VD, labels_N, mask_N, vocab_size, group, needs_gradient)
+        for chunk, nats_C, grad_CV in chunks:
             total += (nats_C * mask_N[chunk]).sum()
             if gradients and grad_CV is not None:
                 gradients.add(chunk, grad_CV, hidden_ND, weight_VD)
@@ -119,6 +114,34 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         grad_hidden_ND, grad_weight_VD = ctx.saved_tensors
         # In place: torch raises an error should anybody ask a second time.
         return grad_hidden_ND.mul_(grad_total), grad_weight_VD.mul_(grad_total), None, None, None, None, None
+
+
+def _chunks(
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    labels_N: Tensor,
+    mask_N: Tensor,
+    vocab_size: int,
+    group: ProcessGroup | None,
+    needs_gradient: bool,
+) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
+    """Each chunk, its nats [C] and the gradient of its logits [C, V], to which this keeps no reference."""
+    rows = _rows_per_chunk(hidden_ND, weight_VD)
+    is_fused = (fused_softmax if group is None else fused_parallel_softmax) is not None
+    # One buffer for all chunks: on a CPU fresh memory costs as much as what is computed in it.
+    size = (0 if is_fused else rows, weight_VD.size(0))
+    buffer_CV = torch.empty(size, dtype=torch.float32, device=hidden_ND.device)
+    for start in range(0, hidden_ND.size(0), rows):
+        chunk = slice(start, start + rows)
+        inputs = hidden_ND[chunk], weight_VD, labels_N[chunk], mask_N[chunk], vocab_size
+        if group and fused_parallel_softmax:
+            yield chunk, *_fused_vocabulary_parallel(*inputs, fused_parallel_softmax, group)
+        elif group:
+            yield chunk, *_vocabulary_parallel(*inputs, buffer_CV, needs_gradient, group)
+        elif fused_softmax:
+            yield chunk, *_fused(*inputs, fused_softmax)
+        else:
+            yield chunk, *_eager(*inputs, buffer_CV, needs_gradient)
 
 
 class _Gradients:

@@ -1,4 +1,4 @@
-"""From the last hidden states to logits, or to the summed loss: the same for every model.
+"""From the last hidden states to logits, or to the loss, summed or of each token: the same for every model.
 
 Shape suffixes: B batch, S sequence, D hidden size, N = B·S tokens, V rows of the (padded) vocabulary.
 """
@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 
 from zerokara.model import parallel
 from zerokara.model.auxiliary_loss import AuxiliaryLoss
-from zerokara.model.loss import summed_cross_entropy
+from zerokara.model.loss import summed_cross_entropy, token_cross_entropy
 from zerokara.model.megatron_core import (
     copy_to_tensor_model_parallel_region,
     gather_from_tensor_model_parallel_region,
@@ -33,22 +33,25 @@ class LanguageModel:
     """The losses that layers add, in a model with experts."""
 
     def _predict(
-        self, hidden_SBD: Tensor, labels_BS: Tensor | None, mask_BS: Tensor | None, at_B: Tensor | None
+        self,
+        hidden_SBD: Tensor,
+        labels_BS: Tensor | None,
+        mask_BS: Tensor | None,
+        at_B: Tensor | None,
+        per_token: bool,
     ) -> Tensor:
         """Return logits [B, S, V] (with `at_B` those of one position of each row, [B, 1, V]), or with labels the nats
-        summed over the tokens whose mask is 1 (None: all), a scalar in fp32."""
+        summed over the tokens whose mask is 1 (None: all), a scalar in fp32; `per_token` those of each, [B, S]."""
         tied = self.shape.tie_word_embeddings
         weight_VD = self.shared_embedding_or_output_weight() if tied else self.output_layer.weight
         if labels_BS is None:
             return _logits(hidden_SBD, weight_VD, at_B)
-        return summed_cross_entropy(
-            hidden_SBD.transpose(0, 1).flatten(0, 1),
-            weight_VD,
-            labels_BS.flatten(),
-            (torch.ones_like(labels_BS, dtype=torch.float32) if mask_BS is None else mask_BS).flatten(),
-            self.shape.vocab_size,
-            parallel.tensor_group() if parallel.tensor_size() > 1 else None,
-        )
+        hidden_ND, labels_N = hidden_SBD.transpose(0, 1).flatten(0, 1), labels_BS.flatten()
+        vocab_size, group = self.shape.vocab_size, parallel.tensor_group() if parallel.tensor_size() > 1 else None
+        if per_token:
+            return token_cross_entropy(hidden_ND, weight_VD, labels_N, vocab_size, group).view_as(labels_BS)
+        mask_N = (torch.ones_like(labels_BS, dtype=torch.float32) if mask_BS is None else mask_BS).flatten()
+        return summed_cross_entropy(hidden_ND, weight_VD, labels_N, mask_N, vocab_size, group)
 
 
 def _logits(hidden_SBD: Tensor, weight_VD: Tensor, at_B: Tensor | None) -> Tensor:

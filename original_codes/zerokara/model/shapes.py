@@ -60,6 +60,8 @@ class ModelShape:
     """Distance in tokens from which on all share the last bucket."""
     raw_len: int = 0
     """Tokens of the corpus in one training sample; 0 stands for S."""
+    input_len: int = 0
+    """Input tokens of a training sample, S or fewer; 0 stands for S."""
     target_len: int = 0
     """Tokens that a training sample predicts: the decoder's length in an encoder-decoder; 0 stands for S."""
     num_experts: int = 0
@@ -75,6 +77,7 @@ class ModelShape:
         for name, value in (
             ("head_dim", self.hidden_size // self.num_attn_heads),
             ("raw_len", self.seq_len),
+            ("input_len", self.seq_len),
             ("target_len", self.seq_len),
         ):
             if not getattr(self, name):
@@ -100,6 +103,7 @@ class ModelShape:
             relative_attention_num_buckets=config.relative_attention_num_buckets,
             relative_attention_max_distance=config.relative_attention_max_distance,
             raw_len=config.lengths.raw,
+            input_len=config.lengths.input,
             target_len=config.lengths.target,
             num_experts=config.num_experts if config.expert_layers else 0,
             experts_per_token=config.top_k,
@@ -161,7 +165,7 @@ class ModelShape:
         and 12·H·E·S for the attention scores of a token, halved where they are causal. Source: PaLM (Chowdhery et al.,
         2022), appendix B, with the causal half counted as FlashAttention's benchmarks do.
         """
-        read, target = self.seq_len, self.target_len
+        read, target = self.input_len, self.target_len
         products = self.padded_vocab_size * self.hidden_size * target
         for name, shape in self.parameter_shapes().items():
             if ".layers." in name and len(shape) > 1:

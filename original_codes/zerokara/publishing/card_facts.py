@@ -5,11 +5,13 @@ Everything here is read from the chain of manifests and from the run folder; not
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from zerokara import manifest
 from zerokara.errors import UserError
+from zerokara.examples import facts
 from zerokara.huggingface.checkpoint_source import CheckpointSource
 from zerokara.huggingface.families import FAMILIES
 from zerokara.tokenizer.encoder import Encoder
@@ -23,10 +25,10 @@ _SPAN_CORRUPTION_SETTINGS = ("noise_density", "mean_span_length", "relative_atte
 
 
 def gather(source: CheckpointSource, encoder: Encoder, dtype: str) -> dict[str, Any]:
-    """Model, training, data and tokenizer in numbers."""
+    """Model, training, fine-tuning, data and tokenizer in numbers."""
     shape, state = source.shape, source.state
     family = FAMILIES[shape.architecture]
-    curve = source.metrics()
+    curve, finetuning = source.metrics(), facts.read(source.run_dir)
     return {
         "model": {
             **shape.as_json(),
@@ -37,6 +39,7 @@ def gather(source: CheckpointSource, encoder: Encoder, dtype: str) -> dict[str, 
             "parameters": shape.num_parameters(padded=False),
             "active_parameters": shape.num_active_parameters(),
             "dtype": dtype,
+            "converses": (source.run_dir / facts.CHAT_TEMPLATE_NAME).is_file(),
         },
         "training": {
             "step": state.step,
@@ -59,6 +62,7 @@ def gather(source: CheckpointSource, encoder: Encoder, dtype: str) -> dict[str, 
                 "valid_bits_per_byte": _first_and_last(curve, "valid_bits_per_byte"),
             },
         },
+        "finetuning": asdict(finetuning) if finetuning else None,
         "data": _data(source),
         "tokenizer": {"vocab_size": encoder.vocab_size, "sha256": encoder.sha256},
     }

@@ -2,7 +2,7 @@
 
 Written: ``model*.safetensors`` (and index), ``config.json``, ``generation_config.json``, the tokenizer files,
 ``metrics.jsonl`` (the training curve), ``README.md`` (the model card), and last ``manifest.json``. The folder takes
-its name only when both proofs hold; if one does not, it is kept as ``<name>.failed`` for study.
+its name only when all proofs hold; if one does not, it is kept as ``<name>.failed`` for study.
 """
 
 from __future__ import annotations
@@ -27,7 +27,11 @@ from zerokara.durable import (
     write_text,
 )
 from zerokara.errors import RunError
+from zerokara.examples import chat_template
+from zerokara.examples import facts as finetuning
+from zerokara.examples.chat_template import ChatTemplate
 from zerokara.huggingface import (
+    chat_proof,
     export_proof,
     exported_folder,
     families,
@@ -55,19 +59,27 @@ def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequenc
     keep = ASIDE_ENDING if output_folder.to_keep(folder) else ""
     with output_folder.full_disk_explained(folder), atomic_folder(folder, keep) as partial, BackgroundSync() as disk:
         encoder, weights, shape = Encoder(source.tokenizer_path), source.weights(), source.shape
-        special = families.SpecialIds(encoder.bos_id if encoder.bos_id >= 0 else None, encoder.eos_id, encoder.pad_id)
-        outputs = to_hf.write_model(partial, weights, shape, special, settings.dtype, settings.max_shard_size, disk)
         is_encoder_decoder = shape.traits.is_encoder_decoder
-        outputs["tokenizer"] = tokenizer_json.write(encoder, partial, shape.seq_len, is_encoder_decoder)
+        template = chat_template.of_run(source.run_dir, encoder, is_encoder_decoder)
+        special = _special_ids(encoder, template)
+        outputs = to_hf.write_model(partial, weights, shape, special, settings.dtype, settings.max_shard_size, disk)
+        outputs["tokenizer"] = tokenizer_json.write(
+            encoder, partial, shape.seq_len, is_encoder_decoder, template.source if template else None
+        )
         seconds["writing"] = _lap(times)
         with hashing.BackgroundHashes(outputs["weights"]) as weight_hashes:  # on one core, during the proofs
             token_ids = tokenizer_proof.prove(encoder, partial, documents, settings.check_lines)
             seconds["proof of token ids"] = _lap(times)
+            chat = None
+            if template:
+                own = finetuning.conversations(source.run_dir)
+                chat = chat_proof.prove(encoder, template, partial, documents, own, settings.check_lines)
+                seconds["proof of the chat template"] = _lap(times)
             logits, continuations = export_proof.prove_logits(
                 partial, source, weights, settings.dtype, encoder, documents, settings.test_prompt_text
             )
             seconds["proof of logits"] = _lap(times)
-            proof = ExportProof(logits, token_ids, continuations)
+            proof = ExportProof(logits, token_ids, continuations, chat)
             if proof.faults:
                 raise _failed(proof, partial, folder)
             hashes = weight_hashes.result()
@@ -87,6 +99,12 @@ def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequenc
             hashes=hashes,
             published=True,
         )
+
+
+def _special_ids(encoder: Encoder, template: ChatTemplate | None) -> families.SpecialIds:
+    ends = chat_template.end_ids(template, encoder) if template else [encoder.eos_id]
+    bos = encoder.bos_id if encoder.bos_id >= 0 else None
+    return families.SpecialIds(bos, encoder.eos_id, encoder.pad_id, tuple(ends[1:]))
 
 
 def _failed(proof: ExportProof, partial: Path, folder: Path) -> RunError:

@@ -14,17 +14,19 @@ from typing import Any
 from zerokara import markdown
 from zerokara.config.architectures import ARCHITECTURES
 from zerokara.progress import bytes_text, count_text, seconds_text
+from zerokara.publishing import finetuning_card
 
 
 def render(facts: dict[str, Any], *, name: str, language: Sequence[str], license: str) -> str:
     """Write the card; `name` is the repository (``user/name``) or the folder to load the model from."""
     title = name.rpartition("/")[2]
     sections = [
-        _front_matter(language, license, facts["model"]["task"]),
+        _front_matter(facts, title, language, license),
         f"# {markdown.inline(title)}\n\n{_introduction(facts, language)}",
         "## Use\n\n" + _snippet(facts, name),
         "## Model\n\n" + _table(_model_rows(facts)),
         "## Data\n\n" + _data(facts) if facts.get("data") else "",
+        finetuning_card.section(facts["finetuning"]) if facts.get("finetuning") else "",
         "## Training\n\n" + _table(_training_rows(facts)),
         _curve(facts),
         "## Tokenizer\n\n" + _table(_tokenizer_rows(facts)),
@@ -35,10 +37,13 @@ def render(facts: dict[str, Any], *, name: str, language: Sequence[str], license
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def _front_matter(language: Sequence[str], license: str, task: str) -> str:
+def _front_matter(facts: dict[str, Any], title: str, language: Sequence[str], license: str) -> str:
+    task, finetuning = facts["model"]["task"], facts.get("finetuning")
     # Only a task that has a pipeline: text2text-generation has none since transformers 5.
     is_task = task == "text-generation"
-    tags = ["zerokara", "pretrained-from-scratch", *([] if is_task else [task])]
+    tags = ["zerokara", "fine-tuned" if finetuning else "pretrained-from-scratch", *([] if is_task else [task])]
+    tags += ["conversational"] if facts["model"].get("converses") else []
+    results = finetuning_card.model_index(finetuning, title, task) if finetuning else []
     # JSON strings and lists are YAML too, and quote what must be quoted (`no` is a language code and a YAML false).
     lines = [
         "---",
@@ -47,6 +52,7 @@ def _front_matter(language: Sequence[str], license: str, task: str) -> str:
         "library_name: transformers",
         *([f"pipeline_tag: {task}"] if is_task else []),
         f"tags: {_yaml(tags)}",
+        *([f"model-index: {_yaml(results)}"] if results else []),
         "---",
     ]
     return "\n".join(lines)
@@ -59,12 +65,13 @@ def _yaml(value: object) -> str:
 
 
 def _introduction(facts: dict[str, Any], language: Sequence[str]) -> str:
-    model, training = facts["model"], facts["training"]
-    languages = markdown.inline(", ".join(language))
+    model, training, finetuning = facts["model"], facts["training"], facts.get("finetuning")
+    start = f"A language model of {count_text(model['parameters'])} parameters ({markdown.inline(', '.join(language))})"
+    if finetuning:
+        return f"{start}, {finetuning_card.introduction(finetuning)}."
     return (
-        f"A language model of {count_text(model['parameters'])} parameters ({languages}), pretrained from scratch on "
-        f"{count_text(training['tokens'])} tokens. It {_ABILITIES[model['task']]}; it was not trained to "
-        "follow instructions or to converse."
+        f"{start}, pretrained from scratch on {count_text(training['tokens'])} tokens. It {_ABILITIES[model['task']]}; "
+        "it was not trained to follow instructions or to converse."
     )
 
 
@@ -87,11 +94,18 @@ def usage(model: dict[str, Any], name: str, prompt: str) -> list[str]:
         f"name = {json.dumps(name, ensure_ascii=False)}",
         "tokenizer = AutoTokenizer.from_pretrained(name)",
         f"model = {auto_class}.from_pretrained(name)",
-        f'inputs = tokenizer({json.dumps(prompt, ensure_ascii=False)}, return_tensors="pt")',
+        f"inputs = {_inputs(model, json.dumps(prompt, ensure_ascii=False))}",
         "output = model.generate(**inputs, max_new_tokens=50, do_sample=True, top_p=0.95)",
         # Sentinel tokens are special tokens, and tell which masked span the text after them fills.
         f"print(tokenizer.decode(output[0], skip_special_tokens={not is_encoder_decoder}))",
     ]
+
+
+def _inputs(model: dict[str, Any], prompt: str) -> str:
+    if not model.get("converses"):
+        return f'tokenizer({prompt}, return_tensors="pt")'
+    asked = 'add_generation_prompt=True, return_tensors="pt", return_dict=True'
+    return f'tokenizer.apply_chat_template([{{"role": "user", "content": {prompt}}}], {asked})'
 
 
 def usage_command(model: dict[str, Any], name: str, prompt: str) -> str:
@@ -146,7 +160,7 @@ def _data(facts: dict[str, Any]) -> str:
     for split in ("train", "valid"):
         if facts["data"].get(split) and facts["data"][split]["documents"]:
             rows.append(["**all**", split, *_split_cells(facts["data"][split])])
-    return _grid(header, rows)
+    return markdown.table(header, rows)
 
 
 def _split_cells(split: dict[str, Any]) -> list[str]:
@@ -170,14 +184,14 @@ def _curve(facts: dict[str, Any]) -> str:
     names = {
         "loss": "training loss (nats per token)",
         "valid_loss": "validation loss (nats per token)",
-        "valid_bits_per_byte": "validation, bits per byte",
+        "valid_bits_per_byte": "validation, bits per byte of text",
     }
     rows = []
     for key, label in names.items():
         points = facts["training"]["curve"][key]
         if points:
             rows.append([label, *(f"{point['value']:.4f} (step {point['step']:,})" for point in points)])
-    return _grid(["", "first", "last"], rows) + "\n\nThe whole curve: `metrics.jsonl`." if rows else ""
+    return markdown.table(["", "first", "last"], rows) + "\n\nThe whole curve: `metrics.jsonl`." if rows else ""
 
 
 def _tokenizer_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
@@ -186,8 +200,8 @@ def _tokenizer_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _proof_lines(facts: dict[str, Any]) -> list[str]:
-    logits, ids = facts["proof"]["logits"], facts["proof"]["token_ids"]
-    return [
+    logits, ids, chat = facts["proof"]["logits"], facts["proof"]["token_ids"], facts["proof"].get("chat")
+    lines = [
         f"Logits, in fp32, of this model loaded by transformers and of the trained model, over {logits['positions']:,} "
         f"tokens of text: max difference {logits['max_difference']:.2g} (allowed {logits['tolerance']:g}; standard "
         f"deviation of the logits {logits['logit_std']:.2f}).",
@@ -199,6 +213,11 @@ def _proof_lines(facts: dict[str, Any]) -> list[str]:
         f"Token ids of the Hugging Face tokenizer and of training: {ids['lines']:,} lines of the corpus compared, "
         f"{ids['equal']:,} equal, {ids['ties']:,} ties.",
     ]
+    if chat:
+        own = f" and {chat['own']:,} of the training data" if chat["own"] else ""
+        text = f"{chat['made']:,} made conversations{own}, with texts that spell control tokens"
+        lines.append(f"Token ids of the chat template and of training: {text}: equal, {chat['ties']:,} ties.")
+    return lines
 
 
 def _samples(facts: dict[str, Any]) -> str:
@@ -215,9 +234,4 @@ def _bullets(lines: Iterable[str]) -> str:
 
 
 def _table(rows: Iterable[tuple[str, str]]) -> str:
-    return _grid(["", ""], [list(row) for row in rows])
-
-
-def _grid(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown.table(["", ""], [list(row) for row in rows])

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zerokara.samples.mixed_order import MixedOrder
-from zerokara.samples.objective import Batch, Objective
+from zerokara.samples.objective import Batch
 from zerokara.samples.order import SampleOrder
-from zerokara.samples.packed import PackedTokens
 
 
 @dataclass(frozen=True)
@@ -47,15 +47,30 @@ class BatchLayout:
         return consumed + offsets[:, rank]
 
 
+class Samples(Protocol):
+    """Samples by number: `packed.PackedTokens`, or `packed_examples.PackedExamples`."""
+
+    def __len__(self) -> int: ...
+
+    def many(self, indices: NDArray[np.int64]) -> Any:
+        """The samples at `indices`, as the objective takes them."""
+
+
+class BatchMaker(Protocol):
+    """An objective (`objective.Objective`), which makes a batch of samples with the keys of each."""
+
+    def __call__(self, samples: Any, keys: NDArray[np.int64], /) -> Batch: ...
+
+
 class Batches:
     """The micro batches of one rank, as an objective makes them."""
 
     def __init__(
         self,
-        tokens: PackedTokens,
+        tokens: Samples,
         order: SampleOrder | MixedOrder,
         layout: BatchLayout,
-        objective: Objective,
+        objective: BatchMaker,
         rank: int = 0,
     ):
         assert order.num_samples == len(tokens), f"an order of {order.num_samples} for {len(tokens)} samples"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,10 @@ from zerokara.config.sample_lengths import SampleLengths
 from zerokara.config.training_settings import DataOrderSettings
 from zerokara.errors import Fault, UserError
 from zerokara.samples.apportionment import whole_weights
+from zerokara.samples.documents import DocumentId, SampleDocuments
+from zerokara.samples.evaluation import SampleBatches, WindowBatches, evaluation_batches
 from zerokara.samples.mixed_order import MixedOrder, MixedStage
+from zerokara.samples.objective import Objective
 from zerokara.samples.order import SampleOrder
 from zerokara.samples.packed import PackedTokens
 from zerokara.samples.sources import TokenSource, read_sources
@@ -82,6 +86,21 @@ class DataPlan:
     def tokens(self, where: str = "") -> PackedTokens:
         """The samples; `where` is the place of `seq_len`, for the fault if there is not a single one."""
         return PackedTokens(self.prefix, self.lengths, where, self.parts)
+
+    def documents_in(self, sample: int) -> list[DocumentId]:
+        """The documents in sample number `sample`, in order."""
+        return self._documents.in_sample(sample)
+
+    @cached_property
+    def _documents(self) -> SampleDocuments:
+        return SampleDocuments(self.tokens(), self.sources)
+
+    def validation_batches(
+        self, prefix: Path, objective: Objective, end_id: int, max_tokens: int | None
+    ) -> WindowBatches | SampleBatches:
+        """The batches of the validation files; each source that has validation documents is a part."""
+        counts = [source.num_valid_tokens for source in self.sources if source.num_valid_tokens]
+        return evaluation_batches(prefix, objective, end_id, max_tokens=max_tokens, part_tokens=counts)
 
     def identity(self) -> dict[str, Any] | None:
         """The definition of the mixture, None if there is none; a run resumes only with the same one."""

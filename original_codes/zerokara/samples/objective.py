@@ -39,16 +39,18 @@ class Batch:
     loss_mask: NDArray[np.float32]
     """1 where the prediction counts, 0 on padding, [b, T]."""
     segments: Ids | None = None
-    """Segments for intra-document masking, counted from 0, [b, S]; None without it."""
+    """Segments of the inputs for intra-document masking, ascending from 0, [b, S]; None without it."""
     document_offsets: NDArray[np.int32] | None = None
     """With `segments`: where each document (each part in a sequence) begins in the flattened batch, and at the end its
     size b · S, [documents + 1]; known here, without asking a device how many there are."""
     decoder_inputs: Ids | None = None
     """Input ids of the decoder of an encoder-decoder model, [b, T]: a start token, and the labels but for the last."""
+    decoder_segments: Ids | None = None
+    """With `segments` and a decoder behind the encoder: the same for its positions, [b, T]."""
 
     def arguments(self) -> list[NDArray[np.int64] | NDArray[np.float32] | NDArray[np.int32]]:
         """The arrays in the order of the model's arguments."""
-        rest = (self.segments, self.document_offsets, self.decoder_inputs)
+        rest = (self.decoder_inputs, self.segments, self.document_offsets, self.decoder_segments)
         return [self.inputs, self.labels, self.loss_mask, *(array for array in rest if array is not None)]
 
 

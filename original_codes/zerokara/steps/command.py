@@ -80,6 +80,7 @@ def _steps(text: str) -> int:
 _FLAGS: dict[str, dict[str, Any]] = {
     "write": {"action": "store_true"},
     "verify_resume": {"type": _steps, "nargs": "?", "const": 3, "metavar": "N"},
+    "test": {"metavar": "CHECKPOINT"},
     "evaluate": {"nargs": "?", "const": "", "metavar": "CHECKPOINT"},
 }
 """Flags that not every step has: arguments of argparse's `add_argument`."""

@@ -16,6 +16,7 @@ from zerokara.durable import ASIDE_ENDING, unused_name
 from zerokara.huggingface import check_corpus, checkpoint_source, exported_folder, output_folder
 from zerokara.progress import bytes_text, opening, plain, seconds_text, summary
 from zerokara.steps import command, next_command, outputs
+from zerokara.tokenizer.encoder import Encoder
 
 
 def main(argv: Sequence[str]) -> int:
@@ -52,7 +53,9 @@ def convert(config: ConvertConfig, options: command.Options) -> None:
         return
     from zerokara.publishing import export  # torch and transformers: everything that can be checked without is checked
 
-    made = export.export(source, config, check_corpus.documents(files, source.config, config.check_lines))
+    encoder = Encoder(source.tokenizer_path)
+    documents = check_corpus.documents(files, source.config, config.check_lines, encoder)
+    made = export.export(source, config, documents)
     _print_samples(made.facts["samples"], is_encoder_decoder)
     summary("step 4 convert: done", _rows(made))
     print(following)
@@ -83,9 +86,17 @@ def _rows(made: manifest.Manifest) -> list[tuple[str, str]]:
             f"{ids['lines']:,} lines compared: {ids['equal']:,} equal, {ids['ties']:,} ties; also "
             f"{ids['whole_texts']:,} whole texts and {ids['hard_texts']} hard texts",
         ),
+        *_chat_rows(made.facts["proof"].get("chat")),
         ("time", seconds_text(made.seconds)),
     ]
     return rows + [("note", note) for note in logits["notes"]]
+
+
+def _chat_rows(chat: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if chat is None:
+        return []
+    own = f" and {chat['own']:,} of the training data" if chat["own"] else ""
+    return [("chat template", f"{chat['made']:,} made conversations{own} compared: equal, {chat['ties']:,} ties")]
 
 
 def _print_samples(samples: list[dict[str, Any]], is_encoder_decoder: bool) -> None:

@@ -19,6 +19,8 @@ from ruamel.yaml.error import YAMLError
 from zerokara.config import plain_yaml
 from zerokara.config.convert_config import ConvertConfig
 from zerokara.config.data_settings import DataSettings
+from zerokara.config.evaluate_config import EvaluateConfig
+from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.settings import Settings
@@ -52,7 +54,9 @@ COUNT_TOKENS = Step("python", "count_tokens.py", PretrainConfig, "config.yaml", 
 TRAIN = Step("bash", "3_train_node1.sh", PretrainConfig, "config.yaml", _TRAINING_KEYS)
 CONVERT = Step("bash", "4_convert_to_HF.sh", ConvertConfig, "convert_config.yaml")
 UPLOAD = Step("python", "6_upload.py", ConvertConfig, "convert_config.yaml", _UPLOAD_KEYS)
-STEPS = (TRAIN_TOKENIZER, TOKENIZE, COUNT_TOKENS, TRAIN, CONVERT, UPLOAD)
+FINETUNE = Step("bash", "7_finetune.sh", FinetuneConfig, "finetune_config.yaml")
+EVALUATE = Step("python", "8_evaluate.py", EvaluateConfig, "evaluate_config.yaml")
+STEPS = (TRAIN_TOKENIZER, TOKENIZE, COUNT_TOKENS, TRAIN, CONVERT, UPLOAD, FINETUNE, EVALUATE)
 
 
 def render(

@@ -23,5 +23,7 @@ class Options:
     """Number of steps in which to verify that a run resumes, instead of running it; None to run."""
     evaluate: str | None = None
     """Checkpoint to validate instead of running: a folder, a name, a step, or "" for the newest; None to run."""
+    test: str | None = None
+    """Checkpoint with which a training process reads the test examples."""
     again: str = SAME_COMMAND
     """The command that resumes this one."""

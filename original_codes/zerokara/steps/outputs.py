@@ -16,6 +16,7 @@ from zerokara import manifest
 from zerokara.checkpoint.folders import IDENTITY_NAME
 from zerokara.config.convert_config import ConvertConfig, ConvertSettings
 from zerokara.config.data_settings import DataSettings
+from zerokara.config.evaluate_config import EvaluateConfig
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.settings import Settings
 from zerokara.config.tokenizer_config import TokenizerConfig
@@ -27,8 +28,10 @@ from zerokara.tokenizer.layout import LOG_HEADER, LOG_NAME, TOKENIZER_NAMES, WOR
 from zerokara.tokens.layout import TokenPaths, bin_path, idx_path
 from zerokara.writable import reason_against_entry, reason_against_file, reason_against_folder
 
-TOKENIZER_STEP, TOKENS_STEP = "train_tokenizer", "tokenize"
+TOKENIZER_STEP, TOKENS_STEP, EVALUATION_STEP = "train_tokenizer", "tokenize", "evaluate"
 """Names of the steps in their manifests."""
+EVALUATION_NAMES = ("results.json", "report.html", "manifest.json")
+"""What step 8 writes, the manifest last."""
 MAX_RECORD_BYTES = 2**16
 """Upper limit on a line of a quarantine file."""
 
@@ -95,6 +98,17 @@ def of_upload(config: ConvertSettings) -> Iterator[Fault]:
     """Step 6, which leaves a record beside the model."""
     record = Path(config.output_tokenizer_and_model_dir) / UPLOAD_RECORD_NAME
     yield from _first(config, "output_tokenizer_and_model_dir", [reason_against_file(record)])
+
+
+def of_evaluation(config: EvaluateConfig) -> Iterator[Fault]:
+    """Step 8."""
+    folder = Path(config.output_dir)
+    yield from _of_files(config, "output_dir", folder, evaluation_files(config), EVALUATION_STEP, False)
+
+
+def evaluation_files(config: EvaluateConfig) -> list[Path]:
+    """What step 8 writes, the manifest last."""
+    return [Path(config.output_dir, name) for name in EVALUATION_NAMES]
 
 
 def of_count(config: OptimizationSettings, config_path: Path) -> Iterator[Fault]:

@@ -9,50 +9,67 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.run_config import RunConfig
 from zerokara.progress import summary
 from zerokara.steps import command, next_command, outputs
-from zerokara.training import launching, resume_proof, run_manifest
+from zerokara.training import launching, resume_proof, run_manifest, task_test
 from zerokara.training.planning import processors, run_plan
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes import launcher
 from zerokara.training.spawning import Commands
 
 DEFAULT_CONFIG = "config.yaml"
-MODULE = "zerokara.steps.train"
-_EVALUATE_HELP = "validate a checkpoint and stop: a folder, its name or step, best, or if none is given the newest"
-_REDO_HELP = "start over; a run that lies there is set aside under another name, which is printed, and never deleted"
-_VERIFY_HELP = "prove in 2·N steps (3 if N is not given) that this run would resume exactly, and stop"
+EVALUATE_HELP = "validate a checkpoint and stop: a folder, its name or step, best, or if none is given the newest"
+TEST_HELP = "read the test examples once, with this checkpoint"
+REDO_HELP = "start over; a run that lies there is set aside under another name, which is printed, and never deleted"
+VERIFY_HELP = "prove in 2·N steps (3 if N is not given) that this run would resume exactly, and stop"
+
+
+@dataclass(frozen=True)
+class StepNames:
+    """What a step that trains is called."""
+
+    module: str
+    """Run by each training process."""
+    title: str
+    """At the head of its plan."""
+    config_name: str
+    """Its default configuration file."""
+
+
+_NAMES = StepNames("zerokara.steps.train", "step 3 train", DEFAULT_CONFIG)
 
 
 def main(argv: Sequence[str]) -> int:
     """Entry point of the step."""
     doc = __doc__ or ""
     if launcher.is_training_process():
-        return command.run(_work, argv, PretrainConfig, DEFAULT_CONFIG, doc, evaluate=_EVALUATE_HELP, is_part=True)
+        return command.run(work, argv, PretrainConfig, DEFAULT_CONFIG, doc, is_part=True, evaluate=EVALUATE_HELP)
     return command.run(
-        lambda config, options: _launch(config, options, argv),
+        lambda config, options: launch(config, options, argv, _NAMES),
         argv,
         PretrainConfig,
         DEFAULT_CONFIG,
         doc,
-        verify_resume=_VERIFY_HELP,
-        evaluate=_EVALUATE_HELP,
-        redo=_REDO_HELP,
+        verify_resume=VERIFY_HELP,
+        evaluate=EVALUATE_HELP,
+        redo=REDO_HELP,
     )
 
 
-def _launch(config: PretrainConfig, options: command.Options, argv: Sequence[str]) -> None:
+def launch(config: RunConfig, options: command.Options, argv: Sequence[str], names: StepNames) -> None:
     """Check, show the plan, train in other processes, and record the run."""
     processors.check_devices(config)
     plan = run_plan.make_plan(config, 1 if config.num_processes == "auto" else config.num_processes)
     outputs.check_writable(outputs.of_run(config), unless=run_manifest.record_path(plan))
     # A second --redo would set the new run aside itself.
     options = replace(options, again=next_command.again(argv, without=("--redo",)))
-    commands = Commands(MODULE, tuple(argv), options.again, _next(config, options))
+    following = _next(config, options, names.config_name)
+    commands = Commands(names.module, names.title, tuple(argv), options.again, following)
     if options.verify_resume:
         launching.check_init_from(plan)
         local = launching.on_this_machine(plan)
@@ -68,7 +85,7 @@ def _launch(config: PretrainConfig, options: command.Options, argv: Sequence[str
 def _train(plan: RunPlan, commands: Commands, options: command.Options) -> None:
     changes = launching.check_run_folder(plan, options.redo)
     if not options.redo and run_manifest.is_complete(plan):
-        print(f"step 3 train: {plan.run_dir} is complete already; --redo sets it aside and trains again")
+        print(f"{commands.title}: {plan.run_dir} is complete already; --redo sets it aside and trains again")
         print(f"next: {commands.convert}")
         return
     outputs.check_writable(outputs.of_run(plan.given))
@@ -77,26 +94,28 @@ def _train(plan: RunPlan, commands: Commands, options: command.Options) -> None:
         print("dry run: everything is in order; nothing was written")
         return
     plan, newest = trained
+    task_test.run(plan, commands, newest)
     made = run_manifest.write(plan, newest)
     summary(f"trained {plan.run_dir}", run_manifest.summary_rows(made, newest, plan.run_dir), commands.convert)
 
 
-def _work(config: PretrainConfig, options: command.Options) -> None:
+def work(config: RunConfig, options: command.Options) -> None:
     """Be a training process."""
     plan = run_plan.make_plan(config, int(os.environ["WORLD_SIZE"]), launcher.precision(config))
     # This is the border: everything below imports torch, and the configuration has been checked.
     from zerokara.training import worker
 
-    worker.work(plan, is_trial=options.dry_run, evaluate=Path(options.evaluate) if options.evaluate else None)
+    evaluate = Path(options.evaluate) if options.evaluate else None
+    worker.work(plan, is_trial=options.dry_run, evaluate=evaluate, test=Path(options.test) if options.test else None)
 
 
-def _next(config: PretrainConfig, options: command.Options) -> str:
+def _next(config: RunConfig, options: command.Options, own_name: str = DEFAULT_CONFIG) -> str:
     """The command that comes after this step."""
     if config.traits.no_class:  # step 4 would refuse it
         return f"{options.again} --evaluate"
     run_dir = str(Path(config.output_model_dir))
     made = {"input_model_dir": run_dir, "output_tokenizer_and_model_dir": f"{run_dir}_hf"}
-    return next_command.render(next_command.CONVERT, options, DEFAULT_CONFIG, config, made)
+    return next_command.render(next_command.CONVERT, options, own_name, config, made)
 
 
 if __name__ == "__main__":

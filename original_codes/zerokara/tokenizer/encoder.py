@@ -137,8 +137,14 @@ class Encoder:
 
     @cached_property
     def control_ids(self) -> frozenset[int]:
-        """The ids that no text gives: <s>, </s>, <pad>, the sentinel tokens."""
+        """The ids that no text gives: <s>, </s>, <pad>, reserved pieces, the sentinel tokens."""
         return frozenset(i for i, piece in enumerate(self.model.pieces) if piece.type is PieceType.CONTROL)
+
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """The pieces of the special ids, by the names that Hugging Face gives them (``eos_token``)."""
+        ids = {"bos": self.bos_id, "eos": self.eos_id, "unk": self.unk_id, "pad": self.pad_id}
+        return {f"{name}_token": self.piece(i) for name, i in ids.items() if i >= 0}
 
     @cached_property
     def sentinel_ids(self) -> list[int]:

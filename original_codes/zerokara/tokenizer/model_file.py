@@ -7,7 +7,7 @@ list. Only this file names the vendor's types.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from functools import cached_property
 from pathlib import Path
@@ -135,13 +135,17 @@ class ModelFile:
             self._proto.pieces[i].piece = text
         self.__dict__.pop("pieces", None)
 
-    def append_sentinels(self, number: int) -> None:
-        """Add the sentinel tokens <extra_id_{number-1}> to <extra_id_0>, as control pieces."""
-        for i in reversed(range(number)):
-            self._proto.pieces.add(piece=f"<extra_id_{i}>", score=0.0, type=int(PieceType.CONTROL))
-            self._proto.trainer_spec.control_symbols.append(f"<extra_id_{i}>")
+    def append_controls(self, names: Iterable[str]) -> None:
+        """Add control pieces of these names at the end."""
+        for name in names:
+            self._proto.pieces.add(piece=name, score=0.0, type=int(PieceType.CONTROL))
+            self._proto.trainer_spec.control_symbols.append(name)
         self._proto.trainer_spec.vocab_size = len(self._proto.pieces)
         self.__dict__.pop("pieces", None)
+
+    def append_sentinels(self, number: int) -> None:
+        """Add the sentinel tokens <extra_id_{number-1}> to <extra_id_0>, as control pieces."""
+        self.append_controls(f"<extra_id_{i}>" for i in reversed(range(number)))
 
     def to_bytes(self) -> bytes:
         """The file's content."""

@@ -1,8 +1,9 @@
 """Training sentences and settings → a SentencePiece model, byte for byte the same for the same sentences and threads.
 
 Every model has <unk> 0, <s> 1, </s> 2, <pad> 3, the line end "\\n" as a piece of its own, the user's symbols, the 256
-byte pieces where `byte_fallback` is on, the learnt pieces, and last the sentinel tokens <extra_id_N> … <extra_id_0>,
-which SentencePiece's trainer would put first and which are therefore appended after it. Spaces are kept as they are.
+byte pieces where `byte_fallback` is on, the learnt pieces, the reserved pieces, and last the sentinel tokens
+<extra_id_N> … <extra_id_0>. SentencePiece's trainer would put these two first, so that they are appended after it.
+Spaces are kept as they are.
 Source: sentencepiece 0.2.3, `trainer_interface.cc` and the trainers of both model types.
 """
 
@@ -70,7 +71,7 @@ def train(
         job = _TrainingJob(config, sentences, morphemes, threads, work_dir, trainer_log)
         content, peak = job.run(config.vocab_size)
         model = ModelFile(content)
-        if len(model.pieces) < config.vocab_size - config.extra_ids:
+        if len(model.pieces) < config.vocab_size - config.num_appended_pieces:
             raise UserError(_too_large(job, model))
     # It was off where the text holds the spaces at the beginnings of sentences already.
     model.add_dummy_prefix = config.add_dummy_prefix
@@ -78,6 +79,7 @@ def train(
         if morphemes and config.normalization_rule_name == "identity":
             rescore(model, sentences, morphemes)
         model.round_scores()
+    model.append_controls(config.reserved_pieces)
     model.append_sentinels(config.extra_ids)
     return TrainedModel(model.to_bytes(), peak, threads)
 
@@ -86,7 +88,7 @@ def options_of(config: TokenizerConfig, vocab_size: int, threads: int) -> dict[s
     """The keyword arguments of SentencePiece's trainer."""
     return {
         "model_type": config.model_type,
-        "vocab_size": vocab_size - config.extra_ids,
+        "vocab_size": vocab_size - config.num_appended_pieces,
         # A vocabulary smaller than asked for is reported by `train`, with the size that works.
         "hard_vocab_limit": False,
         "character_coverage": config.character_coverage,
@@ -118,12 +120,14 @@ def _required_characters(config: TokenizerConfig) -> str:
     takes it for the piece, but Hugging Face's Unigram would where the alternative has an unknown character. And white
     space that no text should lose, where no bytes can spell it.
     """
-    names = ["<unk>", "<s>", "</s>", "<pad>", *(["<extra_id_0123456789>"] if config.extra_ids else [])]
+    names = ["<unk>", "<s>", "</s>", "<pad>", *config.reserved_pieces]
+    names += ["<extra_id_0123456789>"] if config.extra_ids else []
     if config.byte_fallback:
         names += [f"<0x{byte:02X}>" for byte in range(NUM_BYTE_PIECES)]
     elif not config.normalization_rule_name.startswith("nmt"):
         names.append("\t\r")
-    return "".join(sorted(set("".join(names))))
+    # A symbol of one character is its piece, and SentencePiece allows no second one.
+    return "".join(sorted(set("".join(names)) - set(config.user_defined_symbols)))
 
 
 @dataclass(frozen=True)
@@ -171,7 +175,7 @@ class _TrainingJob:
         if code and not self.sentences.stat().st_size:
             raise UserError(self.config.fault("input", "there is no text to train on in these files"))
         if code and (smallest := _TOO_SMALL.search(last_line)):
-            raise UserError(_too_small(self.config, int(smallest[1]) + self.config.extra_ids))
+            raise UserError(_too_small(self.config, int(smallest[1]) + self.config.num_appended_pieces))
         if code:
             raise RunError(f"SentencePiece's training failed: {last_line}; its log is {self.log.name}")
         return model.read_bytes(), int(printed)
@@ -188,14 +192,14 @@ def _too_large(job: _TrainingJob, model: ModelFile) -> Fault:
     merges.
     """
     config = job.config
-    largest = len(model.pieces) + config.extra_ids
+    largest = len(model.pieces) + config.num_appended_pieces
     while config.model_type == "unigram" and largest > config.num_fixed_pieces + 1:
         log(
             f"  vocab_size = {config.vocab_size:,} is more than this text supports, which gave {largest:,} pieces; "
             f"training again to see whether {largest:,} works"
         )
         content, _ = job.run(largest)
-        again = len(ModelFile(content).pieces) + config.extra_ids
+        again = len(ModelFile(content).pieces) + config.num_appended_pieces
         if again >= largest:
             break
         largest = again

@@ -16,7 +16,8 @@ offset type     meaning
 ..     int64    D + 1 times: the sequence at which a document starts; the last is S
 ====== ======== ======================================================================================
 
-We write each document as one sequence, so S = D. Example: the documents [5, 6, 2] and [7, 2] as uint16 are
+Step 2 writes each document as one sequence, so S = D; step 7 an example as a document of several
+(`examples.token_files`). Example: the documents [5, 6, 2] and [7, 2] as uint16 are
 ``.bin`` 0500 0600 0200 0700 0200 and ``.idx`` 4d4d49444944580000 0100000000000000 08 0200000000000000
 0300000000000000, lengths 03000000 02000000, offsets 0000000000000000 0600000000000000, documents
 0000000000000000 0100000000000000 0200000000000000.
@@ -56,11 +57,17 @@ def dtype_for(vocab_size: int) -> np.dtype[Any]:
     return np.dtype(np.uint16 if vocab_size < UINT16_VOCAB_LIMIT else np.int32)
 
 
-def write_index(file: IO[bytes], lengths: NDArray[np.int32], dtype: np.dtype[Any]) -> None:
-    """Write the .idx of documents of these lengths, each one sequence; `lengths` may be a memory map."""
+def write_index(
+    file: IO[bytes], lengths: NDArray[np.int32], dtype: np.dtype[Any], document_indices: NDArray[np.int64] | None = None
+) -> None:
+    """Write the .idx of sequences of these lengths; `lengths` may be a memory map.
+
+    `document_indices` are those of the format (D + 1 numbers); None for a document of each sequence.
+    """
     num = len(lengths)
+    num_indices = num + 1 if document_indices is None else len(document_indices)
     code = next(code for code, name in TYPE_NAMES.items() if name == dtype.name)
-    file.write(HEADER.pack(MAGIC, VERSION, code, num, num + 1))
+    file.write(HEADER.pack(MAGIC, VERSION, code, num, num_indices))
     for start in range(0, num, _CHUNK):
         file.write(np.ascontiguousarray(lengths[start : start + _CHUNK], dtype="<i4").data)
     pointer = 0
@@ -68,6 +75,9 @@ def write_index(file: IO[bytes], lengths: NDArray[np.int32], dtype: np.dtype[Any
         ends = pointer + np.cumsum(lengths[start : start + _CHUNK], dtype="<i8") * dtype.itemsize
         file.write(np.concatenate([np.array([pointer], "<i8"), ends[:-1]]).data)
         pointer = int(ends[-1])
+    if document_indices is not None:
+        file.write(np.ascontiguousarray(document_indices, dtype="<i8").data)
+        return
     for start in range(0, num + 1, _CHUNK):
         file.write(np.arange(start, min(start + _CHUNK, num + 1), dtype="<i8").data)
 

@@ -12,14 +12,13 @@ import torch.distributed
 
 from zerokara.model import parallel
 from zerokara.samples.batches import Batches
-from zerokara.samples.data_plan import DataPlan
-from zerokara.samples.documents import SampleDocuments
 from zerokara.training.batch_loader import to_device
+from zerokara.training.planning.planned_data import Reading
 
 MOST_SEQUENCES = 3
 """Sequences named if all losses are finite: those of the highest loss."""
-MOST_SOURCES = 8
-"""Sources whose documents are named for one sequence."""
+MOST_RANGES = 8
+"""Ranges of documents named for one sequence."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,8 @@ class BadSample:
     loss: float
     """Nats per token, with the weights before the step."""
     documents: tuple[tuple[str, int, int], ...]
-    """Source, and the first and last of its training documents with a token in the sequence, counted from 0."""
+    """Source, and the first and last of consecutive training documents of it in the sequence, counted from 0; of a
+    fine-tuning, of its examples."""
 
     def as_json(self) -> dict[str, Any]:
         """Its entry in metrics.jsonl; a loss that is not finite is a string, since JSON has no nan."""
@@ -44,13 +44,13 @@ class BadSample:
     def __str__(self) -> str:
         documents = [
             f"document{'s' if last > first else ''} {first}{f' to {last}' if last > first else ''} of {source}"
-            for source, first, last in self.documents[:MOST_SOURCES]
+            for source, first, last in self.documents[:MOST_RANGES]
         ]
-        more = len(self.documents) - MOST_SOURCES
+        more = len(self.documents) - MOST_RANGES
         return f"loss {self.loss:.4f}: {', '.join(documents)}" + (f" and {more} more" if more > 0 else "")
 
 
-def find(module: torch.nn.Module, batches: Batches, reading: DataPlan, consumed: int) -> list[BadSample]:
+def find(module: torch.nn.Module, batches: Batches, reading: Reading, consumed: int) -> list[BadSample]:
     """Return the sequences of the batch at `consumed` whose loss is not finite, or else those of the highest loss.
 
     Every process must call it; the cost is a forward pass over the batch, sequence by sequence.
@@ -59,9 +59,8 @@ def find(module: torch.nn.Module, batches: Batches, reading: DataPlan, consumed:
     chosen = [index for index, loss in enumerate(losses) if not math.isfinite(loss)]
     chosen = chosen or sorted(range(len(losses)), key=lambda index: -losses[index])[:MOST_SEQUENCES]
     _, samples = batches.order.at_many(consumed + np.array(chosen, dtype=np.int64))
-    documents = SampleDocuments(batches.tokens, reading.sources)
     return [
-        BadSample(consumed + index, int(sample), losses[index], _document_ranges(documents, reading, int(sample)))
+        BadSample(consumed + index, int(sample), losses[index], _document_ranges(reading, int(sample)))
         for index, sample in zip(chosen, samples, strict=True)
     ]
 
@@ -83,9 +82,12 @@ def _loss_of_each(module: torch.nn.Module, batches: Batches, consumed: int) -> l
     return [float(loss) for loss in losses.tolist()]
 
 
-def _document_ranges(documents: SampleDocuments, reading: DataPlan, sample: int) -> tuple[tuple[str, int, int], ...]:
-    ranges: dict[int, tuple[int, int]] = {}
-    for place in documents.in_sample(sample):
-        first, _ = ranges.get(place.source, (place.document, place.document))
-        ranges[place.source] = (first, place.document)
-    return tuple((reading.sources[source].name, first, last) for source, (first, last) in ranges.items())
+def _document_ranges(reading: Reading, sample: int) -> tuple[tuple[str, int, int], ...]:
+    """Source, first and last of each row of consecutive documents; packed examples need not be consecutive."""
+    ranges: list[tuple[str, int, int]] = []
+    for place in reading.documents_in(sample):
+        name, first = reading.sources[place.source].name, place.document
+        if ranges and ranges[-1][0] == name and ranges[-1][2] == place.document - 1:
+            first = ranges.pop()[1]
+        ranges.append((name, first, place.document))
+    return tuple(ranges)

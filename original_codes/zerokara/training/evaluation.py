@@ -1,8 +1,9 @@
 """Validation: the loss on documents that are never trained on, in nats per token and bits per byte, also by source.
 
-Bits per byte is the sum of nats, divided by ln 2 and by the UTF-8 bytes of the text that was predicted. It does not
-depend on the tokenizer, so runs with different vocabularies can be compared. End-of-document and sentinel tokens cost
-nats and have no bytes.
+Bits per byte are of the text alone: the nats of its tokens, divided by ln 2 and by the UTF-8 bytes of their pieces. So
+they do not depend on the tokenizer, and runs with different vocabularies can be compared. Control tokens have no bytes;
+their nats stand apart: per end token (that of a document; in span corruption also that of each target) and per
+sentinel. The loss is the mean over all predicted tokens, these included, as in training.
 
 Training validates with it, and so does step 3's ``--evaluate``, which gives the number that the log has for a step.
 """
@@ -10,7 +11,7 @@ Training validates with it, and so does step 3's ``--evaluate``, which gives the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,15 +23,21 @@ import torch.distributed
 from zerokara import checkpoint
 from zerokara.durable import write_json
 from zerokara.model import parallel
+from zerokara.model.builder import Model
 from zerokara.progress import summary
-from zerokara.samples.evaluation import evaluation_batches
 from zerokara.training.batch_loader import to_device
 from zerokara.training.monitoring import metrics
 from zerokara.training.planning.run_plan import RunPlan
+from zerokara.training.processes.joining import Processes
 from zerokara.training.run import build_model, join
 
 BATCHES_BETWEEN_LOOKS = 16
 """Micro batches between two checks for a stop request: rare enough to cost nothing, and the request is seen soon."""
+
+
+NUM_KINDS = 3
+TEXT, END, SENTINEL = range(NUM_KINDS)
+"""Kinds of predicted tokens, whose nats are summed apart."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +46,27 @@ class Score:
 
     name: str
     loss: float
-    """Nats per token."""
+    """Nats per token, of every kind."""
     bits_per_byte: float
+    """Of the text alone."""
     num_tokens: int
+    end_nats: float | None = None
+    """Nats per end token; None where none was predicted."""
+    sentinel_nats: float | None = None
+    """Nats per sentinel; None where none was predicted."""
 
     @classmethod
-    def of(cls, name: str, nats: float, num_tokens: int, num_bytes: int) -> Score:
-        """Score of tokens whose losses sum to `nats`."""
-        return cls(name, nats / max(1, num_tokens), nats / math.log(2) / max(1, num_bytes), num_tokens)
+    def of(cls, name: str, nats: Sequence[float], counts: Sequence[float], num_bytes: float) -> Score:
+        """Score of tokens whose losses sum to `nats`, these and their `counts` by kind; the text has `num_bytes`."""
+        num_tokens = round(sum(counts))
+        bits_per_byte = nats[TEXT] / math.log(2) / max(1, num_bytes)
+        end, sentinel = (nats[kind] / counts[kind] if counts[kind] else None for kind in (END, SENTINEL))
+        return cls(name, sum(nats) / max(1, num_tokens), bits_per_byte, num_tokens, end, sentinel)
+
+    def of_control_tokens(self) -> list[tuple[str, float]]:
+        """Name and nats of each kind of control token that was predicted."""
+        kinds = (("end token", self.end_nats), ("sentinel", self.sentinel_nats))
+        return [(name, nats) for name, nats in kinds if nats is not None]
 
 
 @dataclass(frozen=True)
@@ -64,8 +84,11 @@ class ValidationResult:
         line: dict[str, Any] = {
             "valid_loss": self.whole.loss,
             "valid_bits_per_byte": self.whole.bits_per_byte,
+            "valid_end_nats": self.whole.end_nats,
             "valid_tokens": self.whole.num_tokens,
         }
+        if self.whole.sentinel_nats is not None:
+            line["valid_sentinel_nats"] = self.whole.sentinel_nats
         if self.sources:
             line["valid_loss_by_source"] = [score.loss for score in self.sources]
             line["valid_bits_per_byte_by_source"] = [score.bits_per_byte for score in self.sources]
@@ -76,20 +99,20 @@ class ValidationResult:
 class Validation:
     """The validation tokens of one process; a source that has none is left out."""
 
-    def __init__(self, plan: RunPlan, device: torch.device):
-        config = plan.config
+    def __init__(self, plan: RunPlan, device: torch.device, prefix: Path | None = None):
+        """`prefix` is of other token files than the validation's: those of a test, which are one source."""
+        config, all_sources = plan.config, plan.reading.sources
         self._device, self._micro_batch_size = device, config.micro_batch
-        numbered = [(number, each) for number, each in enumerate(plan.reading.sources) if each.num_valid_tokens]
+        numbered = [(number, each) for number, each in enumerate(all_sources) if each.num_valid_tokens or prefix]
         self._positions, sources = tuple(number for number, _ in numbered), [each for _, each in numbered]
         self._names = [source.name for source in sources]
         self._token_bytes = plan.encoder.piece_bytes()
-        self._tokens = evaluation_batches(
-            plan.token_paths.valid,
-            plan.objective,
-            plan.encoder.eos_id,
-            max_tokens=None if config.eval_tokens == "all" else config.eval_tokens,
-            part_tokens=[source.num_valid_tokens for source in sources],
-        )
+        self._kinds = np.full(plan.encoder.vocab_size, TEXT)
+        self._kinds[plan.objective.sentinel_ids] = SENTINEL
+        self._kinds[plan.encoder.eos_id] = END
+        self._is_of_kind_VK = torch.eye(NUM_KINDS, dtype=torch.float64, device=device)[torch.from_numpy(self._kinds)]
+        max_tokens = None if config.eval_tokens == "all" or prefix else config.eval_tokens
+        self._tokens = plan.data.validation_batches(plan.encoder.eos_id, max_tokens, prefix)
 
     def __call__(self, module: torch.nn.Module, give_up: Callable[[], bool] | None = None) -> ValidationResult | None:
         """Evaluate the model; every process must call it.
@@ -98,8 +121,9 @@ class Validation:
         None.
         """
         rank, num_ranks = parallel.data_rank(), parallel.data_size()
-        nats = torch.zeros(len(self._names), dtype=torch.float64, device=self._device)
-        counts = np.zeros((2, len(self._names)), dtype=np.int64)  # predicted tokens, and their bytes
+        # Of each source: the nats of each kind of token; how many there are of each kind, and the bytes of the text.
+        nats_PK = torch.zeros(len(self._names), NUM_KINDS, dtype=torch.float64, device=self._device)
+        counts = np.zeros((len(self._names), NUM_KINDS + 1), dtype=np.int64)
         module.eval()
         with torch.no_grad():
             batches = self._tokens.batches(self._micro_batch_size, rank, num_ranks)
@@ -107,19 +131,25 @@ class Validation:
                 if give_up is not None and number % BATCHES_BETWEEN_LOOKS == 0 and give_up():
                     module.train()
                     return None
-                nats[part] += module(*to_device(batch, self._device)).double()
+                inputs, labels_BT, mask_BT, *others = to_device(batch, self._device)
+                nats_BT = module(inputs, labels_BT, mask_BT, *others, per_token=True) * mask_BT
+                nats_PK[part] += nats_BT.flatten().double() @ self._is_of_kind_VK[labels_BT.flatten()]
                 predicted = batch.labels[batch.loss_mask > 0]
-                counts[:, part] += len(predicted), self._token_bytes[predicted].sum(dtype=np.int64)
+                counts[part, :NUM_KINDS] += np.bincount(self._kinds[predicted], minlength=NUM_KINDS)
+                counts[part, NUM_KINDS] += self._token_bytes[predicted].sum(dtype=np.int64)
         module.train()
-        sums = torch.cat([nats, torch.from_numpy(counts).flatten().to(nats)])
+        sums = torch.cat([nats_PK, torch.from_numpy(counts).to(nats_PK)], dim=1)
         torch.distributed.all_reduce(sums, group=parallel.data_group())
-        all_nats, *all_counts = sums.view(3, -1).tolist()
-        num_tokens, num_bytes = ([round(count) for count in each] for each in all_counts)
-        whole = Score.of("all", sum(all_nats), sum(num_tokens), sum(num_bytes))
-        by_source = tuple(map(Score.of, self._names, all_nats, num_tokens, num_bytes))
+        whole = _score("all", sums.sum(dim=0))
+        by_source = tuple(map(_score, self._names, sums))
         if len(by_source) == 1:
             return ValidationResult(whole, ())
         return ValidationResult(whole, by_source, self._positions)
+
+
+def _score(name: str, sums: torch.Tensor) -> Score:
+    nats, counts, num_bytes = sums.split([NUM_KINDS, NUM_KINDS, 1])
+    return Score.of(name, nats.tolist(), counts.tolist(), num_bytes.item())
 
 
 def evaluate_checkpoint(plan: RunPlan, folder: Path) -> None:
@@ -130,16 +160,20 @@ def evaluate_checkpoint(plan: RunPlan, folder: Path) -> None:
     into ``evaluation_step<N>.json`` in the folder that holds the checkpoint, which itself is never touched.
     """
     processes = join(plan)
+    result = Validation(plan, processes.device)(load_checkpoint(plan, folder, processes))
+    assert result is not None
+    if processes.is_first:
+        _report(plan, folder, result)
+
+
+def load_checkpoint(plan: RunPlan, folder: Path, processes: Processes) -> Model:
+    """Return the model with the weights of a checkpoint, on the device and as the run computes with them."""
     model = build_model(plan, processes)
     weights = checkpoint.read_weights(folder)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(model.sharding.local(name, weights[name]))
-    model.to(torch.bfloat16 if plan.config.precision == "bf16" else torch.float32).to(processes.device)
-    result = Validation(plan, processes.device)(model)
-    assert result is not None
-    if processes.is_first:
-        _report(plan, folder, result)
+    return model.to(torch.bfloat16 if plan.config.precision == "bf16" else torch.float32).to(processes.device)
 
 
 def _report(plan: RunPlan, folder: Path, result: ValidationResult) -> None:
@@ -159,6 +193,7 @@ def _report(plan: RunPlan, folder: Path, result: ValidationResult) -> None:
     }
     write_json(path, record)
     rows = [("validation", f"{whole.loss:.4f} nats per token, {whole.bits_per_byte:.4f} bits per byte")]
+    rows += [(f"nats per {name}", f"{nats:.4f}") for name, nats in whole.of_control_tokens()]
     rows += [(score.name, f"{score.loss:.4f}, {score.bits_per_byte:.4f}") for score in result.sources]
     rows.append(("tokens", f"{whole.num_tokens:,}"))
     if logged is not None:

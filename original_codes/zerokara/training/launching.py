@@ -107,10 +107,10 @@ def check_init_from(plan: RunPlan) -> None:
         )
 
 
-def _show(local: LocalPlan, lines: Sequence[str]) -> None:
+def _show(local: LocalPlan, title: str, lines: Sequence[str]) -> None:
     """Print a plan, and further lines below it."""
     plan = local.plan
-    opening(f"step 3 train: {plan.config.output_prefix}_text_document → {plan.run_dir}")
+    opening(f"{title}: {plan.data.train_prefix} → {plan.run_dir}")
     rows = [
         *launcher.device_rows(plan.num_processes),
         *plan_rows(plan),
@@ -148,7 +148,7 @@ def start(
         check_memory(local)
         all_changes = (*changes, *local.changes, *([] if redo else _learning_rate_changes(plan)))
         changed = [f"changed since this run's last start: {change}" for change in all_changes]
-        _show(local, [*aside, *changed])
+        _show(local, commands.title, [*aside, *changed])
         if dry_run:
             try_steps(local.plan, local.memory_forecast, commands)
             return None
@@ -209,7 +209,7 @@ def evaluate(plan: RunPlan, commands: Commands, name: str) -> None:
     folder = run_folder.find_checkpoint(plan, name)
     plan = on_this_machine(plan).plan
     tokens = count_text(plan.num_valid_tokens)
-    opening(f"step 3 evaluate: {folder} on {tokens} tokens, {processes_text(plan)}")
+    opening(f"{commands.title}, evaluate: {folder} on {tokens} tokens, {processes_text(plan)}")
     for _, value in launcher.device_rows(plan.num_processes):
         print(f"  {value}")
     if code := spawn(plan, commands, "--evaluate", str(folder)):

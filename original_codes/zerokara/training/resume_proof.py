@@ -20,9 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zerokara import checkpoint, file_lock
-from zerokara.config.loading import load
-from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.rendering import as_yaml
+from zerokara.config.resolved import load_run
 from zerokara.durable import make_folders, write_text
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.progress import bytes_text
@@ -194,7 +193,7 @@ def _train(plan: RunPlan, run_dir: Path, last_step: int) -> None:
 
 
 def _main(config_path: Path, last_step: int) -> None:
-    settings = load(PretrainConfig, config_path)
+    settings = load_run(config_path)
     plan = make_plan(settings, int(os.environ["WORLD_SIZE"]), launcher.precision(settings))
     if int(os.environ["RANK"]) == 0:
         run_folder.claim(plan)

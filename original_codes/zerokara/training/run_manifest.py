@@ -8,11 +8,13 @@ from typing import Any
 
 from zerokara import checkpoint, manifest
 from zerokara.progress import count_text, seconds_text
+from zerokara.training import finetune_record
 from zerokara.training.planning import run_folder, setting_names
 from zerokara.training.planning.plan_rows import baseline_text
 from zerokara.training.planning.run_plan import RunPlan
 
 _PLACES = {"output_model_dir", "input_jsonl", "input_tokenizer_file", "output_prefix", "deepspeed_template"}
+_PLACES |= {"train_data", "valid_data", "test_data", "chat_template"}
 """Settings that name files: their content is identified by hashes."""
 _MONITORING = {"num_workers", "log_interval", "tensorboard", "wandb", "wandb_project", "keep_last", "keep_every"}
 _MONITORING |= {"plots", "sample_prompts", "sample_tokens", "max_hours", "max_hours_per_start"}
@@ -47,7 +49,7 @@ def write(plan: RunPlan, newest: Path) -> manifest.Manifest:
         "num_processes": plan.num_processes,
         "precision": state.precision,
         "sources": [asdict(use) for use in plan.consumption.sources],
-        "unigram_entropy": plan.unigram_entropy,
+        "unigram_entropy": plan.data.unigram_entropy,
     }
     made = {"metrics": plan.run_dir / run_folder.METRICS_NAME, "checkpoint": newest / "manifest.json"}
     return manifest.write(record_path(plan), work_of(plan), made, facts, state.seconds)
@@ -66,6 +68,7 @@ def summary_rows(made: manifest.Manifest, newest: Path, run_dir: Path) -> list[t
         before, after = facts["first_valid_bits_per_byte"], facts["valid_bits_per_byte"]
         best, step = facts["best_valid_bits_per_byte"], facts["best_valid_step"]
         rows.append(("validation", f"{before:.3f} → {after:.3f} bits per byte, best {best:.3f} at step {step:,}"))
+    rows += finetune_record.summary_rows(run_dir)
     rows.append(("checkpoint", str(newest)))
     further = (("plots", run_dir / "plots" / "overview.png"), ("samples", run_dir / "samples.md"))
     return [*rows, *((name, str(path)) for name, path in further if path.exists())]

@@ -41,8 +41,9 @@ from torch import Tensor
 
 from zerokara import markdown
 from zerokara.durable import write_text
-from zerokara.samples.objective import Objective, Prompt, prompt_inputs
+from zerokara.samples.objective import Prompt, prompt_inputs
 from zerokara.tokenizer.encoder import Encoder
+from zerokara.training.planning.planned_data import RunObjective
 
 FILE_NAME = "samples.md"
 TEMPERATURE = 0.8
@@ -65,7 +66,7 @@ class Sampler:
     def __init__(
         self,
         encoder: Encoder,
-        objective: Objective,
+        objective: RunObjective,
         prompts: Sequence[str],
         num_tokens: int,
         seed: int,

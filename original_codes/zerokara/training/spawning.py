@@ -15,6 +15,8 @@ class Commands:
 
     module: str
     """Run by each training process: ``python -m module arguments``."""
+    title: str
+    """What the step is called, at the head of its plan."""
     arguments: tuple[str, ...]
     resume: str
     """Resumes the run."""

@@ -15,6 +15,7 @@ import psutil
 
 from zerokara import checkpoint
 from zerokara.checkpoint import Retention
+from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.model.experts import statistics
 from zerokara.progress import seconds_text
 from zerokara.training import bad_samples
@@ -33,6 +34,7 @@ from zerokara.training.processes.stopping import StopRequest
 from zerokara.training.run import Run, join, open_run, state_of
 from zerokara.training.sampling import Sampler
 from zerokara.training.saving import Saver
+from zerokara.training.task_evaluation import TaskEvaluation
 
 
 @contextlib.contextmanager
@@ -82,6 +84,10 @@ class Trainer:
         self.validation: Validation | None = None
         if validates and plan.num_valid_tokens:
             self.validation = Validation(plan, device)
+        self.task: TaskEvaluation | None = None
+        if validates and isinstance(config, FinetuneRunConfig) and config.metric != "loss":
+            most = None if config.eval_examples == "all" else config.eval_examples
+            self.task = TaskEvaluation(plan, processes, "valid", most)
         self.sampler: Sampler | None = None
         if config.sample_prompts:
             texts, length = config.sample_prompts, config.sample_tokens
@@ -154,7 +160,7 @@ class Trainer:
             self.logbook.log_step(statistics(self._layers))
         if is_last or (step % config.eval_interval == 0 and not stops):
             stops |= not self._validate(step, to_the_end=is_last)
-        if is_last or stops or step % config.save_interval == 0:
+        if is_last or stops or step % config.save_interval == 0 or self._is_best(step):
             self.save(step)
         if not is_last:
             self.logbook.log_stages(step)
@@ -169,15 +175,27 @@ class Trainer:
     def _validate(self, step: int, to_the_end: bool = False) -> bool:
         """Validate; return False when it was given up because somebody asked to stop."""
         module = self.run.engine.module
+        give_up = None if to_the_end else self.stop.requested_anywhere
         with self.logbook.pace.pause("validation"):
             if self.validation is not None:
-                result = self.validation(module, None if to_the_end else self.stop.requested_anywhere)
+                result = self.validation(module, give_up)
                 if result is None:
                     return False
+                answered = None if self.task is None else self.task(self.run.engine.weights(), give_up)
+                if answered is None and self.task is not None:
+                    return False
                 self.logbook.log_validation(step, result)
+                if answered is not None:
+                    self.logbook.log_task(step, answered)
             if self.sampler is not None:
                 self.logbook.log_samples(step, self.sampler(module))
         return True
+
+    def _is_best(self, step: int) -> bool:
+        """Whether the validation at this step is the best so far: a fine-tuning saves it, so that it always exists."""
+        config, facts = self.run.plan.config, self.logbook.facts
+        wanted = isinstance(config, FinetuneRunConfig) and config.keep_best
+        return wanted and facts.get("best_step") == step
 
     def _report_bad_samples(self, record: StepRecord) -> None:
         run = self.run

@@ -15,6 +15,7 @@ import torch
 import torch.distributed
 
 from zerokara.errors import RunError
+from zerokara.training import task_test
 from zerokara.training.compute import devices
 from zerokara.training.evaluation import evaluate_checkpoint
 from zerokara.training.planning.memory_forecast import MachineMemory, MemoryForecast
@@ -35,13 +36,15 @@ class OutOfMemory(RunError):
     exit_code = launcher.OUT_OF_MEMORY
 
 
-def work(plan: RunPlan, is_trial: bool = False, evaluate: Path | None = None) -> None:
-    """Train a plan; or only try a few steps, or evaluate a checkpoint."""
+def work(plan: RunPlan, is_trial: bool = False, evaluate: Path | None = None, test: Path | None = None) -> None:
+    """Train a plan; or only try a few steps, evaluate a checkpoint, or read the test examples with one."""
     with _explained(plan, devices.local_device()):
         if is_trial:
             run_trial(plan)
         elif evaluate is not None:
             evaluate_checkpoint(plan, evaluate)
+        elif test is not None:
+            task_test.test(plan, test)
         else:
             with open_trainer(plan) as trainer:
                 trainer.train()

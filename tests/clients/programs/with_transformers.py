@@ -46,6 +46,14 @@ def answer(folder: Path, questions: dict) -> dict:
         asked = [tokenizer(prompt, return_tensors="pt") for prompt in questions["prompts"]]
         with torch.no_grad():
             found["next_log_probs"] = [model(**one).logits[0, -1].log_softmax(-1).tolist() for one in asked]
+    if tokenizer.chat_template:
+        found["conversations"] = [
+            [
+                list(tokenizer.apply_chat_template(messages, return_dict=False)),
+                list(tokenizer.apply_chat_template(messages[:-1], add_generation_prompt=True, return_dict=False)),
+            ]
+            for messages in questions["conversations"]
+        ]
     # A batch of prompts of several lengths: each must go on as it does alone.
     batch = model.generate(**tokenizer(questions["prompts"], return_tensors="pt", padding=True), **greedy)
     found["greedy_in_a_batch"] = [row[-12:].tolist() for row in batch]

@@ -107,7 +107,7 @@ def test_pruning_keeps_the_best_by_validation(tmp_path: Path) -> None:
 
 def test_a_loss_of_an_earlier_validation_is_not_these_weights_own(tmp_path: Path) -> None:
     state = checkpoint.read_state(saved(tmp_path, 10, 3.0))
-    assert state.validation_loss == 3.0 and replace(state, step=20).validation_loss is None
+    assert state.selection_loss == 3.0 and replace(state, step=20).selection_loss is None
 
 
 def test_what_is_broken_never_counts_as_kept_and_stays(tmp_path: Path) -> None:

@@ -117,12 +117,15 @@ def test_a_fault_names_the_line_the_setting_and_the_rule(
 @pytest.mark.parametrize(
     ("config_class", "text", "key", "keyword"),
     [
-        (TokenizerConfig, "vocab_size: 400\nextra_ids: 200\n", "vocab_size", "461"),
+        (TokenizerConfig, "vocab_size: 400\nextra_ids: 200\n", "vocab_size", "469"),
         (TokenizerConfig, "character_coverage: 0.95\n", "character_coverage", "0.98"),
         (TokenizerConfig, "user_defined_symbols: ['</s>']\n", "user_defined_symbols", "</s>"),
         (TokenizerConfig, "user_defined_symbols: [good, two words]\n", "user_defined_symbols", "'two words'"),
         (TokenizerConfig, "user_defined_symbols: [a\u2581b]\n", "user_defined_symbols", "U+2581"),
         (TokenizerConfig, "user_defined_symbols: [<0x41>]\n", "user_defined_symbols", "'<0x41>'"),
+        (TokenizerConfig, "reserved_pieces: [<b>]\n", "reserved_pieces", "<b>"),
+        (TokenizerConfig, "reserved_pieces: [<|a|>, <|a|>]\n", "reserved_pieces", "twice"),
+        (TokenizerConfig, "user_defined_symbols: [<|user|>]\n", "user_defined_symbols", "<|user|>"),
         (TokenizerConfig, "add_dummy_prefix: true\nuser_defined_symbols: [a]\n", "add_dummy_prefix", "user_defined"),
         (ConvertConfig, "huggingface_name: only-a-name\n", "huggingface_name", "user/name"),
     ],

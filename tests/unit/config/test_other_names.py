@@ -8,6 +8,8 @@ import pytest
 
 from zerokara.config import other_names
 from zerokara.config.convert_config import ConvertConfig
+from zerokara.config.evaluate_config import EvaluateConfig
+from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.settings import Settings
@@ -15,7 +17,7 @@ from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import Fault, UserError
 
 ROOT = Path(__file__).resolve().parents[3]
-CLASSES = (TokenizerConfig, PretrainConfig, ConvertConfig)
+CLASSES = (TokenizerConfig, PretrainConfig, ConvertConfig, FinetuneConfig, EvaluateConfig)
 
 
 def fault_of(config_class: type[Settings], path: str | Path, *overrides: str) -> Fault:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from zerokara.corpus import inputs
-from zerokara.corpus.inputs import find_files, format_of
+from zerokara.corpus.inputs import CORPUS, find_files
 from zerokara.errors import Fault, UserError
 
 
@@ -62,7 +62,7 @@ def test_formats_come_from_names(tmp_path: Path, name: str, kind: str, packing: 
 
 def test_names_of_no_format(tmp_path: Path) -> None:
     for name in ("a.gz", "a.zst", "gz", "txt", "a.parquet.gz", "a.jsonl.bz2", "a.csv", "a.txt.gz.bak", "README"):
-        assert format_of(name) is None, name
+        assert CORPUS.of(name) is None, name
 
 
 def test_each_entry_is_a_source_and_globs_expand(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from zerokara.config.architectures import ARCHITECTURES
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import Fault, RunError, UserError
-from zerokara.huggingface import families, from_hf, to_hf, tokenizer_json
+from zerokara.huggingface import families, from_hf, model_settings, to_hf, tokenizer_json
 from zerokara.model import builder, parallel
 from zerokara.model.shapes import ModelShape
 from zerokara.tokenizer.encoder import Encoder
@@ -285,3 +285,49 @@ def test_added_pieces_start_as_the_mean(tmp_path: Path, encoder: Encoder) -> Non
         torch.testing.assert_close(weights[name][500:507], old.mean(dim=0).expand(7, -1))
     with pytest.raises(UserError, match=r"499 .* 500; its id 499 is '"):
         check(settings, encoder, replace(shape, vocab_size=499))
+
+
+VARIANTS = {
+    "llama": ["num_kv_heads=2", "rope_theta=5000.0", "head_dim=8"],
+    "qwen3": ["num_kv_heads=2", "norm_epsilon=1e-6"],
+    "mixtral": ["num_experts=3"],
+    "qwen3_moe": ["moe_layers=[1]", "num_experts=3", "moe_ffn_hidden_size=16"],
+    "switch": ["num_layers=4", "num_experts=3", "relative_attention_num_buckets=8"],
+    "t5": ["head_dim=8", "relative_attention_max_distance=64"],
+}
+"""Values that are no class's default, and not ours either."""
+
+
+@pytest.mark.parametrize("tied", ["true", "false"])
+@pytest.mark.parametrize("architecture", families.FAMILIES)
+def test_the_settings_of_a_model_are_read_from_its_folder(
+    architecture: str, tied: str, encoder: Encoder, tmp_path: Path
+) -> None:
+    changed = [f"architecture={architecture}", f"tie_word_embeddings={tied}", *VARIANTS.get(architecture, [])]
+    made = exported(tmp_path, encoder, *changed)
+    values = model_settings.read(tmp_path, made.fault)
+    found = PretrainConfig(**values, init_from=str(tmp_path))
+    shape, expected = (ModelShape.from_config(each, encoder.vocab_size) for each in (found, made))
+    assert replace(shape, raw_len=0, target_len=0, init_std=0) == replace(expected, raw_len=0, target_len=0, init_std=0)
+    check(found, encoder)
+
+
+def test_a_folder_of_another_kind_has_no_settings(encoder: Encoder, tmp_path: Path) -> None:
+    config = settings_of(tmp_path)
+    with pytest.raises(UserError) as caught:
+        model_settings.read(tmp_path, config.fault)
+    assert [fault.key for fault in caught.value.faults] == ["init_from"]
+    transformers.BertConfig(num_hidden_layers=1).save_pretrained(tmp_path)
+    with pytest.raises(UserError) as caught:
+        model_settings.read(tmp_path, config.fault)
+    assert "bert" in caught.value.faults[0].rule
+
+
+def test_the_tokenizer_of_a_folder_is_found_by_any_of_its_names(tmp_path: Path) -> None:
+    config = settings_of(tmp_path)
+    with pytest.raises(UserError) as caught:
+        model_settings.tokenizer_of(tmp_path, config.fault)
+    assert [fault.key for fault in caught.value.faults] == ["input_tokenizer_file"]
+    for name in reversed(model_settings.TOKENIZER_NAMES):
+        (tmp_path / name).touch()
+        assert model_settings.tokenizer_of(tmp_path, config.fault) == str(tmp_path / name)

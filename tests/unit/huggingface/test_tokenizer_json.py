@@ -42,6 +42,7 @@ def test_the_model_is_exported_for_llama_cpp_where_it_gives_the_same_ids(
         return  # A prefix and a symbol together: no Hugging Face tokenizer either.
     written = tokenizer_json.write(encoder, exported, 64)
     assert {one.name for one in written} == {one.name for one in exported.iterdir()}
+    assert (exported / tokenizer_json.SENTENCEPIECE_FILE).read_bytes() == path.read_bytes(), "step 7 opens it"
     model = exported / tokenizer_json.MODEL_FILE
     assert model.exists() == same_ids
     if same_ids:

@@ -14,7 +14,7 @@ from zerokara.model import loss as loss_module
 from zerokara.model.attention import intra_document_mask
 from zerokara.model.builder import build, num_parameters
 from zerokara.model.encoder_decoder import EncoderDecoder
-from zerokara.model.loss import summed_cross_entropy
+from zerokara.model.loss import summed_cross_entropy, token_cross_entropy
 
 
 @pytest.mark.parametrize(
@@ -60,6 +60,9 @@ def test_chunked_loss_equals_cross_entropy_and_its_gradients(monkeypatch: pytest
     got = hidden.grad.clone(), weight.grad.clone()  # type: ignore[union-attr]
     hidden.grad = weight.grad = None
     plain = cross_entropy((hidden @ weight.t())[:, :300], labels, reduction="none")
+    each = token_cross_entropy(hidden, weight, labels, 300)
+    rounding.assert_same_tensor(each, plain)
+    assert not each.requires_grad
     ((plain * mask).sum() * 0.5).backward()
     rounding.assert_same_tensor(got[0], hidden.grad)  # type: ignore[arg-type]
     rounding.assert_same_tensor(got[1], weight.grad)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from zerokara.model import loss as loss_module
-from zerokara.model.loss import summed_cross_entropy
+from zerokara.model.loss import summed_cross_entropy, token_cross_entropy
 
 ROWS, VOCAB_SIZE, HIDDEN_SIZE = 384, 130, 8
 """Of four ranks the second holds 34 real rows, the third and fourth only padding."""
@@ -56,17 +56,19 @@ def test_loss_and_gradients_are_those_of_one_process(monkeypatch: pytest.MonkeyP
     labels = torch.randint(0, VOCAB_SIZE, (20,), generator=generator)
     mask = (torch.rand(20, generator=generator) < 0.7).float()
 
-    def run(rows: Tensor, group: Group | None) -> tuple[float, Tensor, Tensor]:
+    def run(rows: Tensor, group: Group | None) -> tuple[float, Tensor, Tensor, Tensor]:
         mine = hidden.clone().requires_grad_(), rows.clone().requires_grad_()
         nats = summed_cross_entropy(*mine, labels, mask, VOCAB_SIZE, group)  # type: ignore[arg-type]
         (nats * 0.5).backward()
         assert mine[0].grad is not None and mine[1].grad is not None
-        return nats.item(), mine[0].grad, mine[1].grad
+        each = token_cross_entropy(hidden, rows, labels, VOCAB_SIZE, group)  # type: ignore[arg-type]
+        return nats.item(), mine[0].grad, mine[1].grad, each
 
-    nats, of_hidden, of_weight = run(weight, None)
+    nats, of_hidden, of_weight, nats_N = run(weight, None)
     with ThreadPoolExecutor(4) as pool:
         shared = list(pool.map(run, weight.chunk(4), map(Group, range(4))))
-    for number, (each, of_each, _) in enumerate(shared):
+    for number, (each, of_each, _, each_N) in enumerate(shared):
+        rounding.assert_same_tensor(each_N, nats_N, f"rank {number}")
         rounding.assert_same_loss(each, nats)
         rounding.assert_same_tensor(of_each, of_hidden, f"rank {number}")
     got = torch.cat([each[2] for each in shared])

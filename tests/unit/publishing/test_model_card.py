@@ -5,12 +5,17 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 
+from zerokara.errors import UserError
+from zerokara.examples import facts as finetuning
+from zerokara.examples.facts import FinetuneFacts, SplitCounts, read
 from zerokara.publishing import model_card
 
 
@@ -118,3 +123,66 @@ def test_names_settings_and_texts_of_others_are_no_markup(facts: dict[str, Any])
     assert (kinds.count("heading_open"), kinds.count("bullet_list_open"), kinds.count("fence")) == (9, 1, 3)
     assert len(re.findall("(?m)^[|].*[|]$", card)) == kinds.count("tr_open") + kinds.count("table_open")
     card.encode("utf-8")
+
+
+@pytest.fixture
+def finetuned(facts: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    """Facts as step 7 leaves them, of a model that converses."""
+    train = SplitCounts(9000, cut=40, dropped=12, bad=7, tokens=123456, learned_tokens=4321)
+    counts = {"train": train, "test": SplitCounts(500, dropped=3)}
+    others = {"majority": 0.335, "character 3-grams": 0.861}
+    made = FinetuneFacts(
+        task="Korean reviews", data=counts, metric="macro_f1", init_from="me|base",
+        test=finetuning.MetricResult(0.8712, 0.851, 0.8899, 500), baselines=others,
+    )  # fmt: skip
+    made.write(tmp_path)
+    assert read(tmp_path) == made
+    facts["model"]["converses"] = True
+    facts["proof"]["chat"] = {"made": 10112, "own": 700, "ties": 0}
+    return facts | {"finetuning": asdict(made)}
+
+
+def test_a_fine_tuned_model_tells_its_task_its_data_and_its_metric(finetuned: dict[str, Any]) -> None:
+    card = render(finetuned)
+    for words in (
+        "fine-tuned from me\\|base on 9,040 examples for: Korean reviews.",
+        "| train | 9,000 | 40 | 12 | 7 | 123,456 | 4,321 |", "| test | 500 | 0 | 3 | 0 |",
+        "| **this model** | 87.12% | 85.10% to 88.99% |", "| character 3-grams | 86.10% |", "| majority | 33.50% |",
+        "500 examples of the test data", "10,112 made conversations and 700 of the training data",
+    ):  # fmt: skip
+        assert words in card, words
+    assert "pretrained from scratch" not in card
+
+
+def test_the_hub_reads_the_result(finetuned: dict[str, Any]) -> None:
+    data = ModelCard(render(finetuned)).data
+    assert data.tags == ["zerokara", "fine-tuned", "conversational"] and data.model_name == "first"
+    (result,) = data.eval_results or []
+    assert (result.task_type, result.dataset_name, result.dataset_split) == (
+        "text-generation",
+        "Korean reviews",
+        "test",
+    )
+    assert (result.metric_type, result.metric_value) == ("f1", 0.8712)
+    assert "85.10% to 88.99%" in str(result.metric_name) and "n = 500" in str(result.metric_name)
+
+
+def test_a_fine_tuning_without_a_test_claims_none(finetuned: dict[str, Any]) -> None:
+    finetuned["finetuning"] |= {"test": None, "baselines": {}}
+    card = render(finetuned)
+    assert "test data" not in card and not ModelCard(card).data.eval_results
+
+
+def test_a_model_that_converses_is_asked_in_a_conversation(finetuned: dict[str, Any]) -> None:
+    snippet = render(finetuned).partition("```python\n")[2].partition("```")[0]
+    assert ast.parse(snippet) and 'apply_chat_template([{"role": "user", "content": "吾輩は"}]' in snippet
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"task": 1}', '{"data": {"train": {"kept": 1, "odd": 2}}, "test": null}']
+)
+def test_facts_of_another_form_are_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "finetune.json").write_text(content, encoding="utf-8")
+    with pytest.raises(UserError) as caught:
+        read(tmp_path)
+    assert caught.value.faults[0].where == str(tmp_path / "finetune.json")

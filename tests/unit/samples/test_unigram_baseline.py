@@ -38,22 +38,22 @@ def counted(plan: RunPlan, epochs: int) -> tuple[np.ndarray, int]:
 def test_a_t5_is_measured_by_what_its_decoder_predicts(span_data: dict[str, str]) -> None:
     plan = prepared(span_data, *T5)
     counts, num_samples = counted(plan, EPOCHS)
-    corpus = token_counts(IndexedTokens(plan.token_paths.train))
+    corpus = token_counts(IndexedTokens(plan.data.train_prefix))
     expected, lengths = plan.objective.target_counts(corpus), plan.objective.lengths
     assert expected.sum() == pytest.approx(lengths.target) and lengths.num_spans > 1
     sentinels = plan.objective.sentinel_ids
     used, unused = sentinels[: lengths.num_spans], sentinels[lengths.num_spans :]
     assert (counts[used] == num_samples).all() and (expected[used] == 1).all() and not counts[unused].any()
     # A text of 28 thousand tokens is cut at the same places in each epoch, and the last of a sample is always masked.
-    assert plan.unigram_entropy == pytest.approx(entropy(counts), abs=0.03)
+    assert plan.data.unigram_entropy == pytest.approx(entropy(counts), abs=0.03)
     # Neither the corpus's own entropy nor its share of the targets will do.
-    assert abs(plan.unigram_entropy - entropy(corpus)) > 0.5
-    assert abs(plan.unigram_entropy - entropy(corpus) * lengths.num_noise_tokens / lengths.target) > 0.5
+    assert abs(plan.data.unigram_entropy - entropy(corpus)) > 0.5
+    assert abs(plan.data.unigram_entropy - entropy(corpus) * lengths.num_noise_tokens / lengths.target) > 0.5
 
 
 def test_a_t5_is_measured_exactly_where_samples_begin_anywhere(span_data: dict[str, str]) -> None:
     plan = prepared(span_data, *T5)
-    tokens = np.asarray(IndexedTokens(plan.token_paths.train).tokens, dtype=np.int64)
+    tokens = np.asarray(IndexedTokens(plan.data.train_prefix).tokens, dtype=np.int64)
     num_samples, taken = 60_000, plan.objective.lengths.raw
     starts = np.random.default_rng(0).integers(0, len(tokens), num_samples)
     batch = plan.objective(tokens[(starts[:, None] + np.arange(taken)) % len(tokens)], np.arange(num_samples))
@@ -63,23 +63,23 @@ def test_a_t5_is_measured_exactly_where_samples_begin_anywhere(span_data: dict[s
     assert (np.abs(counts - expected) / np.sqrt(np.maximum(1, expected))).max() < 5
     # The entropy of counts is too low, by about half the number of ids over the number of targets (Miller, 1955).
     bias = np.count_nonzero(counts) / 2 / counts.sum()
-    assert plan.unigram_entropy == pytest.approx(entropy(counts) + bias, abs=0.002) and bias < 0.001
+    assert plan.data.unigram_entropy == pytest.approx(entropy(counts) + bias, abs=0.002) and bias < 0.001
 
 
 def test_a_decoder_is_measured_by_the_corpus(span_data: dict[str, str]) -> None:
     plan = prepared(span_data)
-    corpus = token_counts(IndexedTokens(plan.token_paths.train))
+    corpus = token_counts(IndexedTokens(plan.data.train_prefix))
     shares = corpus[corpus > 0] / corpus.sum()
-    assert plan.unigram_entropy == pytest.approx(-(shares * np.log(shares)).sum(), abs=1e-12)
+    assert plan.data.unigram_entropy == pytest.approx(-(shares * np.log(shares)).sum(), abs=1e-12)
     counts, _ = counted(plan, 1)  # but for the first token, and what is left over at the end
-    assert plan.unigram_entropy == pytest.approx(entropy(counts), abs=0.01)
+    assert plan.data.unigram_entropy == pytest.approx(entropy(counts), abs=0.01)
 
 
 @pytest.mark.parametrize("settings", [(), T5])
 def test_the_plan_and_the_summary_tell_one_number(span_data: dict[str, str], settings: tuple[str, ...]) -> None:
     plan = prepared(span_data, *settings)
     row = dict(plan_rows.plan_rows(plan))["baseline"]
-    assert float(row.split()[0]) == pytest.approx(plan.unigram_entropy, abs=5e-4)
+    assert float(row.split()[0]) == pytest.approx(plan.data.unigram_entropy, abs=5e-4)
     facts = {"tokens": 1, "epochs": 1.0, "steps": 1, "first_loss": 6.0, "loss": 5.0}
-    made = Manifest("3_train", {}, {}, {}, {**facts, "unigram_entropy": plan.unigram_entropy}, 1.0, "", {})
+    made = Manifest("3_train", {}, {}, {}, {**facts, "unigram_entropy": plan.data.unigram_entropy}, 1.0, "", {})
     assert dict(run_manifest.summary_rows(made, plan.run_dir, plan.run_dir))["baseline"] == row

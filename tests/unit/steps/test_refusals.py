@@ -11,10 +11,17 @@ import pytest
 
 from zerokara.durable import made_folder
 from zerokara.errors import RunError
-from zerokara.steps import convert_to_hf, tokenize, train, train_tokenizer, upload
+from zerokara.steps import convert_to_hf, evaluate, tokenize, train, train_tokenizer, upload
 from zerokara.tokenizer import sampling
 
-STEPS = {1: train_tokenizer.main, 2: tokenize.main, 3: train.main, 4: convert_to_hf.main, 6: upload.main}
+STEPS = {
+    1: train_tokenizer.main,
+    2: tokenize.main,
+    3: train.main,
+    4: convert_to_hf.main,
+    6: upload.main,
+    8: evaluate.main,
+}
 GOOD = '{"text": "%d some words of a text"}\n'
 REFUSED: list[tuple[int, str, str]] = [
     (1, "input=nowhere.jsonl", "nowhere.jsonl: "),
@@ -23,9 +30,9 @@ REFUSED: list[tuple[int, str, str]] = [
     (1, "vocab_size=310 add_dummy_prefix=true compare_with=gone.model", "gone.model"),
     (1, "input=bad.jsonl", "50.00%"),
     (1, "input=bad.jsonl max_bad_fraction=0.4 output_dir=there", "50.00%"),
-    (1, "vocab_size=300 byte_fallback=false character_coverage=1.0 input=many.txt", "4113"),
-    (1, "vocab_size=200000", "297"),
-    (1, "vocab_size=200000 output_dir=there", "297"),
+    (1, "vocab_size=300 byte_fallback=false character_coverage=1.0 input=many.txt", "4134"),
+    (1, "vocab_size=200000", "310"),
+    (1, "vocab_size=200000 output_dir=there", "310"),
     (1, "input=empty.txt", "0 bytes"),
     (1, "input=spaces.txt max_bad_fraction=1", "no document"),
     (2, "input_jsonl=nowhere.jsonl", "nowhere.jsonl: "),
@@ -41,6 +48,11 @@ REFUSED: list[tuple[int, str, str]] = [
     (4, "dtype=fp17", "dtype = fp17: "),
     (6, "output_tokenizer_and_model_dir=there huggingface_name=a/b", "there"),
     (6, "huggingface_name=a/b/c", "huggingface_name = a/b/c: "),
+    (8, "models=nowhere texts=corpus.jsonl", "nowhere: "),
+    (8, "models=[]", "models = []: "),
+    (8, "models=nowhere texts=empty.txt", "0 bytes"),
+    (8, "models=there add_to_card=here", "add_to_card = ['here']: "),
+    (8, "min_context=1", "min_context = 1: "),
 ]
 OUTPUTS = {
     1: [
@@ -54,6 +66,7 @@ OUTPUTS = {
     3: ["output_model_dir=new/deep/run"],
     4: ["output_tokenizer_and_model_dir=new/deep/hf"],
     6: ["output_tokenizer_and_model_dir=new/deep/hf"],
+    8: ["output_dir=new/deep/evaluation"],
 }
 
 

@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 from gigatoken._load.sentencepiece import sentencepiece_to_tokenizer_json
+from toy_tokenizers import TrainToy, toy_lines
 
 from zerokara.tokenizer import encoder_choice, fast_encoder, fast_encoder_model
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.hard_texts import hard_texts
 from zerokara.tokenizer.model_file import ModelFile
-
-from .conftest import TrainToy, toy_lines
 
 TEXTS = ["\n".join(toy_lines(40, seed)) for seed in range(20)]
 

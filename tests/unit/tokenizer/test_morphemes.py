@@ -174,7 +174,11 @@ def test_a_morpheme_that_is_parts_of_two_elsewhere_is_used_less_there(
 
     def trained() -> tuple[list[str], float]:
         # Without the byte pieces there is room for sentinels instead.
-        settings: Any = {"byte_fallback": byte_fallback, "extra_ids": 0 if byte_fallback else 256}
+        settings: Any = {
+            "byte_fallback": byte_fallback,
+            "extra_ids": 0 if byte_fallback else 256,
+            "reserved_pieces": (),
+        }
         model = _train(tmp_path, lines, _particles, vocab_size=310, character_coverage=0.9995, **settings)
         encoder = Encoder(tmp_path / "tokenizer.model")
         used = [encoder.piece(i) for line in lines[:500] for i in encoder.encode(line)]

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
+from toy_tokenizers import byte_ids
 
 from zerokara.progress import Progress, bytes_text
 from zerokara.tokenizer import report, report_page
@@ -22,8 +23,6 @@ from zerokara.tokenizer.morphemes import Analyser
 from zerokara.tokenizer.report_measures import count_words
 from zerokara.tokenizer.report_tokenizers import TokenKind, open_tokenizer
 from zerokara.tokenizer.sampling import SourceTexts
-
-from .conftest import byte_ids
 
 TEXTS = ["the quick fox\n今日はとてもよい天気です。", "rare 龘 and ▁ mark\n\n", "오늘 날씨가 좋아서 42"]
 LINES = [line for text in TEXTS for line in text.split("\n")]

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from toy_tokenizers import TrainToy, byte_ids
 
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import RunError, UserError
 from zerokara.tokenizer import training
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.model_file import SCORE_STEP, ModelFile, PieceType
-
-from .conftest import TrainToy, byte_ids
 
 
 @pytest.mark.parametrize("model_type", ["unigram", "bpe"])
@@ -100,7 +99,7 @@ def test_the_trainers_words_are_in_the_log_and_not_on_the_terminal(
 
 def test_every_sentence_reaches_the_trainer(train_toy: TrainToy) -> None:
     lines = ["fox " * 1048, "fox\ttab", "語" * 1397, "the quick brown fox"] * 10
-    path = train_toy(lines=lines, vocab_size=310, model_type="bpe")
+    path = train_toy(lines=lines, vocab_size=310, model_type="bpe", reserved_pieces=())
     assert any(piece.text == "\t" for piece in ModelFile.read(path).pieces), "tabs are learnt like other characters"
     log = (path.parent / "training.log").read_text(encoding="utf-8")
     assert "Loaded all 40 sentences" in log and "Skipped" not in log

@@ -1,3 +1,3 @@
-from tiny import tiny_data
+from tiny import span_data, tiny_data
 
-__all__ = ["tiny_data"]
+__all__ = ["span_data", "tiny_data"]

@@ -103,16 +103,8 @@ def test_each_setting_that_saves_memory_does() -> None:
 def test_the_tokens_of_an_encoder_and_of_its_decoder_count() -> None:
     shape = shape_of("t5")
     both = min_activation_bytes(layout_of(shape))
-    assert min_activation_bytes(layout_of(replace(shape, seq_len=64))) > both
+    assert min_activation_bytes(layout_of(replace(shape, input_len=64))) > both
     assert min_activation_bytes(layout_of(replace(shape, target_len=40))) > both
-
-
-def test_a_learned_bias_keeps_all_pairs_on_a_cpu_only() -> None:
-    wide = replace(shape_of("t5"), seq_len=2048, target_len=2048)
-    on_cpu, on_gpu = (
-        min_activation_bytes(layout_of(wide, device=device, micro_batch_size=1)) for device in ("cpu", "cuda")
-    )
-    assert on_cpu - on_gpu == 2 * LAYERS * 4 * 4 * 2048**2
 
 
 def test_micro_batch_sizes_divide_the_share_of_a_process() -> None:

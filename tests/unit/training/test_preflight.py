@@ -39,7 +39,7 @@ def test_an_id_that_the_tokenizer_lacks_is_found(tiny_data: dict[str, str], tmp_
     for path in source.parent.glob(f"{source.name}*"):
         shutil.copyfile(path, tmp_path / path.name)
     plan = prepared(tiny_data, f"output_prefix={tmp_path / source.name}")
-    ids = np.memmap(bin_path(plan.token_paths.train), np.uint16, mode="r+")
+    ids = np.memmap(bin_path(plan.data.train_prefix), np.uint16, mode="r+")
     ids[place] = 500  # the pieces are 0 to 499
     ids.flush()
     with pytest.raises(UserError, match=r" 500; .* 500 .*--redo"):

@@ -20,7 +20,8 @@ from tiny import ROOT
 
 from zerokara import checkpoint
 from zerokara.config.loading import load
-from zerokara.config.pretrain_config import RESOLVED_NAME, PretrainConfig
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.resolved import RESOLVED_NAME
 from zerokara.errors import RunError, UserError
 from zerokara.steps import next_command, train
 from zerokara.training import run_manifest

@@ -17,7 +17,7 @@ from zerokara.training.processes import launcher
 from zerokara.training.spawning import Commands
 
 GB = 10**9
-COMMANDS = Commands("module", (), "resume", "convert")
+COMMANDS = Commands("module", "step 3 train", (), "resume", "convert")
 
 
 @pytest.fixture

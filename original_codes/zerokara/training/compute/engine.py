@@ -47,13 +47,16 @@ class Engine(ABC):
     def num_updates(self) -> int:
         """Updates made, those of earlier starts included; skipped steps do not count."""
 
-    def accumulate(self, batch: Sequence[Tensor], global_tokens: float) -> Tensor:
+    def accumulate(
+        self, batch: Sequence[Tensor], global_tokens: float, global_sequences: float | None = None
+    ) -> Tensor:
         """Run forward and backward on one micro batch (the model's arguments, with labels); return its summed nats.
 
         `global_tokens` is the number of predicted tokens in the global batch, over all processes and micro batches: the
-        gradient becomes that of the mean over these tokens.
+        gradient becomes that of the mean over these tokens. `global_sequences` is the number of sequences in it; None
+        where every position of a sequence is predicted.
         """
-        self._weigh_auxiliary_losses(global_tokens)
+        self._weigh_auxiliary_losses(global_sequences or global_tokens / self._target_len)
         nats: Tensor = self.module(*batch)
         self._backward(nats / global_tokens)
         return nats.detach()
@@ -65,10 +68,10 @@ class Engine(ABC):
     def finish_micro_batch(self) -> None:  # noqa: B027  # not every engine has something to do
         """End a micro batch that is not the last of its step."""
 
-    def _weigh_auxiliary_losses(self, global_tokens: float) -> None:
+    def _weigh_auxiliary_losses(self, global_sequences: float) -> None:
         """Beside the mean of the nats over the tokens stands the mean of the attached losses over the sequences."""
         if self._auxiliary:
-            self._auxiliary.set_weight(self.gradient_factor * self._target_len / global_tokens, self._device)
+            self._auxiliary.set_weight(self.gradient_factor / global_sequences, self._device)
 
     def update(
         self, learning_rate: float, numbers: Tensor | None = None, accept: Accept = lambda numbers: True

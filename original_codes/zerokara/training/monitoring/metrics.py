@@ -8,9 +8,11 @@ Lines of ``metrics.jsonl``, each with ``step`` and ``tokens`` (trained on so far
   ``source_tokens`` (a list: trained on so far, by source). Where layers have experts, over the steps since the line
   before, lists by MoE layer: ``expert_load`` (the busiest expert's over the mean), ``expert_dropped`` (share of choices
   dropped for lack of capacity), ``router_entropy`` (nats);
-* a validation: ``valid_loss``, ``valid_bits_per_byte``, ``valid_tokens``, and where there are several sources
+* a validation: ``valid_loss`` (nats per predicted token), ``valid_bits_per_byte`` (of the text alone),
+  ``valid_end_nats`` (per end-of-document token, or null; in span corruption the end of a target is one too, and there
+  is ``valid_sentinel_nats``), ``valid_tokens`` (all predicted), and where there are several sources
   ``valid_loss_by_source``, ``valid_bits_per_byte_by_source``, and in ``valid_source_positions`` the place of each of
-  them in ``input_jsonl``;
+  them in ``input_jsonl``. (A line without ``valid_end_nats`` is older: its bits per byte count control tokens in.)
 * a skipped step: ``skipped`` (the reason), ``bad_samples``;
 * the step that a start resumed from: ``resumed`` (true), ``seconds``.
 
@@ -33,6 +35,8 @@ FILE_NAME = "metrics.jsonl"
 _TAGS = {
     "valid_loss": "valid/loss",
     "valid_bits_per_byte": "valid/bits_per_byte",
+    "valid_end_nats": "valid/end_nats",
+    "valid_sentinel_nats": "valid/sentinel_nats",
     "valid_tokens": "valid/tokens",
     "valid_loss_by_source": "valid/loss_by_source",
     "valid_bits_per_byte_by_source": "valid/bits_per_byte_by_source",

@@ -20,8 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure  # needs no display and no global state, as pyplot does
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter, StrMethodFormatter
 
-from zerokara.config.loading import load
-from zerokara.config.pretrain_config import RESOLVED_NAME, PretrainConfig
+from zerokara.config.resolved import RESOLVED_NAME, load_run
 from zerokara.durable import atomic_file
 from zerokara.errors import UserError
 from zerokara.training.monitoring import metrics
@@ -90,10 +89,10 @@ def draw(run_dir: Path) -> list[Path]:
 def curve_names(run_dir: Path) -> Names:
     """Names of a run's curves; without a readable configuration there are none, and they are numbered."""
     try:
-        settings = load(PretrainConfig, run_dir / RESOLVED_NAME)
+        settings = load_run(run_dir / RESOLVED_NAME)
     except (UserError, OSError):
         return {}
-    files = [PurePosixPath(entry).name for entry in settings.input_jsonl]
+    files = [PurePosixPath(entry).name for entry in settings.source_entries]
     short = [name if len(name) <= _NAME_CHARACTERS else f"{name[: _NAME_CHARACTERS - 1]}…" for name in files]
     sources = [name if short.count(name) == 1 else f"{number} {name}" for number, name in enumerate(short, start=1)]
     stacks = ("encoder ", "decoder ") if settings.traits.is_encoder_decoder else ("",)
@@ -132,7 +131,7 @@ def _bits_per_byte(axes: Axes, lines: Lines, names: Names) -> None:
     best = min(range(len(bits)), key=bits.__getitem__)
     axes.plot(tokens[best], bits[best], "o", color=RED, markersize=8, markerfacecolor="none")
     axes.set_title(f"Validation, best {bits[best]:.3f}")
-    axes.set_ylabel("bits per byte")
+    axes.set_ylabel("bits per byte of text")
     _use_log_scale(axes, bits)
 
 

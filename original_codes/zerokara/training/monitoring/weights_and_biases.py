@@ -27,7 +27,7 @@ from typing import Any
 
 import orjson
 
-from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.run_config import RunConfig
 from zerokara.durable import write_json
 from zerokara.errors import redacted
 
@@ -54,7 +54,7 @@ _PRIVATE: dict[str, Any] = {
 class WeightsAndBiases:
     """The recording of one start: a `metrics.Watcher`."""
 
-    def __init__(self, run_dir: Path, config: PretrainConfig, log: Callable[[str], None]):
+    def __init__(self, run_dir: Path, config: RunConfig, log: Callable[[str], None]):
         """Record a run; all its settings are sent, as `shared` has them."""
         self._run_dir, self._config, self._log = run_dir, config, log
         self._state_path = run_dir / FOLDER_NAME / STATE_NAME

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from zerokara.config.training_settings import DataOrderSettings, OptimizationSettings
 from zerokara.errors import Fault, UserError
-from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.mixed_order import MixedOrder
 from zerokara.samples.order import SampleOrder
+from zerokara.training.planning.planned_data import Reading
 from zerokara.training.planning.schedule import Schedule
 
 MAX_COUNTED_SAMPLES = 1 << 21
@@ -67,13 +67,13 @@ class Consumption:
     """False where `used_tokens` are shares of a partial epoch."""
 
 
-def schedule_of(config: OptimizationSettings, plan: DataPlan) -> Schedule:
+def schedule_of(config: OptimizationSettings, plan: Reading) -> Schedule:
     """The schedule of a run that reads `plan`."""
     stage_samples = [stage.num_samples for stage in plan.stages]
     return Schedule.from_config(config, plan.lengths.raw, plan.samples_per_epoch, stage_samples)
 
 
-def consumption(plan: DataPlan, schedule: Schedule) -> Consumption:
+def consumption(plan: Reading, schedule: Schedule) -> Consumption:
     """The table of a run of so many steps."""
     num_samples = schedule.num_steps * schedule.global_batch_size
     order = plan.order()
@@ -125,7 +125,7 @@ def warnings(config: OptimizationSettings, schedule: Schedule, table: Consumptio
             )
 
 
-def stage_title(plan: DataPlan, number: int) -> str:
+def stage_title(plan: Reading, number: int) -> str:
     """Name, order and mixture of a stage, for people."""
     stage = plan.stages[number]
     total = sum(stage.weights)
@@ -135,7 +135,7 @@ def stage_title(plan: DataPlan, number: int) -> str:
 
 
 def stage_messages(
-    plan: DataPlan, order: SampleOrder | MixedOrder, positions: range, resumed: bool = False
+    plan: Reading, order: SampleOrder | MixedOrder, positions: range, resumed: bool = False
 ) -> Iterator[str]:
     """A message for each stage that begins within a step, and after a resume for the one in which the run stands."""
     if not isinstance(order, MixedOrder) or len(order.firsts) == 1:
@@ -163,7 +163,7 @@ def _too_often(config: DataOrderSettings, use: SourceUse) -> Fault:
     return config.fault("max_epochs_per_source", rule, remedy, others)
 
 
-def _of_mixture(plan: DataPlan, order: MixedOrder, num_samples: int) -> Consumption:
+def _of_mixture(plan: Reading, order: MixedOrder, num_samples: int) -> Consumption:
     by_stage = order.counts_by_stage(num_samples)
     uses = [_uses(plan, counts) for counts in by_stage]
     total = _uses(plan, [sum(column) for column in zip(*by_stage, strict=True)])
@@ -177,7 +177,7 @@ def _of_mixture(plan: DataPlan, order: MixedOrder, num_samples: int) -> Consumpt
     return Consumption(tuple(stages), total)
 
 
-def _restarts(plan: DataPlan, order: MixedOrder, stage: int) -> Iterator[str]:
+def _restarts(plan: Reading, order: MixedOrder, stage: int) -> Iterator[str]:
     for one in order.restarts:
         if one.stage == stage:
             there = plan.samples_per_part[one.source]
@@ -187,14 +187,14 @@ def _restarts(plan: DataPlan, order: MixedOrder, stage: int) -> Iterator[str]:
             )
 
 
-def _uses(plan: DataPlan, samples_taken: Sequence[int]) -> tuple[SourceUse, ...]:
+def _uses(plan: Reading, samples_taken: Sequence[int]) -> tuple[SourceUse, ...]:
     return tuple(
         SourceUse(source.name, source.num_tokens, taken * plan.lengths.raw, taken / there if there else 0.0)
         for source, taken, there in zip(plan.sources, samples_taken, plan.samples_per_part, strict=True)
     )
 
 
-def _of_stream(plan: DataPlan, order: SampleOrder, num_samples: int) -> Consumption:
+def _of_stream(plan: Reading, order: SampleOrder, num_samples: int) -> Consumption:
     epochs, rest = divmod(num_samples, order.num_samples)
     whole = _tokens_of_each(plan, np.arange(1), order.num_samples)
     exact = True
@@ -215,7 +215,7 @@ def _of_stream(plan: DataPlan, order: SampleOrder, num_samples: int) -> Consumpt
     return Consumption((), tuple(uses), exact)
 
 
-def _tokens_of_each(plan: DataPlan, indices: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+def _tokens_of_each(plan: Reading, indices: NDArray[np.int64], length: int) -> NDArray[np.int64]:
     """Tokens of each source in stretches of `length` samples that begin at the samples `indices` of the stream."""
     starts = indices * plan.lengths.raw
     ends = starts + length * plan.lengths.raw

@@ -200,17 +200,14 @@ def min_activation_bytes(layout: TrainingLayout) -> int:
     shape, shared, mode = layout.shape, layout.tensor_parallel_size, layout.activation_checkpointing
     number = layout.micro_batch_size * layout.compute_bytes
     hidden, heads = number * shape.hidden_size, number * shape.query_projection_size // shared
-    stacks = [(shape.seq_len, 0)]
+    stacks = [(shape.input_len, 0)]
     if shape.traits.is_encoder_decoder:
-        stacks.append((shape.target_len, shape.seq_len))
+        stacks.append((shape.target_len, shape.input_len))
     total = 0
     for tokens, encoder_tokens in stacks:
         attention = tokens * (hidden + 2 * heads + 2 * number * shape.kv_projection_size // shared)
         if encoder_tokens:
             attention += tokens * (hidden + 2 * heads) + encoder_tokens * 2 * heads
-        if shape.traits.positions == "relative" and layout.device == "cpu":
-            # No fused kernel there has a gradient for a learned bias: the weights of all pairs are kept, in fp32.
-            attention += layout.micro_batch_size * 4 * tokens**2 * shape.num_attn_heads // shared
         whole = []
         for layer in range(shape.num_layers):
             inside = shape.ffn_hidden_size // shared

@@ -28,7 +28,7 @@ def first_choice(forecast: MemoryForecast) -> int:
     """The largest size that almost certainly fits, on a CPU no larger than is faster; 1 where none does."""
     sizes = forecast.layout.micro_batch_sizes
     if forecast.machine.gpu_bytes is None:
-        enough = [size for size in sizes if size * forecast.layout.shape.seq_len >= CPU_TOKENS]
+        enough = [size for size in sizes if size * forecast.layout.shape.input_len >= CPU_TOKENS]
         sizes = [size for size in sizes if not enough or size <= enough[0]]
     return next((size for size in reversed(sizes) if forecast.changed(micro_batch_size=size).fits), 1)
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from zerokara.errors import Fault, UserError
 from zerokara.progress import count_text
+from zerokara.samples.example_data import ExampleData
 from zerokara.tokens.indexed import IndexedTokens
 from zerokara.training.compute import optimizers, updater
 from zerokara.training.planning.consumption import stage_title
@@ -13,6 +14,8 @@ from zerokara.training.planning.disk_space import checkpoint_text
 from zerokara.training.planning.run_plan import RunPlan, template_path
 
 _HEAD_TOKENS = 24
+MAX_PADDING = 0.1
+"""Share of padding above which a plan has a warning."""
 _CHECKED_IDS = 1 << 20
 """Ids whose range is checked, at the beginning and at the end of the data."""
 
@@ -20,7 +23,7 @@ _CHECKED_IDS = 1 << 20
 def plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
     """Return what the run will do, by name."""
     config, shape, schedule = plan.config, plan.shape, plan.schedule
-    train, valid = count_text(plan.num_train_tokens), count_text(plan.num_valid_tokens)
+    train, valid = count_text(plan.data.num_train_tokens), count_text(plan.num_valid_tokens)
     length = (
         f"{schedule.num_steps:,} steps × {config.global_batch_size} sequences = {count_text(schedule.num_tokens)} "
         f"tokens = {schedule.epochs_at(schedule.num_steps):.3f} epochs; {schedule.warmup_steps} warm-up steps"
@@ -34,13 +37,31 @@ def plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
     return [
         ("model", f"{config.architecture}, {shape.size_text}, {_length_text(plan)}"),
         ("data", f"{train} training tokens, {valid} validation tokens, {_order_text(plan)}"),
+        *_example_rows(plan),
         ("length", length),
         ("processes", f"{plan.num_processes}, ZeRO stage {config.zero_stage}, {config.precision}, {batch}"),
         *(("optimizer", line) for line in optimizers.plan_lines(config, shape)),
         *(("updater", line) for line in updater_lines),
-        ("baseline", baseline_text(plan.unigram_entropy)),
+        ("baseline", baseline_text(plan.data.unigram_entropy)),
         ("checkpoint", checkpoint_text(plan)),
     ]
+
+
+def _example_rows(plan: RunPlan) -> list[tuple[str, str]]:
+    """What became of the examples of a fine-tuning, and how they are packed."""
+    examples, reading = plan.data.examples, plan.reading
+    if examples is None or not isinstance(reading, ExampleData):
+        return []
+    rows, counts = reading.tokens(), examples.train.counts
+    used = f"{examples.train.num_examples:,} training examples in {len(rows):,} sequences"
+    kept = f"{counts.kept:,} kept, {counts.cut:,} cut, {counts.dropped:,} dropped, {counts.bad:,} bad"
+    shares = (
+        f"{rows.learned_share:.1%} of the tokens are learned, {rows.padding_share:.1%} of what is computed is padding"
+    )
+    found = [("examples", f"{used} ({kept})"), ("", shares)]
+    if rows.padding_share > MAX_PADDING:
+        found.append(("", "warning: much padding; a larger packed_length, or fewer very long answers, would have less"))
+    return found
 
 
 def data_rows(plan: RunPlan) -> list[tuple[str, str]]:
@@ -49,7 +70,7 @@ def data_rows(plan: RunPlan) -> list[tuple[str, str]]:
     Raises:
         UserError: an id of the data is none of the tokenizer's.
     """
-    path, vocab_size = plan.token_paths.train, plan.encoder.vocab_size
+    path, vocab_size = plan.data.train_prefix, plan.encoder.vocab_size
     tokens = IndexedTokens(path).tokens
     for part in (tokens[:_CHECKED_IDS], tokens[-_CHECKED_IDS:]):
         largest = int(part.max(initial=0))

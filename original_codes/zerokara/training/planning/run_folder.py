@@ -10,11 +10,12 @@ import orjson
 
 from zerokara import checkpoint
 from zerokara.checkpoint.folders import IDENTITY_NAME
-from zerokara.config.loading import load
-from zerokara.config.pretrain_config import RESOLVED_NAME, PretrainConfig
 from zerokara.config.rendering import as_yaml
+from zerokara.config.resolved import RESOLVED_NAME, load_run
+from zerokara.config.run_config import RunConfig
 from zerokara.durable import ASIDE_ENDING, PARTIAL_SUFFIX, unused_name, write_bytes, write_json, write_text
 from zerokara.errors import Fault, UserError
+from zerokara.examples.facts import CHAT_TEMPLATE_NAME
 from zerokara.progress import bytes_text
 from zerokara.training.planning import run_lock, setting_names
 from zerokara.training.planning.run_plan import RunPlan
@@ -24,7 +25,9 @@ MANIFEST_NAME = "manifest.json"
 METRICS_NAME = "metrics.jsonl"
 _INPUT_KEYS = ("init_from", "input_tokenizer_file", "output_prefix", "deepspeed_template")
 """Settings that name a file or folder that a run reads."""
-_UNREPORTED_KEYS = {"output_model_dir", "input_jsonl", "input_tokenizer_file", "output_prefix", "num_workers"}
+_DATA_KEYS = ("input_jsonl", "train_data", "valid_data", "test_data")
+"""Settings that name files of text."""
+_UNREPORTED_KEYS = {"output_model_dir", "input_tokenizer_file", "output_prefix", "num_workers", *_DATA_KEYS}
 """Paths, whose content is compared by hash, and step 2's own settings."""
 
 
@@ -53,6 +56,8 @@ def claim(plan: RunPlan) -> list[str]:
     run_dir.mkdir(parents=True, exist_ok=True)
     if not is_begun(run_dir) or not (run_dir / TOKENIZER_NAME).exists():
         write_bytes(run_dir / TOKENIZER_NAME, Path(config.input_tokenizer_file).read_bytes())
+    if plan.data.examples is not None and plan.data.examples.chat_template is not None:
+        write_text(run_dir / CHAT_TEMPLATE_NAME, plan.data.examples.chat_template)
     write_json(run_dir / IDENTITY_NAME, identity_of(plan))
     write_text(run_dir / RESOLVED_NAME, as_yaml(config))
     return changes
@@ -113,7 +118,8 @@ def check_redo(plan: RunPlan) -> list[str]:
     read: dict[str, tuple[str, ...]] = {
         key: (getattr(config, key),) for key in _INPUT_KEYS if getattr(config, key) not in ("", "auto")
     }
-    read["input_jsonl"] = tuple(entry.removeprefix("@") for entry in config.input_jsonl)
+    for key in _DATA_KEYS:
+        read[key] = tuple(entry.removeprefix("@") for entry in getattr(config, key, ()))
     here = run_dir.resolve()
     faults = [
         config.fault(key, rule, remedy)
@@ -207,24 +213,26 @@ def _free_name(run_dir: Path) -> Path:
 
 
 def _is_half_written(path: Path) -> bool:
-    names = (IDENTITY_NAME, RESOLVED_NAME, TOKENIZER_NAME)
+    names = (IDENTITY_NAME, RESOLVED_NAME, TOKENIZER_NAME, CHAT_TEMPLATE_NAME)
     return path.name.endswith(PARTIAL_SUFFIX) and path.name.startswith(names)
 
 
-def _changed_settings(path: Path, config: PretrainConfig) -> list[str]:
+def _changed_settings(path: Path, config: RunConfig) -> list[str]:
     if not path.exists():
         return []
-    before = load(PretrainConfig, path)
+    before = load_run(path)
+    if type(before) is not type(config):
+        return []  # refused already: the identities differ
     return [
         f"{key}: {getattr(before, key)} → {getattr(config, key)}"
-        for key in PretrainConfig.model_fields
+        for key in type(config).model_fields
         if key not in _UNREPORTED_KEYS and getattr(before, key) != getattr(config, key)
     ]
 
 
 def _only_longer(was: dict[str, Any] | None, now: dict[str, Any] | None) -> bool:
     """Whether a curriculum only has further stages after its last one, which was finite: its past is the same."""
-    if not was or not now or was["source_tokens"] != now["source_tokens"]:
+    if not was or not now or "stages" not in {*was} & {*now} or was["source_tokens"] != now["source_tokens"]:
         return False
     before, after = was["stages"], now["stages"]
     return before[-1]["samples"] is not None and after[: len(before)] == before

@@ -11,22 +11,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from zerokara import manifest
-from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.errors import Fault, UserError
+from zerokara.config.run_config import RunConfig
+from zerokara.errors import UserError
 from zerokara.model.shapes import ModelShape
-from zerokara.samples.data_plan import DataPlan
-from zerokara.samples.objective import Objective, objective
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokens.count import check_belongs, entropy, token_counts
-from zerokara.tokens.indexed import IndexedTokens
-from zerokara.tokens.layout import TokenPaths
 from zerokara.training.compute import optimizers, updater
 from zerokara.training.compute.deepspeed_settings import load_template
 from zerokara.training.compute.updater import UpdaterName
+from zerokara.training.planning import planned_data
 from zerokara.training.planning.consumption import Consumption, consumption, schedule_of
 from zerokara.training.planning.memory import TrainingLayout
 from zerokara.training.planning.memory_forecast import MachineMemory, MemoryForecast
+from zerokara.training.planning.planned_data import PlannedData, Reading, RunObjective
 from zerokara.training.planning.schedule import Schedule
 
 
@@ -34,9 +30,9 @@ from zerokara.training.planning.schedule import Schedule
 class RunPlan:
     """A run, ready to be opened."""
 
-    config: PretrainConfig
+    config: RunConfig
     """The settings; `precision` is resolved, and `micro_batch_size` once it is chosen (`with_micro_batch`)."""
-    given: PretrainConfig
+    given: RunConfig
     """The settings as the user gave them."""
     shape: ModelShape
     schedule: Schedule
@@ -46,27 +42,35 @@ class RunPlan:
     updater: UpdaterName
     """What updates the weights."""
     tokenizer_sha256: str
-    data_sha256: str
     encoder: Encoder
     """The tokenizer."""
-    objective: Objective
-    """Turns samples into model inputs and targets."""
-    reading: DataPlan
-    """The training samples and their order."""
-    num_train_tokens: int
-    num_valid_tokens: int
-    unigram_entropy: float
-    """Nats per token of a model that knows only the frequency of each token: the baseline of the training loss."""
+    data: PlannedData
+    """What it trains on, and validates with."""
+
+    @property
+    def objective(self) -> RunObjective:
+        """Turns samples into model inputs and targets."""
+        return self.data.objective
+
+    @property
+    def reading(self) -> Reading:
+        """The training samples and their order."""
+        return self.data.reading
+
+    @property
+    def data_sha256(self) -> str:
+        """One hash for the training data."""
+        return self.data.sha256
+
+    @property
+    def num_valid_tokens(self) -> int:
+        """Tokens of the validation data; 0 without any."""
+        return self.data.num_valid_tokens
 
     @property
     def run_dir(self) -> Path:
         """The run folder."""
         return Path(self.config.output_model_dir)
-
-    @property
-    def token_paths(self) -> TokenPaths:
-        """The token files."""
-        return TokenPaths(self.config.output_prefix)
 
     @property
     def data_parallel_size(self) -> int:
@@ -89,7 +93,7 @@ class RunPlan:
         return MemoryForecast(layout, machine)
 
 
-def make_plan(given: PretrainConfig, num_processes: int, precision: Literal["bf16", "fp32"] | None = None) -> RunPlan:
+def make_plan(given: RunConfig, num_processes: int, precision: Literal["bf16", "fp32"] | None = None) -> RunPlan:
     """Plan a run from its configuration, the tokenizer and the token files; `precision` replaces an `auto`.
 
     Raises:
@@ -103,11 +107,7 @@ def make_plan(given: PretrainConfig, num_processes: int, precision: Literal["bf1
         raise UserError(faults)
     template = load_template(template_path(config.deepspeed_template))
     encoder = Encoder(config.input_tokenizer_file)
-    paths = TokenPaths(config.output_prefix)
-    tokens = check_belongs(config.output_prefix, encoder.sha256)
-    reading = DataPlan.from_config(config, config, config.lengths, config.seed)
-    samples = reading.tokens(where=config.where("seq_len"))
-    made_objective = objective(config, encoder, config.seed, config.intra_document_masking)
+    data = planned_data.of_run(config, encoder)
     shape = ModelShape.from_config(config, encoder.vocab_size)
     if shape.padded_vocab_size % config.tensor_parallel_size:
         rows = f"{shape.padded_vocab_size}, the {encoder.vocab_size} pieces of the tokenizer and their padding"
@@ -116,18 +116,13 @@ def make_plan(given: PretrainConfig, num_processes: int, precision: Literal["bf1
         config=config,
         given=given,
         shape=shape,
-        schedule=schedule_of(config, reading),
+        schedule=schedule_of(config, data.reading),
         num_processes=num_processes,
         template=template,
         updater=_updater(config, num_processes),
         tokenizer_sha256=encoder.sha256,
-        data_sha256=_data_hash(tokens),
         encoder=encoder,
-        objective=made_objective,
-        reading=reading,
-        num_train_tokens=samples.num_tokens,
-        unigram_entropy=entropy(made_objective.target_counts(token_counts(IndexedTokens(paths.train)))),
-        num_valid_tokens=len(IndexedTokens(paths.valid).tokens) if has_validation(paths) else 0,
+        data=data,
     )
 
 
@@ -155,22 +150,6 @@ def template_path(deepspeed_template: str) -> Path:
     return Path(__file__).resolve().parents[3] / "ds_config_gpt_TEMPLATE.json"
 
 
-def has_validation(paths: TokenPaths) -> bool:
-    """Whether step 2 kept documents for validation."""
-    return paths.valid.with_name(paths.valid.name + ".idx").exists()
-
-
-def _updater(config: PretrainConfig, num_processes: int) -> UpdaterName:
+def _updater(config: RunConfig, num_processes: int) -> UpdaterName:
     data_parallel_size = num_processes // config.tensor_parallel_size
     return updater.choose(config.zero_stage, config.optimizer, config.offload, data_parallel_size)
-
-
-def _data_hash(tokens: manifest.Manifest) -> str:
-    """One hash for the training documents, from the manifest of step 2 and so without reading gigabytes."""
-    for records in tokens.outputs.values():
-        for record in records:
-            if record.path.endswith("_text_document.bin") and not record.path.endswith("_valid_text_document.bin"):
-                return record.sha256
-    raise UserError(
-        Fault(where="the manifest of step 2", rule="names no training documents", remedy="run step 2 again with --redo")
-    )

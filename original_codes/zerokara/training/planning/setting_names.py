@@ -15,6 +15,7 @@ _KEYS = {
     "reduce_bucket_size": "deepspeed_template (reduce_bucket_size)",
     "stage3_param_persistence_threshold": "deepspeed_template (stage3_param_persistence_threshold)",
     "raw_len": "seq_len (tokens of the corpus in a sample)",
+    "input_len": "seq_len (input tokens of a sample)",
     "target_len": "seq_len (tokens that a sample predicts)",
     "curriculum": "stages or source_weights (order of reading)",
     "gpu_bytes": "the GPU's memory in bytes",
@@ -22,6 +23,7 @@ _KEYS = {
 _FOLLOW_FROM = {
     "vocab_size": "tokenizer_sha256",
     "raw_len": "seq_len",
+    "input_len": "seq_len",
     "target_len": "seq_len",
 }
 """Names of what is no setting, and of a setting that tells enough where it differs too."""

@@ -1,0 +1,167 @@
+"""`finetune_config.yaml`: the examples of a task, and the training on them (step 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from zerokara.config import sample_lengths
+from zerokara.config.run_config import RunConfig
+from zerokara.config.sample_lengths import SampleLengths
+from zerokara.config.settings import (
+    Auto,
+    Fraction,
+    NaturalNumber,
+    PositiveNumber,
+    PositiveWhole,
+    Settings,
+    Text,
+    Words,
+    rule,
+)
+from zerokara.config.training_settings import EngineSettings
+from zerokara.errors import Fault
+
+
+def _with_text_keys(value: Any) -> Any:
+    """Turn the labels 0 and 1, numbers in YAML, into the texts that a data file has."""
+    return {str(key): word for key, word in value.items()} if isinstance(value, dict) else value
+
+
+DataFormat = Literal["messages", "prompt_completion", "source_target", "text_label"]
+MetricName = Literal["loss", "accuracy", "macro_f1", "exact_match", "word_accuracy", "chrf"]
+LabelWords = Annotated[dict[str, str], BeforeValidator(_with_text_keys)]
+Overlong = Literal["fail", "drop", "cut_prompt"]
+
+
+class ExampleSettings(Settings):
+    """The model to start from, and the examples (step 7)."""
+
+    init_from: Text = "models/embedded_hf"
+    """Hugging Face folder of the model to start from, such as step 4 writes. Its config.json gives the architecture and
+    all sizes; the weights must be *.safetensors; no code of the folder is run."""
+    input_tokenizer_file: Text = "auto"
+    """SentencePiece model of its tokenizer; `auto` is the one in that folder (sentencepiece.model, tokenizer.model or
+    spiece.model)."""
+    train_data: Words = ("data/finetune/train.jsonl",)
+    """Training examples: files as in step 2 (.jsonl, or a table in .tsv or .txt, each plain, .gz or .zst; .parquet),
+    globs, folders, lists ("@files.txt"). The first line of a .tsv or .txt names its columns, with tabs between them;
+    quotes in it are plain characters."""
+    valid_data: Words = ()
+    """Validation examples, from which the best checkpoint is chosen. Empty: a share of the training examples
+    (valid_fraction)."""
+    test_data: Words = ()
+    """Test examples: read once, at the end, with the best checkpoint; they select nothing."""
+    valid_fraction: Annotated[float, Field(ge=0, le=0.5)] = 0.02
+    """Share of the training examples held out for validation where valid_data is empty, drawn at random (seed)."""
+    data_format: DataFormat | Auto = "auto"
+    """Fields of an example: `messages` (a list of role and content), `prompt_completion`, `source_target`, or
+    `text_label`; `auto` goes by the fields of the first line."""
+    input_field: Text | Auto = "auto"
+    """Field with the text that is read; `auto` is prompt, source or text, by data_format."""
+    output_field: Text | Auto = "auto"
+    """Field with the text that is learned; `auto` is completion, target or label, by data_format."""
+    label_words: LabelWords = Field(default_factory=dict)
+    """Text that stands for each label, e.g. {0: negative, 1: positive}; empty: the label itself. A label without one is
+    an error."""
+    prompt_template: str = "auto"
+    """Text around what is read, with `{input}` in its place, e.g. "Translate: {input}\\n"; `auto` is "{input}\\n" for a
+    decoder (a line of its own), "{input}" for an encoder-decoder. Not for messages."""
+    chat_template: Text = "auto"
+    """messages: a Jinja file, in which `{% generation %}` marks what is learned; `auto` is a template with the control
+    tokens for turns of the tokenizer (reserved_pieces of step 1), or of plain text where it has none."""
+    system_prompt: str = ""
+    """messages: system message put before each conversation that has none; empty for none."""
+    overlong: Overlong = "fail"
+    """Examples longer than packed_length: `fail`; `drop` them; or `cut_prompt`: cut the beginning of what is read
+    first. An answer that is too long by itself is an error, or dropped."""
+    packed_length: PositiveWhole | Auto = "auto"
+    """Tokens in a training sequence, which holds several examples, each with its own attention and positions; for t5
+    the length of the encoder input. `auto` is the model's context length, at most 1,024."""
+    max_bad_fraction: Fraction = 0.01
+    """Largest tolerated share of bad lines; above it the step fails."""
+    output_prefix: Text = "data/finetune/examples"
+    """Path and beginning of the name of the token files: <output_prefix>_train.bin and .idx, and so on."""
+
+
+class TaskSettings(Settings):
+    """The task (step 7)."""
+
+    metric: MetricName = "loss"
+    """What a validation measures, and chooses the best checkpoint by, in answers that the model generates: `accuracy`
+    and `macro_f1` (of labels), `exact_match`, `word_accuracy` (words of the target that are right), `chrf`; or the
+    `loss`, for which nothing is generated."""
+    eval_examples: PositiveWhole | Literal["all"] = 500
+    """Validation examples for which answers are generated each time: the first of a random order. The test examples are
+    always all used."""
+    max_new_tokens: PositiveWhole | Auto = "auto"
+    """Most tokens of a generated answer; `auto` is a quarter more than the longest answer of the training examples."""
+    eval_batch_size: PositiveWhole = 64
+    """Examples that one process generates answers for at a time."""
+
+
+class FinetuneConfig(EngineSettings, TaskSettings, ExampleSettings):
+    """Examples, task and training; the model's own settings are those of `init_from`."""
+
+    output_model_dir: Text = "models/finetuned"
+    """Run folder: checkpoints, metrics.jsonl, TensorBoard, plots."""
+    epochs: PositiveNumber = 3.0
+    """Epochs (passes over the training examples) if train_tokens is auto; ignored otherwise."""
+    global_batch_size: PositiveWhole = 16
+    """Sequences in one optimizer step, over all processes; each holds several examples (packed_length)."""
+    lr: PositiveNumber = 2e-4
+    """Peak learning rate; for a larger model less: 2e-5 for billions of parameters."""
+    min_lr: NaturalNumber = 2e-5
+    """Learning rate at the last step."""
+    warmup_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    """Fraction of the steps in which the learning rate rises linearly from 0 to lr (warm-up)."""
+    weight_decay: NaturalNumber = 0.01
+    """Weight decay, decoupled: multiplied by the learning rate (for adafactor by the relative one; T5 has 0). Not
+    applied to norms and biases."""
+    keep_best: bool = True
+    """Also keep the checkpoint with the best metric; each validation that finds a better one saves it."""
+
+    @rule("prompt_template")
+    def _template_has_a_place_for_the_input(self) -> Iterator[Fault]:
+        if self.prompt_template != "auto" and self.prompt_template.count("{input}") != 1:
+            yield self.fault("prompt_template", "must hold {input} once, where the text goes", 'e.g. "{input}\\n"')
+
+    @rule("metric", "data_format")
+    def _metric_fits_the_format(self) -> Iterator[Fault]:
+        if self.metric in ("accuracy", "macro_f1") and self.data_format not in ("auto", "text_label"):
+            rule_text = f"is for labels, and data_format is {self.data_format}"
+            yield self.fault("metric", rule_text, "set metric: exact_match, or data_format: text_label")
+
+    @rule("metric", "valid_data", "valid_fraction")
+    def _metric_has_examples(self) -> Iterator[Fault]:
+        if self.metric != "loss" and not self.valid_data and not self.valid_fraction:
+            yield self.fault("metric", "needs validation examples", "give valid_data, or a valid_fraction above 0")
+
+    @rule("label_words")
+    def _label_words_differ(self) -> Iterator[Fault]:
+        words = list(self.label_words.values())
+        if twice := sorted({word for word in words if words.count(word) > 1}):
+            yield self.fault("label_words", f"gives {twice[0]!r} to two labels", "give each label a text of its own")
+        if any(not word.strip() for word in words):
+            yield self.fault("label_words", "gives an empty text to a label", "give each label a text")
+
+
+class FinetuneRunConfig(FinetuneConfig, RunConfig):
+    """All settings of a fine-tuning run: `finetune_config.yaml`, and the model's from its folder."""
+
+    packed_target_length: PositiveWhole = 1
+    """t5: tokens in a packed decoder target, as the examples need them; for a decoder 1."""
+
+    @property
+    def source_entries(self) -> tuple[str, ...]:
+        """`train_data`, which is one source."""
+        return (", ".join(self.train_data),)
+
+    @property
+    def lengths(self) -> SampleLengths:
+        """Lengths of a packed training sequence."""
+        assert self.packed_length != "auto", "packed_length: auto was not resolved"
+        target = self.packed_target_length if self.traits.is_encoder_decoder else self.packed_length
+        return sample_lengths.packed(self.packed_length, target, self.traits.is_encoder_decoder)

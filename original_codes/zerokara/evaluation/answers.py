@@ -1,0 +1,110 @@
+"""A Hugging Face model and the prompts of a task → its answers, as text.
+
+The prompt is encoded as the model's own tokenizer does by default: with `<s>` where the tokenizer adds one, with `</s>`
+for an encoder, without one for a decoder, which is to go on. Text is text: a `</s>` in a prompt is four characters, not
+the token. Conversations go through the tokenizer's own chat template, which reads such names as tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from math import ceil
+from typing import Any
+
+from zerokara.errors import RunError
+from zerokara.progress import Progress
+
+Prompt = str | Sequence[Mapping[str, str]]
+"""A text, or a conversation that ends with the user: ``role`` and ``content`` of each turn."""
+LIMIT_FACTOR = 1.25
+"""Most new tokens, as a multiple of the longest expected answer's."""
+_MEASURED = 2_000
+"""Expected answers, the longest by their characters, that are encoded to find the one with most tokens."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a model answered, in the order of the prompts."""
+
+    outputs: list[str]
+    stopped: list[bool]
+    """Whether the model ended by itself, and was not cut."""
+    max_new_tokens: int
+    num_too_long: int = 0
+    """Prompts that leave no room in the model's context: it is not asked, and its answer is empty."""
+
+
+def answer(
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[Prompt],
+    *,
+    max_new_tokens: int,
+    give_up: Callable[[], bool] | None = None,
+    label: str = "generating answers",
+) -> Answers | None:
+    """Generate greedily an answer to each prompt; None where `give_up` said so.
+
+    Raises:
+        RunError: the tokenizer has no end token, or no chat template for conversations.
+    """
+    from zerokara.huggingface import generation  # torch: only once the configuration has been checked
+
+    ends = end_ids(model, tokenizer)
+    ids = [prompt_ids(tokenizer, prompt, model.config.is_encoder_decoder, ends) for prompt in prompts]
+    pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
+    context = generation.context_length(model)
+    asked = [number for number, each in enumerate(ids) if context is None or len(each) < context]
+    with Progress(label, len(asked), unit="answer") as progress:
+        found = generation.generate(
+            model,
+            [ids[number] for number in asked],
+            max_new_tokens=max_new_tokens,
+            eos_id=ends,
+            pad_id=pad_id,
+            give_up=give_up,
+            progress=progress,
+        )
+    if found is None:
+        return None
+    outputs, stopped = [""] * len(ids), [False] * len(ids)
+    for number, each in zip(asked, found, strict=True):
+        outputs[number] = str(tokenizer.decode(each.ids, skip_special_tokens=True)).strip()
+        stopped[number] = each.stopped
+    return Answers(outputs, stopped, max_new_tokens, len(ids) - len(asked))
+
+
+def end_ids(model: Any, tokenizer: Any) -> list[int]:
+    """The ids that end an answer: those of generation_config.json, else the tokenizer's end token."""
+    found = model.generation_config.eos_token_id
+    ends = [found] if isinstance(found, int) else list(found or ())
+    if not ends and tokenizer.eos_token_id is not None:
+        ends = [tokenizer.eos_token_id]
+    if not ends:
+        raise RunError("the model has no end token (eos_token_id), so no answer of it ever ends")
+    return ends
+
+
+def prompt_ids(tokenizer: Any, prompt: Prompt, is_encoder_decoder: bool, ends: Sequence[int]) -> list[int]:
+    """The ids that the model gets for a prompt.
+
+    Raises:
+        RunError: a conversation meets a tokenizer without a chat template.
+    """
+    if isinstance(prompt, str):
+        ids = list(tokenizer(prompt, split_special_tokens=True)["input_ids"])
+        if not is_encoder_decoder and len(ids) > 1 and ids[-1] in ends:
+            ids.pop()
+        return ids
+    if not tokenizer.chat_template:
+        raise RunError("the tokenizer has no chat template, which conversations (messages) need")
+    return list(tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, tokenize=True)["input_ids"])
+
+
+def num_tokens_allowed(tokenizer: Any, expected: Sequence[str]) -> int:
+    """Most new tokens for answers like the `expected` ones: a quarter more than the longest has, and its end."""
+    longest = islice(sorted(set(expected), key=len, reverse=True), _MEASURED)
+    most = max((len(tokenizer(text, split_special_tokens=True)["input_ids"]) for text in longest), default=1)
+    return ceil(LIMIT_FACTOR * most) + 1

@@ -1,0 +1,137 @@
+"""What a task's test data gives without any language model: outputs of simple methods, to stand beside a model's.
+
+In: the pairs of source and target that a model is trained on, and the test data. Out: one output for each source of the
+test data, which the task's metric judges like a model's.
+
+* ``majority``: the most frequent reference of the test data itself, so that no constant answer is right more often; for
+  labels.
+* ``bag_of_words``, ``character_ngrams``: logistic regression on words, or on n-grams of 1 to 4 characters within words,
+  weighted by tf-idf (scikit-learn); for labels.
+* ``copy``: the source itself.
+* ``most_frequent_form``: each word of the source becomes what it most often is in the training targets; a word never
+  seen stays. Learned from the pairs whose source and target have equally many words.
+* ``most_frequent_form_left``: the same, given the word on its left; a pair of words never seen falls back on the above.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from zerokara.evaluation.metrics import WORD, words
+
+Pair = tuple[str, str]
+"""Source and target."""
+MIN_ALIGNED = 0.5
+"""Share of the training pairs with equally many words below which a task is none of changing single words."""
+_MANY_PAIRS = 1_000
+"""From this many on, what occurs in one text only is left out: it halves the memory and loses nothing."""
+
+
+Key = TypeVar("Key")
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A method and its outputs for the test data."""
+
+    name: str
+    outputs: list[str]
+
+
+def for_labels(
+    train: Sequence[Pair], sources: Sequence[str], references: Sequence[str], seed: int = 0
+) -> Iterator[Baseline]:
+    """The baselines of a task whose targets are labels; without training pairs only the majority."""
+    yield Baseline("majority", majority(references))
+    if len({target for _, target in train}) > 1:
+        yield Baseline("bag_of_words", classified(train, sources, "word", (1, 1), seed))
+        yield Baseline("character_ngrams", classified(train, sources, "char_wb", (1, 4), seed))
+
+
+def for_texts(train: Sequence[Pair], sources: Sequence[str]) -> Iterator[Baseline]:
+    """The baselines of a task whose targets are texts; without training pairs only copying."""
+    yield Baseline("copy", list(sources))
+    aligned = [pair for pair in train if len(words(pair[0])) == len(words(pair[1]))]
+    if aligned and len(aligned) >= MIN_ALIGNED * len(train):
+        forms = Forms(aligned)
+        yield Baseline("most_frequent_form", [forms.restored(source) for source in sources])
+        yield Baseline("most_frequent_form_left", [forms.restored(source, with_left=True) for source in sources])
+
+
+def majority(references: Sequence[str]) -> list[str]:
+    """The most frequent of the references, for each; of several, the first in the alphabet."""
+    counts = Counter(references)
+    best = min(counts, key=lambda reference: (-counts[reference], reference))
+    return [best] * len(references)
+
+
+def classified(
+    train: Sequence[Pair], sources: Sequence[str], analyzer: str, ngrams: tuple[int, int], seed: int = 0
+) -> list[str]:
+    """The target that logistic regression on tf-idf weighted n-grams gives each source."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
+    every_word = {"token_pattern": r"(?u)\w+"} if analyzer == "word" else {}  # those of one character, too
+    model = make_pipeline(
+        TfidfVectorizer(
+            analyzer=analyzer,
+            ngram_range=ngrams,
+            sublinear_tf=True,
+            min_df=2 if len(train) >= _MANY_PAIRS else 1,
+            **every_word,
+        ),
+        LogisticRegression(max_iter=1000, random_state=seed),
+    )
+    model.fit([source for source, _ in train], [target for _, target in train])
+    return [str(label) for label in model.predict(list(sources))]
+
+
+class Forms:
+    """The most frequent target form of each source word, alone and given the word on its left.
+
+    Of forms that are equally frequent, the one seen first.
+    """
+
+    def __init__(self, pairs: Sequence[Pair]):
+        """Learn from `pairs`, each with equally many words in source and target."""
+        counts: Counter[tuple[str, str]] = Counter()
+        for source, target in pairs:
+            counts.update(zip(words(source), words(target), strict=True))
+        self._form = dict(_most_frequent(counts))
+        num_forms = Counter(word for word, _ in counts)
+        given_left: Counter[tuple[tuple[str, str], str]] = Counter()
+        for source, target in pairs:
+            read = words(source)
+            for left, word, form in zip(["", *read], read, words(target), strict=False):
+                if num_forms[word] > 1:  # else its left word tells nothing, and would only take memory
+                    given_left[(left, word), form] += 1
+        self._form_after = dict(_most_frequent(given_left))
+
+    def restored(self, source: str, with_left: bool = False) -> str:
+        """The source with each word in its most frequent form; what is between the words stays."""
+        left = ""
+
+        def form(match: Any) -> str:
+            nonlocal left
+            word = match[0]
+            alone = self._form.get(word, word)
+            found = self._form_after.get((left, word), alone) if with_left else alone
+            left = word
+            return found
+
+        return str(WORD.sub(form, source))
+
+
+def _most_frequent(counts: Counter[tuple[Key, str]]) -> Iterator[tuple[Key, str]]:
+    """For each key the form that was counted most often with it."""
+    best: dict[Key, tuple[str, int]] = {}
+    for (key, form), count in counts.items():
+        if key not in best or count > best[key][1]:
+            best[key] = form, count
+    for key, (form, _) in best.items():
+        yield key, form

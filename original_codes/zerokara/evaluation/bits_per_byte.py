@@ -1,0 +1,369 @@
+"""Bits per byte: how well a causal language model predicts text, comparable whatever its tokenizer.
+
+In: opened models and documents. Out: for each model the bits that it needs for the text, over the UTF-8 bytes of the
+text, with an interval over documents; and the paired difference of every two models.
+
+    bits per byte = sum over text tokens of -log2 p(token | what stands before it) / bytes of the text
+
+- *Text only.* The end of a document is no byte of it: the nats of the end token stand apart, as a mean per document.
+- *Declared start.* A document stands alone, after one start token: the tokenizer's bos if the tokenizer puts one before
+  text by itself, else the end-of-document token, after which documents begin in training. It is named in each row.
+- *Strided windows.* A document longer than the context is read in windows that overlap, and each token is scored once,
+  after at least `min_context` of the context. The first window begins with the start token.
+- *Lossless tokenizers only.* A tokenizer that drops or replaces text (unknown tokens, normalisation) leaves less to
+  predict: if a document does not decode to itself, the model is named, and not ranked.
+- *Causal only.* An encoder-decoder trained on masked spans predicts the spans given the rest: another quantity.
+
+What special tokens spell (``</s>`` in a text) is encoded as the text that it is, not as the token.
+
+Shape suffixes: B windows, S tokens of the longest.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import torch
+import transformers
+
+from zerokara import __version__
+from zerokara.durable import write_json
+from zerokara.evaluation.intervals import SMALL_SAMPLE, bootstrap_mean_ratio, paired_difference
+from zerokara.evaluation.models import LoadedModel
+from zerokara.evaluation.results import PairedDifference, Row, Section, pairs
+from zerokara.evaluation.texts import MeasuredText
+from zerokara.progress import Progress
+
+CACHE_FORMAT = 1
+"""Raised when a change of this module changes what is measured."""
+BLOCK_BYTES = 200_000
+"""Text that is measured at once; a run that is killed loses no more."""
+MAX_LOGITS = 2**27
+"""Logits of a batch with `batch_tokens: auto`: half a gigabyte in fp32."""
+MAX_BATCH_TOKENS = 16_384
+_NOT_SCORED = -100
+"""Target of a position that another window scores, or that is padding."""
+_OTHER_QUANTITY = (
+    "not measured: an encoder-decoder predicts masked spans given the text around them, which is another quantity than "
+    "the text itself"
+)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How one model reads documents."""
+
+    start_id: int
+    start: str
+    """The start token as text."""
+    start_reason: str
+    end_id: int | None
+    """The end-of-document token; None for a tokenizer without one."""
+    context_length: int
+    """Most tokens of a window."""
+    stride: int
+    """Tokens by which windows advance; each but the first scores at most so many."""
+
+
+@dataclass
+class Losses:
+    """What a model needs for each document, in nats: the text, and apart from it the end."""
+
+    tokens: list[int] = field(default_factory=list)
+    text_nats: list[float] = field(default_factory=list)
+    end_nats: list[float] = field(default_factory=list)
+    """Empty for a tokenizer without an end token."""
+
+    def extend(self, other: Losses) -> None:
+        """Append the documents of `other`."""
+        self.tokens += other.tokens
+        self.text_nats += other.text_nats
+        self.end_nats += other.end_nats
+
+
+@dataclass(frozen=True)
+class Window:
+    """A stretch of a document's tokens; its targets from `first_target` on are scored."""
+
+    document: int
+    begin: int
+    """Index of its first input in the document's tokens (the start token has index 0)."""
+    end: int
+    """Index after its last target."""
+    first_target: int
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to measure, as in `config.evaluate_config`."""
+
+    context_length: int | None = None
+    """None for each model's own."""
+    min_context: float = 0.5
+    batch_tokens: int | None = None
+    seed: int = 1234
+    cache: Path | None = None
+    """Folder in which measured blocks are kept; None for nowhere."""
+
+
+def measure(models: Sequence[LoadedModel], text: MeasuredText, settings: Settings) -> Section:
+    """Measure every model on the documents of one text."""
+    num_bytes = text.bytes
+    rows: list[Row] = []
+    measured: dict[str, list[float]] = {}
+    for model in models:
+        row, losses = _measure_model(model, text, settings)
+        if losses is not None:
+            bits = [nats / math.log(2) for nats in losses.text_nats]
+            measured[model.name] = bits
+            row = _row(model, row, losses, bits, num_bytes, settings.seed)
+        rows.append(row)
+    differences = tuple(_difference(a, b, measured, num_bytes, settings.seed) for a, b in pairs(list(measured)))
+    return Section(
+        name=f"bits per byte: {text.name}",
+        metric="bits_per_byte",
+        unit="bits/byte",
+        higher_is_better=False,
+        rows=tuple(rows),
+        differences=differences,
+        warnings=tuple(_warnings(text)),
+        facts={
+            "text": text.name,
+            "documents": len(text.documents),
+            "documents_found": text.num_found,
+            "bytes": sum(num_bytes),
+            "sha256": text.content,
+            "min_context": settings.min_context,
+        },
+        digits=4,
+    )
+
+
+def reading_of(model: LoadedModel, settings: Settings) -> Reading | str:
+    """How the model reads documents, or why it cannot."""
+    tokenizer = model.tokenizer
+    first = tokenizer("a")["input_ids"][:1]
+    end = tokenizer.eos_token_id
+    if tokenizer.bos_token_id is not None and first == [tokenizer.bos_token_id]:
+        start, reason = tokenizer.bos_token_id, "bos, which the tokenizer puts before text"
+    elif end is not None:
+        start, reason = end, "end of the document before"
+    elif tokenizer.bos_token_id is not None:
+        start, reason = tokenizer.bos_token_id, "bos; the tokenizer has no end token"
+    else:
+        return "not measured: the tokenizer has neither a bos nor an eos token, so nothing can stand before the text"
+    context = min(settings.context_length or model.context_length, model.context_length)
+    stride = max(1, round(context * (1 - settings.min_context)))
+    return Reading(start, str(tokenizer.convert_ids_to_tokens(start)), reason, end, context, stride)
+
+
+def encode(tokenizer: Any, documents: Sequence[str]) -> list[list[int]]:
+    """Ids of documents, without any special token."""
+    if not documents:
+        return []
+    ids = tokenizer(list(documents), add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
+    return [list(each) for each in ids]
+
+
+def is_lossless(tokenizer: Any, document: str, ids: Sequence[int]) -> bool:
+    """Whether the ids decode to the document; the space that some tokenizers put before every text is none of it."""
+    decoded = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return bool(decoded == document or decoded == " " + document)
+
+
+def windows(num_tokens: int, reading: Reading, document: int = 0) -> Iterator[Window]:
+    """Cut a document of `num_tokens` (start and end included) so that each but the first is a target once."""
+    end = min(num_tokens, reading.context_length + 1)
+    yield Window(document, 0, end, 1)
+    while end < num_tokens:
+        first, end = end, min(num_tokens, end + reading.stride)
+        yield Window(document, end - 1 - reading.context_length, end, first)
+
+
+def losses_of(
+    model: LoadedModel,
+    encoded: Sequence[Sequence[int]],
+    reading: Reading,
+    batch_tokens: int,
+    advance: Callable[[float], None] = lambda share: None,
+) -> Losses:
+    """Nats of each encoded document, computed in batches of windows of like length.
+
+    `advance` is told the share of the work that each batch was; all of them add up to 1.
+    """
+    tail = [] if reading.end_id is None else [reading.end_id]
+    tokens = [[reading.start_id, *ids, *tail] for ids in encoded]
+    all_windows = [window for number, ids in enumerate(tokens) for window in windows(len(ids), reading, number)]
+    all_windows = [window for window in all_windows if window.end > window.first_target]
+    all_windows.sort(key=lambda window: window.end - window.begin)
+    nats = [np.zeros(len(ids)) for ids in tokens]
+    num_inputs = sum(window.end - window.begin - 1 for window in all_windows)
+    for batch in _batches(all_windows, batch_tokens):
+        for window, values in zip(batch, _window_nats(model, tokens, batch), strict=True):
+            nats[window.document][window.first_target : window.end] = values
+        advance(sum(window.end - window.begin - 1 for window in batch) / num_inputs)
+    ends = [float(each[-1]) for each in nats] if tail else []
+    texts = [float(each[:-1].sum() if tail else each.sum()) for each in nats]
+    return Losses([len(ids) for ids in encoded], texts, ends)
+
+
+def _window_nats(model: LoadedModel, tokens: Sequence[list[int]], batch: Sequence[Window]) -> list[Any]:
+    """Nats of the scored targets of each window; padding stands on the right, where causal attention never looks."""
+    longest = max(window.end - window.begin - 1 for window in batch)
+    inputs_BS = np.zeros((len(batch), longest), dtype=np.int64)
+    targets_BS = np.full((len(batch), longest), _NOT_SCORED, dtype=np.int64)
+    for row, window in enumerate(batch):
+        ids, first = tokens[window.document], window.first_target - window.begin - 1
+        inputs_BS[row, : window.end - window.begin - 1] = ids[window.begin : window.end - 1]
+        targets_BS[row, first : window.end - window.begin - 1] = ids[window.first_target : window.end]
+    with torch.inference_mode():
+        logits_BSV = model.model(input_ids=torch.from_numpy(inputs_BS).to(model.device), use_cache=False).logits
+        targets = torch.from_numpy(targets_BS).to(model.device)
+        nats = torch.nn.functional.cross_entropy(
+            logits_BSV.float().flatten(0, 1), targets.flatten(), ignore_index=_NOT_SCORED, reduction="none"
+        )
+    nats_BS = nats.view(targets.shape).double().cpu().numpy()
+    return [values[scored] for values, scored in zip(nats_BS, targets_BS != _NOT_SCORED, strict=True)]
+
+
+def _batches(sorted_windows: Sequence[Window], batch_tokens: int) -> Iterator[list[Window]]:
+    """Consecutive windows whose padded size is at most `batch_tokens`; a longer one is a batch of its own."""
+    batch: list[Window] = []
+    for window in sorted_windows:
+        if batch and (len(batch) + 1) * (window.end - window.begin - 1) > batch_tokens:
+            yield batch
+            batch = []
+        batch.append(window)
+    if batch:
+        yield batch
+
+
+def _measure_model(model: LoadedModel, text: MeasuredText, settings: Settings) -> tuple[Row, Losses | None]:
+    """The row of a model as far as it is known without its losses, and these; None for a model that is not ranked."""
+    row = Row(model.name, None)
+    if model.is_encoder_decoder:
+        return _noted(row, _OTHER_QUANTITY), None
+    reading = reading_of(model, settings)
+    if isinstance(reading, str):
+        return _noted(row, reading), None
+    row = _noted(row, f"start: {reading.start} ({reading.start_reason})", reading=asdict(reading))
+    changed = list(_changed(model, text))
+    if changed:
+        rule = f"not ranked: the tokenizer loses text, {len(changed):,} of {len(text.documents):,} documents do not"
+        note = f"{rule} decode to themselves (the first is number {changed[0] + 1:,})"
+        return _noted(row, note, lost_documents=len(changed)), None
+    return row, _losses(model, text, reading, settings)
+
+
+def _changed(model: LoadedModel, text: MeasuredText) -> Iterator[int]:
+    """Numbers of the documents that the tokenizer does not give back."""
+    with Progress(f"{model.name}, tokenizer on {text.name}", sum(text.bytes), "B") as progress:
+        for numbers in _blocks(text):
+            documents = [text.documents[number] for number in numbers]
+            for number, document, ids in zip(numbers, documents, encode(model.tokenizer, documents), strict=True):
+                if not is_lossless(model.tokenizer, document, ids):
+                    yield number
+            progress.advance(sum(len(document.encode()) for document in documents))
+
+
+def _losses(model: LoadedModel, text: MeasuredText, reading: Reading, settings: Settings) -> Losses:
+    """Nats of all documents; blocks that were measured before are read from the cache."""
+    folder = settings.cache / _key(model, text, reading) if settings.cache else None
+    batch_tokens = settings.batch_tokens or min(MAX_BATCH_TOKENS, max(1, MAX_LOGITS // model.vocab_size))
+    found = Losses()
+    blocks = list(_blocks(text))
+    cached = [_read_block(folder, index, len(numbers)) for index, numbers in enumerate(blocks)]
+    sizes = [sum(len(text.documents[number].encode()) for number in numbers) for numbers in blocks]
+    done = sum(size for size, block in zip(sizes, cached, strict=True) if block)
+    with Progress(f"{model.name} on {text.name}", sum(sizes), "B", done=done) as progress:
+        for index, (numbers, size) in enumerate(zip(blocks, sizes, strict=True)):
+            block = cached[index]
+            if block is None:
+                encoded = encode(model.tokenizer, [text.documents[number] for number in numbers])
+                parts = partial(_advance, progress, size)
+                block = losses_of(model, encoded, reading, batch_tokens, parts)
+                if folder:
+                    write_json(folder / f"{index}.json", asdict(block))
+            found.extend(block)
+    return found
+
+
+def _advance(progress: Progress, size: int, share: float) -> None:
+    progress.advance(size * share)
+
+
+def _blocks(text: MeasuredText) -> Iterator[range]:
+    """Numbers of consecutive documents of about `BLOCK_BYTES`."""
+    first = size = 0
+    for number, num_bytes in enumerate(text.bytes):
+        if size and size + num_bytes > BLOCK_BYTES:
+            yield range(first, number)
+            first, size = number, 0
+        size += num_bytes
+    yield range(first, len(text.documents))
+
+
+def _key(model: LoadedModel, text: MeasuredText, reading: Reading) -> str:
+    """Name of what is measured, by content: the model, the text, how it is read, and the code that does it."""
+    versions = [CACHE_FORMAT, __version__, torch.__version__, transformers.__version__]
+    parts = [model.content, str(model.dtype), text.content, asdict(reading), BLOCK_BYTES, versions]
+    return sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+def _read_block(folder: Path | None, index: int, num_documents: int) -> Losses | None:
+    """A block measured before; None if it was not, or not completely."""
+    try:
+        found = Losses(**orjson.loads((folder / f"{index}.json").read_bytes())) if folder else None
+    except (OSError, orjson.JSONDecodeError, TypeError):
+        return None
+    return found if found and len(found.text_nats) == num_documents else None
+
+
+def _row(
+    model: LoadedModel, row: Row, losses: Losses, bits: Sequence[float], num_bytes: Sequence[int], seed: int
+) -> Row:
+    tokens, total = sum(losses.tokens), sum(num_bytes)
+    details: dict[str, Any] = {
+        **row.details,
+        "bits": sum(bits),
+        "tokens": tokens,
+        "bytes_per_token": total / max(tokens, 1),
+        "nats_per_token": sum(losses.text_nats) / max(tokens, 1),
+        "end_nats_per_document": sum(losses.end_nats) / len(losses.end_nats) if losses.end_nats else None,
+        "context_length_of_model": model.context_length,
+        "precision": str(model.dtype).removeprefix("torch."),
+    }
+    end = details["end_nats_per_document"]
+    ending = "no end token" if end is None else f"end of document: {end:.2f} nats"
+    interval = bootstrap_mean_ratio(bits, num_bytes, seed)
+    return Row(model.name, sum(bits) / total, interval, len(bits), (*row.notes, ending), details)
+
+
+def _noted(row: Row, note: str, **details: Any) -> Row:
+    return Row(row.model, row.value, row.interval, row.n, (*row.notes, note), {**row.details, **details})
+
+
+def _difference(
+    a: str, b: str, measured: dict[str, list[float]], num_bytes: Sequence[int], seed: int
+) -> PairedDifference:
+    value = (sum(measured[a]) - sum(measured[b])) / sum(num_bytes)
+    return PairedDifference(a, b, value, paired_difference(measured[a], measured[b], num_bytes, seed))
+
+
+def _warnings(text: MeasuredText) -> Iterator[str]:
+    if len(text.documents) < SMALL_SAMPLE:
+        count = len(text.documents)
+        yield f"{count} document(s): the interval is too narrow with fewer than {SMALL_SAMPLE}" + (
+            ", and there is none with one" if count == 1 else ""
+        )
+    if text.bad_lines:
+        yield "not measured: " + ", ".join(f"{count:,} × {reason}" for reason, count in text.bad_lines.items())

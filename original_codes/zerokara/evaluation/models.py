@@ -1,0 +1,177 @@
+"""Hugging Face folders → models to measure, each loaded once, at most one in memory at a time.
+
+In: folders of any origin. Out: `LoadedModel`, with the tokenizer at once and the weights when they are first asked for;
+asking another model for its weights frees those before. Weights come from safetensors on this machine only; no code of
+a folder is run.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers.utils import logging
+
+from zerokara import hashing
+from zerokara.errors import Fault, UserError
+from zerokara.evaluation.folders import model_files
+
+NO_LIMIT_CONTEXT = 2048
+"""Context length of a model that has no limit of its own (relative positions, recurrence)."""
+
+
+@dataclass
+class _Memory:
+    """What holds weights at the moment."""
+
+    holder: LoadedModel | None = None
+
+
+@dataclass(eq=False)
+class LoadedModel:
+    """A model to measure; `model` are its weights as a transformers model, in evaluation mode, on `device`."""
+
+    name: str
+    """Name in all tables: the folder's, with as much of its path as tells it from the others."""
+    folder: Path
+    tokenizer: Any
+    """A transformers tokenizer."""
+    config: Any
+    device: torch.device
+    dtype: torch.dtype
+    _memory: _Memory = field(default_factory=_Memory)
+    _model: Any = None
+    _content: str = ""
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        return bool(self.config.is_encoder_decoder)
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens that the model takes at once; `NO_LIMIT_CONTEXT` if nothing limits it."""
+        text_config = self.config.get_text_config()
+        for key in ("max_position_embeddings", "n_positions", "n_ctx", "seq_length"):
+            if isinstance(found := getattr(text_config, key, None), int) and found > 0 and not self.is_encoder_decoder:
+                return found
+        return NO_LIMIT_CONTEXT
+
+    @property
+    def vocab_size(self) -> int:
+        """Size of the logits."""
+        return int(self.config.get_text_config().vocab_size)
+
+    @property
+    def content(self) -> str:
+        """SHA-256 over the files of the folder that make the model what it is."""
+        if not self._content:
+            files = model_files(self.folder)
+            hashes = hashing.hash_files(files)
+            names = [(file.name, hashes[hashing.file_key(file)]) for file in files]
+            self._content = sha256(json.dumps(names).encode()).hexdigest()
+        return self._content
+
+    @property
+    def model(self) -> Any:
+        """The weights; loaded at the first use, and again after another model was used.
+
+        Raises:
+            UserError: they cannot be loaded, or do not fill the model.
+        """
+        if self._model is None:
+            if self._memory.holder is not None:
+                self._memory.holder.release()
+            self._model = _load(self.folder, self.config, self.dtype).to(self.device).eval()
+            self._memory.holder = self
+        return self._model
+
+    def release(self) -> None:
+        """Free the weights."""
+        self._model = None
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def open_models(folders: Sequence[Path], device: str = "auto", precision: str = "fp32") -> list[LoadedModel]:
+    """Open the folders in order; `device` and `precision` as in `config.evaluate_config`.
+
+    Raises:
+        UserError: a folder is not one of Hugging Face, or holds no safetensors; a fault for each.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError(Fault("device", "there is no GPU that torch can use", value=device, remedy="set device: auto"))
+    place = torch.device("cuda" if device != "cpu" and torch.cuda.is_available() else "cpu")
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
+    memory = _Memory()
+    faults: list[Fault] = []
+    opened: list[LoadedModel] = []
+    for folder, name in zip(folders, _names(folders), strict=True):
+        try:
+            with _quiet():
+                config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+                tokenizer = transformers.AutoTokenizer.from_pretrained(
+                    folder, local_files_only=True, trust_remote_code=False
+                )
+        except (OSError, ValueError, ImportError) as error:
+            faults.append(Fault(str(folder), f"cannot be opened by transformers: {_first_line(error)}"))
+            continue
+        opened.append(LoadedModel(name, folder, tokenizer, config, place, dtype, memory))
+    if faults:
+        raise UserError(faults)
+    return opened
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """Each folder's last parts, as many as tell them all apart."""
+    parts = [folder.absolute().parts for folder in folders]
+    for count in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(each[-count:]) for each in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [str(folder) for folder in folders]
+
+
+def _load(folder: Path, config: Any, dtype: torch.dtype) -> Any:
+    auto = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
+    with _quiet():
+        try:
+            model, report = auto.from_pretrained(
+                folder,
+                dtype=dtype,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
+        except (OSError, ValueError, RuntimeError) as error:
+            raise UserError(Fault(str(folder), f"cannot be loaded by transformers: {_first_line(error)}")) from error
+    wrong = {kind: sorted(map(str, report[kind])) for kind in ("missing_keys", "mismatched_keys") if report.get(kind)}
+    if wrong:  # they would be random
+        text = "; ".join(f"{kind}: {', '.join(keys[:3])}" for kind, keys in wrong.items())
+        raise UserError(Fault(str(folder), f"has no weights for part of the model ({text})"))
+    return model
+
+
+@contextmanager
+def _quiet() -> Any:
+    """No progress bars in a log, and none of the hints on how to train a model that is only measured."""
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0][:300]

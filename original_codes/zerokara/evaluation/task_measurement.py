@@ -1,0 +1,90 @@
+"""The tasks of a configuration and the models → sections of the results.
+
+Each model answers all tasks before the next one is loaded. Answers stay in the cache by content (the model's files, the
+prompts, the limit), so that a run that was stopped continues, and a further model costs only its own time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Protocol
+
+import orjson
+
+from zerokara.config.evaluation_tasks import TaskSettings
+from zerokara.corpus.documents import TxtDocument
+from zerokara.durable import write_json
+from zerokara.evaluation import answers, task_data, tasks
+from zerokara.evaluation.answers import Answers
+from zerokara.evaluation.results import Section
+from zerokara.evaluation.task_data import TaskFiles
+from zerokara.evaluation.tasks import Task
+
+
+class AskedModel(Protocol):
+    """What is asked of a model: `evaluation.models.LoadedModel` has it."""
+
+    name: str
+    tokenizer: Any
+    dtype: Any
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        """Whether it has an encoder."""
+
+    @property
+    def content(self) -> str:
+        """A hash of its files."""
+
+    @property
+    def model(self) -> Any:
+        """The transformers model, in evaluation mode; loaded when it is asked for."""
+
+
+def measured(
+    config: TaskSettings,
+    files: Sequence[TaskFiles],
+    models: Sequence[AskedModel],
+    *,
+    seed: int,
+    cache: Path | None,
+    text_field: str = "text",
+    txt_document: TxtDocument = "file",
+) -> Iterator[Section]:
+    """Every section of every task; `cache` is a folder for answers, `text_field` is of the pretraining data.
+
+    Raises:
+        UserError: the data of a task cannot be used; before any model is loaded.
+        RunError: a model cannot be asked: it has no end token, or no chat template for conversations.
+    """
+    found = [task_data.read(config, each, seed) for each in files]
+    overlaps = task_data.overlaps(config, found, text_field, txt_document)
+    given: list[dict[str, Answers]] = [{} for _ in found]
+    for model in models:
+        for each, task in zip(given, found, strict=True):
+            each[model.name] = answers_of(model, task, cache)
+    for task, each, overlap in zip(found, given, overlaps, strict=True):
+        yield from tasks.sections(task, each, overlap, seed)
+
+
+def answers_of(model: AskedModel, task: Task, cache: Path | None = None) -> Answers:
+    """The answers of a model to a task, from the cache if it gave them before."""
+    limit = task.max_new_tokens or answers.num_tokens_allowed(model.tokenizer, [*task.references, *task.labels])
+    prompts = task.prompts(model.is_encoder_decoder)
+    kept = None if cache is None else cache / f"{_key(model, prompts, limit)}.json"
+    if kept is not None and kept.exists():
+        return Answers(**orjson.loads(kept.read_bytes()))
+    label = f"{task.name}, {model.name}"
+    found = answers.answer(model.model, model.tokenizer, prompts, max_new_tokens=limit, label=label)
+    assert found is not None, "nothing gives it up"
+    if kept is not None:
+        write_json(kept, asdict(found))
+    return found
+
+
+def _key(model: AskedModel, prompts: Sequence[answers.Prompt], limit: int) -> str:
+    return sha256(json.dumps([model.content, str(model.dtype), prompts, limit]).encode()).hexdigest()

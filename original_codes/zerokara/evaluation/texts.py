@@ -1,0 +1,98 @@
+"""Entries of the configuration → the documents that bits per byte are measured on.
+
+In: entries as those of `input_jsonl`. Out: `MeasuredText` for each, its documents drawn at random where the entry is
+larger than what may be measured. No torch here.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from itertools import groupby
+
+from zerokara.config.evaluate_config import TextSettings
+from zerokara.corpus import inputs, reading
+from zerokara.corpus.documents import HARMLESS, Document, TxtDocument
+from zerokara.errors import UserError
+
+
+@dataclass(frozen=True)
+class MeasuredText:
+    """The documents of one entry, in their order."""
+
+    name: str
+    """The entry's file or folder name."""
+    documents: tuple[str, ...]
+    num_found: int
+    """Documents of the entry, of which these were drawn."""
+    bad_lines: dict[str, int] = field(default_factory=dict)
+    """Reasons why lines were not documents, and how many."""
+
+    @property
+    def bytes(self) -> list[int]:
+        """UTF-8 bytes of each document's text, without any end."""
+        return [len(document.encode()) for document in self.documents]
+
+    @property
+    def content(self) -> str:
+        """SHA-256 over the documents."""
+        digest = sha256()
+        for document in self.documents:
+            encoded = document.encode()
+            digest.update(len(encoded).to_bytes(8, "little") + encoded)
+        return digest.hexdigest()
+
+
+def find(config: TextSettings) -> list[inputs.InputFile]:
+    """The files of `texts`.
+
+    Raises:
+        UserError: an entry names nothing, or what cannot be read.
+    """
+    return inputs.find_files(config.texts, config.where("texts")) if config.texts else []
+
+
+def read(config: TextSettings, files: Sequence[inputs.InputFile], seed: int) -> Iterator[MeasuredText]:
+    """Read the entries, one after the other.
+
+    Raises:
+        UserError: an entry holds no document.
+    """
+    for source, members in groupby(files, key=lambda file: file.source):
+        name = config.texts[source].rstrip("/").rpartition("/")[2]
+        text = draw(name, list(members), config.text_field, config.txt_document, config.max_text_bytes, seed)
+        if not text.documents:
+            reasons = ", ".join(f"{reason} ({count:,})" for reason, count in text.bad_lines.items()) or "it is empty"
+            raise UserError(config.fault(f"texts[{source}]", f"holds no document: {reasons}", "check text_field"))
+        yield text
+
+
+def draw(
+    name: str, files: Sequence[inputs.InputFile], text_field: str, txt_document: TxtDocument, max_bytes: int, seed: int
+) -> MeasuredText:
+    """Read all documents of `files` and keep at most `max_bytes` of them (at least one document), drawn at random.
+
+    Each document gets a random number as it is read, and those with the smallest stay: the same as the beginning of a
+    shuffled list, in one pass and without its memory.
+    """
+    numbers = random.Random(seed)
+    kept: list[tuple[float, int, str]] = []  # a heap, the largest random number (negated) first
+    num_found = total = 0
+    bad: Counter[str] = Counter()
+    for part in reading.ranges(files, 1 << 26, txt_document):
+        for item in reading.read(part, text_field, txt_document):
+            if not isinstance(item, Document):
+                if item.reason not in HARMLESS:
+                    bad[str(item.reason)] += item.documents
+                continue
+            heapq.heappush(kept, (-numbers.random(), num_found, item.text))
+            num_found += 1
+            total += len(item.text.encode())
+            while total > max_bytes and len(kept) > 1:
+                total -= len(heapq.heappop(kept)[2].encode())
+    documents = tuple(text for _, _, text in sorted(kept, key=lambda each: each[1]))
+    return MeasuredText(name, documents, num_found, dict(bad))

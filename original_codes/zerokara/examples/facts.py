@@ -1,0 +1,105 @@
+"""`finetune.json`: the facts of a fine-tuning, which step 7 leaves in the run folder and the model card tells.
+
+Format: one JSON object with the fields of `FinetuneFacts`, ``data`` and ``test`` being objects of their own::
+
+    {"task": "Korean reviews", "data": {"train": {"kept": 90, "cut": 4, "dropped": 6, …}, …},
+     "metric": "accuracy", "test": {"value": 0.87, "low": 0.86, "high": 0.88, "num_examples": 5000},
+     "baselines": {"majority": 0.5035}, "init_from": "ko_base"}
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import orjson
+
+from zerokara.durable import write_json
+from zerokara.errors import Fault, UserError
+
+NAME = "finetune.json"
+CONVERSATIONS_NAME = "conversations.jsonl"
+"""Some conversations of the training data, one ``{"messages": […]}`` a line, on which the export is proved."""
+CHAT_TEMPLATE_NAME = "chat_template.jinja"
+"""The chat template, beside it, where the data were conversations; the name is Hugging Face's."""
+
+
+@dataclass(frozen=True)
+class SplitCounts:
+    """What became of the examples of one file or of several: read = kept + cut + dropped + bad."""
+
+    kept: int
+    """Examples used as they are."""
+    cut: int = 0
+    """Examples used with a shortened prompt."""
+    dropped: int = 0
+    """Examples left out: longer than a training sequence."""
+    bad: int = 0
+    """Lines that hold no example; the quarantine file lists them."""
+    tokens: int = 0
+    """Tokens of the examples used, learned ones included."""
+    learned_tokens: int = 0
+    """Tokens that the loss counts: the answers and their ends."""
+
+    @property
+    def read(self) -> int:
+        """All examples of the files."""
+        return self.kept + self.cut + self.dropped + self.bad
+
+
+@dataclass(frozen=True)
+class MetricResult:
+    """The metric on the test data, read once at the end, with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+    num_examples: int
+
+
+@dataclass(frozen=True)
+class FinetuneFacts:
+    """A fine-tuning in numbers."""
+
+    task: str
+    """What the model was fine-tuned for, in a few words."""
+    data: dict[str, SplitCounts]
+    """Counts by split: ``train``, and ``valid`` and ``test`` where there are any."""
+    metric: str
+    """Name of the metric, as in `finetune_config.yaml`."""
+    init_from: str
+    """Name of the model that was fine-tuned; no folder."""
+    test: MetricResult | None = None
+    """Absent without test data."""
+    baselines: dict[str, float] = field(default_factory=dict)
+    """The metric of simple methods on the same test data, by name."""
+
+    def write(self, folder: Path) -> Path:
+        """Write them into a run folder; returns the file."""
+        path = folder / NAME
+        write_json(path, asdict(self))
+        return path
+
+
+def read(folder: Path) -> FinetuneFacts | None:
+    """Return the facts in a run folder; none where no fine-tuning left any.
+
+    Raises: UserError when the file has another form.
+    """
+    path = folder / NAME
+    if not path.is_file():
+        return None
+    try:
+        values = orjson.loads(path.read_bytes())
+        values["data"] = {name: SplitCounts(**counts) for name, counts in values["data"].items()}
+        values["test"] = MetricResult(**values["test"]) if values["test"] else None
+        return FinetuneFacts(**values)
+    except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
+        rule = f"is not what a fine-tuning writes ({error})"
+        raise UserError(Fault(str(path), rule, remedy="run step 7 again with --redo")) from error
+
+
+def conversations(folder: Path) -> list[list[dict[str, str]]]:
+    """Return the conversations that step 7 left in a run folder; none where there are none."""
+    path = folder / CONVERSATIONS_NAME
+    return [orjson.loads(line)["messages"] for line in path.read_bytes().splitlines()] if path.is_file() else []

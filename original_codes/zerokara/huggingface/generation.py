@@ -1,0 +1,183 @@
+"""Prompts → what a model writes after each: greedy, in batches, with stock transformers' key-value cache.
+
+In: any transformers model that generates (decoder or encoder-decoder), and prompts as ids. Out: for each prompt, in its
+order, the new ids up to the first end token, and whether the model ended by itself.
+
+The result does not depend on the batches, but for the rounding of two logits that are equal: padding is masked, and a
+decoder's stands on the left, so that the last position of each row is the last token of its prompt. (On the right, the
+model would continue the padding.) An encoder's stands on the right, where learned positions need it. Nothing of the
+model's own generation settings is used: a repetition penalty or a second end token would change what is measured.
+
+Shape suffixes: B batch, S longest prompt, T new tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zerokara.errors import RunError
+from zerokara.progress import Progress
+
+BATCH_TOKENS = 16_384
+"""Default of `batch_tokens`. A token's keys and values are 2 · layers · kv heads · head_dim numbers: in a model of 6
+layers and 384 dimensions 18 kB of fp32, 300 MB for a batch."""
+MAX_BATCH_SIZE = 256
+"""A batch runs until its last row has ended; more rows gain little, and wait longer for that one."""
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What a model wrote after one prompt."""
+
+    ids: list[int]
+    """New ids, without the prompt and without the end token."""
+    stopped: bool
+    """Whether the model ended by itself, by an end token; False where it was cut at its limit."""
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A prompt to be continued by at most `limit` tokens; `number` is its place in the caller's order."""
+
+    number: int
+    prompt: Sequence[int]
+    limit: int
+
+
+def generate(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int | Sequence[int],
+    eos_id: int | Sequence[int],
+    pad_id: int,
+    batch_tokens: int = BATCH_TOKENS,
+    batch_size: int = MAX_BATCH_SIZE,
+    never_ids: Collection[int] = (),
+    give_up: Callable[[], bool] | None = None,
+    progress: Progress | None = None,
+) -> list[Generated] | None:
+    """Continue each prompt greedily; None where `give_up` said so, which is asked before each batch.
+
+    For an encoder-decoder a prompt is the encoder's input, with its end token; else it is what stands before the first
+    new token. `max_new_tokens` is one limit, or one for each prompt; a decoder's context length limits it further.
+    `batch_tokens` caps rows × (longest prompt + new tokens), and so the memory of the cache; a longer prompt is a batch
+    of its own. `never_ids` are ids that are never chosen. `progress` advances by one for each prompt.
+
+    Raises:
+        RunError: a prompt is empty, or fills the context; names its number, counted from 0.
+    """
+    assert not model.training, "dropout would make the result random"
+    limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
+    ends = [eos_id] if isinstance(eos_id, int) else list(eos_id)
+    context = context_length(model)
+    results: dict[int, Generated] = {}
+    with _settings(model, ends, pad_id, never_ids), torch.inference_mode():
+        for batch in _batches(_rows(prompts, limits, context), batch_tokens, batch_size, context):
+            if give_up is not None and give_up():
+                return None
+            for row, new in zip(batch, _continued(model, batch, pad_id), strict=True):
+                results[row.number] = _up_to_end(new[: row.limit], ends)
+            if progress is not None:
+                progress.advance(len(batch))
+    return [results[number] for number in range(len(prompts))]
+
+
+def context_length(model: Any) -> int | None:
+    """Most tokens of prompt and answer together; None for an encoder-decoder, whose positions are relative."""
+    return None if model.config.is_encoder_decoder else getattr(model.config, "max_position_embeddings", None)
+
+
+def _rows(prompts: Sequence[Sequence[int]], limits: Sequence[int], context: int | None) -> list[_Row]:
+    """The prompts with their limits, the longest first: what needs most memory runs first."""
+    rows = []
+    for number, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
+        room = limit if context is None else context - len(prompt)
+        if not len(prompt) or room < 1:
+            found = f"has {len(prompt)} tokens"
+            raise RunError(
+                f"prompt {number} {found}; a prompt must have at least one"
+                + ("" if context is None else f", and fewer than the context length, {context}")
+            )
+        rows.append(_Row(number, prompt, min(limit, room)))
+    return sorted(rows, key=lambda row: (-len(row.prompt), -row.limit, row.number))
+
+
+def _batches(rows: Sequence[_Row], batch_tokens: int, batch_size: int, context: int | None) -> Iterator[list[_Row]]:
+    """Rows of like lengths; a whole batch takes as many steps as its row with the highest limit."""
+    batch: list[_Row] = []
+    for row in rows:
+        if batch:
+            length = len(batch[0].prompt) + max(row.limit, *(each.limit for each in batch))
+            full = len(batch) >= batch_size or length * (len(batch) + 1) > batch_tokens
+            # A row that has ended is computed on; where positions are learned, there is none after the last.
+            if full or (context is not None and length > context):
+                yield batch
+                batch = []
+        batch.append(row)
+    if batch:
+        yield batch
+
+
+def _continued(model: Any, batch: Sequence[_Row], pad_id: int) -> list[list[int]]:
+    """New ids of each row [B, T], after an end token followed by anything."""
+    is_encoder_decoder = model.config.is_encoder_decoder
+    tokens_BS, mask_BS = padded([row.prompt for row in batch], pad_id, left=not is_encoder_decoder)
+    output = model.generate(
+        tokens_BS.to(model.device),
+        attention_mask=mask_BS.to(model.device),
+        max_new_tokens=max(row.limit for row in batch),
+    )
+    first = 1 if is_encoder_decoder else tokens_BS.shape[1]  # after the decoder's start token, or the prompt
+    return output[:, first:].tolist()
+
+
+def padded(prompts: Sequence[Sequence[int]], pad_id: int, left: bool) -> tuple[Tensor, Tensor]:
+    """Ids [B, S] and attention mask [B, S], 0 on the padding, which stands before the prompts or after them."""
+    longest = max(map(len, prompts))
+    tokens_BS = torch.full((len(prompts), longest), pad_id)
+    mask_BS = torch.zeros_like(tokens_BS)
+    for row, prompt in enumerate(prompts):
+        place = slice(longest - len(prompt), longest) if left else slice(0, len(prompt))
+        tokens_BS[row, place] = torch.tensor(prompt)
+        mask_BS[row, place] = 1
+    return tokens_BS, mask_BS
+
+
+def _up_to_end(new: Sequence[int], ends: Collection[int]) -> Generated:
+    for at, token in enumerate(new):
+        if token in ends:
+            return Generated(list(new[:at]), True)
+    return Generated(list(new), False)
+
+
+@contextmanager
+def _settings(model: Any, ends: list[int], pad_id: int, never_ids: Collection[int]) -> Iterator[None]:
+    """Give the model greedy settings and nothing else; `generate` merges what it is given with the model's own."""
+    from transformers import GenerationConfig
+
+    own = model.generation_config
+    model.generation_config = GenerationConfig(
+        do_sample=False,
+        use_cache=True,
+        eos_token_id=ends,
+        pad_token_id=pad_id,
+        decoder_start_token_id=_start_id(model, own),
+        suppress_tokens=sorted(never_ids) or None,
+    )
+    try:
+        yield
+    finally:
+        model.generation_config = own
+
+
+def _start_id(model: Any, own: Any) -> int | None:
+    """The first input of the decoder; newer files have it in generation_config.json, older ones in config.json."""
+    start = getattr(own, "decoder_start_token_id", None)
+    return getattr(model.config, "decoder_start_token_id", None) if start is None else start

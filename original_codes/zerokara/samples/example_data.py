@@ -1,0 +1,121 @@
+"""The examples of a task as a run reads them: what `data_plan` is for a corpus.
+
+A sample is a packed row of examples (`packed_examples`), and the rows are shuffled anew in each epoch. Tokens are
+counted as everywhere in a run, by positions of a sample; so the padding at the ends of rows is counted in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from zerokara.config.curriculum import OrderKind
+from zerokara.config.sample_lengths import SampleLengths
+from zerokara.samples import packing
+from zerokara.samples.documents import DocumentId
+from zerokara.samples.mixed_order import MixedStage
+from zerokara.samples.objective import Batch
+from zerokara.samples.order import SampleOrder
+from zerokara.samples.packed_examples import PackedExamples, pair_lengths
+from zerokara.samples.pairs import Pairs
+from zerokara.samples.sources import TokenSource
+from zerokara.tokens.indexed import IndexedTokens
+from zerokara.tokens.layout import idx_path
+
+
+@dataclass(frozen=True)
+class ExampleData:
+    """The training examples of a run, how they are packed, and their order."""
+
+    prefix: Path
+    """Prefix of the .bin and .idx of the training examples."""
+    valid_prefix: Path
+    """The same of the validation examples, which need not be there."""
+    lengths: SampleLengths
+    """Lengths of a packed row."""
+    is_encoder_decoder: bool
+    pad_id: int
+    seed: int
+    name: str = "examples"
+    """Name of the source, for people."""
+
+    kind: ClassVar[OrderKind] = "shuffle"
+    stages: ClassVar[tuple[MixedStage, ...]] = ()
+
+    @cached_property
+    def _packed(self) -> PackedExamples:
+        return PackedExamples(self.prefix, self.lengths, self.is_encoder_decoder, self.pad_id, self.seed)
+
+    @property
+    def samples_per_epoch(self) -> int:
+        """Rows in one epoch."""
+        return len(self._packed)
+
+    @property
+    def samples_per_part(self) -> list[int]:
+        """Rows of each source: there is one."""
+        return [self.samples_per_epoch]
+
+    @cached_property
+    def sources(self) -> tuple[TokenSource, ...]:
+        """The one source; its training tokens are the positions of its rows, padding included."""
+        has_valid = idx_path(self.valid_prefix).exists()
+        num_valid_tokens = len(IndexedTokens(self.valid_prefix).tokens) if has_valid else 0
+        return (TokenSource(self.name, 0, self.samples_per_epoch * self.lengths.raw, num_valid_tokens),)
+
+    def order(self) -> SampleOrder:
+        """The row at each position of the run."""
+        return SampleOrder(self.samples_per_epoch, self.seed, self.kind)
+
+    def tokens(self, where: str = "") -> PackedExamples:
+        """The rows."""
+        return self._packed
+
+    def documents_in(self, sample: int) -> list[DocumentId]:
+        """The examples in row number `sample`, in order."""
+        return [DocumentId(0, example) for example in self._packed.examples(sample)]
+
+    def validation_batches(self, prefix: Path, objective: Pairs, end_id: int, max_tokens: int | None) -> ExampleBatches:
+        """The batches of the examples at `prefix`; `max_tokens` takes the first of them, up to so many tokens.
+
+        Rows are longer than in training where an example is.
+        """
+        lengths = _with_room(self.lengths, IndexedTokens(prefix), self.is_encoder_decoder)
+        packed = PackedExamples(prefix, lengths, self.is_encoder_decoder, self.pad_id, self.seed, max_tokens)
+        return ExampleBatches(packed, objective)
+
+    def identity(self) -> dict[str, Any]:
+        """What must stay the same for a run to resume: the packing is a function of it and of the examples."""
+        return {"packed_length": self.lengths.input, "packed_target_length": self.lengths.target}
+
+
+class ExampleBatches:
+    """The rows of validation examples, each once; surplus rows of a rank are padding."""
+
+    num_parts = 1
+
+    def __init__(self, packed: PackedExamples, objective: Pairs):
+        self.packed, self._objective = packed, objective
+
+    def batches(self, micro_batch_size: int, rank: int = 0, num_ranks: int = 1) -> Iterator[tuple[int, Batch]]:
+        """The micro batches that `rank` evaluates, each with part 0; as many on every rank."""
+        for start in range(0, len(self.packed), micro_batch_size * num_ranks):
+            rows = start + rank * micro_batch_size + np.arange(micro_batch_size)
+            yield 0, self._objective(self.packed.many(rows, real=rows < len(self.packed)), rows)
+
+
+def _with_room(lengths: SampleLengths, index: IndexedTokens, is_encoder_decoder: bool) -> SampleLengths:
+    """The lengths, raised to those of the longest example."""
+    if not index.num_documents:
+        return lengths
+    if is_encoder_decoder:
+        read, target = (packing.rounded_up(int(each.max())) for each in pair_lengths(index))
+    else:
+        by_sequence = np.concatenate([[0], np.cumsum(index.lengths, dtype=np.int64)])
+        read = target = packing.rounded_up(int(np.diff(by_sequence[index.document_indices]).max()) - 1)
+    return replace(lengths, input=max(lengths.input, read), target=max(lengths.target, target))

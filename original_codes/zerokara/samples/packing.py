@@ -1,0 +1,180 @@
+"""Examples of many lengths → rows of one length, so that hardly any of what is computed is padding.
+
+For a decoder it is best fit, the longest example first (best-fit decreasing): an example goes into the row that it
+leaves the least room in, or into a new one. For an encoder-decoder a row has two capacities, for the encoder input and
+for the decoder target, and is filled by itself: with the longest example, then with the longest ones that leave the
+rooms on both sides as they are to each other, as long as there are such. Examples of equal lengths are taken in an
+order that the seed draws. Everything is a function of the lengths, the capacities and the seed. Source: Krell et al.,
+Efficient Sequence Packing without Cross-contamination, 2021.
+
+Example, a capacity of 8, lengths 3 5 4 2 2: rows [5 3] and [4 2 2].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Lengths = NDArray[np.int64]
+
+LENGTH_MULTIPLE = 8
+"""Fused attention kernels want the rows of a mask aligned to 8 numbers."""
+_BALANCED = 0.8
+"""Share of its part of the target room that an example at least uses, or a row would be left with room in one side."""
+_TRIED_EXAMPLES = 4096
+"""Examples, drawn at random, that are packed with each target length that is tried."""
+_TRIED_SHARES = (1.0, 1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.6, 2.0)
+"""Target lengths that are tried, over the one at which both sides would be full together."""
+
+
+@dataclass(frozen=True)
+class Packing:
+    """The examples of each row."""
+
+    examples: Lengths
+    """Numbers of the examples, row after row; within a row they ascend."""
+    offsets: Lengths
+    """Where each row begins in `examples`, and at the end their number, [rows + 1]."""
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, row: int) -> Lengths:
+        """The examples of a row."""
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {row} of {len(self)}")
+        return self.examples[self.offsets[row] : self.offsets[row + 1]]
+
+
+def pack(lengths: ArrayLike, capacity: int, seed: int = 0) -> Packing:
+    """Pack examples of these lengths, 1 to `capacity` each, into rows of `capacity` positions."""
+    sizes = _checked(lengths, capacity)
+    row_of = np.empty(len(sizes), dtype=np.int64)
+    order = _longest_first(sizes, seed)
+    rows_with: list[list[int]] = [[] for _ in range(capacity + 1)]  # by the room that they have left
+    rooms, num_rows = 0, 0  # bit r of `rooms` is set where there is a row with room for r
+    chosen = []
+    for size in sizes[order].tolist():
+        fitting = rooms >> size
+        if fitting:
+            room = size + (fitting & -fitting).bit_length() - 1
+            row = rows_with[room].pop()
+            if not rows_with[room]:
+                rooms ^= 1 << room
+        else:
+            room, row = capacity, num_rows
+            num_rows += 1
+        chosen.append(row)
+        if room > size:
+            rows_with[room - size].append(row)
+            rooms |= 1 << (room - size)
+    row_of[order] = chosen
+    return _rows(row_of, num_rows)
+
+
+def pack_pairs(
+    input_lengths: ArrayLike, target_lengths: ArrayLike, input_capacity: int, target_capacity: int, seed: int = 0
+) -> Packing:
+    """Pack examples that take room in an encoder input and in a decoder target, 1 to its capacity in each."""
+    inputs, targets = _checked(input_lengths, input_capacity), _checked(target_lengths, target_capacity)
+    assert len(inputs) == len(targets), f"{len(inputs)} inputs, {len(targets)} targets"
+    order = _longest_first(inputs / input_capacity + targets / target_capacity, seed)
+    unpacked = _Unpacked(inputs, targets, order[::-1])
+    row_of, num_rows = np.empty(len(inputs), dtype=np.int64), 0
+    for first in zip(inputs[order].tolist(), targets[order].tolist(), strict=True):
+        lengths: tuple[int, int] | None = first
+        room, target_room = input_capacity, target_capacity
+        while lengths is not None and (example := unpacked.take(*lengths)) is not None:
+            row_of[example] = num_rows
+            room, target_room = room - lengths[0], target_room - lengths[1]
+            lengths = unpacked.best(room, target_room)
+        num_rows += room < input_capacity
+    return _rows(row_of, num_rows)
+
+
+def target_length(input_lengths: ArrayLike, target_lengths: ArrayLike, input_capacity: int) -> int:
+    """The target length of packed rows that wastes the fewest positions of encoder and decoder together.
+
+    A multiple of 8, and room for the longest target. It is found by packing some of the examples.
+    """
+    inputs, targets = _checked(input_lengths, input_capacity), np.asarray(target_lengths, dtype=np.int64)
+    full = input_capacity * targets.sum() / inputs.sum()
+    longest = int(targets.max())
+    tried = sorted({rounded_up(max(longest, int(np.ceil(full * share)))) for share in _TRIED_SHARES})
+    if len(tried) == 1:
+        return tried[0]
+    drawn = np.random.default_rng(0).permutation(len(inputs))[:_TRIED_EXAMPLES]
+    inputs, targets = inputs[drawn], targets[drawn]
+    rows = [len(pack_pairs(inputs, targets, input_capacity, length)) for length in tried]
+    return tried[int(np.argmin([num * (input_capacity + length) for num, length in zip(rows, tried, strict=True)]))]
+
+
+class _Unpacked:
+    """The examples that have no row yet, by their two lengths."""
+
+    def __init__(self, inputs: Lengths, targets: Lengths, order: Lengths):
+        """`order` is that in which examples of equal lengths are taken, the last one first."""
+        self._examples: dict[tuple[int, int], list[int]] = {}
+        self._inputs = 0
+        """Bit s is set where there is an example with an encoder input of s."""
+        self._targets: dict[int, int] = {}
+        """The same for the targets of the examples with such an input."""
+        for example, size, target in zip(order.tolist(), inputs[order].tolist(), targets[order].tolist(), strict=True):
+            self._examples.setdefault((size, target), []).append(example)
+            self._inputs |= 1 << size
+            self._targets[size] = self._targets.get(size, 0) | 1 << target
+
+    def take(self, size: int, target: int) -> int | None:
+        """Remove an example of these lengths; gives its number, None if there is none."""
+        examples = self._examples[size, target]
+        if not examples:
+            return None
+        example = examples.pop()
+        if not examples:
+            self._targets[size] ^= 1 << target
+            if not self._targets[size]:
+                self._inputs ^= 1 << size
+        return example
+
+    def best(self, room: int, target_room: int) -> tuple[int, int] | None:
+        """Lengths of the example with the longest input among those that fit and leave the rooms as they are to each
+        other; where none does, of the one with the longest input."""
+        fitting = self._inputs & ((2 << room) - 1)
+        all_targets = (2 << target_room) - 1
+        longest: tuple[int, int] | None = None
+        while fitting:
+            size = fitting.bit_length() - 1
+            if targets := self._targets[size] & all_targets:
+                share = size * target_room // room
+                balanced = (targets & ((2 << share) - 1)).bit_length() - 1
+                if balanced < 0:  # more than its share of the target, as all shorter ones may have
+                    return longest or (size, (targets & -targets).bit_length() - 1)
+                if balanced >= share * _BALANCED:
+                    return size, balanced
+                longest = longest or (size, balanced)
+            fitting ^= 1 << size
+        return longest
+
+
+def _checked(lengths: ArrayLike, capacity: int) -> Lengths:
+    sizes = np.asarray(lengths, dtype=np.int64)
+    wrong = np.flatnonzero((sizes < 1) | (sizes > capacity))
+    assert not len(wrong), f"example {wrong[0]} has {sizes[wrong[0]]} positions, a row {capacity}"
+    return sizes
+
+
+def _longest_first(sizes: Lengths | NDArray[np.float64], seed: int) -> Lengths:
+    drawn = np.random.default_rng(seed).permutation(len(sizes))
+    return drawn[np.argsort(-sizes[drawn], kind="stable")]
+
+
+def _rows(row_of: Lengths, num_rows: int) -> Packing:
+    """The packing in which example i lies in row `row_of[i]`."""
+    counts = np.bincount(row_of, minlength=num_rows)
+    return Packing(np.argsort(row_of, kind="stable"), np.concatenate([[0], np.cumsum(counts)]))
+
+
+def rounded_up(length: int) -> int:
+    return -(-length // LENGTH_MULTIPLE) * LENGTH_MULTIPLE

@@ -1,0 +1,171 @@
+"""Step 8: models → how good they are, side by side, with intervals (`8_evaluate.py`).
+
+Any Hugging Face folders, on the same data. Results are a table on the screen, results.json, and report.html. What was
+measured stays in the cache of the output folder, by content: a run that was stopped continues, and a further model
+costs only its own time.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zerokara import hashing, manifest
+from zerokara.config.evaluate_config import EvaluateConfig
+from zerokara.corpus import inputs
+from zerokara.durable import write_json, write_text
+from zerokara.errors import UserError
+from zerokara.evaluation import lm_eval, table, task_data, task_measurement, texts
+from zerokara.evaluation.folders import check_folder, model_files
+from zerokara.evaluation.intervals import LEVEL
+from zerokara.evaluation.results import Section
+from zerokara.evaluation.task_data import TaskFiles
+from zerokara.progress import bytes_text, log, opening, plural, seconds_text, summary
+from zerokara.steps import command, outputs
+
+if TYPE_CHECKING:
+    from zerokara.evaluation.models import LoadedModel
+
+DEFAULT_CONFIG = "evaluate_config.yaml"
+STEP = outputs.EVALUATION_STEP
+RESULTS_NAME, PAGE_NAME, MANIFEST_NAME = outputs.EVALUATION_NAMES
+CACHE_NAME = "cache"
+_PLACES = frozenset({"models", "output_dir", "texts", "device", "batch_tokens"})
+"""Settings that name inputs and outputs, or change no result."""
+REDO = "replace the results of an earlier run (what was measured stays in the cache, by content)"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Command line of step 8; gives the exit code."""
+    return command.run(evaluate, argv, EvaluateConfig, DEFAULT_CONFIG, __doc__ or "", redo=REDO)
+
+
+def evaluate(config: EvaluateConfig, options: command.Options) -> None:
+    """Do step 8, or say that it is done, or what it would do."""
+    started = time.monotonic()
+    folder = Path(config.output_dir)
+    manifest_path = folder / MANIFEST_NAME
+    outputs.check_writable(outputs.of_evaluation(config), unless=manifest_path)
+    files, task_files = texts.find(config), task_data.find(config)
+    _check(config, files)
+    work, hashes = _work(config, files, task_files)
+    done = manifest.already_done(manifest_path, work, redo=options.redo)
+    if done is not None:
+        opening(f"step 8 evaluate: done already, {folder} (--redo: again)")
+        print("\n".join(done.facts["table"]))
+        return
+    outputs.check_writable(outputs.of_evaluation(config))
+    size = bytes_text(sum(file.bytes for file in files))
+    on = f"{plural(len(files), 'file')} ({size}) and {plural(len(task_files), 'task')}"
+    opening(f"step 8 evaluate: {plural(len(config.models), 'model')} on {on} → {folder}")
+    if options.dry_run:
+        print("dry run: nothing was written")
+        return
+    # This is the border: the configuration has been checked, and torch and transformers are imported.
+    from zerokara.evaluation import card, page
+    from zerokara.evaluation.models import open_models
+
+    models = open_models([Path(name) for name in config.models], config.device, config.precision)
+    sections = []
+    for section in measured(config, files, task_files, models):
+        log("\n".join(table.lines(section)))
+        sections.append(section)
+    cards = [card.add(Path(name), _model_of(models, name).name, sections) for name in config.add_to_card]
+    write_json(folder / RESULTS_NAME, _results(models, sections))
+    write_text(folder / PAGE_NAME, page.page(sections))
+    made = {"results": [folder / RESULTS_NAME, folder / PAGE_NAME]}
+    facts = {"table": [line for section in sections for line in table.lines(section)]}
+    manifest.write(manifest_path, work, made, facts, time.monotonic() - started, hashes)
+    rows = [("results", str(folder / RESULTS_NAME)), ("page", str(folder / PAGE_NAME))]
+    rows += [("model card", str(each)) for each in cards]
+    summary("step 8 evaluate: done", [*rows, ("time", seconds_text(time.monotonic() - started))])
+
+
+def measured(
+    config: EvaluateConfig,
+    files: Sequence[inputs.InputFile],
+    task_files: Sequence[TaskFiles],
+    models: Sequence[LoadedModel],
+) -> Iterator[Section]:
+    """Every section that the configuration asks for, each as soon as it is measured."""
+    from zerokara.evaluation import bits_per_byte, probes
+
+    asked = probes.Settings(
+        config.minimal_pairs,
+        config.cloze,
+        None if config.batch_tokens == "auto" else config.batch_tokens,
+        config.seed,
+        Path(config.output_dir) / CACHE_NAME / "probes",
+    )
+    settings = bits_per_byte.Settings(
+        context_length=None if config.context_length == "auto" else config.context_length,
+        min_context=config.min_context,
+        batch_tokens=None if config.batch_tokens == "auto" else config.batch_tokens,
+        seed=config.seed,
+        cache=Path(config.output_dir) / CACHE_NAME / "bits_per_byte",
+    )
+    for text in texts.read(config, files, config.seed):
+        yield bits_per_byte.measure(models, text, settings)
+        yield from probes.measure(models, text, asked)
+    yield from task_measurement.measured(
+        config,
+        task_files,
+        models,
+        seed=config.seed,
+        cache=Path(config.output_dir) / CACHE_NAME / "answers",
+        text_field=config.text_field,
+        txt_document=config.txt_document,
+    )
+    if config.lm_eval_tasks:
+        limit = None if config.lm_eval_limit == "auto" else config.lm_eval_limit
+        yield from lm_eval.measure(models, config.lm_eval_tasks, config.where("lm_eval_tasks"), limit, config.seed)
+
+
+def _check(config: EvaluateConfig, files: Sequence[inputs.InputFile]) -> None:
+    """Check what can be checked without torch.
+
+    Raises:
+        UserError: nothing is to be measured, a folder is no model, or an input is an output.
+    """
+    faults = [fault for name in config.models if (fault := check_folder(Path(name)))]
+    if config.lm_eval_tasks:
+        faults += lm_eval.check(config.lm_eval_tasks, config.where("lm_eval_tasks"))[1]
+    if not config.texts and not config.tasks and not config.lm_eval_tasks:
+        remedy = "name held-out text, e.g. data/held_out.jsonl, tasks, or lm_eval_tasks"
+        faults.append(config.fault("texts", "nothing is to be measured", remedy))
+    if faults:
+        raise UserError(faults)
+    outputs.check_inputs(config, "texts", files, outputs.evaluation_files(config))
+
+
+def _work(
+    config: EvaluateConfig, files: Sequence[inputs.InputFile], task_files: Sequence[TaskFiles]
+) -> tuple[manifest.StepSpec, dict[hashing.FileKey, str]]:
+    """What is to be done, for the manifest, and the hashes of the models' files, which are the longest to compute."""
+    weights = [file for name in config.models for file in model_files(Path(name))]
+    settings = {key: value for key, value in config.model_dump(mode="json").items() if key not in _PLACES}
+    examples = [file for each in task_files for file in (*each.test, *each.train)]
+    read: dict[str, Sequence[Path | manifest.RemoteFile]]
+    read = {"models": weights, "texts": inputs.for_manifest(files), "tasks": inputs.for_manifest(examples)}
+    if config.pretraining_data:
+        corpus = inputs.find_files(config.pretraining_data, config.where("pretraining_data"))
+        read["pretraining_data"] = inputs.for_manifest(corpus)
+    spec = manifest.StepSpec(STEP, settings, inputs=read, key_of=lambda name: name)
+    return spec, hashing.hash_files(weights)
+
+
+def _results(models: Sequence[LoadedModel], sections: Sequence[Section]) -> dict[str, Any]:
+    """The JSON of all sections, with what each model's name stands for."""
+    named = [{"name": model.name, "type": model.config.model_type, "sha256": model.content} for model in models]
+    return {"models": named, "interval_level": LEVEL, "sections": [section.as_json() for section in sections]}
+
+
+def _model_of(models: Sequence[LoadedModel], name: str) -> LoadedModel:
+    return next(model for model in models if model.folder == Path(name))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

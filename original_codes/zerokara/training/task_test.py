@@ -1,0 +1,73 @@
+"""The test of a fine-tuning: its test examples are read once, at the end, with the best checkpoint.
+
+The result goes into ``test_result.json`` in the run folder; where that is there, nobody reads the examples again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from zerokara import checkpoint
+from zerokara.config.finetune_config import FinetuneRunConfig
+from zerokara.durable import write_bytes, write_json
+from zerokara.errors import RunError
+from zerokara.progress import opening
+from zerokara.training import finetune_record
+from zerokara.training.finetune_record import ANSWERS_NAME, RESULT_NAME
+from zerokara.training.planning.run_plan import RunPlan
+from zerokara.training.spawning import Commands, spawn
+
+
+def run(plan: RunPlan, commands: Commands, newest: Path) -> None:
+    """Test the best checkpoint of a finished run in training processes, unless that was done.
+
+    Raises:
+        RunError: the test failed; the run is complete all the same, and the same command tests again.
+    """
+    examples = plan.data.examples
+    if examples is None:
+        return
+    if examples.test is not None and not (plan.run_dir / RESULT_NAME).exists():
+        _read_test_examples(plan, commands, best_checkpoint(plan.run_dir) or newest, examples.test.num_examples)
+    finetune_record.write(plan)
+
+
+def _read_test_examples(plan: RunPlan, commands: Commands, folder: Path, num_examples: int) -> None:
+    opening(f"{commands.title}: reading the {num_examples:,} test examples, once, with {folder.name}")
+    if code := spawn(plan, commands, "--test", str(folder)):
+        raise RunError(f"the test ended with exit code {code}; the messages above say why. To test: {commands.resume}")
+
+
+def best_checkpoint(run_dir: Path) -> Path | None:
+    """The checkpoint that validation found best, as the file ``best`` names it."""
+    marker = run_dir / checkpoint.BEST_NAME
+    if not marker.is_file():
+        return None
+    folder = run_dir / marker.read_text(encoding="utf-8").strip()
+    return folder if folder.is_dir() else None
+
+
+def test(plan: RunPlan, folder: Path) -> None:
+    """Answer the test examples with a checkpoint; every training process calls it, the first one writes."""
+    from zerokara.training.evaluation import Validation, load_checkpoint
+    from zerokara.training.run import join
+    from zerokara.training.task_evaluation import TaskEvaluation
+
+    examples = plan.data.examples
+    assert isinstance(plan.config, FinetuneRunConfig) and examples is not None and examples.test is not None
+    processes = join(plan)
+    checkpoint.check(folder)
+    found: dict[str, Any] = {"checkpoint": folder.name, "step": checkpoint.read_state(folder).step}
+    validation = Validation(plan, processes.device, examples.test.prefix)
+    loss = validation(load_checkpoint(plan, folder, processes))
+    assert loss is not None
+    found |= {"test_loss": loss.whole.loss, "test_learned_tokens": loss.whole.num_tokens}
+    if plan.config.metric != "loss":
+        result = TaskEvaluation(plan, processes, "test")(checkpoint.read_weights(folder).items())
+        assert result is not None
+        found |= result.as_json("test") | {"metric": result.metric, "unmatched": result.unmatched}
+        if processes.is_first:
+            write_bytes(plan.run_dir / ANSWERS_NAME, result.answers_as_json_lines())
+    if processes.is_first:
+        write_json(plan.run_dir / RESULT_NAME, found)

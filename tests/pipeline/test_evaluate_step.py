@@ -1,0 +1,67 @@
+"""Step 8 as a user starts it: two models of others, side by side; done already; refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import evaluated_models
+import pytest
+from foreign_models import documents
+from huggingface_hub import ModelCard
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("evaluate")
+    evaluated_models.save(folder / "bytes", evaluated_models.byte_level(), "gpt2")
+    evaluated_models.save(folder / "prefix", evaluated_models.dummy_prefix(), "llama")
+    lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in documents(40, seed=9))
+    (folder / "held_out.jsonl").write_text("".join(lines), encoding="utf-8")
+    config = "models: [bytes, prefix]\ntexts: [held_out.jsonl]\noutput_dir: out\nadd_to_card: [prefix]\ndevice: cpu\n"
+    config += "minimal_pairs: 40\ncloze: 40\n"
+    (folder / "evaluate_config.yaml").write_text(config, encoding="utf-8")
+    return folder
+
+
+def step(root: Path, place: Path, *arguments: str) -> Any:
+    command = [sys.executable, str(root / "8_evaluate.py"), *arguments]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def test_two_models_side_by_side(root: Path, place: Path) -> None:
+    dry = step(root, place, "--dry-run")
+    assert dry.returncode == 0 and not (place / "out").exists(), dry.stderr
+    made = step(root, place)
+    assert made.returncode == 0, made.stderr
+    section, *probes = json.loads((place / "out" / "results.json").read_text(encoding="utf-8"))["sections"]
+    values = {row["model"]: row["value"] for row in section["rows"]}
+    assert values.keys() == {"bytes", "prefix"} and all(3 < value < 30 for value in values.values())
+    assert section["differences"][0]["difference"] == pytest.approx(values["bytes"] - values["prefix"])
+    assert all(f"{value:.4f}" in made.stdout for value in values.values())
+    assert f"{values['bytes']:.4f}" in (place / "out" / "report.html").read_text(encoding="utf-8")
+    assert [probe["name"].partition(":")[0] for probe in probes] == [
+        "minimal pairs, order",
+        "minimal pairs, word",
+        "last-word cloze",
+    ]
+    for probe, chance in zip(probes, (50, 50, 25), strict=True):
+        assert probe["baselines"][0]["value"] == chance and {row["model"] for row in probe["rows"]} == values.keys()
+        assert all(0 <= row["value"] <= 100 and row["n"] > 8 for row in probe["rows"]), probe
+    assert (place / "out" / "cache" / "probes").is_dir()
+    result, *_ = ModelCard((place / "prefix" / "README.md").read_text(encoding="utf-8")).data.eval_results
+    assert result.metric_value == round(values["prefix"], 4) and not (place / "bytes" / "README.md").exists()
+    again = step(root, place)
+    assert again.returncode == 0 and "done already" in again.stdout and f"{values['bytes']:.4f}" in again.stdout
+
+
+def test_what_is_wrong_is_said_before_anything_is_loaded(root: Path, place: Path) -> None:
+    wrong = step(root, place, "--set", "models=[nowhere, prefix]", "--set", "output_dir=other", "--set", "texts=[]")
+    assert wrong.returncode == 2 and "nowhere" in wrong.stderr and "texts" in wrong.stderr
+    assert step(root, place, "--set", "add_to_card=[nowhere]").returncode == 2
+    assert not (place / "other").exists()

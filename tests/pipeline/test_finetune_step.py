@@ -1,0 +1,165 @@
+"""Step 7 as a person runs it: a small model learns small tasks, is stopped and resumed, tested, and exported."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import made_tasks
+import pytest
+
+from zerokara import checkpoint
+from zerokara.examples import facts
+from zerokara.tokenizer.encoder import Encoder
+from zerokara.training.monitoring import metrics
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICK = (
+    "lr=3e-3", "min_lr=3e-4", "global_batch_size=4", "micro_batch_size=4", "packed_length=64", "precision=fp32",
+    "plots=false", "tensorboard=false", "log_interval=1", "eval_interval=20", "save_interval=100", "keep_last=1",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
+    return made_tasks.make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+def command(config: Path, *settings: str, options: tuple[str, ...] = (), script: str = "7_finetune.sh") -> list[str]:
+    chosen = [word for setting in settings for word in ("--set", setting)]
+    return ["bash", str(ROOT / script), "--config", str(config), *options, *chosen]
+
+
+def run(*arguments: object, **named: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments, **named),  # type: ignore[arg-type]
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+def make(folder: Path, encoder: Encoder, architecture: str = "llama", **settings: object) -> Path:
+    """Make a model and a configuration for it in a folder; gives the configuration."""
+    made_tasks.make_folder(folder / "model", encoder, architecture)
+    named = {"init_from": str(folder / "model"), "output_prefix": str(folder / "examples")}
+    named["output_model_dir"] = str(folder / "run")
+    lines = [f"{key}: {json.dumps(value)}\n" for key, value in {**named, **settings}.items()]
+    config = folder / "finetune_config.yaml"
+    config.write_text("".join(lines), encoding="utf-8")
+    return config
+
+
+@pytest.fixture(scope="module")
+def labels(encoder: Encoder, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A configuration for a task of two labels."""
+    folder = tmp_path_factory.mktemp("labels")
+    for name, count, seed in (("train", 400, 1), ("test", 60, 2)):
+        (folder / f"{name}.tsv").write_text(made_tasks.label_lines(count, seed), encoding="utf-8")
+    return make(
+        folder,
+        encoder,
+        train_data=[str(folder / "train.tsv")],
+        test_data=[str(folder / "test.tsv")],
+        valid_fraction=0.1,
+        label_words=made_tasks.LABELS,
+        metric="accuracy",
+        epochs=4,
+    )
+
+
+def test_a_task_of_labels_is_learned_tested_once_and_exported(labels: Path) -> None:
+    run_dir = labels.parent / "run"
+    done = run(labels, *QUICK)
+    assert done.returncode == 0, done.stderr + done.stdout
+    lines = metrics.read(run_dir)
+    measured = {line["step"]: line["valid_accuracy"] for line in lines if "valid_accuracy" in line}
+    assert measured[0] < 0.2 and max(measured.values()) > 0.8  # an untrained model answers nothing
+    best = max(step for step, value in measured.items() if value == max(measured.values()))
+    first_best = min(step for step, value in measured.items() if value == max(measured.values()))
+    named = (run_dir / "best").read_text(encoding="utf-8").strip()
+    assert first_best <= int(named.removeprefix("global_step")) <= best  # of equal ones any that stands
+    result = json.loads((run_dir / "test_result.json").read_bytes())
+    assert result["checkpoint"] == named and result["test_accuracy"] > 0.7 and result["test_examples"] == 60
+    answers = [json.loads(line) for line in (run_dir / "test_answers.jsonl").read_bytes().splitlines()]
+    assert sum(one["answer"] == one["reference"] for one in answers) == round(60 * result["test_accuracy"])
+    record = facts.read(run_dir)
+    assert record is not None and record.test is not None and record.test.low < record.test.value <= record.test.high
+    assert record.baselines == {"majority": 0.5} and record.data["train"].kept + record.data["valid"].kept == 400
+
+    again = run(labels, *QUICK)
+    assert again.returncode == 0 and "complete already" in again.stdout
+    assert json.loads((run_dir / "test_result.json").read_bytes()) == result
+
+    export = [f"input_model_dir={run_dir}", f"output_tokenizer_and_model_dir={run_dir}_hf", "test_prompt_text=[sun]"]
+    converted = run(Path("/dev/null"), *export, script="4_convert_to_HF.sh")
+    assert converted.returncode == 0, converted.stderr
+    card = Path(f"{run_dir}_hf", "README.md").read_text(encoding="utf-8")
+    assert "model-index" in card and f"{record.test.value:.2%}" in card
+
+
+def test_a_killed_fine_tuning_resumes_where_it_was(labels: Path) -> None:
+    """The unbroken run is the one of the test before."""
+    settings = (*QUICK, f"output_model_dir={labels.parent / 'killed'}", "save_interval=7", "keep_last=3")
+    process = subprocess.Popen(
+        command(labels, *settings), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    deadline = time.monotonic() + 120
+    while not checkpoint.all_steps(labels.parent / "killed"):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    done = run(labels, *settings)
+    assert done.returncode == 0 and "resuming from" in done.stdout, done.stderr
+    unbroken, resumed = (
+        {line["step"]: line["loss"] for line in metrics.read(labels.parent / name) if "loss" in line}
+        for name in ("run", "killed")
+    )
+    assert resumed == unbroken
+
+
+def test_conversations_are_learned_by_an_encoder_decoder(encoder: Encoder, tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text(made_tasks.conversation_lines(200, 1), encoding="utf-8")
+    config = make(tmp_path, encoder, "t5", train_data=[str(tmp_path / "train.jsonl")], epochs=1, metric="exact_match")
+    done = run(
+        config, *QUICK, "max_steps=6", "num_processes=2", "micro_batch_size=2", "zero_stage=2", "eval_examples=8"
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    run_dir = tmp_path / "run"
+    losses = [line["loss"] for line in metrics.read(run_dir) if "loss" in line]
+    assert len(losses) == 6 and losses[-1] < losses[0]
+    assert len(facts.conversations(run_dir)) == 200
+    assert (run_dir / facts.CHAT_TEMPLATE_NAME).read_text(encoding="utf-8").count("endgeneration") == 1
+    assert {"valid_exact_match", "valid_stopped"} <= {key for line in metrics.read(run_dir) for key in line}
+
+
+def test_the_dry_run_of_pairs_trains_nothing(encoder: Encoder, tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text(made_tasks.pair_lines(60, 1), encoding="utf-8")
+    config = make(tmp_path, encoder, train_data=[str(tmp_path / "train.jsonl")])
+    done = run(config, *QUICK, options=("--dry-run",))
+    assert done.returncode == 0 and not (tmp_path / "run").exists(), done.stderr
+    assert "of what is computed is padding" in done.stdout and "trial of" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        (("init_from=nowhere",), "init_from"),
+        (("packed_length=128",), "packed_length"),
+        (("metric=macro_f1",), "metric"),
+        (("train_data=[gone.jsonl]",), "gone.jsonl"),
+        (("input_tokenizer_file=gone.model",), "gone.model"),
+    ],
+)
+def test_faults_name_the_setting(settings: tuple[str, ...], key: str, encoder: Encoder, tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text(made_tasks.pair_lines(20, 1), encoding="utf-8")
+    config = make(tmp_path, encoder, train_data=[str(tmp_path / "train.jsonl")])
+    done = run(config, *settings)
+    assert done.returncode == 2 and key in done.stderr and done.stderr.count("error:") == 1, done.stderr
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,170 @@
+"""Bits per byte equal a computation by hand: every token scored once, text bytes only, whatever the tokenizer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import evaluated_models
+import pytest
+import torch
+from evaluated_models import CONTEXT, save
+
+from zerokara.evaluation import bits_per_byte
+from zerokara.evaluation.bits_per_byte import Reading, Settings, measure, reading_of, windows
+from zerokara.evaluation.models import LoadedModel, open_models
+from zerokara.evaluation.results import Row
+from zerokara.evaluation.texts import MeasuredText
+
+SHORT, LONG = "The naïve fox.", "the fox 日本語 \n  Größe " * 6
+TEXT = MeasuredText("text", (SHORT, LONG, "țară 🦊 </s> <|endoftext|>", "a" * 70), 4)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    place = tmp_path_factory.mktemp("models")
+    return {
+        "gpt2": save(place / "gpt2", evaluated_models.byte_level(), "gpt2"),
+        "llama": save(place / "llama", evaluated_models.dummy_prefix(), "llama"),
+        "lossy": save(place / "lossy", evaluated_models.lossy(), "gpt2"),
+        "t5": save(place / "t5", evaluated_models.byte_level(), "t5"),
+    }
+
+
+@pytest.fixture(scope="module")
+def models(folders: dict[str, Path]) -> dict[str, LoadedModel]:
+    return {model.name: model for model in open_models(list(folders.values()), "cpu")}
+
+
+def by_hand(model: LoadedModel, document: str, start: int, context: int, stride: int) -> tuple[float, float]:
+    """Nats of the text and of its end: one forward pass a token, over the inputs that its window holds."""
+    ids = model.tokenizer(document, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    tokens = [start, *ids, model.tokenizer.eos_token_id]
+    nats = []
+    for target in range(1, len(tokens)):
+        # The window that scores this target ends with the last target of its stride.
+        after_first = max(0, -(-(target - context) // stride))
+        end = min(len(tokens), context + 1 + after_first * stride)
+        inputs = tokens[max(0, end - 1 - context) : target]
+        with torch.inference_mode():
+            logits = model.model(torch.tensor([inputs])).logits[0, -1].double()
+        nats.append(float(torch.logsumexp(logits, 0) - logits[tokens[target]]))
+    return sum(nats[:-1]), nats[-1]
+
+
+def row_of(model: LoadedModel, text: MeasuredText = TEXT, **settings: Any) -> Row:
+    return measure([model], text, Settings(**settings)).rows[0]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.parametrize("min_context", [0.0, 0.75])
+def test_it_equals_a_computation_by_hand(models: dict[str, LoadedModel], name: str, min_context: float) -> None:
+    model = models[name]
+    start = {"gpt2": model.tokenizer.eos_token_id, "llama": model.tokenizer.bos_token_id}[name]
+    stride = round(CONTEXT * (1 - min_context))
+    nats = [by_hand(model, document, start, CONTEXT, stride) for document in TEXT.documents]
+    row = row_of(model, min_context=min_context, batch_tokens=70)
+    assert row.value == pytest.approx(sum(text for text, _ in nats) / math.log(2) / sum(TEXT.bytes), abs=1e-5)
+    assert row.details["end_nats_per_document"] == pytest.approx(sum(end for _, end in nats) / 4, abs=1e-4)
+    assert row.interval is not None and row.n == 4
+    # With the end counted as text, or after another start, it would be another number.
+    with_end = sum(text + end for text, end in nats) / math.log(2) / sum(TEXT.bytes)
+    assert abs(with_end - (row.value or 0)) > 1e-2
+    assert abs(by_hand(model, SHORT, 5, CONTEXT, stride)[0] - nats[0][0]) > 0.1
+
+
+@pytest.mark.parametrize("num_tokens", [2, 8, 9, 10, 11, 30, 97])
+@pytest.mark.parametrize("stride", [1, 3, 8])
+def test_windows_score_each_token_once_with_enough_context(num_tokens: int, stride: int) -> None:
+    reading = Reading(0, "", "", 0, context_length=8, stride=stride)
+    scored = []
+    for window in windows(num_tokens, reading):
+        assert window.end - 1 - window.begin <= 8 and window.begin >= 0
+        for target in range(window.first_target, window.end):
+            scored.append(target)
+            assert target - window.begin >= min(target, 8 - stride + 1)
+    assert scored == list(range(1, num_tokens))
+
+
+def test_a_start_is_declared(models: dict[str, LoadedModel]) -> None:
+    assert reading_of(models["llama"], Settings()) == Reading(
+        1, "<s>", "bos, which the tokenizer puts before text", 2, CONTEXT, CONTEXT // 2
+    )
+    assert "start: <|endoftext|> (end of the document before)" in row_of(models["gpt2"]).notes
+    assert reading_of(models["gpt2"], Settings(context_length=8, min_context=0.75)).context_length == 8  # type: ignore[union-attr]
+
+
+def test_a_lossy_tokenizer_and_an_encoder_decoder_are_named_and_not_ranked(models: dict[str, LoadedModel]) -> None:
+    section = measure(list(models.values()), TEXT, Settings())
+    values = {row.model: row.value for row in section.rows}
+    assert values["gpt2"] and values["llama"] and values["lossy"] is values["t5"] is None
+    assert [row.value is None for row in section.ranked()] == [False, False, True, True]
+    lossy, t5 = section.rows[2:]
+    assert lossy.details["lost_documents"] == 2 and "loses text" in lossy.notes[-1]
+    assert "masked spans" in t5.notes[-1]
+    assert [(each.a, each.b) for each in section.differences] == [("gpt2", "llama")]
+    assert section.differences[0].difference == pytest.approx((values["gpt2"] or 0) - (values["llama"] or 0))
+
+
+def test_what_spells_a_control_token_is_text(models: dict[str, LoadedModel]) -> None:
+    for model in (models["gpt2"], models["llama"]):
+        (ids,) = bits_per_byte.encode(model.tokenizer, ["</s><|endoftext|><s>"])
+        assert not set(ids) & set(model.tokenizer.all_special_ids)
+
+
+def test_a_killed_run_continues(
+    models: dict[str, LoadedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bits_per_byte, "BLOCK_BYTES", 80)
+    model, whole, calls = models["gpt2"], row_of(models["gpt2"]), iter([True, False])
+    compute = bits_per_byte.losses_of
+
+    def dies(*arguments: Any) -> Any:
+        if not next(calls):
+            raise KeyboardInterrupt
+        return compute(*arguments)
+
+    monkeypatch.setattr(bits_per_byte, "losses_of", dies)
+    with pytest.raises(KeyboardInterrupt):
+        row_of(model, cache=tmp_path)
+    (block,) = tmp_path.glob("*/*.json")
+    measured: list[int] = []
+
+    def counts(*arguments: Any) -> Any:
+        measured.append(len(arguments[1]))
+        return compute(*arguments)
+
+    monkeypatch.setattr(bits_per_byte, "losses_of", counts)
+    again = row_of(model, cache=tmp_path)
+    assert again == whole and sum(measured) < len(TEXT.documents)
+    measured.clear()
+    assert row_of(model, cache=tmp_path) == whole and not measured
+    block.write_text("{", encoding="utf-8")  # as a disk may leave it
+    assert row_of(model, cache=tmp_path) == whole and len(measured) == 1
+    row_of(model, cache=tmp_path, min_context=0.0)  # another reading is another measurement
+    assert len(measured) > 1
+
+
+def test_progress_adds_up(models: dict[str, LoadedModel]) -> None:
+    model = models["gpt2"]
+    reading, shares = reading_of(model, Settings()), list[float]()
+    assert isinstance(reading, Reading)
+    bits_per_byte.losses_of(model, bits_per_byte.encode(model.tokenizer, TEXT.documents), reading, 70, shares.append)
+    assert len(shares) > 2 and sum(shares) == pytest.approx(1)
+
+
+def test_one_model_is_in_memory_at_a_time(models: dict[str, LoadedModel]) -> None:
+    def holders() -> Iterator[str]:
+        return (model.name for model in models.values() if model._model is not None)
+
+    assert models["gpt2"].model and list(holders()) == ["gpt2"]
+    assert models["llama"].model and list(holders()) == ["llama"]
+
+
+def test_each_models_name_tells_it_from_the_others(folders: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "gpt2").symlink_to(folders["gpt2"])
+    names = [model.name for model in open_models([folders["gpt2"], tmp_path / "other" / "gpt2"], "cpu")]
+    assert names == [f"{folders['gpt2'].parent.name}/gpt2", "other/gpt2"]

@@ -1,0 +1,95 @@
+"""Intervals hold the truth as often as they say, on simulated documents."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from zerokara.evaluation import intervals
+from zerokara.evaluation.intervals import bootstrap_mean_ratio, bootstrap_statistic, paired_difference, wilson
+
+TRIALS = 300
+STRAY = 3 * (0.05 * 0.95 / TRIALS) ** 0.5
+"""Three standard errors of a share of 95 % found in so many trials."""
+
+
+def documents(random: np.random.Generator, num: int) -> tuple[np.ndarray, np.ndarray]:
+    """Bits and bytes of documents that differ in length and in difficulty; the true ratio is 2."""
+    lengths = random.integers(50, 500, num)
+    return lengths * random.gamma(8, 2 / 8, num), lengths
+
+
+def test_an_interval_over_documents_holds_the_truth() -> None:
+    random = np.random.default_rng(1)
+    held = 0
+    for trial in range(TRIALS):
+        bits, lengths = documents(random, 60)
+        found = bootstrap_mean_ratio(bits, lengths, seed=trial, num=400)
+        assert found is not None
+        held += found.low <= 2 <= found.high
+    assert abs(held / TRIALS - 0.95) < STRAY
+
+
+def test_tokens_taken_for_documents_would_not() -> None:
+    """The broken twin: each document's tokens resampled one by one, as if they told ten times as much."""
+    random = np.random.default_rng(1)
+    held = 0
+    for trial in range(TRIALS):
+        bits, lengths = documents(random, 60)
+        found = bootstrap_mean_ratio(np.repeat(bits / 10, 10), np.repeat(lengths / 10, 10), seed=trial, num=400)
+        assert found is not None
+        held += found.low <= 2 <= found.high
+    assert held / TRIALS < 0.6
+
+
+def test_a_paired_difference_is_narrower_and_holds_the_truth() -> None:
+    random = np.random.default_rng(2)
+    held = 0
+    widths = []
+    for trial in range(TRIALS):
+        bits, lengths = documents(random, 60)
+        better = bits - lengths * random.normal(0.05, 0.1, 60)
+        paired = paired_difference(bits, better, lengths, seed=trial, num=400)
+        alone = bootstrap_mean_ratio(bits, lengths, seed=trial, num=400)
+        assert paired is not None and alone is not None
+        held += paired.low <= 0.05 <= paired.high
+        widths.append((paired.high - paired.low) / (alone.high - alone.low))
+    assert abs(held / TRIALS - 0.95) < STRAY
+    assert np.mean(widths) < 0.25
+
+
+def test_the_same_seed_gives_the_same_interval_in_any_number_of_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    bits, lengths = documents(np.random.default_rng(3), 40)
+    whole = bootstrap_mean_ratio(bits, lengths, seed=5)
+    monkeypatch.setattr(intervals, "_CELLS", 40 * 7)
+    assert bootstrap_mean_ratio(bits, lengths, seed=5) == whole
+    assert bootstrap_mean_ratio(bits, lengths, seed=6) != whole
+
+
+def test_any_statistic_can_be_resampled() -> None:
+    bits, lengths = documents(np.random.default_rng(3), 40)
+    found = bootstrap_statistic(40, lambda rows: float(bits[rows].sum() / lengths[rows].sum()), seed=5)
+    assert found == bootstrap_mean_ratio(bits, lengths, seed=5)
+
+
+def test_wilson_is_the_published_interval() -> None:
+    # R. G. Newcombe, Statistics in Medicine 17 (1998), table I, method 3.
+    for right, n, low, high in (
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+    ):
+        found = wilson(right, n)
+        assert found.low == pytest.approx(low, abs=6e-5) and found.high == pytest.approx(high, abs=6e-5)
+    assert wilson(20, 20).high == 1
+
+
+def test_what_has_no_interval() -> None:
+    assert bootstrap_mean_ratio([3.0], [2.0], seed=1) is None
+    with pytest.raises(ValueError, match="not positive"):
+        bootstrap_mean_ratio([3.0, 1.0], [2.0, 0.0], seed=1)
+    with pytest.raises(ValueError, match="3 units"):
+        paired_difference([1.0] * 3, [1.0] * 2, [1.0] * 3, seed=1)
+    with pytest.raises(ValueError, match="5 of 4"):
+        wilson(5, 4)

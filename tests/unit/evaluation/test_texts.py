@@ -1,0 +1,42 @@
+"""The documents that are measured: all that fit, else drawn at random."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from zerokara.config.evaluate_config import TextSettings
+from zerokara.errors import UserError
+from zerokara.evaluation import texts
+
+
+def settings(folder: Path, *lines: str, **others: int) -> TextSettings:
+    (folder / "held_out.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return TextSettings(texts=(str(folder / "held_out.jsonl"),), **others)
+
+
+def read(config: TextSettings, seed: int = 1) -> texts.MeasuredText:
+    (text,) = texts.read(config, texts.find(config), seed)
+    return text
+
+
+def test_documents_are_drawn_up_to_the_limit(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": f"{number:03d} țară"}) for number in range(200)]  # 10 bytes each
+    drawn = read(settings(tmp_path, *lines, max_text_bytes=505))
+    assert len(drawn.documents) == 50 and sum(drawn.bytes) == 500 and drawn.num_found == 200
+    assert list(drawn.documents) == sorted(drawn.documents)
+    assert sum(int(text[:3]) for text in drawn.documents) / 50 == pytest.approx(99.5, abs=25)  # three standard errors
+    other = read(settings(tmp_path, *lines, max_text_bytes=505), seed=2)
+    assert other.documents != drawn.documents and other.content != drawn.content
+    assert len(read(settings(tmp_path, *lines)).documents) == 200
+    assert len(read(settings(tmp_path, *lines, max_text_bytes=1)).documents) == 1
+
+
+def test_bad_lines_are_counted_and_a_text_without_documents_is_refused(tmp_path: Path) -> None:
+    text = read(settings(tmp_path, '{"text": "one"}', "{", "", '{"body": "two"}'))
+    assert text.documents == ("one",) and sum(text.bad_lines.values()) == 2
+    with pytest.raises(UserError) as refused:
+        read(settings(tmp_path, '{"body": "two"}'))
+    assert refused.value.faults[0].key == "texts[0]" and "text field missing (1)" in str(refused.value)

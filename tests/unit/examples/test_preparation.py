@@ -1,0 +1,329 @@
+"""Examples become token files: borders and ends, every format, every fault with its line, and counts that close."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from toy_tokenizers import TrainToy
+
+from zerokara.config.finetune_config import FinetuneConfig
+from zerokara.errors import UserError
+from zerokara.examples.preparation import ExampleFiles, prepare
+from zerokara.examples.task_examples import read_task_examples
+from zerokara.examples.token_files import ExampleTokens
+from zerokara.tokenizer.encoder import Encoder
+
+PAIRS = [{"source": f"the fox {n}\nof {n * n}", "target": f'"42" dogs {n}'} for n in range(40)]
+HOSTILE = ["</s> a </s>", "<unk><pad>", "<|user|>", 'a\tb "', "\r\n \u2028", "\ud7ff\ue000", "{input}", "ก" * 50, " x "]
+
+
+@pytest.fixture(scope="module")
+def encoder(train_toy: TrainToy) -> Encoder:
+    return Encoder(train_toy(vocab_size=560))
+
+
+@pytest.fixture(scope="module")
+def with_prefix(train_toy: TrainToy) -> Encoder:
+    """A tokenizer that puts a space before each line."""
+    return Encoder(train_toy(vocab_size=560, add_dummy_prefix=True))
+
+
+def write(path: Path, records: Sequence[Any]) -> str:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return str(path)
+
+
+def prepared(
+    folder: Path,
+    encoder: Encoder,
+    records: Sequence[Any] = (),
+    *,
+    encodes: bool = False,
+    length: int = 200,
+    redo: bool = False,
+    **settings: Any,
+) -> ExampleFiles:
+    """Prepare records as training examples; without validation examples unless `settings` ask for them."""
+    if records:
+        settings["train_data"] = [write(folder / "train.jsonl", records)]
+    settings = {"valid_fraction": 0, "output_prefix": str(folder / "out" / "x"), **settings}
+    config = FinetuneConfig(**settings)
+    return prepare(config, encoder, is_encoder_decoder=encodes, packed_length=length, redo=redo)
+
+
+def segments(files: ExampleFiles, number: int = 0) -> list[list[int]]:
+    return [ids.tolist() for ids in ExampleTokens(files.train.prefix).segments(number)]
+
+
+def fault(folder: Path, encoder: Encoder, records: Sequence[Any], **settings: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        prepared(folder, encoder, records, **settings)
+    assert not list((folder / "out").glob("*.manifest.json")) and not list((folder / "out").glob("*.partial"))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["encoder", "with_prefix"])
+def test_borders_are_those_of_generation(tmp_path: Path, kind: str, request: pytest.FixtureRequest) -> None:
+    """What is learned after the prompt alone, which a model is given, is the answer alone, and one end."""
+    encoder = request.getfixturevalue(kind)
+    pairs = [{"source": one["source"], "target": f"ox 42\n {one['target']}"} for one in PAIRS]
+    files = prepared(tmp_path, encoder, pairs, prompt_template="{input} the f")
+    tokens = ExampleTokens(files.train.prefix)
+    joined_differs = 0
+    for number, pair in enumerate(pairs):
+        read, learned = segments(files, number)
+        prompt = f"{pair['source']} the f"
+        assert read == tokens.prompt(number) == encoder.prompt_ids(prompt)
+        assert learned == [*encoder.encode(pair["target"]), encoder.eos_id]
+        assert learned.count(encoder.eos_id) == 1 and encoder.decode(learned) == pair["target"]
+        joined_differs += encoder.encode(prompt + pair["target"]).tolist() != read + learned[:-1]
+    assert joined_differs == len(pairs), "the broken twin: as one text they have the piece fox across the border"
+
+
+def test_an_encoder_decoder_reads_and_learns_an_end(tmp_path: Path, encoder: Encoder) -> None:
+    files = prepared(tmp_path, encoder, PAIRS, encodes=True)
+    assert files.prompt_template == "{input}"
+    read, learned = segments(files, 3)
+    assert read == [*encoder.encode(PAIRS[3]["source"]), encoder.eos_id]
+    assert learned == [*encoder.encode(PAIRS[3]["target"]), encoder.eos_id]
+
+
+FORMATS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
+    "source_target": ({"source": "a", "target": "b"}, {}, "a\n", "b"),
+    "prompt_completion": ({"prompt": "a", "completion": "b", "text": "c"}, {}, "a\n", "b"),
+    "text_label": ({"text": "a", "label": 1}, {"label_words": {0: "bad", 1: "good"}}, "a\n", "good"),
+    "document": ({"id": "7", "document": "a", "label": "x"}, {}, "a\n", "x"),
+    "sentence": ({"sentence": "a", "label": True}, {}, "a\n", "true"),
+    "review": ({"review": "a", "label": 0.5}, {"prompt_template": "Rate: {input}\nAs: "}, "Rate: a\nAs: ", "0.5"),
+    "named": ({"x": "a", "y": "b"}, {"input_field": "x", "output_field": "y"}, "a\n", "b"),
+    "half named": ({"x": "a", "target": "b"}, {"input_field": "x"}, "a\n", "b"),
+    "asked for": ({"source": "s", "target": "t", "text": "a", "label": "b"}, {"data_format": "text_label"}, "a\n", "b"),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats(tmp_path: Path, encoder: Encoder, name: str) -> None:
+    record, settings, read, learned = FORMATS[name]
+    files = prepared(tmp_path, encoder, [record], **settings)
+    assert segments(files) == [encoder.encode(read).tolist(), [*encoder.encode(learned), encoder.eos_id]]
+    assert files.data_format == (name if name in ("source_target", "prompt_completion") else files.data_format)
+    assert files.labels == sorted({"1": ["bad", "good"], "x": ["x"]}.get(str(record.get("label")), files.labels))
+
+
+def test_labels_are_texts(tmp_path: Path, encoder: Encoder) -> None:
+    (tmp_path / "x.txt").write_text('id\tdocument\tlabel\n1\t"so good\t1\n2\tbad\t0\n', encoding="utf-8")
+    settings = {"train_data": [str(tmp_path / "x.txt")], "label_words": {0: "no", 1: "yes"}, "metric": "accuracy"}
+    files = prepared(tmp_path, encoder, **settings)
+    assert files.data_format == "text_label" and files.labels == ["no", "yes"]
+    assert [encoder.decode(ids) for ids in segments(files)] == ['"so good\n', "yes"]
+    assert files.longest_answer == len(segments(files)[1]) and files.max_new_tokens > files.longest_answer
+
+
+def conversation(*turns: str) -> dict[str, Any]:
+    roles = ["user", "assistant"] * len(turns)
+    return {"messages": [{"role": role, "content": text} for role, text in zip(roles, turns, strict=False)]}
+
+
+def test_conversations_alternate(tmp_path: Path, encoder: Encoder) -> None:
+    records = [conversation("one", "two", "three", "four"), conversation("</s>", "fox")]
+    files = prepared(tmp_path, encoder, records, system_prompt="Be kind.")
+    assert files.data_format == "messages" and files.chat_template and not files.prompt_template
+    found = segments(files)
+    assert len(found) == 4 and [encoder.decode(ids).strip() for ids in found[1::2]] == ["two", "four"]
+    assert "Be kind." in encoder.decode(found[0])
+    assert all(answer[-1] in encoder.control_ids for answer in found[1::2])
+    assert files.train.counts.learned_tokens == sum(map(len, found[1::2])) + len(segments(files, 1)[1])
+    encodes = prepared(tmp_path, encoder, records, encodes=True, output_prefix=str(tmp_path / "t5"))
+    read, learned = segments(encodes)
+    assert read[-1] == learned[-1] == encoder.eos_id
+    assert "two" in encoder.decode(read) and encoder.decode(learned).strip() == "four"
+
+
+def test_hostile_text(tmp_path: Path, encoder: Encoder) -> None:
+    """Every answer comes back from its ids and has one end; a control piece in a prompt is what it is at inference."""
+    records = [{"source": f"{one} {two}", "target": one} for one in HOSTILE for two in HOSTILE if one.strip()]
+    files = prepared(tmp_path, encoder, records, length=2000)
+    assert files.train.counts.kept == len(records)
+    for number, record in enumerate(records):
+        read, learned = segments(files, number)
+        assert learned.count(encoder.eos_id) == 1 and learned[-1] == encoder.eos_id
+        assert encoder.decode(learned) == record["target"]
+        assert read.count(encoder.eos_id) == record["source"].count("</s>")
+        if not any(encoder.piece(i) in record["source"] for i in encoder.control_ids | {encoder.unk_id}):
+            assert encoder.decode(read) == record["source"] + "\n"
+
+
+ERRORS: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
+    "empty answer": ({"source": "a", "target": " "}, {}, ["'target' is empty"]),
+    "label without a word": (
+        {"text": "a", "label": 7},
+        {"label_words": {0: "bad"}},
+        ["label = '7'", "label_words", "0: bad"],
+    ),
+    "too long": ({"source": "a " * 90, "target": "b"}, {}, ["packed_length is 40", "overlong"]),
+    "answer too long": ({"source": "a", "target": "b " * 90}, {"overlong": "cut_prompt"}, ["the answer has"]),
+    "answer too long to fail": ({"source": "a", "target": "b " * 90}, {}, ["the answer has", "overlong: drop"]),
+    "no answer": (conversation("a", "b", "c"), {}, ["ends with the turn of 'user'"]),
+    "empty turn": (conversation("a", " "), {}, ["empty"]),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_a_line_that_cannot_be_learned_is_an_error(tmp_path: Path, encoder: Encoder, name: str) -> None:
+    record, settings, said = ERRORS[name]
+    good = {"source": {"source": "a", "target": "b"}, "text": {"text": "a", "label": 0}}.get(next(iter(record)))
+    good = good or conversation("a", "b")
+    message = fault(tmp_path, encoder, [good, record], length=40, **settings)
+    assert message.startswith(f"{tmp_path / 'train.jsonl'}:2: ") and all(part in message for part in said), message
+    assert len(message.splitlines()) == 1
+
+
+def test_several_such_lines_are_told_at_once(tmp_path: Path, encoder: Encoder) -> None:
+    records = [{"source": "a", "target": text} for text in ["b", "", "c", *[""] * 9]]
+    assert [line.split(":")[1] for line in fault(tmp_path, encoder, records).splitlines()] == ["2", "4", "5", "6", "7"]
+
+
+def test_a_label_without_a_word_is_told_once(tmp_path: Path, encoder: Encoder) -> None:
+    records = [{"text": "a", "label": label} for label in [0, 1, 1, 2, 1, 0]]
+    message = fault(tmp_path, encoder, records, label_words={0: "bad"})
+    assert [line.split(":")[1] for line in message.splitlines()] == ["2", "4"]
+
+
+WRONG_SETTINGS: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
+    "no format": ({"a": 1, "b": 2}, {}, ["data_format", "train.jsonl", "a, b", "input_field"]),
+    "another format": ({"source": "a", "target": "b"}, {"data_format": "messages"}, ["source, target"]),
+    "another field": ({"source": "a", "target": "b"}, {"input_field": "x"}, ["source, target"]),
+    "label_words": ({"source": "a", "target": "b"}, {"label_words": {0: "x"}}, ["label_words", "source_target"]),
+    "metric": ({"source": "a", "target": "b"}, {"metric": "accuracy", "valid_fraction": 0.5}, ["metric"]),
+    "chat": ({"source": "a", "target": "b"}, {"chat_template": "x.jinja"}, ["x.jinja"]),
+    "system": ({"source": "a", "target": "b"}, {"system_prompt": "x"}, ["system_prompt", "source_target"]),
+    "prompt": (conversation("a", "b"), {"prompt_template": "x{input}"}, ["prompt_template", "chat_template"]),
+    "one input": ({"source": "a", "target": "b"}, {"valid_fraction": 0.1}, ["valid_fraction", "same input"]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_SETTINGS)
+def test_settings_that_do_not_fit_the_examples(tmp_path: Path, encoder: Encoder, name: str) -> None:
+    record, settings, said = WRONG_SETTINGS[name]
+    message = fault(tmp_path, encoder, [record, record], **settings)
+    assert all(part in message for part in said), message
+
+
+BAD = [{"source": "a"}, {"source": None, "target": "b"}, {"source": 1, "target": "b"}, {"source": "", "target": "b"}]
+
+
+def test_bad_lines_go_to_the_quarantine_and_counts_close(tmp_path: Path, encoder: Encoder) -> None:
+    bad = [*BAD, {"source": "\0", "target": "b"}, [1]]
+    long = [{"source": "the fox " * 90, "target": "b"}] * 3
+    settings = {"max_bad_fraction": 0.2, "length": 60}
+    kept = prepared(tmp_path, encoder, [*PAIRS, *bad, *long], overlong="drop", **settings)
+    counts = kept.train.counts
+    assert (counts.kept, counts.cut, counts.dropped, counts.bad) == (40, 0, 3, 6)
+    assert counts.read == len(PAIRS) + len(bad) + len(long) and kept.train.num_examples == 40
+    lines = [orjson.loads(line) for line in (tmp_path / "out" / "x_quarantine.jsonl").read_bytes().splitlines()]
+    assert [line["line"] for line in lines] == [41, 42, 43, 44, 45, 46]
+    assert [line["reason"] for line in lines] == [
+        "field 'target' is missing",
+        "field 'source' is null",
+        "field 'source' is no text",
+        "field 'source' is empty",
+        "NUL character",
+        "not a JSON object",
+    ]
+    text = (tmp_path / "train.jsonl").read_bytes()
+    assert all(text[line["offset"] - 1 :].startswith(b"\n") for line in lines)
+    cut = prepared(tmp_path, encoder, [*PAIRS, *bad, *long], overlong="cut_prompt", redo=True, **settings)
+    assert (cut.train.counts.kept, cut.train.counts.cut, cut.train.counts.dropped) == (40, 3, 0)
+    read, learned = segments(cut, 41)
+    whole = encoder.encode("the fox " * 90 + "\n").tolist()
+    assert len(read) + len(learned) == 60 and read == whole[-len(read) :] and encoder.decode(learned) == "b"
+    tokens = ExampleTokens(cut.train.prefix)
+    assert int(tokens.lengths.sum()) == cut.train.counts.tokens
+    assert int(tokens.learned_lengths.sum()) == cut.train.counts.learned_tokens
+
+
+def test_too_many_bad_lines(tmp_path: Path, encoder: Encoder) -> None:
+    message = fault(tmp_path, encoder, [*PAIRS, *BAD], max_bad_fraction=0.05)
+    assert "4 of 44" in message and "x_quarantine.jsonl" in message and "0.091" in message
+    assert (tmp_path / "out" / "x_quarantine.jsonl").exists()
+
+
+def test_cut_turns_go_with_their_answers(tmp_path: Path, encoder: Encoder) -> None:
+    records = [conversation("the fox " * 30, "two", "three", "four")]
+    files = prepared(tmp_path, encoder, records, length=20, overlong="cut_prompt")
+    found = segments(files)
+    assert encoder.decode(found[-1]).strip() == "four" and sum(map(len, found)) <= 20
+    only_read = prepared(tmp_path, encoder, records, encodes=True, length=9, overlong="cut_prompt", redo=True)
+    read, _ = segments(only_read)
+    assert len(read) == 9 and read[-1] == encoder.eos_id
+
+
+def test_an_input_is_on_one_side_only(tmp_path: Path, encoder: Encoder) -> None:
+    records = [{"source": f"fox {n % 60}" + " " * (n % 2), "target": str(n)} for n in range(180)]
+    files = prepared(tmp_path, encoder, records, valid_fraction=0.1)
+    assert files.valid is not None and files.train.num_examples + files.valid.num_examples == 180
+    assert files.valid.num_examples == 18
+    train, valid = (ExampleTokens(split.prefix) for split in (files.train, files.valid))
+    inputs = {encoder.decode(train.prompt(i)).strip() for i in range(len(train))}
+    assert not inputs & {encoder.decode(valid.prompt(i)).strip() for i in range(len(valid))}
+    other = prepared(tmp_path, encoder, records, valid_fraction=0.1, seed=99, output_prefix=str(tmp_path / "other"))
+    again = prepared(tmp_path, encoder, records, valid_fraction=0.1, output_prefix=str(tmp_path / "again"))
+    assert again.train.sha256 == files.train.sha256 != other.train.sha256
+
+
+def test_test_examples_that_were_seen_are_counted(
+    tmp_path: Path, encoder: Encoder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    test = [{"source": "unseen 1", "target": "a"}, PAIRS[3], {**PAIRS[4], "target": "b"}]
+    settings = {"test_data": [write(tmp_path / "test.jsonl", test)], "valid_fraction": 0.25}
+    files = prepared(tmp_path, encoder, PAIRS, **settings)
+    assert files.test is not None and files.test.seen == 2
+    assert "2 of 3 test examples" in capsys.readouterr().out
+    found = read_task_examples(files, "test", None, 1)
+    assert [one.seen for one in found] == [False, True, True]
+    assert found[1].reference == PAIRS[3]["target"] and found[1].input == PAIRS[3]["source"]
+    assert found[1].prompt == encoder.prompt_ids(PAIRS[3]["source"] + "\n")
+    assert found[1].place == f"{tmp_path / 'test.jsonl'}:2"
+    few = read_task_examples(files, "valid", 4, 1)
+    assert len(few) == 4 and few == read_task_examples(files, "valid", 4, 1) != read_task_examples(files, "valid", 4, 2)
+    assert pickle.loads(pickle.dumps(ExampleFiles.read(str(tmp_path / "out" / "x")))) == files
+
+
+def test_a_file_is_of_one_split(tmp_path: Path, encoder: Encoder) -> None:
+    message = fault(tmp_path, encoder, PAIRS, test_data=[str(tmp_path / "train.jsonl")])
+    assert "test_data" in message and "train_data too" in message
+
+
+def test_what_is_done_is_not_done_again(tmp_path: Path, encoder: Encoder, capsys: pytest.CaptureFixture[str]) -> None:
+    files = prepared(tmp_path, encoder, PAIRS)
+    capsys.readouterr()
+    assert prepared(tmp_path, encoder, PAIRS) == files and "already" in capsys.readouterr().out
+    with pytest.raises(UserError, match="overlong"):
+        prepared(tmp_path, encoder, PAIRS, overlong="drop")
+    with pytest.raises(UserError, match="train_data"):
+        prepared(tmp_path, encoder, PAIRS[1:])
+    assert prepared(tmp_path, encoder, PAIRS[1:], redo=True).train.num_examples == 39
+    with pytest.raises(UserError, match="no manifest"):
+        ExampleFiles.read(str(tmp_path / "nothing"))
+
+
+def test_answers_that_the_tokenizer_does_not_know_are_counted(
+    tmp_path: Path, train_toy: TrainToy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    poor = Encoder(train_toy(vocab_size=560, byte_fallback=False))
+    prepared(tmp_path, poor, [*PAIRS, {"source": "fox", "target": "ﷺ"}])
+    assert "1 of 41 train answers" in capsys.readouterr().out
+
+
+def test_batches_of_any_size_give_the_same(tmp_path: Path, encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = random.Random(1).choices(PAIRS, k=300)
+    whole = prepared(tmp_path, encoder, records)
+    monkeypatch.setattr("zerokara.examples.splits.BATCH", 7)
+    assert prepared(tmp_path, encoder, records, redo=True).train == whole.train

@@ -1,0 +1,50 @@
+"""Token files of examples: segments, lengths, and a corpus that is none."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from zerokara.errors import UserError
+from zerokara.examples.token_files import ExampleTokens, example_writer
+from zerokara.tokens.indexed import write_documents
+
+EXAMPLES = [[[5, 6], [7, 2]], [[8], [9, 2], [5], [2]], [[], [4, 2], [3]]]
+
+
+@pytest.fixture
+def prefix(tmp_path: Path) -> Path:
+    with example_writer(tmp_path / "x", np.dtype(np.uint16)) as writer:
+        arrays = [[np.array(ids, np.int32) for ids in example] for example in EXAMPLES]
+        writer.add(arrays[:2])
+        writer.add([])
+        writer.add(arrays[2:])
+    return tmp_path / "x"
+
+
+def test_what_is_written_is_read(prefix: Path) -> None:
+    tokens = ExampleTokens(prefix)
+    assert len(tokens) == 3
+    assert [[ids.tolist() for ids in tokens.segments(i)] for i in range(3)] == EXAMPLES
+    assert tokens.tokens.lengths.tolist() == [2, 2, 1, 2, 1, 1, 0, 2, 1]
+    assert tokens.first_segments.tolist() == [0, 2, 6, 9] and tokens.num_segments.tolist() == [2, 4, 3]
+    assert tokens.lengths.tolist() == [4, 5, 3]
+    assert tokens.read_lengths.tolist() == [2, 2, 1] and tokens.learned_lengths.tolist() == [2, 3, 2]
+    assert tokens.is_learned.tolist() == [False, True, False, True, False, True, False, True, False]
+    assert [tokens.prompt(i) for i in range(3)] == [[5, 6], [8, 9, 2, 5], []]
+    assert pickle.loads(pickle.dumps(tokens)).prompt(0) == [5, 6]
+
+
+def test_token_files_of_a_corpus_are_refused(tmp_path: Path) -> None:
+    write_documents(tmp_path / "x", [np.array([5, 2])], np.dtype(np.uint16))
+    with pytest.raises(UserError, match="less than two segments"):
+        ExampleTokens(tmp_path / "x")
+
+
+def test_no_example_at_all(tmp_path: Path) -> None:
+    with example_writer(tmp_path / "x", np.dtype(np.int32)):
+        pass
+    assert len(ExampleTokens(tmp_path / "x")) == 0

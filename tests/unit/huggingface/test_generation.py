@@ -1,0 +1,164 @@
+"""Batched greedy generation is that of each prompt alone, in every family; with wrong padding it is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from shapes import shape_of
+from torch import Tensor
+from wide_weights import spread_weights
+
+from zerokara.errors import RunError
+from zerokara.huggingface import families, generation
+from zerokara.huggingface.generation import Generated, generate
+from zerokara.huggingface.live_model import stock_model_of
+
+SPECIAL = families.SpecialIds(bos=1, eos=2, pad=3)
+LENGTHS = (3, 17, 7, 12, 1, 16, 7)
+NEW_TOKENS = 12
+MODELS: dict[str, Any] = {}
+
+
+def model_of(architecture: str) -> Any:
+    if architecture not in MODELS:
+        shape = shape_of(201, architecture=architecture)
+        MODELS[architecture] = stock_model_of(shape, spread_weights(shape), SPECIAL)
+    return MODELS[architecture]
+
+
+def prompts() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(5)
+    return [torch.randint(4, 200, (length,), generator=generator).tolist() for length in LENGTHS]
+
+
+def generated(architecture: str, batch: list[list[int]], eos_id: int = SPECIAL.eos, **more: Any) -> list[Generated]:
+    settings = {"max_new_tokens": NEW_TOKENS, "pad_id": SPECIAL.pad, **more}
+    found = generate(model_of(architecture), batch, eos_id=eos_id, **settings)
+    assert found is not None
+    return found
+
+
+def common_id(architecture: str) -> int:
+    """An id that the model writes somewhere in the middle; as end token it ends some rows before others."""
+    return generated(architecture, prompts())[1].ids[4]
+
+
+@pytest.mark.parametrize("architecture", sorted(families.FAMILIES))
+def test_a_batch_gives_what_each_prompt_gives_alone(architecture: str) -> None:
+    end = common_id(architecture)
+    together = generated(architecture, prompts(), end)
+    assert together == [generated(architecture, [prompt], end)[0] for prompt in prompts()]
+    assert together[1].stopped and len(together[1].ids) < NEW_TOKENS
+    assert any(not each.stopped and len(each.ids) == NEW_TOKENS for each in together)
+    assert not any(end in each.ids for each in together)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_padding_on_the_right_of_a_decoder_is_found(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = [generated(architecture, [prompt])[0] for prompt in prompts()]
+    right = generation.padded
+    monkeypatch.setattr(generation, "padded", lambda rows, pad_id, left: right(rows, pad_id, left=False))
+    assert generated(architecture, prompts()) != alone
+
+
+@pytest.mark.parametrize("architecture", ["llama", "t5"])
+def test_padding_that_is_not_masked_is_found(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = [generated(architecture, [prompt])[0] for prompt in prompts()]
+    right = generation.padded
+
+    def unmasked(*arguments: Any, **named: Any) -> tuple[Tensor, Tensor]:
+        tokens_BS, mask_BS = right(*arguments, **named)
+        return tokens_BS, torch.ones_like(mask_BS)
+
+    monkeypatch.setattr(generation, "padded", unmasked)
+    assert generated(architecture, prompts()) != alone
+
+
+@pytest.mark.parametrize("architecture", ["llama", "t5"])
+def test_it_is_the_arg_max_of_a_forward_pass_without_a_cache(architecture: str) -> None:
+    model, prompt = model_of(architecture), prompts()[0]
+    ids: list[int] = []
+    for _ in range(NEW_TOKENS):
+        if architecture == "t5":
+            logits = model(
+                input_ids=torch.tensor([prompt]), decoder_input_ids=torch.tensor([[SPECIAL.pad, *ids]])
+            ).logits
+        else:
+            logits = model(torch.tensor([prompt + ids])).logits
+        ids.append(int(logits[0, -1].argmax()))
+    assert generated(architecture, [prompt], eos_id=201)[0] == Generated(ids, False)
+
+
+def test_each_prompt_has_its_own_limit() -> None:
+    limits = [2, 9, 4, 1, 12, 3, 5]
+    whole = generated("llama", prompts())
+    cut = generated("llama", prompts(), max_new_tokens=limits)
+    assert [each.ids for each in cut] == [each.ids[:limit] for each, limit in zip(whole, limits, strict=True)]
+
+
+def test_ids_that_are_never_chosen_and_several_end_tokens() -> None:
+    free = generated("llama", prompts())[0].ids
+    never = generated("llama", prompts(), never_ids=set(free))[0].ids
+    assert not set(free) & set(never)
+    assert generated("llama", prompts(), eos_id=[999, free[3]])[0] == Generated(free[: free.index(free[3])], True)  # type: ignore[arg-type]
+
+
+def test_the_models_own_settings_have_no_effect_and_come_back() -> None:
+    model, expected = model_of("llama"), generated("llama", prompts())
+    own = model.generation_config
+    own.repetition_penalty, own.min_new_tokens = 5.0, 3
+    try:
+        assert generated("llama", prompts()) == expected
+        assert model.generation_config is own
+    finally:
+        own.repetition_penalty = own.min_new_tokens = None
+
+
+def test_batches_keep_to_the_cap_on_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, int]] = []
+    right = generation.padded
+
+    def recorded(*arguments: Any, **named: Any) -> tuple[Tensor, Tensor]:
+        tokens_BS, mask_BS = right(*arguments, **named)
+        seen.append(tuple(tokens_BS.shape))  # type: ignore[arg-type]
+        return tokens_BS, mask_BS
+
+    monkeypatch.setattr(generation, "padded", recorded)
+    expected = generated("llama", prompts())
+    assert seen == [(7, 17)]
+    seen.clear()
+    assert generated("llama", prompts(), batch_tokens=60) == expected
+    assert [size * (longest + NEW_TOKENS) <= 60 for size, longest in seen] == [True] * len(seen)
+    assert sum(size for size, _ in seen) == 7 and len(seen) > 2
+    seen.clear()
+    assert generated("llama", prompts(), batch_size=3) == expected
+    assert [size for size, _ in seen] == [3, 3, 1]
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "llama"])
+def test_no_row_goes_beyond_the_last_position(architecture: str) -> None:
+    """The context length is 32: there is room for one token, two, and all; learned positions fail beyond it."""
+    batch = [list(range(4, 4 + length)) for length in (31, 30, 5, 30)]
+    found = generated(architecture, batch, eos_id=999)
+    assert [len(each.ids) for each in found] == [1, 2, NEW_TOKENS, 2]
+    assert found == [generated(architecture, [prompt], eos_id=999)[0] for prompt in batch]
+
+
+@pytest.mark.parametrize("bad", [[], list(range(4, 36))], ids=["empty", "full"])
+def test_a_prompt_that_leaves_no_room_is_an_error(bad: list[int]) -> None:
+    with pytest.raises(RunError, match=f"prompt 1 has {len(bad)} tokens"):
+        generated("llama", [[5], bad])
+
+
+def test_it_can_be_given_up_between_batches() -> None:
+    asked = []
+
+    def give_up() -> bool:
+        asked.append(1)
+        return len(asked) == 2
+
+    settings: dict[str, Any] = {"max_new_tokens": 2, "eos_id": 2, "pad_id": 3, "batch_size": 2, "give_up": give_up}
+    assert generate(model_of("llama"), prompts(), **settings) is None
+    assert len(asked) == 2

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_examples import conversation, pair, write_examples
+
+from zerokara.config.sample_lengths import SampleLengths, packed
+from zerokara.samples.batches import Batches, BatchLayout
+from zerokara.samples.example_data import ExampleData
+from zerokara.samples.order import SampleOrder
+from zerokara.samples.packed_examples import PackedExamples
+from zerokara.samples.pairs import Pairs
+
+PAD, END, START = 0, 2, 0
+DECODER, BOTH = packed(32, 32, is_encoder_decoder=False), packed(32, 24, is_encoder_decoder=True)
+
+
+def decoder_examples(num: int = 40) -> list[list[list[int]]]:
+    chance = np.random.default_rng(1)
+    return [conversation(chance, 90, END, turns=1 + number % 2) for number in range(num)]
+
+
+def pair_examples(num: int = 40) -> list[list[list[int]]]:
+    chance = np.random.default_rng(2)
+    return [pair(chance, 90, END) for _ in range(num)]
+
+
+def opened(folder: Path, examples: list, lengths: SampleLengths, both: bool) -> PackedExamples:
+    return PackedExamples(write_examples(folder / "examples", examples), lengths, both, PAD)
+
+
+def test_the_example_of_the_docstring(tmp_path: Path) -> None:
+    packed_rows = opened(tmp_path, [[[7, 8], [5, 2]], [[9], [6, 2]]], packed(8, 8, False), both=False)
+    assert len(packed_rows) == 1 and packed_rows.examples(0) == [0, 1]
+    rows = packed_rows.many([0])
+    assert rows.inputs.tolist() == [[7, 8, 5, 9, 6, 0, 0, 0]] and rows.labels.tolist() == [[8, 5, 2, 6, 2, 0, 0, 0]]
+    assert rows.learned.tolist() == [[False, True, True, True, True, False, False, False]]
+    assert rows.segments.tolist() == [[0, 0, 0, 1, 1, 2, 2, 2]] and rows.decoder_segments is None
+    batch = Pairs(packed_rows.lengths)(rows, np.zeros(1, np.int64))
+    assert batch.document_offsets is not None and batch.document_offsets.tolist() == [0, 3, 5, 8]
+    assert batch.document_offsets.dtype == np.int32 and len(batch.arguments()) == 5
+    assert packed_rows.padding_share == pytest.approx(3 / 8) and packed_rows.learned_share == pytest.approx(4 / 7)
+
+
+def learned_labels(rows: PackedExamples) -> dict[int, list[list[int]]]:
+    """The learned labels of each example, by run: where a label is not learned, a run ends."""
+    found: dict[int, list[list[int]]] = {}
+    for row in range(len(rows)):
+        made = rows.many([row])
+        segments = made.segments if made.decoder_segments is None else made.decoder_segments
+        for number, example in enumerate(rows.examples(row)):
+            runs: list[list[int]] = [[]]
+            here = segments[0] == number
+            for label, learned in zip(made.labels[0, here].tolist(), made.learned[0, here].tolist(), strict=True):
+                runs = [*runs[:-1], [*runs[-1], label]] if learned else [*runs, []]
+            found[example] = [run for run in runs if run]
+    return found
+
+
+def test_what_is_learned_is_the_answers_and_one_end_each(tmp_path: Path) -> None:
+    examples = decoder_examples()
+    rows = opened(tmp_path, examples, DECODER, both=False)
+    found = learned_labels(rows)
+    assert [found[number] for number in range(len(examples))] == [example[1::2] for example in examples]
+    assert {len(example) for example in examples} == {2, 4}  # several turns too
+    answers = [segment for runs in found.values() for segment in runs]
+    assert all(segment[-1] == END and segment.count(END) == 1 for segment in answers)
+    assert rows.num_learned_tokens == sum(map(len, answers))
+    counts = np.bincount([one for segment in answers for one in segment], minlength=90)
+    assert np.array_equal(rows.learned_counts(90), counts)
+
+
+def test_a_first_token_that_nothing_predicts_is_not_counted(tmp_path: Path) -> None:
+    rows = opened(tmp_path, [[[], [7, 8, END]], [[5], [6, END]]], DECODER, both=False)
+    assert rows.num_learned_tokens == 4 and rows.learned_counts(9).tolist() == [0, 0, 2, 0, 0, 0, 1, 0, 1]
+    assert learned_labels(rows) == {0: [[8, END]], 1: [[6, END]]}
+
+
+def test_what_a_target_is_and_what_the_decoder_reads(tmp_path: Path) -> None:
+    examples = pair_examples()
+    rows = opened(tmp_path, examples, BOTH, both=True)
+    assert {number: runs for number, (runs,) in learned_labels(rows).items()} == dict(
+        enumerate(target for _, target in examples)
+    )
+    for row in range(len(rows)):
+        batch = Pairs(BOTH, START)(rows.many([row]), np.zeros(1, np.int64))
+        assert batch.segments is not None and batch.decoder_inputs is not None and batch.decoder_segments is not None
+        assert len(batch.arguments()) == 6 and batch.arguments()[3] is batch.decoder_inputs
+        for number, example in enumerate(rows.examples(row)):
+            read, target = examples[example]
+            assert batch.inputs[batch.segments == number].tolist() == read
+            assert batch.decoder_inputs[batch.decoder_segments == number].tolist() == [START, *target[:-1]]
+    assert rows.num_learned_tokens == sum(len(target) for _, target in examples)
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_segments_ascend_and_nothing_is_learned_in_padding(tmp_path: Path, both: bool) -> None:
+    lengths = BOTH if both else DECODER
+    rows = opened(tmp_path, pair_examples() if both else decoder_examples(), lengths, both)
+    made = rows.many(np.arange(len(rows)))
+    for segments in (made.segments, made.decoder_segments if both else made.segments):
+        assert segments is not None and (segments[:, 0] == 0).all() and set(np.diff(segments).ravel()) == {0, 1}
+        for row in range(len(rows)):
+            assert segments[row, -1] in (len(rows.examples(row)) - 1, len(rows.examples(row)))
+    assert not made.learned[made.labels == PAD].any()
+    positions = made.learned.size + (made.inputs.size if both else 0)
+    real = sum(len(segment) for example in (pair_examples() if both else decoder_examples()) for segment in example)
+    assert rows.padding_share == pytest.approx(1 - (real - (0 if both else 40)) / positions)
+
+
+def test_any_layout_reads_the_same_global_batch(tmp_path: Path) -> None:
+    rows = opened(tmp_path, decoder_examples(200), DECODER, both=False)
+    order = SampleOrder(len(rows), seed=3)
+
+    def read(micro: int, ranks: int) -> list[list[int]]:
+        found = []
+        for rank in range(ranks):
+            batches = Batches(rows, order, BatchLayout(8, micro, ranks), Pairs(DECODER), rank)
+            found += [row for batch in batches.at(16) for row in batch.inputs.tolist()]
+        return sorted(found)
+
+    assert read(8, 1) == read(2, 1) == read(1, 2) == read(4, 2) and len(read(8, 1)) == 8
+    single = Batches(rows, order, BatchLayout(8, 4), Pairs(DECODER)).single_samples(16)
+    assert sorted(batch.inputs[0].tolist() for _, batch in single) == read(8, 1)
+
+
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize(("num_ranks", "micro"), [(1, 1), (1, 4), (2, 3), (3, 2)])
+def test_a_validation_reads_every_example_once(tmp_path: Path, both: bool, num_ranks: int, micro: int) -> None:
+    lengths, examples = (BOTH, pair_examples()) if both else (DECODER, decoder_examples())
+    prefix = write_examples(tmp_path / "valid", examples)
+    data = ExampleData(write_examples(tmp_path / "train", examples[:9]), prefix, lengths, both, PAD, seed=1)
+    objective = Pairs(lengths, START if both else None)
+    evaluation = data.validation_batches(prefix, objective, END, max_tokens=None)
+    per_rank = [list(evaluation.batches(micro, rank, num_ranks)) for rank in range(num_ranks)]
+    assert len({len(batches) for batches in per_rank}) == 1  # or ranks would wait for each other
+    found = sorted(one for batches in per_rank for _, batch in batches for one in batch.labels[batch.loss_mask > 0])
+    assert found == sorted(one for example in examples for segment in example[1::2] for one in segment)
+    shapes = {batch.inputs.shape for batches in per_rank for _, batch in batches}
+    assert shapes == {(micro, 32)}, "a surplus row is padding, and as long as any"
+
+
+def test_a_validation_has_room_for_longer_examples_and_takes_the_first_tokens(tmp_path: Path) -> None:
+    train = write_examples(tmp_path / "train", pair_examples(5))
+    valid = write_examples(tmp_path / "valid", [*pair_examples(5), [[*[5] * 39, END], [*[5] * 59, END]]])
+    data = ExampleData(train, valid, BOTH, True, PAD, seed=1)
+    batches = data.validation_batches(valid, Pairs(BOTH, START), END, None)
+    assert batches.packed.lengths.input == 40 and batches.packed.lengths.target == 64
+    assert batches.packed.num_examples == 6
+    first = sum(map(len, pair_examples(1)[0]))
+    assert data.validation_batches(valid, Pairs(BOTH, START), END, first + 1).packed.num_examples == 1
+    assert data.validation_batches(valid, Pairs(BOTH, START), END, 1).packed.num_examples == 1
+
+
+def test_a_run_counts_positions_as_tokens(tmp_path: Path) -> None:
+    from zerokara.training.planning.consumption import consumption
+    from zerokara.training.planning.schedule import Schedule
+
+    train = write_examples(tmp_path / "train", decoder_examples(200))
+    data = ExampleData(train, tmp_path / "none", DECODER, False, PAD, seed=1)
+    (source,) = data.sources
+    assert source.num_tokens == data.samples_per_epoch * 32 == len(data.tokens()) * 32 and source.num_valid_tokens == 0
+    assert sorted(one.document for row in range(len(data.tokens())) for one in data.documents_in(row)) == [*range(200)]
+    schedule = Schedule.from_config(finetune_settings(), data.lengths.raw, data.samples_per_epoch, [])
+    (use,) = consumption(data, schedule).sources
+    assert use.epochs == pytest.approx(schedule.num_steps * 8 / data.samples_per_epoch) and use.epochs > 1
+
+
+def finetune_settings() -> object:
+    from configs import config_of
+
+    return config_of(epochs=2.0)

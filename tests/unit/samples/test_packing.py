@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from zerokara.samples.packing import Packing, pack, pack_pairs, target_length
+
+NUM = 20_000
+
+
+def skewed(mean: float, spread: float, seed: int, longest: int = 512) -> np.ndarray:
+    drawn = np.random.default_rng(seed).lognormal(np.log(mean) - spread**2 / 2, spread, NUM)
+    return np.clip(np.round(drawn), 1, longest).astype(np.int64)
+
+
+def padding(packing: Packing, lengths: np.ndarray, capacity: int) -> float:
+    """Share of padding, counted by hand; each example lies in one row, and no row overflows."""
+    used = [int(lengths[packing[row]].sum()) for row in range(len(packing))]
+    assert sorted(packing.examples.tolist()) == list(range(len(lengths))) and max(used) <= capacity
+    return 1 - sum(used) / (capacity * len(used))
+
+
+def test_the_example_of_the_docstring() -> None:
+    packing = pack([3, 5, 4, 2, 2], 8)
+    assert sorted(packing[row].tolist() for row in range(len(packing))) == [[0, 1], [2, 3, 4]]
+
+
+@pytest.mark.parametrize(
+    "lengths", [skewed(60, 0.6, 1), np.random.default_rng(2).integers(1, 513, NUM)], ids=["skewed", "uniform"]
+)
+def test_less_than_a_hundredth_of_a_decoders_rows_is_padding(lengths: np.ndarray) -> None:
+    assert padding(pack(lengths, 512), lengths, 512) < 0.01
+    # In the order of the file, each row closed when the next example does not fit, more is lost.
+    room, rows = 0, 0
+    for length in lengths.tolist():
+        room, rows = (512 - length, rows + 1) if length > room else (room - length, rows)
+    assert 1 - lengths.sum() / (rows * 512) > 0.05
+
+
+def near(lengths: np.ndarray) -> np.ndarray:
+    return np.clip(np.round(lengths * np.random.default_rng(3).normal(1.1, 0.05, NUM)), 1, 512).astype(np.int64)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets"),
+    [
+        (skewed(60, 0.6, 1), near(skewed(60, 0.6, 1))),
+        (skewed(60, 0.6, 1), np.full(NUM, 2)),
+        (skewed(15, 0.8, 8), np.full(NUM, 2)),
+        (np.random.default_rng(4).integers(1, 513, NUM), np.random.default_rng(5).integers(1, 257, NUM)),
+        (skewed(120, 0.6, 6), skewed(30, 0.5, 7, longest=128)),
+    ],
+    ids=["like_lengths", "labels", "labels_of_short_texts", "uniform", "summaries"],
+)
+def test_less_than_a_tenth_of_an_encoder_decoders_rows_is_padding(inputs: np.ndarray, targets: np.ndarray) -> None:
+    length = target_length(inputs, targets, 512)
+    assert length % 8 == 0 and length >= targets.max()
+    packing = pack_pairs(inputs, targets, 512, length)
+    read, written = padding(packing, inputs, 512), padding(packing, targets, length)
+    assert (512 * read + length * written) / (512 + length) < 0.1
+    # With the encoder's length for both, which is simple, most would be padding where targets are short.
+    if targets.mean() < 10:
+        assert padding(pack_pairs(inputs, targets, 512, 512), targets, 512) > 0.8
+
+
+def test_it_is_a_function_of_the_seed() -> None:
+    lengths = skewed(60, 0.6, 1)
+    assert np.array_equal(pack(lengths, 512, seed=1).examples, pack(lengths, 512, seed=1).examples)
+    assert not np.array_equal(pack(lengths, 512, seed=1).examples, pack(lengths, 512, seed=2).examples)
+    pairs = lengths, near(lengths), 512, 576
+    assert np.array_equal(pack_pairs(*pairs, seed=1).examples, pack_pairs(*pairs, seed=1).examples)
+    assert not np.array_equal(pack_pairs(*pairs, seed=1).examples, pack_pairs(*pairs, seed=2).examples)
+
+
+def test_an_example_that_fits_nowhere_is_named() -> None:
+    with pytest.raises(AssertionError, match="example 1 has 9 positions, a row 8"):
+        pack([8, 9], 8)
+    with pytest.raises(AssertionError, match="example 0 has 0 positions"):
+        pack([0, 3], 8)
+
+
+def test_no_examples_make_no_rows() -> None:
+    assert len(pack([], 8)) == 0 and len(pack_pairs([], [], 8, 8)) == 0
+
+
+def test_its_time_grows_with_the_examples_alone() -> None:
+    lengths = skewed(60, 0.6, 1)
+    started = time.process_time()
+    pack(lengths, 512)
+    assert time.process_time() - started < 1.0, f"{NUM:,} examples; ten times as many take about a second"

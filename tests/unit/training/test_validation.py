@@ -1,0 +1,76 @@
+"""What a validation counts: bits per byte of the text alone, and the control tokens apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import engines
+import numpy as np
+import pytest
+import torch
+from tiny import T5
+
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.model.builder import build
+from zerokara.samples.evaluation import evaluation_batches
+from zerokara.tokens.indexed import IndexedTokens
+from zerokara.training import batch_loader
+from zerokara.training.evaluation import Validation
+from zerokara.training.planning import run_plan
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _alone() -> Iterator[None]:
+    engines.join_alone()
+    yield
+    engines.leave()
+
+
+@pytest.mark.parametrize("architecture", [{}, T5], ids=["decoder", "encoder-decoder"])
+def test_bits_per_byte_are_of_the_text_alone(span_data: dict[str, str], architecture: dict[str, str]) -> None:
+    settings = [f"{key}={value}" for key, value in {**architecture, "eval_tokens": "all"}.items()]
+    plan = run_plan.make_plan(load(PretrainConfig, span_data["config"], settings), 1)
+    torch.manual_seed(3)
+    model = build(plan.shape)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3)  # else every token costs about the same, and it does not matter which ones count
+    result = Validation(plan, CPU)(model)
+    assert result is not None and model.training
+    found = result.as_json()
+
+    labels, nats = by_hand(plan, model)
+    end, sentinels = plan.encoder.eos_id, plan.objective.sentinel_ids
+    is_end, is_sentinel = labels == end, np.isin(labels, sentinels)
+    is_text = ~is_end & ~is_sentinel
+    num_bytes = plan.encoder.piece_bytes()[labels].sum()
+    assert found["valid_bits_per_byte"] == pytest.approx(nats[is_text].sum() / math.log(2) / num_bytes, rel=1e-6)
+    assert found["valid_end_nats"] == pytest.approx(nats[is_end].mean(), rel=1e-6)
+    assert found["valid_loss"] == pytest.approx(nats.mean(), rel=1e-6) and found["valid_tokens"] == len(labels)
+    # All of them in the figure, as it would be if nothing were kept apart, is another number.
+    assert nats.sum() / math.log(2) / num_bytes > found["valid_bits_per_byte"] * 1.005
+    assert is_end.any() and abs(nats[is_end].mean() - nats[is_text].mean()) > 0.01
+    if architecture:
+        assert found["valid_sentinel_nats"] == pytest.approx(nats[is_sentinel].mean(), rel=1e-6)
+    else:
+        assert "valid_sentinel_nats" not in found
+        tokens = IndexedTokens(plan.data.valid_prefix)
+        texts = [plan.encoder.decode(ids) for ids in np.split(tokens.tokens, np.flatnonzero(tokens.tokens == end) + 1)]
+        assert num_bytes == sum(len(text.encode()) for text in texts)
+
+
+def by_hand(plan: run_plan.RunPlan, model: torch.nn.Module) -> tuple[np.ndarray, np.ndarray]:
+    """The ids that a validation predicts, and the nats of each, in double precision from the logits."""
+    labels, nats = [], []
+    for _, batch in evaluation_batches(plan.data.valid_prefix, plan.objective, plan.encoder.eos_id).batches(4):
+        inputs, labels_BT, mask_BT, *others = batch_loader.as_tensors(batch)
+        with torch.no_grad():
+            logits = model(inputs, None, None, *others)[..., : plan.encoder.vocab_size].double()
+        nats_BT = -logits.log_softmax(-1).gather(-1, labels_BT[..., None]).squeeze(-1)
+        labels.append(labels_BT[mask_BT > 0].numpy())
+        nats.append(nats_BT[mask_BT > 0].numpy())
+    return np.concatenate(labels), np.concatenate(nats)
