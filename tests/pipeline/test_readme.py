@@ -7,10 +7,12 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from zerokara.config.convert_config import ConvertConfig
+from zerokara.config import other_names
+from zerokara.config.finetune_config import DataFormat
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.tokenizer_config import TokenizerConfig
@@ -57,11 +59,7 @@ def test_every_command_exists_and_knows_its_options(command: str) -> None:
 
 
 def test_every_example_of_settings_loads(tmp_path: Path) -> None:
-    classes = {
-        "sentence_piece_config.yaml": TokenizerConfig,
-        "config.yaml": PretrainConfig,
-        "convert_config.yaml": ConvertConfig,
-    }
+    classes = {file.name: file.config_class for file in other_names.FILES}
     shown = set()
     for example in blocks("yaml"):
         parts = re.split(r"^# (\w+\.yaml)$", example, flags=re.MULTILINE)[1:]
@@ -74,19 +72,19 @@ def test_every_example_of_settings_loads(tmp_path: Path) -> None:
 
 
 def test_settings_and_files_named_in_the_text_exist() -> None:
-    fields = {key for each in (TokenizerConfig, PretrainConfig, ConvertConfig) for key in each.model_fields}
+    fields = {key for file in other_names.FILES for key in file.config_class.model_fields}
     named = set(re.findall(r"`([a-z]+(?:_[a-z]+)+)(?:: [^`]*)?`", README))
     named -= {"expert_load", "expert_dropped", "router_entropy"}  # of metrics.jsonl
-    named -= READY_SETS
+    named -= READY_SETS | set(get_args(DataFormat))
     assert named <= fields, named - fields
     for path in re.findall(r"`((?:original_codes|tests|model_configs)/[\w./]*)`", README):
         assert (ROOT / path).exists(), path
 
 
 def test_settings_named_in_the_glossary_exist() -> None:
-    fields = {key for each in (TokenizerConfig, PretrainConfig, ConvertConfig) for key in each.model_fields}
+    fields = {key for file in other_names.FILES for key in file.config_class.model_fields}
     named = set(re.findall(r"`([a-z]+(?:_[a-z]+)+)`", (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")))
-    assert named - fields <= {"grad_norm", "inverse_sqrt"}, named - fields
+    assert named - fields <= {"grad_norm", "inverse_sqrt", "valid_end_nats", "valid_sentinel_nats"}, named - fields
 
 
 def test_the_table_of_sizes_is_right() -> None:

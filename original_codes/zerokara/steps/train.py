@@ -91,7 +91,8 @@ def _train(plan: RunPlan, commands: Commands, options: command.Options) -> None:
     outputs.check_writable(outputs.of_run(plan.given))
     trained = launching.start(plan, commands, changes, options.redo, options.dry_run)
     if trained is None:
-        print("dry run: everything is in order; nothing was written")
+        written = "nothing was written" if plan.data.examples is None else "nothing was written but the examples"
+        print(f"dry run: everything is in order; {written}")
         return
     plan, newest = trained
     task_test.run(plan, commands, newest)
