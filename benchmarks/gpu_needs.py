@@ -21,7 +21,7 @@ ROOTS = (
 """What zerokara's steps 2 and 3, and the tests of tests/gpu, import; torch is in a lock file of its own."""
 ON_DEMAND = {"click", "httpx", "shellingham", "typer", "tzdata"}
 """Of what these need: for uploads and command lines, which nothing here calls, and by other names in other releases."""
-OPTIONAL = {"sniffio"}
+OPTIONAL = {"sniffio", "tabulate", "wcwidth"}
 """Imported where they are there."""
 MODULES = (
     "zerokara.steps.train", "zerokara.steps.tokenize", "zerokara.training.worker",

@@ -269,8 +269,8 @@ def _spoil_gradients(patches: contextlib.ExitStack, steps: set[int]) -> None:
     """Let a gradient overflow: the loss is divided by next to nothing before the backward pass."""
     accumulate, step = engine.Engine.accumulate, _clock(patches)
 
-    def spoilt(self: Any, batch: Any, global_tokens: float) -> Any:
-        return accumulate(self, batch, 1e-300 if step() in steps else global_tokens)
+    def spoilt(self: Any, batch: Any, global_tokens: float, *others: Any) -> Any:
+        return accumulate(self, batch, 1e-300 if step() in steps else global_tokens, *others)
 
     _patch(patches, engine.Engine, "accumulate", spoilt)
 

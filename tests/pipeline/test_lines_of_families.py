@@ -51,7 +51,13 @@ def through_all_steps(place: Path, corpus: Path, name: str, *small: str) -> str:
     data = (f"input_jsonl=[{corpus}]", f"input_tokenizer_file={place}/tokenizer/tokenizer.model")
     data += (f"output_prefix={place}/tokens", f"output_model_dir={place}/run")
     train = [word for setting in (*data, *SMALL, *small) for word in ("--set", setting)]
-    first = (f"input=[{corpus}]", f"output_dir={place}/tokenizer", "vocab_size=400", "num_threads=1")
+    first = (
+        f"input=[{corpus}]",
+        f"output_dir={place}/tokenizer",
+        "vocab_size=400",
+        "reserved_pieces=[]",
+        "num_threads=1",
+    )
     made = (f"input_model_dir={place}/run", f"output_tokenizer_and_model_dir={place}/hf", "check_lines=50")
     said = run(
         sys.executable, "1_train_sentencepiece_tokenizer.py", "--config", tokenizer,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from zerokara.config import plain_yaml
-from zerokara.config.finetune_config import ExampleSettings, FinetuneRunConfig
+from zerokara.config.finetune_config import ExampleSettings
+from zerokara.config.finetune_run_config import FinetuneRunConfig
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.run_config import RunConfig

@@ -20,9 +20,7 @@ from zerokara.config.training_settings import DataOrderSettings
 from zerokara.errors import Fault, UserError
 from zerokara.samples.apportionment import whole_weights
 from zerokara.samples.documents import DocumentId, SampleDocuments
-from zerokara.samples.evaluation import SampleBatches, WindowBatches, evaluation_batches
 from zerokara.samples.mixed_order import MixedOrder, MixedStage
-from zerokara.samples.objective import Objective
 from zerokara.samples.order import SampleOrder
 from zerokara.samples.packed import PackedTokens
 from zerokara.samples.sources import TokenSource, read_sources
@@ -94,13 +92,6 @@ class DataPlan:
     @cached_property
     def _documents(self) -> SampleDocuments:
         return SampleDocuments(self.tokens(), self.sources)
-
-    def validation_batches(
-        self, prefix: Path, objective: Objective, end_id: int, max_tokens: int | None
-    ) -> WindowBatches | SampleBatches:
-        """The batches of the validation files; each source that has validation documents is a part."""
-        counts = [source.num_valid_tokens for source in self.sources if source.num_valid_tokens]
-        return evaluation_batches(prefix, objective, end_id, max_tokens=max_tokens, part_tokens=counts)
 
     def identity(self) -> dict[str, Any] | None:
         """The definition of the mixture, None if there is none; a run resumes only with the same one."""

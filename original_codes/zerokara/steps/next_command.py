@@ -16,15 +16,12 @@ from pathlib import Path
 
 from ruamel.yaml.error import YAMLError
 
-from zerokara.config import plain_yaml
-from zerokara.config.convert_config import ConvertConfig
+from zerokara.config import other_names, plain_yaml
 from zerokara.config.data_settings import DataSettings
-from zerokara.config.evaluate_config import EvaluateConfig
-from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.config.loading import load
+from zerokara.config.other_names import ConfigFile
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.settings import Settings
-from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import UserError
 from zerokara.steps.options import SAME_COMMAND, Options
 
@@ -38,24 +35,32 @@ class Step:
 
     runner: str
     script: str
-    config_class: type[Settings]
-    config_name: str
-    """Its default configuration file."""
+    file: ConfigFile
     needed_keys: frozenset[str] = frozenset()
     """The settings that it needs; empty for all."""
+
+    @property
+    def config_class(self) -> type[Settings]:
+        """The class of its settings."""
+        return self.file.config_class
+
+    @property
+    def config_name(self) -> str:
+        """Its default configuration file."""
+        return self.file.name
 
 
 _TRAINING_KEYS = frozenset(PretrainConfig.model_fields) - {"num_workers"}
 _UPLOAD_KEYS = frozenset({"output_tokenizer_and_model_dir", "huggingface_name", "private"})
 
-TRAIN_TOKENIZER = Step("python", "1_train_sentencepiece_tokenizer.py", TokenizerConfig, "sentence_piece_config.yaml")
-TOKENIZE = Step("bash", "2_tokenize.sh", PretrainConfig, "config.yaml", frozenset(DataSettings.model_fields))
-COUNT_TOKENS = Step("python", "count_tokens.py", PretrainConfig, "config.yaml", _TRAINING_KEYS)
-TRAIN = Step("bash", "3_train_node1.sh", PretrainConfig, "config.yaml", _TRAINING_KEYS)
-CONVERT = Step("bash", "4_convert_to_HF.sh", ConvertConfig, "convert_config.yaml")
-UPLOAD = Step("python", "6_upload.py", ConvertConfig, "convert_config.yaml", _UPLOAD_KEYS)
-FINETUNE = Step("bash", "7_finetune.sh", FinetuneConfig, "finetune_config.yaml")
-EVALUATE = Step("python", "8_evaluate.py", EvaluateConfig, "evaluate_config.yaml")
+TRAIN_TOKENIZER = Step("python", "1_train_sentencepiece_tokenizer.py", other_names.TOKENIZER)
+TOKENIZE = Step("bash", "2_tokenize.sh", other_names.PRETRAIN, frozenset(DataSettings.model_fields))
+COUNT_TOKENS = Step("python", "count_tokens.py", other_names.PRETRAIN, _TRAINING_KEYS)
+TRAIN = Step("bash", "3_train_node1.sh", other_names.PRETRAIN, _TRAINING_KEYS)
+CONVERT = Step("bash", "4_convert_to_HF.sh", other_names.CONVERT)
+UPLOAD = Step("python", "6_upload.py", other_names.CONVERT, _UPLOAD_KEYS)
+FINETUNE = Step("bash", "7_finetune.sh", other_names.FINETUNE)
+EVALUATE = Step("python", "8_evaluate.py", other_names.EVALUATE)
 STEPS = (TRAIN_TOKENIZER, TOKENIZE, COUNT_TOKENS, TRAIN, CONVERT, UPLOAD, FINETUNE, EVALUATE)
 
 

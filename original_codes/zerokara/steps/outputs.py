@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import orjson
 
@@ -16,7 +17,6 @@ from zerokara import manifest
 from zerokara.checkpoint.folders import IDENTITY_NAME
 from zerokara.config.convert_config import ConvertConfig, ConvertSettings
 from zerokara.config.data_settings import DataSettings
-from zerokara.config.evaluate_config import EvaluateConfig
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.settings import Settings
 from zerokara.config.tokenizer_config import TokenizerConfig
@@ -27,6 +27,9 @@ from zerokara.huggingface.exported_folder import UPLOAD_RECORD_NAME
 from zerokara.tokenizer.layout import LOG_HEADER, LOG_NAME, TOKENIZER_NAMES, WORK_NAME
 from zerokara.tokens.layout import TokenPaths, bin_path, idx_path
 from zerokara.writable import reason_against_entry, reason_against_file, reason_against_folder
+
+if TYPE_CHECKING:  # a large class, which other steps need not wait for
+    from zerokara.config.evaluate_config import EvaluateConfig
 
 TOKENIZER_STEP, TOKENS_STEP, EVALUATION_STEP = "train_tokenizer", "tokenize", "evaluate"
 """Names of the steps in their manifests."""

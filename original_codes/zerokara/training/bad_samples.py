@@ -12,8 +12,8 @@ import torch.distributed
 
 from zerokara.model import parallel
 from zerokara.samples.batches import Batches
+from zerokara.samples.reading import Reading
 from zerokara.training.batch_loader import to_device
-from zerokara.training.planning.planned_data import Reading
 
 MOST_SEQUENCES = 3
 """Sequences named if all losses are finite: those of the highest loss."""

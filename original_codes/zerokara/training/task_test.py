@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokara import checkpoint
-from zerokara.config.finetune_config import FinetuneRunConfig
+from zerokara.config.finetune_run_config import FinetuneRunConfig
 from zerokara.durable import write_bytes, write_json
 from zerokara.errors import RunError
 from zerokara.progress import opening

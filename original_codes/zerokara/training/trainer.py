@@ -15,7 +15,7 @@ import psutil
 
 from zerokara import checkpoint
 from zerokara.checkpoint import Retention
-from zerokara.config.finetune_config import FinetuneRunConfig
+from zerokara.config.finetune_run_config import FinetuneRunConfig
 from zerokara.model.experts import statistics
 from zerokara.progress import seconds_text
 from zerokara.training import bad_samples

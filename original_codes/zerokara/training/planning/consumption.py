@@ -11,6 +11,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +20,10 @@ from zerokara.config.training_settings import DataOrderSettings, OptimizationSet
 from zerokara.errors import Fault, UserError
 from zerokara.samples.mixed_order import MixedOrder
 from zerokara.samples.order import SampleOrder
-from zerokara.training.planning.planned_data import Reading
 from zerokara.training.planning.schedule import Schedule
+
+if TYPE_CHECKING:  # of examples, for which `count_tokens.py` need not wait
+    from zerokara.samples.reading import Reading
 
 MAX_COUNTED_SAMPLES = 1 << 21
 """Samples of a shuffled epoch that are counted one by one, in about half a second."""

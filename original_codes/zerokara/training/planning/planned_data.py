@@ -6,24 +6,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zerokara import manifest
-from zerokara.config.finetune_config import FinetuneRunConfig
+from zerokara.config.finetune_run_config import FinetuneRunConfig
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.run_config import RunConfig
 from zerokara.errors import Fault, UserError
 from zerokara.examples.layout import ExamplePaths
 from zerokara.examples.preparation import ExampleFiles
 from zerokara.samples.data_plan import DataPlan
-from zerokara.samples.evaluation import SampleBatches, WindowBatches
+from zerokara.samples.evaluation import SampleBatches, WindowBatches, evaluation_batches
 from zerokara.samples.example_data import ExampleBatches, ExampleData
 from zerokara.samples.objective import Objective, objective
 from zerokara.samples.pairs import Pairs
+from zerokara.samples.reading import Reading
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.count import check_belongs, entropy, token_counts
 from zerokara.tokens.indexed import IndexedTokens
 from zerokara.tokens.layout import TokenPaths
 
-Reading = DataPlan | ExampleData
-"""The training samples and their order."""
 RunObjective = Objective | Pairs
 """What turns samples into model inputs and targets."""
 
@@ -57,7 +56,8 @@ class PlannedData:
             assert isinstance(objective, Pairs)
             return reading.validation_batches(prefix, objective, end_id, max_tokens)
         assert not isinstance(objective, Pairs)
-        return reading.validation_batches(prefix, objective, end_id, max_tokens)
+        counts = [source.num_valid_tokens for source in reading.sources if source.num_valid_tokens]
+        return evaluation_batches(prefix, objective, end_id, max_tokens=max_tokens, part_tokens=counts)
 
 
 def of_run(config: RunConfig, encoder: Encoder) -> PlannedData:

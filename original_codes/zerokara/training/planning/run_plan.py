@@ -14,6 +14,7 @@ from typing import Any, Literal
 from zerokara.config.run_config import RunConfig
 from zerokara.errors import UserError
 from zerokara.model.shapes import ModelShape
+from zerokara.samples.reading import Reading
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.training.compute import optimizers, updater
 from zerokara.training.compute.deepspeed_settings import load_template
@@ -22,7 +23,7 @@ from zerokara.training.planning import planned_data
 from zerokara.training.planning.consumption import Consumption, consumption, schedule_of
 from zerokara.training.planning.memory import TrainingLayout
 from zerokara.training.planning.memory_forecast import MachineMemory, MemoryForecast
-from zerokara.training.planning.planned_data import PlannedData, Reading, RunObjective
+from zerokara.training.planning.planned_data import PlannedData, RunObjective
 from zerokara.training.planning.schedule import Schedule
 
 
