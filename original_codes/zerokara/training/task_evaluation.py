@@ -18,12 +18,16 @@ from torch import Tensor
 from zerokara.config.finetune_run_config import FinetuneRunConfig
 from zerokara.evaluation import metrics
 from zerokara.evaluation.intervals import Interval
+from zerokara.examples import chat_template
+from zerokara.examples.example_files import ExampleFiles
+from zerokara.examples.facts import CHAT_TEMPLATE_NAME
 from zerokara.examples.layout import Split
 from zerokara.examples.task_examples import TaskExample, read_task_examples
 from zerokara.huggingface.families import SpecialIds
 from zerokara.huggingface.generation import Generated, generate
 from zerokara.huggingface.live_model import stock_model_of
 from zerokara.model import parallel
+from zerokara.progress import Progress
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes.joining import Processes
 
@@ -86,15 +90,19 @@ class TaskEvaluation:
         examples = read_task_examples(self._files, split, num_examples, config.seed)
         self._all, self._own = examples, examples[parallel.data_rank() :: parallel.data_size()]
         self._most = self._files.max_new_tokens if config.max_new_tokens == "auto" else config.max_new_tokens
-        self._never = sorted({plan.encoder.unk_id, *plan.encoder.control_ids} - {plan.encoder.eos_id})
+        self._ends = _end_ids(plan, self._files)
+        self._never = sorted({plan.encoder.unk_id, *plan.encoder.control_ids} - {*self._ends})
 
     def __call__(
-        self, weights: Iterable[tuple[str, Tensor]], give_up: Callable[[], bool] | None = None
+        self,
+        weights: Iterable[tuple[str, Tensor]],
+        give_up: Callable[[], bool] | None = None,
+        progress: Progress | None = None,
     ) -> TaskResult | None:
         """Answer the examples with `weights` (all, unpartitioned, by name); every process must call it.
 
         `give_up` is called by every process before each batch, with the same answer in all; once it is True, the result
-        is None.
+        is None. `progress` advances by one for each answer of this process.
         """
         # On the device one after another: they may be the training's own, gathered for this moment only.
         dtype = torch.bfloat16 if self._config.precision == "bf16" else torch.float32
@@ -104,7 +112,7 @@ class TaskEvaluation:
         special = SpecialIds(encoder.bos_id if encoder.bos_id >= 0 else None, encoder.eos_id, encoder.pad_id)
         model = stock_model_of(shape, copies, special, str(self._config.precision), device)
         del copies
-        answers = self._answer(model, give_up)
+        answers = self._answer(model, give_up, progress)
         del model
         return None if answers is None else self._score(self._gathered(answers))
 
@@ -119,7 +127,14 @@ class TaskEvaluation:
         torch.distributed.all_reduce(table, group=self._processes.host_group)
         return [Generated(row[2 : 2 + row[1]], bool(row[0])) for row in table.tolist()]
 
-    def _answer(self, model: Any, give_up: Callable[[], bool] | None) -> list[Generated] | None:
+    @property
+    def num_own(self) -> int:
+        """Examples that this process answers."""
+        return len(self._own)
+
+    def _answer(
+        self, model: Any, give_up: Callable[[], bool] | None, progress: Progress | None
+    ) -> list[Generated] | None:
         """The answers to this process's examples, in batches whose number is the same in every process."""
         config, encoder = self._config, self._plan.encoder
         size, ranks = config.eval_batch_size, parallel.data_size()
@@ -137,10 +152,11 @@ class TaskEvaluation:
                 model,
                 [example.prompt for example in part],
                 max_new_tokens=self._most,
-                eos_id=encoder.eos_id,
+                eos_id=self._ends,
                 pad_id=encoder.pad_id,
                 batch_size=size,
                 never_ids=self._never,
+                progress=progress,
             )
             answers += found or []
         placed = dict(zip(order, answers, strict=True))
@@ -151,6 +167,16 @@ class TaskEvaluation:
         return score(
             self._config.metric, self._all, outputs, [answer.stopped for answer in answers], self._files.labels
         )
+
+
+def _end_ids(plan: RunPlan, files: ExampleFiles) -> list[int]:
+    """The ids at which an answer ends: a chat template may have one of its own beside </s>."""
+    if files.chat_template is None:
+        return [plan.encoder.eos_id]
+    is_encoder_decoder = plan.shape.traits.is_encoder_decoder
+    where = str(plan.run_dir / CHAT_TEMPLATE_NAME)
+    template = chat_template.checked(files.chat_template, where, plan.encoder, is_encoder_decoder)
+    return chat_template.end_ids(template, plan.encoder)
 
 
 def score(

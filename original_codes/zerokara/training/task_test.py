@@ -5,6 +5,7 @@ The result goes into ``test_result.json`` in the run folder; where that is there
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from zerokara import checkpoint
 from zerokara.config.finetune_run_config import FinetuneRunConfig
 from zerokara.durable import write_bytes, write_json
 from zerokara.errors import RunError
-from zerokara.progress import opening
+from zerokara.progress import Progress, opening
 from zerokara.training import finetune_record
 from zerokara.training.finetune_record import ANSWERS_NAME, RESULT_NAME
 from zerokara.training.planning.run_plan import RunPlan
@@ -64,7 +65,9 @@ def test(plan: RunPlan, folder: Path) -> None:
     assert loss is not None
     found |= {"test_loss": loss.whole.loss, "test_learned_tokens": loss.whole.num_tokens}
     if plan.config.metric != "loss":
-        result = TaskEvaluation(plan, processes, "test")(checkpoint.read_weights(folder).items())
+        task = TaskEvaluation(plan, processes, "test")
+        with Progress("answers", task.num_own, "example") if processes.is_first else nullcontext() as progress:
+            result = task(checkpoint.read_weights(folder).items(), progress=progress)
         assert result is not None
         found |= result.as_json("test") | {"metric": result.metric, "unmatched": result.unmatched}
         if processes.is_first:
