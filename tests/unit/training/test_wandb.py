@@ -23,6 +23,8 @@ from zerokara.training.monitoring.weights_and_biases import WeightsAndBiases
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 HOST = "the-name-of-this-machine"
+LOSS = 731946.5
+"""So long a number does not occur by chance among the times and sizes that a transaction log holds."""
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +68,7 @@ def assert_nothing_of_the_machine(sent: bytes, folder: Path) -> None:
 def record(run_dir: Path, mode: str, resumed_step: int, last: int, messages: list[str]) -> None:
     recorder = open_recorder(run_dir, mode, resumed_step, messages)
     for step in range(resumed_step + 1, last + 1):
-        recorder.record({"step": step, "tokens": 10 * step, "loss": 100.5 + step})
+        recorder.record({"step": step, "tokens": 10 * step, "loss": LOSS + step})
     recorder.text(last, "samples", "**once** <upon>")
     recorder.close()
 
@@ -74,7 +76,7 @@ def record(run_dir: Path, mode: str, resumed_step: int, last: int, messages: lis
 def steps_recorded(part: Path) -> list[int]:
     """The steps in a transaction log: each has a loss that no other has."""
     content = b"".join(path.read_bytes() for path in part.glob("*.wandb"))
-    return [step for step in range(1, 40) if f"{100.5 + step}".encode() in content]
+    return [step for step in range(1, 40) if f"{LOSS + step}".encode() in content]
 
 
 @pytest.mark.slow
