@@ -151,7 +151,7 @@ def test_online_nothing_of_the_machine_is_sent(tmp_path: Path, monkeypatch: pyte
     server.server_close()
     monkeypatch.undo()
     everything = b"\n".join(received)
-    assert messages == [] and b"/up/config.yaml" in everything and b"103.5" in everything
+    assert messages == [] and b"/up/config.yaml" in everything and f"{LOSS + 3}".encode() in everything
     assert b"a.jsonl" in everything and b"and/or" in everything and b"first" in everything
     assert_nothing_of_the_machine(everything, tmp_path)
 
