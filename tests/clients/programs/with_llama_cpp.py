@@ -15,6 +15,7 @@ import xllamacpp
 
 NUM_TOKENS = 12
 NUM_PROBABILITIES = 50
+NUM_DRAWS = 100
 
 
 def main(model: Path, questions: dict) -> dict:
@@ -38,14 +39,21 @@ def main(model: Path, questions: dict) -> dict:
     prompts = [ask("tokenize", content=prompt, **plain)["tokens"] for prompt in questions["prompts"]]
     greedy = {"samplers": ["top_k"], "top_k": 1, "return_tokens": True, "cache_prompt": False}
     written = [ask("completion", prompt=prompt, n_predict=NUM_TOKENS, **greedy) for prompt in prompts]
-    most = {"n_predict": 1, "n_probs": NUM_PROBABILITIES, "cache_prompt": False}
-    first = [ask("completion", prompt=prompt, **most).get("completion_probabilities") for prompt in prompts]
+
+    def log_probs(prompt: list[int]) -> dict[int, float]:
+        """Those of the next token. Where the token that it draws is a part of a character, llama.cpp reports none:
+        then it draws another, which changes nothing about the probabilities."""
+        asked = {"prompt": prompt, "n_predict": 1, "n_probs": NUM_PROBABILITIES, "cache_prompt": False}
+        for seed in range(NUM_DRAWS):
+            if reported := ask("completion", seed=seed, **asked).get("completion_probabilities"):
+                return {entry["id"]: entry["logprob"] for entry in reported[0]["top_logprobs"]}
+        raise ValueError(f"{NUM_DRAWS} draws were all parts of characters")
+
     return {
         "version": version("xllamacpp"),
         "ids": ids,
         "greedy": [one["tokens"] for one in written],
-        # None where the token is part of a character: such a one it reports with what completes it.
-        "log_probs": [{e["id"]: e["logprob"] for e in one[0]["top_logprobs"]} if one else None for one in first],
+        "log_probs": [log_probs(prompt) for prompt in prompts],
     }
 
 
