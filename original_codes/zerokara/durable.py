@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import glob
 import itertools
 import os
 import shutil
@@ -30,6 +31,8 @@ ASIDE_ENDING = ".old-"
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 """<fcntl.h> and <linux/fs.h>."""
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+"""Error numbers of a write for which there is no room."""
 _NOT_SUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 """Error numbers of a file system that cannot exchange names (NFS, FUSE), or cannot sync a folder (CIFS, FUSE)."""
 
@@ -66,7 +69,7 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     make_folders(path.parent)
     partial = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL_SUFFIX}")
     try:
-        with open(partial, "wb") as file:
+        with _naming_full_disk(path), open(partial, "wb") as file:
             if path.exists():
                 os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
             yield file
@@ -77,6 +80,25 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def _naming_full_disk(path: Path) -> Iterator[None]:
+    """Let the error of a full disk name the file: Python's own, of a write, names none."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NO_ROOM and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+def remove_partials(path: Path) -> None:
+    """Remove what killed processes left of the file `path`; nobody may be writing it now."""
+    path = _followed(path)
+    for partial in path.parent.glob(f"{glob.escape(path.name)}.*{PARTIAL_SUFFIX}"):
+        if partial.name.removeprefix(f"{path.name}.").removesuffix(PARTIAL_SUFFIX).isdigit():
+            partial.unlink(missing_ok=True)
 
 
 def unused_name(path: Path, ending: str) -> Path:

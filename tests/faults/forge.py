@@ -1,11 +1,12 @@
 """Starts training processes by the dozen: everything is imported once, and each start is a fork that takes no time.
 
-Reads jobs as JSON lines on stdin and runs one at a time, as the training process of step 3 that the launcher would
+Reads jobs as JSON lines on stdin and runs one at a time, as the training process of step 3 or 7 that the launcher would
 start: the same entry point, one rank. Writes {"pid": …} when a job was started, {"ended": true} when it ended, and
 after a further line on stdin {"code": …} (minus the signal's number, where a signal ended it).
 
-A job: ``arguments`` of the step, ``log`` (where its output goes), ``events`` (where it records what it does, as JSON
-lines, see `_record_events`), and ``fault``, done to the process from within:
+A job: ``step`` (``train`` or ``finetune``), its ``arguments`` (--config FILE, --set KEY=VALUE, …) and ``options``,
+``log`` (where its output goes), ``events`` (where it records what it does, as JSON lines, see `_record_events`), and
+``fault``, done to the process from within:
 
 ========================  ============================================================================================
 {}                        none
@@ -51,12 +52,15 @@ import zerokara
 from zerokara import checkpoint
 from zerokara.checkpoint import folders, tensor_file
 from zerokara.checkpoint.store import CheckpointStore
+from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.run_config import RunConfig
 from zerokara.errors import UserError
+from zerokara.examples.preparation import ExampleFiles
 from zerokara.samples.batches import Batches
-from zerokara.steps import train
-from zerokara.training import batch_loader, evaluation, loop, run, saving, trainer
+from zerokara.steps import finetune, train
+from zerokara.training import batch_loader, evaluation, finetuning, loop, run, saving, task_evaluation, trainer
 from zerokara.training.compute import engine
 from zerokara.training.planning import cores, run_folder
 from zerokara.training.planning.run_plan import make_plan
@@ -110,9 +114,10 @@ def _work(job: dict[str, Any]) -> None:
             os.dup2(output, descriptor)
         os.environ.update(launcher.rank_environment(0, 1))
         with armed(job["fault"], job["events"]):
-            loaded = load(PretrainConfig, job["arguments"][1], job["arguments"][3::2])
-            run_folder.claim(make_plan(loaded, 1, launcher.precision(loaded)))
-            code = train.main(job["arguments"])
+            if not job["options"]:
+                loaded = _config(job)
+                run_folder.claim(make_plan(loaded, 1, launcher.precision(loaded)))
+            code = {"train": train, "finetune": finetune}[job["step"]].main([*job["arguments"], *job["options"]])
     except UserError as error:
         print(error, flush=True)
         code = 2
@@ -124,6 +129,14 @@ def _work(job: dict[str, Any]) -> None:
     finally:
         sys.stdout.flush()
         os._exit(code)
+
+
+def _config(job: dict[str, Any]) -> RunConfig:
+    path, settings = job["arguments"][1], job["arguments"][3::2]
+    if job["step"] == "train":
+        return load(PretrainConfig, path, settings)
+    config = finetuning.with_model(load(FinetuneConfig, path, settings))
+    return finetuning.with_examples(config, ExampleFiles.read(config.output_prefix))
 
 
 @contextlib.contextmanager
@@ -360,7 +373,8 @@ def _refuse_opening(
 
 
 def _signal_at(patches: contextlib.ExitStack, number: int, where: str, at_step: int = 6, again: bool = False) -> None:
-    """Send this process a signal in the middle of a ``step``, ``validation``, ``sampling``, ``save``, or the ``start``.
+    """Send this process a signal in the middle of a ``step``, ``validation``, ``sampling``, ``save``, while it is
+    ``answering`` validation examples, or in the ``start``.
 
     In the step `at_step`; or in the first validation, sampling or save after the first step. With `again` a second one
     follows at once.
@@ -395,6 +409,8 @@ def _signal_at(patches: contextlib.ExitStack, number: int, where: str, at_step: 
         sending(evaluation, "to_device", lambda: step() > 1)
     elif where == "sampling":
         sending(trainer.Sampler, "__call__", lambda: step() > 1)
+    elif where == "answering":
+        sending(task_evaluation, "generate", lambda: step() > 1)
     elif where == "save":
         sending(tensor_file, "write")
     else:

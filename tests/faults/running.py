@@ -39,8 +39,12 @@ class Forge:
     """A small disk of its own (a tmpfs of `DISK_BYTES`), as the training sees it; None where there can be none."""
     pid: int = field(default=0)
     """Of the process that was started and not waited for; 0 where there is none."""
+    step: str = "train"
+    """Whose training processes these are: of ``train`` or ``finetune``."""
 
-    def start(self, run_dir: Path, fault: dict[str, Any] | None = None, **settings: Any) -> None:
+    def start(
+        self, run_dir: Path, fault: dict[str, Any] | None = None, options: tuple[str, ...] = (), **settings: Any
+    ) -> None:
         """Start training in `run_dir`; `settings` are those of config.yaml."""
         if self.pid:  # of a test that failed
             self.kill()
@@ -49,8 +53,8 @@ class Forge:
             arguments += ["--set", f"{key}={value}"]
         for path in (self._log_path, self._events_path):
             path.write_bytes(b"")
-        job = {"arguments": arguments, "log": str(self._log_path), "events": str(self._events_path)}
-        self._send({**job, "fault": fault or {}})
+        job = {"step": self.step, "arguments": arguments, "options": options, "fault": fault or {}}
+        self._send({**job, "log": str(self._log_path), "events": str(self._events_path)})
         self.pid = self._receive()["pid"]
 
     def wait(self) -> int:
@@ -65,9 +69,11 @@ class Forge:
         os.kill(self.pid, signal.SIGKILL)
         return self.wait()
 
-    def run(self, run_dir: Path, fault: dict[str, Any] | None = None, **settings: Any) -> int:
+    def run(
+        self, run_dir: Path, fault: dict[str, Any] | None = None, options: tuple[str, ...] = (), **settings: Any
+    ) -> int:
         """Start and wait."""
-        self.start(run_dir, fault, **settings)
+        self.start(run_dir, fault, options, **settings)
         return self.wait()
 
     @property
@@ -160,9 +166,11 @@ BY_COMMAND: dict[str, Any] = {
 """The run in two processes."""
 
 
-def trained_unbroken(forge: Forge, run_dir: Path, fault: dict[str, Any] | None = None) -> Trained:
-    """Train `COMMON` from one end to the other."""
-    code = forge.run(run_dir, fault, **COMMON)
+def trained_unbroken(
+    forge: Forge, run_dir: Path, fault: dict[str, Any] | None = None, settings: dict[str, Any] = COMMON
+) -> Trained:
+    """Train from one end to the other."""
+    code = forge.run(run_dir, fault, **settings)
     assert code == 0, forge.log
     return Trained(run_dir)
 
@@ -176,7 +184,7 @@ def assert_equal(run_dir: Path, expected: Trained) -> None:
     def series(trained: Trained, key: str) -> list[tuple[int, float]]:
         return [(line["step"], line[key]) for line in metrics.read(trained.folder) if key in line]
 
-    for key in ("loss", "grad_norm", "learning_rate", "epoch", "valid_loss", "skipped"):
+    for key in ("loss", "grad_norm", "learning_rate", "epoch", "valid_loss", "valid_accuracy", "skipped"):
         assert series(got, key) == series(expected, key), key
     for ours, others in ((got.weights, expected.weights), (got.moments, expected.moments)):
         assert ours.keys() == others.keys()
@@ -214,6 +222,30 @@ class Fault:
     def __exit__(self, kind: object, *_: object) -> None:
         self._count[0] += self.times
         self._count[1] += self.times if kind is None else 0
+
+
+class Kills:
+    """Runs that are killed again and again until they end, and then must equal the unbroken one."""
+
+    def __init__(self, forge: Forge, unbroken: Trained, folder: Path, settings: dict[str, Any] = COMMON):
+        self._forge, self._unbroken, self._folder, self._settings = forge, unbroken, folder, settings
+
+    def survive(self, kind: str, number: int, kill: Callable[[Path], int]) -> None:
+        """Go on until `number` kills have come; `kill` starts a run and gives its exit code, 0 where it escaped."""
+        while number:
+            run_dir = self._folder / f"run{len(os.listdir(self._folder))}"
+            stood, code = [0], -signal.SIGKILL
+            while number and code:
+                with Fault(kind) as one:
+                    code = kill(run_dir)
+                    assert code in (0, -signal.SIGKILL), self._forge.log
+                    stand = whole_checkpoints(run_dir)
+                    # Not only is the newest as new as before: two are kept, and so two stand from then on.
+                    assert max([0, *stand]) >= stood[-1] and len(stand) >= min(2, len(stood) - 1), (stood, stand)
+                    stood, one.times = [0, *stand], int(code != 0)
+                    number -= one.times
+            assert self._forge.run(run_dir, **self._settings) == 0, self._forge.log
+            assert_equal(run_dir, self._unbroken)
 
 
 def table() -> list[str]:

@@ -7,41 +7,16 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faults.running import COMMON, Fault, Forge, assert_equal, wait_for, whole_checkpoints
+from faults.running import COMMON, Fault, Forge, Kills, assert_equal, wait_for, whole_checkpoints
 from tiny import Trained
 
 from zerokara import checkpoint
 from zerokara.errors import RunError
 from zerokara.training.monitoring import metrics
 from zerokara.training.planning import run_lock
-
-
-class Kills:
-    """Runs that are killed again and again until they end, and then must equal the unbroken one."""
-
-    def __init__(self, forge: Forge, unbroken: Trained, folder: Path):
-        self._forge, self._unbroken, self._folder = forge, unbroken, folder
-
-    def survive(self, kind: str, number: int, kill: Callable[[Path], int]) -> None:
-        """Go on until `number` kills have come; `kill` starts a run and gives its exit code, 0 where it escaped."""
-        while number:
-            run_dir = self._folder / f"run{len(os.listdir(self._folder))}"
-            stood, code = [0], -signal.SIGKILL
-            while number and code:
-                with Fault(kind) as one:
-                    code = kill(run_dir)
-                    assert code in (0, -signal.SIGKILL), self._forge.log
-                    stand = whole_checkpoints(run_dir)
-                    # Not only is the newest as new as before: two are kept, and so two stand from then on.
-                    assert max([0, *stand]) >= stood[-1] and len(stand) >= min(2, len(stood) - 1), (stood, stand)
-                    stood, one.times = [0, *stand], int(code != 0)
-                    number -= one.times
-            assert self._forge.run(run_dir, **COMMON) == 0, self._forge.log
-            assert_equal(run_dir, self._unbroken)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from zerokara.durable import PARTIAL_SUFFIX
+from zerokara.tokens.layout import bin_path, idx_path
 
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
@@ -30,6 +31,12 @@ class ExamplePaths:
     def quarantine(self) -> Path:
         """The bad lines, as JSON lines; exists only if there are any."""
         return Path(f"{self.output_prefix}_quarantine.jsonl")
+
+    @property
+    def written(self) -> list[Path]:
+        """Every file that may be written, but for the lock."""
+        tokens = [path_of(self.prefix(split)) for split in SPLITS for path_of in (bin_path, idx_path)]
+        return [*tokens, *map(self.records, SPLITS[1:]), self.quarantine, self.manifest]
 
     @property
     def manifest(self) -> Path:

@@ -19,7 +19,7 @@ import numpy as np
 from zerokara import file_lock, manifest
 from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.corpus.inputs import InputFile, check_unchanged, for_manifest
-from zerokara.durable import atomic_file, made_folder
+from zerokara.durable import atomic_file, made_folder, remove_partials
 from zerokara.errors import Fault, UserError
 from zerokara.examples import chat_template, splits
 from zerokara.examples.chat_template import ChatTemplate
@@ -143,12 +143,14 @@ def _template(
 
 @contextmanager
 def _claimed(paths: ExamplePaths) -> Iterator[None]:
-    """Claim the output for this process alone, and remove the manifest of what is there."""
+    """Claim the output for this process alone, and remove the manifest of what is there, and what a killed one left."""
     with made_folder(paths.manifest.parent), file_lock.held(paths.lock) as is_ours:
         if not is_ours:
             rule = f"{file_lock.read_holder(paths.lock) or 'another process'} is writing here"
             raise UserError(Fault(str(paths.manifest), rule, remedy="wait for it, or choose another output_prefix"))
         paths.manifest.unlink(missing_ok=True)
+        for path in paths.written:
+            remove_partials(path)
         yield
 
 

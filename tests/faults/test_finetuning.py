@@ -1,0 +1,163 @@
+"""Fine-tuning under the faults of training, and under those of its own: in answering, the examples and the test."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import made_tasks
+import pytest
+from faults.running import Fault, Forge, Kills, assert_equal, trained_unbroken, wait_for, whole_checkpoints
+from faults.test_full_disk import Disk, small
+from tiny import ROOT, Trained
+
+from zerokara.training.finetune_record import ANSWERS_NAME, RESULT_NAME
+from zerokara.training.monitoring import metrics
+from zerokara.training.task_test import best_checkpoint
+
+__all__ = ["small"]
+
+SETTINGS: dict[str, Any] = {
+    "epochs": 7, "lr": 3e-3, "min_lr": 3e-4, "global_batch_size": 4, "micro_batch_size": 2, "packed_length": 64,
+    "precision": "fp32", "plots": "false", "tensorboard": "false", "log_interval": 1, "eval_interval": 4,
+    "save_interval": 2, "keep_last": 2, "eval_examples": 12, "eval_batch_size": 4, "zero_stage": 0,
+}  # fmt: skip
+"""Many small steps, a save every other one, and answers to examples every fourth."""
+KILLS = 12
+
+
+def command(config: Path, **settings: object) -> list[str]:
+    chosen = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    return ["bash", str(ROOT / "7_finetune.sh"), "--config", str(config), *chosen]
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A configuration for a task of two labels; its examples are not prepared."""
+    folder = tmp_path_factory.mktemp("task")
+    made_tasks.make_folder(folder / "model", made_tasks.make_tokenizer(folder))
+    for name, count, seed in (("train", 130, 1), ("valid", 30, 2), ("test", 40, 3)):
+        (folder / f"{name}.tsv").write_text(made_tasks.label_lines(count, seed), encoding="utf-8")
+    named = {f"{name}_data": [str(folder / f"{name}.tsv")] for name in ("train", "valid", "test")}
+    named |= {"init_from": str(folder / "model"), "output_prefix": str(folder / "examples")}  # type: ignore[dict-item]
+    named |= {"label_words": made_tasks.LABELS, "metric": "accuracy"}  # type: ignore[dict-item]
+    config = folder / "finetune_config.yaml"
+    config.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in named.items()), encoding="utf-8")
+    return config
+
+
+@pytest.fixture(scope="module")
+def tuning(forge: Forge, task: Path) -> Forge:
+    """Training processes of step 7, whose examples are there."""
+    done = subprocess.run(
+        [*command(task, **SETTINGS), "--dry-run"], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return replace(forge, settings={"config": str(task)}, step="finetune")
+
+
+@pytest.fixture(scope="module")
+def tuned(tuning: Forge, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """The fine-tuning that nothing befell, not yet tested."""
+    trained = trained_unbroken(tuning, tmp_path_factory.mktemp("tuned") / "run", settings=SETTINGS)
+    assert len([line for line in metrics.read(trained.folder) if "valid_accuracy" in line]) > 4
+    return trained
+
+
+def test_killed_at_random_moments(tuning: Forge, tuned: Trained, tmp_path: Path) -> None:
+    """In the start, in a step, in answering, in a save."""
+    chance, started = random.Random(4), time.monotonic()
+    trained_unbroken(tuning, tmp_path / "timed", settings=SETTINGS)
+    seconds = time.monotonic() - started
+
+    def kill(run_dir: Path) -> int:
+        tuning.start(run_dir, **SETTINGS)
+        time.sleep(chance.uniform(0, 0.9 * seconds))
+        return tuning.kill()
+
+    (tmp_path / "killed").mkdir()
+    Kills(tuning, tuned, tmp_path / "killed", SETTINGS).survive("kill -9 of a fine-tuning", KILLS, kill)
+
+
+@pytest.mark.parametrize("where", ["answering", "save"])
+def test_sigterm_is_obeyed_at_the_edge_of_a_step(tuning: Forge, tuned: Trained, tmp_path: Path, where: str) -> None:
+    run_dir = tmp_path / "run"
+    with Fault(f"SIGTERM to a fine-tuning, {where}"):
+        assert tuning.run(run_dir, {"signal": {"number": signal.SIGTERM, "where": where}}, **SETTINGS) == 0, tuning.log
+        stopped = tuning.values("step")[-1]
+        assert "SIGTERM" in tuning.log and whole_checkpoints(run_dir)[-1] == stopped
+        if where == "answering":  # it was given up, and is made up for
+            assert stopped == 4
+            assert [line["step"] for line in metrics.read(run_dir) if "valid_accuracy" in line] == [0]
+    assert tuning.run(run_dir, **SETTINGS) == 0, tuning.log
+    assert_equal(run_dir, tuned)
+
+
+def test_full_in_the_middle_of_a_save(tuning: Forge, small: Disk, tuned: Trained) -> None:
+    with Fault("ENOSPC in a fine-tuning's save"):
+        fault = {
+            "retry_seconds": 0.1,
+            "fill_in_save": [2, str(small.filler)],
+            "hold": [{"at_step": 9, "gone": str(small.filler)}],
+        }
+        tuning.start(small.run_dir, fault, **SETTINGS)
+        wait_for(lambda: 8 in tuning.values("step") and bool(tuning.values("refused")))
+        assert whole_checkpoints(small.seen)[0] == tuning.values("saved")[0]
+        small.clear()
+        assert tuning.wait() == 0, tuning.log
+        assert_equal(small.seen, tuned)
+
+
+def test_a_test_that_finds_the_disk_full_is_made_again(tuning: Forge, small: Disk, tuned: Trained) -> None:
+    """Nothing of it stays but the message; the same command tests again, and the result is that of the first time."""
+    test = ("--test", str(best_checkpoint(tuned.folder)))
+    assert tuning.run(tuned.folder, options=test, **SETTINGS) == 0, tuning.log
+    expected = {name: (tuned.folder / name).read_bytes() for name in (RESULT_NAME, ANSWERS_NAME)}
+    with Fault("ENOSPC in the test of a fine-tuning"):
+        assert tuning.run(small.run_dir, **SETTINGS) == 0, tuning.log
+        test = ("--test", str(small.run_dir / best_checkpoint(tuned.folder).name))  # type: ignore[union-attr]
+        small.fill()
+        assert tuning.run(small.run_dir, options=test, **SETTINGS) == 1
+        assert "No space left on device" in tuning.log and "Traceback" not in tuning.log, tuning.log
+        assert not any((small.seen / name).exists() for name in expected)
+        small.clear()
+        assert tuning.run(small.run_dir, options=test, **SETTINGS) == 0, tuning.log
+        assert {name: (small.seen / name).read_bytes() for name in expected} == expected
+
+
+def test_killed_while_the_examples_are_prepared(task: Path, tuning: Forge, tmp_path: Path) -> None:
+    """The same command prepares them anew, equal to those that nobody disturbed, and leaves nothing behind."""
+    prefix = tmp_path / "examples"
+    with Fault("kill -9 while examples are prepared"):
+        body = (
+            "import os, signal\n"
+            "from zerokara.examples.splits import SplitWriter\n"
+            "from zerokara.steps import finetune\n"
+            "import sys\n"
+            "SplitWriter.flush = lambda self: os.kill(os.getpid(), signal.SIGKILL)\n"
+            "finetune.main(sys.argv[1:])\n"
+        )
+        arguments = [
+            *command(task, **SETTINGS, output_prefix=prefix, output_model_dir=tmp_path / "run")[2:],
+            "--dry-run",
+        ]
+        killed = subprocess.run([sys.executable, "-c", body, *arguments], check=False, timeout=120)
+        assert killed.returncode == -signal.SIGKILL
+        assert list(tmp_path.glob("*.partial")) and not list(tmp_path.glob("*.bin"))
+        again = subprocess.run(
+            ["bash", str(ROOT / "7_finetune.sh"), *arguments], capture_output=True, text=True, check=False, timeout=120
+        )
+        assert again.returncode == 0, again.stderr
+        assert not list(tmp_path.glob("*.partial"))
+        undisturbed = task.parent / "examples"
+        names = [f"_{split}{end}" for split in ("train", "valid", "test") for end in (".bin", ".idx")]
+        assert all(Path(f"{prefix}{end}").read_bytes() == Path(f"{undisturbed}{end}").read_bytes() for end in names)
+        assert os.path.getsize(f"{prefix}_train.bin") > 0
