@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 import engines
 import numpy as np
@@ -13,9 +14,14 @@ from tiny import T5
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.evaluation import bits_per_byte
+from zerokara.evaluation.bits_per_byte import Settings
+from zerokara.evaluation.models import open_models
+from zerokara.evaluation.texts import MeasuredText
+from zerokara.huggingface import families, to_hf, tokenizer_json
 from zerokara.model.builder import build
 from zerokara.samples.evaluation import evaluation_batches
-from zerokara.tokens.indexed import IndexedTokens
+from zerokara.tokens.indexed import IndexedTokens, write_documents
 from zerokara.training import batch_loader
 from zerokara.training.evaluation import Validation
 from zerokara.training.planning import run_plan
@@ -61,6 +67,39 @@ def test_bits_per_byte_are_of_the_text_alone(span_data: dict[str, str], architec
         tokens = IndexedTokens(plan.data.valid_prefix)
         texts = [plan.encoder.decode(ids) for ids in np.split(tokens.tokens, np.flatnonzero(tokens.tokens == end) + 1)]
         assert num_bytes == sum(len(text.encode()) for text in texts)
+
+
+def test_step_8_measures_the_same_under_the_same_convention(tiny_data: dict[str, str], tmp_path: Path) -> None:
+    """Validation reads a stream in windows that do not overlap, step 8 each document in windows that do.
+
+    So they are one where there is one document, whose tokens fill windows, and no overlap is asked for.
+    """
+    plan = run_plan.make_plan(load(PretrainConfig, tiny_data["config"], ["precision=fp32"]), 1)
+    encoder, shape = plan.encoder, plan.shape
+    torch.manual_seed(3)
+    model = build(shape)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(8)  # so that what stands before a token matters
+    ids = IndexedTokens(plan.data.valid_prefix)[0][: 3 * shape.seq_len - 1]
+    document = encoder.decode(ids)
+    assert encoder.encode(document).tolist() == ids.tolist() and len(ids) == 3 * shape.seq_len - 1
+    write_documents(tmp_path / "one", [np.append(ids, encoder.eos_id)], np.dtype(np.uint16))
+    ours = Validation(plan, CPU, tmp_path / "one")(model)
+
+    folder, special = tmp_path / "hf", families.SpecialIds(encoder.bos_id, encoder.eos_id, encoder.pad_id)
+    folder.mkdir()
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    to_hf.write_model(folder, weights, shape, special, "fp32", "4GB")
+    tokenizer_json.write(encoder, folder, shape.seq_len, False)
+    opened = open_models([folder], "cpu")
+    without, half = (
+        bits_per_byte.measure(list(opened), MeasuredText("one", (document,), 1), Settings(min_context=context)).rows[0]
+        for context in (0.0, 0.5)
+    )
+    assert ours is not None and without.value == pytest.approx(ours.whole.bits_per_byte, rel=1e-5)
+    assert without.details["end_nats_per_document"] == pytest.approx(ours.whole.end_nats, rel=1e-5)
+    assert half.value != pytest.approx(ours.whole.bits_per_byte, rel=1e-3)  # more context is another number
 
 
 def by_hand(plan: run_plan.RunPlan, model: torch.nn.Module) -> tuple[np.ndarray, np.ndarray]:

@@ -51,13 +51,13 @@ class PlannedData:
         self, end_id: int, max_tokens: int | None, prefix: Path | None = None
     ) -> WindowBatches | SampleBatches | ExampleBatches:
         """The batches of the validation tokens, or of other token files at `prefix`; see `DataPlan`, `ExampleData`."""
-        reading, objective, prefix = self.reading, self.objective, prefix or self.valid_prefix
+        reading, objective, read = self.reading, self.objective, prefix or self.valid_prefix
         if isinstance(reading, ExampleData):
             assert isinstance(objective, Pairs)
-            return reading.validation_batches(prefix, objective, end_id, max_tokens)
+            return reading.validation_batches(read, objective, end_id, max_tokens)
         assert not isinstance(objective, Pairs)
-        counts = [source.num_valid_tokens for source in reading.sources if source.num_valid_tokens]
-        return evaluation_batches(prefix, objective, end_id, max_tokens=max_tokens, part_tokens=counts)
+        counts = [] if prefix else [source.num_valid_tokens for source in reading.sources if source.num_valid_tokens]
+        return evaluation_batches(read, objective, end_id, max_tokens=max_tokens, part_tokens=counts)
 
 
 def of_run(config: RunConfig, encoder: Encoder) -> PlannedData:
