@@ -1,7 +1,8 @@
-"""Folders of Hugging Face models, as far as names tell. No torch here: a wrong name is refused at once."""
+"""Folders of Hugging Face models, as far as names tell, and names for tables. No torch here: a wrong name is refused at once."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from zerokara.errors import Fault
@@ -27,3 +28,13 @@ def model_files(folder: Path) -> list[Path]:
     """The files of a folder that make the model what it is, by name."""
     files = [path for path in folder.iterdir() if path.is_file() and path.suffix in _CONTENT]
     return sorted(path for path in files if path.name not in _RECORDS)
+
+
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """Each path's last parts, as many as tell them all apart."""
+    parts = [path.absolute().parts for path in paths]
+    for count in range(1, max(map(len, parts), default=0) + 1):
+        names = ["/".join(each[-count:]) for each in parts]
+        if len(set(names)) == len(names):
+            return names
+    return list(map(str, paths))

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 KEY = "lm_eval_tasks"
 INSTALL = ".venv/bin/pip install --require-hashes --no-deps -r requirements-lm-eval.lock"
-_PROPORTIONS = ("acc", "acc_norm", "acc_mutual_info", "exact_match")
+_PROPORTIONS = {"acc", "acc_norm", "acc_bytes", "acc_mutual_info", "exact_match"}
 """Metrics that are the share of examples that are right; shown in per cent, with Wilson's interval. All others stand as
 the harness gives them."""
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
@@ -162,7 +162,7 @@ def _fault(fault: Mapping[str, str], where: str) -> Fault:
 def sections(answers: Mapping[str, Mapping[str, Any]]) -> list[Section]:
     """Make a section of each metric of each task from the answers by model."""
     found: dict[tuple[str, str], list[Row]] = {}
-    directions: dict[tuple[str, str], bool] = {}
+    kinds: dict[tuple[str, str], tuple[str, bool]] = {}
     facts: dict[str, dict[str, Any]] = {}
     for model, answer in answers.items():
         for task, numbers in answer["results"].items():
@@ -170,19 +170,20 @@ def sections(answers: Mapping[str, Mapping[str, Any]]) -> list[Section]:
             for metric, is_higher_better in answer["higher_is_better"].get(task, {}).items():
                 for name, value, error in _values(numbers, metric):
                     key = (task, name)
-                    directions[key] = is_higher_better is not False
+                    kinds[key] = metric, is_higher_better is not False
                     found.setdefault(key, []).append(_row(model, metric, value, error, answer["counts"].get(task, 0)))
     return [
         Section(
-            name=f"lm-eval: {task}",
+            name=f"lm-eval: {task}, {metric}",
             metric=metric,
-            unit=_unit(metric),
-            higher_is_better=directions[task, metric],
+            unit="%" if base in _PROPORTIONS else "bits/byte" if base == "bits_per_byte" else "",
+            higher_is_better=is_higher_better,
             rows=tuple(each),
             facts=facts[task],
-            digits=1 if _unit(metric) == "%" else 4,
+            digits=1 if base in _PROPORTIONS else 4,
         )
         for (task, metric), each in found.items()
+        for base, is_higher_better in [kinds[task, metric]]
     ]
 
 
@@ -198,17 +199,11 @@ def _values(numbers: Mapping[str, Any], metric: str) -> list[tuple[str, float, f
     return found
 
 
-def _unit(metric: str) -> str:
-    if metric.startswith(_PROPORTIONS):
-        return "%"
-    return "bits/byte" if metric == "bits_per_byte" else ""
-
-
 def _row(model: str, metric: str, value: float, error: float | None, count: int) -> Row:
+    scale, interval = 100 if metric in _PROPORTIONS else 1, None
     if metric in _PROPORTIONS and count:
         interval = wilson(round(value * count), count)
-        return Row(model, 100 * value, Interval(100 * interval.low, 100 * interval.high), count)
-    if error is None:
-        return Row(model, value, None, count)
-    half = NormalDist().inv_cdf((1 + LEVEL) / 2) * error
-    return Row(model, value, Interval(value - half, value + half), count)
+    elif error is not None:
+        half = NormalDist().inv_cdf((1 + LEVEL) / 2) * error
+        interval = Interval(value - half, value + half)
+    return Row(model, scale * value, interval and Interval(scale * interval.low, scale * interval.high), count)

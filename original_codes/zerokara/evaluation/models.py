@@ -22,7 +22,7 @@ from transformers.utils import logging
 
 from zerokara import hashing
 from zerokara.errors import Fault, UserError
-from zerokara.evaluation.folders import model_files
+from zerokara.evaluation.folders import model_files, short_names
 
 NO_LIMIT_CONTEXT = 2048
 """Context length of a model that has no limit of its own (relative positions, recurrence)."""
@@ -113,7 +113,7 @@ def open_models(folders: Sequence[Path], device: str = "auto", precision: str = 
     memory = _Memory()
     faults: list[Fault] = []
     opened: list[LoadedModel] = []
-    for folder, name in zip(folders, _names(folders), strict=True):
+    for folder, name in zip(folders, short_names(folders), strict=True):
         try:
             with _quiet():
                 config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -127,16 +127,6 @@ def open_models(folders: Sequence[Path], device: str = "auto", precision: str = 
     if faults:
         raise UserError(faults)
     return opened
-
-
-def _names(folders: Sequence[Path]) -> list[str]:
-    """Each folder's last parts, as many as tell them all apart."""
-    parts = [folder.absolute().parts for folder in folders]
-    for count in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(each[-count:]) for each in parts]
-        if len(set(names)) == len(names):
-            return names
-    return [str(folder) for folder in folders]
 
 
 def _load(folder: Path, config: Any, dtype: torch.dtype) -> Any:

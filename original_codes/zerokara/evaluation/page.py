@@ -27,8 +27,7 @@ def page(sections: Sequence[Section]) -> str:
     )
     environment.filters |= {"value": table.value_text, "interval": table.interval_text}
     return environment.get_template("page.html.jinja").render(
-        sections=sections,
-        values={section.name: Markup(plots.values(section)) for section in sections},
-        differences={section.name: Markup(plots.differences(section)) for section in sections},
+        # By position: nothing keeps two sections from having one name.
+        shown=[(each, Markup(plots.values(each)), Markup(plots.differences(each))) for each in sections],
         num_resamples=NUM_RESAMPLES,
     )

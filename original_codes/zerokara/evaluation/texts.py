@@ -13,11 +13,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import groupby
+from pathlib import Path
 
 from zerokara.config.evaluate_config import TextSettings
 from zerokara.corpus import inputs, reading
 from zerokara.corpus.documents import HARMLESS, Document, TxtDocument
 from zerokara.errors import UserError
+from zerokara.evaluation.folders import short_names
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class MeasuredText:
     """The documents of one entry, in their order."""
 
     name: str
-    """The entry's file or folder name."""
+    """The entry's file or folder name, with as much of its path as tells it from the others."""
     documents: tuple[str, ...]
     num_found: int
     """Documents of the entry, of which these were drawn."""
@@ -62,9 +64,9 @@ def read(config: TextSettings, files: Sequence[inputs.InputFile], seed: int) -> 
     Raises:
         UserError: an entry holds no document.
     """
+    names = short_names([Path(entry) for entry in config.texts])
     for source, members in groupby(files, key=lambda file: file.source):
-        name = config.texts[source].rstrip("/").rpartition("/")[2]
-        text = draw(name, list(members), config.text_field, config.txt_document, config.max_text_bytes, seed)
+        text = draw(names[source], list(members), config.text_field, config.txt_document, config.max_text_bytes, seed)
         if not text.documents:
             reasons = ", ".join(f"{reason} ({count:,})" for reason, count in text.bad_lines.items()) or "it is empty"
             raise UserError(config.fault(f"texts[{source}]", f"holds no document: {reasons}", "check text_field"))

@@ -118,6 +118,17 @@ def test_other_metrics_keep_the_units_of_the_harness() -> None:
     assert (exact.metric, exact.unit, exact.rows[0].value) == ("exact_match_strict", "%", 100.0)
     assert exact.rows[0].interval is not None and exact.rows[0].interval.low < 60
     assert (bits.unit, bits.higher_is_better, bits.rows[0].interval) == ("bits/byte", False, None)
+    assert [each.name for each in (f1, exact, bits)] == [f"lm-eval: t, {each.metric}" for each in (f1, exact, bits)]
+
+
+def test_a_share_is_per_cent_under_each_filter_and_without_a_count() -> None:
+    numbers = {"acc_bytes,none": 0.75, "acc,strict": 0.5, "acc_stderr,strict": 0.05, "accuracy_of_mine,none": 0.25}
+    better = dict.fromkeys(("acc_bytes", "acc", "accuracy_of_mine"), True)
+    answer = {"results": {"t": numbers}, "higher_is_better": {"t": better}, "counts": {}, "facts": {}, "version": "0"}
+    found = {each.metric: (each.unit, each.rows[0].value) for each in lm_eval.sections({"a": answer})}
+    assert found == {"acc_bytes": ("%", 75.0), "acc_strict": ("%", 50.0), "accuracy_of_mine": ("", 0.25)}
+    interval = lm_eval.sections({"a": answer})[1].rows[0].interval
+    assert interval is not None and interval.low == pytest.approx(50 - 9.8, abs=0.01)
 
 
 def test_the_lock_adds_to_requirements_and_changes_nothing(root: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from huggingface_hub import ModelCard
 
 from zerokara import manifest
 from zerokara.errors import UserError
-from zerokara.evaluation import card, page, table
+from zerokara.evaluation import card, page, plots, table
 from zerokara.evaluation.intervals import Interval
 from zerokara.evaluation.results import Baseline, PairedDifference, Row, Section
 from zerokara.huggingface import exported_folder
@@ -64,6 +65,13 @@ def test_the_page_shows_every_number_and_escapes_names() -> None:
     for text in ("<b>&", "1.125", "1.200 to 1.300", "+0.100 to +0.150", "few documents", "unigram"):
         assert any(text in one for one in found.texts), text
     assert found.elements.count("svg") == 2 and not {"b", "script", "link", "img"} & set(found.elements)
+
+
+def test_sections_of_one_name_keep_their_own_plots() -> None:
+    other = replace(SECTION, rows=(Row("only", 9.5),), differences=())
+    made = page.page([SECTION, other])
+    assert made.count(plots.values(SECTION)) == made.count(plots.values(other)) == 1
+    assert made.count(plots.differences(SECTION)) == 1
 
 
 def test_json_holds_what_was_measured() -> None:

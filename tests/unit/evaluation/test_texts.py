@@ -34,6 +34,15 @@ def test_documents_are_drawn_up_to_the_limit(tmp_path: Path) -> None:
     assert len(read(settings(tmp_path, *lines, max_text_bytes=1)).documents) == 1
 
 
+def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    for folder in ("old", "new"):
+        (tmp_path / folder).mkdir()
+        settings(tmp_path / folder, '{"text": "one"}')
+    config = TextSettings(texts=tuple(str(tmp_path / folder / "held_out.jsonl") for folder in ("old", "new")))
+    names = [text.name for text in texts.read(config, texts.find(config), 1)]
+    assert names == ["old/held_out.jsonl", "new/held_out.jsonl"]
+
+
 def test_bad_lines_are_counted_and_a_text_without_documents_is_refused(tmp_path: Path) -> None:
     text = read(settings(tmp_path, '{"text": "one"}', "{", "", '{"body": "two"}'))
     assert text.documents == ("one",) and sum(text.bad_lines.values()) == 2
