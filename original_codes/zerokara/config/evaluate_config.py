@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from os.path import normpath
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -34,12 +35,12 @@ class EvaluatedModels(Settings):
     def _has_models(self) -> Iterator[Fault]:
         if not self.models:
             yield self.fault("models", "must name at least one Hugging Face folder", "e.g. models/embedded_hf")
-        if len(set(self.models)) < len(self.models):
+        if len({*map(normpath, self.models)}) < len(self.models):
             yield self.fault("models", "names a folder twice")
 
     @rule("models", "add_to_card")
     def _cards_are_of_models(self) -> Iterator[Fault]:
-        if others := [name for name in self.add_to_card if name not in self.models]:
+        if others := [name for name in self.add_to_card if normpath(name) not in map(normpath, self.models)]:
             yield self.fault("add_to_card", f"names {others[0]}, which is not among models")
 
 

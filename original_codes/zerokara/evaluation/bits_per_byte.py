@@ -21,29 +21,25 @@ Shape suffixes: B windows, S tokens of the longest.
 
 from __future__ import annotations
 
-import json
 import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
 import torch
-import transformers
 
-from zerokara import __version__
-from zerokara.durable import write_json
+from zerokara.evaluation import cache
 from zerokara.evaluation.intervals import SMALL_SAMPLE, bootstrap_mean_ratio, paired_difference
-from zerokara.evaluation.models import LoadedModel
+from zerokara.evaluation.models import SEES_LATER_TOKENS, LoadedModel
 from zerokara.evaluation.results import PairedDifference, Row, Section, pairs
 from zerokara.evaluation.texts import MeasuredText
-from zerokara.progress import Progress
+from zerokara.progress import Progress, plural
 
-CACHE_FORMAT = 1
+CACHE_FORMAT = 2
 """Raised when a change of this module changes what is measured."""
 BLOCK_BYTES = 200_000
 """Text that is measured at once; a run that is killed loses no more."""
@@ -82,6 +78,12 @@ class Losses:
     text_nats: list[float] = field(default_factory=list)
     end_nats: list[float] = field(default_factory=list)
     """Empty for a tokenizer without an end token."""
+
+    @property
+    def num_finite(self) -> int:
+        """Documents whose nats are numbers."""
+        ends = self.end_nats or [0.0] * len(self.text_nats)
+        return sum(map(math.isfinite, map(operator.add, self.text_nats, ends)))
 
     def extend(self, other: Losses) -> None:
         """Append the documents of `other`."""
@@ -261,7 +263,12 @@ def _measure_model(model: LoadedModel, text: MeasuredText, settings: Settings) -
         rule = f"not ranked: the tokenizer loses text, {len(changed):,} of {len(text.documents):,} documents do not"
         note = f"{rule} decode to themselves (the first is number {changed[0] + 1:,})"
         return _noted(row, note, lost_documents=len(changed)), None
-    return row, _losses(model, text, reading, settings)
+    losses = _losses(model, text, reading, settings)
+    if losses is None:
+        return _noted(row, SEES_LATER_TOKENS), None
+    if wrong := len(text.documents) - losses.num_finite:
+        return _noted(row, f"not ranked: {plural(wrong, 'document')} without a finite loss"), None
+    return row, losses
 
 
 def _changed(model: LoadedModel, text: MeasuredText) -> Iterator[int]:
@@ -275,13 +282,16 @@ def _changed(model: LoadedModel, text: MeasuredText) -> Iterator[int]:
             progress.advance(sum(len(document.encode()) for document in documents))
 
 
-def _losses(model: LoadedModel, text: MeasuredText, reading: Reading, settings: Settings) -> Losses:
-    """Nats of all documents; blocks that were measured before are read from the cache."""
-    folder = settings.cache / _key(model, text, reading) if settings.cache else None
+def _losses(model: LoadedModel, text: MeasuredText, reading: Reading, settings: Settings) -> Losses | None:
+    """Nats of all documents; blocks measured before are read from the cache. None for a model that is not causal."""
+    how = [str(model.dtype), text.content, asdict(reading), BLOCK_BYTES, CACHE_FORMAT]
+    folder = cache.folder_of(settings.cache, model.content, *how)
     batch_tokens = settings.batch_tokens or min(MAX_BATCH_TOKENS, max(1, MAX_LOGITS // model.vocab_size))
     found = Losses()
     blocks = list(_blocks(text))
-    cached = [_read_block(folder, index, len(numbers)) for index, numbers in enumerate(blocks)]
+    cached = [cache.read(folder, index, len(numbers), Losses) for index, numbers in enumerate(blocks)]
+    if None in cached and not model.is_causal:
+        return None
     sizes = [sum(len(text.documents[number].encode()) for number in numbers) for numbers in blocks]
     done = sum(size for size, block in zip(sizes, cached, strict=True) if block)
     with Progress(f"{model.name} on {text.name}", sum(sizes), "B", done=done) as progress:
@@ -291,8 +301,8 @@ def _losses(model: LoadedModel, text: MeasuredText, reading: Reading, settings: 
                 encoded = encode(model.tokenizer, [text.documents[number] for number in numbers])
                 parts = partial(_advance, progress, size)
                 block = losses_of(model, encoded, reading, batch_tokens, parts)
-                if folder:
-                    write_json(folder / f"{index}.json", asdict(block))
+                if block.num_finite == len(numbers):
+                    cache.write(folder, index, asdict(block))
             found.extend(block)
     return found
 
@@ -310,22 +320,6 @@ def _blocks(text: MeasuredText) -> Iterator[range]:
             first, size = number, 0
         size += num_bytes
     yield range(first, len(text.documents))
-
-
-def _key(model: LoadedModel, text: MeasuredText, reading: Reading) -> str:
-    """Name of what is measured, by content: the model, the text, how it is read, and the code that does it."""
-    versions = [CACHE_FORMAT, __version__, torch.__version__, transformers.__version__]
-    parts = [model.content, str(model.dtype), text.content, asdict(reading), BLOCK_BYTES, versions]
-    return sha256(json.dumps(parts).encode()).hexdigest()[:32]
-
-
-def _read_block(folder: Path | None, index: int, num_documents: int) -> Losses | None:
-    """A block measured before; None if it was not, or not completely."""
-    try:
-        found = Losses(**orjson.loads((folder / f"{index}.json").read_bytes())) if folder else None
-    except (OSError, orjson.JSONDecodeError, TypeError):
-        return None
-    return found if found and len(found.text_nats) == num_documents else None
 
 
 def _row(

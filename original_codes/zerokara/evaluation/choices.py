@@ -14,7 +14,7 @@ Shape suffixes: B batch, S sequence, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from zerokara.evaluation.intervals import SMALL_SAMPLE, Interval, paired_difference, wilson
 from zerokara.evaluation.models import LoadedModel
 from zerokara.evaluation.results import Baseline, PairedDifference, Row, Section, pairs
-from zerokara.progress import Progress
+from zerokara.progress import Progress, plural
 
 _ANCHORS = ("a", ".", "\n")
 """Text before a part while it is encoded, so that no tokenizer takes the part for the start of a text. The first counts
@@ -57,6 +57,13 @@ class Scored:
     """For each item whether the true alternative has the highest score; a tie is wrong."""
     is_encodable: NDArray[np.bool_]
     """False where the tokenizer cannot encode a part by itself: the item counts for no model."""
+    num_unknown: int = 0
+    """Items with an alternative whose score is not a number: they are wrong."""
+
+    @classmethod
+    def of_lists(cls, is_right: list[bool], is_encodable: list[bool]) -> Scored:
+        """What a cache gives back."""
+        return cls(np.array(is_right, np.bool_), np.array(is_encodable, np.bool_))
 
     def accuracy(self, counted: NDArray[np.bool_]) -> tuple[int, int]:
         """How many of the `counted` items are right, and how many there are."""
@@ -73,7 +80,7 @@ def section(
     counted = np.logical_and.reduce([np.ones(len(items), np.bool_), *(each.is_encodable for each in scored.values())])
     num_counted = int(counted.sum())
     right = {model: each.is_right[counted] for model, each in scored.items()}
-    rows = [Row(model, *_accuracy(each), num_counted) for model, each in right.items()]
+    rows = [Row(model, *_accuracy(each), num_counted, tuple(_unknown(scored[model]))) for model, each in right.items()]
     rows += [Row(model, None, notes=(reason,)) for model, reason in not_asked.items()]
     warnings = []
     if num_counted < SMALL_SAMPLE:
@@ -110,6 +117,11 @@ def _accuracy(is_right: NDArray[np.bool_]) -> tuple[float | None, Interval | Non
         return None, None
     interval = wilson(int(is_right.sum()), len(is_right))
     return 100 * float(is_right.mean()), Interval(100 * interval.low, 100 * interval.high)
+
+
+def _unknown(scored: Scored) -> Iterator[str]:
+    if scored.num_unknown:
+        yield f"{plural(scored.num_unknown, 'item')} without a finite score: wrong"
 
 
 def _difference(a: str, b: str, right: Mapping[str, NDArray[np.bool_]], seed: int) -> PairedDifference:
@@ -169,8 +181,9 @@ def score(model: LoadedModel, items: Sequence[Item], start_id: int, label: str, 
                 scores[row.item][row.alternative] = value
             progress.advance(sum(len(row.ids) for row in batch))
     is_encodable = np.array([item is not None for item in encoded], dtype=np.bool_)
+    is_unknown = np.array([np.isnan(values).any() for values in scores], dtype=np.bool_)
     is_right = np.array([values[0] > max(values[1:]) for values in scores], dtype=np.bool_)
-    return Scored(is_right & is_encodable, is_encodable)
+    return Scored(is_right & is_encodable & ~is_unknown, is_encodable, int(is_unknown.sum()))
 
 
 def _encoded(number: int, item: Item, encoder: ContinuationEncoder, limit: int) -> list[_Sequence] | None:

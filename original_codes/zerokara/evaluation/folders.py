@@ -1,4 +1,7 @@
-"""Folders of Hugging Face models, as far as names tell, and names for tables. No torch here: a wrong name is refused at once."""
+"""Folders of Hugging Face models, as far as names tell, and names for tables.
+
+No torch here: a wrong name is refused at once.
+"""
 
 from __future__ import annotations
 

@@ -12,18 +12,21 @@ import sys
 from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from transformers.utils import logging
 
 from zerokara import hashing
 from zerokara.errors import Fault, UserError
 from zerokara.evaluation.folders import model_files, short_names
 
+SEES_LATER_TOKENS = "not measured: sees the tokens after, so it does not predict them"
 NO_LIMIT_CONTEXT = 2048
 """Context length of a model that has no limit of its own (relative positions, recurrence)."""
 
@@ -68,6 +71,21 @@ class LoadedModel:
     def vocab_size(self) -> int:
         """Size of the logits."""
         return int(self.config.get_text_config().vocab_size)
+
+    @cached_property
+    def is_causal(self) -> bool:
+        """Whether no logits change with a token that comes after; loads the weights.
+
+        transformers opens a BERT as a causal model, too, which then sees what it is to predict.
+        """
+        ids_S = torch.arange(1, 1 + min(8, self.context_length), device=self.device) * self.vocab_size // 10
+        other_S = ids_S.clone()
+        other_S[-1] += 1
+        with torch.inference_mode():
+            one, other = (self.model(input_ids=ids[None]).logits[:, :-1].float() for ids in (ids_S, other_S))
+        # A mixture of experts may round otherwise; a token that is seen moves far more.
+        tolerance = torch.finfo(self.dtype).eps ** 0.5 * float(one.abs().max())
+        return bool(((one - other).abs() <= tolerance).all() | one.isnan().any())
 
     @property
     def content(self) -> str:
@@ -123,6 +141,12 @@ def open_models(folders: Sequence[Path], device: str = "auto", precision: str = 
         except (OSError, ValueError, ImportError) as error:
             faults.append(Fault(str(folder), f"cannot be opened by transformers: {_first_line(error)}"))
             continue
+        if not tokenizer("hello", add_special_tokens=False)["input_ids"]:
+            remedy = "save it again with tokenizer.save_pretrained(folder)"
+            faults.append(
+                Fault(str(folder), "its tokenizer makes no token of 'hello': files are missing", remedy=remedy)
+            )
+            continue
         opened.append(LoadedModel(name, folder, tokenizer, config, place, dtype, memory))
     if faults:
         raise UserError(faults)
@@ -141,7 +165,7 @@ def _load(folder: Path, config: Any, dtype: torch.dtype) -> Any:
                 use_safetensors=True,
                 output_loading_info=True,
             )
-        except (OSError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             raise UserError(Fault(str(folder), f"cannot be loaded by transformers: {_first_line(error)}")) from error
     wrong = {kind: sorted(map(str, report[kind])) for kind in ("missing_keys", "mismatched_keys") if report.get(kind)}
     if wrong:  # they would be random

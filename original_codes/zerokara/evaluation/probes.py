@@ -5,22 +5,13 @@ In: opened models and documents. Out: a section of accuracies for each kind of q
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 
-import numpy as np
-import orjson
-import torch
-import transformers
-
-from zerokara import __version__
-from zerokara.durable import write_json
-from zerokara.evaluation import bits_per_byte, choices, cloze, minimal_pairs
+from zerokara.evaluation import bits_per_byte, cache, choices, cloze, minimal_pairs
 from zerokara.evaluation.choices import Item, Scored
-from zerokara.evaluation.models import LoadedModel
+from zerokara.evaluation.models import SEES_LATER_TOKENS, LoadedModel
 from zerokara.evaluation.results import Section
 from zerokara.evaluation.texts import MeasuredText
 
@@ -59,7 +50,11 @@ def measure(models: Sequence[LoadedModel], text: MeasuredText, settings: Setting
             continue
         for name, items in asked.items():
             label = f"{model.name}, {name} of {text.name}"
-            scored[name][model.name] = _scored(model, items, reading.start_id, label, settings)
+            found = _scored(model, items, reading.start_id, label, settings)
+            if isinstance(found, str):
+                not_asked[model.name] = found
+                break
+            scored[name][model.name] = found
     return [
         choices.section(f"{name}: {text.name}", items, scored[name], not_asked, settings.seed)
         for name, items in asked.items()
@@ -71,29 +66,16 @@ def _reading(model: LoadedModel) -> bits_per_byte.Reading | str:
     return bits_per_byte.reading_of(model, bits_per_byte.Settings())
 
 
-def _scored(model: LoadedModel, items: Sequence[Item], start_id: int, label: str, settings: Settings) -> Scored:
-    """The model's answers, from the cache where it was asked before."""
-    path = settings.cache / f"{_key(model, items, start_id)}.json" if settings.cache else None
-    if path is not None and (found := _read(path, len(items))) is not None:
+def _scored(model: LoadedModel, items: Sequence[Item], start_id: int, label: str, settings: Settings) -> Scored | str:
+    """The model's answers, from the cache where it was asked before; or why it cannot answer."""
+    asked = [item.as_json() for item in items]
+    folder = cache.folder_of(settings.cache, model.content, str(model.dtype), start_id, asked)
+    if (found := cache.read(folder, 0, len(items), Scored.of_lists)) is not None:
         return found
+    if not model.is_causal:
+        return SEES_LATER_TOKENS
     batch_tokens = settings.batch_tokens or max(1, MAX_LOGITS // model.vocab_size)
     scored = choices.score(model, items, start_id, label, batch_tokens)
-    if path is not None:
-        write_json(path, {"is_right": scored.is_right.tolist(), "is_encodable": scored.is_encodable.tolist()})
+    if not scored.num_unknown:
+        cache.write(folder, 0, {"is_right": scored.is_right.tolist(), "is_encodable": scored.is_encodable.tolist()})
     return scored
-
-
-def _read(path: Path, num_items: int) -> Scored | None:
-    try:
-        found = orjson.loads(path.read_bytes())
-        scored = Scored(np.array(found["is_right"], np.bool_), np.array(found["is_encodable"], np.bool_))
-    except (OSError, orjson.JSONDecodeError, KeyError):
-        return None
-    return scored if len(scored.is_right) == len(scored.is_encodable) == num_items else None
-
-
-def _key(model: LoadedModel, items: Sequence[Item], start_id: int) -> str:
-    """Name of the answers, by content: the model, the items, and the code that asks."""
-    versions = [__version__, torch.__version__, transformers.__version__]
-    parts = [model.content, str(model.dtype), start_id, [item.as_json() for item in items], versions]
-    return sha256(json.dumps(parts).encode()).hexdigest()[:32]

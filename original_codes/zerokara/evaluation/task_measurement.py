@@ -6,23 +6,22 @@ prompts, the limit), so that a run that was stopped continues, and a further mod
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
 
-import orjson
-
 from zerokara.config.evaluation_tasks import TaskSettings
 from zerokara.corpus.documents import TxtDocument
-from zerokara.durable import write_json
 from zerokara.evaluation import answers, task_data, tasks
+from zerokara.evaluation import cache as kept
 from zerokara.evaluation.answers import Answers
 from zerokara.evaluation.results import Section
 from zerokara.evaluation.task_data import TaskFiles
 from zerokara.evaluation.tasks import Task
+
+BLOCK_PROMPTS = 512
+"""Prompts that are answered at once; a run that is killed loses no more."""
 
 
 class AskedModel(Protocol):
@@ -72,19 +71,20 @@ def measured(
 
 
 def answers_of(model: AskedModel, task: Task, cache: Path | None = None) -> Answers:
-    """The answers of a model to a task, from the cache if it gave them before."""
+    """The answers of a model to a task; blocks of prompts that it answered before are read from the cache."""
     limit = task.max_new_tokens or answers.num_tokens_allowed(model.tokenizer, [*task.references, *task.labels])
     prompts = task.prompts(model.is_encoder_decoder)
-    kept = None if cache is None else cache / f"{_key(model, prompts, limit)}.json"
-    if kept is not None and kept.exists():
-        return Answers(**orjson.loads(kept.read_bytes()))
-    label = f"{task.name}, {model.name}"
-    found = answers.answer(model.model, model.tokenizer, prompts, max_new_tokens=limit, label=label)
-    assert found is not None, "nothing gives it up"
-    if kept is not None:
-        write_json(kept, asdict(found))
+    folder = kept.folder_of(cache, model.content, str(model.dtype), prompts, limit, BLOCK_PROMPTS)
+    found = Answers([], [], limit)
+    for index, start in enumerate(range(0, len(prompts), BLOCK_PROMPTS)):
+        asked = prompts[start : start + BLOCK_PROMPTS]
+        block = kept.read(folder, index, len(asked), Answers)
+        if block is None:
+            part = f", {start + 1:,} to {start + len(asked):,} of {len(prompts):,}" if len(asked) < len(prompts) else ""
+            label = f"{task.name}, {model.name}{part}"
+            block = answers.answer(model.model, model.tokenizer, asked, max_new_tokens=limit, label=label)
+            assert block is not None, "nothing gives it up"
+            kept.write(folder, index, asdict(block))
+        outputs, stopped = [*found.outputs, *block.outputs], [*found.stopped, *block.stopped]
+        found = Answers(outputs, stopped, limit, found.num_too_long + block.num_too_long)
     return found
-
-
-def _key(model: AskedModel, prompts: Sequence[answers.Prompt], limit: int) -> str:
-    return sha256(json.dumps([model.content, str(model.dtype), prompts, limit]).encode()).hexdigest()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,11 +13,15 @@ from typing import Any
 import evaluated_models
 import pytest
 import torch
+import transformers
 from evaluated_models import CONTEXT, save
 
-from zerokara.evaluation import bits_per_byte
+from zerokara.config.evaluate_config import EvaluateConfig
+from zerokara.config.loading import load
+from zerokara.errors import UserError
+from zerokara.evaluation import bits_per_byte, probes
 from zerokara.evaluation.bits_per_byte import Reading, Settings, measure, reading_of, windows
-from zerokara.evaluation.models import LoadedModel, open_models
+from zerokara.evaluation.models import SEES_LATER_TOKENS, LoadedModel, open_models
 from zerokara.evaluation.results import Row
 from zerokara.evaluation.texts import MeasuredText
 
@@ -145,6 +152,59 @@ def test_a_killed_run_continues(
     assert row_of(model, cache=tmp_path) == whole and len(measured) == 1
     row_of(model, cache=tmp_path, min_context=0.0)  # another reading is another measurement
     assert len(measured) > 1
+
+
+def test_a_model_that_sees_what_comes_after_is_not_measured(tmp_path: Path) -> None:
+    tokenizer = evaluated_models.dummy_prefix()
+    widths = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    for is_decoder in (False, True):
+        config = transformers.RobertaConfig(vocab_size=len(tokenizer), pad_token_id=2, is_decoder=is_decoder, **widths)
+        transformers.RobertaForCausalLM(config).save_pretrained(tmp_path / str(is_decoder))
+        tokenizer.save_pretrained(tmp_path / str(is_decoder))
+    both, causal = open_models([tmp_path / "False", tmp_path / "True"], "cpu")
+    row = row_of(both, cache=tmp_path / "cache")
+    assert row.value is None and SEES_LATER_TOKENS in row.notes and not (tmp_path / "cache").exists()
+    assert row_of(causal).value
+    settings = probes.Settings(minimal_pairs=0, cloze=4)
+    documents = ("We go by the old road. He goes by the long way. We go by the new road. She goes by the old way.",)
+    (cloze,) = probes.measure([both], MeasuredText("text", documents, 1), settings)
+    assert cloze.rows[0].value is None and cloze.rows[0].notes == (SEES_LATER_TOKENS,)
+
+
+def test_a_loss_that_is_no_number_is_not_ranked_and_not_kept(folders: dict[str, Path], tmp_path: Path) -> None:
+    (model,) = open_models([folders["gpt2"]], "cpu")
+    (token,) = model.tokenizer("🦊", add_special_tokens=False)["input_ids"][-1:]
+    head = model.model.lm_head.weight.detach().clone()
+    model.model.get_input_embeddings().weight.data[token] = math.nan
+    model.model.lm_head.weight = torch.nn.Parameter(head)
+    for _ in range(2):
+        row = row_of(model, cache=tmp_path)
+        assert row.value is None and row.notes[-1] == "not ranked: 1 document without a finite loss"
+    assert not list(tmp_path.glob("*/*.json"))
+    whole = row_of(open_models([folders["gpt2"]], "cpu")[0], cache=tmp_path)
+    (block,) = tmp_path.glob("*/*.json")
+    kept = json.loads(block.read_text(encoding="utf-8"))
+    kept["text_nats"][0] = None
+    block.write_text(json.dumps(kept), encoding="utf-8")
+    assert row_of(open_models([folders["gpt2"]], "cpu")[0], cache=tmp_path) == whole
+
+
+def test_folders_that_are_no_whole_models_are_refused(folders: dict[str, Path], tmp_path: Path) -> None:
+    for name in ("without", "cut"):
+        shutil.copytree(folders["gpt2"], tmp_path / name)
+    for path in (tmp_path / "without").glob("token*"):
+        path.unlink()
+    with pytest.raises(UserError, match="makes no token of 'hello'"):
+        open_models([tmp_path / "without"], "cpu")
+    os.truncate(tmp_path / "cut" / "model.safetensors", 1000)
+    with pytest.raises(UserError, match="cannot be loaded by transformers"):
+        _ = open_models([tmp_path / "cut"], "cpu")[0].model
+
+
+def test_a_folder_spelt_in_two_ways_is_named_twice(tmp_path: Path) -> None:
+    (tmp_path / "evaluate_config.yaml").write_text("models: [m, m/]\n", encoding="utf-8")
+    with pytest.raises(UserError, match="names a folder twice"):
+        load(EvaluateConfig, tmp_path / "evaluate_config.yaml")
 
 
 def test_progress_adds_up(models: dict[str, LoadedModel]) -> None:

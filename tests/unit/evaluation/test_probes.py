@@ -165,6 +165,17 @@ def test_an_item_that_one_tokenizer_cannot_take_counts_for_none() -> None:
     assert made.metric == "accuracy" and made.unit == "%" and made.warnings
 
 
+def test_a_score_that_is_no_number_is_wrong_and_named() -> None:
+    tokenizer = tokenizer_of(["abc abd " * 20])
+    model = Unigram(tokenizer)
+    model._logits[:] = torch.nan
+    items = [Item("abd", ((" abc",), (" abd",)))] * 2
+    scored = score(model, items, "probe")
+    assert not scored.is_right.any() and scored.num_unknown == 2
+    (row,) = choices.section("cloze", items, {"one": scored}, {}, seed=0).rows
+    assert row.value == 0 and row.notes == ("2 items without a finite score: wrong",)
+
+
 def test_too_little_text_is_told() -> None:
     made = choices.section("cloze", [], {}, {}, seed=0)
     assert made.rows == () and made.baselines == () and made.warnings

@@ -11,6 +11,7 @@ import pytest
 from zerokara.config.evaluation_tasks import TaskSettings
 from zerokara.config.loading import load
 from zerokara.evaluation import answers, task_data, task_measurement
+from zerokara.evaluation import cache as kept
 from zerokara.evaluation.answers import Answers
 
 
@@ -68,6 +69,22 @@ def test_answers_are_kept_by_content(settings: TaskSettings, tmp_path: Path) -> 
     again = measure(settings, [Parrot("renamed", "-", log, content="a"), Parrot("b", "1", log)], tmp_path / "cache")
     assert log == ["a", "a", "b", "b"], "the first was not asked again"
     assert [each["renamed"] for each in again.values()] == [each["a"] for each in first.values()]
+
+
+def test_answers_are_kept_in_blocks_and_a_damaged_one_is_asked_again(
+    settings: TaskSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_measurement, "BLOCK_PROMPTS", 3)
+    log: list[str] = []
+    cache = tmp_path / "cache"
+    first = measure(settings, [Parrot("a", "0", log)], cache)
+    blocks = list(cache.glob("*/*.json"))
+    assert len(blocks) == len(log) == 4
+    blocks[0].write_text('{"outputs": ["0"', encoding="utf-8")
+    assert measure(settings, [Parrot("a", "0", log)], cache) == first and len(log) == 5
+    monkeypatch.setattr(kept, "_PACKAGES", ("numpy",))
+    measure(settings, [Parrot("a", "0", log)], cache)
+    assert len(log) == 9, "another version measures anew"
 
 
 def test_the_limit_is_the_tasks_or_that_of_its_answers(settings: TaskSettings) -> None:
