@@ -20,7 +20,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from zerokara.evaluation import overlap
 from zerokara.evaluation.metrics import WORD, words
+from zerokara.progress import log
 
 Pair = tuple[str, str]
 """Source and target."""
@@ -47,8 +49,11 @@ def for_labels(
     """The baselines of a task whose targets are labels; without training pairs only the majority."""
     yield Baseline("majority", majority(references))
     if len({target for _, target in train}) > 1:
-        yield Baseline("bag_of_words", classified(train, sources, "word", (1, 1), seed))
-        yield Baseline("character_ngrams", classified(train, sources, "char_wb", (1, 4), seed))
+        for name, analyzer, ngrams in (("bag_of_words", "word", (1, 1)), ("character_ngrams", "char_wb", (1, 4))):
+            if (outputs := classified(train, sources, analyzer, ngrams, seed)) is None:
+                log(f"warning: no baseline {name}: nothing that it counts occurs in two training texts")
+            else:
+                yield Baseline(name, outputs)
 
 
 def for_texts(train: Sequence[Pair], sources: Sequence[str]) -> Iterator[Baseline]:
@@ -70,25 +75,23 @@ def majority(references: Sequence[str]) -> list[str]:
 
 def classified(
     train: Sequence[Pair], sources: Sequence[str], analyzer: str, ngrams: tuple[int, int], seed: int = 0
-) -> list[str]:
-    """The target that logistic regression on tf-idf weighted n-grams gives each source."""
+) -> list[str] | None:
+    """The target that logistic regression on tf-idf weighted n-grams gives each source; None without any n-gram."""
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
 
-    every_word = {"token_pattern": r"(?u)\w+"} if analyzer == "word" else {}  # those of one character, too
-    model = make_pipeline(
-        TfidfVectorizer(
-            analyzer=analyzer,
-            ngram_range=ngrams,
-            sublinear_tf=True,
-            min_df=2 if len(train) >= _MANY_PAIRS else 1,
-            **every_word,
-        ),
-        LogisticRegression(max_iter=1000, random_state=seed),
+    vectorizer = TfidfVectorizer(
+        analyzer=overlap.tokens if analyzer == "word" else analyzer,  # also of scripts that put no space between words
+        ngram_range=ngrams,
+        sublinear_tf=True,
+        min_df=2 if len(train) >= _MANY_PAIRS else 1,
     )
-    model.fit([source for source, _ in train], [target for _, target in train])
-    return [str(label) for label in model.predict(list(sources))]
+    try:
+        features = vectorizer.fit_transform([source for source, _ in train])
+    except ValueError:  # all that it raises for texts: no term remains
+        return None
+    model = LogisticRegression(max_iter=1000, random_state=seed).fit(features, [target for _, target in train])
+    return [str(label) for label in model.predict(vectorizer.transform(list(sources)))]
 
 
 class Forms:

@@ -26,6 +26,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,10 @@ import numpy as np
 import torch
 
 from zerokara.evaluation import cache
-from zerokara.evaluation.intervals import SMALL_SAMPLE, bootstrap_mean_ratio, paired_difference
+from zerokara.evaluation.intervals import SMALL_SAMPLE
+from zerokara.evaluation.measures import Measure, share
 from zerokara.evaluation.models import SEES_LATER_TOKENS, LoadedModel
-from zerokara.evaluation.results import PairedDifference, Row, Section, pairs
+from zerokara.evaluation.results import PairedDifference, Row, Section
 from zerokara.evaluation.texts import MeasuredText
 from zerokara.progress import Progress, plural
 
@@ -121,15 +123,18 @@ def measure(models: Sequence[LoadedModel], text: MeasuredText, settings: Setting
     """Measure every model on the documents of one text."""
     num_bytes = text.bytes
     rows: list[Row] = []
-    measured: dict[str, list[float]] = {}
+    measured: dict[str, Measure] = {}
     for model in models:
         row, losses = _measure_model(model, text, settings)
         if losses is not None:
             bits = [nats / math.log(2) for nats in losses.text_nats]
-            measured[model.name] = bits
-            row = _row(model, row, losses, bits, num_bytes, settings.seed)
+            measured[model.name] = share("bits_per_byte", bits, num_bytes, higher_is_better=False)
+            row = _row(model, row, losses, measured[model.name], settings.seed)
         rows.append(row)
-    differences = tuple(_difference(a, b, measured, num_bytes, settings.seed) for a, b in pairs(list(measured)))
+    differences = tuple(
+        PairedDifference(a, b, one.value - other.value, one.difference(other, settings.seed))
+        for (a, one), (b, other) in combinations(measured.items(), 2)
+    )
     return Section(
         name=f"bits per byte: {text.name}",
         metric="bits_per_byte",
@@ -322,13 +327,11 @@ def _blocks(text: MeasuredText) -> Iterator[range]:
     yield range(first, len(text.documents))
 
 
-def _row(
-    model: LoadedModel, row: Row, losses: Losses, bits: Sequence[float], num_bytes: Sequence[int], seed: int
-) -> Row:
-    tokens, total = sum(losses.tokens), sum(num_bytes)
+def _row(model: LoadedModel, row: Row, losses: Losses, measure: Measure, seed: int) -> Row:
+    tokens, (bits, total) = sum(losses.tokens), measure.statistics.sum(axis=0).tolist()
     details: dict[str, Any] = {
         **row.details,
-        "bits": sum(bits),
+        "bits": bits,
         "tokens": tokens,
         "bytes_per_token": total / max(tokens, 1),
         "nats_per_token": sum(losses.text_nats) / max(tokens, 1),
@@ -338,19 +341,13 @@ def _row(
     }
     end = details["end_nats_per_document"]
     ending = "no end token" if end is None else f"end of document: {end:.2f} nats"
-    interval = bootstrap_mean_ratio(bits, num_bytes, seed)
-    return Row(model.name, sum(bits) / total, interval, len(bits), (*row.notes, ending), details)
+    return Row(
+        model.name, measure.value, measure.interval(seed), len(measure.statistics), (*row.notes, ending), details
+    )
 
 
 def _noted(row: Row, note: str, **details: Any) -> Row:
     return Row(row.model, row.value, row.interval, row.n, (*row.notes, note), {**row.details, **details})
-
-
-def _difference(
-    a: str, b: str, measured: dict[str, list[float]], num_bytes: Sequence[int], seed: int
-) -> PairedDifference:
-    value = (sum(measured[a]) - sum(measured[b])) / sum(num_bytes)
-    return PairedDifference(a, b, value, paired_difference(measured[a], measured[b], num_bytes, seed))
 
 
 def _warnings(text: MeasuredText) -> Iterator[str]:

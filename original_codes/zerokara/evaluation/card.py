@@ -64,7 +64,7 @@ def _result(row: Row, section: Section) -> EvalResult | None:
     interval = f"95 % interval {interval_text(row.interval, section)}, " if row.interval else ""
     data = str(section.facts.get("text", section.name))
     return EvalResult(
-        task_type=section.task_type,
+        task_type="text-generation",
         dataset_type=re.sub(r"[^\w.-]+", "-", data),  # what the Hub tells data sets apart by
         dataset_name=data,
         metric_type=section.metric,

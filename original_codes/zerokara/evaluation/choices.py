@@ -16,15 +16,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from zerokara.evaluation.intervals import SMALL_SAMPLE, Interval, paired_difference, wilson
+from zerokara.evaluation.intervals import SMALL_SAMPLE, percent
+from zerokara.evaluation.measures import share
 from zerokara.evaluation.models import LoadedModel
-from zerokara.evaluation.results import Baseline, PairedDifference, Row, Section, pairs
+from zerokara.evaluation.results import Baseline, PairedDifference, Row, Section
 from zerokara.progress import Progress, plural
 
 _ANCHORS = ("a", ".", "\n")
@@ -79,8 +81,19 @@ def section(
     """
     counted = np.logical_and.reduce([np.ones(len(items), np.bool_), *(each.is_encodable for each in scored.values())])
     num_counted = int(counted.sum())
-    right = {model: each.is_right[counted] for model, each in scored.items()}
-    rows = [Row(model, *_accuracy(each), num_counted, tuple(_unknown(scored[model]))) for model, each in right.items()]
+    accuracies = {
+        model: share("accuracy", each.is_right[counted].tolist(), [1] * num_counted) for model, each in scored.items()
+    }
+    rows = [
+        Row(
+            model,
+            100 * each.value if num_counted else None,
+            percent(each.interval(seed)),
+            num_counted,
+            tuple(_unknown(scored[model])),
+        )
+        for model, each in accuracies.items()
+    ]
     rows += [Row(model, None, notes=(reason,)) for model, reason in not_asked.items()]
     warnings = []
     if num_counted < SMALL_SAMPLE:
@@ -99,7 +112,11 @@ def section(
         "%",
         higher_is_better=True,
         rows=tuple(rows),
-        differences=tuple(_difference(a, b, right, seed) for a, b in pairs(list(right))) if num_counted else (),
+        differences=tuple(
+            PairedDifference(a, b, 100 * (one.value - other.value), percent(one.difference(other, seed)))
+            for (a, one), (b, other) in combinations(accuracies.items(), 2)
+            if num_counted
+        ),
         baselines=(chance,) if chance else (),
         warnings=tuple(warnings),
         facts={
@@ -112,22 +129,9 @@ def section(
     )
 
 
-def _accuracy(is_right: NDArray[np.bool_]) -> tuple[float | None, Interval | None]:
-    if not len(is_right):
-        return None, None
-    interval = wilson(int(is_right.sum()), len(is_right))
-    return 100 * float(is_right.mean()), Interval(100 * interval.low, 100 * interval.high)
-
-
 def _unknown(scored: Scored) -> Iterator[str]:
     if scored.num_unknown:
         yield f"{plural(scored.num_unknown, 'item')} without a finite score: wrong"
-
-
-def _difference(a: str, b: str, right: Mapping[str, NDArray[np.bool_]], seed: int) -> PairedDifference:
-    of_a, of_b = 100.0 * right[a], 100.0 * right[b]
-    interval = paired_difference(of_a, of_b, np.ones(len(of_a)), seed)
-    return PairedDifference(a, b, float(of_a.mean() - of_b.mean()), interval)
 
 
 class ContinuationEncoder:

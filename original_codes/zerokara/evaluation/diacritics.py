@@ -82,7 +82,16 @@ def _in_place(found: Sequence[str], expected: Sequence[str]) -> list[bool]:
     """For each expected character whether it stands at its place: aligned by base letters, which should be the same."""
     if len(found) == len(expected):
         return [a == b for a, b in zip(found, expected, strict=True)]
-    stands = [False] * len(expected)
-    for block in SequenceMatcher(None, found, expected, autojunk=False).get_matching_blocks():
+    before = _num_common(found, expected)
+    after = _num_common(found[before:][::-1], expected[before:][::-1])
+    # The rest alone: the time grows with the product of the lengths.
+    middle, open_ = found[before : len(found) - after], expected[before : len(expected) - after]
+    stands = [False] * len(open_)
+    for block in SequenceMatcher(None, middle, open_, autojunk=False).get_matching_blocks():
         stands[block.b : block.b + block.size] = [True] * block.size
-    return stands
+    return [True] * before + stands + [True] * after
+
+
+def _num_common(one: Sequence[str], other: Sequence[str]) -> int:
+    """Characters that both begin with."""
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerokara.durable import write_json
 from zerokara.errors import Fault, RunError, UserError
-from zerokara.evaluation.intervals import LEVEL, Interval, wilson
+from zerokara.evaluation.intervals import LEVEL, Interval, percent, wilson
 from zerokara.evaluation.results import Row, Section
 from zerokara.progress import log
 
@@ -206,4 +206,4 @@ def _row(model: str, metric: str, value: float, error: float | None, count: int)
     elif error is not None:
         half = NormalDist().inv_cdf((1 + LEVEL) / 2) * error
         interval = Interval(value - half, value + half)
-    return Row(model, scale * value, interval and Interval(scale * interval.low, scale * interval.high), count)
+    return Row(model, scale * value, percent(interval) if scale == 100 else interval, count)

@@ -18,14 +18,19 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import regex
+from numpy.typing import NDArray
 
+from zerokara.evaluation.words import UNSPACED
 from zerokara.progress import Progress
 
 NGRAM = 13
 MIN_TOKENS = 8
-_UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
-_TOKEN = regex.compile(rf"(?V1)[{_UNSPACED}]\p{{M}}*|[\w--[{_UNSPACED}]]+")
+_TOKEN = regex.compile(rf"(?V1)[{UNSPACED}]\p{{M}}*|[\w--[{UNSPACED}]]+")
+Hashes = NDArray[np.uint64]
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+"""Odd, so that no bit of a hash is lost (the golden ratio in 64 bits)."""
 
 
 @dataclass(frozen=True)
@@ -62,22 +67,50 @@ def find(examples: Sequence[Sequence[str]], others: Iterable[str], progress: Pro
     `progress` advances by one for each of the others.
     """
     whole: dict[str, list[int]] = {}
-    windows: dict[tuple[str, ...], list[tuple[tuple[str, ...], int]]] = {}
+    by_size: dict[int, list[tuple[Hashes, int]]] = {}
     for index, texts in enumerate(examples):
         for text in texts:
             whole.setdefault(normalized(text), []).append(index)
-            for window in _windows(tokens(text)):
-                windows.setdefault(window[:MIN_TOKENS], []).append((window, index))
+            found = tokens(text)
+            if len(found) >= MIN_TOKENS:  # else it is compared exactly only
+                size = min(NGRAM, len(found))
+                by_size.setdefault(size, []).append((_window_hashes(_hashes(found), size), index))
+    windows = {size: _Windows.of(each) for size, each in by_size.items()}
     exact: set[int] = set()
     by_ngram: set[int] = set()
     for other in others:
         for line in {other, *other.splitlines()}:
             exact.update(whole.get(normalized(line), ()))
         if windows:
-            by_ngram.update(_sharing(tokens(other), windows))
+            hashes = _hashes(tokens(other))
+            for size, known in windows.items():
+                by_ngram.update(known.sharing(_window_hashes(hashes, size)))
         if progress is not None:
             progress.advance()
     return Overlap(len(examples), sorted(exact), sorted(by_ngram))
+
+
+@dataclass(frozen=True)
+class _Windows:
+    """The n-grams of one size in all examples, 12 bytes each."""
+
+    hashes: Hashes
+    """In rising order."""
+    indices: NDArray[np.int32]
+    """The example of each."""
+
+    @classmethod
+    def of(cls, found: Sequence[tuple[Hashes, int]]) -> _Windows:
+        hashes = np.concatenate([each for each, _ in found])
+        indices = np.repeat(np.array([index for _, index in found], np.int32), [len(each) for each, _ in found])
+        order = np.argsort(hashes)
+        return cls(hashes[order], indices[order])
+
+    def sharing(self, found: Hashes) -> Iterator[int]:
+        """The examples that share an n-gram with `found`."""
+        first, after = (np.searchsorted(self.hashes, found, side) for side in ("left", "right"))
+        for place in np.flatnonzero(after > first):
+            yield from self.indices[first[place] : after[place]].tolist()
 
 
 def normalized(text: str) -> str:
@@ -90,17 +123,14 @@ def tokens(text: str) -> list[str]:
     return _TOKEN.findall(unicodedata.normalize("NFC", text).lower())
 
 
-def _windows(found: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """The n-grams to look for: of `NGRAM` tokens, or all tokens of a shorter text."""
-    if len(found) >= MIN_TOKENS:
-        size = min(NGRAM, len(found))
-        for start in range(len(found) - size + 1):
-            yield tuple(found[start : start + size])
+def _hashes(found: Sequence[str]) -> Hashes:
+    return np.fromiter(map(hash, found), np.int64, len(found)).view(np.uint64)
 
 
-def _sharing(found: list[str], windows: dict[tuple[str, ...], list[tuple[tuple[str, ...], int]]]) -> Iterator[int]:
-    """The examples that share a window with the tokens `found`; each window is known by its first tokens."""
-    for start in range(len(found) - MIN_TOKENS + 1):
-        for window, index in windows.get(tuple(found[start : start + MIN_TOKENS]), ()):
-            if tuple(found[start : start + len(window)]) == window:
-                yield index
+def _window_hashes(hashes: Hashes, size: int) -> Hashes:
+    """One number for each `size` tokens in a row; among 10^10 tokens fewer than one of a hundred such runs is wrong."""
+    num = max(0, len(hashes) - size + 1)
+    made = np.zeros(num, np.uint64)
+    for start in range(size):
+        made = made * _FACTOR + hashes[start : start + num]
+    return made

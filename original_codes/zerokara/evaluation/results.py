@@ -6,7 +6,6 @@ In: what the modules of this room measured; out: plain values for JSON.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,8 +85,6 @@ class Section:
     """How it was measured: sizes, window, stride; JSON values only."""
     digits: int = 2
     """Decimals shown."""
-    task_type: str = "text-generation"
-    """Task of the Hub that a model card gives it under."""
 
     def ranked(self) -> list[Row]:
         """The rows, best first, those without a value last."""
@@ -106,11 +103,6 @@ class Section:
             "warnings": list(self.warnings),
             "facts": self.facts,
         }
-
-
-def pairs(models: Sequence[str]) -> list[tuple[str, str]]:
-    """Every two models once, in order."""
-    return [(a, b) for index, a in enumerate(models) for b in models[index + 1 :]]
 
 
 def _pair(interval: Interval | None) -> list[float] | None:

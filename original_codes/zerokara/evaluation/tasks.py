@@ -17,7 +17,7 @@ from typing import Any
 from zerokara.evaluation import baselines, diacritics, metrics, overlap
 from zerokara.evaluation.answers import Answers, Prompt
 from zerokara.evaluation.baselines import Pair
-from zerokara.evaluation.intervals import Interval
+from zerokara.evaluation.intervals import percent
 from zerokara.evaluation.measures import Measure
 from zerokara.evaluation.metrics import Unmatched
 from zerokara.evaluation.overlap import Overlap
@@ -63,10 +63,12 @@ class Task:
 
     @property
     def texts(self) -> list[tuple[str, ...]]:
-        """The texts of each example that a pretraining corpus may hold; labels are words that any text holds."""
-        if self.labels:
-            return [(source,) for source in self.sources]
-        return list(zip(self.sources, self.references, strict=True))
+        """The texts of each example to look for in a corpus; labels and short answers are in any text."""
+        pairs = zip(self.sources, self.references, strict=True)
+        return [
+            (source,) if self.labels or len(overlap.tokens(reference)) < overlap.MIN_TOKENS else (source, reference)
+            for source, reference in pairs
+        ]
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ def _section(
     """One measure of all systems, in per cent; with `facts`, also what is to be said of their answers."""
     first = measures[0]
     values = [100 * measure.value for measure in measures]
-    found = [_percent(measure.interval(seed)) for measure in measures]
+    found = [percent(measure.interval(seed)) for measure in measures]
     models = [at for at, system in enumerate(systems) if not system.is_baseline]
     others = [at for at, system in enumerate(systems) if system.is_baseline]
     compared = [*combinations(models, 2), *((model, other) for model in models for other in others)]
@@ -166,7 +168,7 @@ def _section(
                 systems[a].name,
                 systems[b].name,
                 values[a] - values[b],
-                _percent(measures[a].difference(measures[b], seed)),
+                percent(measures[a].difference(measures[b], seed)),
             )
             for a, b in compared
             if not isnan(values[a] - values[b])
@@ -238,7 +240,3 @@ def _details(system: System) -> dict[str, Any]:
         shown = [[text[:_MAX_SHOWN_CHARACTERS], count] for text, count in system.unmatched.most_common]
         found["unmatched"] = {"outputs": len(system.unmatched.indices), "most_common": shown}
     return found
-
-
-def _percent(interval: Interval | None) -> Interval | None:
-    return None if interval is None else Interval(100 * interval.low, 100 * interval.high)

@@ -18,11 +18,11 @@ from functools import cached_property
 import regex
 
 _KANA = regex.compile(r"[\p{Hiragana}\p{Katakana}]")
-_UNSPACED = r"\p{Hiragana}\p{Katakana}\p{Han}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
-_SPACED_WORD = rf"(?:(?![{_UNSPACED}])[\p{{L}}\p{{M}}\p{{N}}])+(?:['’\-](?:(?![{_UNSPACED}])[\p{{L}}\p{{M}}\p{{N}}])+)*"
+UNSPACED = r"\p{Hiragana}\p{Katakana}\p{Han}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
+_SPACED_WORD = rf"(?:(?![{UNSPACED}])[\p{{L}}\p{{M}}\p{{N}}])+(?:['’\-](?:(?![{UNSPACED}])[\p{{L}}\p{{M}}\p{{N}}])+)*"
 _WITH_SCRIPT_RUNS = regex.compile(rf"[\p{{Katakana}}ー]+|\p{{Han}}+|[\p{{Hiragana}}ー]+|{_SPACED_WORD}")
-_WITH_CHARACTERS = regex.compile(rf"[{_UNSPACED}]\p{{M}}*|{_SPACED_WORD}")
-_IS_UNSPACED = regex.compile(rf"[{_UNSPACED}]")
+_WITH_CHARACTERS = regex.compile(rf"[{UNSPACED}]\p{{M}}*|{_SPACED_WORD}")
+_IS_UNSPACED = regex.compile(rf"[{UNSPACED}]")
 _SENTENCE = regex.compile(r".*?(?:[.!?…]+[\"'”’»)\]]*(?=\s|$)|[。！？]+[」』”）]*|$)")
 
 

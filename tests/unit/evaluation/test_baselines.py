@@ -82,3 +82,12 @@ def test_without_training_pairs_or_with_one_label_only_the_majority_is_left() ->
 def test_words_of_one_letter_count_in_the_bag() -> None:
     train = [("o a", "1"), ("o b", "2")] * 5
     assert baselines.classified(train, ["a", "b"], "word", (1, 1)) == ["1", "2"]
+
+
+def test_scripts_without_spaces_have_words_and_texts_without_any_no_baseline() -> None:
+    liked = [("この映画が好きです" + chr(0x4E00 + number), "1") for number in range(600)]
+    hated = [("嫌いな話だった" + chr(0x5000 + number), "0") for number in range(600)]
+    assert baselines.classified(liked + hated, ["好き", "嫌い"], "word", (1, 1)) == ["1", "0"]
+    nothing = [(f"{mark}!", label) for mark, label in (("-", "0"), ("+", "1"))]
+    found = baselines.for_labels(nothing, ["?"], ["1"])
+    assert [each.name for each in found] == ["majority", "character_ngrams"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from difflib import SequenceMatcher
+
 import pytest
 
 from zerokara.evaluation import diacritics
@@ -63,3 +65,18 @@ def test_a_longer_output_is_aligned() -> None:
     found = {each.name: each.value for each in diacritics.report(["x stă"], ["stă"], ["sta"])}
     assert found["characters_right"] == 1.0 and found["changed_base_letter"] == 1.0
     assert found["sentences_right"] == 0.0
+
+
+def test_only_what_differs_is_aligned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of the alignment grows with the product of the lengths."""
+    aligned: list[int] = []
+
+    def counts(_: None, one: list[str], other: list[str], autojunk: bool) -> SequenceMatcher[str]:
+        aligned.append(max(len(one), len(other)))
+        return SequenceMatcher(None, one, other, autojunk)
+
+    monkeypatch.setattr(diacritics, "SequenceMatcher", counts)
+    text = "ab" * 500
+    stands = [True] * 1000 + [False] * 2 + [True] * 1000
+    assert diacritics._in_place([*text, "x", *text], [*text, "y", "z", *text]) == stands
+    assert diacritics._in_place([*"aaa"], [*"aa"]) == [True, True] and aligned == [2, 1]

@@ -5,12 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from zerokara.evaluation import intervals
-from zerokara.evaluation.intervals import bootstrap_mean_ratio, bootstrap_statistic, paired_difference, wilson
+from zerokara.evaluation import measures
+from zerokara.evaluation.intervals import wilson
+from zerokara.evaluation.measures import share
 
 TRIALS = 300
 STRAY = 3 * (0.05 * 0.95 / TRIALS) ** 0.5
 """Three standard errors of a share of 95 % found in so many trials."""
+
+
+@pytest.fixture(autouse=True)
+def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measures, "NUM_RESAMPLES", 400)
 
 
 def documents(random: np.random.Generator, num: int) -> tuple[np.ndarray, np.ndarray]:
@@ -24,7 +30,7 @@ def test_an_interval_over_documents_holds_the_truth() -> None:
     held = 0
     for trial in range(TRIALS):
         bits, lengths = documents(random, 60)
-        found = bootstrap_mean_ratio(bits, lengths, seed=trial, num=400)
+        found = share("x", bits, lengths).interval(trial)
         assert found is not None
         held += found.low <= 2 <= found.high
     assert abs(held / TRIALS - 0.95) < STRAY
@@ -36,7 +42,7 @@ def test_tokens_taken_for_documents_would_not() -> None:
     held = 0
     for trial in range(TRIALS):
         bits, lengths = documents(random, 60)
-        found = bootstrap_mean_ratio(np.repeat(bits / 10, 10), np.repeat(lengths / 10, 10), seed=trial, num=400)
+        found = share("x", np.repeat(bits / 10, 10), np.repeat(lengths / 10, 10)).interval(trial)
         assert found is not None
         held += found.low <= 2 <= found.high
     assert held / TRIALS < 0.6
@@ -49,8 +55,8 @@ def test_a_paired_difference_is_narrower_and_holds_the_truth() -> None:
     for trial in range(TRIALS):
         bits, lengths = documents(random, 60)
         better = bits - lengths * random.normal(0.05, 0.1, 60)
-        paired = paired_difference(bits, better, lengths, seed=trial, num=400)
-        alone = bootstrap_mean_ratio(bits, lengths, seed=trial, num=400)
+        paired = share("x", bits, lengths).difference(share("x", better, lengths), trial)
+        alone = share("x", bits, lengths).interval(trial)
         assert paired is not None and alone is not None
         held += paired.low <= 0.05 <= paired.high
         widths.append((paired.high - paired.low) / (alone.high - alone.low))
@@ -60,16 +66,10 @@ def test_a_paired_difference_is_narrower_and_holds_the_truth() -> None:
 
 def test_the_same_seed_gives_the_same_interval_in_any_number_of_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     bits, lengths = documents(np.random.default_rng(3), 40)
-    whole = bootstrap_mean_ratio(bits, lengths, seed=5)
-    monkeypatch.setattr(intervals, "_CELLS", 40 * 7)
-    assert bootstrap_mean_ratio(bits, lengths, seed=5) == whole
-    assert bootstrap_mean_ratio(bits, lengths, seed=6) != whole
-
-
-def test_any_statistic_can_be_resampled() -> None:
-    bits, lengths = documents(np.random.default_rng(3), 40)
-    found = bootstrap_statistic(40, lambda rows: float(bits[rows].sum() / lengths[rows].sum()), seed=5)
-    assert found == bootstrap_mean_ratio(bits, lengths, seed=5)
+    whole = share("x", bits, lengths).interval(5)
+    monkeypatch.setattr(measures, "_CELLS", 40 * 7)
+    assert share("x", bits, lengths).interval(5) == whole
+    assert share("x", bits, lengths).interval(6) != whole
 
 
 def test_wilson_is_the_published_interval() -> None:
@@ -86,10 +86,17 @@ def test_wilson_is_the_published_interval() -> None:
 
 
 def test_what_has_no_interval() -> None:
-    assert bootstrap_mean_ratio([3.0], [2.0], seed=1) is None
-    with pytest.raises(ValueError, match="not positive"):
-        bootstrap_mean_ratio([3.0, 1.0], [2.0, 0.0], seed=1)
-    with pytest.raises(ValueError, match="3 units"):
-        paired_difference([1.0] * 3, [1.0] * 2, [1.0] * 3, seed=1)
+    assert share("x", [3.0], [2.0]).interval(1) is None
+    assert share("x", [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]).interval(1) is None, "no words at all"
     with pytest.raises(ValueError, match="5 of 4"):
         wilson(5, 4)
+
+
+def test_distinct_examples_are_drawn_as_equal_ones_are() -> None:
+    """Both ways of drawing give the spread of the mean, which is known."""
+    values = np.random.default_rng(1).normal(5, 1, 400)
+    for sample in (values, np.round(values)):
+        found = share("x", sample, np.ones(400)).interval(3)
+        assert found is not None
+        assert (found.high - found.low) / 2 == pytest.approx(1.96 * sample.std() / 20, rel=0.15)
+        assert (found.high + found.low) / 2 == pytest.approx(sample.mean(), abs=0.02)

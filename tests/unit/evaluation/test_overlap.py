@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from zerokara.evaluation import overlap
+from zerokara.evaluation.tasks import Task
 
 LONG = "the quick brown fox jumps over the lazy dog while the cat sleeps on a warm stone"
 
@@ -28,6 +29,12 @@ def test_shorter_texts_must_be_there_as_a_whole_and_very_short_ones_are_compared
     examples = [(nine,), (f"{nine} x",), (seven,)]
     assert overlap.find(examples, [f"so {LONG}"]).by_ngram == [0]
     assert overlap.find(examples, [seven]).exact == [2]
+
+
+def test_a_short_answer_is_in_any_text() -> None:
+    task = Task("task", "exact_match", ["Which town is it?", "source"], ["Paris", LONG])
+    assert task.texts == [("Which town is it?",), ("source", LONG)]
+    assert overlap.find(task.texts, ["Paris", LONG]).found == [1]
 
 
 def test_any_text_of_an_example_counts() -> None:

@@ -92,8 +92,10 @@ def test_scores_without_the_examples_that_occur_in_training() -> None:
 def test_a_corpus_is_searched_for_sources_and_texts_but_not_for_labels() -> None:
     task = reviews()
     assert overlap.find(task.texts, ["good", task.sources[5]]).found == [5]
-    texts = Task("t", "exact_match", ["one"], ["two"])
-    assert texts.texts == [("one", "two")]
+    two = "two words and six more of them"
+    texts = Task("t", "exact_match", ["one"], [f"{two} too"])
+    assert texts.texts == [("one", f"{two} too")]
+    assert Task("t", "exact_match", ["one"], [two]).texts == [("one",)]
 
 
 def test_a_task_of_diacritics_gets_its_report() -> None:
