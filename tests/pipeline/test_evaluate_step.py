@@ -60,6 +60,28 @@ def test_two_models_side_by_side(root: Path, place: Path) -> None:
     assert again.returncode == 0 and "done already" in again.stdout and f"{values['bytes']:.4f}" in again.stdout
 
 
+def test_the_same_files_are_done_wherever_they_lie_but_not_as_other_texts(root: Path, place: Path) -> None:
+    (place / "two").mkdir()
+    for name in ("two/a.jsonl", "two/b.jsonl", "test.tsv"):
+        text = f"text\tlabel\n{name}\t1\nb\t0\n" if name == "test.tsv" else json.dumps({"text": f"Text {name}."})
+        (place / name).write_text(text, encoding="utf-8")
+    base = ["--set", "models=[bytes]", "--set", "output_dir=small", "--set", "minimal_pairs=0", "--set", "cloze=0"]
+    base += ["--set", "add_to_card=[]", "--set"]
+    task = "tasks=[{{name: t, test_data: {}, max_new_tokens: 2}}]"
+    first = step(root, place, *base, "texts=[two/a.jsonl, two/b.jsonl]", "--set", task.format("test.tsv"))
+    assert first.returncode == 0, first.stderr
+    (place / "test.tsv").rename(place / "moved.tsv")
+    moved = step(root, place, *base, "texts=[two/a.jsonl, two/b.jsonl]", "--set", task.format("moved.tsv"))
+    assert moved.returncode == 0 and "done already" in moved.stdout, moved.stderr
+    one = step(root, place, *base, "texts=[two]", "--set", task.format("moved.tsv"))
+    assert one.returncode == 2 and "texts[1]" in one.stderr
+    (place / "bad.tsv").write_text("text\tlabel\nno label\n", encoding="utf-8")
+    other = [*base, "texts=[two]", "--set", task.format("bad.tsv"), "--set", "output_dir=bad"]
+    for more in ([], ["--dry-run"]):
+        bad = step(root, place, *other, *more)
+        assert bad.returncode == 2 and "bits per byte" not in bad.stdout and "bad.tsv" in bad.stderr
+
+
 def test_what_is_wrong_is_said_before_anything_is_loaded(root: Path, place: Path) -> None:
     wrong = step(root, place, "--set", "models=[nowhere, prefix]", "--set", "output_dir=other", "--set", "texts=[]")
     assert wrong.returncode == 2 and "nowhere" in wrong.stderr and "texts" in wrong.stderr

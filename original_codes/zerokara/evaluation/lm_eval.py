@@ -59,6 +59,8 @@ class Request:
     """Examples of each task; None for all."""
     seed: int
     batch_size: int = 8
+    check_only: bool = False
+    """Whether only to load the tasks with their data."""
 
 
 def check(tasks: Sequence[str], where: str) -> tuple[tuple[str, ...], list[Fault]]:
@@ -91,6 +93,16 @@ def check(tasks: Sequence[str], where: str) -> tuple[tuple[str, ...], list[Fault
     return tuple(found), faults
 
 
+def check_data(tasks: Sequence[str], where: str) -> None:
+    """Load the tasks with their data, so that what is wrong with them is told before models are measured.
+
+    Raises:
+        UserError: a task is unknown, or its data are not on this machine.
+        RunError: the harness failed.
+    """
+    run(Request("", check(tasks, where)[0], None, "cpu", "float32", None, 0, check_only=True), where)
+
+
 def measure(
     models: Sequence[LoadedModel], tasks: Sequence[str], where: str, limit: int | None, seed: int
 ) -> list[Section]:
@@ -105,8 +117,9 @@ def measure(
     found, _ = check(tasks, where)
     answers = {}
     for model in models:
+        model.release()  # the process loads them for itself
+    for model in models:
         log(f"lm-evaluation-harness: {model.name}")
-        model.release()  # the process loads it for itself
         dtype = str(model.dtype).removeprefix("torch.")
         request = Request(str(model.folder.absolute()), found, _start_id(model), str(model.device), dtype, limit, seed)
         answers[model.name] = run(request, where)
@@ -138,7 +151,8 @@ def run(request: Request, where: str) -> dict[str, Any]:
         path = os.pathsep.join(filter(None, sys.path))
         environment = {**os.environ, **_OFFLINE, "PYTHONPATH": path, "LMEVAL_LOG_LEVEL": "ERROR"}
         # -P: a file of the folder from which the step was started is not taken for a package of the harness.
-        command = [sys.executable, "-P", "-m", "zerokara.evaluation.lm_eval_process", str(asked), str(answered)]
+        command = [sys.executable, "-P", "-m", "zerokara.evaluation.lm_eval_process", str(os.getpid())]
+        command += [str(asked), str(answered)]
         done = subprocess.run(command, env=environment, check=False)
         if done.returncode or not answered.is_file():
             raise RunError(f"lm-evaluation-harness ended with exit code {done.returncode}; its last lines are above")

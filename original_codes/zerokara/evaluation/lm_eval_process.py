@@ -1,4 +1,4 @@
-"""The process that runs lm-evaluation-harness for one model: ``python -m … REQUEST.json ANSWER.json``.
+"""The process that runs lm-evaluation-harness for one model: ``python -m … PARENT_PID REQUEST.json ANSWER.json``.
 
 In: a `lm_eval.Request` as JSON. Out: the results by task with their number of examples, or what keeps a task from being
 loaded. The only module that imports the harness; it needs the packages of requirements-lm-eval.lock.
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokara.durable import write_json
+from zerokara.parent_death_signal import end_with_parent
 
 
 def main(asked: Path, answered: Path) -> None:
@@ -24,7 +25,7 @@ def main(asked: Path, answered: Path) -> None:
     manager = TaskManager()
     tasks, faults = _loaded(request["tasks"], manager)
     answer: dict[str, Any] = {"faults": faults}
-    if not faults:
+    if not faults and not request["check_only"]:
         results: Any = simple_evaluate(
             model="hf",
             model_args={
@@ -112,4 +113,5 @@ def _answer(results: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    end_with_parent(int(sys.argv[1]))
+    main(Path(sys.argv[2]), Path(sys.argv[3]))

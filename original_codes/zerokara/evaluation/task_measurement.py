@@ -6,18 +6,16 @@ prompts, the limit), so that a run that was stopped continues, and a further mod
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-from zerokara.config.evaluation_tasks import TaskSettings
-from zerokara.corpus.documents import TxtDocument
-from zerokara.evaluation import answers, task_data, tasks
+from zerokara.evaluation import answers, tasks
 from zerokara.evaluation import cache as kept
 from zerokara.evaluation.answers import Answers
+from zerokara.evaluation.overlap import Overlap
 from zerokara.evaluation.results import Section
-from zerokara.evaluation.task_data import TaskFiles
 from zerokara.evaluation.tasks import Task
 
 BLOCK_PROMPTS = 512
@@ -45,29 +43,19 @@ class AskedModel(Protocol):
 
 
 def measured(
-    config: TaskSettings,
-    files: Sequence[TaskFiles],
-    models: Sequence[AskedModel],
-    *,
-    seed: int,
-    cache: Path | None,
-    text_field: str = "text",
-    txt_document: TxtDocument = "file",
+    read: Iterable[tuple[Task, dict[str, Overlap]]], models: Sequence[AskedModel], *, seed: int, cache: Path | None
 ) -> Iterator[Section]:
-    """Every section of every task; `cache` is a folder for answers, `text_field` is of the pretraining data.
+    """Every section of every task, which comes with what overlaps; `cache` is a folder for answers.
 
     Raises:
-        UserError: the data of a task cannot be used; before any model is loaded.
         RunError: a model cannot be asked: it has no end token, or no chat template for conversations.
     """
-    found = [task_data.read(config, each, seed) for each in files]
-    overlaps = task_data.overlaps(config, found, text_field, txt_document)
-    given: list[dict[str, Answers]] = [{} for _ in found]
+    found = [(task, overlap, dict[str, Answers]()) for task, overlap in read]
     for model in models:
-        for each, task in zip(given, found, strict=True):
-            each[model.name] = answers_of(model, task, cache)
-    for task, each, overlap in zip(found, given, overlaps, strict=True):
-        yield from tasks.sections(task, each, overlap, seed)
+        for task, _, given in found:
+            given[model.name] = answers_of(model, task, cache)
+    for task, overlap, given in found:
+        yield from tasks.sections(task, given, overlap, seed)
 
 
 def answers_of(model: AskedModel, task: Task, cache: Path | None = None) -> Answers:

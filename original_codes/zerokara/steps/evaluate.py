@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerokara import hashing, manifest
+from zerokara import manifest
 from zerokara.config.evaluate_config import EvaluateConfig
 from zerokara.corpus import inputs
 from zerokara.durable import write_json, write_text
@@ -28,12 +29,15 @@ from zerokara.steps import command, outputs
 
 if TYPE_CHECKING:
     from zerokara.evaluation.models import LoadedModel
+    from zerokara.evaluation.overlap import Overlap
+    from zerokara.evaluation.tasks import Task
+    from zerokara.evaluation.texts import MeasuredText
 
 DEFAULT_CONFIG = "evaluate_config.yaml"
 STEP = outputs.EVALUATION_STEP
 RESULTS_NAME, PAGE_NAME, MANIFEST_NAME = outputs.EVALUATION_NAMES
 CACHE_NAME = "cache"
-_PLACES = frozenset({"models", "output_dir", "texts", "device", "batch_tokens"})
+_PLACES = frozenset({"models", "output_dir", "texts", "pretraining_data", "device", "batch_tokens"})
 """Settings that name inputs and outputs, or change no result."""
 REDO = "replace the results of an earlier run (what was measured stays in the cache, by content)"
 
@@ -51,7 +55,7 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
     outputs.check_writable(outputs.of_evaluation(config), unless=manifest_path)
     files, task_files = texts.find(config), task_data.find(config)
     _check(config, files)
-    work, hashes = _work(config, files, task_files)
+    work = _work(config, files, task_files)
     done = manifest.already_done(manifest_path, work, redo=options.redo)
     if done is not None:
         opening(f"step 8 evaluate: done already, {folder} (--redo: again)")
@@ -61,16 +65,21 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
     size = bytes_text(sum(file.bytes for file in files))
     on = f"{plural(len(files), 'file')} ({size}) and {plural(len(task_files), 'task')}"
     opening(f"step 8 evaluate: {plural(len(config.models), 'model')} on {on} → {folder}")
+    read = list(texts.read(config, files, config.seed))
+    tasks = [task_data.read(config, each, config.seed) for each in task_files]
+    if config.lm_eval_tasks:
+        lm_eval.check_data(config.lm_eval_tasks, config.where("lm_eval_tasks"))
     if options.dry_run:
         print("dry run: nothing was written")
         return
+    overlaps = task_data.overlaps(config, tasks, config.text_field, config.txt_document)
     # This is the border: the configuration has been checked, and torch and transformers are imported.
     from zerokara.evaluation import card, page
     from zerokara.evaluation.models import open_models
 
     models = open_models([Path(name) for name in config.models], config.device, config.precision)
     sections = []
-    for section in measured(config, files, task_files, models):
+    for section in measured(config, read, zip(tasks, overlaps, strict=True), models):
         log("\n".join(table.lines(section)))
         sections.append(section)
     cards = [card.add(Path(name), _model_of(models, name).name, sections) for name in config.add_to_card]
@@ -78,6 +87,7 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
     write_text(folder / PAGE_NAME, page.page(sections))
     made = {"results": [folder / RESULTS_NAME, folder / PAGE_NAME]}
     facts = {"table": [line for section in sections for line in table.lines(section)]}
+    hashes = {key: value for model in models for key, value in model.hashes.items()}
     manifest.write(manifest_path, work, made, facts, time.monotonic() - started, hashes)
     rows = [("results", str(folder / RESULTS_NAME)), ("page", str(folder / PAGE_NAME))]
     rows += [("model card", str(each)) for each in cards]
@@ -86,8 +96,8 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
 
 def measured(
     config: EvaluateConfig,
-    files: Sequence[inputs.InputFile],
-    task_files: Sequence[TaskFiles],
+    read: Sequence[MeasuredText],
+    tasks: Iterable[tuple[Task, dict[str, Overlap]]],
     models: Sequence[LoadedModel],
 ) -> Iterator[Section]:
     """Every section that the configuration asks for, each as soon as it is measured."""
@@ -107,18 +117,11 @@ def measured(
         seed=config.seed,
         cache=Path(config.output_dir) / CACHE_NAME / "bits_per_byte",
     )
-    for text in texts.read(config, files, config.seed):
+    for text in read:
         yield bits_per_byte.measure(models, text, settings)
         yield from probes.measure(models, text, asked)
-    yield from task_measurement.measured(
-        config,
-        task_files,
-        models,
-        seed=config.seed,
-        cache=Path(config.output_dir) / CACHE_NAME / "answers",
-        text_field=config.text_field,
-        txt_document=config.txt_document,
-    )
+    answers = Path(config.output_dir) / CACHE_NAME / "answers"
+    yield from task_measurement.measured(tasks, models, seed=config.seed, cache=answers)
     if config.lm_eval_tasks:
         limit = None if config.lm_eval_limit == "auto" else config.lm_eval_limit
         yield from lm_eval.measure(models, config.lm_eval_tasks, config.where("lm_eval_tasks"), limit, config.seed)
@@ -143,18 +146,24 @@ def _check(config: EvaluateConfig, files: Sequence[inputs.InputFile]) -> None:
 
 def _work(
     config: EvaluateConfig, files: Sequence[inputs.InputFile], task_files: Sequence[TaskFiles]
-) -> tuple[manifest.StepSpec, dict[hashing.FileKey, str]]:
-    """What is to be done, for the manifest, and the hashes of the models' files, which are the longest to compute."""
+) -> manifest.StepSpec:
+    """What is to be done, for the manifest; files by content, each entry's by itself."""
     weights = [file for name in config.models for file in model_files(Path(name))]
     settings = {key: value for key, value in config.model_dump(mode="json").items() if key not in _PLACES}
-    examples = [file for each in task_files for file in (*each.test, *each.train)]
-    read: dict[str, Sequence[Path | manifest.RemoteFile]]
-    read = {"models": weights, "texts": inputs.for_manifest(files), "tasks": inputs.for_manifest(examples)}
+    settings["tasks"] = [
+        {key: value for key, value in task.items() if key not in ("test_data", "train_data")}
+        for task in settings["tasks"]
+    ]
+    read: dict[str, Sequence[Path | manifest.RemoteFile]] = {"models": weights}
+    for source, members in groupby(files, key=lambda file: file.source):
+        read[f"texts[{source}]"] = inputs.for_manifest(list(members))
+    for each in task_files:
+        read[f"tasks[{each.number}].test_data"] = inputs.for_manifest(each.test)
+        read[f"tasks[{each.number}].train_data"] = inputs.for_manifest(each.train)
     if config.pretraining_data:
         corpus = inputs.find_files(config.pretraining_data, config.where("pretraining_data"))
         read["pretraining_data"] = inputs.for_manifest(corpus)
-    spec = manifest.StepSpec(STEP, settings, inputs=read, key_of=lambda name: name)
-    return spec, hashing.hash_files(weights)
+    return manifest.StepSpec(STEP, settings, inputs=read)
 
 
 def _results(models: Sequence[LoadedModel], sections: Sequence[Section]) -> dict[str, Any]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
+from dataclasses import asdict, replace
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any
@@ -81,6 +84,24 @@ def test_tasks_that_are_not_there_are_told_at_once(stand_in: Path) -> None:
     unknown, far = error.value.faults
     assert unknown.value == "nosuch" and unknown.where == far.where == WHERE
     assert far.value == "far" and "'someone/far', revision='1'" in far.remedy and "no network" in far.rule
+
+
+def test_data_are_checked_without_a_model(stand_in: Path) -> None:
+    lm_eval.check_data(["known"], WHERE)
+    answer = lm_eval.run(replace(request_of("known", limit=13), check_only=True), WHERE)
+    assert answer == {"faults": []}, "the stand-in would have ended with 3"
+    with pytest.raises(UserError, match="far"):
+        lm_eval.check_data(["far"], WHERE)
+
+
+def test_it_ends_with_the_process_that_started_it(stand_in: Path) -> None:
+    (stand_in / "request.json").write_text(json.dumps(asdict(request_of("known"))), encoding="utf-8")
+    nobody = str(2**22 + 1)  # beyond the largest process id of Linux: such a parent is dead
+    command = [sys.executable, "-m", "zerokara.evaluation.lm_eval_process", nobody]
+    answered = stand_in / "answer.json"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([*command, str(stand_in / "request.json"), str(answered)], env=environment, check=False)
+    assert done.returncode == 1 and not answered.exists()
 
 
 def test_a_harness_that_fails_is_no_result(stand_in: Path) -> None:

@@ -13,6 +13,7 @@ from zerokara.config.loading import load
 from zerokara.evaluation import answers, task_data, task_measurement
 from zerokara.evaluation import cache as kept
 from zerokara.evaluation.answers import Answers
+from zerokara.evaluation.overlap import Overlap
 
 
 class Parrot:
@@ -48,7 +49,8 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TaskSettings:
 
 def measure(settings: TaskSettings, models: list[Any], cache: Path | None) -> dict[str, dict[str, float | None]]:
     files = task_data.find(settings)
-    sections = task_measurement.measured(settings, files, models, seed=1, cache=cache)
+    read = [(task_data.read(settings, each, 1), dict[str, Overlap]()) for each in files]
+    sections = task_measurement.measured(read, models, seed=1, cache=cache)
     return {each.name: {row.model: row.value for row in each.rows} for each in sections}
 
 
