@@ -32,6 +32,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from zerokara.evaluation import cache
 from zerokara.evaluation.intervals import SMALL_SAMPLE
@@ -215,7 +216,7 @@ def losses_of(
     nats = [np.zeros(len(ids)) for ids in tokens]
     num_inputs = sum(window.end - window.begin - 1 for window in all_windows)
     for batch in _batches(all_windows, batch_tokens):
-        for window, values in zip(batch, _window_nats(model, tokens, batch), strict=True):
+        for window, values in zip(batch, _window_nats(model, tokens, batch, batch_tokens), strict=True):
             nats[window.document][window.first_target : window.end] = values
         advance(sum(window.end - window.begin - 1 for window in batch) / num_inputs)
     ends = [float(each[-1]) for each in nats] if tail else []
@@ -223,7 +224,9 @@ def losses_of(
     return Losses([len(ids) for ids in encoded], texts, ends)
 
 
-def _window_nats(model: LoadedModel, tokens: Sequence[list[int]], batch: Sequence[Window]) -> list[Any]:
+def _window_nats(
+    model: LoadedModel, tokens: Sequence[list[int]], batch: Sequence[Window], batch_tokens: int
+) -> list[Any]:
     """Nats of the scored targets of each window; padding stands on the right, where causal attention never looks."""
     longest = max(window.end - window.begin - 1 for window in batch)
     inputs_BS = np.zeros((len(batch), longest), dtype=np.int64)
@@ -233,13 +236,29 @@ def _window_nats(model: LoadedModel, tokens: Sequence[list[int]], batch: Sequenc
         inputs_BS[row, : window.end - window.begin - 1] = ids[window.begin : window.end - 1]
         targets_BS[row, first : window.end - window.begin - 1] = ids[window.first_target : window.end]
     with torch.inference_mode():
-        logits_BSV = model.model(input_ids=torch.from_numpy(inputs_BS).to(model.device), use_cache=False).logits
-        targets = torch.from_numpy(targets_BS).to(model.device)
-        nats = torch.nn.functional.cross_entropy(
-            logits_BSV.float().flatten(0, 1), targets.flatten(), ignore_index=_NOT_SCORED, reduction="none"
-        )
-    nats_BS = nats.view(targets.shape).double().cpu().numpy()
+        nats_BS = _nats(model, torch.from_numpy(inputs_BS), torch.from_numpy(targets_BS), batch_tokens)
     return [values[scored] for values, scored in zip(nats_BS, targets_BS != _NOT_SCORED, strict=True)]
+
+
+def _nats(model: LoadedModel, inputs_BS: Tensor, targets_BS: Tensor, batch_tokens: int) -> Any:
+    """Nats of all targets; a single window of more than `batch_tokens` is read in parts, which bounds its logits."""
+    longest = inputs_BS.shape[1]
+    size = batch_tokens if len(inputs_BS) == 1 else longest
+    parts: list[Tensor] = []
+    before: dict[str, Any] = {}
+    for start in range(0, longest, size):
+        inputs, targets = (each[:, start : start + size].to(model.device) for each in (inputs_BS, targets_BS))
+        output = model.model(input_ids=inputs, use_cache=size < longest, **before)
+        if size < longest:
+            before = {"past_key_values": getattr(output, "past_key_values", None)}
+            if before["past_key_values"] is None:  # a model without such a cache reads it whole
+                return _nats(model, inputs_BS, targets_BS, longest)
+        logits_SV = output.logits.float().flatten(0, 1)
+        nats = torch.nn.functional.cross_entropy(
+            logits_SV, targets.flatten(), ignore_index=_NOT_SCORED, reduction="none"
+        )
+        parts.append(nats.view(targets.shape).double().cpu())
+    return torch.cat(parts, 1).numpy()
 
 
 def _batches(sorted_windows: Sequence[Window], batch_tokens: int) -> Iterator[list[Window]]:
@@ -263,6 +282,8 @@ def _measure_model(model: LoadedModel, text: MeasuredText, settings: Settings) -
     if isinstance(reading, str):
         return _noted(row, reading), None
     row = _noted(row, f"start: {reading.start} ({reading.start_reason})", reading=asdict(reading))
+    is_less = reading.context_length < (settings.context_length or 0)
+    row = _noted(row, f"context {reading.context_length:,}{' (the model takes no more)' if is_less else ''}")
     changed = list(_changed(model, text))
     if changed:
         rule = f"not ranked: the tokenizer loses text, {len(changed):,} of {len(text.documents):,} documents do not"

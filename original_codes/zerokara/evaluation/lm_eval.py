@@ -19,9 +19,10 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
+from itertools import combinations
 from pathlib import Path
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,8 @@ from typing import TYPE_CHECKING, Any
 from zerokara.durable import write_json
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.evaluation.intervals import LEVEL, Interval, percent, wilson
-from zerokara.evaluation.results import Row, Section
+from zerokara.evaluation.measures import Measure, share
+from zerokara.evaluation.results import PairedDifference, Row, Section
 from zerokara.progress import log
 
 if TYPE_CHECKING:
@@ -40,6 +42,9 @@ INSTALL = ".venv/bin/pip install --require-hashes --no-deps -r requirements-lm-e
 _PROPORTIONS = {"acc", "acc_norm", "acc_bytes", "acc_mutual_info", "exact_match"}
 """Metrics that are the share of examples that are right; shown in per cent, with Wilson's interval. All others stand as
 the harness gives them."""
+_SAME = 1e-9
+"""Most by which the mean of the values differs from the harness's number."""
+_FILES = (".yaml", ".yml", ".py", ".json", ".jsonl", ".csv", ".tsv", ".parquet", ".txt")
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 
@@ -93,6 +98,12 @@ def check(tasks: Sequence[str], where: str) -> tuple[tuple[str, ...], list[Fault
     return tuple(found), faults
 
 
+def files(tasks: Sequence[str]) -> list[Path]:
+    """The files that local tasks are made of, as far as their folders hold them: settings, code and data."""
+    folders = {Path(task).parent for task in check(tasks, "")[0] if Path(task).is_absolute()}
+    return sorted(file for folder in folders for file in folder.iterdir() if file.suffix in _FILES and file.is_file())
+
+
 def check_data(tasks: Sequence[str], where: str) -> None:
     """Load the tasks with their data, so that what is wrong with them is told before models are measured.
 
@@ -123,7 +134,7 @@ def measure(
         dtype = str(model.dtype).removeprefix("torch.")
         request = Request(str(model.folder.absolute()), found, _start_id(model), str(model.device), dtype, limit, seed)
         answers[model.name] = run(request, where)
-    return sections(answers)
+    return sections(answers, seed)
 
 
 def _start_id(model: LoadedModel) -> int | None:
@@ -173,19 +184,29 @@ def _fault(fault: Mapping[str, str], where: str) -> Fault:
     return Fault(where, rule, KEY, fault["task"], remedy)
 
 
-def sections(answers: Mapping[str, Mapping[str, Any]]) -> list[Section]:
-    """Make a section of each metric of each task from the answers by model."""
+def sections(answers: Mapping[str, Mapping[str, Any]], seed: int = 0) -> list[Section]:
+    """Make a section of each metric of each task from the answers by model.
+
+    Models are compared document by document where the metric is the mean of one value for each.
+    """
     found: dict[tuple[str, str], list[Row]] = {}
     kinds: dict[tuple[str, str], tuple[str, bool]] = {}
     facts: dict[str, dict[str, Any]] = {}
+    measures: dict[tuple[str, str], dict[str, tuple[list[str], Measure]]] = {}
     for model, answer in answers.items():
         for task, numbers in answer["results"].items():
             facts[task] = {"task": task, "lm_eval": answer["version"], **answer["facts"].get(task, {})}
             for metric, is_higher_better in answer["higher_is_better"].get(task, {}).items():
-                for name, value, error in _values(numbers, metric):
+                for name, filter_name, value, error in _values(numbers, metric):
                     key = (task, name)
                     kinds[key] = metric, is_higher_better is not False
                     found.setdefault(key, []).append(_row(model, metric, value, error, answer["counts"].get(task, 0)))
+                    samples = answer.get("samples", {}).get(task, {}).get(f"{metric},{filter_name}", {})
+                    scale = 100 if metric in _PROPORTIONS else 1
+                    documents = sorted(samples)
+                    measure = share(name, [scale * samples[each] for each in documents], [1] * len(samples))
+                    if abs(measure.value - scale * value) < scale * _SAME:  # else it is no mean over documents
+                        measures.setdefault(key, {})[model] = documents, measure
     return [
         Section(
             name=f"lm-eval: {task}, {metric}",
@@ -193,6 +214,7 @@ def sections(answers: Mapping[str, Mapping[str, Any]]) -> list[Section]:
             unit="%" if base in _PROPORTIONS else "bits/byte" if base == "bits_per_byte" else "",
             higher_is_better=is_higher_better,
             rows=tuple(each),
+            differences=tuple(_differences(measures.get((task, metric), {}), seed)),
             facts=facts[task],
             digits=1 if base in _PROPORTIONS else 4,
         )
@@ -201,15 +223,22 @@ def sections(answers: Mapping[str, Mapping[str, Any]]) -> list[Section]:
     ]
 
 
-def _values(numbers: Mapping[str, Any], metric: str) -> list[tuple[str, float, float | None]]:
-    """Name, value and standard error of a metric, once for each of the task's filters (``acc,none``)."""
+def _differences(measures: Mapping[str, tuple[list[str], Measure]], seed: int) -> Iterator[PairedDifference]:
+    """Of every two models whose values are of the same documents."""
+    for (a, (documents, one)), (b, (others, other)) in combinations(measures.items(), 2):
+        if documents == others:
+            yield PairedDifference(a, b, one.value - other.value, one.difference(other, seed))
+
+
+def _values(numbers: Mapping[str, Any], metric: str) -> list[tuple[str, str, float, float | None]]:
+    """Name, filter, value and standard error of a metric, once for each of the task's filters (``acc,none``)."""
     found = []
     for key, value in numbers.items():
         name, _, filter_name = key.partition(",")
         if name == metric and isinstance(value, int | float):
             error = numbers.get(f"{metric}_stderr,{filter_name}")
             shown = metric if filter_name in ("none", "") else f"{metric}_{filter_name}"
-            found.append((shown, float(value), float(error) if isinstance(error, int | float) else None))
+            found.append((shown, filter_name, float(value), float(error) if isinstance(error, int | float) else None))
     return found
 
 

@@ -38,7 +38,7 @@ def main(asked: Path, answered: Path) -> None:
             batch_size=request["batch_size"],
             limit=request["limit"],
             bootstrap_iters=1000,
-            log_samples=False,
+            log_samples=True,
             task_manager=manager,
             random_seed=request["seed"],
             numpy_random_seed=request["seed"],
@@ -103,8 +103,16 @@ def _answer(results: Any) -> dict[str, Any]:
         }
         for task, settings in results["configs"].items()
     }
+    samples: dict[str, dict[str, dict[str, float]]] = {}
+    for task, each in results.get("samples", {}).items():
+        for sample in each:
+            for metric in sample["metrics"]:
+                if isinstance(value := sample[metric], int | float):
+                    by_document = samples.setdefault(task, {}).setdefault(f"{metric},{sample['filter']}", {})
+                    by_document[str(sample["doc_id"])] = float(value)
     return {
         "results": numbers,
+        "samples": samples,
         "higher_is_better": results["higher_is_better"],
         "counts": counts,
         "facts": facts,

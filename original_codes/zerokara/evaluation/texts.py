@@ -20,6 +20,7 @@ from zerokara.corpus import inputs, reading
 from zerokara.corpus.documents import HARMLESS, Document, TxtDocument
 from zerokara.errors import UserError
 from zerokara.evaluation.folders import short_names
+from zerokara.progress import log
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,8 @@ def read(config: TextSettings, files: Sequence[inputs.InputFile], seed: int) -> 
         if not text.documents:
             reasons = ", ".join(f"{reason} ({count:,})" for reason, count in text.bad_lines.items()) or "it is empty"
             raise UserError(config.fault(f"texts[{source}]", f"holds no document: {reasons}", "check text_field"))
+        if (size := sum(text.bytes)) > config.max_text_bytes:
+            log(f"warning: {text.name}: one document of {size:,} bytes is measured, more than max_text_bytes")
         yield text
 
 
@@ -83,7 +86,7 @@ def draw(
     """
     numbers = random.Random(seed)
     kept: list[tuple[float, int, str]] = []  # a heap, the largest random number (negated) first
-    num_found = total = 0
+    num_found, total, limit = 0, 0, 1.0
     bad: Counter[str] = Counter()
     for part in reading.ranges(files, 1 << 26, txt_document):
         for item in reading.read(part, text_field, txt_document):
@@ -91,10 +94,13 @@ def draw(
                 if item.reason not in HARMLESS:
                     bad[str(item.reason)] += item.documents
                 continue
-            heapq.heappush(kept, (-numbers.random(), num_found, item.text))
-            num_found += 1
+            number, num_found = numbers.random(), num_found + 1
+            if number > limit:
+                continue
+            heapq.heappush(kept, (-number, num_found, item.text))
             total += len(item.text.encode())
             while total > max_bytes and len(kept) > 1:
-                total -= len(heapq.heappop(kept)[2].encode())
+                negated, _, text = heapq.heappop(kept)
+                total, limit = total - len(text.encode()), -negated  # a later one beyond it does not fill the room
     documents = tuple(text for _, _, text in sorted(kept, key=lambda each: each[1]))
     return MeasuredText(name, documents, num_found, dict(bad))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from importlib import metadata
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -157,6 +158,10 @@ def _work(
     read: dict[str, Sequence[Path | manifest.RemoteFile]] = {"models": weights}
     for source, members in groupby(files, key=lambda file: file.source):
         read[f"texts[{source}]"] = inputs.for_manifest(list(members))
+    if config.lm_eval_tasks:
+        settings["lm_eval_tasks"] = [Path(task).name for task in config.lm_eval_tasks]
+        settings["lm_eval"] = metadata.version("lm-eval")
+        read["lm_eval_tasks"] = lm_eval.files(config.lm_eval_tasks)
     for each in task_files:
         read[f"tasks[{each.number}].test_data"] = inputs.for_manifest(each.test)
         read[f"tasks[{each.number}].train_data"] = inputs.for_manifest(each.train)

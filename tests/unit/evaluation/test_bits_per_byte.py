@@ -82,6 +82,23 @@ def test_it_equals_a_computation_by_hand(models: dict[str, LoadedModel], name: s
     assert abs(by_hand(model, SHORT, 5, CONTEXT, stride)[0] - nats[0][0]) > 0.1
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_a_window_beyond_the_batch_is_read_in_parts(models: dict[str, LoadedModel], name: str) -> None:
+    model, lengths = models[name], list[int]()
+    whole = row_of(model).value
+    head = model.model.get_output_embeddings()
+    hook = head.register_forward_hook(lambda _, inputs, output: lengths.append(output.shape[0] * output.shape[1]))
+    parts = row_of(model, batch_tokens=5).value
+    hook.remove()
+    assert parts == pytest.approx(whole, abs=1e-5)
+    assert max(lengths) == 5
+
+
+def test_a_shorter_context_than_asked_is_told(models: dict[str, LoadedModel]) -> None:
+    notes = [row_of(models["gpt2"], context_length=length).notes[1] for length in (8, 2 * CONTEXT, None)]
+    assert notes == ["context 8", f"context {CONTEXT} (the model takes no more)", f"context {CONTEXT}"]
+
+
 @pytest.mark.parametrize("num_tokens", [2, 8, 9, 10, 11, 30, 97])
 @pytest.mark.parametrize("stride", [1, 3, 8])
 def test_windows_score_each_token_once_with_enough_context(num_tokens: int, stride: int) -> None:

@@ -29,6 +29,9 @@ def simple_evaluate(model, model_args, tasks, limit, **others):
     return {
         "results": {task: numbers for task in tasks}, "higher_is_better": {task: {"acc": True} for task in tasks},
         "n-samples": {task: {"original": 9, "effective": 8} for task in tasks}, "lm_eval_version": "0",
+        "samples": {task: [
+            {"doc_id": n, "filter": "none", "metrics": ["acc"], "acc": float(n < 6)} for n in range(8)
+        ] for task in tasks},
         "configs": {task: {"output_type": str(model_args), "doc_to_text": print} for task in tasks},
     }
 """,
@@ -70,9 +73,10 @@ def test_a_run_answers_by_task(stand_in: Path) -> None:
     answer = lm_eval.run(request_of("known", str(own / "task.yaml")), WHERE)
     here = Path.cwd().name
     assert list(answer["results"]) == [f"{here}:known", "mine:task.yaml"], "data files are relative to the YAML"
-    (section, _) = lm_eval.sections({"a": answer})
+    (section, _) = lm_eval.sections({"a": answer, "b": answer})
+    assert [each.difference for each in section.differences] == [0.0]
     assert (section.metric, section.unit, section.higher_is_better) == ("acc", "%", True)
-    (row,) = section.rows
+    row, _ = section.rows
     assert (row.model, row.value, row.n) == ("a", 75.0, 8) and row.interval is not None
     assert row.interval.low == pytest.approx(40.9, abs=0.1) and row.interval.high == pytest.approx(92.9, abs=0.1)
     assert "'prefix_token_id': 7" in section.facts["output_type"] and "'pretrained': '/models/a'" in str(section.facts)
@@ -84,6 +88,29 @@ def test_tasks_that_are_not_there_are_told_at_once(stand_in: Path) -> None:
     unknown, far = error.value.faults
     assert unknown.value == "nosuch" and unknown.where == far.where == WHERE
     assert far.value == "far" and "'someone/far', revision='1'" in far.remedy and "no network" in far.rule
+
+
+def test_models_are_compared_by_document_where_the_metric_is_a_mean(tmp_path: Path) -> None:
+    def answer(values: list[float], f1: float = 0.5, first: int = 0) -> dict[str, Any]:
+        samples = {str(number): value for number, value in enumerate(values, first)}
+        return {
+            "results": {"t": {"acc,none": sum(values) / len(values), "f1,none": f1}},
+            "samples": {"t": {"acc,none": samples, "f1,none": samples}}, "counts": {"t": len(values)},
+            "higher_is_better": {"t": {"acc": True, "f1": True}}, "facts": {}, "version": "0",
+        }  # fmt: skip
+
+    one, other = answer([1.0] * 30 + [0.0] * 10, f1=0.1), answer([1.0] * 20 + [0.0] * 20, f1=0.2)
+    acc, f1 = lm_eval.sections({"a": one, "b": other, "of others": answer([1.0, 0.0] * 20, first=1)})
+    (difference,) = acc.differences
+    assert (difference.a, difference.b, difference.difference) == ("a", "b", 25.0) and not f1.differences
+    assert difference.interval is not None and 10 < difference.interval.low < 25 < difference.interval.high < 45
+
+
+def test_the_files_of_a_local_task_are_its_folders(tmp_path: Path) -> None:
+    for name in ("task.yaml", "code.py", "data.jsonl", "notes.md"):
+        (tmp_path / name).touch()
+    found = lm_eval.files([str(tmp_path / "task.yaml"), str(tmp_path), "arc_easy"])
+    assert [path.name for path in found] == ["code.py", "data.jsonl", "task.yaml"]
 
 
 def test_data_are_checked_without_a_model(stand_in: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,23 @@ def test_documents_are_drawn_up_to_the_limit(tmp_path: Path) -> None:
     assert other.documents != drawn.documents and other.content != drawn.content
     assert len(read(settings(tmp_path, *lines)).documents) == 200
     assert len(read(settings(tmp_path, *lines, max_text_bytes=1)).documents) == 1
+
+
+def test_the_draw_is_the_beginning_of_a_shuffled_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chance = random.Random(3)
+    documents = [f"{number:03d}" * chance.choice((2, 5, 100)) for number in range(60)]
+    lines = [json.dumps({"text": text}) for text in documents]
+    for seed in range(8):
+        numbers, prefix, total = random.Random(seed), [], 0
+        for _, text in sorted((numbers.random(), text) for text in documents):
+            if (total := total + len(text)) > 900:
+                break
+            prefix.append(text)
+        drawn = read(settings(tmp_path, *lines, max_text_bytes=900), seed)
+        assert list(drawn.documents) == sorted(prefix), seed
+    assert "warning" not in capsys.readouterr().err
+    read(settings(tmp_path, *lines, max_text_bytes=5))
+    assert "more than max_text_bytes" in "".join(capsys.readouterr())
 
 
 def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
