@@ -120,35 +120,45 @@ class Settings:
     """Folder in which measured blocks are kept; None for nowhere."""
 
 
+Measured = tuple[Row, Measure | None]
+"""A model's row, and its measure over documents; None for a model that is not ranked."""
+
+
 def measure(models: Sequence[LoadedModel], text: MeasuredText, settings: Settings) -> Section:
     """Measure every model on the documents of one text."""
-    num_bytes = text.bytes
-    rows: list[Row] = []
-    measured: dict[str, Measure] = {}
-    for model in models:
-        row, losses = _measure_model(model, text, settings)
-        if losses is not None:
-            bits = [nats / math.log(2) for nats in losses.text_nats]
-            measured[model.name] = share("bits_per_byte", bits, num_bytes, higher_is_better=False)
-            row = _row(model, row, losses, measured[model.name], settings.seed)
-        rows.append(row)
+    return section(text, [measure_model(model, text, settings) for model in models], settings)
+
+
+def measure_model(model: LoadedModel, text: MeasuredText, settings: Settings) -> Measured:
+    """Measure one model on the documents of one text."""
+    row, losses = _losses_and_row(model, text, settings)
+    if losses is None:
+        return row, None
+    bits = [nats / math.log(2) for nats in losses.text_nats]
+    measure = share("bits_per_byte", bits, text.bytes, higher_is_better=False)
+    return _row(model, row, losses, measure, settings.seed), measure
+
+
+def section(text: MeasuredText, measured: Sequence[Measured], settings: Settings) -> Section:
+    """The models side by side."""
+    ranked = [(row.model, measure) for row, measure in measured if measure is not None]
     differences = tuple(
         PairedDifference(a, b, one.value - other.value, one.difference(other, settings.seed))
-        for (a, one), (b, other) in combinations(measured.items(), 2)
+        for (a, one), (b, other) in combinations(ranked, 2)
     )
     return Section(
         name=f"bits per byte: {text.name}",
         metric="bits_per_byte",
         unit="bits/byte",
         higher_is_better=False,
-        rows=tuple(rows),
+        rows=tuple(row for row, _ in measured),
         differences=differences,
         warnings=tuple(_warnings(text)),
         facts={
             "text": text.name,
             "documents": len(text.documents),
             "documents_found": text.num_found,
-            "bytes": sum(num_bytes),
+            "bytes": sum(text.bytes),
             "sha256": text.content,
             "min_context": settings.min_context,
         },
@@ -273,7 +283,7 @@ def _batches(sorted_windows: Sequence[Window], batch_tokens: int) -> Iterator[li
         yield batch
 
 
-def _measure_model(model: LoadedModel, text: MeasuredText, settings: Settings) -> tuple[Row, Losses | None]:
+def _losses_and_row(model: LoadedModel, text: MeasuredText, settings: Settings) -> tuple[Row, Losses | None]:
     """The row of a model as far as it is known without its losses, and these; None for a model that is not ranked."""
     row = Row(model.name, None)
     if model.is_encoder_decoder:

@@ -5,7 +5,7 @@ In: opened models and documents. Out: a section of accuracies for each kind of q
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,28 +35,55 @@ class Settings:
 
 def measure(models: Sequence[LoadedModel], text: MeasuredText, settings: Settings) -> list[Section]:
     """Ask every model the questions that `text` gives."""
+    asked = items_of(text, settings)
+    answers = {model.name: ask(model, text, asked, settings) for model in models}
+    return sections(text, asked, answers, settings)
+
+
+def items_of(text: MeasuredText, settings: Settings) -> dict[str, list[Item]]:
+    """The questions that a text gives, by kind."""
     asked: dict[str, list[Item]] = {}
     if settings.minimal_pairs:
         made = minimal_pairs.make(text.documents, settings.minimal_pairs, settings.seed)
         asked |= {f"minimal pairs, {kind}": items for kind, items in made.items()}
     if settings.cloze:
         asked["last-word cloze"] = cloze.make(text.documents, settings.cloze, settings.seed)
-    scored: dict[str, dict[str, Scored]] = {name: {} for name in asked}
-    not_asked: dict[str, str] = {}
-    for model in models:  # each model's weights are loaded once
-        reading = _ENCODER_DECODER if model.is_encoder_decoder else _reading(model)
-        if isinstance(reading, str):
-            not_asked[model.name] = reading
-            continue
-        for name, items in asked.items():
-            label = f"{model.name}, {name} of {text.name}"
-            found = _scored(model, items, reading.start_id, label, settings)
-            if isinstance(found, str):
-                not_asked[model.name] = found
-                break
-            scored[name][model.name] = found
+    return asked
+
+
+def ask(
+    model: LoadedModel, text: MeasuredText, asked: Mapping[str, list[Item]], settings: Settings
+) -> dict[str, Scored] | str:
+    """A model's answers to each kind of question, or why it cannot answer."""
+    reading = _ENCODER_DECODER if model.is_encoder_decoder else _reading(model)
+    if isinstance(reading, str):
+        return reading
+    answers = {}
+    for name, items in asked.items():
+        found = _scored(model, items, reading.start_id, f"{model.name}, {name} of {text.name}", settings)
+        if isinstance(found, str):
+            return found
+        answers[name] = found
+    return answers
+
+
+def sections(
+    text: MeasuredText,
+    asked: Mapping[str, list[Item]],
+    answers: Mapping[str, dict[str, Scored] | str],
+    settings: Settings,
+) -> list[Section]:
+    """The models side by side, for each kind of question."""
+    not_asked = {model: each for model, each in answers.items() if isinstance(each, str)}
+    scored = {model: each for model, each in answers.items() if not isinstance(each, str)}
     return [
-        choices.section(f"{name}: {text.name}", items, scored[name], not_asked, settings.seed)
+        choices.section(
+            f"{name}: {text.name}",
+            items,
+            {model: each[name] for model, each in scored.items()},
+            not_asked,
+            settings.seed,
+        )
         for name, items in asked.items()
     ]
 

@@ -118,9 +118,16 @@ def measured(
         seed=config.seed,
         cache=Path(config.output_dir) / CACHE_NAME / "bits_per_byte",
     )
-    for text in read:
-        yield bits_per_byte.measure(models, text, settings)
-        yield from probes.measure(models, text, asked)
+    items = [probes.items_of(text, asked) for text in read]
+    losses: list[list[bits_per_byte.Measured]] = [[] for _ in read]
+    scored: list[dict[str, Any]] = [{} for _ in read]
+    for model in models:  # each is loaded once for all texts
+        for number, text in enumerate(read):
+            losses[number].append(bits_per_byte.measure_model(model, text, settings))
+            scored[number][model.name] = probes.ask(model, text, items[number], asked)
+    for text, of_text, found, given in zip(read, losses, items, scored, strict=True):
+        yield bits_per_byte.section(text, of_text, settings)
+        yield from probes.sections(text, found, given, asked)
     answers = Path(config.output_dir) / CACHE_NAME / "answers"
     yield from task_measurement.measured(tasks, models, seed=config.seed, cache=answers)
     if config.lm_eval_tasks:

@@ -20,10 +20,12 @@ from zerokara.config.evaluate_config import EvaluateConfig
 from zerokara.config.loading import load
 from zerokara.errors import UserError
 from zerokara.evaluation import bits_per_byte, probes
+from zerokara.evaluation import models as models_module
 from zerokara.evaluation.bits_per_byte import Reading, Settings, measure, reading_of, windows
 from zerokara.evaluation.models import SEES_LATER_TOKENS, LoadedModel, open_models
 from zerokara.evaluation.results import Row
 from zerokara.evaluation.texts import MeasuredText
+from zerokara.steps import evaluate
 
 SHORT, LONG = "The naïve fox.", "the fox 日本語 \n  Größe " * 6
 TEXT = MeasuredText("text", (SHORT, LONG, "țară 🦊 </s> <|endoftext|>", "a" * 70), 4)
@@ -230,6 +232,25 @@ def test_progress_adds_up(models: dict[str, LoadedModel]) -> None:
     assert isinstance(reading, Reading)
     bits_per_byte.losses_of(model, bits_per_byte.encode(model.tokenizer, TEXT.documents), reading, 70, shares.append)
     assert len(shares) > 2 and sum(shares) == pytest.approx(1)
+
+
+def test_the_step_loads_each_model_once_for_all_texts(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[str] = []
+    load_weights = models_module._load
+
+    def counts(folder: Path, *others: Any) -> Any:
+        loaded.append(folder.name)
+        return load_weights(folder, *others)
+
+    monkeypatch.setattr(models_module, "_load", counts)
+    config = EvaluateConfig(output_dir=str(tmp_path), texts=("a", "b"), minimal_pairs=2, cloze=0)
+    texts = [MeasuredText(name, TEXT.documents[:number], 4) for number, name in enumerate(("a", "b"), 2)]
+    opened = open_models([folders["gpt2"], folders["llama"]], "cpu")
+    sections = list(evaluate.measured(config, texts, [], opened))
+    assert [sections[0].name, sections[3].name] == ["bits per byte: a", "bits per byte: b"]
+    assert len(sections) == 6 and loaded == ["gpt2", "llama"]
 
 
 def test_one_model_is_in_memory_at_a_time(models: dict[str, LoadedModel]) -> None:
