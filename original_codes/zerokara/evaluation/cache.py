@@ -37,7 +37,7 @@ def read(folder: Path | None, index: int, num: int, kind: Callable[..., Block]) 
     try:
         found = orjson.loads((folder / f"{index}.json").read_bytes())
         block = kind(**found)
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, LookupError):
         return None
     lists = [each for each in found.values() if isinstance(each, list)]
     whole = bool(lists) and len(lists[0]) == num and all(len(each) in (0, num) and None not in each for each in lists)

@@ -27,8 +27,10 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
+from zerokara import hashing
 from zerokara.durable import write_json
 from zerokara.errors import Fault, RunError, UserError
+from zerokara.evaluation import cache as kept
 from zerokara.evaluation.intervals import LEVEL, Interval, percent, wilson
 from zerokara.evaluation.measures import Measure, share
 from zerokara.evaluation.results import PairedDifference, Row, Section
@@ -115,37 +117,48 @@ def check_data(tasks: Sequence[str], where: str) -> None:
 
 
 def measure(
-    models: Sequence[LoadedModel], tasks: Sequence[str], where: str, limit: int | None, seed: int
+    models: Sequence[LoadedModel],
+    tasks: Sequence[str],
+    where: str,
+    limit: int | None,
+    seed: int,
+    cache: Path | None = None,
 ) -> list[Section]:
     """Run the harness on each model, one process after the other; `limit` is the examples of each task, None for all.
 
-    An encoder-decoder is asked too, as far as the harness can: tasks that compare texts, not rolling likelihoods.
+    An encoder-decoder is asked too, as far as the harness can: tasks that compare texts, not rolling likelihoods. In
+    `cache` the answers of a model to all the tasks stay, by content.
 
     Raises:
         UserError: a task is unknown, or its data are not on this machine.
         RunError: the harness failed.
     """
+    from zerokara.evaluation import bits_per_byte  # torch: only once the configuration has been checked
+
     found, _ = check(tasks, where)
+    hashes = hashing.hash_files(files(tasks))
+    what = [metadata.version("lm-eval"), [Path(task).name for task in found], sorted(hashes.values()), limit, seed]
     answers = {}
     for model in models:
         model.release()  # the process loads them for itself
     for model in models:
         log(f"lm-evaluation-harness: {model.name}")
+        # The harness would take a bos that the model has never seen.
+        reading = bits_per_byte.reading_of(model, bits_per_byte.Settings())
+        start_id = None if isinstance(reading, str) else reading.start_id
         dtype = str(model.dtype).removeprefix("torch.")
-        request = Request(str(model.folder.absolute()), found, _start_id(model), str(model.device), dtype, limit, seed)
-        answers[model.name] = run(request, where)
+        folder = kept.folder_of(cache, model.content, dtype, start_id, *what)
+        answer = kept.read(folder, 0, 1, _only)
+        if answer is None:
+            folder_of_model = str(model.folder.absolute())
+            answer = run(Request(folder_of_model, found, start_id, str(model.device), dtype, limit, seed), where)
+            kept.write(folder, 0, {"answers": [answer]})
+        answers[model.name] = answer
     return sections(answers, seed)
 
 
-def _start_id(model: LoadedModel) -> int | None:
-    """The token that stands before a text: the tokenizer's bos if it puts one there by itself, else the end token.
-
-    The harness would take a bos that the model has never seen. None where there is neither.
-    """
-    tokenizer = model.tokenizer
-    first, bos = tokenizer("a")["input_ids"][:1], tokenizer.bos_token_id
-    start: int | None = bos if bos is not None and first == [bos] else tokenizer.eos_token_id
-    return start
+def _only(answers: list[dict[str, Any]]) -> dict[str, Any]:
+    return answers[0]
 
 
 def run(request: Request, where: str) -> dict[str, Any]:

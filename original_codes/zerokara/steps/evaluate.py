@@ -132,7 +132,10 @@ def measured(
     yield from task_measurement.measured(tasks, models, seed=config.seed, cache=answers)
     if config.lm_eval_tasks:
         limit = None if config.lm_eval_limit == "auto" else config.lm_eval_limit
-        yield from lm_eval.measure(models, config.lm_eval_tasks, config.where("lm_eval_tasks"), limit, config.seed)
+        cache = Path(config.output_dir) / CACHE_NAME / "lm_eval"
+        yield from lm_eval.measure(
+            models, config.lm_eval_tasks, config.where("lm_eval_tasks"), limit, config.seed, cache
+        )
 
 
 def _check(config: EvaluateConfig, files: Sequence[inputs.InputFile]) -> None:

@@ -9,6 +9,7 @@ import sys
 from dataclasses import asdict, replace
 from importlib import metadata, util
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -111,6 +112,43 @@ def test_the_files_of_a_local_task_are_its_folders(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     found = lm_eval.files([str(tmp_path / "task.yaml"), str(tmp_path), "arc_easy"])
     assert [path.name for path in found] == ["code.py", "data.jsonl", "task.yaml"]
+
+
+def test_answers_are_kept_by_content(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: "0" if name == "lm-eval" else installed(name))
+    (stand_in / "task").mkdir()
+    (stand_in / "task" / "task.yaml").write_text("task: mine\n", encoding="utf-8")
+    asked: list[Request] = []
+    run = lm_eval.run
+
+    def counts(request: Request, where: str) -> dict[str, Any]:
+        asked.append(request)
+        return run(request, where)
+
+    monkeypatch.setattr(lm_eval, "run", counts)
+    model: Any = SimpleNamespace(
+        name="a", folder=stand_in, content="1", dtype="torch.float32", device="cpu", release=lambda: None,
+        context_length=8, tokenizer=Tokens(),
+    )  # fmt: skip
+    for times in (1, 1, 2):
+        if times == 2:
+            (stand_in / "task" / "questions.jsonl").write_text("{}\n", encoding="utf-8")
+        (section,) = lm_eval.measure([model], [str(stand_in / "task")], WHERE, None, 1, stand_in / "cache")
+        assert section.rows[0].value == 75.0 and len(asked) == times
+    assert asked[0].start_id == 3
+
+
+class Tokens:
+    """A tokenizer with an end token only."""
+
+    bos_token_id, eos_token_id = None, 3
+
+    def __call__(self, text: str) -> dict[str, list[int]]:
+        return {"input_ids": [5]}
+
+    def convert_ids_to_tokens(self, number: int) -> str:
+        return "</s>"
 
 
 def test_data_are_checked_without_a_model(stand_in: Path) -> None:
