@@ -165,8 +165,9 @@ def test_it_ends_with_the_process_that_started_it(stand_in: Path) -> None:
     command = [sys.executable, "-m", "zerokara.evaluation.lm_eval_process", nobody]
     answered = stand_in / "answer.json"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run([*command, str(stand_in / "request.json"), str(answered)], env=environment, check=False)
-    assert done.returncode == 1 and not answered.exists()
+    command += [str(stand_in / "request.json"), str(answered)]
+    done = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (1, b"") and not answered.exists()
 
 
 def test_a_harness_that_fails_is_no_result(stand_in: Path) -> None:
