@@ -76,10 +76,10 @@ def generate(
     assert not model.training, "dropout would make the result random"
     limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
     ends = [eos_id] if isinstance(eos_id, int) else list(eos_id)
-    context = context_length(model)
+    rows = _rows(prompts, limits, context_length(model))
     results: dict[int, Generated] = {}
     with _settings(model, ends, pad_id, never_ids), torch.inference_mode():
-        for batch in _batches(_rows(prompts, limits, context), batch_tokens, batch_size, context):
+        for batch in _batches(rows, batch_tokens, batch_size, _num_positions(model)):
             if give_up is not None and give_up():
                 return None
             for row, new in zip(batch, _continued(model, batch, pad_id), strict=True):
@@ -92,6 +92,18 @@ def generate(
 def context_length(model: Any) -> int | None:
     """Most tokens of prompt and answer together; None for an encoder-decoder, whose positions are relative."""
     return None if model.config.is_encoder_decoder else getattr(model.config, "max_position_embeddings", None)
+
+
+def _num_positions(model: Any) -> int | None:
+    """Positions that the model can compute; None where a row that has ended may go on beyond the context.
+
+    Rotary embeddings are a function of the position, and each row's own, but for the kinds that change the positions of
+    all rows once one is longer than the context.
+    """
+    rope = getattr(model.config, "rope_parameters", None)
+    if rope and not any(kind in str(rope) for kind in ("dynamic", "longrope")):
+        return None
+    return context_length(model)
 
 
 def _rows(prompts: Sequence[Sequence[int]], limits: Sequence[int], context: int | None) -> list[_Row]:
@@ -109,7 +121,9 @@ def _rows(prompts: Sequence[Sequence[int]], limits: Sequence[int], context: int 
     return sorted(rows, key=lambda row: (-len(row.prompt), -row.limit, row.number))
 
 
-def _batches(rows: Sequence[_Row], batch_tokens: int, batch_size: int, context: int | None) -> Iterator[list[_Row]]:
+def _batches(
+    rows: Sequence[_Row], batch_tokens: int, batch_size: int, num_positions: int | None
+) -> Iterator[list[_Row]]:
     """Rows of like lengths; a whole batch takes as many steps as its row with the highest limit."""
     batch: list[_Row] = []
     for row in rows:
@@ -117,7 +131,7 @@ def _batches(rows: Sequence[_Row], batch_tokens: int, batch_size: int, context: 
             length = len(batch[0].prompt) + max(row.limit, *(each.limit for each in batch))
             full = len(batch) >= batch_size or length * (len(batch) + 1) > batch_tokens
             # A row that has ended is computed on; where positions are learned, there is none after the last.
-            if full or (context is not None and length > context):
+            if full or (num_positions is not None and length > num_positions):
                 yield batch
                 batch = []
         batch.append(row)

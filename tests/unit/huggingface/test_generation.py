@@ -146,6 +146,24 @@ def test_no_row_goes_beyond_the_last_position(architecture: str) -> None:
     assert found == [generated(architecture, [prompt], eos_id=999)[0] for prompt in batch]
 
 
+def num_batches(architecture: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Of rows that the context of 32 limits, each to another number of new tokens."""
+    made = []
+    right = generation.padded
+    monkeypatch.setattr(generation, "padded", lambda *args, **named: made.append(1) or right(*args, **named))
+    generated(architecture, [list(range(4, 4 + length)) for length in (30, 28, 26, 24)], eos_id=999)
+    return len(made)
+
+
+def test_only_learned_positions_keep_rows_of_different_limits_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert num_batches("gpt2", monkeypatch) == 4
+    assert num_batches("llama", monkeypatch) == num_batches("mixtral", monkeypatch) == 1
+    model = model_of("llama")
+    rope = {**model.config.rope_parameters, "rope_type": "dynamic"}
+    monkeypatch.setattr(model.config, "rope_parameters", rope)  # one long row would change the positions of the others
+    assert num_batches("llama", monkeypatch) == 4
+
+
 @pytest.mark.parametrize("bad", [[], list(range(4, 36))], ids=["empty", "full"])
 def test_a_prompt_that_leaves_no_room_is_an_error(bad: list[int]) -> None:
     with pytest.raises(RunError, match=f"prompt 1 has {len(bad)} tokens"):
