@@ -33,7 +33,7 @@ class Answers:
     """Whether the model ended by itself, and was not cut."""
     max_new_tokens: int
     num_too_long: int = 0
-    """Prompts that leave no room in the model's context: it is not asked, and its answer is empty."""
+    """Prompts that are longer than the model's context: it is not asked, and its answer is empty."""
 
 
 def answer(
@@ -56,7 +56,7 @@ def answer(
     ids = [prompt_ids(tokenizer, prompt, model.config.is_encoder_decoder, ends) for prompt in prompts]
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
     context = generation.context_length(model)
-    asked = [number for number, each in enumerate(ids) if context is None or len(each) < context]
+    asked = [number for number, each in enumerate(ids) if context is None or len(each) <= context]
     with Progress(label, len(asked), unit="answer") as progress:
         found = generation.generate(
             model,

@@ -71,7 +71,7 @@ def generate(
     of its own. `never_ids` are ids that are never chosen. `progress` advances by one for each prompt.
 
     Raises:
-        RunError: a prompt is empty, or fills the context; names its number, counted from 0.
+        RunError: a prompt is empty, or longer than the context; names its number, counted from 0.
     """
     assert not model.training, "dropout would make the result random"
     limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
@@ -90,7 +90,10 @@ def generate(
 
 
 def context_length(model: Any) -> int | None:
-    """Most tokens of prompt and answer together; None for an encoder-decoder, whose positions are relative."""
+    """Most tokens that the model reads; None for an encoder-decoder, whose positions are relative.
+
+    Prompt and answer may have one more together: the last new token is written and not read.
+    """
     return None if model.config.is_encoder_decoder else getattr(model.config, "max_position_embeddings", None)
 
 
@@ -110,12 +113,12 @@ def _rows(prompts: Sequence[Sequence[int]], limits: Sequence[int], context: int 
     """The prompts with their limits, the longest first: what needs most memory runs first."""
     rows = []
     for number, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
-        room = limit if context is None else context - len(prompt)
+        room = limit if context is None else context + 1 - len(prompt)
         if not len(prompt) or room < 1:
             found = f"has {len(prompt)} tokens"
             raise RunError(
                 f"prompt {number} {found}; a prompt must have at least one"
-                + ("" if context is None else f", and fewer than the context length, {context}")
+                + ("" if context is None else f", and no more than the context length, {context}")
             )
         rows.append(_Row(number, prompt, min(limit, room)))
     return sorted(rows, key=lambda row: (-len(row.prompt), -row.limit, row.number))
@@ -131,7 +134,7 @@ def _batches(
             length = len(batch[0].prompt) + max(row.limit, *(each.limit for each in batch))
             full = len(batch) >= batch_size or length * (len(batch) + 1) > batch_tokens
             # A row that has ended is computed on; where positions are learned, there is none after the last.
-            if full or (num_positions is not None and length > num_positions):
+            if full or (num_positions is not None and length > num_positions + 1):
                 yield batch
                 batch = []
         batch.append(row)

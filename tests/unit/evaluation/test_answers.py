@@ -105,10 +105,12 @@ def test_the_limit_follows_the_longest_expected_answer() -> None:
 def test_a_prompt_longer_than_the_context_is_not_answered() -> None:
     shape = shape_of(len(WORDS), architecture="llama")
     model = stock_model_of(shape, spread_weights(shape), families.SpecialIds(bos=1, eos=2, pad=0))
-    long = " ".join(["w1"] * shape.seq_len)
+    long, full = (" ".join(["w1"] * length) for length in (shape.seq_len + 1, shape.seq_len))
     found = answers.answer(model, tokenizer_of(), ["w1", long, "w2"], max_new_tokens=3)
     assert found is not None and found.num_too_long == 1
     assert found.outputs[1] == "" and not found.stopped[1]
+    to_the_end = answers.answer(model, tokenizer_of(), [full], max_new_tokens=3)
+    assert to_the_end is not None and to_the_end.num_too_long == 0 and to_the_end.outputs[0]
     assert [found.outputs[0], found.outputs[2]] == [
         each.outputs[0]
         for prompt in ("w1", "w2")

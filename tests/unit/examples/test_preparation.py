@@ -13,11 +13,13 @@ import orjson
 import pytest
 from toy_tokenizers import TrainToy
 
+from zerokara.config import sample_lengths
 from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.errors import UserError
 from zerokara.examples.preparation import ExampleFiles, prepare
 from zerokara.examples.task_examples import read_task_examples
 from zerokara.examples.token_files import ExampleTokens
+from zerokara.samples.packed_examples import PackedExamples
 from zerokara.tokenizer.encoder import Encoder
 
 PAIRS = [{"source": f"the fox {n}\nof {n * n}", "target": f'"42" dogs {n}'} for n in range(40)]
@@ -243,10 +245,29 @@ def test_bad_lines_go_to_the_quarantine_and_counts_close(tmp_path: Path, encoder
     assert (cut.train.counts.kept, cut.train.counts.cut, cut.train.counts.dropped) == (40, 3, 0)
     read, learned = segments(cut, 41)
     whole = encoder.encode("the fox " * 90 + "\n").tolist()
-    assert len(read) + len(learned) == 60 and read == whole[-len(read) :] and encoder.decode(learned) == "b"
+    assert len(read) + len(learned) == 60 + 1 and read == whole[-len(read) :] and encoder.decode(learned) == "b"
     tokens = ExampleTokens(cut.train.prefix)
     assert int(tokens.lengths.sum()) == cut.train.counts.tokens
     assert int(tokens.learned_lengths.sum()) == cut.train.counts.learned_tokens
+
+
+@pytest.mark.parametrize("encodes", [False, True])
+def test_an_example_that_fills_a_row_is_kept_and_one_more_token_is_too_much(
+    tmp_path: Path, encoder: Encoder, encodes: bool
+) -> None:
+    """A decoder's last token is only a label: an example of 61 tokens takes 60 positions."""
+    record = {"source": "the fox " * 9, "target": "b"}
+    files = prepared(tmp_path, encoder, [record], encodes=encodes, length=500)
+    read, learned = map(len, segments(files))
+    fits = read if encodes else read + learned - 1
+    kept = prepared(tmp_path, encoder, [record], encodes=encodes, length=fits, redo=True)
+    assert (kept.train.counts.kept, kept.train.counts.cut) == (1, 0)
+    lengths = sample_lengths.packed(fits, 64 if encodes else fits, encodes)
+    rows = PackedExamples(kept.train.prefix, lengths, encodes, encoder.pad_id)
+    assert len(rows) == 1 and rows.num_positions == (read + learned if encodes else fits)
+    (tmp_path / "short").mkdir()
+    message = fault(tmp_path / "short", encoder, [record], encodes=encodes, length=fits - 1)
+    assert f"needs {fits} positions" in message and f"packed_length is {fits - 1}" in message
 
 
 def test_too_many_bad_lines(tmp_path: Path, encoder: Encoder) -> None:
@@ -259,7 +280,7 @@ def test_cut_turns_go_with_their_answers(tmp_path: Path, encoder: Encoder) -> No
     records = [conversation("the fox " * 30, "two", "three", "four")]
     files = prepared(tmp_path, encoder, records, length=20, overlong="cut_prompt")
     found = segments(files)
-    assert encoder.decode(found[-1]).strip() == "four" and sum(map(len, found)) <= 20
+    assert encoder.decode(found[-1]).strip() == "four" and sum(map(len, found)) <= 21
     only_read = prepared(tmp_path, encoder, records, encodes=True, length=9, overlong="cut_prompt", redo=True)
     read, _ = segments(only_read)
     assert len(read) == 9 and read[-1] == encoder.eos_id

@@ -139,10 +139,11 @@ def test_batches_keep_to_the_cap_on_tokens(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
 def test_no_row_goes_beyond_the_last_position(architecture: str) -> None:
-    """The context length is 32: there is room for one token, two, and all; learned positions fail beyond it."""
-    batch = [list(range(4, 4 + length)) for length in (31, 30, 5, 30)]
+    """The context length is 32: there is room for one token, which is never read, for three, and for all; learned
+    positions fail beyond it."""
+    batch = [list(range(4, 4 + length)) for length in (32, 30, 5, 30)]
     found = generated(architecture, batch, eos_id=999)
-    assert [len(each.ids) for each in found] == [1, 2, NEW_TOKENS, 2]
+    assert [len(each.ids) for each in found] == [1, 3, NEW_TOKENS, 3]
     assert found == [generated(architecture, [prompt], eos_id=999)[0] for prompt in batch]
 
 
@@ -164,7 +165,13 @@ def test_only_learned_positions_keep_rows_of_different_limits_apart(monkeypatch:
     assert num_batches("llama", monkeypatch) == 4
 
 
-@pytest.mark.parametrize("bad", [[], list(range(4, 36))], ids=["empty", "full"])
+def test_learned_positions_fail_beyond_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generation, "context_length", lambda model: 33)
+    with pytest.raises(IndexError):
+        generated("gpt2", [list(range(4, 36))], eos_id=999)
+
+
+@pytest.mark.parametrize("bad", [[], list(range(4, 37))], ids=["empty", "too long"])
 def test_a_prompt_that_leaves_no_room_is_an_error(bad: list[int]) -> None:
     with pytest.raises(RunError, match=f"prompt 1 has {len(bad)} tokens"):
         generated("llama", [[5], bad])
