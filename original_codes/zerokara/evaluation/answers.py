@@ -1,8 +1,8 @@
 """A Hugging Face model and the prompts of a task → its answers, as text.
 
 The prompt is encoded as the model's own tokenizer does by default: with `<s>` where the tokenizer adds one, with `</s>`
-for an encoder, without one for a decoder, which is to go on. Text is text: a `</s>` in a prompt is four characters, not
-the token. Conversations go through the tokenizer's own chat template, which reads such names as tokens.
+for an encoder, without one for a decoder, which is to go on. So a `</s>` that stands in a prompt is the token, as it is
+in fine-tuning. Conversations go through the tokenizer's own chat template.
 """
 
 from __future__ import annotations
@@ -94,13 +94,19 @@ def prompt_ids(tokenizer: Any, prompt: Prompt, is_encoder_decoder: bool, ends: S
         RunError: a conversation meets a tokenizer without a chat template.
     """
     if isinstance(prompt, str):
-        ids = list(tokenizer(prompt, split_special_tokens=True)["input_ids"])
-        if not is_encoder_decoder and len(ids) > 1 and ids[-1] in ends:
-            ids.pop()
-        return ids
+        ids = list(tokenizer(prompt)["input_ids"])
+        return ids if is_encoder_decoder else _without_added_end(ids, tokenizer, prompt, ends)
     if not tokenizer.chat_template:
         raise RunError("the tokenizer has no chat template, which conversations (messages) need")
     return list(tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, tokenize=True)["input_ids"])
+
+
+def _without_added_end(ids: list[int], tokenizer: Any, prompt: str, ends: Sequence[int]) -> list[int]:
+    """The ids without the end that the tokenizer adds, but with one that the prompt spells."""
+    if len(ids) < 2 or ids[-1] not in ends:
+        return ids
+    spelled = list(tokenizer(prompt, add_special_tokens=False)["input_ids"])
+    return ids[:-1] if ids[-len(spelled) :] != spelled else ids
 
 
 def num_tokens_allowed(tokenizer: Any, expected: Sequence[str]) -> int:

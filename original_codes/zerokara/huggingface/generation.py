@@ -59,7 +59,6 @@ def generate(
     pad_id: int,
     batch_tokens: int = BATCH_TOKENS,
     batch_size: int = MAX_BATCH_SIZE,
-    never_ids: Collection[int] = (),
     give_up: Callable[[], bool] | None = None,
     progress: Progress | None = None,
 ) -> list[Generated] | None:
@@ -68,7 +67,7 @@ def generate(
     For an encoder-decoder a prompt is the encoder's input, with its end token; else it is what stands before the first
     new token. `max_new_tokens` is one limit, or one for each prompt; a decoder's context length limits it further.
     `batch_tokens` caps rows × (longest prompt + new tokens), and so the memory of the cache; a longer prompt is a batch
-    of its own. `never_ids` are ids that are never chosen. `progress` advances by one for each prompt.
+    of its own. `progress` advances by one for each prompt.
 
     Raises:
         RunError: a prompt is empty, or longer than the context; names its number, counted from 0.
@@ -78,7 +77,7 @@ def generate(
     ends = [eos_id] if isinstance(eos_id, int) else list(eos_id)
     rows = _rows(prompts, limits, context_length(model))
     results: dict[int, Generated] = {}
-    with _settings(model, ends, pad_id, never_ids), torch.inference_mode():
+    with _settings(model, ends, pad_id), torch.inference_mode():
         for batch in _batches(rows, batch_tokens, batch_size, _num_positions(model)):
             if give_up is not None and give_up():
                 return None
@@ -175,7 +174,7 @@ def _up_to_end(new: Sequence[int], ends: Collection[int]) -> Generated:
 
 
 @contextmanager
-def _settings(model: Any, ends: list[int], pad_id: int, never_ids: Collection[int]) -> Iterator[None]:
+def _settings(model: Any, ends: list[int], pad_id: int) -> Iterator[None]:
     """Give the model greedy settings and nothing else; `generate` merges what it is given with the model's own."""
     from transformers import GenerationConfig
 
@@ -186,7 +185,6 @@ def _settings(model: Any, ends: list[int], pad_id: int, never_ids: Collection[in
         eos_token_id=ends,
         pad_token_id=pad_id,
         decoder_start_token_id=_start_id(model, own),
-        suppress_tokens=sorted(never_ids) or None,
     )
     try:
         yield

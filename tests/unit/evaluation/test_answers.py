@@ -56,8 +56,11 @@ def test_a_prompt_is_encoded_as_the_tokenizer_does_but_a_decoder_is_to_go_on() -
     assert prompt_ids(tokenizer_of("$A </s>"), "w1 w2", is_encoder_decoder=True) == ["w1", "w2", "</s>"]
 
 
-def test_text_that_spells_a_control_token_is_text() -> None:
-    assert "</s>" not in prompt_ids(tokenizer_of(), "w1 </s> w2")
+def test_a_control_token_that_a_prompt_spells_is_the_token_as_in_fine_tuning() -> None:
+    assert prompt_ids(tokenizer_of(), "w1 </s> w2") == ["w1", "</s>", "w2"]
+    for template in ("$A", "$A </s>"):
+        assert prompt_ids(tokenizer_of(template), "w1 </s>") == ["w1", "</s>"]
+        assert prompt_ids(tokenizer_of("<s> " + template), "w1 </s> </s>") == ["<s>", "w1", "</s>", "</s>"]
 
 
 def test_a_conversation_goes_through_the_template() -> None:
