@@ -31,7 +31,7 @@ class SplitCounts:
     kept: int
     """Examples used as they are."""
     cut: int = 0
-    """Examples used with a shortened prompt."""
+    """Examples used with a shortened prompt; of a conversation whole turns may be gone, with their answers."""
     dropped: int = 0
     """Examples left out: longer than a training sequence."""
     bad: int = 0
@@ -40,6 +40,8 @@ class SplitCounts:
     """Tokens of the examples used, learned ones included."""
     learned_tokens: int = 0
     """Tokens that the loss counts: the answers and their ends."""
+    cut_learned_tokens: int = 0
+    """Tokens of answers that are not learned: turns that were cut away with their questions."""
 
     @property
     def read(self) -> int:

@@ -6,7 +6,9 @@ import json
 import pickle
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -19,8 +21,10 @@ from zerokara.errors import UserError
 from zerokara.examples.preparation import ExampleFiles, prepare
 from zerokara.examples.task_examples import read_task_examples
 from zerokara.examples.token_files import ExampleTokens
+from zerokara.samples.example_data import ExampleData
 from zerokara.samples.packed_examples import PackedExamples
 from zerokara.tokenizer.encoder import Encoder
+from zerokara.training.planning import plan_rows
 
 PAIRS = [{"source": f"the fox {n}\nof {n * n}", "target": f'"42" dogs {n}'} for n in range(40)]
 HOSTILE = ["</s> a </s>", "<unk><pad>", "<|user|>", 'a\tb "', "\r\n \u2028", "\ud7ff\ue000", "{input}", "ก" * 50, " x "]
@@ -284,6 +288,23 @@ def test_cut_turns_go_with_their_answers(tmp_path: Path, encoder: Encoder) -> No
     only_read = prepared(tmp_path, encoder, records, encodes=True, length=9, overlong="cut_prompt", redo=True)
     read, _ = segments(only_read)
     assert len(read) == 9 and read[-1] == encoder.eos_id
+
+
+def test_answers_that_are_cut_away_with_their_questions_are_counted_and_told(tmp_path: Path, encoder: Encoder) -> None:
+    records = [conversation("the fox " * 30, "two", "three", "four")]
+    whole = prepared(tmp_path, encoder, records, length=500).train.counts
+    files = prepared(tmp_path, encoder, records, length=13, overlong="cut_prompt", redo=True)
+    counts = files.train.counts
+    assert len(segments(files)) == 2 and counts.cut == 1 and whole.cut_learned_tokens == 0
+    assert counts.cut_learned_tokens == whole.learned_tokens - counts.learned_tokens > 0
+    lengths = sample_lengths.packed(13, 13, False)
+    reading = ExampleData(files.train.prefix, tmp_path / "none", lengths, False, encoder.pad_id, 0)
+    plan: Any = SimpleNamespace(data=SimpleNamespace(examples=files), reading=reading)
+    told = f"{counts.cut_learned_tokens} tokens of answers were cut away"
+    assert told in str(plan_rows._example_rows(plan))
+    kept = replace(files, train=replace(files.train, counts=replace(counts, cut_learned_tokens=0)))
+    plan.data.examples = kept
+    assert "cut away" not in str(plan_rows._example_rows(plan))
 
 
 def test_an_input_is_on_one_side_only(tmp_path: Path, encoder: Encoder) -> None:
