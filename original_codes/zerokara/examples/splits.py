@@ -26,8 +26,8 @@ from zerokara.durable import atomic_file
 from zerokara.errors import Fault, UserError
 from zerokara.examples.encoding import ExampleEncoder, Fate, LengthLimit, Segments
 from zerokara.examples.facts import SplitCounts
-from zerokara.examples.formats import BadExample, Example, ExampleFormat, Unlearnable
-from zerokara.examples.reading import BadRecord, Record, bad_record, read_records
+from zerokara.examples.formats import Example, ExampleFormat, Unlearnable, read_examples
+from zerokara.examples.reading import BadRecord, Record, read_records
 from zerokara.examples.token_files import ExampleWriter, example_writer
 from zerokara.progress import Progress
 
@@ -278,13 +278,4 @@ def _examples(
             progress.advance(position - done)
             done = position
 
-        for record in read_records(file, at):
-            if isinstance(record, BadRecord):
-                yield record, None
-                continue
-            try:
-                yield record, form.example(record.values)
-            except BadExample as error:
-                yield bad_record(record, str(error)), None
-            except Unlearnable as error:
-                yield record, error
+        yield from read_examples(form, read_records(file, at))
