@@ -14,12 +14,11 @@ from math import ceil
 from typing import Any
 
 from zerokara.errors import RunError
+from zerokara.examples.example_files import ANSWER_MARGIN
 from zerokara.progress import Progress
 
 Prompt = str | Sequence[Mapping[str, str]]
 """A text, or a conversation that ends with the user: ``role`` and ``content`` of each turn."""
-LIMIT_FACTOR = 1.25
-"""Most new tokens, as a multiple of the longest expected answer's."""
 _MEASURED = 2_000
 """Expected answers, the longest by their characters, that are encoded to find the one with most tokens."""
 
@@ -113,4 +112,4 @@ def num_tokens_allowed(tokenizer: Any, expected: Sequence[str]) -> int:
     """Most new tokens for answers like the `expected` ones: a quarter more than the longest has, and its end."""
     longest = islice(sorted(set(expected), key=len, reverse=True), _MEASURED)
     most = max((len(tokenizer(text, split_special_tokens=True)["input_ids"]) for text in longest), default=1)
-    return ceil(LIMIT_FACTOR * most) + 1
+    return ceil(ANSWER_MARGIN * most) + 1

@@ -24,8 +24,8 @@ from zerokara.tokens.layout import bin_path
 
 STEP = "examples"
 """What the manifest calls it."""
-MARGIN = 1.25
-"""Generated answers may be longer than the longest training answer by so much."""
+ANSWER_MARGIN = 1.25
+"""Most new tokens of an answer, as a multiple of the longest one that is known."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,6 @@ class SplitFiles:
     """Of the .bin."""
     longest_answer: int
     """Tokens, with the end."""
-    seen: int
-    """Examples whose input is that of a training example; of the test, a training or validation example."""
 
     @property
     def num_examples(self) -> int:
@@ -60,12 +58,10 @@ class ExampleFiles:
     data_format: DataFormat
     prompt_template: str
     """With ``{input}`` in it; empty for messages."""
-    label_words: Mapping[str, str]
     labels: list[str]
     """The texts of all labels; empty but for text_label."""
     chat_template: str | None
     """The Jinja text; None but for messages."""
-    tokenizer_sha256: str
 
     @property
     def longest_answer(self) -> int:
@@ -75,7 +71,7 @@ class ExampleFiles:
     @property
     def max_new_tokens(self) -> int:
         """Tokens that an answer may have, with room beyond the longest one."""
-        return math.ceil(MARGIN * self.longest_answer)
+        return math.ceil(ANSWER_MARGIN * self.longest_answer)
 
     def split(self, split: Split) -> SplitFiles:
         """The files of a split that is there."""
@@ -107,10 +103,8 @@ class ExampleFiles:
             _split_files("test", paths, done),
             facts["data_format"],
             facts["prompt_template"],
-            facts["label_words"],
             facts["labels"],
             facts["chat_template"],
-            facts["tokenizer_sha256"],
         )
 
 
@@ -125,7 +119,6 @@ def _split_files(split: Split, paths: ExamplePaths, done: manifest.Manifest) -> 
         SplitCounts(**values["counts"]),
         hashes[bin_path(prefix).name],
         values["longest_answer"],
-        values["seen"],
     )
 
 

@@ -291,5 +291,6 @@ def conversations(config: FinetuneConfig, files: Sequence[InputFile], most: int)
     form = resolve(config, files, is_encoder_decoder=False)
     if form.name != "messages":
         return
-    found = (made.messages for _, made in read_examples(form, chain.from_iterable(map(read_records, files))) if isinstance(made, Example))
+    records = chain.from_iterable(map(read_records, files))
+    found = (made.messages for _, made in read_examples(form, records) if isinstance(made, Example))
     yield from islice(found, most)

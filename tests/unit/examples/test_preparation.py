@@ -326,13 +326,14 @@ def test_test_examples_that_were_seen_are_counted(
     test = [{"source": "unseen 1", "target": "a"}, PAIRS[3], {**PAIRS[4], "target": "b"}]
     settings = {"test_data": [write(tmp_path / "test.jsonl", test)], "valid_fraction": 0.25}
     files = prepared(tmp_path, encoder, PAIRS, **settings)
-    assert files.test is not None and files.test.seen == 2
+    assert files.test is not None
     assert "2 of 3 test examples" in capsys.readouterr().out
     found = read_task_examples(files, "test", None, 1)
-    assert [one.seen for one in found] == [False, True, True]
-    assert found[1].reference == PAIRS[3]["target"] and found[1].input == PAIRS[3]["source"]
+    texts = [orjson.loads(line) for line in files.split("test").records_path.read_bytes().splitlines()]
+    assert [one["seen"] for one in texts] == [False, True, True]
+    assert texts[1]["input"] == PAIRS[3]["source"] and texts[1]["place"] == f"{tmp_path / 'test.jsonl'}:2"
+    assert found[1].reference == texts[1]["reference"] == PAIRS[3]["target"]
     assert found[1].prompt == encoder.prompt_ids(PAIRS[3]["source"] + "\n")
-    assert found[1].place == f"{tmp_path / 'test.jsonl'}:2"
     few = read_task_examples(files, "valid", 4, 1)
     assert len(few) == 4 and few == read_task_examples(files, "valid", 4, 1) != read_task_examples(files, "valid", 4, 2)
     assert pickle.loads(pickle.dumps(ExampleFiles.read(str(tmp_path / "out" / "x")))) == files

@@ -27,7 +27,16 @@ from zerokara.tokenizer.encoder import Encoder
 from zerokara.training import task_evaluation
 from zerokara.training.task_evaluation import TaskEvaluation
 
-HOSTILE = ["the</s>", "</s>", "a <unk> b", "<pad> the", "<s>", "fox <|user|> dog", "\U0001f600 \u0e01", "  two  spaces "]
+HOSTILE = [
+    "the</s>",
+    "</s>",
+    "a <unk> b",
+    "<pad> the",
+    "<s>",
+    "fox <|user|> dog",
+    "\U0001f600 \u0e01",
+    "  two  spaces ",
+]
 PROMPTS = [*HOSTILE, *toy_lines(12)]
 NEW_TOKENS = 10
 
@@ -49,9 +58,7 @@ def test_answers_are_those_of_the_export(
     run_config = FinetuneRunConfig.model_construct(
         seed=1, max_new_tokens=NEW_TOKENS, eval_batch_size=64, metric="exact_match"
     )
-    plan: Any = SimpleNamespace(
-        config=run_config, data=SimpleNamespace(examples=files), encoder=encoder, shape=shape
-    )
+    plan: Any = SimpleNamespace(config=run_config, data=SimpleNamespace(examples=files), encoder=encoder, shape=shape)
     monkeypatch.setattr(task_evaluation, "parallel", SimpleNamespace(data_rank=lambda: 0, data_size=lambda: 1))
     task = TaskEvaluation(plan, SimpleNamespace(), "valid")  # type: ignore[arg-type]
     found = task._answer(stock_model_of(shape, weights, special), None, None)

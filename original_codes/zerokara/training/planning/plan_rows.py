@@ -60,7 +60,7 @@ def _example_rows(plan: RunPlan) -> list[tuple[str, str]]:
     )
     found = [("examples", f"{used} ({kept})"), ("", shares)]
     if counts.cut_learned_tokens:
-        lost = f"{counts.cut_learned_tokens:,} tokens of answers were cut away with their questions, and are not learned"
+        lost = f"{counts.cut_learned_tokens:,} tokens of answers were cut away with their questions and are not learned"
         found.append(("", f"warning: {lost} (overlong: cut_prompt)"))
     if rows.padding_share > MAX_PADDING:
         found.append(("", "warning: much padding; a larger packed_length, or fewer very long answers, would have less"))
