@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -96,9 +97,13 @@ def test_a_task_of_labels_is_learned_tested_once_and_exported(labels: Path) -> N
     assert again.returncode == 0 and "complete already" in again.stdout
     assert json.loads((run_dir / "test_result.json").read_bytes()) == result
 
+    # The newest, had the metric become worse; step 4 takes the one that was tested.
+    shutil.copytree(run_dir / named, run_dir / "global_step999")
     export = [f"input_model_dir={run_dir}", f"output_tokenizer_and_model_dir={run_dir}_hf", "test_prompt_text=[sun]"]
     converted = run(Path("/dev/null"), *export, script="4_convert_to_HF.sh")
     assert converted.returncode == 0, converted.stderr
+    assert f"{run_dir}/{named}" in converted.stdout and "global_step999" not in converted.stdout
+    shutil.rmtree(run_dir / "global_step999")
     card = Path(f"{run_dir}_hf", "README.md").read_text(encoding="utf-8")
     assert "model-index" in card and f"{record.test.value:.2%}" in card
 
