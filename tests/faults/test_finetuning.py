@@ -32,7 +32,7 @@ SETTINGS: dict[str, Any] = {
     "save_interval": 2, "keep_last": 2, "eval_examples": 12, "eval_batch_size": 4, "zero_stage": 0,
 }  # fmt: skip
 """Many small steps, a save every other one, and answers to examples every fourth."""
-KILLS = 12
+KILLS = 8
 
 
 def command(config: Path, **settings: object) -> list[str]:

@@ -15,6 +15,7 @@ import pytest
 
 from zerokara import checkpoint
 from zerokara.examples import facts
+from zerokara.steps import finetune
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.training.monitoring import metrics
 
@@ -162,9 +163,11 @@ def test_the_dry_run_of_pairs_trains_nothing(encoder: Encoder, tmp_path: Path) -
         (("input_tokenizer_file=gone.model",), "gone.model"),
     ],
 )
-def test_faults_name_the_setting(settings: tuple[str, ...], key: str, encoder: Encoder, tmp_path: Path) -> None:
+def test_faults_name_the_setting(
+    settings: tuple[str, ...], key: str, encoder: Encoder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "train.jsonl").write_text(made_tasks.pair_lines(20, 1), encoding="utf-8")
     config = make(tmp_path, encoder, train_data=[str(tmp_path / "train.jsonl")])
-    done = run(config, *settings)
-    assert done.returncode == 2 and key in done.stderr and done.stderr.count("error:") == 1, done.stderr
+    code, said = finetune.main(command(config, *settings)[2:]), capsys.readouterr().err
+    assert code == 2 and key in said and said.count("error:") == 1, said
     assert not (tmp_path / "run").exists()
