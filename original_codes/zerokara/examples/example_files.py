@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from zerokara.examples.formats import ExampleFormat
 from zerokara.examples.layout import ExamplePaths, Split
 from zerokara.examples.splits import SplitTally
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokens.layout import bin_path
+from zerokara.tokens.layout import bin_path, idx_path
 
 STEP = "examples"
 """What the manifest calls it."""
@@ -38,7 +39,7 @@ class SplitFiles:
     """The texts of its examples; not of train."""
     counts: SplitCounts
     sha256: str
-    """Of the .bin."""
+    """Of the .bin and the .idx: the tokens, and where reading ends and learning begins."""
     longest_answer: int
     """Tokens, with the end."""
 
@@ -62,6 +63,11 @@ class ExampleFiles:
     """The texts of all labels; empty but for text_label."""
     chat_template: str | None
     """The Jinja text; None but for messages."""
+
+    @property
+    def splits(self) -> list[SplitFiles]:
+        """Those that are there."""
+        return [split for split in (self.train, self.valid, self.test) if split is not None]
 
     @property
     def longest_answer(self) -> int:
@@ -117,7 +123,7 @@ def _split_files(split: Split, paths: ExamplePaths, done: manifest.Manifest) -> 
         prefix,
         paths.records(split),
         SplitCounts(**values["counts"]),
-        hashes[bin_path(prefix).name],
+        sha256((hashes[bin_path(prefix).name] + hashes[idx_path(prefix).name]).encode()).hexdigest(),
         values["longest_answer"],
     )
 

@@ -3,7 +3,8 @@
 Format: one JSON object with the fields of `FinetuneFacts`, ``data`` and ``test`` being objects of their own::
 
     {"task": "Korean reviews", "data": {"train": {"kept": 90, "cut": 4, "dropped": 6, …}, …},
-     "metric": "accuracy", "test": {"value": 0.87, "low": 0.86, "high": 0.88, "num_examples": 5000},
+     "metric": "accuracy", "test": {"value": 0.87, "low": 0.86, "high": 0.88, "num_examples": 5000,
+              "checkpoint": "global_step300"},
      "baselines": {"majority": 0.5035}, "init_from": "ko_base"}
 """
 
@@ -54,9 +55,12 @@ class MetricResult:
     """The metric on the test data, read once at the end, with its 95 % interval."""
 
     value: float
-    low: float
-    high: float
+    low: float | None
+    """None where there is no interval: of the loss, or of a single example."""
+    high: float | None
     num_examples: int
+    checkpoint: str
+    """Name of the one that was tested."""
 
 
 @dataclass(frozen=True)

@@ -357,6 +357,43 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, encoder: Encoder, capsys
         ExampleFiles.read(str(tmp_path / "nothing"))
 
 
+def test_what_auto_comes_to_is_what_counts(tmp_path: Path, encoder: Encoder) -> None:
+    """Another metric may make other fields of the same file the label, and so other examples."""
+    records = [{"text": f"the fox {n}", "label": str(n % 2), "a": f"dogs {n}", "b": "42"} for n in range(20)]
+    fields = {"input_field": "a", "output_field": "b"}
+    assert prepared(tmp_path, encoder, records, **fields, metric="exact_match").labels == []
+    with pytest.raises(UserError, match="data_format"):
+        prepared(tmp_path, encoder, records, **fields, metric="accuracy")
+    assert prepared(tmp_path, encoder, records, **fields, metric="accuracy", redo=True).labels == ["42"]
+
+
+def test_what_is_done_is_held_to_the_share_of_bad_lines_that_is_asked_for_now(tmp_path: Path, encoder: Encoder) -> None:
+    records = [*PAIRS[:9], {"source": ""}]
+    prepared(tmp_path, encoder, records, max_bad_fraction=0.2)
+    with pytest.raises(UserError, match=r"max_bad_fraction.*1 of 10 lines hold no example"):
+        prepared(tmp_path, encoder, records, max_bad_fraction=0.05)
+
+
+def test_validation_examples_of_before_are_gone(tmp_path: Path, encoder: Encoder) -> None:
+    """They are among the training examples now."""
+    assert prepared(tmp_path, encoder, PAIRS, valid_fraction=0.25).valid is not None
+    left = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"x_valid.bin", "x_valid.idx", "x_valid_examples.jsonl"} <= left
+    assert prepared(tmp_path, encoder, PAIRS, redo=True).valid is None
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {name for name in left if "_valid" not in name}
+
+
+def test_the_hash_is_of_the_borders_too(tmp_path: Path, encoder: Encoder) -> None:
+    """The same tokens, learned from another one on."""
+    first, other = ({"source": "the fox\ndogs", "target": "42"}, {"source": "the fox", "target": "dogs\n42"})
+    made = []
+    for number, record in enumerate((first, other)):
+        (tmp_path / str(number)).mkdir()
+        made.append(prepared(tmp_path / str(number), encoder, [record]).train)
+    tokens = [ExampleTokens(each.prefix).tokens.tokens.tolist() for each in made]
+    assert tokens[0] == tokens[1] and made[0].sha256 != made[1].sha256
+
+
 def test_answers_that_the_tokenizer_does_not_know_are_counted(
     tmp_path: Path, train_toy: TrainToy, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -133,7 +133,7 @@ def finetuned(facts: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
     others = {"majority": 0.335, "character 3-grams": 0.861}
     made = FinetuneFacts(
         task="Korean reviews", data=counts, metric="macro_f1", init_from="me|base",
-        test=finetuning.MetricResult(0.8712, 0.851, 0.8899, 500), baselines=others,
+        test=finetuning.MetricResult(0.8712, 0.851, 0.8899, 500, "global_step30"), baselines=others,
     )  # fmt: skip
     made.write(tmp_path)
     assert read(tmp_path) == made
@@ -165,6 +165,15 @@ def test_the_hub_reads_the_result(finetuned: dict[str, Any]) -> None:
     )
     assert (result.metric_type, result.metric_value) == ("f1", 0.8712)
     assert "85.10% to 88.99%" in str(result.metric_name) and "n = 500" in str(result.metric_name)
+
+
+def test_a_tested_loss_has_no_interval(finetuned: dict[str, Any]) -> None:
+    test = {"value": 1.23456, "low": None, "high": None, "num_examples": 500, "checkpoint": "global_step30"}
+    finetuned["finetuning"] |= {"test": test, "baselines": {}, "metric": "loss"}
+    card = render(finetuned)
+    assert "| **this model** | 1.2346 |" in card
+    (result,) = ModelCard(card).data.eval_results or []
+    assert (result.metric_value, result.metric_name) == (1.23456, "loss (nats per token) (n = 500)")
 
 
 def test_a_fine_tuning_without_a_test_claims_none(finetuned: dict[str, Any]) -> None:
