@@ -298,7 +298,7 @@ def test_answers_that_are_cut_away_with_their_questions_are_counted_and_told(tmp
     assert len(segments(files)) == 2 and counts.cut == 1 and whole.cut_learned_tokens == 0
     assert counts.cut_learned_tokens == whole.learned_tokens - counts.learned_tokens > 0
     lengths = sample_lengths.packed(13, 13, False)
-    reading = ExampleData(files.train.prefix, tmp_path / "none", lengths, False, encoder.pad_id, 0)
+    reading = ExampleData(files.train.prefix, lengths, False, encoder.pad_id, 0)
     plan: Any = SimpleNamespace(data=SimpleNamespace(examples=files), reading=reading)
     told = f"{counts.cut_learned_tokens} tokens of answers were cut away"
     assert told in str(plan_rows._example_rows(plan))
