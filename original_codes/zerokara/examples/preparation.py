@@ -259,6 +259,8 @@ def _summary_rows(
         share = counts.learned_tokens / max(1, counts.tokens)
         text = f"{counts.read:,} examples = {counts.kept:,} kept + {counts.cut:,} cut + {counts.dropped:,} dropped"
         rows.append((split, f"{text} + {counts.bad:,} bad; {counts.tokens:,} tokens, {share:.1%} of them learned"))
+        if counts.cut_learned_tokens:
+            rows.append(("", f"{counts.cut_learned_tokens:,} tokens of answers were cut away with their questions"))
     if any(tally.bad for tally in tallies.values()):
         rows.append(("bad lines", f"listed in {paths.quarantine}"))
     if made.labels:

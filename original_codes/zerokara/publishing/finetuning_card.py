@@ -38,7 +38,7 @@ def section(facts: dict[str, Any]) -> str:
     """The section of the card: what became of the examples, and the metric with its interval and baselines."""
     names = {
         "kept": "used", "cut": "used with a shortened prompt", "dropped": "too long, left out", "bad": "unreadable",
-        "tokens": "tokens", "learned_tokens": "tokens learned",
+        "tokens": "tokens", "learned_tokens": "tokens learned", "cut_learned_tokens": "answer tokens cut away",
     }  # fmt: skip
     header = ["split", *names.values()]
     rows = [[split, *(f"{counts[key]:,}" for key in names)] for split, counts in facts["data"].items()]

@@ -24,7 +24,7 @@ from zerokara.samples.order import SampleOrder
 from zerokara.samples.packed_examples import PackedExamples, pair_lengths
 from zerokara.samples.pairs import Pairs
 from zerokara.samples.sources import TokenSource
-from zerokara.tokens.indexed import IndexedTokens
+from zerokara.tokens.indexed import EXAMPLES_STEP, IndexedTokens
 
 
 @dataclass(frozen=True)
@@ -82,13 +82,14 @@ class ExampleData:
 
         Rows are longer than in training where an example is.
         """
-        lengths = _with_room(self.lengths, IndexedTokens(prefix), self.is_encoder_decoder)
+        lengths = _with_room(self.lengths, IndexedTokens(prefix, EXAMPLES_STEP), self.is_encoder_decoder)
         packed = PackedExamples(prefix, lengths, self.is_encoder_decoder, self.pad_id, self.seed, max_tokens)
         return ExampleBatches(packed, objective)
 
     def identity(self) -> dict[str, Any]:
         """What must stay the same for a run to resume: the packing is a function of it and of the examples."""
-        return {"packed_length": self.lengths.input, "packed_target_length": self.lengths.target}
+        lengths = {"packed_length": self.lengths.input, "packed_target_length": self.lengths.target}
+        return {**lengths, "packing": packing.VERSION}
 
 
 class ExampleBatches:

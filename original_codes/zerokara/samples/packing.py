@@ -19,6 +19,8 @@ from numpy.typing import ArrayLike, NDArray
 
 Lengths = NDArray[np.int64]
 
+VERSION = 2
+"""Raised when the same lengths come to other rows: a run does not resume with other rows than it began with."""
 LENGTH_MULTIPLE = 8
 """Fused attention kernels want the rows of a mask aligned to 8 numbers."""
 _BALANCED = 0.8
