@@ -17,7 +17,7 @@ os.environ.setdefault("ZEROKARA_SHARE_CORES", "1")  # two processes are tried on
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--faults", type=int, default=50, help="how many kills tests/faults tries (default 50)")
+    parser.addoption("--faults", type=int, default=36, help="how many kills tests/faults tries (default 36)")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

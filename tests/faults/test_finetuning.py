@@ -19,9 +19,10 @@ from faults.running import Fault, Forge, Kills, assert_equal, trained_unbroken, 
 from faults.test_full_disk import Disk, small
 from tiny import ROOT, Trained
 
+from zerokara import checkpoint, manifest
+from zerokara.checkpoint.folders import SELECTION_FACT
 from zerokara.training.finetune_record import ANSWERS_NAME, RESULT_NAME
 from zerokara.training.monitoring import metrics
-from zerokara.training.task_test import best_checkpoint
 
 __all__ = ["small"]
 
@@ -31,7 +32,7 @@ SETTINGS: dict[str, Any] = {
     "save_interval": 2, "keep_last": 2, "eval_examples": 12, "eval_batch_size": 4, "zero_stage": 0,
 }  # fmt: skip
 """Many small steps, a save every other one, and answers to examples every fourth."""
-KILLS = 12
+KILLS = 8
 
 
 def command(config: Path, **settings: object) -> list[str]:
@@ -96,9 +97,13 @@ def test_sigterm_is_obeyed_at_the_edge_of_a_step(tuning: Forge, tuned: Trained, 
         assert "SIGTERM" in tuning.log and whole_checkpoints(run_dir)[-1] == stopped
         if where == "answering":  # it was given up, and is made up for
             assert stopped == 4
+            assert manifest.read(run_dir / "global_step4" / "manifest.json").facts[SELECTION_FACT] is None
             assert [line["step"] for line in metrics.read(run_dir) if "valid_accuracy" in line] == [0]
-    assert tuning.run(run_dir, **SETTINGS) == 0, tuning.log
+    assert tuning.run(run_dir, **{**SETTINGS, "keep_last": 99}) == 0, tuning.log
     assert_equal(run_dir, tuned)
+    assert (run_dir / "best").read_text(encoding="utf-8") == (tuned.folder / "best").read_text(encoding="utf-8")
+    if where == "answering":  # the metric of that step's weights became known, and they were the best so far
+        assert manifest.read(run_dir / "global_step4" / "manifest.json").facts[SELECTION_FACT] is not None
 
 
 def test_full_in_the_middle_of_a_save(tuning: Forge, small: Disk, tuned: Trained) -> None:
@@ -118,12 +123,12 @@ def test_full_in_the_middle_of_a_save(tuning: Forge, small: Disk, tuned: Trained
 
 def test_a_test_that_finds_the_disk_full_is_made_again(tuning: Forge, small: Disk, tuned: Trained) -> None:
     """Nothing of it stays but the message; the same command tests again, and the result is that of the first time."""
-    test = ("--test", str(best_checkpoint(tuned.folder)))
+    test = ("--test", str(checkpoint.best(tuned.folder)))
     assert tuning.run(tuned.folder, options=test, **SETTINGS) == 0, tuning.log
     expected = {name: (tuned.folder / name).read_bytes() for name in (RESULT_NAME, ANSWERS_NAME)}
     with Fault("ENOSPC in the test of a fine-tuning"):
         assert tuning.run(small.run_dir, **SETTINGS) == 0, tuning.log
-        test = ("--test", str(small.run_dir / best_checkpoint(tuned.folder).name))  # type: ignore[union-attr]
+        test = ("--test", str(small.run_dir / checkpoint.best(tuned.folder).name))  # type: ignore[union-attr]
         small.fill()
         assert tuning.run(small.run_dir, options=test, **SETTINGS) == 1
         assert "No space left on device" in tuning.log and "Traceback" not in tuning.log, tuning.log

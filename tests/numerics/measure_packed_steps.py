@@ -57,7 +57,7 @@ def train(config: PretrainConfig, folder: Path, own_tokens: bool) -> dict[str, A
     chosen = updater.choose(config.zero_stage, config.optimizer, config.offload, parallel.data_size())
     template = load_template(template_path(config.deepspeed_template))
     engine = updater.open_engine(model, config, chosen, parallel.data_size(), template)
-    data = ExampleData(folder / ("pairs" if both else "conversations"), folder / "none", lengths, both, PAD, seed=3)
+    data = ExampleData(folder / ("pairs" if both else "conversations"), lengths, both, PAD, seed=3)
     layout = BatchLayout(config.global_batch_size, config.micro_batch, parallel.data_size())
     objective = Pairs(lengths, PAD if both else None)
     batches = Batches(data.tokens(), data.order(), layout, objective, parallel.data_rank())

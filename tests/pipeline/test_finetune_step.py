@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -14,6 +15,7 @@ import pytest
 
 from zerokara import checkpoint
 from zerokara.examples import facts
+from zerokara.steps import finetune
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.training.monitoring import metrics
 
@@ -96,9 +98,13 @@ def test_a_task_of_labels_is_learned_tested_once_and_exported(labels: Path) -> N
     assert again.returncode == 0 and "complete already" in again.stdout
     assert json.loads((run_dir / "test_result.json").read_bytes()) == result
 
+    # The newest, had the metric become worse; step 4 takes the one that was tested.
+    shutil.copytree(run_dir / named, run_dir / "global_step999")
     export = [f"input_model_dir={run_dir}", f"output_tokenizer_and_model_dir={run_dir}_hf", "test_prompt_text=[sun]"]
     converted = run(Path("/dev/null"), *export, script="4_convert_to_HF.sh")
     assert converted.returncode == 0, converted.stderr
+    assert f"{run_dir}/{named}" in converted.stdout and "global_step999" not in converted.stdout
+    shutil.rmtree(run_dir / "global_step999")
     card = Path(f"{run_dir}_hf", "README.md").read_text(encoding="utf-8")
     assert "model-index" in card and f"{record.test.value:.2%}" in card
 
@@ -157,9 +163,11 @@ def test_the_dry_run_of_pairs_trains_nothing(encoder: Encoder, tmp_path: Path) -
         (("input_tokenizer_file=gone.model",), "gone.model"),
     ],
 )
-def test_faults_name_the_setting(settings: tuple[str, ...], key: str, encoder: Encoder, tmp_path: Path) -> None:
+def test_faults_name_the_setting(
+    settings: tuple[str, ...], key: str, encoder: Encoder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "train.jsonl").write_text(made_tasks.pair_lines(20, 1), encoding="utf-8")
     config = make(tmp_path, encoder, train_data=[str(tmp_path / "train.jsonl")])
-    done = run(config, *settings)
-    assert done.returncode == 2 and key in done.stderr and done.stderr.count("error:") == 1, done.stderr
+    code, said = finetune.main(command(config, *settings)[2:]), capsys.readouterr().err
+    assert code == 2 and key in said and said.count("error:") == 1, said
     assert not (tmp_path / "run").exists()

@@ -5,14 +5,14 @@
 
 from zerokara.checkpoint.folders import all_steps, check, folder_of, newest_complete, step_of
 from zerokara.checkpoint.recovery import broken_names, newest_to_resume, remove_leftovers, set_aside
-from zerokara.checkpoint.retention import BEST_NAME, Retention, prune, write_markers
+from zerokara.checkpoint.retention import Retention, best, prune, write_markers
 from zerokara.checkpoint.state import TrainingState, read_moments, read_state, read_weights
 
 __all__ = [
-    "BEST_NAME",
     "Retention",
     "TrainingState",
     "all_steps",
+    "best",
     "broken_names",
     "check",
     "folder_of",

@@ -64,6 +64,15 @@ def write_markers(run_dir: Path) -> None:
             write_text(path, line)
 
 
+def best(run_dir: Path) -> Path | None:
+    """Return the checkpoint that validation found best, as the file ``best`` names it; None where there is none."""
+    marker = run_dir / BEST_NAME
+    if not marker.is_file():
+        return None
+    folder = run_dir / marker.read_text(encoding="utf-8").strip()
+    return folder if folder.is_dir() else None
+
+
 def _complete(run_dir: Path) -> dict[int, float | None]:
     """Step → selection loss of each complete checkpoint."""
     records = {step: check_sizes(folder_of(run_dir, step)) for step in all_steps(run_dir)}

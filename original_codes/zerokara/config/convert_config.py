@@ -16,7 +16,8 @@ class ConvertSettings(Settings):
     """Conversion to Hugging Face (step 4)."""
 
     input_model_dir: Text = "models/embedded"
-    """A run folder (its newest complete checkpoint is exported) or one global_stepN folder in it."""
+    """A run folder or one global_stepN folder in it. Of a run folder the newest complete checkpoint is exported; of a
+    fine-tuning the best, with which it was tested."""
     output_tokenizer_and_model_dir: Text = "models/embedded_hf"
     """Folder for the Hugging Face model and tokenizer."""
     dtype: Literal["fp32", "bf16"] = "bf16"

@@ -1,8 +1,8 @@
 """A Hugging Face model and the prompts of a task → its answers, as text.
 
 The prompt is encoded as the model's own tokenizer does by default: with `<s>` where the tokenizer adds one, with `</s>`
-for an encoder, without one for a decoder, which is to go on. Text is text: a `</s>` in a prompt is four characters, not
-the token. Conversations go through the tokenizer's own chat template, which reads such names as tokens.
+for an encoder, without one for a decoder, which is to go on. So a `</s>` that stands in a prompt is the token, as it is
+in fine-tuning. Conversations go through the tokenizer's own chat template.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from math import ceil
 from typing import Any
 
 from zerokara.errors import RunError
+from zerokara.examples.example_files import ANSWER_MARGIN
 from zerokara.progress import Progress
 
 Prompt = str | Sequence[Mapping[str, str]]
 """A text, or a conversation that ends with the user: ``role`` and ``content`` of each turn."""
-LIMIT_FACTOR = 1.25
-"""Most new tokens, as a multiple of the longest expected answer's."""
 _MEASURED = 2_000
 """Expected answers, the longest by their characters, that are encoded to find the one with most tokens."""
 
@@ -33,7 +32,7 @@ class Answers:
     """Whether the model ended by itself, and was not cut."""
     max_new_tokens: int
     num_too_long: int = 0
-    """Prompts that leave no room in the model's context: it is not asked, and its answer is empty."""
+    """Prompts that are longer than the model's context: it is not asked, and its answer is empty."""
 
 
 def answer(
@@ -56,7 +55,7 @@ def answer(
     ids = [prompt_ids(tokenizer, prompt, model.config.is_encoder_decoder, ends) for prompt in prompts]
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
     context = generation.context_length(model)
-    asked = [number for number, each in enumerate(ids) if context is None or len(each) < context]
+    asked = [number for number, each in enumerate(ids) if context is None or len(each) <= context]
     with Progress(label, len(asked), unit="answer") as progress:
         found = generation.generate(
             model,
@@ -94,17 +93,23 @@ def prompt_ids(tokenizer: Any, prompt: Prompt, is_encoder_decoder: bool, ends: S
         RunError: a conversation meets a tokenizer without a chat template.
     """
     if isinstance(prompt, str):
-        ids = list(tokenizer(prompt, split_special_tokens=True)["input_ids"])
-        if not is_encoder_decoder and len(ids) > 1 and ids[-1] in ends:
-            ids.pop()
-        return ids
+        ids = list(tokenizer(prompt)["input_ids"])
+        return ids if is_encoder_decoder else _without_added_end(ids, tokenizer, prompt, ends)
     if not tokenizer.chat_template:
         raise RunError("the tokenizer has no chat template, which conversations (messages) need")
     return list(tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, tokenize=True)["input_ids"])
+
+
+def _without_added_end(ids: list[int], tokenizer: Any, prompt: str, ends: Sequence[int]) -> list[int]:
+    """The ids without the end that the tokenizer adds, but with one that the prompt spells."""
+    if len(ids) < 2 or ids[-1] not in ends:
+        return ids
+    spelled = list(tokenizer(prompt, add_special_tokens=False)["input_ids"])
+    return ids[:-1] if ids[-len(spelled) :] != spelled else ids
 
 
 def num_tokens_allowed(tokenizer: Any, expected: Sequence[str]) -> int:
     """Most new tokens for answers like the `expected` ones: a quarter more than the longest has, and its end."""
     longest = islice(sorted(set(expected), key=len, reverse=True), _MEASURED)
     most = max((len(tokenizer(text, split_special_tokens=True)["input_ids"]) for text in longest), default=1)
-    return ceil(LIMIT_FACTOR * most) + 1
+    return ceil(ANSWER_MARGIN * most) + 1

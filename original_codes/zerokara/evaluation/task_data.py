@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ from zerokara.evaluation import overlap
 from zerokara.evaluation.overlap import Overlap
 from zerokara.evaluation.tasks import Task
 from zerokara.examples import formats, reading
-from zerokara.examples.formats import BadExample, Example, ExampleFormat, Unlearnable
+from zerokara.examples.formats import Example, ExampleFormat, Unlearnable
 from zerokara.examples.reading import BadRecord
 from zerokara.progress import Progress
 
@@ -177,20 +178,17 @@ def _examples(files: Sequence[InputFile], form: ExampleFormat) -> _Read:
     found = _Read([], Counter())
     faults: list[Fault] = []
     num_lines = 0
-    for file in files:
-        for record in reading.read_records(file):
-            num_lines += 1
-            if isinstance(record, BadRecord):
-                found.bad[record.reason] += 1
-                continue
-            try:
-                found.examples.append(form.example(record.values))
-            except BadExample as error:
-                found.bad[str(error)] += 1
-            except Unlearnable as error:
-                faults.append(error.fault(record.place))
-                if len(faults) == _MAX_SHOWN:
-                    raise UserError(faults) from error
+    for record, example in formats.read_examples(form, chain.from_iterable(map(reading.read_records, files))):
+        num_lines += 1
+        if isinstance(record, BadRecord):
+            found.bad[record.reason] += 1
+        elif isinstance(example, Unlearnable):
+            faults.append(example.fault(record.place))
+            if len(faults) == _MAX_SHOWN:
+                raise UserError(faults) from example
+        else:
+            assert example is not None
+            found.examples.append(example)
     if faults:
         raise UserError(faults)
     if found.bad.total() > MAX_BAD * num_lines or (files and not found.examples):

@@ -84,6 +84,8 @@ class LengthLimit:
 
     def __init__(self, packed_length: int, overlong: Overlong, is_encoder_decoder: bool):
         self._length, self._overlong, self._is_encoder_decoder = packed_length, overlong, is_encoder_decoder
+        # A decoder's last token is a label only: it takes no position.
+        self._room = packed_length + (0 if is_encoder_decoder else 1)
 
     def fit(self, segments: Segments) -> tuple[Segments, Fate]:
         """Return the segments, cut where that is asked for, and what became of them.
@@ -100,19 +102,19 @@ class LengthLimit:
             rule = f"the answer has {len(segments[-1]):,} tokens, too many for a packed_length of {self._length:,}"
             raise Unlearnable(rule, "shorten it, raise packed_length, or set overlong: drop")
         if self._overlong == "fail":
-            size = f"{self._length + excess:,} tokens" + (" to read" if self._is_encoder_decoder else "")
-            rule = f"the example has {size}, and packed_length is {self._length:,}"
+            size = f"{self._length + excess:,} positions" + (" to read" if self._is_encoder_decoder else "")
+            rule = f"the example needs {size}, and packed_length is {self._length:,}"
             raise Unlearnable(rule, "set overlong to drop or cut_prompt, or raise packed_length")
         return (self._cut_input(segments) if self._is_encoder_decoder else self._cut(segments, excess)), Fate.CUT
 
     def _excess(self, segments: Segments) -> int:
         """Tokens more than there is room for; those of the encoder input in an encoder-decoder."""
         counted = segments[:1] if self._is_encoder_decoder else segments
-        return sum(map(len, counted)) - self._length
+        return sum(map(len, counted)) - self._room
 
     def _answer_is_too_long(self, segments: Segments) -> bool:
         """Whether no prompt is left beside the last answer: a decoder needs one token to predict the first from."""
-        return len(segments[-1]) + (0 if self._is_encoder_decoder else 1) > self._length
+        return len(segments[-1]) + (0 if self._is_encoder_decoder else 1) > self._room
 
     def _cut_input(self, segments: Segments) -> Segments:
         """An encoder input without its beginning; its end stays."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,12 @@ from zerokara.examples.formats import ExampleFormat
 from zerokara.examples.layout import ExamplePaths, Split
 from zerokara.examples.splits import SplitTally
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokens.layout import bin_path
+from zerokara.tokens.layout import bin_path, idx_path
 
 STEP = "examples"
 """What the manifest calls it."""
-MARGIN = 1.25
-"""Generated answers may be longer than the longest training answer by so much."""
+ANSWER_MARGIN = 1.25
+"""Most new tokens of an answer, as a multiple of the longest one that is known."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,9 @@ class SplitFiles:
     """The texts of its examples; not of train."""
     counts: SplitCounts
     sha256: str
-    """Of the .bin."""
+    """Of the .bin and the .idx: the tokens, and where reading ends and learning begins."""
     longest_answer: int
     """Tokens, with the end."""
-    seen: int
-    """Examples whose input is that of a training example; of the test, a training or validation example."""
 
     @property
     def num_examples(self) -> int:
@@ -60,12 +59,15 @@ class ExampleFiles:
     data_format: DataFormat
     prompt_template: str
     """With ``{input}`` in it; empty for messages."""
-    label_words: Mapping[str, str]
     labels: list[str]
     """The texts of all labels; empty but for text_label."""
     chat_template: str | None
     """The Jinja text; None but for messages."""
-    tokenizer_sha256: str
+
+    @property
+    def splits(self) -> list[SplitFiles]:
+        """Those that are there."""
+        return [split for split in (self.train, self.valid, self.test) if split is not None]
 
     @property
     def longest_answer(self) -> int:
@@ -75,7 +77,7 @@ class ExampleFiles:
     @property
     def max_new_tokens(self) -> int:
         """Tokens that an answer may have, with room beyond the longest one."""
-        return math.ceil(MARGIN * self.longest_answer)
+        return math.ceil(ANSWER_MARGIN * self.longest_answer)
 
     def split(self, split: Split) -> SplitFiles:
         """The files of a split that is there."""
@@ -107,10 +109,8 @@ class ExampleFiles:
             _split_files("test", paths, done),
             facts["data_format"],
             facts["prompt_template"],
-            facts["label_words"],
             facts["labels"],
             facts["chat_template"],
-            facts["tokenizer_sha256"],
         )
 
 
@@ -123,9 +123,8 @@ def _split_files(split: Split, paths: ExamplePaths, done: manifest.Manifest) -> 
         prefix,
         paths.records(split),
         SplitCounts(**values["counts"]),
-        hashes[bin_path(prefix).name],
+        sha256((hashes[bin_path(prefix).name] + hashes[idx_path(prefix).name]).encode()).hexdigest(),
         values["longest_answer"],
-        values["seen"],
     )
 
 

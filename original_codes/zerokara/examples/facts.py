@@ -3,7 +3,8 @@
 Format: one JSON object with the fields of `FinetuneFacts`, ``data`` and ``test`` being objects of their own::
 
     {"task": "Korean reviews", "data": {"train": {"kept": 90, "cut": 4, "dropped": 6, …}, …},
-     "metric": "accuracy", "test": {"value": 0.87, "low": 0.86, "high": 0.88, "num_examples": 5000},
+     "metric": "accuracy", "test": {"value": 0.87, "low": 0.86, "high": 0.88, "num_examples": 5000,
+              "checkpoint": "global_step300"},
      "baselines": {"majority": 0.5035}, "init_from": "ko_base"}
 """
 
@@ -31,7 +32,7 @@ class SplitCounts:
     kept: int
     """Examples used as they are."""
     cut: int = 0
-    """Examples used with a shortened prompt."""
+    """Examples used with a shortened prompt; of a conversation whole turns may be gone, with their answers."""
     dropped: int = 0
     """Examples left out: longer than a training sequence."""
     bad: int = 0
@@ -40,6 +41,8 @@ class SplitCounts:
     """Tokens of the examples used, learned ones included."""
     learned_tokens: int = 0
     """Tokens that the loss counts: the answers and their ends."""
+    cut_learned_tokens: int = 0
+    """Tokens of answers that are not learned: turns that were cut away with their questions."""
 
     @property
     def read(self) -> int:
@@ -52,9 +55,12 @@ class MetricResult:
     """The metric on the test data, read once at the end, with its 95 % interval."""
 
     value: float
-    low: float
-    high: float
+    low: float | None
+    """None where there is no interval: of the loss, or of a single example."""
+    high: float | None
     num_examples: int
+    checkpoint: str
+    """Name of the one that was tested."""
 
 
 @dataclass(frozen=True)

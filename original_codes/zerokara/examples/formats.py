@@ -20,10 +20,9 @@ without a text, is an error that names the line: it may be anywhere else too.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from zerokara.config.finetune_config import DataFormat, FinetuneConfig
@@ -31,7 +30,7 @@ from zerokara.corpus.documents import Reason
 from zerokara.corpus.inputs import InputFile
 from zerokara.errors import Fault, UserError
 from zerokara.examples.chat_template import Message
-from zerokara.examples.reading import HEAD_LINES, Record, first_records, read_records
+from zerokara.examples.reading import HEAD_LINES, BadRecord, Record, bad_record, first_records, read_records
 
 PLACE_OF_INPUT = "{input}"
 INPUT_FIELDS: dict[DataFormat, tuple[str, ...]] = {
@@ -184,6 +183,22 @@ def _label(values: Mapping[str, Any], field: str) -> str:
     return _text(values, field).strip()
 
 
+def read_examples(
+    form: ExampleFormat, records: Iterable[Record | BadRecord]
+) -> Iterator[tuple[Record, Example | Unlearnable] | tuple[BadRecord, None]]:
+    """Yield each record with its texts, or why they cannot be learned; those that hold no example as bad ones."""
+    for record in records:
+        if isinstance(record, BadRecord):
+            yield record, None
+            continue
+        try:
+            yield record, form.example(record.values)
+        except BadExample as error:
+            yield bad_record(record, str(error)), None
+        except Unlearnable as error:
+            yield record, error
+
+
 def resolve(config: FinetuneConfig, files: Sequence[InputFile], is_encoder_decoder: bool) -> ExampleFormat:
     """Find the format of the files by the fields of their first lines; the first file decides for all.
 
@@ -276,11 +291,6 @@ def conversations(config: FinetuneConfig, files: Sequence[InputFile], most: int)
     form = resolve(config, files, is_encoder_decoder=False)
     if form.name != "messages":
         return
-    found = 0
-    for record in chain.from_iterable(map(read_records, files)):
-        if found == most:
-            return
-        with suppress(BadExample, Unlearnable):
-            if isinstance(record, Record):
-                yield form.example(record.values).messages
-                found += 1
+    records = chain.from_iterable(map(read_records, files))
+    found = (made.messages for _, made in read_examples(form, records) if isinstance(made, Example))
+    yield from islice(found, most)

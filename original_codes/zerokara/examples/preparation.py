@@ -25,6 +25,7 @@ from zerokara.examples import chat_template, splits
 from zerokara.examples.chat_template import ChatTemplate
 from zerokara.examples.encoding import ExampleEncoder, LengthLimit
 from zerokara.examples.example_files import STEP, ExampleFiles, SplitFiles, manifest_facts
+from zerokara.examples.facts import SplitCounts
 from zerokara.examples.formats import ExampleFormat, resolve
 from zerokara.examples.layout import SPLITS, ExamplePaths, Split
 from zerokara.examples.reading import find_example_files
@@ -52,12 +53,13 @@ def prepare(
     started, paths = time.monotonic(), ExamplePaths(config.output_prefix)
     files = _find(config)
     template_path = None if config.chat_template == "auto" else Path(config.chat_template)
-    spec = _spec(config, encoder, files, template_path, is_encoder_decoder, packed_length)
+    form = resolve(config, [file for split in SPLITS for file in files[split]], is_encoder_decoder)
+    spec = _spec(config, encoder, files, form, template_path, is_encoder_decoder, packed_length)
     if done := manifest.already_done(paths.manifest, spec, redo=redo):
         made = ExampleFiles.of(paths, done)
+        _check_bad_lines(config, [split.counts for split in made.splits], paths.quarantine)
         opening(f"examples: prepared already, {bin_path(made.train.prefix)} was made from the same files")
         return made
-    form = resolve(config, [file for split in SPLITS for file in files[split]], is_encoder_decoder)
     template = _template(form, template_path, encoder, is_encoder_decoder)
     size = sum(file.bytes for each in files.values() for file in each)
     num_files = plural(sum(map(len, files.values())), "file")
@@ -75,7 +77,9 @@ def prepare(
         tallies = work.run()
         check_unchanged([file for each in files.values() for file in each])
         facts = manifest_facts(form, template, encoder, tallies)
-        outputs = [path for path in _outputs(paths, tallies) if path.exists()]
+        outputs = list(_outputs(paths, tallies))
+        for path in {*paths.written} - {*outputs, paths.manifest}:  # of a preparation with more splits, or bad lines
+            path.unlink(missing_ok=True)
         done = manifest.write(paths.manifest, spec, {"examples": outputs}, facts, time.monotonic() - started)
     made = ExampleFiles.of(paths, done)
     summary("examples: prepared", _summary_rows(paths, made, tallies, time.monotonic() - started))
@@ -113,13 +117,15 @@ def _spec(
     config: FinetuneConfig,
     encoder: Encoder,
     files: Mapping[Split, list[InputFile]],
+    form: ExampleFormat,
     template_path: Path | None,
     is_encoder_decoder: bool,
     packed_length: int,
 ) -> manifest.StepSpec:
     """What the files depend on."""
-    keys = ("data_format", "input_field", "output_field", "label_words", "prompt_template", "system_prompt", "overlong")
-    settings = {key: getattr(config, key) for key in keys}
+    settings = {key: getattr(config, key) for key in ("label_words", "prompt_template", "system_prompt", "overlong")}
+    # What `auto` came to: it goes by the metric, too.
+    settings |= {"data_format": form.name, "input_field": form.input_field, "output_field": form.output_field}
     settings |= {"packed_length": packed_length, "is_encoder_decoder": is_encoder_decoder}
     if not files["valid"]:
         settings |= {"valid_fraction": config.valid_fraction, "seed": config.seed}
@@ -224,12 +230,7 @@ class _Preparation:
             UserError: not so; the quarantine file stays.
         """
         config, faults = self.config, list[Fault]()
-        bad, lines = (sum(getattr(each.counts, key) for each in tallies.values()) for key in ("bad", "read"))
-        if bad > config.max_bad_fraction * lines:
-            enough = math.ceil(1000 * bad / lines) / 1000
-            rule = f"{bad:,} of {lines:,} lines hold no example ({bad / lines:.3g} of them)"
-            remedy = f"each is listed in {self.paths.quarantine}; repair them, or set max_bad_fraction to {enough:g}"
-            raise UserError(config.fault("max_bad_fraction", rule, remedy))
+        _check_bad_lines(config, [tally.counts for tally in tallies.values()], self.paths.quarantine)
         for split, tally in tallies.items():
             if not tally.kept + tally.cut:
                 key = f"{split}_data" if self.files[split] else "valid_fraction"
@@ -237,6 +238,15 @@ class _Preparation:
                 faults.append(config.fault(key, rule, "raise packed_length, or give other examples"))
         if faults:
             raise UserError(faults)
+
+
+def _check_bad_lines(config: FinetuneConfig, counts: Sequence[SplitCounts], quarantine: Path) -> None:
+    bad, lines = (sum(getattr(each, key) for each in counts) for key in ("bad", "read"))
+    if bad > config.max_bad_fraction * lines:
+        enough = math.ceil(1000 * bad / lines) / 1000
+        rule = f"{bad:,} of {lines:,} lines hold no example ({bad / lines:.3g} of them)"
+        remedy = f"each is listed in {quarantine}; repair them, or set max_bad_fraction to {enough:g}"
+        raise UserError(config.fault("max_bad_fraction", rule, remedy))
 
 
 def _summary_rows(
@@ -249,6 +259,8 @@ def _summary_rows(
         share = counts.learned_tokens / max(1, counts.tokens)
         text = f"{counts.read:,} examples = {counts.kept:,} kept + {counts.cut:,} cut + {counts.dropped:,} dropped"
         rows.append((split, f"{text} + {counts.bad:,} bad; {counts.tokens:,} tokens, {share:.1%} of them learned"))
+        if counts.cut_learned_tokens:
+            rows.append(("", f"{counts.cut_learned_tokens:,} tokens of answers were cut away with their questions"))
     if any(tally.bad for tally in tallies.values()):
         rows.append(("bad lines", f"listed in {paths.quarantine}"))
     if made.labels:

@@ -71,7 +71,7 @@ def read_records(file: InputFile, at: Callable[[int], object] | None = None) -> 
     """Iterate over the records and bad lines of a file; `at` is told the bytes on disk that were read so far.
 
     Raises:
-        UserError: the file is damaged, or the first line of a table names no columns; names the file.
+        UserError: the file is damaged, or the first line of a table names no columns or cannot be read; names the file.
         OSError: the disk or the network fails.
     """
     if file.format == "parquet":
@@ -100,6 +100,8 @@ def _cells(file: InputFile, at: Callable[[int], object] | None) -> Iterator[Reco
     names: list[str] = []
     for line, offset, text in _lines(file, at):
         if isinstance(text, BadRecord):
+            if not names:
+                raise _unreadable_names(text)
             yield text
             continue
         cells = text.split("\t")
@@ -110,6 +112,15 @@ def _cells(file: InputFile, at: Callable[[int], object] | None) -> Iterator[Reco
             yield BadRecord(file.name, line, offset, reason, excerpt(text.encode()))
         else:
             yield Record(dict(zip(names, cells, strict=True)), file, line, offset)
+
+
+def _unreadable_names(bad: BadRecord) -> UserError:
+    """The error of a table whose names cannot be read; the next line would be taken for them."""
+    rule = f"the first line, which names the columns, cannot be read: {bad.reason}"
+    remedy = "save the file as UTF-8 (iconv -f EUC-KR -t UTF-8, for one in EUC-KR)"
+    if bad.reason != Reason.INVALID_UTF8.value:
+        remedy = "mend it"
+    return UserError(Fault(f"{bad.file}:{bad.line}", rule, value=shown(bad.excerpt), remedy=remedy))
 
 
 def _column_names(cells: list[str], where: str) -> list[str]:

@@ -26,8 +26,8 @@ from zerokara.durable import atomic_file
 from zerokara.errors import Fault, UserError
 from zerokara.examples.encoding import ExampleEncoder, Fate, LengthLimit, Segments
 from zerokara.examples.facts import SplitCounts
-from zerokara.examples.formats import BadExample, Example, ExampleFormat, Unlearnable
-from zerokara.examples.reading import BadRecord, Record, bad_record, read_records
+from zerokara.examples.formats import Example, ExampleFormat, Unlearnable, read_examples
+from zerokara.examples.reading import BadRecord, Record, read_records
 from zerokara.examples.token_files import ExampleWriter, example_writer
 from zerokara.progress import Progress
 
@@ -49,6 +49,8 @@ class SplitTally:
     bad: int = 0
     tokens: int = 0
     learned_tokens: int = 0
+    cut_learned_tokens: int = 0
+    """Tokens of answers that were cut away with their questions."""
     longest_answer: int = 0
     """Tokens of the longest answer, with its end."""
     unknown_answers: int = 0
@@ -63,7 +65,9 @@ class SplitTally:
     @property
     def counts(self) -> SplitCounts:
         """The counts, which close."""
-        return SplitCounts(self.kept, self.cut, self.dropped, self.bad, self.tokens, self.learned_tokens)
+        return SplitCounts(
+            self.kept, self.cut, self.dropped, self.bad, self.tokens, self.learned_tokens, self.cut_learned_tokens
+        )
 
     def sorted_keys(self) -> Keys:
         """The hashes of all inputs, each once, sorted."""
@@ -146,6 +150,7 @@ class SplitWriter:
                 continue
             self._count(fate)
             if fate is not Fate.DROPPED:
+                self.tally.cut_learned_tokens += _num_learned(segments) - _num_learned(fitted)
                 written.append((record, example, fitted))
         self._write(written)
 
@@ -162,7 +167,7 @@ class SplitWriter:
         for _, example, segments in written:
             learned = segments[1::2]
             tally.tokens += sum(map(len, segments))
-            tally.learned_tokens += sum(map(len, learned))
+            tally.learned_tokens += _num_learned(segments)
             tally.longest_answer = max(tally.longest_answer, *map(len, learned))
             tally.unknown_answers += any(self._encode.unk_id in answer for answer in learned)
             if example.label is not None:
@@ -172,6 +177,10 @@ class SplitWriter:
         for (record, example, _), seen in zip(written, _are_among(keys, self._seen_keys), strict=True):
             tally.seen += seen
             self._texts.write(_text_line(record, example, seen))
+
+
+def _num_learned(segments: Segments) -> int:
+    return sum(map(len, segments[1::2]))
 
 
 def _are_among(keys: Sequence[int], known: Keys) -> list[bool]:
@@ -269,13 +278,4 @@ def _examples(
             progress.advance(position - done)
             done = position
 
-        for record in read_records(file, at):
-            if isinstance(record, BadRecord):
-                yield record, None
-                continue
-            try:
-                yield record, form.example(record.values)
-            except BadExample as error:
-                yield bad_record(record, str(error)), None
-            except Unlearnable as error:
-                yield record, error
+        yield from read_examples(form, read_records(file, at))

@@ -21,14 +21,6 @@ class TaskExample(NamedTuple):
     """The ids after which the (last) answer is asked for; of an encoder-decoder the encoder input."""
     reference: str
     """The right answer."""
-    input: str
-    """What is read, as text, without its template."""
-    label: str | None
-    """The label in the data file, where there is one; `reference` is the text for it."""
-    seen: bool
-    """Whether a training example has the same input; of a test example, a training or validation example."""
-    place: str
-    """``file:line``"""
 
 
 def read_task_examples(files: ExampleFiles, split: Split, num_examples: int | None, seed: int) -> list[TaskExample]:
@@ -44,9 +36,4 @@ def read_task_examples(files: ExampleFiles, split: Split, num_examples: int | No
     chosen = range(len(tokens))
     if num_examples is not None and num_examples < len(tokens):
         chosen = np.random.default_rng(seed).permutation(len(tokens))[:num_examples].tolist()
-    return [_example(tokens.prompt(number), lines[number]) for number in chosen]
-
-
-def _example(prompt: list[int], line: bytes) -> TaskExample:
-    values = orjson.loads(line)
-    return TaskExample(prompt, values["reference"], values["input"], values["label"], values["seen"], values["place"])
+    return [TaskExample(tokens.prompt(number), orjson.loads(lines[number])["reference"]) for number in chosen]

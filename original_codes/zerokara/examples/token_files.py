@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from zerokara.durable import atomic_file
 from zerokara.errors import Fault, UserError
 from zerokara.tokenizer.encoder import Ids
-from zerokara.tokens.indexed import IndexedTokens, write_index
+from zerokara.tokens.indexed import EXAMPLES_STEP, IndexedTokens, write_index
 from zerokara.tokens.layout import bin_path, idx_path
 
 
@@ -71,7 +71,7 @@ class ExampleTokens:
 
     def __init__(self, prefix: Path | str):
         self.prefix = Path(prefix)
-        self.tokens = IndexedTokens(prefix)
+        self.tokens = IndexedTokens(prefix, EXAMPLES_STEP)
         """All segments, in order."""
         self.first_segments: NDArray[np.int64] = self.tokens.document_indices
         """int64[N + 1]: the number of the first segment of each example, and at the end the number of segments."""

@@ -17,6 +17,7 @@ import orjson
 from zerokara import checkpoint, hashing
 from zerokara.checkpoint.state import WEIGHTS_NAME
 from zerokara.config.convert_config import ConvertSettings
+from zerokara.config.finetune_run_config import FinetuneRunConfig
 from zerokara.config.resolved import RESOLVED_NAME, load_run
 from zerokara.config.run_config import RunConfig
 from zerokara.errors import Fault, UserError
@@ -90,8 +91,23 @@ def find(settings: ConvertSettings) -> CheckpointSource:
         folder = given.resolve()
         checkpoint.check(folder, EXPORTED_PARTS)
     else:
-        folder = _newest(settings, given)
+        folder = _best_of_finetuning(given) or _newest(settings, given)
     return _opened(folder)
+
+
+def _best_of_finetuning(run_dir: Path) -> Path | None:
+    """The checkpoint that a fine-tuning was tested with: the best by its metric. None for a pretraining.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    resolved = run_dir / RESOLVED_NAME
+    if not resolved.is_file() or not isinstance(load_run(resolved), FinetuneRunConfig):
+        return None
+    best = checkpoint.best(run_dir)
+    if best is not None:
+        checkpoint.check(best, EXPORTED_PARTS)
+    return best
 
 
 def _newest(settings: ConvertSettings, run_dir: Path) -> Path:

@@ -59,7 +59,6 @@ def generate(
     pad_id: int,
     batch_tokens: int = BATCH_TOKENS,
     batch_size: int = MAX_BATCH_SIZE,
-    never_ids: Collection[int] = (),
     give_up: Callable[[], bool] | None = None,
     progress: Progress | None = None,
 ) -> list[Generated] | None:
@@ -68,18 +67,18 @@ def generate(
     For an encoder-decoder a prompt is the encoder's input, with its end token; else it is what stands before the first
     new token. `max_new_tokens` is one limit, or one for each prompt; a decoder's context length limits it further.
     `batch_tokens` caps rows × (longest prompt + new tokens), and so the memory of the cache; a longer prompt is a batch
-    of its own. `never_ids` are ids that are never chosen. `progress` advances by one for each prompt.
+    of its own. `progress` advances by one for each prompt.
 
     Raises:
-        RunError: a prompt is empty, or fills the context; names its number, counted from 0.
+        RunError: a prompt is empty, or longer than the context; names its number, counted from 0.
     """
     assert not model.training, "dropout would make the result random"
     limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
     ends = [eos_id] if isinstance(eos_id, int) else list(eos_id)
-    context = context_length(model)
+    rows = _rows(prompts, limits, context_length(model))
     results: dict[int, Generated] = {}
-    with _settings(model, ends, pad_id, never_ids), torch.inference_mode():
-        for batch in _batches(_rows(prompts, limits, context), batch_tokens, batch_size, context):
+    with _settings(model, ends, pad_id), torch.inference_mode():
+        for batch in _batches(rows, batch_tokens, batch_size, _num_positions(model)):
             if give_up is not None and give_up():
                 return None
             for row, new in zip(batch, _continued(model, batch, pad_id), strict=True):
@@ -90,26 +89,43 @@ def generate(
 
 
 def context_length(model: Any) -> int | None:
-    """Most tokens of prompt and answer together; None for an encoder-decoder, whose positions are relative."""
+    """Most tokens that the model reads; None for an encoder-decoder, whose positions are relative.
+
+    Prompt and answer may have one more together: the last new token is written and not read.
+    """
     return None if model.config.is_encoder_decoder else getattr(model.config, "max_position_embeddings", None)
+
+
+def _num_positions(model: Any) -> int | None:
+    """Positions that the model can compute; None where a row that has ended may go on beyond the context.
+
+    Rotary embeddings are a function of the position, and each row's own, but for the kinds that change the positions of
+    all rows once one is longer than the context.
+    """
+    rope = getattr(model.config, "rope_parameters", None)
+    if rope and not any(kind in str(rope) for kind in ("dynamic", "longrope")):
+        return None
+    return context_length(model)
 
 
 def _rows(prompts: Sequence[Sequence[int]], limits: Sequence[int], context: int | None) -> list[_Row]:
     """The prompts with their limits, the longest first: what needs most memory runs first."""
     rows = []
     for number, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
-        room = limit if context is None else context - len(prompt)
+        room = limit if context is None else context + 1 - len(prompt)
         if not len(prompt) or room < 1:
             found = f"has {len(prompt)} tokens"
             raise RunError(
                 f"prompt {number} {found}; a prompt must have at least one"
-                + ("" if context is None else f", and fewer than the context length, {context}")
+                + ("" if context is None else f", and no more than the context length, {context}")
             )
         rows.append(_Row(number, prompt, min(limit, room)))
     return sorted(rows, key=lambda row: (-len(row.prompt), -row.limit, row.number))
 
 
-def _batches(rows: Sequence[_Row], batch_tokens: int, batch_size: int, context: int | None) -> Iterator[list[_Row]]:
+def _batches(
+    rows: Sequence[_Row], batch_tokens: int, batch_size: int, num_positions: int | None
+) -> Iterator[list[_Row]]:
     """Rows of like lengths; a whole batch takes as many steps as its row with the highest limit."""
     batch: list[_Row] = []
     for row in rows:
@@ -117,7 +133,7 @@ def _batches(rows: Sequence[_Row], batch_tokens: int, batch_size: int, context: 
             length = len(batch[0].prompt) + max(row.limit, *(each.limit for each in batch))
             full = len(batch) >= batch_size or length * (len(batch) + 1) > batch_tokens
             # A row that has ended is computed on; where positions are learned, there is none after the last.
-            if full or (context is not None and length > context):
+            if full or (num_positions is not None and length > num_positions + 1):
                 yield batch
                 batch = []
         batch.append(row)
@@ -158,7 +174,7 @@ def _up_to_end(new: Sequence[int], ends: Collection[int]) -> Generated:
 
 
 @contextmanager
-def _settings(model: Any, ends: list[int], pad_id: int, never_ids: Collection[int]) -> Iterator[None]:
+def _settings(model: Any, ends: list[int], pad_id: int) -> Iterator[None]:
     """Give the model greedy settings and nothing else; `generate` merges what it is given with the model's own."""
     from transformers import GenerationConfig
 
@@ -169,7 +185,6 @@ def _settings(model: Any, ends: list[int], pad_id: int, never_ids: Collection[in
         eos_token_id=ends,
         pad_token_id=pad_id,
         decoder_start_token_id=_start_id(model, own),
-        suppress_tokens=sorted(never_ids) or None,
     )
     try:
         yield

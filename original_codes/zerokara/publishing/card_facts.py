@@ -5,7 +5,7 @@ Everything here is read from the chain of manifests and from the run folder; not
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ def gather(source: CheckpointSource, encoder: Encoder, dtype: str) -> dict[str, 
     """Model, training, fine-tuning, data and tokenizer in numbers."""
     shape, state = source.shape, source.state
     family = FAMILIES[shape.architecture]
-    curve, finetuning = source.metrics(), facts.read(source.run_dir)
+    curve = source.metrics()
     return {
         "model": {
             **shape.as_json(),
@@ -62,10 +62,20 @@ def gather(source: CheckpointSource, encoder: Encoder, dtype: str) -> dict[str, 
                 "valid_bits_per_byte": _first_and_last(curve, "valid_bits_per_byte"),
             },
         },
-        "finetuning": asdict(finetuning) if finetuning else None,
+        "finetuning": _finetuning(source),
         "data": _data(source),
         "tokenizer": {"vocab_size": encoder.vocab_size, "sha256": encoder.sha256},
     }
+
+
+def _finetuning(source: CheckpointSource) -> dict[str, Any] | None:
+    """The facts of a fine-tuning; without its test, if that was one of another checkpoint."""
+    found = facts.read(source.run_dir)
+    if found is None:
+        return None
+    if found.test is not None and found.test.checkpoint != source.folder.name:
+        found = replace(found, test=None, baselines={})
+    return asdict(found)
 
 
 def _first_and_last(curve: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:

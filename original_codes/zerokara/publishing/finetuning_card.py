@@ -38,7 +38,7 @@ def section(facts: dict[str, Any]) -> str:
     """The section of the card: what became of the examples, and the metric with its interval and baselines."""
     names = {
         "kept": "used", "cut": "used with a shortened prompt", "dropped": "too long, left out", "bad": "unreadable",
-        "tokens": "tokens", "learned_tokens": "tokens learned",
+        "tokens": "tokens", "learned_tokens": "tokens learned", "cut_learned_tokens": "answer tokens cut away",
     }  # fmt: skip
     header = ["split", *names.values()]
     rows = [[split, *(f"{counts[key]:,}" for key in names)] for split, counts in facts["data"].items()]
@@ -50,14 +50,14 @@ def model_index(facts: dict[str, Any], title: str, task: str) -> list[dict[str, 
     test, metric = facts["test"], facts["metric"]
     if not test:
         return []
-    interval = f"95 % interval {_value(test['low'], metric)} to {_value(test['high'], metric)}"
+    interval = f"95 % interval {found}, " if (found := _interval(test, metric)) else ""
     result = EvalResult(
         task_type=task,
         dataset_type="held-out",
         dataset_name=facts["task"],
         dataset_split="test",
         metric_type=_HUB_METRICS.get(metric, metric),
-        metric_name=f"{METRIC_NAMES.get(metric, metric)} ({interval}, n = {test['num_examples']:,})",
+        metric_name=f"{METRIC_NAMES.get(metric, metric)} ({interval}n = {test['num_examples']:,})",
         metric_value=test["value"],
     )
     return list(eval_results_to_model_index(title, [result]))
@@ -69,11 +69,15 @@ def _results(facts: dict[str, Any]) -> list[str]:
     if not test:
         return []
     name = METRIC_NAMES.get(metric, metric)
-    interval = f"{_value(test['low'], metric)} to {_value(test['high'], metric)}"
-    rows = [["**this model**", _value(test["value"], metric), interval]]
+    rows = [["**this model**", _value(test["value"], metric), _interval(test, metric)]]
     rows += [[markdown.inline(other), _value(value, metric), ""] for other, value in facts["baselines"].items()]
     said = f"On {test['num_examples']:,} examples of the test data, which were read once, at the end:"
     return [said, markdown.table(["", name, "95 % interval"], rows)]
+
+
+def _interval(test: dict[str, Any], metric: str) -> str:
+    """The 95 % interval; empty where there is none."""
+    return "" if test["low"] is None else f"{_value(test['low'], metric)} to {_value(test['high'], metric)}"
 
 
 def _value(value: float, metric: str) -> str:

@@ -24,8 +24,7 @@ from zerokara.samples.order import SampleOrder
 from zerokara.samples.packed_examples import PackedExamples, pair_lengths
 from zerokara.samples.pairs import Pairs
 from zerokara.samples.sources import TokenSource
-from zerokara.tokens.indexed import IndexedTokens
-from zerokara.tokens.layout import idx_path
+from zerokara.tokens.indexed import EXAMPLES_STEP, IndexedTokens
 
 
 @dataclass(frozen=True)
@@ -34,13 +33,13 @@ class ExampleData:
 
     prefix: Path
     """Prefix of the .bin and .idx of the training examples."""
-    valid_prefix: Path
-    """The same of the validation examples, which need not be there."""
     lengths: SampleLengths
     """Lengths of a packed row."""
     is_encoder_decoder: bool
     pad_id: int
     seed: int
+    num_valid_tokens: int = 0
+    """Of the validation examples."""
     name: str = "examples"
     """Name of the source, for people."""
 
@@ -61,12 +60,10 @@ class ExampleData:
         """Rows of each source: there is one."""
         return [self.samples_per_epoch]
 
-    @cached_property
+    @property
     def sources(self) -> tuple[TokenSource, ...]:
         """The one source; its training tokens are the positions of its rows, padding included."""
-        has_valid = idx_path(self.valid_prefix).exists()
-        num_valid_tokens = len(IndexedTokens(self.valid_prefix).tokens) if has_valid else 0
-        return (TokenSource(self.name, 0, self.samples_per_epoch * self.lengths.raw, num_valid_tokens),)
+        return (TokenSource(self.name, 0, self.samples_per_epoch * self.lengths.raw, self.num_valid_tokens),)
 
     def order(self) -> SampleOrder:
         """The row at each position of the run."""
@@ -85,13 +82,14 @@ class ExampleData:
 
         Rows are longer than in training where an example is.
         """
-        lengths = _with_room(self.lengths, IndexedTokens(prefix), self.is_encoder_decoder)
+        lengths = _with_room(self.lengths, IndexedTokens(prefix, EXAMPLES_STEP), self.is_encoder_decoder)
         packed = PackedExamples(prefix, lengths, self.is_encoder_decoder, self.pad_id, self.seed, max_tokens)
         return ExampleBatches(packed, objective)
 
     def identity(self) -> dict[str, Any]:
         """What must stay the same for a run to resume: the packing is a function of it and of the examples."""
-        return {"packed_length": self.lengths.input, "packed_target_length": self.lengths.target}
+        lengths = {"packed_length": self.lengths.input, "packed_target_length": self.lengths.target}
+        return {**lengths, "packing": packing.VERSION}
 
 
 class ExampleBatches:

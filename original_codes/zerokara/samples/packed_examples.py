@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from zerokara.config.sample_lengths import SampleLengths
 from zerokara.samples import packing
-from zerokara.tokens.indexed import IndexedTokens
+from zerokara.tokens.indexed import EXAMPLES_STEP, IndexedTokens
 
 Ids = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -69,7 +69,7 @@ class PackedExamples:
         """
         self.prefix, self.lengths = Path(prefix), lengths
         self._is_encoder_decoder, self._pad_id = is_encoder_decoder, pad_id
-        self._index = IndexedTokens(self.prefix)
+        self._index = IndexedTokens(self.prefix, EXAMPLES_STEP)
         ends = self._token_offsets()[1:]
         self.num_examples = len(ends)
         if max_tokens is not None and self.num_examples:

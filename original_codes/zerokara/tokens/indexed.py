@@ -47,6 +47,8 @@ INDEX_BYTES = 20
 """Index bytes of one document, after the header."""
 TYPE_NAMES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 """Type of the ids by its code."""
+TOKENIZE_STEP, EXAMPLES_STEP = "step 2", "step 7"
+"""The steps that write token files, as messages name them."""
 UINT16_VOCAB_LIMIT = 65500
 """Vocabularies below this take two bytes an id (megatron-core's `DType.optimal_dtype`)."""
 _CHUNK = 1 << 20
@@ -107,8 +109,8 @@ class Header:
         return int(self.type_name.strip("uint")) // 8
 
 
-def read_header(prefix: Path) -> Header:
-    """Read the header, and check that both files are as long as it says.
+def read_header(prefix: Path, step: str = TOKENIZE_STEP) -> Header:
+    """Read the header, and check that both files are as long as it says; `step` is the one that writes them.
 
     Raises:
         UserError: a file is missing, truncated, or no token file.
@@ -116,17 +118,17 @@ def read_header(prefix: Path) -> Header:
     index, data = idx_path(prefix), bin_path(prefix)
     for path in (index, data):
         if not path.is_file():
-            raise UserError(Fault(where=str(path), rule="does not exist", remedy="create it with step 2"))
+            raise UserError(Fault(where=str(path), rule="does not exist", remedy=f"create it with {step}"))
     with open(index, "rb") as file:
         start = file.read(HEADER.size)
         if len(start) < HEADER.size or not start.startswith(MAGIC):
-            raise _damaged(index, "does not start as a Megatron index does")
+            raise _damaged(index, "does not start as a Megatron index does", step)
         _, version, code, num_sequences, num_indices = HEADER.unpack(start)
         if version != VERSION or code not in TYPE_NAMES or num_indices < 1:
-            raise _damaged(index, f"has version {version} and type {code}; version 1 and types 1-5, 8 are known")
+            raise _damaged(index, f"has version {version} and type {code}; version 1 and types 1-5, 8 are known", step)
         expected = HEADER.size + num_sequences * 12 + num_indices * 8
         if index.stat().st_size != expected:
-            raise _damaged(index, f"is {index.stat().st_size:,} bytes long; its header says {expected:,}")
+            raise _damaged(index, f"is {index.stat().st_size:,} bytes long; its header says {expected:,}", step)
         header = Header(TYPE_NAMES[code], num_sequences, num_indices - 1)
         expected_data = 0
         if num_sequences:
@@ -136,20 +138,21 @@ def read_header(prefix: Path) -> Header:
             (pointer,) = struct.unpack("<q", file.read(8))
             expected_data = pointer + length * header.id_bytes
     if data.stat().st_size != expected_data:
-        raise _damaged(data, f"is {data.stat().st_size:,} bytes long; {index.name} says {expected_data:,}")
+        raise _damaged(data, f"is {data.stat().st_size:,} bytes long; {index.name} says {expected_data:,}", step)
     return header
 
 
-def _damaged(path: Path, rule: str) -> UserError:
-    return UserError(Fault(where=str(path), rule=rule, remedy="create it again: step 2 with --redo"))
+def _damaged(path: Path, rule: str, step: str) -> UserError:
+    return UserError(Fault(where=str(path), rule=rule, remedy=f"create it again: {step} with --redo"))
 
 
 class IndexedTokens:
     """A pair of token files, memory-mapped: nothing is read before it is asked for. Picklable (opens again)."""
 
-    def __init__(self, prefix: Path | str):
-        self.prefix = Path(prefix)
-        header = read_header(self.prefix)
+    def __init__(self, prefix: Path | str, step: str = TOKENIZE_STEP):
+        """`step` is the one that writes the files, for messages."""
+        self.prefix, self._step = Path(prefix), step
+        header = read_header(self.prefix, step)
         self.dtype: np.dtype[Any] = np.dtype(header.type_name).newbyteorder("<")
         self.num_documents = header.num_documents
         index = np.memmap(idx_path(self.prefix), dtype=np.uint8, mode="r")
@@ -173,5 +176,5 @@ class IndexedTokens:
         start = int(self.pointers[sequence]) // self.dtype.itemsize
         return self.tokens[start : start + int(self.lengths[sequence])]
 
-    def __reduce__(self) -> tuple[type[IndexedTokens], tuple[Path]]:
-        return IndexedTokens, (self.prefix,)
+    def __reduce__(self) -> tuple[type[IndexedTokens], tuple[Path, str]]:
+        return IndexedTokens, (self.prefix, self._step)

@@ -42,11 +42,11 @@ def write(plan: RunPlan) -> None:
     found = orjson.loads(result.read_bytes()) if result.exists() else {}
     test: MetricResult | None = None
     beside: dict[str, float] = {}
-    if config.metric != "loss" and f"test_{config.metric}" in found:
-        value = found[f"test_{config.metric}"]
-        low, high = found[f"test_{config.metric}_interval"] or (value, value)
-        test = MetricResult(value, low, high, found["test_examples"])
-        beside = dict(_baselines(examples, config.metric, plan.encoder))
+    if f"test_{config.metric}" in found and examples.test is not None:
+        value, (low, high) = found[f"test_{config.metric}"], found.get(f"test_{config.metric}_interval") or (None, None)
+        test = MetricResult(value, low, high, examples.test.num_examples, found["checkpoint"])
+        if config.metric != "loss":
+            beside = dict(_baselines(examples, config.metric, plan.encoder))
     if examples.data_format == "messages":
         _write_conversations(config, plan.run_dir)
     FinetuneFacts(
@@ -76,11 +76,12 @@ def summary_rows(run_dir: Path) -> list[tuple[str, str]]:
     rows = [("examples", f"{made.data['train'].kept + made.data['train'].cut:,}, {count_text(learned)} learned tokens")]
     if made.test is not None:
         test = made.test
-        interval = f"95 % {test.low:.4f} to {test.high:.4f}, {test.num_examples:,} examples"
-        rows.append(("test", f"{made.metric} {test.value:.4f} ({interval})"))
+        interval = "" if test.low is None or test.high is None else f"95 % {test.low:.4f} to {test.high:.4f}, "
+        rows.append(("test", f"{made.metric} {test.value:.4f} ({interval}{test.num_examples:,} examples)"))
         simple = ((name.replace("_", " "), value) for name, value in made.baselines.items())
         rows += [("", f"{made.metric} {value:.4f} by {name}") for name, value in simple]
-        rows.append(("answers", str(run_dir / ANSWERS_NAME)))
+        if (run_dir / ANSWERS_NAME).exists():
+            rows.append(("answers", str(run_dir / ANSWERS_NAME)))
     return rows
 
 

@@ -82,9 +82,9 @@ class Logbook:
 
     def add(self, record: StepRecord) -> None:
         """Add one step to the next `log_step`; one that was skipped only counts for the speed."""
-        now = time.monotonic()
+        now, paused = time.monotonic(), self.pace.take_paused()
         if self._last_step is not None:  # from the end of one step to that of the next, its edge included
-            record = replace(record, seconds=now - self._last_step - self.pace.take_paused())
+            record = replace(record, seconds=now - self._last_step - paused)
         self._last_step = now
         self.pace.step(record.seconds)
         if not record.skip_reason:

@@ -91,7 +91,6 @@ class TaskEvaluation:
         self._all, self._own = examples, examples[parallel.data_rank() :: parallel.data_size()]
         self._most = self._files.max_new_tokens if config.max_new_tokens == "auto" else config.max_new_tokens
         self._ends = _end_ids(plan, self._files)
-        self._never = sorted({plan.encoder.unk_id, *plan.encoder.control_ids} - {*self._ends})
 
     def __call__(
         self,
@@ -155,7 +154,6 @@ class TaskEvaluation:
                 eos_id=self._ends,
                 pad_id=encoder.pad_id,
                 batch_size=size,
-                never_ids=self._never,
                 progress=progress,
             )
             answers += found or []
@@ -163,7 +161,9 @@ class TaskEvaluation:
         return [placed[n] for n in range(len(self._own))]
 
     def _score(self, answers: list[Generated]) -> TaskResult:
-        outputs = [self._plan.encoder.decode(answer.ids) for answer in answers]
+        encoder = self._plan.encoder
+        # <unk> is a special token of the export, which leaves those out of a text; SentencePiece writes ⁇ for it.
+        outputs = [encoder.decode([token for token in answer.ids if token != encoder.unk_id]) for answer in answers]
         return score(
             self._config.metric, self._all, outputs, [answer.stopped for answer in answers], self._files.labels
         )

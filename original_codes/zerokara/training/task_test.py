@@ -1,6 +1,7 @@
 """The test of a fine-tuning: its test examples are read once, at the end, with the best checkpoint.
 
-The result goes into ``test_result.json`` in the run folder; where that is there, nobody reads the examples again.
+The result goes into ``test_result.json`` in the run folder. Where that is there nobody reads the examples again, unless
+the run was made longer since and another checkpoint is the best.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from zerokara import checkpoint
 from zerokara.config.finetune_run_config import FinetuneRunConfig
-from zerokara.durable import write_bytes, write_json
+from zerokara.durable import ASIDE_ENDING, unused_name, write_bytes, write_json
 from zerokara.errors import RunError
-from zerokara.progress import Progress, opening
+from zerokara.progress import Progress, log, opening
 from zerokara.training import finetune_record
 from zerokara.training.finetune_record import ANSWERS_NAME, RESULT_NAME
 from zerokara.training.planning.run_plan import RunPlan
@@ -29,24 +32,33 @@ def run(plan: RunPlan, commands: Commands, newest: Path) -> None:
     examples = plan.data.examples
     if examples is None:
         return
-    if examples.test is not None and not (plan.run_dir / RESULT_NAME).exists():
-        _read_test_examples(plan, commands, best_checkpoint(plan.run_dir) or newest, examples.test.num_examples)
+    tested = checkpoint.best(plan.run_dir) or newest
+    if examples.test is not None and not _is_tested(plan, tested):
+        _read_test_examples(plan, commands, tested, examples.test.num_examples)
     finetune_record.write(plan)
+
+
+def _is_tested(plan: RunPlan, folder: Path) -> bool:
+    """Whether the result is there. That of another checkpoint, of before the run was made longer, is set aside."""
+    path = plan.run_dir / RESULT_NAME
+    if not path.exists():
+        return False
+    found = orjson.loads(path.read_bytes())
+    assert isinstance(plan.config, FinetuneRunConfig)
+    if found["checkpoint"] == folder.name and found.get("metric", "loss") == plan.config.metric:
+        return True
+    for name in (RESULT_NAME, ANSWERS_NAME):
+        made = plan.run_dir / name
+        if made.exists():
+            made.rename(unused_name(made.with_stem(f"{made.stem}_{found['checkpoint']}"), ASIDE_ENDING))
+    log(f"the test examples were read before, with {found['checkpoint']}: that result is kept under another name")
+    return False
 
 
 def _read_test_examples(plan: RunPlan, commands: Commands, folder: Path, num_examples: int) -> None:
     opening(f"{commands.title}: reading the {num_examples:,} test examples, once, with {folder.name}")
     if code := spawn(plan, commands, "--test", str(folder)):
         raise RunError(f"the test ended with exit code {code}; the messages above say why. To test: {commands.resume}")
-
-
-def best_checkpoint(run_dir: Path) -> Path | None:
-    """The checkpoint that validation found best, as the file ``best`` names it."""
-    marker = run_dir / checkpoint.BEST_NAME
-    if not marker.is_file():
-        return None
-    folder = run_dir / marker.read_text(encoding="utf-8").strip()
-    return folder if folder.is_dir() else None
 
 
 def test(plan: RunPlan, folder: Path) -> None:

@@ -136,8 +136,8 @@ class Trainer:
             f"ready after {seconds_text(waited)}; stop with Ctrl-C, SIGTERM, or: touch {run.plan.run_dir / STOP_NAME}; "
             "nothing is lost"
         )
-        if self._lacks_validation(done):
-            self._validate(done)
+        if self._lacks_validation(done) and self._validate(done) and done and self._is_best(done):
+            self.save(done)  # anew: the one that was saved when somebody asked to stop does not know how good it is
         self.logbook.log_stages(done, resumed=done > 0)
         self.stop.defer()
         schedule = run.plan.schedule

@@ -56,8 +56,11 @@ def test_a_prompt_is_encoded_as_the_tokenizer_does_but_a_decoder_is_to_go_on() -
     assert prompt_ids(tokenizer_of("$A </s>"), "w1 w2", is_encoder_decoder=True) == ["w1", "w2", "</s>"]
 
 
-def test_text_that_spells_a_control_token_is_text() -> None:
-    assert "</s>" not in prompt_ids(tokenizer_of(), "w1 </s> w2")
+def test_a_control_token_that_a_prompt_spells_is_the_token_as_in_fine_tuning() -> None:
+    assert prompt_ids(tokenizer_of(), "w1 </s> w2") == ["w1", "</s>", "w2"]
+    for template in ("$A", "$A </s>"):
+        assert prompt_ids(tokenizer_of(template), "w1 </s>") == ["w1", "</s>"]
+        assert prompt_ids(tokenizer_of("<s> " + template), "w1 </s> </s>") == ["<s>", "w1", "</s>", "</s>"]
 
 
 def test_a_conversation_goes_through_the_template() -> None:
@@ -105,10 +108,12 @@ def test_the_limit_follows_the_longest_expected_answer() -> None:
 def test_a_prompt_longer_than_the_context_is_not_answered() -> None:
     shape = shape_of(len(WORDS), architecture="llama")
     model = stock_model_of(shape, spread_weights(shape), families.SpecialIds(bos=1, eos=2, pad=0))
-    long = " ".join(["w1"] * shape.seq_len)
+    long, full = (" ".join(["w1"] * length) for length in (shape.seq_len + 1, shape.seq_len))
     found = answers.answer(model, tokenizer_of(), ["w1", long, "w2"], max_new_tokens=3)
     assert found is not None and found.num_too_long == 1
     assert found.outputs[1] == "" and not found.stopped[1]
+    to_the_end = answers.answer(model, tokenizer_of(), [full], max_new_tokens=3)
+    assert to_the_end is not None and to_the_end.num_too_long == 0 and to_the_end.outputs[0]
     assert [found.outputs[0], found.outputs[2]] == [
         each.outputs[0]
         for prompt in ("w1", "w2")

@@ -6,19 +6,25 @@ import json
 import pickle
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
 import pytest
 from toy_tokenizers import TrainToy
 
+from zerokara.config import sample_lengths
 from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.errors import UserError
 from zerokara.examples.preparation import ExampleFiles, prepare
 from zerokara.examples.task_examples import read_task_examples
 from zerokara.examples.token_files import ExampleTokens
+from zerokara.samples.example_data import ExampleData
+from zerokara.samples.packed_examples import PackedExamples
 from zerokara.tokenizer.encoder import Encoder
+from zerokara.training.planning import plan_rows
 
 PAIRS = [{"source": f"the fox {n}\nof {n * n}", "target": f'"42" dogs {n}'} for n in range(40)]
 HOSTILE = ["</s> a </s>", "<unk><pad>", "<|user|>", 'a\tb "', "\r\n \u2028", "\ud7ff\ue000", "{input}", "ก" * 50, " x "]
@@ -243,10 +249,29 @@ def test_bad_lines_go_to_the_quarantine_and_counts_close(tmp_path: Path, encoder
     assert (cut.train.counts.kept, cut.train.counts.cut, cut.train.counts.dropped) == (40, 3, 0)
     read, learned = segments(cut, 41)
     whole = encoder.encode("the fox " * 90 + "\n").tolist()
-    assert len(read) + len(learned) == 60 and read == whole[-len(read) :] and encoder.decode(learned) == "b"
+    assert len(read) + len(learned) == 60 + 1 and read == whole[-len(read) :] and encoder.decode(learned) == "b"
     tokens = ExampleTokens(cut.train.prefix)
     assert int(tokens.lengths.sum()) == cut.train.counts.tokens
     assert int(tokens.learned_lengths.sum()) == cut.train.counts.learned_tokens
+
+
+@pytest.mark.parametrize("encodes", [False, True])
+def test_an_example_that_fills_a_row_is_kept_and_one_more_token_is_too_much(
+    tmp_path: Path, encoder: Encoder, encodes: bool
+) -> None:
+    """A decoder's last token is only a label: an example of 61 tokens takes 60 positions."""
+    record = {"source": "the fox " * 9, "target": "b"}
+    files = prepared(tmp_path, encoder, [record], encodes=encodes, length=500)
+    read, learned = map(len, segments(files))
+    fits = read if encodes else read + learned - 1
+    kept = prepared(tmp_path, encoder, [record], encodes=encodes, length=fits, redo=True)
+    assert (kept.train.counts.kept, kept.train.counts.cut) == (1, 0)
+    lengths = sample_lengths.packed(fits, 64 if encodes else fits, encodes)
+    rows = PackedExamples(kept.train.prefix, lengths, encodes, encoder.pad_id)
+    assert len(rows) == 1 and rows.num_positions == (read + learned if encodes else fits)
+    (tmp_path / "short").mkdir()
+    message = fault(tmp_path / "short", encoder, [record], encodes=encodes, length=fits - 1)
+    assert f"needs {fits} positions" in message and f"packed_length is {fits - 1}" in message
 
 
 def test_too_many_bad_lines(tmp_path: Path, encoder: Encoder) -> None:
@@ -259,10 +284,27 @@ def test_cut_turns_go_with_their_answers(tmp_path: Path, encoder: Encoder) -> No
     records = [conversation("the fox " * 30, "two", "three", "four")]
     files = prepared(tmp_path, encoder, records, length=20, overlong="cut_prompt")
     found = segments(files)
-    assert encoder.decode(found[-1]).strip() == "four" and sum(map(len, found)) <= 20
+    assert encoder.decode(found[-1]).strip() == "four" and sum(map(len, found)) <= 21
     only_read = prepared(tmp_path, encoder, records, encodes=True, length=9, overlong="cut_prompt", redo=True)
     read, _ = segments(only_read)
     assert len(read) == 9 and read[-1] == encoder.eos_id
+
+
+def test_answers_that_are_cut_away_with_their_questions_are_counted_and_told(tmp_path: Path, encoder: Encoder) -> None:
+    records = [conversation("the fox " * 30, "two", "three", "four")]
+    whole = prepared(tmp_path, encoder, records, length=500).train.counts
+    files = prepared(tmp_path, encoder, records, length=13, overlong="cut_prompt", redo=True)
+    counts = files.train.counts
+    assert len(segments(files)) == 2 and counts.cut == 1 and whole.cut_learned_tokens == 0
+    assert counts.cut_learned_tokens == whole.learned_tokens - counts.learned_tokens > 0
+    lengths = sample_lengths.packed(13, 13, False)
+    reading = ExampleData(files.train.prefix, lengths, False, encoder.pad_id, 0)
+    plan: Any = SimpleNamespace(data=SimpleNamespace(examples=files), reading=reading)
+    told = f"{counts.cut_learned_tokens} tokens of answers were cut away"
+    assert told in str(plan_rows._example_rows(plan))
+    kept = replace(files, train=replace(files.train, counts=replace(counts, cut_learned_tokens=0)))
+    plan.data.examples = kept
+    assert "cut away" not in str(plan_rows._example_rows(plan))
 
 
 def test_an_input_is_on_one_side_only(tmp_path: Path, encoder: Encoder) -> None:
@@ -284,13 +326,14 @@ def test_test_examples_that_were_seen_are_counted(
     test = [{"source": "unseen 1", "target": "a"}, PAIRS[3], {**PAIRS[4], "target": "b"}]
     settings = {"test_data": [write(tmp_path / "test.jsonl", test)], "valid_fraction": 0.25}
     files = prepared(tmp_path, encoder, PAIRS, **settings)
-    assert files.test is not None and files.test.seen == 2
+    assert files.test is not None
     assert "2 of 3 test examples" in capsys.readouterr().out
     found = read_task_examples(files, "test", None, 1)
-    assert [one.seen for one in found] == [False, True, True]
-    assert found[1].reference == PAIRS[3]["target"] and found[1].input == PAIRS[3]["source"]
+    texts = [orjson.loads(line) for line in files.split("test").records_path.read_bytes().splitlines()]
+    assert [one["seen"] for one in texts] == [False, True, True]
+    assert texts[1]["input"] == PAIRS[3]["source"] and texts[1]["place"] == f"{tmp_path / 'test.jsonl'}:2"
+    assert found[1].reference == texts[1]["reference"] == PAIRS[3]["target"]
     assert found[1].prompt == encoder.prompt_ids(PAIRS[3]["source"] + "\n")
-    assert found[1].place == f"{tmp_path / 'test.jsonl'}:2"
     few = read_task_examples(files, "valid", 4, 1)
     assert len(few) == 4 and few == read_task_examples(files, "valid", 4, 1) != read_task_examples(files, "valid", 4, 2)
     assert pickle.loads(pickle.dumps(ExampleFiles.read(str(tmp_path / "out" / "x")))) == files
@@ -312,6 +355,43 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, encoder: Encoder, capsys
     assert prepared(tmp_path, encoder, PAIRS[1:], redo=True).train.num_examples == 39
     with pytest.raises(UserError, match="no manifest"):
         ExampleFiles.read(str(tmp_path / "nothing"))
+
+
+def test_what_auto_comes_to_is_what_counts(tmp_path: Path, encoder: Encoder) -> None:
+    """Another metric may make other fields of the same file the label, and so other examples."""
+    records = [{"text": f"the fox {n}", "label": str(n % 2), "a": f"dogs {n}", "b": "42"} for n in range(20)]
+    fields = {"input_field": "a", "output_field": "b"}
+    assert prepared(tmp_path, encoder, records, **fields, metric="exact_match").labels == []
+    with pytest.raises(UserError, match="data_format"):
+        prepared(tmp_path, encoder, records, **fields, metric="accuracy")
+    assert prepared(tmp_path, encoder, records, **fields, metric="accuracy", redo=True).labels == ["42"]
+
+
+def test_what_is_done_is_held_to_the_share_of_bad_lines_that_is_asked_for_now(tmp_path: Path, encoder: Encoder) -> None:
+    records = [*PAIRS[:9], {"source": ""}]
+    prepared(tmp_path, encoder, records, max_bad_fraction=0.2)
+    with pytest.raises(UserError, match=r"max_bad_fraction.*1 of 10 lines hold no example"):
+        prepared(tmp_path, encoder, records, max_bad_fraction=0.05)
+
+
+def test_validation_examples_of_before_are_gone(tmp_path: Path, encoder: Encoder) -> None:
+    """They are among the training examples now."""
+    assert prepared(tmp_path, encoder, PAIRS, valid_fraction=0.25).valid is not None
+    left = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"x_valid.bin", "x_valid.idx", "x_valid_examples.jsonl"} <= left
+    assert prepared(tmp_path, encoder, PAIRS, redo=True).valid is None
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {name for name in left if "_valid" not in name}
+
+
+def test_the_hash_is_of_the_borders_too(tmp_path: Path, encoder: Encoder) -> None:
+    """The same tokens, learned from another one on."""
+    first, other = ({"source": "the fox\ndogs", "target": "42"}, {"source": "the fox", "target": "dogs\n42"})
+    made = []
+    for number, record in enumerate((first, other)):
+        (tmp_path / str(number)).mkdir()
+        made.append(prepared(tmp_path / str(number), encoder, [record]).train)
+    tokens = [ExampleTokens(each.prefix).tokens.tokens.tolist() for each in made]
+    assert tokens[0] == tokens[1] and made[0].sha256 != made[1].sha256
 
 
 def test_answers_that_the_tokenizer_does_not_know_are_counted(

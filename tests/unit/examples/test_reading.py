@@ -67,6 +67,18 @@ def test_a_table_needs_names_of_its_columns(tmp_path: Path, text: str, rule: str
     assert caught.value.faults[0].where == f"{tmp_path / 'x.txt'}:1"
 
 
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [("번호\t글\t표\n".encode("euc-kr"), ["invalid UTF-8", "save the file as UTF-8"]), (b"a\0\tb\n", ["NUL", "mend"])],
+)
+def test_names_of_columns_that_cannot_be_read_are_an_error(tmp_path: Path, names: bytes, said: list[str]) -> None:
+    """The first row would become the names, and none of it an example."""
+    (tmp_path / "x.tsv").write_bytes(b"\n" + names + b"1\tgood\t1\n")
+    with pytest.raises(UserError, match="names the columns") as caught:
+        items(tmp_path / "x.tsv")
+    assert caught.value.faults[0].where == f"{tmp_path / 'x.tsv'}:2" and all(part in str(caught.value) for part in said)
+
+
 def test_bad_lines_of_json_are_told(tmp_path: Path) -> None:
     lines = [b'{"a": 1}', b"[1]", b'{"a": ', b"", b'{"a": "\\ud800"}', b'{"a": "\xff"}', b'{"a": NaN}', b"\x00"]
     (tmp_path / "x.jsonl").write_bytes(b"\n".join(lines))

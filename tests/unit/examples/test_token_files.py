@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from zerokara.config.sample_lengths import packed
 from zerokara.errors import UserError
 from zerokara.examples.token_files import ExampleTokens, example_writer
+from zerokara.samples.packed_examples import PackedExamples
 from zerokara.tokens.indexed import write_documents
+from zerokara.tokens.layout import bin_path
 
 EXAMPLES = [[[5, 6], [7, 2]], [[8], [9, 2], [5], [2]], [[], [4, 2], [3]]]
 
@@ -42,6 +46,16 @@ def test_token_files_of_a_corpus_are_refused(tmp_path: Path) -> None:
     write_documents(tmp_path / "x", [np.array([5, 2])], np.dtype(np.uint16))
     with pytest.raises(UserError, match="less than two segments"):
         ExampleTokens(tmp_path / "x")
+
+
+@pytest.mark.parametrize("opens", [ExampleTokens, lambda prefix: PackedExamples(prefix, packed(8, 8, False), False, 0)])
+def test_missing_and_damaged_files_are_made_by_step_7(prefix: Path, opens: Callable[[Path], object]) -> None:
+    bin_path(prefix).write_bytes(b"")
+    with pytest.raises(UserError, match="create it again: step 7 with --redo"):
+        opens(prefix)
+    bin_path(prefix).unlink()
+    with pytest.raises(UserError, match="does not exist; create it with step 7"):
+        opens(prefix)
 
 
 def test_no_example_at_all(tmp_path: Path) -> None:

@@ -98,10 +98,8 @@ def test_each_prompt_has_its_own_limit() -> None:
     assert [each.ids for each in cut] == [each.ids[:limit] for each, limit in zip(whole, limits, strict=True)]
 
 
-def test_ids_that_are_never_chosen_and_several_end_tokens() -> None:
+def test_several_end_tokens() -> None:
     free = generated("llama", prompts())[0].ids
-    never = generated("llama", prompts(), never_ids=set(free))[0].ids
-    assert not set(free) & set(never)
     assert generated("llama", prompts(), eos_id=[999, free[3]])[0] == Generated(free[: free.index(free[3])], True)  # type: ignore[arg-type]
 
 
@@ -139,14 +137,39 @@ def test_batches_keep_to_the_cap_on_tokens(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
 def test_no_row_goes_beyond_the_last_position(architecture: str) -> None:
-    """The context length is 32: there is room for one token, two, and all; learned positions fail beyond it."""
-    batch = [list(range(4, 4 + length)) for length in (31, 30, 5, 30)]
+    """The context length is 32: there is room for one token, which is never read, for three, and for all; learned
+    positions fail beyond it."""
+    batch = [list(range(4, 4 + length)) for length in (32, 30, 5, 30)]
     found = generated(architecture, batch, eos_id=999)
-    assert [len(each.ids) for each in found] == [1, 2, NEW_TOKENS, 2]
+    assert [len(each.ids) for each in found] == [1, 3, NEW_TOKENS, 3]
     assert found == [generated(architecture, [prompt], eos_id=999)[0] for prompt in batch]
 
 
-@pytest.mark.parametrize("bad", [[], list(range(4, 36))], ids=["empty", "full"])
+def num_batches(architecture: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Of rows that the context of 32 limits, each to another number of new tokens."""
+    made = []
+    right = generation.padded
+    monkeypatch.setattr(generation, "padded", lambda *args, **named: made.append(1) or right(*args, **named))
+    generated(architecture, [list(range(4, 4 + length)) for length in (30, 28, 26, 24)], eos_id=999)
+    return len(made)
+
+
+def test_only_learned_positions_keep_rows_of_different_limits_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert num_batches("gpt2", monkeypatch) == 4
+    assert num_batches("llama", monkeypatch) == num_batches("mixtral", monkeypatch) == 1
+    model = model_of("llama")
+    rope = {**model.config.rope_parameters, "rope_type": "dynamic"}
+    monkeypatch.setattr(model.config, "rope_parameters", rope)  # one long row would change the positions of the others
+    assert num_batches("llama", monkeypatch) == 4
+
+
+def test_learned_positions_fail_beyond_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generation, "context_length", lambda model: 33)
+    with pytest.raises(IndexError):
+        generated("gpt2", [list(range(4, 36))], eos_id=999)
+
+
+@pytest.mark.parametrize("bad", [[], list(range(4, 37))], ids=["empty", "too long"])
 def test_a_prompt_that_leaves_no_room_is_an_error(bad: list[int]) -> None:
     with pytest.raises(RunError, match=f"prompt 1 has {len(bad)} tokens"):
         generated("llama", [[5], bad])

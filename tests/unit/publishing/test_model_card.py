@@ -128,12 +128,12 @@ def test_names_settings_and_texts_of_others_are_no_markup(facts: dict[str, Any])
 @pytest.fixture
 def finetuned(facts: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
     """Facts as step 7 leaves them, of a model that converses."""
-    train = SplitCounts(9000, cut=40, dropped=12, bad=7, tokens=123456, learned_tokens=4321)
+    train = SplitCounts(9000, cut=40, dropped=12, bad=7, tokens=123456, learned_tokens=4321, cut_learned_tokens=56)
     counts = {"train": train, "test": SplitCounts(500, dropped=3)}
     others = {"majority": 0.335, "character 3-grams": 0.861}
     made = FinetuneFacts(
         task="Korean reviews", data=counts, metric="macro_f1", init_from="me|base",
-        test=finetuning.MetricResult(0.8712, 0.851, 0.8899, 500), baselines=others,
+        test=finetuning.MetricResult(0.8712, 0.851, 0.8899, 500, "global_step30"), baselines=others,
     )  # fmt: skip
     made.write(tmp_path)
     assert read(tmp_path) == made
@@ -146,7 +146,7 @@ def test_a_fine_tuned_model_tells_its_task_its_data_and_its_metric(finetuned: di
     card = render(finetuned)
     for words in (
         "fine-tuned from me\\|base on 9,040 examples for: Korean reviews.",
-        "| train | 9,000 | 40 | 12 | 7 | 123,456 | 4,321 |", "| test | 500 | 0 | 3 | 0 |",
+        "| train | 9,000 | 40 | 12 | 7 | 123,456 | 4,321 | 56 |", "| test | 500 | 0 | 3 | 0 |",
         "| **this model** | 87.12% | 85.10% to 88.99% |", "| character 3-grams | 86.10% |", "| majority | 33.50% |",
         "500 examples of the test data", "10,112 made conversations and 700 of the training data",
     ):  # fmt: skip
@@ -165,6 +165,15 @@ def test_the_hub_reads_the_result(finetuned: dict[str, Any]) -> None:
     )
     assert (result.metric_type, result.metric_value) == ("f1", 0.8712)
     assert "85.10% to 88.99%" in str(result.metric_name) and "n = 500" in str(result.metric_name)
+
+
+def test_a_tested_loss_has_no_interval(finetuned: dict[str, Any]) -> None:
+    test = {"value": 1.23456, "low": None, "high": None, "num_examples": 500, "checkpoint": "global_step30"}
+    finetuned["finetuning"] |= {"test": test, "baselines": {}, "metric": "loss"}
+    card = render(finetuned)
+    assert "| **this model** | 1.2346 |" in card
+    (result,) = ModelCard(card).data.eval_results or []
+    assert (result.metric_value, result.metric_name) == (1.23456, "loss (nats per token) (n = 500)")
 
 
 def test_a_fine_tuning_without_a_test_claims_none(finetuned: dict[str, Any]) -> None:

@@ -131,7 +131,7 @@ def test_any_layout_reads_the_same_global_batch(tmp_path: Path) -> None:
 def test_a_validation_reads_every_example_once(tmp_path: Path, both: bool, num_ranks: int, micro: int) -> None:
     lengths, examples = (BOTH, pair_examples()) if both else (DECODER, decoder_examples())
     prefix = write_examples(tmp_path / "valid", examples)
-    data = ExampleData(write_examples(tmp_path / "train", examples[:9]), prefix, lengths, both, PAD, seed=1)
+    data = ExampleData(write_examples(tmp_path / "train", examples[:9]), lengths, both, PAD, seed=1)
     objective = Pairs(lengths, START if both else None)
     evaluation = data.validation_batches(prefix, objective, END, max_tokens=None)
     per_rank = [list(evaluation.batches(micro, rank, num_ranks)) for rank in range(num_ranks)]
@@ -145,7 +145,7 @@ def test_a_validation_reads_every_example_once(tmp_path: Path, both: bool, num_r
 def test_a_validation_has_room_for_longer_examples_and_takes_the_first_tokens(tmp_path: Path) -> None:
     train = write_examples(tmp_path / "train", pair_examples(5))
     valid = write_examples(tmp_path / "valid", [*pair_examples(5), [[*[5] * 39, END], [*[5] * 59, END]]])
-    data = ExampleData(train, valid, BOTH, True, PAD, seed=1)
+    data = ExampleData(train, BOTH, True, PAD, seed=1)
     batches = data.validation_batches(valid, Pairs(BOTH, START), END, None)
     assert batches.packed.lengths.input == 40 and batches.packed.lengths.target == 64
     assert batches.packed.num_examples == 6
@@ -159,9 +159,9 @@ def test_a_run_counts_positions_as_tokens(tmp_path: Path) -> None:
     from zerokara.training.planning.schedule import Schedule
 
     train = write_examples(tmp_path / "train", decoder_examples(200))
-    data = ExampleData(train, tmp_path / "none", DECODER, False, PAD, seed=1)
+    data = ExampleData(train, DECODER, False, PAD, seed=1, num_valid_tokens=7)
     (source,) = data.sources
-    assert source.num_tokens == data.samples_per_epoch * 32 == len(data.tokens()) * 32 and source.num_valid_tokens == 0
+    assert source.num_tokens == data.samples_per_epoch * 32 == len(data.tokens()) * 32 and source.num_valid_tokens == 7
     assert sorted(one.document for row in range(len(data.tokens())) for one in data.documents_in(row)) == [*range(200)]
     schedule = Schedule.from_config(finetune_settings(), data.lengths.raw, data.samples_per_epoch, [])
     (use,) = consumption(data, schedule).sources

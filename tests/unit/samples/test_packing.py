@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import numpy as np
 import pytest
 
+from zerokara.samples import packing
 from zerokara.samples.packing import Packing, pack, pack_pairs, target_length
 
 NUM = 20_000
@@ -63,6 +65,31 @@ def test_less_than_a_tenth_of_an_encoder_decoders_rows_is_padding(inputs: np.nda
     # With the encoder's length for both, which is simple, most would be padding where targets are short.
     if targets.mean() < 10:
         assert padding(pack_pairs(inputs, targets, 512, 512), targets, 512) > 0.8
+
+
+@pytest.mark.parametrize("mean", [20, 120, 300])
+def test_few_lengths_are_looked_at_for_an_example_and_the_rows_are_as_full(
+    mean: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs, targets = skewed(mean, 0.6, 6), skewed(8, 1.0, 7, longest=64)
+
+    class Counted(dict[int, int]):
+        looks = 0
+
+        def __getitem__(self, size: int) -> int:
+            Counted.looks += 1
+            return super().__getitem__(size)
+
+    class Unpacked(packing._Unpacked):
+        def __init__(self, *given: Any):
+            super().__init__(*given)
+            self._targets = Counted(self._targets)
+
+    monkeypatch.setattr(packing, "_Unpacked", Unpacked)
+    found = pack_pairs(inputs, targets, 512, 64)
+    assert Counted.looks < 25 * NUM
+    monkeypatch.setattr(packing, "_TRIED_ALL", 512)
+    assert len(found) <= 1.01 * len(pack_pairs(inputs, targets, 512, 64))
 
 
 def test_it_is_a_function_of_the_seed() -> None:

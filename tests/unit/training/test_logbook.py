@@ -67,6 +67,20 @@ def test_the_edge_of_a_step_counts_to_its_time_and_pauses_do_not(tmp_path: Path,
     assert metrics.read(tmp_path)[0]["tokens_per_second"] == 2 * 256 / (2 + 3)
 
 
+def test_a_validation_before_the_first_step_does_not_make_the_next_one_faster(
+    tmp_path: Path, clock: list[float]
+) -> None:
+    book = logbook(tmp_path)
+    with book.pace.pause("validation"):
+        clock[0] += 60
+    book.add(record(1, 5.0))
+    clock[0] += 3
+    book.add(record(2, 5.0))
+    book.log_step()
+    book.close()
+    assert metrics.read(tmp_path)[0]["tokens_per_second"] == 2 * 256 / (2 + 3)
+
+
 def test_a_logged_step_is_the_mean_of_the_steps_since_the_last(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], clock: list[float]
 ) -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -276,3 +277,12 @@ def test_what_the_kernel_has_still_to_clear_up_behind_a_killed_command_is_waited
         cleared.start()
         run_lock.check_free(config)
         cleared.join()
+
+
+@pytest.mark.parametrize(("examples", "said"), [(object(), "name valid_data"), (None, "run step 2 again")])
+def test_what_to_do_without_validation_data(settings, examples: object, said: str) -> None:  # type: ignore[no-untyped-def]
+    plan = run_plan.make_plan(settings(), 1)
+    without = replace(plan, data=replace(plan.data, num_valid_tokens=0, examples=examples))
+    with pytest.raises(UserError, match=said) as caught:
+        run_folder.find_checkpoint(without, "")
+    assert caught.value.faults[0].key == "valid_fraction" and ("step 2" in str(caught.value)) == (examples is None)

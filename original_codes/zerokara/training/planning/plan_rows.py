@@ -59,6 +59,9 @@ def _example_rows(plan: RunPlan) -> list[tuple[str, str]]:
         f"{rows.learned_share:.1%} of the tokens are learned, {rows.padding_share:.1%} of what is computed is padding"
     )
     found = [("examples", f"{used} ({kept})"), ("", shares)]
+    if counts.cut_learned_tokens:
+        lost = f"{counts.cut_learned_tokens:,} tokens of answers were cut away with their questions and are not learned"
+        found.append(("", f"warning: {lost} (overlong: cut_prompt)"))
     if rows.padding_share > MAX_PADDING:
         found.append(("", "warning: much padding; a larger packed_length, or fewer very long answers, would have less"))
     return found

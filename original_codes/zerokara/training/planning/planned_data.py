@@ -92,15 +92,14 @@ def _corpus(config: PretrainConfig, encoder: Encoder) -> PlannedData:
 
 
 def _examples(config: FinetuneRunConfig, encoder: Encoder) -> PlannedData:
-    files, valid_prefix = ExampleFiles.read(config.output_prefix), ExamplePaths(config.output_prefix).prefix("valid")
-    is_encoder_decoder = config.traits.is_encoder_decoder
+    files, is_encoder_decoder = ExampleFiles.read(config.output_prefix), config.traits.is_encoder_decoder
     reading = ExampleData(
         files.train.prefix,
-        valid_prefix,
         config.lengths,
         is_encoder_decoder,
         encoder.pad_id,
         config.seed,
+        num_valid_tokens=files.valid.counts.tokens if files.valid else 0,
         name=", ".join(config.train_data),
     )
     packed = reading.tokens()
@@ -109,9 +108,9 @@ def _examples(config: FinetuneRunConfig, encoder: Encoder) -> PlannedData:
         objective=Pairs.of_run(config.lengths, encoder, is_encoder_decoder),
         sha256=files.train.sha256,
         train_prefix=files.train.prefix,
-        valid_prefix=valid_prefix,
+        valid_prefix=ExamplePaths(config.output_prefix).prefix("valid"),
         num_train_tokens=packed.num_tokens,
-        num_valid_tokens=_num_tokens(valid_prefix),
+        num_valid_tokens=reading.num_valid_tokens,
         unigram_entropy=entropy(packed.learned_counts(encoder.vocab_size)),
         examples=files,
     )

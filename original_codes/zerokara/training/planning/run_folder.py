@@ -171,8 +171,7 @@ def find_checkpoint(plan: RunPlan, name: str) -> Path:
     """
     run_dir = plan.run_dir
     if not plan.num_valid_tokens:
-        rule = "step 2 kept no documents for validation"
-        raise UserError(plan.given.fault("valid_fraction", rule, "give it a share, and run step 2 again with --redo"))
+        raise UserError(_nothing_to_validate_with(plan))
     if not name:
         newest = checkpoint.newest_complete(run_dir)
         if newest is None:
@@ -198,6 +197,14 @@ def find_checkpoint(plan: RunPlan, name: str) -> Path:
         if was != now:
             raise UserError(Fault(where=str(folder), rule=f"is of another {what} than the configuration's"))
     return folder
+
+
+def _nothing_to_validate_with(plan: RunPlan) -> Fault:
+    if plan.data.examples is not None:
+        rule = "gives no validation examples, and valid_data names none"
+        return plan.given.fault("valid_fraction", rule, "give it a share or name valid_data, and train with --redo")
+    rule = "step 2 kept no documents for validation"
+    return plan.given.fault("valid_fraction", rule, "give it a share, and run step 2 again with --redo")
 
 
 def _resumes(plan: RunPlan) -> bool:

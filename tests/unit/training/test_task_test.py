@@ -1,0 +1,73 @@
+"""The test examples are read once, with the best checkpoint; a result of another one never passes for its."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from zerokara.checkpoint.folders import folder_of
+from zerokara.config.finetune_run_config import FinetuneRunConfig
+from zerokara.training import finetune_record, task_test
+from zerokara.training.planning.run_plan import RunPlan
+from zerokara.training.spawning import Commands
+
+COMMANDS = Commands("module", "step 7", (), "again", "next")
+
+
+@pytest.fixture
+def tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the checkpoints that were tested; each leaves a result."""
+    names: list[str] = []
+
+    def test(plan: RunPlan, commands: Commands, option: str, folder: str) -> int:
+        names.append(Path(folder).name)
+        result = {"checkpoint": names[-1], "metric": plan.config.metric}  # type: ignore[attr-defined]
+        (plan.run_dir / "test_result.json").write_text(json.dumps(result), encoding="utf-8")
+        (plan.run_dir / "test_answers.jsonl").write_text(names[-1], encoding="utf-8")
+        return 0
+
+    monkeypatch.setattr(task_test, "spawn", test)
+    monkeypatch.setattr(finetune_record, "write", lambda plan: None)
+    return names
+
+
+def run(run_dir: Path, newest: int, best: int | None = None, metric: str = "chrf") -> None:
+    for step in {newest, best or newest}:
+        folder_of(run_dir, step).mkdir(exist_ok=True)
+    if best:
+        (run_dir / "best").write_text(f"global_step{best}\n", encoding="utf-8")
+    examples = SimpleNamespace(test=SimpleNamespace(num_examples=3))
+    plan: Any = SimpleNamespace(
+        run_dir=run_dir,
+        config=FinetuneRunConfig(metric=metric, packed_length=8),
+        data=SimpleNamespace(examples=examples),
+    )
+    task_test.run(cast(RunPlan, plan), COMMANDS, folder_of(run_dir, newest))
+
+
+def test_it_is_the_best_and_once(tmp_path: Path, tested: list[str]) -> None:
+    run(tmp_path, newest=30, best=20)
+    run(tmp_path, newest=40, best=20)
+    assert tested == ["global_step20"]
+
+
+def test_without_a_best_one_it_is_the_newest(tmp_path: Path, tested: list[str]) -> None:
+    run(tmp_path, newest=30)
+    assert tested == ["global_step30"]
+
+
+def test_another_best_one_is_tested_and_the_earlier_result_kept(tmp_path: Path, tested: list[str]) -> None:
+    run(tmp_path, newest=30, best=20)
+    run(tmp_path, newest=60, best=50)
+    run(tmp_path, newest=60, best=50, metric="exact_match")
+    assert tested == ["global_step20", "global_step50", "global_step50"]
+    kept = sorted(path.name for path in tmp_path.glob("test_*.old-1"))
+    assert [name.split(".")[0] for name in kept] == [
+        "test_answers_global_step20", "test_answers_global_step50",
+        "test_result_global_step20", "test_result_global_step50",
+    ]  # fmt: skip
+    assert (tmp_path / "test_answers.jsonl").read_text(encoding="utf-8") == "global_step50"
