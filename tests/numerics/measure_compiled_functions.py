@@ -25,7 +25,7 @@ from zerokara.model import compilation, experts, parallel
 from zerokara.model.builder import build
 from zerokara.model.experts import Routing
 from zerokara.model.shapes import ModelShape
-from zerokara.training.compute import updater
+from zerokara.training.compute import updater, zero_updater  # noqa: F401  # DeepSpeed, once for all processes
 
 VOCABULARY, STEPS = 301, 3
 """The last rank has rows of the vocabulary that are padding."""

@@ -21,7 +21,7 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
 from zerokara.model.builder import build
 from zerokara.model.shapes import ModelShape
-from zerokara.training.compute import updater
+from zerokara.training.compute import updater, zero_updater  # noqa: F401  # DeepSpeed, once for all processes
 from zerokara.training.compute.deepspeed_settings import load_template
 from zerokara.training.planning.run_plan import template_path
 
@@ -82,5 +82,7 @@ def measure(processes: int, settings: dict[str, Any]) -> dict[str, int]:
 
 
 if __name__ == "__main__":
+    gc.collect()
+    gc.freeze()  # a million objects of the libraries, which each look at the tensors would go through
     jobs = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     print(json.dumps([measure(job.pop("processes"), job) for job in jobs]))

@@ -29,7 +29,7 @@ from zerokara.model.experts import Routing
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.objective import Causal
 from zerokara.training.batch_loader import StepBatches, as_tensors
-from zerokara.training.compute import updater
+from zerokara.training.compute import updater, zero_updater  # noqa: F401  # DeepSpeed, once for all processes
 from zerokara.training.compute.deepspeed_settings import load_template
 from zerokara.training.guards import StepGuard
 from zerokara.training.loop import train_step
