@@ -1,8 +1,9 @@
 """Attention on torch's `scaled_dot_product_attention`, as the `core_attention` of a megatron-core layer.
 
 It picks FlashAttention on a GPU and torch's own flash kernel on a CPU in fp32, never builds the S×S matrix, and serves
-grouped queries without repeating keys and values. On a CPU in bf16 matrix products are faster (`blocked_attention`). With intra-document masking it is given one mask for all layers, in place of the causal flag; on a
-GPU in bf16, where the documents lie, and no mask (`variable_length`).
+grouped queries without repeating keys and values; on a CPU in bf16 matrix products are faster (`blocked_attention`).
+With intra-document masking it is given one mask for all layers, in place of the causal flag; on a GPU in bf16, where
+the documents lie, and no mask (`variable_length`).
 
 QK-norm is the RMSNorm of each head's queries and keys before the rotary embedding (Qwen3; Dehghani et al., 2023).
 Attention scores are then bounded by the weight, and no longer grow until the softmax saturates. One weight of size E
