@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
 from zerokara.config import sample_lengths
 from zerokara.config.architectures import ARCHITECTURES, Architecture, Name
+from zerokara.config.model_sizes import HEAD_DIM, ModelSize, SizeName, size_named
 from zerokara.config.sample_lengths import SampleLengths
 from zerokara.config.settings import Auto, NaturalWhole, PositiveNumber, PositiveWhole, Settings, as_tuple, rule
 from zerokara.errors import Fault
@@ -34,12 +35,16 @@ class ModelSettings(Settings):
     `t5` (version 1.1, trained by span corruption; RMSNorm, gated GELU, relative position bias). Mixtures of experts:
     `mixtral` (llama, experts in all layers), `qwen3_moe` (qwen3, experts in any layers), `switch` (t5 with plain GELU,
     one expert per token), `t5_moe` (t5, experts in any layers; no Hugging Face class can hold it)."""
-    num_layers: PositiveWhole = 6
-    """Transformer layers; for t5 in the encoder and in the decoder each."""
-    hidden_size: PositiveWhole = 256
-    """Hidden size (model width); a multiple of num_attn_heads, unless head_dim is given."""
-    num_attn_heads: PositiveWhole = 4
-    """Attention heads."""
+    model_size: SizeName | Literal[""] = ""
+    """Size by name, about the number of parameters: 1M, 3M, 5M, 10M, 20M, 30M, 60M, 125M, 350M, 760M, 1.3B, 2.7B, 6.7B
+    or 13B. It gives num_layers, hidden_size and num_attn_heads where these are `auto`."""
+    num_layers: PositiveWhole | Auto = 6
+    """Transformer layers; for t5 in the encoder and in the decoder each. `auto` is that of model_size."""
+    hidden_size: PositiveWhole | Auto = 256
+    """Hidden size (model width); a multiple of num_attn_heads, unless head_dim is given. `auto` is that of
+    model_size."""
+    num_attn_heads: PositiveWhole | Auto = 4
+    """Attention heads; `auto` is as many as model_size has, or with another hidden_size one for each 64 of it."""
     num_kv_heads: PositiveWhole | Auto = "auto"
     """Key and value heads for grouped-query attention (GQA; not gpt2, not t5); `auto` is num_attn_heads: no GQA."""
     head_dim: PositiveWhole | Auto = "auto"
@@ -85,9 +90,31 @@ class ModelSettings(Settings):
         return ARCHITECTURES[self.architecture]
 
     @property
+    def layers(self) -> int:
+        """`num_layers` with `auto` resolved."""
+        return self._named_size.num_layers if self.num_layers == "auto" else self.num_layers
+
+    @property
+    def width(self) -> int:
+        """`hidden_size` with `auto` resolved."""
+        return self._named_size.hidden_size if self.hidden_size == "auto" else self.hidden_size
+
+    @property
+    def heads(self) -> int:
+        """`num_attn_heads` with `auto` resolved."""
+        if self.num_attn_heads != "auto":
+            return self.num_attn_heads
+        return self._named_size.num_attn_heads if self.hidden_size == "auto" else max(1, self.width // HEAD_DIM)
+
+    @property
+    def _named_size(self) -> ModelSize:
+        # Without a name there is a fault (`_a_size_is_given_once`); the other rules go on with some size.
+        return size_named(self.model_size or "5M", self.traits.is_encoder_decoder)
+
+    @property
     def kv_heads(self) -> int:
         """`num_kv_heads` with `auto` resolved."""
-        return self.num_attn_heads if self.num_kv_heads == "auto" else self.num_kv_heads
+        return self.heads if self.num_kv_heads == "auto" else self.num_kv_heads
 
     @property
     def ffn_size(self) -> int:
@@ -95,8 +122,8 @@ class ModelSettings(Settings):
         if self.ffn_hidden_size != "auto":
             return self.ffn_hidden_size
         if not self.traits.gated:
-            return 4 * self.hidden_size
-        return -(-8 * self.hidden_size // (3 * 64)) * 64
+            return 4 * self.width
+        return -(-8 * self.width // (3 * 64)) * 64
 
     @property
     def epsilon(self) -> float:
@@ -129,13 +156,13 @@ class ModelSettings(Settings):
         if not every:
             return ()
         if self.moe_layers == "auto":
-            return tuple(range(every - 1, self.num_layers, every))
+            return tuple(range(every - 1, self.layers, every))
         return tuple(sorted(set(self.moe_layers)))
 
     @property
     def head_dimension(self) -> int:
         """`head_dim` with `auto` resolved."""
-        return self.hidden_size // self.num_attn_heads if self.head_dim == "auto" else self.head_dim
+        return self.width // self.heads if self.head_dim == "auto" else self.head_dim
 
     @property
     def ties_embeddings(self) -> bool:
@@ -149,27 +176,39 @@ class ModelSettings(Settings):
             return sample_lengths.causal(self.seq_len)
         return sample_lengths.with_spans(self.seq_len, self.noise_density, self.mean_span_length)
 
+    @rule("model_size", "num_layers", "hidden_size", "num_attn_heads")
+    def _a_size_is_given_once(self) -> Iterator[Fault]:
+        sizes = {key: getattr(self, key) for key in ("num_layers", "hidden_size", "num_attn_heads")}
+        missing = [key for key, value in sizes.items() if value == "auto"]
+        if self.model_size and not missing:
+            given = ", ".join(f"{key}: {value}" for key, value in sizes.items())
+            rule_text = f"has no effect: {given} stand beside it"
+            yield self.fault("model_size", rule_text, "set these to auto, or model_size to ''")
+        elif missing and not self.model_size:
+            rule_text = "takes its value from model_size, which is empty"
+            yield self.fault(missing[0], rule_text, "give a number, or model_size: 125M")
+
     @rule("hidden_size", "num_attn_heads", "head_dim")
     def _heads_divide_hidden_size(self) -> Iterator[Fault]:
-        if self.head_dim == "auto" and self.hidden_size % self.num_attn_heads:
-            lower = self.hidden_size // self.num_attn_heads * self.num_attn_heads
-            remedy = f"try {lower or self.num_attn_heads} or {lower + self.num_attn_heads}, or give head_dim"
-            yield self.fault("hidden_size", f"must be a multiple of num_attn_heads = {self.num_attn_heads}", remedy)
+        if self.head_dim == "auto" and self.width % self.heads:
+            lower = self.width // self.heads * self.heads
+            remedy = f"try {lower or self.heads} or {lower + self.heads}, or give head_dim"
+            yield self.fault("hidden_size", f"must be a multiple of num_attn_heads = {self.heads}", remedy)
 
     @rule("architecture", "hidden_size", "num_attn_heads", "head_dim")
     def _rotary_needs_an_even_head_dim(self) -> Iterator[Fault]:
-        divides = self.head_dim != "auto" or self.hidden_size % self.num_attn_heads == 0
+        divides = self.head_dim != "auto" or self.width % self.heads == 0
         if self.traits.positions == "rotary" and divides and self.head_dimension % 2:
             key = "hidden_size" if self.head_dim == "auto" else "head_dim"
             yield self.fault(key, f"must give an even head_dim for rotary positions; it is {self.head_dimension}")
 
     @rule("num_attn_heads", "num_kv_heads", "architecture")
     def _kv_heads_divide_heads(self) -> Iterator[Fault]:
-        if self.num_attn_heads % self.kv_heads:
-            divisors = [n for n in range(1, self.num_attn_heads + 1) if self.num_attn_heads % n == 0]
-            rule_text = f"must divide num_attn_heads = {self.num_attn_heads}"
+        if self.heads % self.kv_heads:
+            divisors = [n for n in range(1, self.heads + 1) if self.heads % n == 0]
+            rule_text = f"must divide num_attn_heads = {self.heads}"
             yield self.fault("num_kv_heads", rule_text, f"one of {divisors}")
-        elif not self.traits.supports_gqa and self.kv_heads != self.num_attn_heads:
+        elif not self.traits.supports_gqa and self.kv_heads != self.heads:
             rule_text = f"must be auto for architecture {self.architecture}, which has no grouped-query attention"
             yield self.fault("num_kv_heads", rule_text)
 
@@ -177,13 +216,13 @@ class ModelSettings(Settings):
     def _moe_layers_exist(self) -> Iterator[Fault]:
         if not self.traits.moe_every:
             return
-        if not self.expert_layers or self.expert_layers[-1] >= self.num_layers:
-            rule_text = f"must name some of the {self.num_layers} layers, counted from 0"
-            yield self.fault("moe_layers", rule_text, f"e.g. [{self.num_layers - 1}]")
-        elif self.architecture == "mixtral" and len(self.expert_layers) < self.num_layers:
+        if not self.expert_layers or self.expert_layers[-1] >= self.layers:
+            rule_text = f"must name some of the {self.layers} layers, counted from 0"
+            yield self.fault("moe_layers", rule_text, f"e.g. [{self.layers - 1}]")
+        elif self.architecture == "mixtral" and len(self.expert_layers) < self.layers:
             rule_text = "must be auto for architecture mixtral, which has experts in all layers"
             yield self.fault("moe_layers", rule_text, "take architecture: qwen3_moe")
-        elif self.architecture == "switch" and not switch_step(self.num_layers, self.expert_layers):
+        elif self.architecture == "switch" and not switch_step(self.layers, self.expert_layers):
             rule_text = (
                 "must be 1, 1 + n, 1 + 2n, … for architecture switch, as in transformers' class: num_layers // n layers"
             )

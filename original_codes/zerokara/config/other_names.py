@@ -109,7 +109,6 @@ OTHER_NAMES = {
 
 ADVICE = {
     "remove it: with zero_stage 1 to 3 ZeRO shards the experts' state like all other": "expert_parallel_size",
-    "give the sizes themselves: num_layers, hidden_size and num_attn_heads (README.md has a table)": "model_size",
     "set train_tokens, epochs or max_steps; no index is built, so a long run costs no memory": "train_samples",
     "set warmup_fraction, a share of the run, or warmup_steps": "lr_warmup_tokens lr_warmup_samples warmup_tokens",
     "remove it: the learning rate decays over the whole run": "lr_decay_tokens lr_decay_iters",

@@ -35,7 +35,7 @@ class RunConfig(TrainingSettings, ModelSettings):
     @rule("tensor_parallel_size", "architecture", "hidden_size", "num_attn_heads", "num_kv_heads", "ffn_hidden_size")
     def _tensor_parallel_divides_the_layers(self) -> Iterator[Fault]:
         size = self.tensor_parallel_size
-        heads = {"num_attn_heads": self.num_attn_heads, "num_kv_heads": self.kv_heads}
+        heads = {"num_attn_heads": self.heads, "num_kv_heads": self.kv_heads}
         shared = {**heads, "ffn_hidden_size": self.ffn_size}
         wrong = [f"{key} = {number}" for key, number in shared.items() if number % size]
         if wrong:

@@ -88,9 +88,9 @@ class ModelShape:
         """The shape that a configuration and a tokenizer make."""
         return cls(
             architecture=config.architecture,
-            num_layers=config.num_layers,
-            hidden_size=config.hidden_size,
-            num_attn_heads=config.num_attn_heads,
+            num_layers=config.layers,
+            hidden_size=config.width,
+            num_attn_heads=config.heads,
             num_kv_heads=config.kv_heads,
             ffn_hidden_size=config.ffn_size,
             seq_len=config.seq_len,

@@ -43,7 +43,6 @@ def fault_of(config_class: type[Settings], path: str | Path, *overrides: str) ->
         ("num_attention_heads", "num_attn_heads"),
         ("per_device_train_batch_size", "micro_batch_size"),
         ("expert_parallel_size", "zero_stage"),
-        ("model_size", "num_layers"),
         ("train_samples", "train_tokens"),
         ("tokenized_data_path", "output_prefix"),
         ("data_path", "output_prefix"),
