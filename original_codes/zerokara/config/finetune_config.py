@@ -18,7 +18,7 @@ from zerokara.config.settings import (
     Words,
     rule,
 )
-from zerokara.config.training_settings import EngineSettings
+from zerokara.config.training_settings import EngineSettings, LearningRateSchedule, OptimizerName
 from zerokara.errors import Fault
 
 
@@ -114,6 +114,13 @@ class FinetuneConfig(EngineSettings, TaskSettings, ExampleSettings):
     """Learning rate at the last step."""
     warmup_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.05
     """Fraction of the steps in which the learning rate rises linearly from 0 to lr (warm-up)."""
+    lr_schedule: LearningRateSchedule = "cosine"
+    """How the learning rate decays from lr to min_lr after the warm-up: `cosine`, `linear`, `inverse_sqrt` (1/√step),
+    `wsd` (warm-up, stable, decay: constant, then linear over the last decay_fraction); or `constant`, no decay."""
+    optimizer: OptimizerName = "adamw"
+    """`adamw`; `adafactor` (as T5: hardly any optimizer memory, update size relative to the weights: try lr 0.01); or
+    `muon` for the matrices of the layers with AdamW for the rest (one lr serves both). The latter two need zero_stage 0
+    or 1."""
     weight_decay: NaturalNumber = 0.01
     """Weight decay, decoupled: multiplied by the learning rate (for adafactor by the relative one; T5 has 0). Not
     applied to norms and biases."""

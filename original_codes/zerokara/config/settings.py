@@ -22,6 +22,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 from zerokara.errors import Fault
 
 Auto = Literal["auto"]
+_Value = TypeVar("_Value")
+
+
+def resolved(value: _Value | Auto) -> _Value:
+    """The value of a setting whose `auto` the plan of the run has replaced."""
+    assert value != "auto", "not resolved"
+    return value
 
 
 def _whole(value: Any) -> Any:

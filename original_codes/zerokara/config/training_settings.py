@@ -18,9 +18,13 @@ from zerokara.config.settings import (
     Text,
     Words,
     as_tuple,
+    resolved,
     rule,
 )
 from zerokara.errors import Fault
+
+LearningRateSchedule = Literal["cosine", "linear", "constant", "inverse_sqrt", "wsd"]
+OptimizerName = Literal["adamw", "adafactor", "muon"]
 
 
 class OptimizationSettings(Settings):
@@ -41,25 +45,27 @@ class OptimizationSettings(Settings):
     max_hours_per_start: PositiveNumber | Auto = "auto"
     """Upper limit on the hours from one start of the command until it has saved and stopped, for machines with a time
     limit (Slurm's --time); the same command resumes the run."""
-    global_batch_size: PositiveWhole = 32
-    """Sequences in one optimizer step, over all processes."""
-    lr: PositiveNumber = 1e-3
-    """Peak learning rate."""
-    min_lr: NaturalNumber = 1e-4
-    """Learning rate at the last step."""
-    lr_schedule: Literal["cosine", "linear", "constant", "inverse_sqrt", "wsd"] = "cosine"
+    global_batch_size: PositiveWhole | Auto = 32
+    """Sequences in one optimizer step, over all processes. `auto` grows with the tokens of the run."""
+    lr: PositiveNumber | Auto = 1e-3
+    """Peak learning rate. `auto` follows the model's size and the tokens of the run."""
+    min_lr: NaturalNumber | Auto = 1e-4
+    """Learning rate at the last step; `auto` is 0."""
+    lr_schedule: LearningRateSchedule | Auto = "cosine"
     """How the learning rate decays from lr to min_lr after the warm-up: `cosine`, `linear`, `inverse_sqrt` (1/√step, as
-    T5), `wsd` (warm-up, stable, decay: constant, then linear over the last decay_fraction); or `constant`, no decay."""
-    warmup_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.02
-    """Fraction of the steps in which the learning rate rises linearly from 0 to lr (warm-up)."""
+    T5), `wsd` (warm-up, stable, decay: constant, then linear over the last decay_fraction); or `constant`, no decay.
+    `auto` is `linear`."""
+    warmup_fraction: Annotated[float, Field(ge=0, lt=1)] | Auto = 0.02
+    """Fraction of the steps in which the learning rate rises linearly from 0 to lr (warm-up). `auto` is as many steps
+    as the optimizer needs."""
     warmup_steps: NaturalWhole | Auto = "auto"
     """Warm-up as a number of steps; `auto` uses warmup_fraction."""
     decay_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2
     """Fraction of the steps, at the end, over which `wsd` decays from lr to min_lr."""
-    optimizer: Literal["adamw", "adafactor", "muon"] = "adamw"
+    optimizer: OptimizerName | Auto = "adamw"
     """`adamw`; `adafactor` (as T5: hardly any optimizer memory, update size relative to the weights: try lr 0.01); or
     `muon` for the matrices of the layers with AdamW for the rest (one lr serves both). The latter two need zero_stage 0
-    or 1."""
+    or 1. `auto` is `muon` for decoders without experts wherever it can run, and `adamw` otherwise."""
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """AdamW: decay rate of the first moment."""
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
@@ -68,9 +74,9 @@ class OptimizationSettings(Settings):
     """AdamW: epsilon of the denominator."""
     muon_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
     """Muon: momentum."""
-    weight_decay: NaturalNumber = 0.1
+    weight_decay: NaturalNumber | Auto = 0.1
     """Weight decay, decoupled: multiplied by the learning rate (for adafactor by the relative one; T5 has 0). Not
-    applied to norms and biases."""
+    applied to norms and biases. `auto` follows lr and the length of the run."""
     relative_attention_lr_multiplier: PositiveNumber | Auto = "auto"
     """t5: learning rate of the relative position bias, as a multiple of lr. The bias starts near 0.01 and attends to
     neighbours only at values of several units, so it must learn faster. `auto` is 30, with adafactor 1 as in T5."""
@@ -87,6 +93,36 @@ class OptimizationSettings(Settings):
     """Seed of the initial weights and of the order of the data."""
 
     @property
+    def global_batch(self) -> int:
+        """`global_batch_size`, after the plan of the run has resolved `auto`."""
+        return resolved(self.global_batch_size)
+
+    @property
+    def peak_lr(self) -> float:
+        """`lr`, after the plan of the run has resolved `auto`."""
+        return resolved(self.lr)
+
+    @property
+    def last_lr(self) -> float:
+        """`min_lr`, after the plan of the run has resolved `auto`."""
+        return resolved(self.min_lr)
+
+    @property
+    def schedule_name(self) -> LearningRateSchedule:
+        """`lr_schedule`, after the plan of the run has resolved `auto`."""
+        return resolved(self.lr_schedule)
+
+    @property
+    def optimizer_name(self) -> OptimizerName:
+        """`optimizer`, after the plan of the run has resolved `auto`."""
+        return resolved(self.optimizer)
+
+    @property
+    def matrix_decay(self) -> float:
+        """`weight_decay`, after the plan of the run has resolved `auto`."""
+        return resolved(self.weight_decay)
+
+    @property
     def bias_lr_multiplier(self) -> float:
         """`relative_attention_lr_multiplier` with `auto` resolved."""
         if self.relative_attention_lr_multiplier != "auto":
@@ -95,11 +131,13 @@ class OptimizationSettings(Settings):
 
     @rule("lr", "min_lr")
     def _min_lr_is_lower(self) -> Iterator[Fault]:
-        if self.min_lr > self.lr:
+        if self.lr != "auto" and self.min_lr != "auto" and self.min_lr > self.lr:
             yield self.fault("min_lr", f"must be at most lr = {self.lr:g}", f"try {self.lr / 10:g}")
 
     @rule("lr_schedule", "warmup_fraction", "warmup_steps", "decay_fraction")
     def _warmup_and_decay_fit(self) -> Iterator[Fault]:
+        if self.warmup_fraction == "auto":
+            return
         room = round(1 - self.warmup_fraction, 9)
         if self.lr_schedule == "wsd" and self.warmup_steps == "auto" and self.decay_fraction > room:
             rule_text = f"must leave room for warmup_fraction = {self.warmup_fraction:g}: the two sum to at most 1"
@@ -243,7 +281,7 @@ class EngineSettings(MonitoringSettings, MachineSettings, OptimizationSettings):
 
     @rule("optimizer", "zero_stage", "tensor_parallel_size", "offload")
     def _some_optimizers_need_whole_matrices(self) -> Iterator[Fault]:
-        if self.optimizer == "adamw":
+        if self.optimizer in ("adamw", "auto"):
             return
         needs = f"with optimizer: {self.optimizer}, which needs whole matrices"
         if self.zero_stage > 1:
@@ -263,6 +301,8 @@ class EngineSettings(MonitoringSettings, MachineSettings, OptimizationSettings):
             yield self.fault("tensor_parallel_size", rule_text, "lower it, or change num_processes")
             return
         ranks = num_processes // self.tensor_parallel_size
+        if self.global_batch_size == "auto":
+            return  # it is known once the tokens are counted
         micro = 1 if self.micro_batch_size == "auto" else self.micro_batch_size
         step = micro * ranks
         if self.global_batch_size % step == 0:

@@ -11,12 +11,14 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.sample_lengths import SampleLengths
 from zerokara.config.training_settings import OptimizationSettings, TrainingSettings
 from zerokara.errors import UserError
+from zerokara.model.shapes import ModelShape
 from zerokara.progress import bytes_text, log, summary
 from zerokara.samples.data_plan import DataPlan
 from zerokara.steps import command, next_command, outputs
+from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.count import SplitCount, count
 from zerokara.tokens.layout import TokenPaths, bin_path
-from zerokara.training.planning import consumption
+from zerokara.training.planning import consumption, recipe, run_folder
 from zerokara.training.planning.schedule import Schedule
 
 WRITE_HELP = "write the tokens of `epochs` epochs into the configuration file as train_tokens, keeping its comments"
@@ -31,6 +33,7 @@ def count_tokens(config: PretrainConfig, options: command.Options) -> None:
     if samples == 0:
         rule = f"is longer than the whole training text, which has {counts.train.tokens:,} tokens"
         raise UserError(config.fault("seq_len", rule, f"set it below {counts.train.tokens:,}, or use more text"))
+    config = _with_recipe(config)
     if config.is_mixture:
         schedule, mixture = _mixture(config)
         train_tokens = schedule.num_tokens
@@ -50,6 +53,16 @@ def count_tokens(config: PretrainConfig, options: command.Options) -> None:
     summary(f"{bin_path(paths.train)}", rows, None if mixture else following)
     if mixture:
         log("\n".join(["", *mixture, f"next: {following}"]))
+
+
+def _with_recipe(config: PretrainConfig) -> PretrainConfig:
+    """The settings with those that the recipe has for this run."""
+    if not recipe.is_needed(config):
+        return config
+    shape = ModelShape.from_config(config, Encoder(config.input_tokenizer_file).vocab_size)
+    plan = DataPlan.from_config(config, config, config.lengths, config.seed)
+    situation = consumption.situation_of(config, shape, plan)
+    return recipe.resolve(config, situation, run_folder.kept_settings(config))[0]
 
 
 def _mixture(config: PretrainConfig) -> tuple[Schedule, list[str]]:

@@ -17,7 +17,7 @@ from zerokara.config.run_config import RunConfig
 from zerokara.progress import summary
 from zerokara.steps import command, next_command, outputs
 from zerokara.training import launching, resume_proof, run_manifest, task_test
-from zerokara.training.planning import processors, run_plan
+from zerokara.training.planning import processors, recipe, run_folder, run_plan
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes import launcher
 from zerokara.training.spawning import Commands
@@ -64,7 +64,9 @@ def main(argv: Sequence[str]) -> int:
 def launch(config: RunConfig, options: command.Options, argv: Sequence[str], names: StepNames) -> None:
     """Check, show the plan, train in other processes, and record the run."""
     processors.check_devices(config)
-    plan = run_plan.make_plan(config, 1 if config.num_processes == "auto" else config.num_processes)
+    num_processes = 1 if config.num_processes == "auto" else config.num_processes
+    kept = None if options.redo or not recipe.is_needed(config) else run_folder.kept_settings(config)
+    plan = run_plan.make_plan(config, num_processes, kept=kept)
     outputs.check_writable(outputs.of_run(config), unless=run_manifest.record_path(plan))
     # A second --redo would set the new run aside itself.
     options = replace(options, again=next_command.again(argv, without=("--redo",)))

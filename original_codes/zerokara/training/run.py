@@ -51,7 +51,7 @@ class Run:
     @property
     def position(self) -> Position:
         """Where each step of this start stands in the data."""
-        return Position.resumed_from(self.state, self.plan.config.global_batch_size, self.plan.schedule.sample_tokens)
+        return Position.resumed_from(self.state, self.plan.config.global_batch, self.plan.schedule.sample_tokens)
 
     def loader(self, last_step: int) -> BatchLoader:
         """Open a loader of the batches of each step up to `last_step`; the caller closes it."""
@@ -98,14 +98,14 @@ def open_run(plan: RunPlan, processes: Processes, resume_from: Path | None = Non
         compilation.start(model, *batch, processes.log)
     elif compilation.compiles_functions(config.compile, processes.device.type):
         compilation.start_functions(model, *batch, processes.log)
-    share = BatchLayout(config.global_batch_size, config.micro_batch, parallel.data_size())
+    share = BatchLayout(config.global_batch, config.micro_batch, parallel.data_size())
     reading = plan.reading
     batches = Batches(reading.tokens(), reading.order(), share, plan.objective, parallel.data_rank())
     return Run(plan, processes, model, engine, state, batches)
 
 
 def _resumed(engine: Engine, folder: Path, plan: RunPlan, processes: Processes) -> TrainingState:
-    state, optimizer = checkpoint.read_state(folder), plan.config.optimizer
+    state, optimizer = checkpoint.read_state(folder), plan.config.optimizer_name
     if state.optimizer == optimizer:
         engine.load_state(checkpoint.read_weights(folder), checkpoint.read_moments(folder), state.updates)
     else:

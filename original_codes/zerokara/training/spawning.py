@@ -31,7 +31,10 @@ def spawn(plan: RunPlan, commands: Commands, *further: str) -> int:
         KeyboardInterrupt: they were asked to stop.
     """
     arguments = [argument for argument in commands.arguments if argument not in ("--redo", "--dry-run")]
-    arguments += ["--set", f"micro_batch_size={plan.config.micro_batch}", *further]
+    chosen = {**{each.key: each.value for each in plan.advice}, "micro_batch_size": plan.config.micro_batch}
+    for key, value in chosen.items():
+        arguments += ["--set", f"{key}={value}"]
+    arguments += further
     code = launcher.launch(commands.module, arguments, plan.num_processes)
     if code == launcher.INTERRUPTED:
         raise KeyboardInterrupt

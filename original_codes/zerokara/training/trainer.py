@@ -212,7 +212,7 @@ class Trainer:
             skipped_steps=guard.skipped_steps,
             skipped_in_row=guard.skipped_in_row,
             recent_losses=guard.recent_losses,
-            optimizer=run.plan.config.optimizer,
+            optimizer=run.plan.config.optimizer_name,
             earlier_updates=step - guard.skipped_steps - run.engine.num_updates,
         )
         book.flush()

@@ -80,7 +80,7 @@ def _log_kernels(run: Run, seen: Collection[str]) -> None:
     optimizer = {"adamw": "torch's fused AdamW", "adafactor": "Adafactor", "muon": "Muon, and torch's fused AdamW"}
     reason = compilation.reason_against(config.compile, run.processes.device.type, config.zero_stage)
     compiled = f"; layers not compiled ({reason})" if reason else ""
-    run.processes.log(f"kernels: {attention_kernels(seen)}; {optimizer[config.optimizer]}{compiled}")
+    run.processes.log(f"kernels: {attention_kernels(seen)}; {optimizer[config.optimizer_name]}{compiled}")
 
 
 @contextmanager

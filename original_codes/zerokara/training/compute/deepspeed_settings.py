@@ -63,9 +63,9 @@ def settings_for(
     """DeepSpeed's configuration as a dictionary, for processes that compute on a device of this type."""
     bf16 = config.precision == "bf16"
     owned: dict[str, Any] = {
-        "train_batch_size": config.global_batch_size,
+        "train_batch_size": config.global_batch,
         "train_micro_batch_size_per_gpu": config.micro_batch,
-        "gradient_accumulation_steps": config.global_batch_size // (config.micro_batch * num_processes),
+        "gradient_accumulation_steps": config.global_batch // (config.micro_batch * num_processes),
         "gradient_clipping": config.gradient_clipping,
         "zero_optimization": {
             "stage": config.zero_stage,

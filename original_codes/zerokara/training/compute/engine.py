@@ -135,12 +135,12 @@ class Engine(ABC):
         for name, local in self._shapes.items():
             whole = tuple(self._sharding.whole_shape(name, torch.Size(local)))
             sizes[name] = math.prod(whole)
-            kept = optimizers.state_shapes(self._config.optimizer, name, whole)
+            kept = optimizers.state_shapes(self._config.optimizer_name, name, whole)
             sizes |= {f"{name}.{key}": math.prod(shape) for key, shape in kept.items()}
         return sizes
 
     def _keys(self, name: str) -> list[str]:
-        return list(optimizers.state_shapes(self._config.optimizer, name, self._shapes[name]))
+        return list(optimizers.state_shapes(self._config.optimizer_name, name, self._shapes[name]))
 
     def _write_local(self, weights: Mapping[str, Tensor]) -> None:
         """Set the fp32 weights of this process, its shards, if there are any."""

@@ -122,12 +122,12 @@ def parameter_groups(config: OptimizationSettings, parameters: Mapping[str, Tens
     """The non-empty groups; each parameter is in one."""
     found: dict[tuple[Algorithm, ParameterKind], list[str]] = {}
     for name, shape in parameters.items():
-        found.setdefault((algorithm_of(config.optimizer, name, shape), kind_of(name, shape)), []).append(name)
+        found.setdefault((algorithm_of(config.optimizer_name, name, shape), kind_of(name, shape)), []).append(name)
     return [
         ParameterGroup(
             algorithm,
             kind,
-            weight_decay=config.weight_decay if kind == "matrix" else 0.0,
+            weight_decay=config.matrix_decay if kind == "matrix" else 0.0,
             lr_scale=config.bias_lr_multiplier if kind == "relative_position_bias" else 1.0,
             names=tuple(names),
         )

@@ -59,7 +59,7 @@ class ReplicatedUpdater(Engine):
         self._weights = dict(model.named_parameters())
         self._gradients = self._make_gradients(self._device)
         self._optimizers = torch_optimizers.build(config, self._masters, model.shape)
-        torch_optimizers.make_state(config.optimizer, self._optimizers, self._masters)
+        torch_optimizers.make_state(config.optimizer_name, self._optimizers, self._masters)
         self._write_local(weights if has_weights else {})
 
     def _update(self, learning_rate: float, numbers: Tensor, accept: Accept) -> float:
@@ -85,7 +85,7 @@ class ReplicatedUpdater(Engine):
             return local
         if local is None:
             shape = self._shapes[name]
-            shape = shape if key is None else optimizers.state_shapes(self._config.optimizer, name, shape)[key]
+            shape = shape if key is None else optimizers.state_shapes(self._config.optimizer_name, name, shape)[key]
             local = torch.empty(shape, dtype=torch.float32, device=self._flat.device)
         torch.distributed.broadcast(local, group=self._group, group_src=self._owners[name])
         return local
@@ -106,7 +106,7 @@ class ReplicatedUpdater(Engine):
         master = self._masters[name]
         if key is None:
             return master.detach()
-        rule = optimizers.algorithm_of(self._config.optimizer, name, tuple(master.shape))
+        rule = optimizers.algorithm_of(self._config.optimizer_name, name, tuple(master.shape))
         tensor: Tensor = self._optimizers[rule].state[master][key]
         return tensor
 

@@ -70,12 +70,12 @@ def _optimizer(
 ) -> torch.optim.Optimizer:
     if algorithm == "adamw":
         betas = config.adam_beta1, config.adam_beta2
-        return torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.adam_epsilon, fused=True)
+        return torch.optim.AdamW(groups, lr=config.peak_lr, betas=betas, eps=config.adam_epsilon, fused=True)
     if algorithm == "adafactor":
-        return Adafactor(groups, config.lr)
+        return Adafactor(groups, config.peak_lr)
     blocks = {
         tensor: [torch.from_numpy(rows).to(tensor.device) for rows in row_blocks(name, shape)]
         for name, tensor in tensors.items()
     }
     dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
-    return Muon(groups, config.lr, config.muon_momentum, config.weight_decay, blocks, dtype)
+    return Muon(groups, config.peak_lr, config.muon_momentum, config.matrix_decay, blocks, dtype)

@@ -53,7 +53,7 @@ class ZeroUpdater(Engine):
         _attach_to_process_groups()
         # DeepSpeed divides the loss by the number of micro batches, and the gradients by that of the ranks.
         self.gradient_factor = float(data_parallel_size)
-        self._num_micro_batches = config.global_batch_size // (config.micro_batch * data_parallel_size)
+        self._num_micro_batches = config.global_batch // (config.micro_batch * data_parallel_size)
         # DeepSpeed makes its master weights from rounded ones: ours are written afterwards, as they are.
         dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
         weights = take_weights(model, dtype, self._device if config.zero_stage < 3 else torch.device("cpu"))
@@ -78,7 +78,7 @@ class ZeroUpdater(Engine):
         self._judgement = _Judgement(torch.zeros(0), lambda _: True)
         self._read_norm_once()
         # AdamW would make its state in the first update, too late to load a checkpoint's.
-        torch_optimizers.make_state(config.optimizer, made, self._masters)
+        torch_optimizers.make_state(config.optimizer_name, made, self._masters)
         if hasattr(self._wrapper, "_lazy_init_hp_params_optimizer_state"):
             self._wrapper._lazy_init_hp_params_optimizer_state()
         self._write_local(weights if has_weights else {})

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from zerokara.config.training_settings import DataOrderSettings, OptimizationSettings
+from zerokara.config.training_settings import DataOrderSettings, OptimizationSettings, TrainingSettings
 from zerokara.errors import Fault, UserError
+from zerokara.model.shapes import ModelShape
 from zerokara.samples.mixed_order import MixedOrder
 from zerokara.samples.order import SampleOrder
-from zerokara.training.planning.schedule import Schedule
+from zerokara.training.planning.recipe import Situation
+from zerokara.training.planning.schedule import Schedule, num_samples
 
 if TYPE_CHECKING:  # of examples, for which `count_tokens.py` need not wait
     from zerokara.samples.reading import Reading
@@ -74,6 +76,12 @@ def schedule_of(config: OptimizationSettings, plan: Reading) -> Schedule:
     """The schedule of a run that reads `plan`."""
     stage_samples = [stage.num_samples for stage in plan.stages]
     return Schedule.from_config(config, plan.lengths.raw, plan.samples_per_epoch, stage_samples)
+
+
+def situation_of(config: TrainingSettings, shape: ModelShape, plan: Reading) -> Situation:
+    """What the recipe of a run that reads `plan` goes by."""
+    stage_samples = [stage.num_samples for stage in plan.stages]
+    return Situation.of(config, shape, num_samples(config, plan.lengths.raw, plan.samples_per_epoch, stage_samples))
 
 
 def consumption(plan: Reading, schedule: Schedule) -> Consumption:

@@ -25,10 +25,10 @@ def plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
     config, shape, schedule = plan.config, plan.shape, plan.schedule
     train, valid = count_text(plan.data.num_train_tokens), count_text(plan.num_valid_tokens)
     length = (
-        f"{schedule.num_steps:,} steps × {config.global_batch_size} sequences = {count_text(schedule.num_tokens)} "
+        f"{schedule.num_steps:,} steps × {config.global_batch} sequences = {count_text(schedule.num_tokens)} "
         f"tokens = {schedule.epochs_at(schedule.num_steps):.3f} epochs; {schedule.warmup_steps} warm-up steps"
     )
-    micro_steps = config.global_batch_size // (config.micro_batch * plan.data_parallel_size)
+    micro_steps = config.global_batch // (config.micro_batch * plan.data_parallel_size)
     batch = f"micro batch {config.micro_batch}, {micro_steps} gradient accumulation step{'s' * (micro_steps > 1)}"
     template = template_path(config.deepspeed_template).name
     updater_lines = updater.plan_lines(
@@ -40,6 +40,7 @@ def plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
         *_example_rows(plan),
         ("length", length),
         ("processes", f"{plan.num_processes}, ZeRO stage {config.zero_stage}, {config.precision}, {batch}"),
+        *(("recipe" if not number else "", each.text) for number, each in enumerate(plan.advice)),
         *(("optimizer", line) for line in optimizers.plan_lines(config, shape)),
         *(("updater", line) for line in updater_lines),
         ("baseline", baseline_text(plan.data.unigram_entropy)),

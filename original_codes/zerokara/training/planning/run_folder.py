@@ -63,6 +63,17 @@ def claim(plan: RunPlan) -> list[str]:
     return changes
 
 
+def kept_settings(config: RunConfig) -> RunConfig | None:
+    """The settings with which the run in the folder of `config` was last started; None where none is begun.
+
+    Raises:
+        UserError: they cannot be read.
+    """
+    run_dir = Path(config.output_model_dir)
+    kept = run_dir / RESOLVED_NAME
+    return load_run(kept) if kept.exists() and is_begun(run_dir) else None
+
+
 def check_same_run(plan: RunPlan) -> list[str]:
     """As `claim`, without changing anything."""
     run_dir, config = plan.run_dir, plan.given

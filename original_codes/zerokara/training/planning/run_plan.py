@@ -19,11 +19,12 @@ from zerokara.tokenizer.encoder import Encoder
 from zerokara.training.compute import optimizers, updater
 from zerokara.training.compute.deepspeed_settings import load_template
 from zerokara.training.compute.updater import UpdaterName
-from zerokara.training.planning import planned_data
-from zerokara.training.planning.consumption import Consumption, consumption, schedule_of
+from zerokara.training.planning import planned_data, recipe
+from zerokara.training.planning.consumption import Consumption, consumption, schedule_of, situation_of
 from zerokara.training.planning.memory import TrainingLayout
 from zerokara.training.planning.memory_forecast import MachineMemory, MemoryForecast
 from zerokara.training.planning.planned_data import PlannedData, RunObjective
+from zerokara.training.planning.recipe import Advice
 from zerokara.training.planning.schedule import Schedule
 
 
@@ -34,7 +35,7 @@ class RunPlan:
     config: RunConfig
     """The settings; `precision` is resolved, and `micro_batch_size` once it is chosen (`with_micro_batch`)."""
     given: RunConfig
-    """The settings as the user gave them."""
+    """The settings as the user gave them, with the `recipe` in place of its `auto`."""
     shape: ModelShape
     schedule: Schedule
     num_processes: int
@@ -47,6 +48,8 @@ class RunPlan:
     """The tokenizer."""
     data: PlannedData
     """What it trains on, and validates with."""
+    advice: tuple[Advice, ...] = ()
+    """What the recipe chose, and why."""
 
     @property
     def objective(self) -> RunObjective:
@@ -86,7 +89,7 @@ class RunPlan:
     @property
     def checkpoint_bytes(self) -> int:
         """Size of one checkpoint on disk."""
-        return optimizers.checkpoint_bytes(self.config.optimizer, self.shape)
+        return optimizers.checkpoint_bytes(self.config.optimizer_name, self.shape)
 
     def memory_forecast(self, machine: MachineMemory) -> MemoryForecast:
         """The memory that this run needs, against the memory of a machine."""
@@ -94,21 +97,29 @@ class RunPlan:
         return MemoryForecast(layout, machine)
 
 
-def make_plan(given: RunConfig, num_processes: int, precision: Literal["bf16", "fp32"] | None = None) -> RunPlan:
+def make_plan(
+    given: RunConfig,
+    num_processes: int,
+    precision: Literal["bf16", "fp32"] | None = None,
+    kept: RunConfig | None = None,
+) -> RunPlan:
     """Plan a run from its configuration, the tokenizer and the token files; `precision` replaces an `auto`.
+
+    `kept` are the settings with which this run was last started (`run_folder.kept_settings`).
 
     Raises:
         UserError: the token files are missing or were made with another tokenizer; the tokenizer lacks what is needed;
             the corpus is shorter than one sequence; the global batch cannot be shared among the processes; the
             DeepSpeed template is wrong; the weights or the stages do not fit the sources.
     """
+    _check_batch(given, num_processes)
+    template = load_template(template_path(given.deepspeed_template))
+    encoder = Encoder(given.input_tokenizer_file)
+    data = planned_data.of_run(given, encoder)
+    situation = situation_of(given, ModelShape.from_config(given, encoder.vocab_size), data.reading)
+    given, advice = recipe.resolve(given, situation, kept)
+    _check_batch(given, num_processes)
     config = given.model_copy(update={"precision": precision}) if precision else given
-    faults = list(config.batch_faults(num_processes))
-    if faults:
-        raise UserError(faults)
-    template = load_template(template_path(config.deepspeed_template))
-    encoder = Encoder(config.input_tokenizer_file)
-    data = planned_data.of_run(config, encoder)
     shape = ModelShape.from_config(config, encoder.vocab_size)
     if shape.padded_vocab_size % config.tensor_parallel_size:
         rows = f"{shape.padded_vocab_size}, the {encoder.vocab_size} pieces of the tokenizer and their padding"
@@ -124,7 +135,13 @@ def make_plan(given: RunConfig, num_processes: int, precision: Literal["bf16", "
         tokenizer_sha256=encoder.sha256,
         encoder=encoder,
         data=data,
+        advice=advice,
     )
+
+
+def _check_batch(config: RunConfig, num_processes: int) -> None:
+    if faults := list(config.batch_faults(num_processes)):
+        raise UserError(faults)
 
 
 def on_processes(plan: RunPlan, num_processes: int, precision: Literal["bf16", "fp32"]) -> RunPlan:
@@ -133,8 +150,7 @@ def on_processes(plan: RunPlan, num_processes: int, precision: Literal["bf16", "
     Raises:
         UserError: the global batch cannot be shared among the processes.
     """
-    if faults := list(plan.given.batch_faults(num_processes)):
-        raise UserError(faults)
+    _check_batch(plan.given, num_processes)
     config = plan.config.model_copy(update={"precision": precision})
     return replace(plan, config=config, num_processes=num_processes, updater=_updater(config, num_processes))
 
@@ -153,4 +169,4 @@ def template_path(deepspeed_template: str) -> Path:
 
 def _updater(config: RunConfig, num_processes: int) -> UpdaterName:
     data_parallel_size = num_processes // config.tensor_parallel_size
-    return updater.choose(config.zero_stage, config.optimizer, config.offload, data_parallel_size)
+    return updater.choose(config.zero_stage, config.optimizer_name, config.offload, data_parallel_size)

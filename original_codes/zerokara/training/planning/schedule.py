@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from zerokara.config.settings import resolved
 from zerokara.config.training_settings import OptimizationSettings
 from zerokara.errors import UserError
 
@@ -52,13 +53,13 @@ class Schedule:
         return cls(
             num_steps=num_steps,
             warmup_steps=warmup_steps,
-            global_batch_size=config.global_batch_size,
+            global_batch_size=config.global_batch,
             sample_tokens=sample_tokens,
             samples_per_epoch=samples_per_epoch,
-            lr=config.lr,
-            min_lr=config.min_lr,
-            shape=config.lr_schedule,
-            decay_steps=_decay_steps(config, num_steps, warmup_steps) if config.lr_schedule == "wsd" else 0,
+            lr=config.peak_lr,
+            min_lr=config.last_lr,
+            shape=config.schedule_name,
+            decay_steps=_decay_steps(config, num_steps, warmup_steps) if config.schedule_name == "wsd" else 0,
         )
 
     @property
@@ -152,29 +153,40 @@ _LENGTH = ("train_tokens", "epochs", "max_steps", "stages", "global_batch_size",
 """Settings that set the number of steps."""
 
 
+def num_samples(
+    config: OptimizationSettings, sample_tokens: int, samples_per_epoch: int, stage_samples: Sequence[int | None] = ()
+) -> float:
+    """The sequences of a run that no `max_steps` ends; arguments as those of `Schedule.from_config`."""
+    if config.train_tokens != "auto":
+        return config.train_tokens / sample_tokens
+    rest = config.epochs * samples_per_epoch if _is_open(stage_samples) else 0
+    return sum(samples or 0 for samples in stage_samples) + rest
+
+
+def _is_open(stage_samples: Sequence[int | None]) -> bool:
+    """Whether a run may go on for as long as it likes: there are no stages, or the last one takes the rest."""
+    return not stage_samples or stage_samples[-1] is None
+
+
 def _num_steps(
     config: OptimizationSettings, sample_tokens: int, samples_per_epoch: int, stage_samples: Sequence[int | None]
 ) -> int:
-    declared = sum(samples or 0 for samples in stage_samples)
-    is_open = not stage_samples or stage_samples[-1] is None
-    if config.train_tokens == "auto":
-        samples = declared + (config.epochs * samples_per_epoch if is_open else 0)
-    else:
-        samples = config.train_tokens / sample_tokens
-    num_steps = max(1, round(samples / config.global_batch_size))
-    if not is_open and num_steps * config.global_batch_size > declared:
+    declared, is_open = sum(samples or 0 for samples in stage_samples), _is_open(stage_samples)
+    samples = num_samples(config, sample_tokens, samples_per_epoch, stage_samples)
+    num_steps = max(1, round(samples / config.global_batch))
+    if not is_open and num_steps * config.global_batch > declared:
         # Nothing follows the last stage: samples that do not fill a step are left out.
-        num_steps = declared // config.global_batch_size
+        num_steps = declared // config.global_batch
         if not num_steps:
             rule = f"have {declared:,} sequences of {sample_tokens} together, fewer than global_batch_size = "
-            raise UserError(config.fault("stages", rule + f"{config.global_batch_size}", "give them more tokens"))
+            raise UserError(config.fault("stages", rule + f"{config.global_batch}", "give them more tokens"))
     return num_steps if config.max_steps == "auto" else min(num_steps, config.max_steps)
 
 
 def _warmup_steps(config: OptimizationSettings, num_steps: int) -> int:
     """Fewer than there are steps: at least one comes after the warm-up."""
     if config.warmup_steps == "auto":
-        return min(round(config.warmup_fraction * num_steps), num_steps - 1)
+        return min(round(resolved(config.warmup_fraction) * num_steps), num_steps - 1)
     if config.warmup_steps >= num_steps:
         rule = f"must be fewer than the steps of the run, {num_steps:,}, or the learning rate never reaches lr"
         remedy = f"try {round(0.02 * num_steps)}, or auto for a share of the run (warmup_fraction)"

@@ -1,0 +1,231 @@
+"""The recipe of a pretraining: what `auto` stands for in the settings that a newcomer cannot know.
+
+Each rule is a function of the model and of the tokens that the run trains on, never of the machine, so that any number
+of processes learns the same. What the user wrote stands, and the rules after it go by it. A run keeps what its first
+start chose (`kept`): made longer, or resumed by a later version, it goes on with the same numbers.
+
+Letters: d hidden size, N parameters of the layers, D tokens of the run, S tokens of a sequence, B tokens of a step,
+T steps.
+
+================= ================================= ===============================================================
+setting           rule                              source
+================= ================================= ===============================================================
+optimizer         muon, where it can run            Jordan et al., 2024; Liu et al., 2025 (arXiv 2502.16982)
+lr_schedule       linear, to min_lr 0               Bergsma et al., 2025 (arXiv 2502.15938)
+global_batch_size B = 0.58·D^0.571                  StepLaw, Li et al., 2025 (arXiv 2503.04715)
+lr, muon          0.125/√d                          Jordan's tuned 0.025 for updates of norm √(R/C), in our scale
+lr, adamw         1.79·N^-0.713·D^0.307, ≤ 0.004    StepLaw
+warm-up, muon     2 % of T, at least 10             Wen et al., 2025 (arXiv 2509.02046) find none needed
+warm-up, adamw    2 % of T, at least 100            about 2/(1 - β₂) and more (Ma and Yarats, 2021, arXiv 1910.04209)
+weight_decay      1/(lr·T·τ), τ = 1.084·(D/N)^-.527 Bergsma et al., 2025 (arXiv 2505.13738): the share τ ≤ 1 of the
+                                                    run over which a weight is averaged
+================= ================================= ===============================================================
+
+Pure Python, and without torch: the plan shows the recipe before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from zerokara.config.training_settings import TrainingSettings
+from zerokara.errors import Fault, UserError
+from zerokara.model.shapes import ModelShape
+
+MIN_BATCH = 8
+"""Sequences: smaller ones leave a processor idle."""
+MAX_ADAMW_LR = 4e-3
+"""StepLaw was fitted from 215M parameters on; below some 10M it asks for rates at which AdamW is no longer stable."""
+MAX_WEIGHT_DECAY = 1.0
+MAX_WARMUP_SHARE = 0.2
+"""Of the steps, however few they are."""
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What the rules look at."""
+
+    hidden_size: int
+    layer_parameters: int
+    num_tokens: float
+    """Of the whole run, each counted as often as it is read; but for `max_steps`."""
+    seq_tokens: int
+    """Tokens of the corpus in one sequence."""
+    max_steps: float
+    """Steps at which the run ends at the latest."""
+    against_muon: str
+    """Why Muon cannot run, or is not known to help; empty where it does."""
+
+    @classmethod
+    def of(cls, config: TrainingSettings, shape: ModelShape, num_samples: float) -> Situation:
+        """The situation of a run of so many sequences (`schedule.num_samples`)."""
+        in_layers = sum(math.prod(size) for name, size in shape.parameter_shapes().items() if ".layers." in name)
+        num_tokens, max_steps = num_samples * shape.raw_len, config.max_steps
+        return cls(
+            shape.hidden_size,
+            in_layers,
+            num_tokens,
+            shape.raw_len,
+            math.inf if max_steps == "auto" else max_steps,
+            _against_muon(config, shape),
+        )
+
+    def num_steps(self, global_batch_size: int) -> int:
+        """T, as `schedule` counts."""
+        return int(min(self.max_steps, max(1, round(self.num_tokens / self.seq_tokens / global_batch_size))))
+
+    def tokens_in(self, global_batch_size: int) -> float:
+        """D, of which `max_steps` may leave less."""
+        return min(self.num_tokens, self.max_steps * global_batch_size * self.seq_tokens)
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A setting that was `auto`, and what it became."""
+
+    key: str
+    value: Any
+    reason: str
+
+    @property
+    def text(self) -> str:
+        """A row of the plan."""
+        return f"{self.key} {_text_of(self.value)}: {self.reason}"
+
+
+_Chosen = dict[str, Any]
+"""The settings of the recipe, as far as they are known."""
+_Rule = Callable[[Situation, _Chosen], tuple[Any, str]]
+
+
+def _optimizer(situation: Situation, chosen: _Chosen) -> tuple[str, str]:
+    if situation.against_muon:
+        return "adamw", situation.against_muon
+    return "muon", "learns more from a token than AdamW"
+
+
+def _lr_schedule(situation: Situation, chosen: _Chosen) -> tuple[str, str]:
+    return "linear", "falls in a line over the whole run"
+
+
+def _min_lr(situation: Situation, chosen: _Chosen) -> tuple[float, str]:
+    return 0.0, "the last steps average over the noise of the others"
+
+
+def _global_batch_size(situation: Situation, chosen: _Chosen) -> tuple[int, str]:
+    tokens = 0.58 * situation.num_tokens**0.571
+    size = max(MIN_BATCH, 2 ** round(math.log2(tokens / situation.seq_tokens)))
+    return size, f"{tokens:,.0f} tokens a step, which grow with the run, as sequences: a power of two"
+
+
+def _lr(situation: Situation, chosen: _Chosen) -> tuple[float, str]:
+    if chosen["optimizer"] == "muon":
+        return _rounded(0.125 / math.sqrt(situation.hidden_size)), "0.125/√hidden_size for Muon"
+    if chosen["optimizer"] == "adafactor":
+        return 0.01, "relative to the weights, as T5"
+    tokens = situation.tokens_in(chosen["global_batch_size"])
+    found = 1.79 * situation.layer_parameters**-0.713 * tokens**0.307
+    return _rounded(min(MAX_ADAMW_LR, found)), f"by parameters and tokens for AdamW, at most {MAX_ADAMW_LR:g}"
+
+
+def _warmup_steps(situation: Situation, chosen: _Chosen) -> tuple[int, str]:
+    num_steps = situation.num_steps(chosen["global_batch_size"])
+    least, why = (10, "Muon") if chosen["optimizer"] == "muon" else (100, "AdamW's second moments")
+    steps = min(max(least, round(0.02 * num_steps)), int(MAX_WARMUP_SHARE * num_steps))
+    return steps, f"2 % of the steps, at least {least} for {why}, at most a fifth"
+
+
+def _weight_decay(situation: Situation, chosen: _Chosen) -> tuple[float, str]:
+    if chosen["optimizer"] == "adafactor":
+        return 0.0, "as T5"
+    batch = chosen["global_batch_size"]
+    share = min(1.0, 1.084 * (situation.tokens_in(batch) / situation.layer_parameters) ** -0.527)
+    found = 1 / (chosen["lr"] * situation.num_steps(batch) * share)
+    return _rounded(min(MAX_WEIGHT_DECAY, found)), f"a weight is averaged over {share:.0%} of the run"
+
+
+RULES: dict[str, _Rule] = {
+    "optimizer": _optimizer,
+    "lr_schedule": _lr_schedule,
+    "min_lr": _min_lr,
+    "global_batch_size": _global_batch_size,
+    "lr": _lr,
+    "warmup_steps": _warmup_steps,
+    "weight_decay": _weight_decay,
+}
+"""By setting, in the order in which they go by each other."""
+
+_Config = TypeVar("_Config", bound=TrainingSettings)
+
+
+def resolve(
+    given: _Config, situation: Situation, kept: TrainingSettings | None = None
+) -> tuple[_Config, tuple[Advice, ...]]:
+    """Replace each `auto` of the recipe; `kept` are the settings with which this run was last started.
+
+    Raises:
+        UserError: a run that starts from other weights leaves its learning rate to the rules, or a value that the user
+            wrote does not go with one of them.
+    """
+    chosen: _Chosen = {key: getattr(given, key) for key in RULES}
+    if given.init_from and chosen["lr"] == "auto":
+        rule = "must be a number with init_from: how far to move from those weights is not a matter of size"
+        raise UserError(given.fault("lr", rule, "try a third of what the model was trained with"))
+    if given.warmup_fraction != "auto":
+        del chosen["warmup_steps"]
+    advice = []
+    for key in chosen:
+        if chosen[key] == "auto":
+            value, reason = RULES[key](situation, chosen)
+            if kept is not None and (before := getattr(kept, key)) != "auto" and _goes_with(kept, chosen):
+                value, reason = before, _reason_to_keep(before, value)
+            chosen[key] = value
+            advice.append(Advice(key, value, reason))
+    config = given.model_copy(update=chosen)
+    if faults := _faults(given, config):
+        raise UserError(faults)
+    return config, tuple(advice)
+
+
+def is_needed(given: TrainingSettings) -> bool:
+    """Whether any setting of the recipe is left to its rule."""
+    return "auto" in (given.warmup_fraction, *(getattr(given, key) for key in RULES if key != "warmup_steps"))
+
+
+def _goes_with(kept: TrainingSettings, chosen: _Chosen) -> bool:
+    """Whether the run goes on with its optimizer: another one has rates of its own."""
+    return chosen["optimizer"] in ("auto", kept.optimizer)
+
+
+def _reason_to_keep(kept: Any, now: Any) -> str:
+    return "as the run began" if kept == now else f"as the run began; by itself it would be {_text_of(now)} now"
+
+
+def _faults(given: TrainingSettings, config: TrainingSettings) -> list[Fault]:
+    """The faults between values that were written and values that were chosen."""
+    if config.last_lr > config.peak_lr:
+        rule = f"must be at most lr, for which auto is {config.peak_lr:g}"
+        return [given.fault("min_lr", rule, "set it to auto")]
+    return []
+
+
+def _against_muon(config: TrainingSettings, shape: ModelShape) -> str:
+    if shape.traits.is_encoder_decoder or shape.moe_layers:
+        return f"Muon is not known to help architecture {shape.architecture}"
+    if config.zero_stage > 1:
+        return f"Muon needs whole matrices, and zero_stage is {config.zero_stage}"
+    if config.tensor_parallel_size > 1:
+        return f"Muon needs whole matrices, and tensor_parallel_size is {config.tensor_parallel_size}"
+    return "Muon needs whole matrices, and they are offloaded" if config.offload != "none" else ""
+
+
+def _rounded(value: float) -> float:
+    """To two digits: the third means nothing."""
+    return float(f"{value:.2g}")
+
+
+def _text_of(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
