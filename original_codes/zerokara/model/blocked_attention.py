@@ -49,7 +49,7 @@ def attention(
     """
     batch, heads, queries, size = query_BHSE.shape
     groups, repeats = batch * key_BKTE.size(1), heads // key_BKTE.size(1)
-    out: Tensor = _BlockedAttention.apply(
+    out: Tensor = BlockedAttention.apply(
         query_BHSE.reshape(groups, repeats, queries, size),
         key_BKTE.reshape(groups, -1, size),
         value_BKTE.reshape(groups, -1, size),
@@ -60,7 +60,7 @@ def attention(
     return out.view(query_BHSE.shape)
 
 
-class _BlockedAttention(torch.autograd.Function):
+class BlockedAttention(torch.autograd.Function):
     """See the module."""
 
     @staticmethod
