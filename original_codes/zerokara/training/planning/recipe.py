@@ -174,16 +174,13 @@ def resolve(
     if given.init_from and chosen["lr"] == "auto":
         rule = "must be a number with init_from: how far to move from those weights is not a matter of size"
         raise UserError(given.fault("lr", rule, "try a third of what the model was trained with"))
-    if given.warmup_fraction != "auto":
-        del chosen["warmup_steps"]
     advice = []
-    for key in chosen:
-        if chosen[key] == "auto":
-            value, reason = RULES[key](situation, chosen)
-            if kept is not None and (before := getattr(kept, key)) != "auto" and _goes_with(kept, chosen):
-                value, reason = before, _reason_to_keep(before, value)
-            chosen[key] = value
-            advice.append(Advice(key, value, reason))
+    for key in _left_to_rules(given):
+        value, reason = RULES[key](situation, chosen)
+        if kept is not None and (before := getattr(kept, key)) != "auto" and _goes_with(kept, chosen):
+            value, reason = before, _reason_to_keep(before, value)
+        chosen[key] = value
+        advice.append(Advice(key, value, reason))
     config = given.model_copy(update=chosen)
     if faults := _faults(given, config):
         raise UserError(faults)
@@ -192,7 +189,13 @@ def resolve(
 
 def is_needed(given: TrainingSettings) -> bool:
     """Whether any setting of the recipe is left to its rule."""
-    return "auto" in (given.warmup_fraction, *(getattr(given, key) for key in RULES if key != "warmup_steps"))
+    return bool(_left_to_rules(given))
+
+
+def _left_to_rules(given: TrainingSettings) -> list[str]:
+    """The settings that are `auto`; `warmup_steps: auto` is a rule's only if warmup_fraction gives no number."""
+    found = [key for key in RULES if getattr(given, key) == "auto"]
+    return [key for key in found if key != "warmup_steps" or given.warmup_fraction == "auto"]
 
 
 def _goes_with(kept: TrainingSettings, chosen: _Chosen) -> bool:

@@ -1,0 +1,170 @@
+"""What `auto` becomes, and that a run keeps it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from configs import config_of
+from tiny import T5
+
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.errors import UserError
+from zerokara.model.shapes import ModelShape
+from zerokara.training.planning import plan_rows, recipe, run_folder, run_plan
+from zerokara.training.planning.recipe import Situation
+
+AUTO: dict[str, Any] = dict.fromkeys(
+    ("optimizer", "lr", "min_lr", "lr_schedule", "global_batch_size", "warmup_fraction", "weight_decay"), "auto"
+)
+SMALL = {"model_size": "5M", "num_layers": "auto", "hidden_size": "auto", "num_attn_heads": "auto", "seq_len": 256}
+
+
+def chosen(num_tokens: float, **settings: Any) -> dict[str, Any]:
+    """What the recipe makes of a 5M model, by setting."""
+    config = config_of(**SMALL, **{**AUTO, **settings})
+    situation = Situation.of(config, ModelShape.from_config(config, 8000), num_tokens / config.seq_len)
+    return {each.key: each.value for each in recipe.resolve(config, situation)[1]}
+
+
+def test_the_rules_by_hand() -> None:
+    """3.2 million tokens, as many as the layers have parameters."""
+    parameters = 4 * (4 * 256**2 + 3 * 256 * 704) + 8 * 256  # of the layers, their norms included
+    found = chosen(3.2e6)
+    assert found == {
+        "optimizer": "muon",
+        "lr_schedule": "linear",
+        "min_lr": 0.0,
+        "global_batch_size": 16,  # 0.58 · 3.2e6^0.571 = 3,004 tokens, 11.7 sequences
+        "lr": 0.0078,  # 0.125 / 16
+        "warmup_steps": 16,  # 2 % of 781
+        "weight_decay": pytest.approx(1 / (0.0078 * 781), rel=0.03),
+    }
+    longer = chosen(100 * parameters)
+    assert longer["global_batch_size"] == 64 and longer["lr"] == 0.0078
+    share = 1.084 * 100**-0.527
+    steps = 100 * parameters / 64 / 256
+    assert longer["weight_decay"] == pytest.approx(1 / (0.0078 * steps * share), rel=0.05)
+    by_adamw = chosen(3.2e6, optimizer="adamw")
+    assert by_adamw["lr"] == recipe.MAX_ADAMW_LR < 1.79 * parameters**-0.713 * 3.2e6**0.307
+    assert by_adamw["warmup_steps"] == 100 and "optimizer" not in by_adamw
+
+
+def test_published_sizes_come_near_what_is_published() -> None:
+    """125M on 2.5 billion tokens: half a million tokens a step at most, Muon's rate near 0.005, AdamW's near 0.003."""
+    config = config_of(**{**SMALL, "model_size": "125M", "seq_len": 2048}, **AUTO)
+    situation = Situation.of(config, ModelShape.from_config(config, 32_000), 2.5e9 / 2048)
+    muon = recipe.resolve(config, situation)[0]
+    assert (muon.lr, muon.global_batch_size, muon.optimizer) == (0.0045, 64, "muon")
+    assert 0.03 < muon.matrix_decay < 0.2
+    adamw = recipe.resolve(config.model_copy(update={"optimizer": "adamw"}), situation)[0]
+    assert adamw.lr == pytest.approx(0.003, rel=0.1) and adamw.matrix_decay == pytest.approx(0.1, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"zero_stage": 2}, "zero_stage is 2"),
+        ({"zero_stage": 1, "offload": "optimizer"}, "offloaded"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2"),
+        ({"architecture": "t5"}, "architecture t5"),
+        ({"architecture": "mixtral"}, "architecture mixtral"),
+    ],
+)
+def test_adamw_where_muon_cannot_run_or_nobody_knows(settings: dict[str, Any], reason: str) -> None:
+    config = config_of(**{**AUTO, **settings})
+    situation = Situation.of(config, ModelShape.from_config(config, 500), 1000)
+    resolved, advice = recipe.resolve(config, situation)
+    assert resolved.optimizer == "adamw" and reason in advice[0].text
+    assert not list(resolved.rule_faults(set()))
+
+
+def test_what_is_written_stands_and_the_rest_goes_by_it() -> None:
+    written = {"optimizer": "adamw", "lr": 0.5, "min_lr": 0.25, "lr_schedule": "wsd", "global_batch_size": 7}
+    written |= {"warmup_fraction": 0.1, "weight_decay": 3.0, "micro_batch_size": 1}
+    config = config_of(**written)
+    situation = Situation.of(config, ModelShape.from_config(config, 500), 1000)
+    assert recipe.resolve(config, situation) == (config, ()) and not recipe.is_needed(config)
+    half = config_of(**{**written, "lr": "auto", "min_lr": 0.0})
+    resolved, advice = recipe.resolve(half, situation)
+    assert [each.key for each in advice] == ["lr"] and resolved.optimizer == "adamw" and recipe.is_needed(half)
+
+
+def test_max_steps_counts() -> None:
+    """A run of 100 steps has few tokens, however large its corpus."""
+    short = chosen(1e9, max_steps=100, global_batch_size=8)
+    assert short["warmup_steps"] == 10
+    assert short["weight_decay"] == chosen(100 * 8 * 256, global_batch_size=8)["weight_decay"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "said"),
+    [({"init_from": "somewhere"}, "lr", "init_from"), ({"min_lr": 0.5}, "min_lr", "auto is 0.018")],
+)
+def test_what_does_not_go_together(settings: dict[str, Any], key: str, said: str) -> None:
+    config = config_of(**{**AUTO, **settings})
+    with pytest.raises(UserError) as caught:
+        recipe.resolve(config, Situation.of(config, ModelShape.from_config(config, 500), 1000))
+    (fault,) = caught.value.faults
+    assert fault.key == key and said in fault.rule and fault.remedy
+
+
+def planned(data: dict[str, str], folder: Path, *settings: str, processes: int = 1, **how: Any) -> run_plan.RunPlan:
+    autos = [f"{key}=auto" for key in AUTO]
+    given = load(PretrainConfig, data["config"], [f"output_model_dir={folder}", *autos, *settings])
+    return run_plan.make_plan(given, processes, **how)
+
+
+def test_a_plan_has_numbers_whatever_the_processes(tiny_data: dict[str, str], tmp_path: Path) -> None:
+    one, two = (planned(tiny_data, tmp_path / "run", "micro_batch_size=4", processes=count) for count in (1, 2))
+    assert one.config == two.config and one.advice == two.advice and not recipe.is_needed(one.config)
+    assert one.schedule.lr == one.config.peak_lr == pytest.approx(0.125 / math.sqrt(one.shape.hidden_size), rel=0.01)
+    assert one.schedule.warmup_steps == next(each.value for each in one.advice if each.key == "warmup_steps")
+    rows = [value for name, value in plan_rows.plan_rows(one) if name in ("recipe", "")]
+    assert len(rows) == len(recipe.RULES) and all(": " in row for row in rows)
+
+
+def test_a_batch_that_the_processes_cannot_share_is_refused(tiny_data: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="global_batch_size"):
+        planned(tiny_data, tmp_path / "run", "micro_batch_size=1", processes=3)
+
+
+def test_a_run_keeps_what_it_began_with(tiny_data: dict[str, str], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    first = planned(tiny_data, folder)
+    assert run_folder.kept_settings(first.given) is None
+    run_folder.claim(first)
+    assert run_folder.kept_settings(first.given) is None  # nothing is trained yet: the next start begins
+    (folder / run_folder.METRICS_NAME).write_text('{"step": 1, "loss": 2.0}\n', encoding="utf-8")
+    kept = run_folder.kept_settings(first.given)
+    assert kept is not None
+    longer = planned(tiny_data, folder, "train_tokens=400000000")
+    assert longer.config.global_batch_size != first.config.global_batch_size
+    resumed = planned(tiny_data, folder, "train_tokens=400000000", kept=kept)
+    assert {key: getattr(resumed.config, key) for key in recipe.RULES} == {
+        key: getattr(first.config, key) for key in recipe.RULES
+    }
+    assert all("as the run began" in each.reason for each in resumed.advice)
+    changed = run_folder.check_same_run(resumed)
+    assert len(changed) == 1 and changed[0].startswith("train_tokens")
+    other = planned(tiny_data, folder, "optimizer=adamw", kept=kept)
+    assert other.config.lr != first.config.lr  # Muon's rate is none of AdamW's
+    written = planned(tiny_data, folder, "lr=0.001", kept=kept)
+    assert written.config.lr == 0.001 and written.config.weight_decay == first.config.weight_decay
+
+
+def test_the_training_processes_are_told(tiny_data: dict[str, str], tmp_path: Path) -> None:
+    """They make their plan from the same file, and must not choose again."""
+    plan = planned(tiny_data, tmp_path / "run")
+    again = planned(tiny_data, tmp_path / "run", *(f"{each.key}={each.value}" for each in plan.advice))
+    assert again.config == plan.config
+    assert again.schedule == plan.schedule and not again.advice
+
+
+def test_an_encoder_decoder_has_a_recipe_too(span_data: dict[str, str], tmp_path: Path) -> None:
+    architecture = [f"{key}={value}" for key, value in T5.items()]
+    plan = planned(span_data, tmp_path / "run", *architecture)
+    assert plan.config.optimizer == "adamw" and plan.shape.init_std == 0.02
