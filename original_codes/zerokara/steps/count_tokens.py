@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from zerokara import manifest
-from zerokara.config.editing import write_train_tokens
+from zerokara.config.editing import write_values
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.sample_lengths import SampleLengths
 from zerokara.config.training_settings import OptimizationSettings, TrainingSettings
@@ -46,7 +46,7 @@ def count_tokens(config: PretrainConfig, options: command.Options) -> None:
     rows.append(("run", _run_text(config, schedule)))
     if options.write:
         if not options.dry_run:
-            write_train_tokens(options.config_path, train_tokens)
+            write_values(options.config_path, {"train_tokens": train_tokens})
         action = "dry run: would write" if options.dry_run else "written:"
         rows.append(("config", f"{action} train_tokens: {train_tokens} into {options.config_path}"))
     following = next_command.render(next_command.TRAIN, options, "config.yaml", config)

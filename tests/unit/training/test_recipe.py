@@ -44,9 +44,9 @@ def test_the_rules_by_hand() -> None:
         "weight_decay": pytest.approx(1 / (0.0078 * 781), rel=0.03),
     }
     longer = chosen(100 * parameters)
-    assert longer["global_batch_size"] == 64 and longer["lr"] == 0.0078
+    assert longer["global_batch_size"] == 128 and longer["lr"] == 0.0078
     share = 1.084 * 100**-0.527
-    steps = 100 * parameters / 64 / 256
+    steps = 100 * parameters / 128 / 256
     assert longer["weight_decay"] == pytest.approx(1 / (0.0078 * steps * share), rel=0.05)
     by_adamw = chosen(3.2e6, optimizer="adamw")
     assert by_adamw["lr"] == recipe.MAX_ADAMW_LR < 1.79 * parameters**-0.713 * 3.2e6**0.307
