@@ -14,6 +14,7 @@ import pytest
 from zerokara.config import other_names
 from zerokara.config.finetune_config import DataFormat
 from zerokara.config.loading import load
+from zerokara.config.model_sizes import SIZES
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.model.shapes import ModelShape
@@ -89,20 +90,25 @@ def test_settings_named_in_the_glossary_exist() -> None:
 
 def test_the_table_of_sizes_is_right() -> None:
     rows = re.findall(
-        r"^\| [\w.]+ \| (\d+) \| (\d+) \| (\d+) \| ([\d.]+) ([MB]) \|.*\| ([\d.]+) GB \|$", README, re.MULTILINE
+        r"^\| ([\d.]+[MB])[^|]* \| (\d+) \| (\d+) \| (\d+) \| ([\d,]+) "
+        r"\| ([\d.]+) ([MB]) \| ([\d.]+) ([MB]) \| ([\d.]+) ([MG])B \|$",
+        README,
+        re.MULTILINE,
     )
-    assert len(rows) == 5
-    for layers, width, heads, number, unit, disk in rows:
+    units = {"M": 1e6, "B": 1e9, "G": 1e9}
+    assert [row[0] for row in rows] == list(SIZES)
+    for name, layers, width, heads, pieces, number, unit, tokens, tokens_unit, disk, disk_unit in rows:
         settings = PretrainConfig(
-            num_layers=int(layers), hidden_size=int(width), num_attn_heads=int(heads), seq_len=2048,
-            tie_word_embeddings=int(width) < 2048,
-        )  # fmt: skip
-        parameters = ModelShape.from_config(settings, vocab_size=32_000).num_parameters()
-        assert float(number) * {"M": 1e6, "B": 1e9}[unit] == pytest.approx(parameters, rel=0.01)
-        assert float(disk) * 1e9 == pytest.approx(12 * parameters, rel=0.03)
+            model_size=name, num_layers="auto", hidden_size="auto", num_attn_heads="auto", seq_len=2048
+        )
+        assert (settings.layers, settings.width, settings.heads) == (int(layers), int(width), int(heads))
+        parameters = ModelShape.from_config(settings, vocab_size=int(pieces.replace(",", ""))).num_parameters()
+        assert float(number) * units[unit] == pytest.approx(parameters, rel=0.04)
+        assert float(tokens) * units[tokens_unit] == pytest.approx(20 * parameters, rel=0.15)
+        assert float(disk) * units[disk_unit] == pytest.approx(12 * parameters, rel=0.25 if parameters < 4e7 else 0.03)
     shipped = load(PretrainConfig, ROOT / "config.yaml")
-    told = re.search(r"\| as shipped .* (\d+) M \(8,000 pieces\)", README)
-    assert told and round(ModelShape.from_config(shipped, vocab_size=8000).num_parameters() / 1e6) == int(told[1])
+    told = re.search(r"\| ([\d.]+M), as shipped \|.*\| 8,000 \|", README)
+    assert told and SIZES[told[1]].num_layers == shipped.layers and SIZES[told[1]].hidden_size == shipped.width
 
 
 def test_the_ready_sets_have_the_parameters_that_are_told() -> None:
@@ -121,7 +127,7 @@ def test_the_ready_sets_have_the_parameters_that_are_told() -> None:
 
 def test_the_table_of_memory_is_right() -> None:
     """Gigabytes for 1 and 8 GPUs, from the formula that stands beside them and the parameters of the table above."""
-    parameters = [0.110, 0.336, 0.729, 1.35, 2.69]
+    parameters = [0.110, 0.336, 0.729, 1.28, 2.60]
     rows = re.findall(r"^\| (\d) \|[^|]+\|([^|]+ P[^|]*)\|(.*)\|$", README, re.MULTILINE)
     assert [stage for stage, *_ in rows] == ["1", "2", "3"]
     for _, formula, cells in rows:
