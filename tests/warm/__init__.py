@@ -1,0 +1,66 @@
+"""Programs that are started from a Python which has everything imported (`warm.server`).
+
+Importing torch, megatron-core and the rest is most of what a small run costs. A test module that starts many says
+``pytestmark = pytest.mark.usefixtures("warm_python")``: then the shell scripts end in a fork of that Python, and `python`
+is what to start a numbered script with. All else is as it was: the scripts run, the programs are processes of their own
+with the environment, folder and streams that the test gives them, and signals reach them. What a start itself does is
+tested with real ones (test_run_all, test_current_folder, test_readme, tests/faults/test_real_command).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+STARTS = """exec() { # of an interpreter, at the end of a step's script
+    shift
+    builtin exec "$WARM_PYTHON" "$@"
+}
+"""
+
+
+def python() -> str:
+    """The interpreter to start programs with."""
+    return os.environ.get("WARM_PYTHON", sys.executable)
+
+
+@pytest.fixture(scope="session")
+def warm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path | None]:
+    """A folder with the client as ``python``, and ``starts.sh``; None where a GPU rules forks out."""
+    folder = tmp_path_factory.mktemp("warm")
+    place = folder / "socket"
+    client = (HERE / "client.py").read_text(encoding="utf-8")
+    (folder / "python").write_text(f"#!{sys.executable} -IS\nPLACE = {str(place)!r}\n{client}", encoding="utf-8")
+    (folder / "python").chmod(0o755)
+    (folder / "starts.sh").write_text(STARTS, encoding="utf-8")
+    paths = os.pathsep.join(map(str, (HERE.parents[1] / "original_codes", HERE.parent, HERE.parent / "numerics")))
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    environment |= {"DS_ACCELERATOR": "cpu", "MPLBACKEND": "agg"}
+    with open(folder / "errors.txt", "wb") as errors:
+        server = subprocess.Popen(
+            [sys.executable, str(HERE / "server.py"), str(place)], env=environment, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True,
+        )  # fmt: skip
+    assert server.stdin is not None and server.stdout is not None
+    is_ready = any(line == "ready\n" for line in server.stdout)
+    said = (folder / "errors.txt").read_text(encoding="utf-8")
+    assert is_ready or "GPU" in said, said
+    yield folder if is_ready else None
+    server.stdin.close()
+    server.wait()
+
+
+@pytest.fixture(scope="module")
+def warm_python(warm_server: Path | None) -> Iterator[None]:
+    """The programs that this module's tests start are forked from the server."""
+    with pytest.MonkeyPatch.context() as patch:
+        if warm_server is not None:
+            patch.setenv("WARM_PYTHON", str(warm_server / "python"))
+            patch.setenv("BASH_ENV", str(warm_server / "starts.sh"))
+        yield
