@@ -19,12 +19,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import warm
 
 from zerokara import manifest
 from zerokara.corpus.packed import zstd_module
-
-pytestmark = pytest.mark.usefixtures("warm_python")
 
 NAME = "ada/poems"
 
@@ -72,7 +69,7 @@ def hub() -> Iterator[Any]:
 def _run(root: Path, place: Path, url: str, script: str, *settings: str) -> subprocess.CompletedProcess[str]:
     own = {"HF_ENDPOINT": url, "HF_HOME": str(place / "home"), "NO_PROXY": "127.0.0.1,localhost"}
     options = [word for setting in settings for word in ("--set", setting)]
-    command = [warm.python(), "-m", f"zerokara.steps.{script}", *options]
+    command = [sys.executable, "-m", f"zerokara.steps.{script}", *options]
     environment = os.environ | own | {"PYTHONPATH": str(root / "original_codes")}
     return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=120)
 

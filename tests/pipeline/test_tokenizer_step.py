@@ -11,13 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
-import warm
 
 from zerokara import manifest
 from zerokara.progress import bytes_text
 from zerokara.tokenizer.encoder import Encoder
-
-pytestmark = pytest.mark.usefixtures("warm_python")
 
 CONFIG = """\
 input: corpus.jsonl
@@ -42,7 +39,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def _step(root: Path, place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [warm.python(), str(root / "1_train_sentencepiece_tokenizer.py"), *arguments]
+    command = [sys.executable, str(root / "1_train_sentencepiece_tokenizer.py"), *arguments]
     return subprocess.run(command, cwd=place, capture_output=True, encoding="utf-8", timeout=120, check=False)
 
 

@@ -17,12 +17,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import warm
 
 from zerokara import manifest
 from zerokara.huggingface.exported_folder import MANIFEST_NAME, STEP
-
-pytestmark = pytest.mark.usefixtures("warm_python")
 
 
 def _load_server() -> ModuleType:
@@ -80,7 +77,7 @@ class User:
         }  # fmt: skip
         if token is not None:
             own["HF_TOKEN"] = token
-        command = [warm.python(), str(self.root / "6_upload.py"), "--config", "convert.yaml", *options, *arguments]
+        command = [sys.executable, str(self.root / "6_upload.py"), "--config", "convert.yaml", *options, *arguments]
         assert hub_server.TOKEN not in " ".join(command)
         return subprocess.run(
             command, cwd=self.place, env=clean | own | environment, capture_output=True, text=True, timeout=120

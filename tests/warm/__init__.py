@@ -1,10 +1,10 @@
 """Programs that are started from a Python which has everything imported (`warm.server`).
 
-Importing torch, megatron-core and the rest is most of what a small run costs. A test module that starts many says
-``pytestmark = pytest.mark.usefixtures("warm_python")``: then the shell scripts end in a fork of that Python, and `python`
-is what to start a numbered script with. All else is as it was: the scripts run, the programs are processes of their own
-with the environment, folder and streams that the test gives them, and signals reach them. What a start itself does is
-tested with real ones (test_run_all, test_current_folder, test_readme, tests/faults/test_real_command).
+Importing torch, megatron-core and the rest is most of what a small run costs. A test module that starts many programs
+says ``pytestmark = pytest.mark.usefixtures("warm_python")``: then the shell scripts end in a fork of that Python, and
+`python` is what to start a numbered script with. All else is as it was: the scripts run, the programs are processes of
+their own with the environment, folder and streams that the test gives them, and signals reach them. What the start of
+an interpreter does is tested with real ones: test_run_all, test_current_folder, test_gpu_benchmark, test_real_command.
 """
 
 from __future__ import annotations
@@ -26,8 +26,13 @@ STARTS = """exec() { # of an interpreter, at the end of a step's script
 
 
 def python() -> str:
-    """The interpreter to start programs with."""
+    """The interpreter to start programs with, in a test that uses `warm_python`."""
     return os.environ.get("WARM_PYTHON", sys.executable)
+
+
+def python_of(server: Path | None) -> str:
+    """The same, for a fixture that asks for `warm_server`."""
+    return sys.executable if server is None else str(server / "python")
 
 
 @pytest.fixture(scope="session")
@@ -61,6 +66,6 @@ def warm_python(warm_server: Path | None) -> Iterator[None]:
     """The programs that this module's tests start are forked from the server."""
     with pytest.MonkeyPatch.context() as patch:
         if warm_server is not None:
-            patch.setenv("WARM_PYTHON", str(warm_server / "python"))
+            patch.setenv("WARM_PYTHON", python_of(warm_server))
             patch.setenv("BASH_ENV", str(warm_server / "starts.sh"))
         yield

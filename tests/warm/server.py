@@ -33,7 +33,7 @@ from typing import Any
 SKIPPED = ("lm_eval",)
 """Parts of module names that need packages which are not installed."""
 LOADED_LATE = (
-    "deepspeed", "deepspeed.runtime.zero.stage_1_and_2", "matplotlib.figure", "numpy.ma", "pyarrow", "safetensors.torch",
+    "deepspeed", "deepspeed.runtime.zero.stage_1_and_2", "numpy.ma", "pyarrow", "safetensors.torch",
     "sentencepiece.sentencepiece_model_pb2", "sklearn.metrics", "torch.utils.tensorboard",
     "transformers.models.llama.modeling_llama", "transformers.models.qwen3_moe.modeling_qwen3_moe",
     "transformers.models.t5.modeling_t5", "transformers.generation.utils",
@@ -137,8 +137,10 @@ def _in_fork(streams: Sequence[int], work: Callable[[], None], environment: dict
 
 def _renew() -> None:
     """Give this process what a new one would have of its own."""
+    import huggingface_hub.constants
     import torch
 
+    importlib.reload(huggingface_hub.constants)  # it holds what the environment says
     for name, module in list(sys.modules.items()):
         if name.startswith("zerokara"):
             for value in list(vars(module).values()):
@@ -147,11 +149,10 @@ def _renew() -> None:
     random.seed()
     if threads := os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(int(threads))
-    is_unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
-    sys.stdin = open(0, closefd=False, encoding="utf-8")
-    sys.stdout = open(1, "w", closefd=False, encoding="utf-8", buffering=-1)
-    sys.stderr = open(2, "w", closefd=False, encoding="utf-8", errors="backslashreplace", buffering=1)
-    sys.stdout.reconfigure(write_through=is_unbuffered)
+    sys.stdin = os.fdopen(0, closefd=False, encoding="utf-8")
+    sys.stdout = os.fdopen(1, "w", closefd=False, encoding="utf-8")
+    sys.stdout.reconfigure(write_through=bool(os.environ.get("PYTHONUNBUFFERED")))
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False, encoding="utf-8", errors="backslashreplace")
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
     subprocess.Popen = _ForkedProcesses  # type: ignore[misc]
 
@@ -202,7 +203,7 @@ class _ForkedProcesses(subprocess.Popen[Any]):
 
     def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, *others: Any) -> None:
         environment, is_new_session = others[3], others[-2]
-        is_training = isinstance(args, list) and args[0] == sys.executable and "RANK" in (environment or {})
+        is_training = isinstance(args, list) and args[:3] == [sys.executable, "-u", "-m"]
         if not is_training or len(os.listdir("/proc/self/task")) > 1:  # threads would be cut off in whatever they hold
             super()._execute_child(args, executable, preexec_fn, *others)  # type: ignore[misc]
             return
