@@ -29,6 +29,7 @@ def main() -> int:
 
 status = main()
 if status < 0:  # a signal ended the program
-    signal.signal(-status, signal.SIG_DFL)
+    if -status != signal.SIGKILL:
+        signal.signal(-status, signal.SIG_DFL)
     os.kill(os.getpid(), -status)
 sys.exit(status)

@@ -132,6 +132,9 @@ def _in_fork(streams: Sequence[int], work: Callable[[], None], environment: dict
         with contextlib.suppress(BaseException):
             sys.stdout.flush()
             sys.stderr.flush()
+        if code < 0:
+            signal.signal(-code, signal.SIG_DFL)
+            os.kill(os.getpid(), -code)
         os._exit(code)
 
 
@@ -158,7 +161,7 @@ def _renew() -> None:
 
 
 def _code_of(work: Callable[[], None]) -> int:
-    """The exit code that an interpreter would end with."""
+    """The exit code that an interpreter would end with; negative for a signal."""
     code = 0
     try:
         try:
@@ -169,8 +172,7 @@ def _code_of(work: Callable[[], None]) -> int:
             code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
         except KeyboardInterrupt:
             traceback.print_exc()
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGINT)
+            code = -signal.SIGINT
         except BaseException:
             traceback.print_exc()
             code = 1
