@@ -46,8 +46,9 @@ def start(request: pytest.FixtureRequest, warm_python: None, tmp_path: Path):  #
     def started(*arguments: str) -> subprocess.Popen[str]:
         environment = {**os.environ, "WORD": "ä b", "PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"}
         environment = {name: environment[name] for name in environment.keys() - removed}
+        program = ["-c", PROGRAM] if arguments[0] == "code" else [str(script)]
         return subprocess.Popen(
-            [python, str(script), *arguments], cwd=tmp_path, env=environment, text=True,
+            [python, *program, *arguments], cwd=tmp_path, env=environment, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
@@ -59,6 +60,7 @@ def start(request: pytest.FixtureRequest, warm_python: None, tmp_path: Path):  #
     [
         (("exit", "0"), 0, ""),
         (("exit", "130"), 130, ""),
+        (("code",), 0, ""),
         (("leave",), 1, "a message"),
         (("raise",), 1, "ValueError: what is wrong"),
         (("kill",), -signal.SIGKILL, ""),

@@ -35,6 +35,11 @@ def python_of(server: Path | None) -> str:
     return sys.executable if server is None else str(server / "python")
 
 
+def environment(server: Path | None) -> dict[str, str]:
+    """Variables with which a shell script of a step ends in a fork of the server, and `python` is one."""
+    return {} if server is None else {"WARM_PYTHON": python_of(server), "BASH_ENV": str(server / "starts.sh")}
+
+
 @pytest.fixture(scope="session")
 def warm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path | None]:
     """A folder with the client as ``python``, and ``starts.sh``; None where a GPU rules forks out."""
@@ -45,11 +50,11 @@ def warm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path | Non
     (folder / "python").chmod(0o755)
     (folder / "starts.sh").write_text(STARTS, encoding="utf-8")
     paths = os.pathsep.join(map(str, (HERE.parents[1] / "original_codes", HERE.parent, HERE.parent / "numerics")))
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    environment |= {"DS_ACCELERATOR": "cpu", "MPLBACKEND": "agg"}
+    variables = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    variables |= {"DS_ACCELERATOR": "cpu", "MPLBACKEND": "agg"}
     with open(folder / "errors.txt", "wb") as errors:
         server = subprocess.Popen(
-            [sys.executable, str(HERE / "server.py"), str(place)], env=environment, stdin=subprocess.PIPE,
+            [sys.executable, str(HERE / "server.py"), str(place)], env=variables, stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True,
         )  # fmt: skip
     assert server.stdin is not None and server.stdout is not None
@@ -65,7 +70,6 @@ def warm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path | Non
 def warm_python(warm_server: Path | None) -> Iterator[None]:
     """The programs that this module's tests start are forked from the server."""
     with pytest.MonkeyPatch.context() as patch:
-        if warm_server is not None:
-            patch.setenv("WARM_PYTHON", python_of(warm_server))
-            patch.setenv("BASH_ENV", str(warm_server / "starts.sh"))
+        for name, value in environment(warm_server).items():
+            patch.setenv(name, value)
         yield

@@ -26,6 +26,7 @@ import subprocess
 import sys
 import threading
 import traceback
+import types
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -183,7 +184,7 @@ def _code_of(work: Callable[[], None]) -> int:
 
 
 def _run(arguments: list[str]) -> None:
-    """``python ARGUMENTS``: options, then ``-m MODULE`` or a script, and its own arguments."""
+    """``python ARGUMENTS``: options, then ``-m MODULE``, ``-c CODE`` or a script, and its own arguments."""
     while arguments[0] in ("-u", "-P"):
         if arguments[0] == "-u":
             sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
@@ -195,6 +196,10 @@ def _run(arguments: list[str]) -> None:
         sys.argv = arguments[1:]
         sys.modules.pop(arguments[1], None)  # it is run, not imported
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    elif arguments[0] == "-c":
+        sys.argv = ["-c", *arguments[2:]]
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(arguments[1], "<string>", "exec"), vars(sys.modules["__main__"]))
     else:
         sys.argv = list(arguments)
         runpy.run_path(arguments[0], run_name="__main__")
