@@ -50,6 +50,7 @@ def start(request: pytest.FixtureRequest, warm_python: None, tmp_path: Path):  #
         return subprocess.Popen(
             [python, *program, *arguments], cwd=tmp_path, env=environment, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background ignores it
         )  # fmt: skip
 
     return started
