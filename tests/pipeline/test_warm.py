@@ -37,7 +37,7 @@ INTERPRETERS = "warm", "own"
 def start(request: pytest.FixtureRequest, warm_python: None, tmp_path: Path):  # type: ignore[no-untyped-def]
     """Start the program in either, the same way."""
     if warm.python() == sys.executable:
-        pytest.skip("a process that has used a GPU cannot be forked")
+        pytest.skip("there is no warm Python here (warm.warm_server)")
     script = tmp_path / "program.py"
     script.write_text(PROGRAM, encoding="utf-8")
     python, removed = (warm.python(), set()) if request.param == "warm" else (sys.executable, {"WARM_PYTHON"})
