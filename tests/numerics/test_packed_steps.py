@@ -29,14 +29,15 @@ COMMON = {
     "global_batch_size": 8, "micro_batch_size": 4, "zero_stage": 0, "processes": 1,
 }  # fmt: skip
 T5 = {"architecture": "t5", "head_dim": 16}
-SWITCH = {**T5, "architecture": "switch", "num_experts": 4, "moe_layers": "[1]", "router_aux_loss_coef": 0.02}
-ONE: dict[str, dict[str, Any]] = {"llama": {}, "t5": T5, "switch": SWITCH}
+SWITCH = {**T5, "architecture": "switch", "num_experts": 4, "moe_layers": "[1]"}
+ROUTING = {"router_aux_loss_coef": 0.02, "expert_capacity_factor": 1.0}
+ONE: dict[str, dict[str, Any]] = {"llama": {}, "t5": T5, "switch": {**SWITCH, **ROUTING}}
 OTHERS: dict[str, dict[str, Any]] = {
     "llama, micro batch 1": {"micro_batch_size": 1},
     "llama, two processes": {"processes": 2},
     "t5, tensor parallel, micro batch 1": {**T5, "micro_batch_size": 1, "processes": 2, "tensor_parallel_size": 2},
     "t5, ZeRO 3, checkpointing": {**T5, "processes": 2, "zero_stage": 3, "activation_checkpointing": "full"},
-    "switch, two processes": {**SWITCH, "processes": 2, "zero_stage": 1},
+    "switch, two processes": {**SWITCH, **ROUTING, "processes": 2, "zero_stage": 1},
 }
 
 
