@@ -16,8 +16,8 @@ With a capacity factor c an expert takes at most ⌈c · k · S / X⌉ of a sequ
 that no token depends on a later one; the others are dropped and add nothing. Validation drops none.
 
 Of packed examples the capacity is that of each example, S its length: it drops what it would drop alone. The losses
-stay means over a sequence, a whole row, without its padding: an example of a few tokens cannot load all experts alike,
-and a loss of its own would drive its tokens apart. Padding goes through experts as well, and counts nowhere.
+stay means over a sequence, a whole row, without its padding: an example of a few tokens cannot load all experts alike.
+Padding goes through experts as well, and counts nowhere.
 
 Shape suffixes: S sequence, B batch, N = B·S tokens, D hidden size, X experts, k choices of a token, M = N·k choices,
 F feed-forward size of an expert, R rows of `experts_fc1` (2F with a gate).
