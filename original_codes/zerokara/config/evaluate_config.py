@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from zerokara.config.evaluation_tasks import TaskSettings
+from zerokara.config.sample_lengths import MIN_CONTEXT
 from zerokara.config.settings import Auto, NaturalWhole, PositiveWhole, Settings, Text, Words, rule
 from zerokara.errors import Fault
 
@@ -58,7 +59,7 @@ class TextSettings(Settings):
     """Most bytes of each entry; of a longer one, documents are drawn at random."""
     context_length: PositiveWhole | Auto = "auto"
     """Tokens that a model sees at once; `auto` is each model's own context length."""
-    min_context: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    min_context: Annotated[float, Field(ge=0, lt=1)] = MIN_CONTEXT
     """Least share of the context length that stands before a token in a document longer than it: 0 cuts it into windows
     that know nothing of each other, 0.75 takes four times the time and predicts a little better."""
 

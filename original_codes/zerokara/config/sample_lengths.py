@@ -15,6 +15,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MIN_CONTEXT = 0.5
+"""Share of the context that, in bits per byte, stands before each token of a document that is longer than it."""
+
 
 @dataclass(frozen=True)
 class SampleLengths:

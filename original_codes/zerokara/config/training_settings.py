@@ -193,7 +193,7 @@ class MonitoringSettings(Settings):
     eval_interval: PositiveWhole = 100
     """Steps between validations; there is always one at the last step."""
     eval_tokens: PositiveWhole | Literal["all"] = "all"
-    """Validation tokens used each time."""
+    """Validation tokens used each time: the first documents of each source, in proportion."""
     sample_prompts: Words = ()
     """Prompts that the model continues at each validation, into samples.md in the run folder."""
     sample_tokens: PositiveWhole = 64

@@ -34,6 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from zerokara.config.sample_lengths import MIN_CONTEXT
 from zerokara.evaluation import cache
 from zerokara.evaluation.intervals import SMALL_SAMPLE
 from zerokara.evaluation.measures import Measure, share
@@ -41,6 +42,7 @@ from zerokara.evaluation.models import SEES_LATER_TOKENS, LoadedModel
 from zerokara.evaluation.results import PairedDifference, Row, Section
 from zerokara.evaluation.texts import MeasuredText
 from zerokara.progress import Progress, plural
+from zerokara.samples.windows import Window, stride_of, windows
 
 CACHE_FORMAT = 2
 """Raised when a change of this module changes what is measured."""
@@ -96,24 +98,12 @@ class Losses:
 
 
 @dataclass(frozen=True)
-class Window:
-    """A stretch of a document's tokens; its targets from `first_target` on are scored."""
-
-    document: int
-    begin: int
-    """Index of its first input in the document's tokens (the start token has index 0)."""
-    end: int
-    """Index after its last target."""
-    first_target: int
-
-
-@dataclass(frozen=True)
 class Settings:
     """How to measure, as in `config.evaluate_config`."""
 
     context_length: int | None = None
     """None for each model's own."""
-    min_context: float = 0.5
+    min_context: float = MIN_CONTEXT
     batch_tokens: int | None = None
     seed: int = 1234
     cache: Path | None = None
@@ -180,7 +170,7 @@ def reading_of(model: LoadedModel, settings: Settings) -> Reading | str:
     else:
         return "not measured: the tokenizer has neither a bos nor an eos token, so nothing can stand before the text"
     context = min(settings.context_length or model.context_length, model.context_length)
-    stride = max(1, round(context * (1 - settings.min_context)))
+    stride = stride_of(context, settings.min_context)
     return Reading(start, str(tokenizer.convert_ids_to_tokens(start)), reason, end, context, stride)
 
 
@@ -198,15 +188,6 @@ def is_lossless(tokenizer: Any, document: str, ids: Sequence[int]) -> bool:
     return bool(decoded == document or decoded == " " + document)
 
 
-def windows(num_tokens: int, reading: Reading, document: int = 0) -> Iterator[Window]:
-    """Cut a document of `num_tokens` (start and end included) so that each but the first is a target once."""
-    end = min(num_tokens, reading.context_length + 1)
-    yield Window(document, 0, end, 1)
-    while end < num_tokens:
-        first, end = end, min(num_tokens, end + reading.stride)
-        yield Window(document, end - 1 - reading.context_length, end, first)
-
-
 def losses_of(
     model: LoadedModel,
     encoded: Sequence[Sequence[int]],
@@ -220,15 +201,15 @@ def losses_of(
     """
     tail = [] if reading.end_id is None else [reading.end_id]
     tokens = [[reading.start_id, *ids, *tail] for ids in encoded]
-    all_windows = [window for number, ids in enumerate(tokens) for window in windows(len(ids), reading, number)]
-    all_windows = [window for window in all_windows if window.end > window.first_target]
-    all_windows.sort(key=lambda window: window.end - window.begin)
+    size = reading.context_length, reading.stride
+    all_windows = [window for number, ids in enumerate(tokens) for window in windows(len(ids), *size, number)]
+    all_windows.sort(key=lambda window: window.num_inputs)
     nats = [np.zeros(len(ids)) for ids in tokens]
-    num_inputs = sum(window.end - window.begin - 1 for window in all_windows)
+    num_inputs = sum(window.num_inputs for window in all_windows)
     for batch in _batches(all_windows, batch_tokens):
         for window, values in zip(batch, _window_nats(model, tokens, batch, batch_tokens), strict=True):
             nats[window.document][window.first_target : window.end] = values
-        advance(sum(window.end - window.begin - 1 for window in batch) / num_inputs)
+        advance(sum(window.num_inputs for window in batch) / num_inputs)
     ends = [float(each[-1]) for each in nats] if tail else []
     texts = [float(each[:-1].sum() if tail else each.sum()) for each in nats]
     return Losses([len(ids) for ids in encoded], texts, ends)
@@ -238,13 +219,13 @@ def _window_nats(
     model: LoadedModel, tokens: Sequence[list[int]], batch: Sequence[Window], batch_tokens: int
 ) -> list[Any]:
     """Nats of the scored targets of each window; padding stands on the right, where causal attention never looks."""
-    longest = max(window.end - window.begin - 1 for window in batch)
+    longest = max(window.num_inputs for window in batch)
     inputs_BS = np.zeros((len(batch), longest), dtype=np.int64)
     targets_BS = np.full((len(batch), longest), _NOT_SCORED, dtype=np.int64)
     for row, window in enumerate(batch):
         ids, first = tokens[window.document], window.first_target - window.begin - 1
-        inputs_BS[row, : window.end - window.begin - 1] = ids[window.begin : window.end - 1]
-        targets_BS[row, first : window.end - window.begin - 1] = ids[window.first_target : window.end]
+        inputs_BS[row, : window.num_inputs] = ids[window.begin : window.end - 1]
+        targets_BS[row, first : window.num_inputs] = ids[window.first_target : window.end]
     with torch.inference_mode():
         nats_BS = _nats(model, torch.from_numpy(inputs_BS), torch.from_numpy(targets_BS), batch_tokens)
     return [values[scored] for values, scored in zip(nats_BS, targets_BS != _NOT_SCORED, strict=True)]
@@ -275,7 +256,7 @@ def _batches(sorted_windows: Sequence[Window], batch_tokens: int) -> Iterator[li
     """Consecutive windows whose padded size is at most `batch_tokens`; a longer one is a batch of its own."""
     batch: list[Window] = []
     for window in sorted_windows:
-        if batch and (len(batch) + 1) * (window.end - window.begin - 1) > batch_tokens:
+        if batch and (len(batch) + 1) * window.num_inputs > batch_tokens:
             yield batch
             batch = []
         batch.append(window)

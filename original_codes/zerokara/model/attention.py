@@ -1,9 +1,9 @@
 """Attention on torch's `scaled_dot_product_attention`, as the `core_attention` of a megatron-core layer.
 
-It picks FlashAttention on a GPU and torch's own flash kernel on a CPU, never builds the S×S matrix, and serves grouped
-queries without repeating keys and values. On a CPU it is about 1.5 times as fast as megatron-core's
-DotProductAttention. With intra-document masking it is given one mask for all layers, in place of the causal flag; on a
-GPU in bf16, where the documents lie, and no mask (`variable_length`).
+It picks FlashAttention on a GPU and torch's own flash kernel on a CPU in fp32, never builds the S×S matrix, and serves
+grouped queries without repeating keys and values; on a CPU in bf16 matrix products are faster (`blocked_attention`).
+With intra-document masking it is given one mask for all layers, in place of the causal flag; on a GPU in bf16, where
+the documents lie, and no mask (`variable_length`).
 
 QK-norm is the RMSNorm of each head's queries and keys before the rotary embedding (Qwen3; Dehghani et al., 2023).
 Attention scores are then bounded by the weight, and no longer grow until the softmax saturates. One weight of size E
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
-from zerokara.model import biased_attention, parallel, variable_length
+from zerokara.model import biased_attention, blocked_attention, parallel, variable_length
 from zerokara.model.megatron_core import AttnMaskType, TransformerConfig, copy_to_tensor_model_parallel_region
 
 
@@ -70,6 +70,11 @@ class FusedAttention(torch.nn.Module):
             )
             return out_BHSE.permute(2, 0, 1, 3).flatten(2)
         assert attention_mask is None or attention_bias is None
+        if attention_bias is None and (self.causal or attention_mask is None) and blocked_attention.serves(query_BHSE):
+            out_BHSE = blocked_attention.attention(
+                query_BHSE, key_BKSE, value_BKSE, self.causal, self.softmax_scale, attention_mask
+            )
+            return out_BHSE.permute(2, 0, 1, 3).flatten(2)
         mask = attention_bias if attention_mask is None else attention_mask
         repeats = query_BHSE.size(1) // key_BKSE.size(1)
         if mask is not None and repeats > 1:

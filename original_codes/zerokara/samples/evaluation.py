@@ -1,19 +1,19 @@
 """Validation batches, in the order of the tokens, so that the loss and bits per byte are exact.
 
-In next-token prediction (`WindowBatches`) each token is predicted exactly once. The stream is [start] + all T tokens,
-where `start` is the end-of-document token, so that the first document follows one as every other does. Window k has the
-inputs k·S … k·S + S − 1 of it and predicts the token after each; the last window is padded, and padding is masked out
-of the loss. The tokens may come in parts (sources, one after another). A batch whose windows reach from one part into
-the next is yielded once for each part, with the others' predictions masked out.
+In next-token prediction (`DocumentBatches`) each document is read as step 8 reads it (`windows`): alone, after the
+end-of-document token, in overlapping windows where it is longer than the context, and each of its tokens is predicted
+once. Windows of several documents are packed into one row, with intra-document masking: short ones cost little.
 
-In span corruption (`SampleBatches`) each part is cut into whole samples, the last filled up from the beginning of the
-part; the masked spans depend on the seed and the sample's number, so that every validation masks the same tokens.
+In span corruption (`SampleBatches`) the tokens are cut into whole samples, the last filled up from the beginning; the
+masked spans depend on the seed and the sample's number, so that every validation masks the same tokens.
 
-Every rank runs the same number of forward passes, the surplus ones over windows that do not count: ZeRO-3 gathers the
+The tokens may come in parts (sources, one after another), each of which is packed or cut by itself.
+
+Every rank runs the same number of forward passes, the surplus ones over rows that do not count: ZeRO-3 gathers the
 weights in each, and would wait for a missing rank for ever.
 
-Example, tokens [7 8 9 4 5], S = 2, start 0: windows [0 7 8], [8 9 4], [4 5 ·], predicting 7 8, 9 4, 5. With parts of 3
-and 2 tokens window 1 counts 9 for part 0, and 4 for part 1.
+Example, documents [7 8 9 4 5 2] and [6 2], S = 4, start and end 2: windows 2 7 8 9 → 7 8 9 4, then 8 9 4 5 → · · 5 2,
+and 2 6 → 6 2. Each of the first two fills a row, the third is padded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zerokara.samples.objective import Batch, Objective
+from zerokara.config.sample_lengths import MIN_CONTEXT
+from zerokara.samples import packing
+from zerokara.samples.objective import Batch, Causal, Objective, document_offsets
+from zerokara.samples.windows import Window, stride_of, windows
 from zerokara.tokens.indexed import IndexedTokens
 
 
@@ -36,17 +39,34 @@ def evaluation_batches(
     start_id: int,
     max_tokens: int | None = None,
     part_tokens: Sequence[int] = (),
-) -> WindowBatches | SampleBatches:
+) -> DocumentBatches | SampleBatches:
     """The batches of a validation file (or of its first `max_tokens` tokens), as the objective needs them.
 
-    `part_tokens` are the numbers of tokens of the parts; empty for a single part. `max_tokens` takes the beginning of
-    each part, in proportion, up to the end of a document.
+    `part_tokens` are the numbers of tokens of the parts; empty for a single part. `max_tokens` takes the first
+    documents of each part, in proportion; of one that does not fit by itself, its beginning.
     """
-    tokens = IndexedTokens(prefix).tokens
-    lengths = list(part_tokens) or [len(tokens)]
-    assert sum(lengths) == len(tokens), f"parts of {sum(lengths)} tokens for {len(tokens)}"
-    parts = _first_tokens(tokens, lengths, start_id, max_tokens)
-    return WindowBatches(parts, objective, start_id) if objective.lengths.overlap else SampleBatches(parts, objective)
+    index = IndexedTokens(prefix)
+    lengths = list(part_tokens) or [len(index.tokens)]
+    assert sum(lengths) == len(index.tokens), f"parts of {sum(lengths)} tokens for {len(index.tokens)}"
+    parts = _parts(index, lengths, max_tokens)
+    if isinstance(objective, Causal):
+        return DocumentBatches(index.tokens, parts, objective.lengths.input, start_id)
+    return SampleBatches([index.tokens[bounds[0] : bounds[-1]] for bounds in parts], objective)
+
+
+def _parts(index: IndexedTokens, lengths: Sequence[int], max_tokens: int | None) -> list[NDArray[np.int64]]:
+    """Of each part, where its documents begin in the .bin, and the end of the last that is validated, in tokens."""
+    by_sequence = np.concatenate([[0], np.cumsum(index.lengths, dtype=np.int64)])
+    bounds = np.unique(by_sequence[index.document_indices])  # without documents that have no token
+    parts = []
+    for first, end in pairwise(np.cumsum([0, *lengths]).tolist()):
+        taken = bounds[np.searchsorted(bounds, first) : np.searchsorted(bounds, end, side="right")]
+        if max_tokens is not None and max_tokens < len(index.tokens):
+            share = max_tokens * (end - first) // len(index.tokens)
+            whole = int(np.searchsorted(taken, first + share, side="right"))
+            taken = taken[:whole] if whole > 1 else np.array([first, first + share])[: 1 + (share > 0)]
+        parts.append(taken)
+    return parts
 
 
 class SampleBatches:
@@ -69,62 +89,59 @@ class SampleBatches:
             key += num_samples
 
 
-class WindowBatches:
-    """Consecutive windows, in which each token is predicted exactly once."""
+class DocumentBatches:
+    """Overlapping windows of the documents of each part, packed into rows."""
 
-    def __init__(self, parts: Sequence[NDArray[Any]], objective: Objective, start_id: int):
-        """`parts` are the tokens of each part; `start_id` precedes the first."""
-        self._objective, self.seq_len, self.start_id = objective, objective.lengths.raw, start_id
-        self.tokens: NDArray[Any] = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        """The predicted ids in order; the bytes of their pieces are the denominator of bits per byte."""
-        self.num_tokens = len(self.tokens)
-        self.num_windows = -(-self.num_tokens // self.seq_len)
-        bounds = np.cumsum([0, *map(len, parts)]).tolist()
-        self.parts: list[tuple[int, int]] = list(pairwise(bounds))
-        """First token and end of each part."""
-        self.num_parts = len(self.parts)
-
-    def window(self, index: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Ids [S + 1] of a window, and whether each is real rather than padding; beyond the last window none is."""
-        ids = np.full(self.seq_len + 1, self.start_id, dtype=np.int64)
-        first = index * self.seq_len - 1  # the stream is the tokens shifted by one
-        tokens = self.tokens[max(0, first) : max(0, first + self.seq_len + 1)]
-        offset = 1 if index == 0 else 0
-        ids[offset : offset + len(tokens)] = tokens
-        real = np.arange(self.seq_len + 1) < (offset + len(tokens) if index < self.num_windows else 0)
-        return ids, real
+    def __init__(self, tokens: NDArray[Any], parts: Sequence[NDArray[np.int64]], seq_len: int, start_id: int):
+        """`parts` are the bounds of the documents of each part, in `tokens`; `start_id` precedes every document."""
+        self._tokens, self._seq_len, self._start_id = tokens, seq_len, start_id
+        self._parts = [_PackedWindows(bounds, seq_len) for bounds in parts]
+        self.num_parts = len(parts)
 
     def batches(self, micro_batch_size: int, rank: int = 0, num_ranks: int = 1) -> Iterator[tuple[int, Batch]]:
         """The micro batches that `rank` evaluates, each with the part that it counts for; as many on every rank."""
-        share = micro_batch_size * num_ranks
-        for start in range(0, self.num_windows, share):
-            first = start + rank * micro_batch_size
-            numbers = np.arange(first, first + micro_batch_size)
-            windows = [self.window(int(index)) for index in numbers]
-            ids, real = (np.stack(arrays) for arrays in zip(*windows, strict=True))
-            # Index of the token at each position of the windows; -1 for the start token.
-            positions = numbers[:, None] * self.seq_len + np.arange(-1, self.seq_len)
-            for number, (part_first, part_end) in enumerate(self.parts):
-                # The same on every rank: it depends on the windows of all ranks.
-                if part_first < (start + share) * self.seq_len and part_end > max(part_first, start * self.seq_len):
-                    yield (
-                        number,
-                        self._objective(ids, numbers, real & (positions >= part_first) & (positions < part_end)),
-                    )
+        for number, part in enumerate(self._parts):
+            for start in range(0, len(part.rows), micro_batch_size * num_ranks):
+                first = start + rank * micro_batch_size
+                yield number, self._batch(part, range(first, first + micro_batch_size))
+
+    def _batch(self, part: _PackedWindows, rows: range) -> Batch:
+        """The windows of some rows; a row beyond the last is padding."""
+        shape = len(rows), self._seq_len
+        inputs, labels = np.full(shape, self._start_id, dtype=np.int64), np.full(shape, self._start_id, dtype=np.int64)
+        mask, segments = np.zeros(shape, dtype=np.float32), np.zeros(shape, dtype=np.int64)
+        for place, row in enumerate(rows):
+            packed = part.windows_in(row)
+            at = 0
+            for number, (window, first_token) in enumerate(packed):
+                here = slice(at, at + window.num_inputs)
+                begin = first_token + window.begin  # of the labels: the start token is not in the .bin
+                labels[place, here] = self._tokens[begin : begin + window.num_inputs]
+                inputs[place, here] = np.roll(labels[place, here], 1)
+                inputs[place, at] = self._tokens[begin - 1] if window.begin else self._start_id
+                mask[place, here][window.first_target - window.begin - 1 :] = 1
+                segments[place, here] = number
+                at += window.num_inputs
+            segments[place, at:] = len(packed)
+        return Batch(inputs, labels, mask, segments, document_offsets(segments))
 
 
-def _first_tokens(
-    tokens: NDArray[Any], lengths: Sequence[int], end_id: int, max_tokens: int | None
-) -> list[NDArray[Any]]:
-    """The tokens of each part that are validated."""
-    parts = np.split(tokens, np.cumsum(lengths)[:-1])
-    if max_tokens is None or max_tokens >= len(tokens):
-        return [tokens] if len(parts) == 1 else parts
-    if len(parts) == 1:
-        return [tokens[:max_tokens]]
-    beginnings = []
-    for part in parts:
-        share = part[: max_tokens * len(part) // len(tokens)]
-        ends = np.flatnonzero(share == end_id)
-        beginnings.append(share[: ends[-1] + 1] if len(ends) else share)
-    return beginnings
+class _PackedWindows:
+    """The windows of some documents, and in which row each lies."""
+
+    def __init__(self, bounds: NDArray[np.int64], seq_len: int):
+        self._bounds = bounds
+        lengths, stride = np.diff(bounds).tolist(), stride_of(seq_len, MIN_CONTEXT)
+        self._windows = [
+            window
+            for number, length in enumerate(lengths)
+            for window in windows(length + 1, seq_len, stride, number)  # the start token stands before it
+        ]
+        self.rows = packing.pack([window.num_inputs for window in self._windows], seq_len)
+
+    def windows_in(self, row: int) -> list[tuple[Window, int]]:
+        """The windows in a row, each with the first token of its document; none beyond the last row."""
+        if row >= len(self.rows):
+            return []
+        chosen = [self._windows[number] for number in self.rows[row].tolist()]
+        return [(window, int(self._bounds[window.document])) for window in chosen]

@@ -58,6 +58,16 @@ class Batch:
         return [self.inputs, self.labels, self.loss_mask, *(array for array in rest if array is not None)]
 
 
+def first_in_segment(segments: Ids) -> NDArray[np.bool_]:
+    """Whether a position is the first of its segment in its row, [b, length]."""
+    return np.diff(segments, axis=1, prepend=-1) != 0
+
+
+def document_offsets(segments: Ids) -> NDArray[np.int32]:
+    """`Batch.document_offsets` of these segments, [b, S]."""
+    return np.append(np.flatnonzero(first_in_segment(segments)), segments.size).astype(np.int32)
+
+
 @dataclass(frozen=True)
 class Prompt:
     """The ids from which a model generates."""
@@ -95,10 +105,7 @@ class Causal:
         if eod_id is None:
             return Batch(inputs, labels, mask)
         segments = np.cumsum(inputs == eod_id, axis=1, dtype=np.int64)
-        is_first = inputs == eod_id
-        is_first[:, 0] = True
-        offsets = np.append(np.flatnonzero(is_first), inputs.size).astype(np.int32)
-        return Batch(inputs, labels, mask, segments, offsets)
+        return Batch(inputs, labels, mask, segments, document_offsets(segments))
 
     def target_counts(self, token_counts: Ids) -> NDArray[np.float64]:
         """Relative frequency of each id among the targets: as in the corpus, each token is predicted once an epoch.

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerokara.config.sample_lengths import SampleLengths
-from zerokara.samples.objective import Batch, Prompt
+from zerokara.samples.objective import Batch, Prompt, document_offsets, first_in_segment
 from zerokara.samples.packed_examples import Ids, PackedRows
 from zerokara.tokenizer.encoder import Encoder
 
@@ -44,7 +44,7 @@ class Pairs:
         learned = rows.learned if real is None else rows.learned & real
         mask = learned.astype(np.float32)
         if rows.decoder_segments is None:
-            offsets = _document_offsets(rows.segments)
+            offsets = document_offsets(rows.segments)
             return Batch(rows.inputs, rows.labels, mask, rows.segments, offsets, num_examples=rows.num_examples)
         assert self.start_id is not None
         return Batch(
@@ -69,16 +69,6 @@ class Pairs:
         return Prompt([], encoder.prompt_ids(text)[-max(1, self.lengths.input - max_new_tokens) :])
 
 
-def _first_in_segment(segments: Ids) -> NDArray[np.bool_]:
-    """Whether a position is the first of its segment in its row, [b, length]."""
-    return np.diff(segments, axis=1, prepend=-1) != 0
-
-
-def _document_offsets(segments: Ids) -> NDArray[np.int32]:
-    """Where each segment begins in the flattened batch, and at the end its size."""
-    return np.append(np.flatnonzero(_first_in_segment(segments)), segments.size).astype(np.int32)
-
-
 def _shifted(labels: Ids, segments: Ids, start_id: int) -> Ids:
     """The decoder's inputs while it predicts `labels`: in each segment the start token, and all but the last label."""
-    return np.where(_first_in_segment(segments), start_id, np.roll(labels, 1, axis=1))
+    return np.where(first_in_segment(segments), start_id, np.roll(labels, 1, axis=1))

@@ -1,9 +1,10 @@
 """Validation: the loss on documents that are never trained on, in nats per token and bits per byte, also by source.
 
 Bits per byte are of the text alone: the nats of its tokens, divided by ln 2 and by the UTF-8 bytes of their pieces. So
-they do not depend on the tokenizer, and runs with different vocabularies can be compared. Control tokens have no bytes;
-their nats stand apart: per end token (that of a document; in span corruption also that of each target) and per
-sentinel. The loss is the mean over all predicted tokens, these included, as in training.
+they do not depend on the tokenizer, and runs with different vocabularies can be compared. A decoder reads the windows
+that step 8 reads, which gives the same number for the exported model. Control tokens have no bytes; their nats stand
+apart: per end token (that of a document; in span corruption also that of each target) and per sentinel. The loss is the
+mean over all predicted tokens, these included, as in training.
 
 Training validates with it, and so does step 3's ``--evaluate``, which gives the number that the log has for a step.
 """

@@ -21,7 +21,7 @@ from zerokara.config.loading import load
 from zerokara.errors import UserError
 from zerokara.evaluation import bits_per_byte, probes
 from zerokara.evaluation import models as models_module
-from zerokara.evaluation.bits_per_byte import Reading, Settings, measure, reading_of, windows
+from zerokara.evaluation.bits_per_byte import Reading, Settings, measure, reading_of
 from zerokara.evaluation.models import SEES_LATER_TOKENS, LoadedModel, open_models
 from zerokara.evaluation.results import Row
 from zerokara.evaluation.texts import MeasuredText
@@ -99,19 +99,6 @@ def test_a_window_beyond_the_batch_is_read_in_parts(models: dict[str, LoadedMode
 def test_a_shorter_context_than_asked_is_told(models: dict[str, LoadedModel]) -> None:
     notes = [row_of(models["gpt2"], context_length=length).notes[1] for length in (8, 2 * CONTEXT, None)]
     assert notes == ["context 8", f"context {CONTEXT} (the model takes no more)", f"context {CONTEXT}"]
-
-
-@pytest.mark.parametrize("num_tokens", [2, 8, 9, 10, 11, 30, 97])
-@pytest.mark.parametrize("stride", [1, 3, 8])
-def test_windows_score_each_token_once_with_enough_context(num_tokens: int, stride: int) -> None:
-    reading = Reading(0, "", "", 0, context_length=8, stride=stride)
-    scored = []
-    for window in windows(num_tokens, reading):
-        assert window.end - 1 - window.begin <= 8 and window.begin >= 0
-        for target in range(window.first_target, window.end):
-            scored.append(target)
-            assert target - window.begin >= min(target, 8 - stride + 1)
-    assert scored == list(range(1, num_tokens))
 
 
 def test_a_start_is_declared(models: dict[str, LoadedModel]) -> None:

@@ -8,9 +8,13 @@ from span_texts import merged
 
 from zerokara.config import sample_lengths
 from zerokara.samples.evaluation import SampleBatches, evaluation_batches
-from zerokara.samples.objective import Causal, SpanCorruption
-from zerokara.samples.packed import PackedTokens
+from zerokara.samples.objective import Batch, Causal, SpanCorruption
+from zerokara.samples.windows import stride_of
 from zerokara.tokens.indexed import write_documents
+
+END = 2
+DOCUMENTS = [[10, 11, 12, END], [20, 21, END], [*range(30, 39), END]]
+"""Those at `prefix`."""
 
 
 def causal(seq_len: int, masking_eod_id: int | None = None) -> Causal:
@@ -18,75 +22,92 @@ def causal(seq_len: int, masking_eod_id: int | None = None) -> Causal:
 
 
 def test_the_example_of_the_docstring(tmp_path: Path) -> None:
-    write_documents(tmp_path / "t", [np.array([7, 8, 9, 4, 5])], np.dtype(np.uint16))
-    ((_, batch),) = evaluation_batches(tmp_path / "t", causal(2), start_id=0).batches(micro_batch_size=3)
-    assert batch.inputs.tolist() == [[0, 7], [8, 9], [4, 5]]
-    assert batch.labels.tolist()[:2] == [[7, 8], [9, 4]] and batch.labels[2, 0] == 5
-    assert batch.loss_mask.tolist() == [[1, 1], [1, 1], [1, 0]]
+    write_documents(tmp_path / "t", [np.array([7, 8, 9, 4, 5, 2]), np.array([6, 2])], np.dtype(np.uint16))
+    ((_, batch),) = evaluation_batches(tmp_path / "t", causal(4), start_id=2).batches(micro_batch_size=3)
+    assert batch.segments is not None and batch.document_offsets is not None
+    assert batch.inputs.tolist()[:2] == [[2, 7, 8, 9], [8, 9, 4, 5]] and batch.inputs[2, :2].tolist() == [2, 6]
+    assert batch.labels.tolist()[:2] == [[7, 8, 9, 4], [9, 4, 5, 2]] and batch.labels[2, :2].tolist() == [6, 2]
+    assert batch.loss_mask.tolist() == [[1, 1, 1, 1], [0, 0, 1, 1], [1, 1, 0, 0]]
+    assert batch.segments.tolist() == [[0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 1, 1]]
+    assert batch.document_offsets.tolist() == [0, 4, 8, 10, 12]
 
 
+@pytest.mark.parametrize("masking_eod_id", [None, END])
 @pytest.mark.parametrize("seq_len", [1, 2, 5, 16, 17, 18, 40])
 @pytest.mark.parametrize(("num_ranks", "micro"), [(1, 1), (1, 4), (2, 1), (3, 2), (8, 1)])
-def test_every_token_is_predicted_once_from_its_predecessor(
-    prefix: Path, seq_len: int, num_ranks: int, micro: int
+def test_every_token_is_predicted_once_after_what_stands_before_it_in_its_document(
+    prefix: Path, seq_len: int, num_ranks: int, micro: int, masking_eod_id: int | None
 ) -> None:
-    evaluation = evaluation_batches(prefix, causal(seq_len), start_id=2)
+    evaluation = evaluation_batches(prefix, causal(seq_len, masking_eod_id), start_id=END)
     per_rank = [[batch for _, batch in evaluation.batches(micro, rank, num_ranks)] for rank in range(num_ranks)]
     assert len({len(batches) for batches in per_rank}) == 1  # or ranks would wait for each other
     assert all(batch.inputs.shape == (micro, seq_len) for batches in per_rank for batch in batches)
-    pairs = []
-    for batches in per_rank:
-        for batch in batches:
-            counted = batch.loss_mask == 1
-            pairs += list(zip(batch.inputs[counted].tolist(), batch.labels[counted].tolist(), strict=True))
-    tokens = PackedTokens(prefix, sample_lengths.causal(16))[0].tolist()
-    assert sorted(pairs) == sorted(zip([2, *tokens[:-1]], tokens, strict=True))
+    found = [pair for batches in per_rank for batch in batches for pair in predictions(batch)]
+    contexts = [([END, *document[:place]], token) for document in DOCUMENTS for place, token in enumerate(document)]
+    by_place = {(context[-1], label): context for context, label in contexts}
+    assert sorted((read[-1], label) for read, label in found) == sorted(by_place)
+    for read, label in found:
+        context = by_place[read[-1], label]
+        assert read == context[-len(read) :]
+        assert len(read) >= min(len(context), seq_len - stride_of(seq_len, 0.5) + 1)
 
 
-def test_the_first_tokens_only(prefix: Path) -> None:
-    evaluation = evaluation_batches(prefix, causal(4), start_id=2, max_tokens=6)
-    assert evaluation.num_tokens == 6 and evaluation.tokens.tolist() == [10, 11, 12, 2, 20, 21]
-    assert sum(batch.loss_mask.sum() for _, batch in evaluation.batches(2)) == 6
+def test_short_documents_share_a_row(tmp_path: Path) -> None:
+    write_documents(tmp_path / "t", [np.array([5, 6, END])] * 100, np.dtype(np.uint16))
+    batches = [batch for _, batch in evaluation_batches(tmp_path / "t", causal(32), start_id=END).batches(1)]
+    assert len(batches) == 10 and sum(batch.loss_mask.sum() for batch in batches) == 300
 
 
-def test_documents_are_isolated_here_too(prefix: Path) -> None:
-    """The documents [10 11 12 2] [20 21 2] [30 …]: each begins with the end of the one before."""
-    ((_, batch),) = evaluation_batches(prefix, causal(9, masking_eod_id=2), start_id=2, max_tokens=9).batches(1)
-    assert batch.inputs.tolist() == [[2, 10, 11, 12, 2, 20, 21, 2, 30]]
-    assert batch.segments is not None and batch.segments.tolist() == [[1, 1, 1, 1, 2, 2, 2, 3, 3]]
+def test_a_limit_takes_the_first_documents(prefix: Path) -> None:
+    for max_tokens, expected in ((6, [4]), (7, [4, 3]), (16, [4, 3]), (17, [4, 3, 10]), (3, [3]), (1, [1])):
+        batches = evaluation_batches(prefix, causal(40), start_id=END, max_tokens=max_tokens).batches(1)
+        lengths = [length for _, batch in batches for length in lengths_of(batch)]
+        assert lengths == expected, max_tokens
 
 
-def test_parts_count_each_of_their_tokens_once(prefix: Path) -> None:
-    tokens = evaluation_batches(prefix, causal(4), start_id=2).tokens.tolist()
-    parts = [7, 0, 1, len(tokens) - 8]
+def test_parts_count_their_own_documents(prefix: Path) -> None:
+    parts = [DOCUMENTS[:2], [], DOCUMENTS[2:]]
+    part_tokens = [sum(map(len, part)) for part in parts]
     for seq_len, num_ranks, micro in ((4, 1, 1), (5, 2, 1), (3, 3, 2), (40, 1, 4)):
-        evaluation = evaluation_batches(prefix, causal(seq_len), start_id=2, part_tokens=parts)
-        assert [end - first for first, end in evaluation.parts] == parts
+        evaluation = evaluation_batches(prefix, causal(seq_len), start_id=END, part_tokens=part_tokens)
         per_rank = [list(evaluation.batches(micro, rank, num_ranks)) for rank in range(num_ranks)]
         assert len({tuple(part for part, _ in batches) for batches in per_rank}) == 1
-        for number, (first, end) in enumerate(evaluation.parts):
-            batches = [batch for batches in per_rank for part, batch in batches if part == number]
-            pairs = [
-                pair
-                for batch in batches
-                for pair in zip(
-                    batch.inputs[batch.loss_mask == 1].tolist(),
-                    batch.labels[batch.loss_mask == 1].tolist(),
-                    strict=True,
-                )
+        for number, part in enumerate(parts):
+            labels = [
+                label
+                for batches in per_rank
+                for place, batch in batches
+                if place == number
+                for _, label in predictions(batch)
             ]
-            assert sorted(pairs) == sorted(zip([2, *tokens][first:end], tokens[first:end], strict=True))
+            assert sorted(labels) == sorted(token for document in part for token in document)
 
 
-def test_a_limit_takes_from_every_part_whole_documents(prefix: Path) -> None:
-    """The documents are [10 11 12 2] [20 21 2] [30 …]; of 7 and the rest half is taken."""
-    whole = evaluation_batches(prefix, causal(4), start_id=2)
-    evaluation = evaluation_batches(
-        prefix, causal(4), start_id=2, part_tokens=[7, whole.num_tokens - 7], max_tokens=int(whole.num_tokens * 0.9)
-    )
-    (first, second), (third, fourth) = evaluation.parts
-    assert (first, second) == (0, 4) and evaluation.tokens[second - 1] == 2  # 6 of 7, up to the end of a document
-    assert 0 < fourth - third <= 0.9 * (whole.num_tokens - 7) and evaluation.tokens[4] == whole.tokens[7]
+def test_a_limit_takes_from_every_part_in_proportion(prefix: Path) -> None:
+    """Of 7 and 10 tokens half is 3 and 5: neither's first document fits, so its beginning is taken."""
+    evaluation = evaluation_batches(prefix, causal(40), start_id=END, part_tokens=[7, 10], max_tokens=9)
+    labels = [(part, label) for part, batch in evaluation.batches(1) for _, label in predictions(batch)]
+    assert labels == [(0, 10), (0, 11), (0, 12), *((1, 30 + number) for number in range(5))]
+    evaluation = evaluation_batches(prefix, causal(40), start_id=END, part_tokens=[7, 10], max_tokens=12)
+    labels = [(part, label) for part, batch in evaluation.batches(1) for _, label in predictions(batch)]
+    assert [label for part, label in labels if part == 0] == DOCUMENTS[0]
+
+
+def predictions(batch: Batch) -> list[tuple[list[int], int]]:
+    """For each label that counts: the inputs that its position may attend to, and the label."""
+    assert batch.segments is not None
+    found = []
+    for inputs, labels, mask, segments in zip(batch.inputs, batch.labels, batch.loss_mask, batch.segments, strict=True):
+        for place in np.flatnonzero(mask):
+            read = inputs[: place + 1][segments[: place + 1] == segments[place]]
+            found.append((read.tolist(), int(labels[place])))
+    return found
+
+
+def lengths_of(batch: Batch) -> list[int]:
+    """Labels that count in each segment."""
+    assert batch.segments is not None
+    return np.bincount(batch.segments[batch.loss_mask > 0]).tolist()
 
 
 def with_gaps() -> SpanCorruption:
@@ -96,11 +117,11 @@ def with_gaps() -> SpanCorruption:
 
 @pytest.mark.parametrize(("num_ranks", "micro"), [(1, 1), (1, 4), (2, 1), (3, 2)])
 def test_texts_with_gaps_cover_every_part_whole(prefix: Path, num_ranks: int, micro: int) -> None:
-    """17 tokens in parts of 12, 0 and 5: each is cut by itself, its last sample filled up from its beginning."""
+    """17 tokens in parts of 7, 0 and 10: each is cut by itself, its last sample filled up from its beginning."""
     made = with_gaps()
-    taken, tokens = made.lengths.raw, evaluation_batches(prefix, causal(4), start_id=2).tokens.tolist()
-    parts = [tokens[:12], [], tokens[12:]]
-    evaluation = evaluation_batches(prefix, made, start_id=2, part_tokens=[12, 0, 5])
+    taken, tokens = made.lengths.raw, [token for document in DOCUMENTS for token in document]
+    parts = [tokens[:7], [], tokens[7:]]
+    evaluation = evaluation_batches(prefix, made, start_id=2, part_tokens=[7, 0, 10])
     assert isinstance(evaluation, SampleBatches) and evaluation.num_parts == 3
     per_rank = [list(evaluation.batches(micro, rank, num_ranks)) for rank in range(num_ranks)]
     assert len({tuple(part for part, _ in batches) for batches in per_rank}) == 1  # or ranks would wait for each other

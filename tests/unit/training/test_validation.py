@@ -69,37 +69,37 @@ def test_bits_per_byte_are_of_the_text_alone(span_data: dict[str, str], architec
         assert num_bytes == sum(len(text.encode()) for text in texts)
 
 
-def test_step_8_measures_the_same_under_the_same_convention(tiny_data: dict[str, str], tmp_path: Path) -> None:
-    """Validation reads a stream in windows that do not overlap, step 8 each document in windows that do.
-
-    So they are one where there is one document, whose tokens fill windows, and no overlap is asked for.
-    """
-    plan = run_plan.make_plan(load(PretrainConfig, tiny_data["config"], ["precision=fp32"]), 1)
+@pytest.mark.parametrize("settings", [[], ["intra_document_masking=true"]], ids=["stream", "intra-document"])
+def test_step_8_measures_the_same(tiny_data: dict[str, str], tmp_path: Path, settings: list[str]) -> None:
+    """On the exported model and the same documents, some shorter than the context and some much longer."""
+    plan = run_plan.make_plan(load(PretrainConfig, tiny_data["config"], ["precision=fp32", *settings]), 1)
     encoder, shape = plan.encoder, plan.shape
     torch.manual_seed(3)
     model = build(shape)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(8)  # so that what stands before a token matters
-    ids = IndexedTokens(plan.data.valid_prefix)[0][: 3 * shape.seq_len - 1]
-    document = encoder.decode(ids)
-    assert encoder.encode(document).tolist() == ids.tolist() and len(ids) == 3 * shape.seq_len - 1
-    write_documents(tmp_path / "one", [np.append(ids, encoder.eos_id)], np.dtype(np.uint16))
-    ours = Validation(plan, CPU, tmp_path / "one")(model)
+    ids = np.concatenate([document[:-1] for document in map(IndexedTokens(plan.data.valid_prefix).__getitem__, (0, 1))])
+    lengths = [shape.seq_len * 3 + 5, 1, 7, shape.seq_len, shape.seq_len - 1, shape.seq_len + 1]
+    texts = [encoder.decode(part) for part in np.split(ids, np.cumsum(lengths))[:-1]]
+    encoded = [encoder.encode(text) for text in texts]
+    assert len(encoded[0]) > 2 * shape.seq_len and min(map(len, encoded)) < shape.seq_len / 4
+    write_documents(tmp_path / "some", [np.append(each, encoder.eos_id) for each in encoded], np.dtype(np.uint16))
+    ours = Validation(plan, CPU, tmp_path / "some")(model)
 
     folder, special = tmp_path / "hf", families.SpecialIds(encoder.bos_id, encoder.eos_id, encoder.pad_id)
     folder.mkdir()
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     to_hf.write_model(folder, weights, shape, special, "fp32", "4GB")
     tokenizer_json.write(encoder, folder, shape.seq_len, False)
-    opened = open_models([folder], "cpu")
-    without, half = (
-        bits_per_byte.measure(list(opened), MeasuredText("one", (document,), 1), Settings(min_context=context)).rows[0]
-        for context in (0.0, 0.5)
+    opened = list(open_models([folder], "cpu"))
+    as_it_is, without = (
+        bits_per_byte.measure(opened, MeasuredText("some", tuple(texts), len(texts)), each).rows[0]
+        for each in (Settings(), Settings(min_context=0))
     )
-    assert ours is not None and without.value == pytest.approx(ours.whole.bits_per_byte, rel=1e-5)
-    assert without.details["end_nats_per_document"] == pytest.approx(ours.whole.end_nats, rel=1e-5)
-    assert half.value != pytest.approx(ours.whole.bits_per_byte, rel=1e-3)  # more context is another number
+    assert ours is not None and as_it_is.value == pytest.approx(ours.whole.bits_per_byte, rel=1e-5)
+    assert as_it_is.details["end_nats_per_document"] == pytest.approx(ours.whole.end_nats, rel=1e-5)
+    assert without.value != pytest.approx(ours.whole.bits_per_byte, rel=1e-4)  # windows without overlap
 
 
 def by_hand(plan: run_plan.RunPlan, model: torch.nn.Module) -> tuple[np.ndarray, np.ndarray]:

@@ -13,7 +13,7 @@ from zerokara.errors import Fault, UserError
 from zerokara.examples.layout import ExamplePaths
 from zerokara.examples.preparation import ExampleFiles
 from zerokara.samples.data_plan import DataPlan
-from zerokara.samples.evaluation import SampleBatches, WindowBatches, evaluation_batches
+from zerokara.samples.evaluation import DocumentBatches, SampleBatches, evaluation_batches
 from zerokara.samples.example_data import ExampleBatches, ExampleData
 from zerokara.samples.objective import Objective, objective
 from zerokara.samples.pairs import Pairs
@@ -49,7 +49,7 @@ class PlannedData:
 
     def validation_batches(
         self, end_id: int, max_tokens: int | None, prefix: Path | None = None
-    ) -> WindowBatches | SampleBatches | ExampleBatches:
+    ) -> DocumentBatches | SampleBatches | ExampleBatches:
         """The batches of the validation tokens, or of other token files at `prefix`; see `DataPlan`, `ExampleData`."""
         reading, objective, read = self.reading, self.objective, prefix or self.valid_prefix
         if isinstance(reading, ExampleData):
