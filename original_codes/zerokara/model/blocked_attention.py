@@ -21,12 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-BLOCK = 256
-"""Queries in a block where attention is causal."""
-MAX_SCORES = 1 << 23
-"""Scores that are held at a time, of at least one key head of one sample; 16 MB."""
-MAX_KEPT = 1 << 23
-"""Probabilities that a layer keeps for its backward pass; where there are more, they are computed again."""
+from zerokara.model import attention_blocks
 
 
 def serves(query_BHSE: Tensor) -> bool:
@@ -49,7 +44,7 @@ def attention(
     """
     batch, heads, queries, size = query_BHSE.shape
     groups, repeats = batch * key_BKTE.size(1), heads // key_BKTE.size(1)
-    out: Tensor = _BlockedAttention.apply(
+    out: Tensor = BlockedAttention.apply(
         query_BHSE.reshape(groups, repeats, queries, size),
         key_BKTE.reshape(groups, -1, size),
         value_BKTE.reshape(groups, -1, size),
@@ -60,7 +55,7 @@ def attention(
     return out.view(query_BHSE.shape)
 
 
-class _BlockedAttention(torch.autograd.Function):
+class BlockedAttention(torch.autograd.Function):
     """See the module."""
 
     @staticmethod
@@ -68,7 +63,7 @@ class _BlockedAttention(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float, mask: Tensor | None
     ) -> Tensor:
         ctx.is_causal, ctx.scale = is_causal, scale
-        keeps = query.numel() // query.size(-1) * key.size(1) <= MAX_KEPT
+        keeps = attention_blocks.keeps_probabilities(query[..., 0, 0].numel(), query.size(2), key.size(1))
         out, kept = torch.empty_like(query), []
         for part, rows, seen in _blocks(query, key, is_causal):
             q_GQE, k_GUE, v_GUE = _flat(query[part, :, rows]), key[part, :seen], value[part, :seen]
@@ -103,13 +98,10 @@ class _BlockedAttention(torch.autograd.Function):
 def _blocks(query_GRSE: Tensor, key_GTE: Tensor, is_causal: bool) -> Iterator[tuple[slice, slice, int]]:
     """Key heads and queries that are computed at a time, and the number of keys that these queries may see."""
     groups, repeats, queries, _ = query_GRSE.shape
-    width = BLOCK if is_causal else queries
-    for start in range(0, queries, width):
-        rows = slice(start, min(start + width, queries))
-        seen = rows.stop if is_causal else key_GTE.size(1)
-        step = max(1, MAX_SCORES // (repeats * (rows.stop - start) * seen))
+    for start, end, seen in attention_blocks.query_blocks(queries, key_GTE.size(1), is_causal):
+        step = max(1, attention_blocks.MAX_SCORES // (repeats * (end - start) * seen))
         for first in range(0, groups, step):
-            yield slice(first, min(first + step, groups)), rows, seen
+            yield slice(first, min(first + step, groups)), slice(start, end), seen
 
 
 def _flat(rows_GRWE: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from zerokara.errors import RunError
 from zerokara.model import compilation
+from zerokara.model.blocked_attention import BlockedAttention
 from zerokara.progress import count_text, seconds_text
 from zerokara.training.compute import devices
 from zerokara.training.guards import StepGuard
@@ -40,6 +41,7 @@ ATTENTION_KERNELS = {
 }
 """What `scaled_dot_product_attention` and `varlen_attn` call, in eager and in compiled layers (torch 2.13,
 aten/src/ATen/native/transformers/attention.cpp and torch/nn/attention/varlen.py)."""
+_OWN_KERNELS = {BlockedAttention.__name__: "matrix products of blocks of queries"}
 
 
 def run_trial(plan: RunPlan) -> None:
@@ -113,7 +115,7 @@ def first_forward_profiled(model: torch.nn.Module) -> Iterator[set[str]]:
 
 def attention_kernels(operators: Collection[str]) -> str:
     """Name what computes the attention, by the operators of a forward pass."""
-    fused = [kernel for name, kernel in ATTENTION_KERNELS.items() if name in operators]
+    fused = [kernel for name, kernel in {**ATTENTION_KERNELS, **_OWN_KERNELS}.items() if name in operators]
     plain = "plain operations, slow and with the matrix of all scores"
     if _PLAIN in operators:
         fused.append(plain)

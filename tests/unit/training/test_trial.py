@@ -9,26 +9,32 @@ import torch
 import torch.nn.attention.varlen
 from torch.nn.functional import scaled_dot_product_attention
 
+from zerokara.model import blocked_attention
 from zerokara.training import trial
 from zerokara.training.trial import attention_kernels, first_forward_profiled
 
 
 class Attention(torch.nn.Module):
-    """Self-attention, with a learned bias if there is one."""
+    """Self-attention: torch's, with a learned bias if there is one, or our own."""
 
-    def __init__(self, has_bias: bool):
+    def __init__(self, has_bias: bool, is_own: bool):
         super().__init__()
-        self.bias = torch.nn.Parameter(torch.zeros(1, 2, 8, 8)) if has_bias else None
+        self.is_own, self.bias = is_own, torch.nn.Parameter(torch.zeros(1, 2, 8, 8)) if has_bias else None
 
     def forward(self, heads_BHSE: torch.Tensor) -> torch.Tensor:
+        if self.is_own:
+            return blocked_attention.attention(heads_BHSE, heads_BHSE, heads_BHSE, is_causal=True)
         return scaled_dot_product_attention(heads_BHSE, heads_BHSE, heads_BHSE, attn_mask=self.bias)
 
 
-@pytest.mark.parametrize(("has_bias", "expected"), [(False, "flash"), (True, "plain operations")])
+@pytest.mark.parametrize(
+    ("has_bias", "is_own", "expected"),
+    [(False, False, "flash"), (True, False, "plain operations"), (False, True, "blocks of queries")],
+)
 def test_one_pass_is_profiled_and_tells_what_it_called(
-    has_bias: bool, expected: str, capfd: pytest.CaptureFixture[str]
+    has_bias: bool, is_own: bool, expected: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    model, heads_BHSE = Attention(has_bias), torch.randn(1, 2, 8, 4, requires_grad=True)
+    model, heads_BHSE = Attention(has_bias, is_own), torch.randn(1, 2, 8, 4, requires_grad=True)
     with first_forward_profiled(model) as seen:
         model(heads_BHSE).sum().backward()
         seen_in_first = set(seen)

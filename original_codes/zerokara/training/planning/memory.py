@@ -19,7 +19,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from zerokara.config.training_settings import TrainingSettings
-from zerokara.model import parameters
+from zerokara.model import attention_blocks, parameters
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute import optimizers, updater
 from zerokara.training.compute.deepspeed_settings import overlaps
@@ -195,7 +195,8 @@ def min_activation_bytes(layout: TrainingLayout) -> int:
 
     Each matrix product needs its input again, or what that is cheaply computed from: of a layer its input, queries,
     keys and values, the output of attention, the hidden states between its halves, and those of the feed-forward
-    network. (Korthikanti et al., 2022, section 4.1, count these and all between them.)
+    network. (Korthikanti et al., 2022, section 4.1, count these and all between them.) On a CPU in bf16 attention keeps
+    probabilities as well, where they are few.
     """
     shape, shared, mode = layout.shape, layout.tensor_parallel_size, layout.activation_checkpointing
     number = layout.micro_batch_size * layout.compute_bytes
@@ -206,6 +207,7 @@ def min_activation_bytes(layout: TrainingLayout) -> int:
     total = 0
     for tokens, encoder_tokens in stacks:
         attention = tokens * (hidden + 2 * heads + 2 * number * shape.kv_projection_size // shared)
+        attention += layout.compute_bytes * _kept_probabilities(layout, tokens, encoder_tokens)
         if encoder_tokens:
             attention += tokens * (hidden + 2 * heads) + encoder_tokens * 2 * heads
         whole = []
@@ -218,3 +220,13 @@ def min_activation_bytes(layout: TrainingLayout) -> int:
         # What is not kept is computed again for one layer at a time.
         total += sum(whole) if mode == "off" else (shape.num_layers - 1) * kept[mode] + max(whole)
     return total
+
+
+def _kept_probabilities(layout: TrainingLayout, tokens: int, encoder_tokens: int) -> int:
+    """Attention probabilities that a layer keeps: none where attention has a bias, in T5 all but cross-attention."""
+    if layout.device != "cpu" or layout.precision != "bf16":
+        return 0
+    heads = layout.micro_batch_size * layout.shape.num_attn_heads // layout.tensor_parallel_size
+    if not layout.shape.traits.is_encoder_decoder:
+        return attention_blocks.kept_probabilities(heads, tokens, tokens, is_causal=True)
+    return attention_blocks.kept_probabilities(heads, tokens, encoder_tokens, is_causal=False)
