@@ -75,9 +75,8 @@ def test_a_process_that_counts_its_own_tokens_is_noticed(runs: dict[str, Any]) -
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"num_layers": 1},
     "mixtral": {"num_layers": 1, "architecture": "mixtral", "num_experts": 4},
-    "switch": {"num_layers": 2, **SWITCH, "moe_layers": (1,)},
+    "switch": {"num_layers": 1, **SWITCH, "moe_layers": (0,)},
 }
-"""Switch Transformer has dense layers too, as T5."""
 
 
 def compiled_case(family: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Model, list[list[torch.Tensor]]]:
