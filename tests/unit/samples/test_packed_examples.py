@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from made_examples import conversation, pair, write_examples
 
+from zerokara.config.finetune_run_config import FinetuneRunConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.sample_lengths import SampleLengths, packed
 from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.samples.example_data import ExampleData
@@ -109,6 +111,11 @@ def test_segments_ascend_and_nothing_is_learned_in_padding(tmp_path: Path, both:
     positions = made.learned.size + (made.inputs.size if both else 0)
     real = sum(len(segment) for example in (pair_examples() if both else decoder_examples()) for segment in example)
     assert rows.padding_share == pytest.approx(1 - (real - (0 if both else 40)) / positions)
+
+
+def test_a_fine_tuning_packs_examples_and_pretraining_does_not() -> None:
+    """What layers are compiled for before the first batch is there."""
+    assert FinetuneRunConfig.packs_examples and not PretrainConfig.packs_examples
 
 
 @pytest.mark.parametrize("both", [False, True])
