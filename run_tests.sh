@@ -43,6 +43,8 @@ checks() {
     printf '── %s\n' "tests"
 }
 part "analysers" analysers
+# Where the environment forbids Python to keep what it compiles, each of the hundreds of starts would do it again.
+$python -m compileall -q original_codes
 if [ $# -gt 0 ]; then
     checks
     exec $python -m pytest "$@"
@@ -50,7 +52,7 @@ fi
 
 # Two halves that take about as long, side by side, each on cores of its own: most tests keep one core busy. The checks
 # of the source come before the first, the clients that are quickly installed after the second.
-numerics=(tests/numerics/test_{export_logits,hf_tokenizer_equals_sentencepiece}.py)
+numerics=(tests/numerics/test_{compilation,export_logits,hf_tokenizer_equals_sentencepiece,memory}.py)
 cores=$($python -c 'import os
 cores = sorted(os.sched_getaffinity(0))
 print(*(",".join(map(str, part)) for part in (cores[::2], cores[1::2])))')

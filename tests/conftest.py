@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 import rounding
+from warm import warm_python, warm_server
 
+__all__ = ["warm_python", "warm_server"]
 ROOT = Path(__file__).resolve().parent.parent
 SHARE = "share_of_tolerance"
 """Name of the property, in the report of a test, that says how near to its tolerance it came."""

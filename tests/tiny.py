@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import sentencepiece
+import warm
 from made_tokens import write_tokens
 
 from zerokara.checkpoint import TrainingState, read_moments, read_state, read_weights
@@ -19,7 +21,6 @@ from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.tokenizer.model_file import ModelFile
 from zerokara.training.monitoring import metrics
-from zerokara.training.processes import launcher
 
 ROOT = Path(__file__).resolve().parents[1]
 NUM_SENTINELS = 10
@@ -150,7 +151,7 @@ class Trained:
 
 @pytest.fixture(scope="session")
 def train_runs(
-    tiny_data: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+    tiny_data: dict[str, str], warm_server: Path | None, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., dict[str, Trained]]:
     """Return a function that trains several runs, name → overrides, one after another in `processes` processes.
 
@@ -168,7 +169,8 @@ def train_runs(
             job_file.write_text(json.dumps({"config": tiny_data["config"], "jobs": jobs}), encoding="utf-8")
             done_file = job_file.with_suffix(".done")
             done_file.write_text("", encoding="utf-8")
-            code = launcher.launch("run_sessions", [str(job_file)], processes)
+            command = [warm.python_of(warm_server), "-m", "launch_sessions", str(processes), str(job_file)]
+            code = subprocess.run(command, check=False).returncode
             num_done = done_file.read_text(encoding="utf-8").count("\n")
             assert code == 0 or num_done < len(jobs), f"all runs are done, but the processes ended with {code}"
             succeeded += names[:num_done]

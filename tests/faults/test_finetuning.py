@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import made_tasks
 import pytest
+import warm
 from faults.running import Fault, Forge, Kills, assert_equal, trained_unbroken, wait_for, whole_checkpoints
 from faults.test_full_disk import Disk, small
 from tiny import ROOT, Trained
@@ -25,6 +25,7 @@ from zerokara.training.finetune_record import ANSWERS_NAME, RESULT_NAME
 from zerokara.training.monitoring import metrics
 
 __all__ = ["small"]
+pytestmark = pytest.mark.usefixtures("warm_python")
 
 SETTINGS: dict[str, Any] = {
     "epochs": 7, "lr": 3e-3, "min_lr": 3e-4, "global_batch_size": 4, "micro_batch_size": 2, "packed_length": 64,
@@ -154,7 +155,7 @@ def test_killed_while_the_examples_are_prepared(task: Path, tuning: Forge, tmp_p
             *command(task, **SETTINGS, output_prefix=prefix, output_model_dir=tmp_path / "run")[2:],
             "--dry-run",
         ]
-        killed = subprocess.run([sys.executable, "-c", body, *arguments], check=False, timeout=120)
+        killed = subprocess.run([warm.python(), "-c", body, *arguments], check=False, timeout=120)
         assert killed.returncode == -signal.SIGKILL
         assert list(tmp_path.glob("*.partial")) and not list(tmp_path.glob("*.bin"))
         again = subprocess.run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import io
+import os
 import random
 import re
 import signal
@@ -12,6 +13,7 @@ import subprocess
 from pathlib import Path
 
 import psutil
+import warm
 from faults.running import BY_COMMAND, Fault, assert_equal, wait_for, whole_checkpoints
 from tiny import ROOT, Trained
 
@@ -28,14 +30,15 @@ class Command:
     machine is.
     """
 
-    def __init__(self, config: str, run_dir: Path):
+    def __init__(self, config: str, run_dir: Path, environment: dict[str, str] | None = None):
         command = ["bash", str(ROOT / "3_train_node1.sh"), "--config", config]
         for key, value in {**BY_COMMAND, "num_processes": 2, "output_model_dir": run_dir}.items():
             command += ["--set", f"{key}={value}"]
         self._run_dir = run_dir
         self.process = subprocess.Popen(
-            command, bufsize=0, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
-        )
+            command, bufsize=0, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+            env={**os.environ, **(environment or {})},
+        )  # fmt: skip
         assert isinstance(self.process.stdout, io.FileIO)
         self._pipe = self.process.stdout
         fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
@@ -88,8 +91,9 @@ class Command:
 
 
 def test_killed_and_stopped_and_resumed(
-    tiny_data: dict[str, str], in_two_processes: dict[str, Trained], tmp_path: Path
+    tiny_data: dict[str, str], in_two_processes: dict[str, Trained], warm_server: Path | None, tmp_path: Path
 ) -> None:
+    """Four real starts meet their ends; the fifth, which goes to the end of the run, is forked as the unbroken one."""
     config, run_dir, chance = tiny_data["config"], tmp_path / "run", random.Random(3)
     for whom in ("all", "rank 1", "rank 0", "asked"):
         with Fault(f"bash 3_train_node1.sh, two processes, {'SIGTERM' if whom == 'asked' else f'kill -9 of {whom}'}"):
@@ -108,7 +112,7 @@ def test_killed_and_stopped_and_resumed(
             assert ("stopped by SIGTERM" in command.log) == (whom == "asked")
             assert whole_checkpoints(run_dir)[-1] < 160
     newest = checkpoint.all_steps(run_dir)[-1]
-    last = Command(config, run_dir)
+    last = Command(config, run_dir, warm.environment(warm_server))
     assert last.end() == 0, last.log
     assert last.first_step == newest + 1
     # What two processes have is added up alike in either order: bit for bit here, too.

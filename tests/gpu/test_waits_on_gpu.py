@@ -46,6 +46,8 @@ RUNS: dict[str, dict[str, Any]] = {
     **{f"{name}, ZeRO {stage}": {"optimizer": name, "zero_stage": stage}
        for name in ("adafactor", "muon") for stage in (0, 1)},
     "mixtral, ZeRO 2": {"architecture": "mixtral", "zero_stage": 2},
+    "mixtral, packed examples": {
+        "architecture": "mixtral", "expert_capacity_factor": 1.0, "intra_document_masking": "true"},
     "intra-document masking": {"intra_document_masking": "true"},
     "activation checkpointing": {"activation_checkpointing": "full"},
 }  # fmt: skip
@@ -99,9 +101,19 @@ def batches(config: PretrainConfig, generator: torch.Generator) -> StepBatches:
         )
         batch = [inputs, labels, torch.ones(labels.shape)]
         batch += [labels] if config.traits.is_encoder_decoder else []
-        batch += [torch.zeros_like(inputs)] if config.intra_document_masking else []
+        if config.intra_document_masking:
+            batch += packed_arguments(inputs) if config.traits.moe_every else [torch.zeros_like(inputs)]
         made.append(batch if REHEARSED else [each.pin_memory() for each in batch])
     return StepBatches(made, float(sum(batch[1].numel() for batch in made)))
+
+
+def packed_arguments(inputs: torch.Tensor) -> list[torch.Tensor]:
+    """Segments, their offsets and the number of examples: one example in each row, and padding in its last quarter."""
+    num, length = inputs.shape
+    segments = torch.zeros_like(inputs)
+    segments[:, -length // 4 :] = 1
+    offsets = torch.arange(num)[:, None] * length + torch.tensor([0, length - length // 4])
+    return [segments, torch.cat([offsets.flatten(), torch.tensor([num * length])]).int(), torch.ones_like(inputs[:, 0])]
 
 
 def check_third_step(settings: dict[str, Any], compiles: bool = False) -> None:

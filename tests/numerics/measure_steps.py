@@ -117,6 +117,8 @@ def watch(config: PretrainConfig) -> dict[str, Any]:
                 ids = torch.cat([inputs, labels[:, -1:]], dim=1).numpy()
                 ids[:, 3 :: 2 + index] = END  # another number of documents in each micro batch
                 batch = as_tensors(Causal(config.lengths, END)(ids, ids[:, 0]))
+                if model.shape.moe_layers:  # as of packed examples, the fourth segment padding
+                    batch.append(torch.full_like(batch[0][:, 0], 3))
             made.append([*batch, labels] if config.traits.is_encoder_decoder else batch)
         return StepBatches(made, float(sum(batch[1].numel() for batch in made)))
 

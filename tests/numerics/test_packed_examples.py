@@ -19,6 +19,8 @@ from zerokara.huggingface.families import SpecialIds
 from zerokara.huggingface.live_model import stock_model_of
 from zerokara.model import biased_attention, decoder, encoder_decoder, parallel
 from zerokara.model.builder import Model, build
+from zerokara.model.experts import Routing
+from zerokara.samples.objective import Batch
 from zerokara.samples.packed_examples import PackedExamples, PackedRows
 from zerokara.samples.pairs import Pairs
 from zerokara.training.batch_loader import as_tensors
@@ -35,6 +37,8 @@ FAMILIES = {
     "switch": {**T5, **MOE, "architecture": "switch"},
     "t5_moe": {**T5, **MOE, "architecture": "t5_moe"},
 }
+CAPACITY = {"mixtral": 0.6, "switch": 0.8, "t5_moe": 0.6}
+"""A factor with which each drops some of its choices, in training."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -60,7 +64,7 @@ class Case:
         """Nats of each position, whether it is learned or not."""
         batch = self.objective(rows, np.zeros(len(rows.inputs), np.int64))
         if not isolated:
-            batch = replace(batch, segments=None, decoder_segments=None, document_offsets=None)
+            batch = without_segments(batch)
         inputs, labels, mask, *others = as_tensors(batch)
         with torch.no_grad():
             return self.model(inputs, labels, mask, *others, per_token=True)
@@ -78,7 +82,11 @@ class Case:
             yield from ((row, number, example) for number, example in enumerate(self.rows.examples(row)))
 
 
-def case_of(family: str, folder: Path, lengths: SampleLengths | None = None) -> Case:
+def without_segments(batch: Batch) -> Batch:
+    return replace(batch, segments=None, decoder_segments=None, document_offsets=None, num_examples=None)
+
+
+def case_of(family: str, folder: Path, lengths: SampleLengths | None = None, capacity: float = 0.0) -> Case:
     shape = shape_of(VOCABULARY, seq_len=48, **FAMILIES[family])
     is_pair, chance = shape.traits.is_encoder_decoder, np.random.default_rng(5)
     examples: list[Example] = [
@@ -86,7 +94,7 @@ def case_of(family: str, folder: Path, lengths: SampleLengths | None = None) -> 
         for number in range(NUM_EXAMPLES)
     ]
     lengths = lengths or (packed(32, 24, True) if is_pair else packed(48, 48, False))
-    weights, model = spread_weights(shape), build(shape)
+    weights, model = spread_weights(shape), build(shape, routing=Routing(capacity_factor=capacity))
     model.load_state_dict(weights, strict=False)
     rows = PackedExamples(write_examples(folder / "examples", examples), lengths, is_pair, PAD)
     assert 2 < len(rows) < NUM_EXAMPLES / 2 and rows.padding_share > 0
@@ -112,6 +120,23 @@ def test_a_packed_example_has_the_losses_that_it_has_alone(family: str, tmp_path
     case = case_of(family, tmp_path)
     assert largest_difference(case, tmp_path) < 1e-5
     assert largest_difference(case, tmp_path, isolated=False) > 0.1  # the twin: attention crosses examples
+
+
+@pytest.mark.parametrize("family", CAPACITY)
+def test_a_packed_example_drops_the_choices_that_it_drops_alone(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = case_of(family, tmp_path, capacity=CAPACITY[family])
+    assert case.model.training, "validation drops nothing"
+    assert largest_difference(case, tmp_path) < 1e-5
+    row = case.rows.many([0])
+    dropped = case.nats(row)
+    case.model.eval()
+    assert (case.nats(row) - dropped).abs().max() > 0.1
+    case.model.train()
+    # The twin: nobody says which positions are whose, and the capacity is that of a row.
+    monkeypatch.setattr(type(case.model), "_examples_or_padding", lambda *_: None)
+    assert largest_difference(case, tmp_path) > 0.1
 
 
 def test_learned_positions_must_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +172,7 @@ def gradients_of_inputs(case: Case, row: int, number: int, isolated: bool) -> li
     target_segments = made.segments if made.decoder_segments is None else made.decoder_segments
     batch = replace(batch, loss_mask=batch.loss_mask * (target_segments == number))
     if not isolated:
-        batch = replace(batch, segments=None, decoder_segments=None, document_offsets=None)
+        batch = without_segments(batch)
     kept: list[torch.Tensor] = []
 
     def keep(_module: torch.nn.Module, _inputs: object, out: torch.Tensor) -> None:

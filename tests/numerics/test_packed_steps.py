@@ -11,14 +11,16 @@ import numpy as np
 import pytest
 import rounding
 import torch
+from grouped import plain_grouped_mm
 from made_examples import conversation, pair, write_examples
 from programs import answers_of
 from shapes import shape_of
 from tiny import nothing_small
 
 from zerokara.config.sample_lengths import packed
-from zerokara.model import compilation, parallel
-from zerokara.model.builder import build
+from zerokara.model import compilation, experts, parallel
+from zerokara.model.builder import Model, build
+from zerokara.model.experts import Routing
 from zerokara.samples.packed_examples import PackedExamples
 from zerokara.samples.pairs import Pairs
 from zerokara.training.batch_loader import as_tensors
@@ -29,14 +31,15 @@ COMMON = {
     "global_batch_size": 8, "micro_batch_size": 4, "zero_stage": 0, "processes": 1,
 }  # fmt: skip
 T5 = {"architecture": "t5", "head_dim": 16}
-SWITCH = {**T5, "architecture": "switch", "num_experts": 4, "moe_layers": "[1]", "router_aux_loss_coef": 0.02}
-ONE: dict[str, dict[str, Any]] = {"llama": {}, "t5": T5, "switch": SWITCH}
+SWITCH = {**T5, "architecture": "switch", "num_experts": 4, "moe_layers": "[1]"}
+ROUTING = {"router_aux_loss_coef": 0.02, "expert_capacity_factor": 1.0}
+ONE: dict[str, dict[str, Any]] = {"llama": {}, "t5": T5, "switch": {**SWITCH, **ROUTING}}
 OTHERS: dict[str, dict[str, Any]] = {
     "llama, micro batch 1": {"micro_batch_size": 1},
     "llama, two processes": {"processes": 2},
     "t5, tensor parallel, micro batch 1": {**T5, "micro_batch_size": 1, "processes": 2, "tensor_parallel_size": 2},
     "t5, ZeRO 3, checkpointing": {**T5, "processes": 2, "zero_stage": 3, "activation_checkpointing": "full"},
-    "switch, two processes": {**SWITCH, "processes": 2, "zero_stage": 1},
+    "switch, two processes": {**SWITCH, **ROUTING, "processes": 2, "zero_stage": 1},
 }
 
 
@@ -69,26 +72,66 @@ def test_a_process_that_counts_its_own_tokens_is_noticed(runs: dict[str, Any]) -
     assert rounding.times_tolerance(found, one, quantity="grad_norm") > rounding.BROKEN
 
 
-@pytest.mark.parametrize("family", ["llama", "t5"])
-def test_compiled_layers_take_packed_examples(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"num_layers": 1},
+    "mixtral": {"num_layers": 1, "architecture": "mixtral", "num_experts": 4},
+    "switch": {"num_layers": 1, **SWITCH, "moe_layers": (0,)},
+}
+
+
+def compiled_case(family: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Model, list[list[torch.Tensor]]]:
+    """A model, and micro batches of packed examples with padding; experts take the way that they take on a GPU."""
     parallel.start_alone()
-    monkeypatch.setenv(compilation.CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(compilation.CACHE_VARIABLE, str(folder))
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setattr(experts, "has_kernel", lambda _: True)
+    monkeypatch.setattr(experts, "grouped_mm", plain_grouped_mm)
     torch._dynamo.reset()
-    is_pair, chance = family == "t5", np.random.default_rng(2)
+    is_pair, chance = family == "switch", np.random.default_rng(2)
     lengths = packed(32, 24, True) if is_pair else packed(32, 32, False)
     examples = [(pair if is_pair else conversation)(chance, VOCABULARY, END) for _ in range(40)]
-    rows = PackedExamples(write_examples(tmp_path / "examples", examples), lengths, is_pair, PAD)
-    shape = shape_of(VOCABULARY, seq_len=48, **(T5 if is_pair else {}))
-    model = build(replace(shape, input_len=lengths.input, target_len=lengths.target), seed=1)
-    made = [Pairs(lengths, PAD if is_pair else None)(rows.many([row, row + 1]), np.zeros(2)) for row in range(3)]
-    expected = [float(model(*as_tensors(batch)).detach()) for batch in made]
+    rows = PackedExamples(write_examples(folder / "examples", examples), lengths, is_pair, PAD)
+    shape = shape_of(VOCABULARY, seq_len=48, **MODELS[family])
+    shape = replace(shape, input_len=lengths.input, target_len=lengths.target)
+    model = build(shape, seed=1, routing=Routing(0.3, 0.2, capacity_factor=1.0))
+    objective = Pairs(lengths, PAD if is_pair else None)
+    return model, [as_tensors(objective(rows.many([row, row + 1]), np.zeros(2))) for row in range(3)]
+
+
+def nats_and_gradients(model: Model, batch: list[torch.Tensor]) -> tuple[float, dict[str, torch.Tensor]]:
+    model.zero_grad()
+    if model.auxiliary:
+        model.auxiliary.set_weight(float(batch[2].sum()), torch.device("cpu"))  # as large as the nats
+    nats = model(*batch)
+    nats.backward()
+    return float(nats.detach()), {name: part.grad.clone() for name, part in model.named_parameters()}
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_compiled_layers_take_packed_examples(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batches = compiled_case(family, tmp_path, monkeypatch)
+    expected = [nats_and_gradients(model, batch) for batch in batches]
+    assert compilation.start(model, 2, intra_document_masking=True, log=print, packs_examples=True)
+    torch.compiler.set_stance("fail_on_recompile")
+    try:
+        for batch, (nats, gradients) in zip(batches, expected, strict=True):
+            found_nats, found = nats_and_gradients(model, batch)
+            rounding.assert_same_loss(found_nats, nats)
+            for name, gradient in gradients.items():
+                rounding.assert_same_tensor(found[name], gradient, name)
+    finally:
+        torch.compiler.set_stance("default")
+
+
+def test_layers_compiled_without_the_number_of_examples_are_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broken twin: such layers would be compiled twice, once at the start and once in the first step."""
+    model, batches = compiled_case("mixtral", tmp_path, monkeypatch)
     assert compilation.start(model, 2, intra_document_masking=True, log=print)
     torch.compiler.set_stance("fail_on_recompile")
     try:
-        for batch, nats in zip(made, expected, strict=True):
-            found = model(*as_tensors(batch))
-            found.backward()
-            rounding.assert_same_loss(float(found.detach()), nats)
+        with pytest.raises(RuntimeError, match="recompile"):
+            nats_and_gradients(model, batches[0])
     finally:
         torch.compiler.set_stance("default")

@@ -17,6 +17,8 @@ RUNS: dict[str, dict[str, Any]] = {
     **{name: {"architecture": name} for name in ("qwen3", "gpt2", "t5", "mixtral", "qwen3_moe", "switch")},
     "t5_moe": {"architecture": "t5_moe", "moe_layers": "[1]", "expert_capacity_factor": 1.0},
     "mixtral, ZeRO 2, bf16": {"architecture": "mixtral", "zero_stage": 2, "precision": "bf16"},
+    "mixtral, packed examples": {
+        "architecture": "mixtral", "expert_capacity_factor": 1.0, "intra_document_masking": "true"},
     "masking": {"intra_document_masking": "true"},
     "masking, bf16": {"intra_document_masking": "true", "precision": "bf16"},
     "masking, bf16, checkpointing": {

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import evaluated_models
 import pytest
+import warm
 from foreign_models import documents
 from huggingface_hub import ModelCard
+
+pytestmark = pytest.mark.usefixtures("warm_python")
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +31,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def step(root: Path, place: Path, *arguments: str) -> Any:
-    command = [sys.executable, str(root / "8_evaluate.py"), *arguments]
+    command = [warm.python(), str(root / "8_evaluate.py"), *arguments]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=300)
 

@@ -20,6 +20,7 @@ from zerokara.tokenizer.encoder import Encoder
 from zerokara.training.monitoring import metrics
 
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.usefixtures("warm_python")
 QUICK = (
     "lr=3e-3", "min_lr=3e-4", "global_batch_size=4", "micro_batch_size=4", "packed_length=64", "precision=fp32",
     "plots=false", "tensorboard=false", "log_interval=1", "eval_interval=20", "save_interval=100", "keep_last=1",

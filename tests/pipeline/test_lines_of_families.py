@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import random
 import subprocess
-import sys
 from pathlib import Path
 
 import nbformat
 import pytest
 import torch
+import warm
 from nbclient import NotebookClient
 
 from zerokara.training.monitoring import metrics
 
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.usefixtures("warm_python")
 SMALL = (
     "num_layers=2", "hidden_size=32", "num_attn_heads=2", "seq_len=48", "ffn_hidden_size=64", "num_workers=1",
     "global_batch_size=16", "micro_batch_size=8", "log_interval=5", "eval_interval=40", "save_interval=40",
@@ -60,16 +61,16 @@ def through_all_steps(place: Path, corpus: Path, name: str, *small: str) -> str:
     )
     made = (f"input_model_dir={place}/run", f"output_tokenizer_and_model_dir={place}/hf", "check_lines=50")
     said = run(
-        sys.executable, "1_train_sentencepiece_tokenizer.py", "--config", tokenizer,
+        warm.python(), "1_train_sentencepiece_tokenizer.py", "--config", tokenizer,
         *(word for setting in first for word in ("--set", setting)),
     )  # fmt: skip
     said += run("bash", "2_tokenize.sh", "--config", training, *train)
-    said += run(sys.executable, "count_tokens.py", "--config", training, *train)
+    said += run(warm.python(), "count_tokens.py", "--config", training, *train)
     said += run("bash", "3_train_node1.sh", "--config", training, *train)
     convert = [word for setting in made for word in ("--set", setting)]
     said += run("bash", "4_convert_to_HF.sh", "--config", converting, *convert)
     upload = [*convert, "--set", "huggingface_name=somebody/tiny"]
-    return said + run(sys.executable, "6_upload.py", "--dry-run", "--config", converting, *upload)
+    return said + run(warm.python(), "6_upload.py", "--dry-run", "--config", converting, *upload)
 
 
 def test_t5_reads_masked_spans_and_fills_them(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

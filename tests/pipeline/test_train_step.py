@@ -22,6 +22,7 @@ from zerokara.tokenizer.encoder import Encoder
 from zerokara.training.monitoring import metrics
 
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.usefixtures("warm_python")
 
 
 def start_step_3(config: str, *settings: str, options: tuple[str, ...] = ()) -> subprocess.Popen[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from zerokara.config import sample_lengths
 from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.config.run_config import RunConfig
@@ -12,6 +14,7 @@ from zerokara.config.settings import PositiveWhole
 class FinetuneRunConfig(FinetuneConfig, RunConfig):
     """All settings of a fine-tuning run: `finetune_config.yaml`, and the model's from its folder."""
 
+    packs_examples: ClassVar[bool] = True
     packed_target_length: PositiveWhole = 1
     """t5: tokens in a packed decoder target, as the examples need them; for a decoder 1."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from zerokara.config.model_settings import ModelSettings
 from zerokara.config.settings import rule
@@ -14,6 +14,9 @@ from zerokara.errors import Fault
 
 class RunConfig(TrainingSettings, ModelSettings):
     """Model and training of a run; `PretrainConfig` and `FinetuneRunConfig` add their data to it."""
+
+    packs_examples: ClassVar[bool] = False
+    """Whether a sample holds whole examples, and padding behind them."""
 
     @property
     def source_entries(self) -> tuple[str, ...]:

@@ -81,12 +81,14 @@ class OptimizationSettings(Settings):
     """t5: learning rate of the relative position bias, as a multiple of lr. The bias starts near 0.01 and attends to
     neighbours only at values of several units, so it must learn faster. `auto` is 30, with adafactor 1 as in T5."""
     router_aux_loss_coef: NaturalNumber = 0.01
-    """Experts: coefficient of the auxiliary load-balancing loss (Switch Transformer), computed per sequence."""
+    """Experts: coefficient of the auxiliary load-balancing loss (Switch Transformer), computed per sequence, of packed
+    examples without the padding."""
     router_z_loss_coef: NaturalNumber = 0.001
     """Experts: coefficient of the router z-loss, which keeps the router's logits small (ST-MoE)."""
     expert_capacity_factor: NaturalNumber = 0.0
-    """Experts: capacity factor in training, the tokens of a sequence that one expert accepts as a multiple of an even
-    share, e.g. 1.25; tokens beyond it are dropped. 0 is no limit. Validation and the exported model have no limit."""
+    """Experts: capacity factor in training, the tokens of a sequence (in fine-tuning, of an example) that one expert
+    accepts as a multiple of an even share, e.g. 1.25; tokens beyond it are dropped. 0 is no limit. Validation and the
+    exported model have no limit."""
     gradient_clipping: NaturalNumber = 1.0
     """Maximum norm of the gradient; 0 for no clipping."""
     seed: NaturalWhole = 1234

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
-from transformers.utils import logging
 
 from zerokara.huggingface.families import Family
 
 
 def load(folder: Path, dtype: torch.dtype, family: Family) -> tuple[Any, list[str]]:
     """Return the model on the CPU, and what the loading report complains about: missing, unexpected, other shapes."""
+    import transformers  # half a second to import, and each training process imports this module
+
     with quiet(progress_bar=sys.stderr.isatty()):
         model, report = getattr(transformers, family.auto_class).from_pretrained(
             folder,
@@ -35,6 +35,8 @@ def load(folder: Path, dtype: torch.dtype, family: Family) -> tuple[Any, list[st
 @contextmanager
 def quiet(progress_bar: bool) -> Iterator[None]:
     """Keep transformers from warning that T5's separate output matrix is not tied, as it should be."""
+    from transformers.utils import logging
+
     verbosity, had_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     if not progress_bar:

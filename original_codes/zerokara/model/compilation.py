@@ -57,10 +57,17 @@ def compiles_functions(mode: str, device_type: str) -> bool:
     return mode == "on" or (mode == "auto" and device_type == "cuda")
 
 
-def start(model: Any, micro_batch_size: int, intra_document_masking: bool, log: Callable[[str], None]) -> bool:
+def start(
+    model: Any,
+    micro_batch_size: int,
+    intra_document_masking: bool,
+    log: Callable[[str], None],
+    packs_examples: bool = False,
+) -> bool:
     """Compile the layers of a `megatron.Model` on its device; False when it failed and they run eagerly.
 
-    With `intra_document_masking` batches come with segments. No gradient and no weight is touched.
+    With `intra_document_masking` batches come with segments, and where a run `packs_examples`, with their number. No
+    gradient and no weight is touched.
     """
     device = next(model.parameters()).device
     folder = _choose_cache_folder()
@@ -73,7 +80,7 @@ def start(model: Any, micro_batch_size: int, intra_document_masking: bool, log: 
     log(f"compiling the layers (torch.compile; cached in {folder} for the next start)")
     started = time.monotonic()
     try:
-        _warm_up(model, micro_batch_size, intra_document_masking, device)
+        _warm_up(model, model.blank_arguments(micro_batch_size, intra_document_masking, packs_examples, device))
     except Exception as error:  # whatever the compiler dislikes, training works without it
         for layer, forward in zip(layers, eager, strict=True):
             layer.forward = forward
@@ -86,7 +93,11 @@ def start(model: Any, micro_batch_size: int, intra_document_masking: bool, log: 
 
 
 def start_functions(
-    model: Any, micro_batch_size: int, intra_document_masking: bool, log: Callable[[str], None]
+    model: Any,
+    micro_batch_size: int,
+    intra_document_masking: bool,
+    log: Callable[[str], None],
+    packs_examples: bool = False,
 ) -> bool:
     """Compile the functions of a `megatron.Model`, whose layers stay eager; False when one of them failed.
 
@@ -98,7 +109,7 @@ def start_functions(
     log(f"compiling the loss, activations and rotary positions (torch.compile; cached in {folder} for the next start)")
     started = time.monotonic()
     with torch.no_grad():
-        model(*model.blank_arguments(micro_batch_size, intra_document_masking, device))
+        model(*model.blank_arguments(micro_batch_size, intra_document_masking, packs_examples, device))
     for each in fused:
         each.stop_learning()
     _log_errors(fused, log)
@@ -159,9 +170,9 @@ class _CompiledForward:
         return chosen(hidden_states, *arguments, **named)
 
 
-def _warm_up(model: Any, micro_batch_size: int, intra_document_masking: bool, device: torch.device) -> None:
+def _warm_up(model: Any, arguments: list[torch.Tensor]) -> None:
     """One micro batch forward and backward, its gradients computed but not accumulated: DeepSpeed does not notice."""
-    nats = model(*model.blank_arguments(micro_batch_size, intra_document_masking, device))
+    nats = model(*arguments)
     torch.autograd.grad(nats, [parameter for parameter in model.parameters() if parameter.requires_grad])
 
 

@@ -26,6 +26,7 @@ class Decoder(LanguageModel, GPTModel):
         mask_BS: Tensor | None = None,
         segments_BS: Tensor | None = None,
         document_offsets_N1: Tensor | None = None,
+        num_examples_B: Tensor | None = None,
         at_B: Tensor | None = None,
         per_token: bool = False,
     ) -> Tensor:
@@ -34,7 +35,8 @@ class Decoder(LanguageModel, GPTModel):
         `per_token` returns the nats of each token instead, [B, S], whatever its mask, without gradients.
 
         Attention stays within each of `segments_BS` (documents, in ascending order). Where a GPU has a kernel for it,
-        it is given the `document_offsets_N1` of the same documents (`Batch.document_offsets`) in place of a mask. With
+        it is given the `document_offsets_N1` of the same documents (`Batch.document_offsets`) in place of a mask. Where
+        `num_examples_B` are packed (`Batch.num_examples`), experts count the segments behind them as padding. With
         `at_B` the logits are those of that one position of each row, [B, 1, V].
         """
         if segments_BS is None:
@@ -44,7 +46,8 @@ class Decoder(LanguageModel, GPTModel):
             positions_BS, attention_mask = positions_in_documents(segments_BS), document_offsets_N1
         else:
             positions_BS, attention_mask = intra_document_mask(segments_BS)
-        hidden_SBD = super().forward(tokens_BS, positions_BS, attention_mask)
+        examples_BS = self._examples_or_padding(segments_BS, num_examples_B)
+        hidden_SBD = super().forward(tokens_BS, positions_BS, attention_mask, padding_mask=examples_BS)
         return self._predict(hidden_SBD, labels_BS, mask_BS, at_B, per_token)
 
     def _has_variable_length(self) -> bool:
@@ -54,14 +57,17 @@ class Decoder(LanguageModel, GPTModel):
         """The layers, in the order in which they are computed."""
         return list(self.decoder.layers)
 
-    def blank_arguments(self, num_samples: int, intra_document_masking: bool, device: torch.device) -> list[Tensor]:
-        """Arguments of `forward` for a micro batch of training, in shape and dtype, all zeros."""
+    def blank_arguments(
+        self, num_samples: int, intra_document_masking: bool, packs_examples: bool, device: torch.device
+    ) -> list[Tensor]:
+        """Arguments of `forward` for a micro batch of training, in shape and dtype: zeros, an example in each row."""
         ids_BS = torch.zeros(num_samples, self.shape.input_len, dtype=torch.int64, device=device)
         mask_BS = torch.ones(ids_BS.shape, device=device)
         if not intra_document_masking:
             return [ids_BS, ids_BS, mask_BS]
         offsets_N1 = torch.arange(num_samples + 1, dtype=torch.int32, device=device) * self.shape.input_len
-        return [ids_BS, ids_BS, mask_BS, torch.zeros_like(ids_BS), offsets_N1]
+        arguments = [ids_BS, ids_BS, mask_BS, torch.zeros_like(ids_BS), offsets_N1]
+        return [*arguments, torch.ones_like(ids_BS[:, 0])] if packs_examples else arguments
 
     def _postprocess(self, hidden_states: Tensor, **_: Any) -> Tensor:
         """Stop at the hidden states, [S, B, D]: projection and loss are ours."""

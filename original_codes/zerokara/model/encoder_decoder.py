@@ -41,6 +41,7 @@ class EncoderDecoder(LanguageModel, T5Model):
         decoder_input_ids_BT: Tensor | None = None,
         segments_BS: Tensor | None = None,
         decoder_segments_BT: Tensor | None = None,
+        num_examples_B: Tensor | None = None,
         at_B: Tensor | None = None,
         encoder_attention_mask_BS: Tensor | None = None,
         per_token: bool = False,
@@ -51,6 +52,7 @@ class EncoderDecoder(LanguageModel, T5Model):
 
         `decoder_input_ids_BT` is required: a start token, and the target shifted right by one. Attention stays within
         the examples of `segments_BS` and `decoder_segments_BT` (`Batch.segments`); both or none are given.
+        Where `num_examples_B` are packed (`Batch.num_examples`), experts count the segments behind them as padding.
         `encoder_attention_mask_BS` is 0 at padding. With `at_B` the logits are those of that one position of each row,
         [B, 1, V].
         """
@@ -68,12 +70,17 @@ class EncoderDecoder(LanguageModel, T5Model):
                 None if encoder_attention_mask_BS is None else encoder_attention_mask_BS[:, None, None].bool()
             )
             encoder_mask, decoder_mask = context_mask, torch.ones_like(bias_1HTT[:, :1], dtype=torch.bool).tril()
-        encoded_SBD = self.encoder(self._embed(encoder_input_ids_BS), **_biased(bias_1HSS, encoder_mask))
+        encoded_SBD = self.encoder(
+            self._embed(encoder_input_ids_BS),
+            **_biased(bias_1HSS, encoder_mask),
+            padding_mask=self._examples_or_padding(segments_BS, num_examples_B),
+        )
         hidden_TBD = self.decoder(
             self._embed(decoder_input_ids_BT),
             **_biased(bias_1HTT, decoder_mask),
             context=encoded_SBD,
             context_mask=context_mask,
+            padding_mask=self._examples_or_padding(decoder_segments_BT, num_examples_B),
         )
         if self.shape.tie_word_embeddings:  # Mesh TensorFlow's T5: a shared matrix has the scale of an embedding
             hidden_TBD = hidden_TBD * self.shape.hidden_size**-0.5
@@ -83,8 +90,10 @@ class EncoderDecoder(LanguageModel, T5Model):
         """The layers, in the order in which they are computed."""
         return [*self.encoder.layers, *self.decoder.layers]
 
-    def blank_arguments(self, num_samples: int, intra_document_masking: bool, device: torch.device) -> list[Tensor]:
-        """Arguments of `forward` for a micro batch of training, in shape and dtype, all zeros."""
+    def blank_arguments(
+        self, num_samples: int, intra_document_masking: bool, packs_examples: bool, device: torch.device
+    ) -> list[Tensor]:
+        """Arguments of `forward` for a micro batch of training, in shape and dtype: zeros, an example in each row."""
         encoder_ids_BS, decoder_ids_BT = (
             torch.zeros(num_samples, length, dtype=torch.int64, device=device)
             for length in (self.shape.input_len, self.shape.target_len)
@@ -92,6 +101,8 @@ class EncoderDecoder(LanguageModel, T5Model):
         arguments = [encoder_ids_BS, decoder_ids_BT, torch.ones(decoder_ids_BT.shape, device=device), decoder_ids_BT]
         if intra_document_masking:
             arguments += [torch.zeros_like(encoder_ids_BS), torch.zeros_like(decoder_ids_BT)]
+        if packs_examples:
+            arguments.append(torch.ones_like(encoder_ids_BS[:, 0]))
         return arguments
 
     def _embed(self, ids_BS: Tensor) -> Tensor:

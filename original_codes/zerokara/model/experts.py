@@ -15,13 +15,16 @@ neither the micro batch nor the number of processes changes what is learned.
 With a capacity factor c an expert takes at most ⌈c · k · S / X⌉ of a sequence's choices in training, the first ones, so
 that no token depends on a later one; the others are dropped and add nothing. Validation drops none.
 
+Of packed examples the capacity is that of each example, S its length: it drops what it would drop alone. The losses
+stay means over a sequence, a whole row, without its padding: an example of a few tokens cannot load all experts alike.
+Padding goes through experts as well, and counts nowhere.
+
 Shape suffixes: S sequence, B batch, N = B·S tokens, D hidden size, X experts, k choices of a token, M = N·k choices,
 F feed-forward size of an expert, R rows of `experts_fc1` (2F with a gate).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -37,6 +40,9 @@ from zerokara.model import parallel
 from zerokara.model.auxiliary_loss import AuxiliaryLoss
 from zerokara.model.feed_forward import activate, plain_activate
 from zerokara.model.megatron_core import TransformerConfig
+
+PADDING = -1
+"""The number of an example where there is none."""
 
 
 @dataclass(frozen=True)
@@ -83,40 +89,57 @@ class MixtureOfExperts(torch.nn.Module):
         self.counts = RouterCounts(self.num_experts)
 
     def forward(self, hidden_SBD: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, None]:
-        """Return for each token the weighted sum of its experts' outputs, and None for megatron-core's bias."""
-        assert padding_mask is None
+        """Return for each token the weighted sum of its experts' outputs, and None for megatron-core's bias.
+
+        `padding_mask`, as megatron-core calls it, is the packed example at each position, `PADDING` behind the
+        examples, [B, S]; None where each sequence is one, without padding.
+        """
+        real_SB = None if padding_mask is None else (padding_mask != PADDING).transpose(0, 1)
         length, batch, hidden_size = hidden_SBD.shape
         logits_SBX = linear(hidden_SBD.float(), self.router.weight.float())
         probabilities_SBX = logits_SBX.softmax(dim=-1)
         weights_SBk, chosen_SBk = probabilities_SBX.topk(self.top_k, dim=-1)
         if self.top_k > 1:
             weights_SBk = weights_SBk / weights_SBk.sum(dim=-1, keepdim=True)
-        kept_SBk = self._within_capacity(chosen_SBk)
+        kept_SBk = self._within_capacity(chosen_SBk, padding_mask)
         if self.training and torch.is_grad_enabled():
-            self.counts.add(probabilities_SBX.detach(), chosen_SBk, kept_SBk)
-            loss = self._auxiliary_loss(logits_SBX, probabilities_SBX, chosen_SBk)
+            self.counts.add(probabilities_SBX.detach(), chosen_SBk, kept_SBk, real_SB)
+            loss = self._auxiliary_loss(logits_SBX, probabilities_SBX, chosen_SBk, real_SB)
             weights_SBk = self.auxiliary.attach(weights_SBk, loss)
         out_MD = self._apply_experts(hidden_SBD.reshape(length * batch, hidden_size), chosen_SBk.reshape(-1))
         weights_Nk1 = (weights_SBk * kept_SBk).reshape(-1, self.top_k, 1).to(out_MD.dtype)
         out_ND = (out_MD.view(-1, self.top_k, hidden_size) * weights_Nk1).sum(dim=1)
         return out_ND.view(length, batch, hidden_size), None
 
-    def _within_capacity(self, chosen_SBk: Tensor) -> Tensor:
+    def _within_capacity(self, chosen_SBk: Tensor, examples_BS: Tensor | None = None) -> Tensor:
         """1 where a choice is within its expert's capacity, 0 where it is dropped."""
         if not (self.training and self.capacity_factor):
             return torch.ones_like(chosen_SBk)
         length, batch, top_k = chosen_SBk.shape
-        capacity = math.ceil(self.capacity_factor * top_k * length / self.num_experts)
-        by_sequence = _one_hot(chosen_SBk.transpose(0, 1).reshape(batch, length * top_k), self.num_experts)
-        ranks = (by_sequence.cumsum(dim=1) * by_sequence).sum(dim=-1)  # 1 for the first choice that falls on an expert
-        return (ranks <= capacity).view(batch, length, top_k).transpose(0, 1).to(chosen_SBk.dtype)
+        rows_B = torch.arange(batch, device=chosen_SBk.device)
+        group_SB = rows_B.expand(length, batch)
+        if examples_BS is not None:  # and padding is a group as well
+            group_SB = rows_B * (length + 1) + examples_BS.transpose(0, 1) - PADDING
+        length_SB = _counts_of_own(group_SB.flatten(), batch * (length + 1)).view(length, batch)
+        earlier_SBk = _num_earlier((group_SB[..., None] * self.num_experts + chosen_SBk).flatten()).view_as(chosen_SBk)
+        # Of n earlier choices n < ⌈a / X⌉, which is n · X < a: without a division, which devices round differently.
+        allowed_SB = length_SB.double() * (self.capacity_factor * top_k)
+        return (earlier_SBk * self.num_experts < allowed_SB[..., None]).to(chosen_SBk.dtype)
 
-    def _auxiliary_loss(self, logits_SBX: Tensor, probabilities_SBX: Tensor, chosen_SBk: Tensor) -> Tensor:
-        """Load-balancing loss and z-loss with their coefficients, summed over the sequences."""
-        length = logits_SBX.size(0)
-        shares_BX = _one_hot(chosen_SBk, self.num_experts).sum(dim=(0, 2)).to(logits_SBX.dtype) / (length * self.top_k)
-        balance = self.num_experts * (shares_BX * probabilities_SBX.mean(dim=0)).sum()
-        z = logits_SBX.logsumexp(dim=-1).square().mean(dim=0).sum()
+    def _auxiliary_loss(
+        self, logits_SBX: Tensor, probabilities_SBX: Tensor, chosen_SBk: Tensor, real_SB: Tensor | None = None
+    ) -> Tensor:
+        """Load-balancing loss and z-loss with their coefficients, summed over the sequences.
+
+        The means are over the positions where `real_SB` is True; a sequence without any adds nothing.
+        """
+        chosen_SBX = _one_hot(chosen_SBk, self.num_experts).sum(dim=2)
+        num_real: int | Tensor = len(chosen_SBX)
+        if real_SB is not None:
+            chosen_SBX, num_real = chosen_SBX * real_SB[..., None], real_SB.sum(dim=0).clamp(min=1)[:, None]
+        shares_BX = chosen_SBX.sum(dim=0).to(logits_SBX.dtype) / (num_real * self.top_k)
+        balance = self.num_experts * (shares_BX * _mean(probabilities_SBX, real_SB)).sum()
+        z = _mean(logits_SBX.logsumexp(dim=-1, keepdim=True).square(), real_SB).sum()
         return self.aux_loss_coef * balance + self.z_loss_coef * z
 
     def _apply_experts(self, hidden_ND: Tensor, chosen_M: Tensor) -> Tensor:
@@ -155,6 +178,27 @@ def has_kernel(hidden: Tensor) -> bool:
     return hidden.is_cuda and hidden.dtype == torch.bfloat16
 
 
+def _mean(values_SBX: Tensor, real_SB: Tensor | None) -> Tensor:
+    """Mean over the real positions of each sequence, [B, X]; 0 where there are none."""
+    if real_SB is None:
+        return values_SBX.mean(dim=0)
+    return (values_SBX * real_SB[..., None]).sum(dim=0) / real_SB.sum(dim=0).clamp(min=1)[:, None]
+
+
+def _counts_of_own(number_N: Tensor, num_numbers: int) -> Tensor:
+    """How often each number, from 0 on and below `num_numbers`, occurs in all, [N]."""
+    counts = number_N.new_zeros(num_numbers).scatter_add(0, number_N, torch.ones_like(number_N))
+    return counts[number_N]
+
+
+def _num_earlier(number_M: Tensor) -> Tensor:
+    """How often each number has occurred before, [M]."""
+    order_M = number_M.argsort(stable=True)
+    sorted_M = number_M[order_M]
+    ranks_M = torch.arange(len(order_M), device=order_M.device) - torch.searchsorted(sorted_M, sorted_M)
+    return torch.empty_like(order_M).scatter(0, order_M, ranks_M)
+
+
 def _one_hot(chosen: Tensor, num_experts: int) -> Tensor:
     """0 and 1, [..., X]; torch's own function asks a CPU for the largest number, and torch.compile for its bound."""
     return (chosen[..., None] == torch.arange(num_experts, device=chosen.device)).to(chosen.dtype)
@@ -184,13 +228,18 @@ class RouterCounts:
         self._num_experts = num_experts
         self._sums: Tensor | None = None
 
-    def add(self, probabilities_SBX: Tensor, chosen_SBk: Tensor, kept_SBk: Tensor) -> None:
-        """Count a forward pass; a recomputed one counts twice, which changes no share."""
-        chosen_M = chosen_SBk.reshape(-1)
-        load_X = chosen_M.new_zeros(self._num_experts).scatter_add(0, chosen_M, torch.ones_like(chosen_M))
-        entropy = -torch.special.xlogy(probabilities_SBX, probabilities_SBX).sum()
-        tokens = probabilities_SBX.size(0) * probabilities_SBX.size(1)
-        others = torch.stack([kept_SBk.sum(), entropy, entropy.new_tensor(tokens)]).double()
+    def add(
+        self, probabilities_SBX: Tensor, chosen_SBk: Tensor, kept_SBk: Tensor, real_SB: Tensor | None = None
+    ) -> None:
+        """Count the real positions of a forward pass; a recomputed one counts twice, which changes no share."""
+        if real_SB is None:
+            real_SB = torch.ones_like(chosen_SBk[..., 0], dtype=torch.bool)
+        chosen_M, real_SBk = chosen_SBk.reshape(-1), real_SB[..., None].expand_as(chosen_SBk).to(chosen_SBk.dtype)
+        load_X = chosen_M.new_zeros(self._num_experts).scatter_add(0, chosen_M, real_SBk.reshape(-1))
+        entropy_SBX = -torch.special.xlogy(probabilities_SBX, probabilities_SBX)
+        entropy = (entropy_SBX * real_SB[..., None]).sum()
+        others = torch.stack([(kept_SBk * real_SBk).sum().to(entropy.dtype), entropy, real_SB.sum(dtype=entropy.dtype)])
+        others = others.double()
         sums = torch.cat([load_X.double(), others])
         self._sums = sums if self._sums is None else self._sums + sums
 

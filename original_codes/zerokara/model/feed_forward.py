@@ -26,8 +26,7 @@ class FeedForward(MLP):
         super().__init__(config, submodules, ffn_hidden_size=config.ffn_hidden_size, tp_group=parallel.tensor_group())
 
     def forward(self, hidden_SBD: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """Return [S, B, D], and the bias that is still to be added to it, or None."""
-        assert padding_mask is None
+        """Return [S, B, D], and the bias that is still to be added to it, or None; padding is computed as the rest."""
         inner_SBR, bias_R = self.linear_fc1(hidden_SBD)
         inner_SBF = activate(inner_SBR, bias_R, self.config.activation_func, self.config.gated_linear_unit)
         out_SBD, bias_D = self.linear_fc2(inner_SBF)

@@ -1,4 +1,4 @@
-"""From the last hidden states to logits, or to the loss, summed or of each token: the same for every model.
+"""What every model does alike: from the last hidden states to logits, or to the loss, summed or of each token.
 
 Shape suffixes: B batch, S sequence, D hidden size, N = B·S tokens, V rows of the (padded) vocabulary.
 """
@@ -13,6 +13,7 @@ from torch.nn.functional import linear
 
 from zerokara.model import parallel
 from zerokara.model.auxiliary_loss import AuxiliaryLoss
+from zerokara.model.experts import PADDING
 from zerokara.model.loss import summed_cross_entropy, token_cross_entropy
 from zerokara.model.megatron_core import (
     copy_to_tensor_model_parallel_region,
@@ -31,6 +32,16 @@ class LanguageModel:
     sharding: Sharding
     auxiliary: AuxiliaryLoss | None = None
     """The losses that layers add, in a model with experts."""
+
+    def _examples_or_padding(self, segments_BS: Tensor | None, num_examples_B: Tensor | None) -> Tensor | None:
+        """The packed example at each position, `PADDING` behind the examples, [B, S].
+
+        Experts alone ask for it (`MixtureOfExperts.forward`): None in a model without, and where nothing is packed.
+        """
+        if num_examples_B is None or not self.shape.moe_layers:
+            return None
+        assert segments_BS is not None
+        return segments_BS.where(segments_BS < num_examples_B[:, None], PADDING)
 
     def _predict(
         self,

@@ -47,10 +47,14 @@ class Batch:
     """Input ids of the decoder of an encoder-decoder model, [b, T]: a start token, and the labels but for the last."""
     decoder_segments: Ids | None = None
     """With `segments` and a decoder behind the encoder: the same for its positions, [b, T]."""
+    num_examples: Ids | None = None
+    """With `segments` of packed examples: how many a row holds, [b]; a segment of this number or above is padding.
+    None where there is no padding."""
 
     def arguments(self) -> list[NDArray[np.int64] | NDArray[np.float32] | NDArray[np.int32]]:
         """The arrays in the order of the model's arguments."""
-        rest = (self.decoder_inputs, self.segments, self.document_offsets, self.decoder_segments)
+        segments = (self.segments, self.document_offsets, self.decoder_segments, self.num_examples)
+        rest = (self.decoder_inputs, *segments)
         return [self.inputs, self.labels, self.loss_mask, *(array for array in rest if array is not None)]
 
 

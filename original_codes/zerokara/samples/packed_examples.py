@@ -46,6 +46,8 @@ class PackedRows:
     """The id that follows each position, or the decoder target, [b, T]."""
     learned: Mask
     """Whether the label is learned, [b, T]."""
+    num_examples: Ids
+    """Number of examples in each row, and so of the segment that is padding, [b]."""
     decoder_segments: Ids | None = None
     """Of an encoder-decoder: segment of each position of the target, [b, T]."""
 
@@ -128,12 +130,14 @@ class PackedExamples:
         num, lengths = len(indices), self.lengths
         inputs, segments = self._blank(num, lengths.input)
         labels, decoder_segments = self._blank(num, lengths.target)
-        learned = np.zeros(labels.shape, dtype=np.bool_)
+        learned, num_examples = np.zeros(labels.shape, dtype=np.bool_), np.zeros(num, dtype=np.int64)
         for place, row in enumerate(indices):
             if real is None or real[place]:
                 arrays = (inputs[place], segments[place], labels[place], learned[place], decoder_segments[place])
+                num_examples[place] = len(self._packing[int(row)])
                 self._fill(self._packing[int(row)], *arrays)
-        return PackedRows(inputs, segments, labels, learned, decoder_segments if self._is_encoder_decoder else None)
+        of_decoder = decoder_segments if self._is_encoder_decoder else None
+        return PackedRows(inputs, segments, labels, learned, num_examples, of_decoder)
 
     def _fill(
         self, examples: Ids, inputs: Ids, segments: Ids, labels: Ids, learned: Mask, target_segments: Ids

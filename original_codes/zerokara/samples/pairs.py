@@ -1,7 +1,8 @@
 """The objective of fine-tuning: learn the answers of packed examples, each by itself.
 
 Attention stays within an example and positions restart, so a packed example is computed as it would be alone. Padding
-is a segment of its own behind the examples; nothing is learned there.
+is a segment of its own behind the examples; nothing is learned there. A batch tells the number of examples in each row,
+and so which positions are padding: a mixture of experts balances the others.
 
 Shapes: b rows, S input positions (of the encoder, where there is one), T predicted positions.
 """
@@ -43,7 +44,8 @@ class Pairs:
         learned = rows.learned if real is None else rows.learned & real
         mask = learned.astype(np.float32)
         if rows.decoder_segments is None:
-            return Batch(rows.inputs, rows.labels, mask, rows.segments, document_offsets(rows.segments))
+            offsets = document_offsets(rows.segments)
+            return Batch(rows.inputs, rows.labels, mask, rows.segments, offsets, num_examples=rows.num_examples)
         assert self.start_id is not None
         return Batch(
             rows.inputs,
@@ -52,6 +54,7 @@ class Pairs:
             rows.segments,
             decoder_inputs=_shifted(rows.labels, rows.decoder_segments, self.start_id),
             decoder_segments=rows.decoder_segments,
+            num_examples=rows.num_examples,
         )
 
     def target_counts(self, token_counts: Ids) -> NDArray[np.float64]:

@@ -93,11 +93,11 @@ def open_run(plan: RunPlan, processes: Processes, resume_from: Path | None = Non
     joining.set_timeouts()
     authentication.authenticate(joining.ANSWER_SECONDS)
     state = _resumed(engine, resume_from, plan, processes) if resume_from else _first_state(engine, plan, processes)
-    batch = config.micro_batch, config.intra_document_masking
+    batch = config.micro_batch, config.intra_document_masking, processes.log, config.packs_examples
     if compilation.reason_against(config.compile, processes.device.type, config.zero_stage) is None:
-        compilation.start(model, *batch, processes.log)
+        compilation.start(model, *batch)
     elif compilation.compiles_functions(config.compile, processes.device.type):
-        compilation.start_functions(model, *batch, processes.log)
+        compilation.start_functions(model, *batch)
     share = BatchLayout(config.global_batch, config.micro_batch, parallel.data_size())
     reading = plan.reading
     batches = Batches(reading.tokens(), reading.order(), share, plan.objective, parallel.data_rank())

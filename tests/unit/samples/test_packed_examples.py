@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from made_examples import conversation, pair, write_examples
 
+from zerokara.config.finetune_run_config import FinetuneRunConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.sample_lengths import SampleLengths, packed
 from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.samples.example_data import ExampleData
@@ -40,7 +42,8 @@ def test_the_example_of_the_docstring(tmp_path: Path) -> None:
     assert rows.segments.tolist() == [[0, 0, 0, 1, 1, 2, 2, 2]] and rows.decoder_segments is None
     batch = Pairs(packed_rows.lengths)(rows, np.zeros(1, np.int64))
     assert batch.document_offsets is not None and batch.document_offsets.tolist() == [0, 3, 5, 8]
-    assert batch.document_offsets.dtype == np.int32 and len(batch.arguments()) == 5
+    assert batch.document_offsets.dtype == np.int32 and len(batch.arguments()) == 6
+    assert batch.num_examples is not None and batch.num_examples.tolist() == [2]
     assert packed_rows.padding_share == pytest.approx(3 / 8) and packed_rows.learned_share == pytest.approx(4 / 7)
 
 
@@ -87,7 +90,7 @@ def test_what_a_target_is_and_what_the_decoder_reads(tmp_path: Path) -> None:
     for row in range(len(rows)):
         batch = Pairs(BOTH, START)(rows.many([row]), np.zeros(1, np.int64))
         assert batch.segments is not None and batch.decoder_inputs is not None and batch.decoder_segments is not None
-        assert len(batch.arguments()) == 6 and batch.arguments()[3] is batch.decoder_inputs
+        assert len(batch.arguments()) == 7 and batch.arguments()[3] is batch.decoder_inputs
         for number, example in enumerate(rows.examples(row)):
             read, target = examples[example]
             assert batch.inputs[batch.segments == number].tolist() == read
@@ -108,6 +111,32 @@ def test_segments_ascend_and_nothing_is_learned_in_padding(tmp_path: Path, both:
     positions = made.learned.size + (made.inputs.size if both else 0)
     real = sum(len(segment) for example in (pair_examples() if both else decoder_examples()) for segment in example)
     assert rows.padding_share == pytest.approx(1 - (real - (0 if both else 40)) / positions)
+
+
+def test_a_fine_tuning_packs_examples_and_pretraining_does_not() -> None:
+    """What layers are compiled for before the first batch is there."""
+    assert FinetuneRunConfig.packs_examples and not PretrainConfig.packs_examples
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_the_number_of_examples_tells_padding(tmp_path: Path, both: bool) -> None:
+    full = [[[*[5] * 15, END], [*[6] * 11, END]]] * 2 if both else [[[5] * 9, [*[6] * 7, END]]] * 2
+    examples = [*(pair_examples() if both else decoder_examples()), *full]
+    rows = opened(tmp_path, examples, BOTH if both else DECODER, both)
+    made = rows.many(np.arange(len(rows)))
+    has_padding = []
+    for segments, part in ((made.segments, 0), (made.decoder_segments, 1)):
+        if segments is None:
+            continue
+        is_padding = segments >= made.num_examples[:, None]
+        for row in range(len(rows)):
+            inside = [examples[number] for number in rows.examples(row)]
+            real = sum(len(one[part]) if both else sum(map(len, one)) - 1 for one in inside)
+            assert is_padding[row].tolist() == [position >= real for position in range(segments.shape[1])]
+        has_padding += is_padding.any(axis=1).tolist()
+    assert set(has_padding) == {False, True}, "a row that is full, too"
+    none = rows.many([0, 1], real=np.array([True, False]))
+    assert none.num_examples.tolist() == [len(rows.examples(0)), 0] and not none.segments[1].any()
 
 
 def test_any_layout_reads_the_same_global_batch(tmp_path: Path) -> None:

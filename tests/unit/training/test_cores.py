@@ -45,7 +45,7 @@ def test_training_processes_are_started_with_it(monkeypatch: pytest.MonkeyPatch,
     """It must stand in the environment before torch is loaded: later nothing reads it."""
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     started, popen = [], subprocess.Popen
 
     def start(command: list[str], env: dict[str, str], **others: object) -> subprocess.Popen:

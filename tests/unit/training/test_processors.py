@@ -171,6 +171,19 @@ def test_the_plan_names_the_device(machine: Machine, monkeypatch: pytest.MonkeyP
     assert launcher.device_rows(3) == [("device", "GPU, 2 × NVIDIA H200, 1 × NVIDIA L4")]
 
 
+def test_a_torch_for_the_cpu_alone_is_not_imported_to_be_asked(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would take the launching process a second."""
+    asked: list[str] = []
+    monkeypatch.setattr(launcher, "_cuda", lambda: asked.append("asked") or pytest.importorskip("torch").cuda)
+    for cuda, is_asked in ((None, False), ("13.0", True)):
+        machine(cuda=cuda, named="")
+        assert launcher.num_processes(config()) == 1 and launcher.gpu_bytes() is None
+        assert launcher.precision(config()) in ("bf16", "fp32")
+        assert launcher.device_rows(1)[0][1].startswith("CPU") and bool(asked) == is_asked
+
+
 def test_the_step_says_so_before_torch_is_loaded(root: Path) -> None:
     code = (
         "import sys; from zerokara.steps import train; code = train.main(['--config', '/dev/null']); "

@@ -15,7 +15,7 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
 from zerokara.progress import bytes_text
 from zerokara.training import launching
-from zerokara.training.planning import disk_space, run_plan
+from zerokara.training.planning import disk_space, processors, run_plan
 from zerokara.training.processes import launcher
 
 
@@ -94,6 +94,7 @@ def test_tokens_of_another_tokenizer_are_refused(settings, tiny_data: dict[str, 
 def test_more_processes_than_gpus_are_refused(settings, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     import torch
 
+    monkeypatch.setattr(processors, "built_for_gpus", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert launcher.num_processes(settings("num_processes=auto")) == 2
     with pytest.raises(UserError) as caught:

@@ -52,13 +52,18 @@ def _cuda() -> Any:
     return torch.cuda
 
 
+def _num_gpus() -> int:
+    """GPUs that torch sees; one that was built for the CPU alone need not be imported for it."""
+    return _cuda().device_count() if processors.built_for_gpus() else 0
+
+
 def num_processes(config: MachineSettings) -> int:
     """Processes to start: the configured number, or one for each GPU that torch sees, or one on a CPU.
 
     Raises:
         UserError: more are configured than there are GPUs or cores; or torch does not see a GPU that is named.
     """
-    num_gpus = _cuda().device_count()
+    num_gpus = _num_gpus()
     processors.check_devices_seen(config, num_gpus)
     return max(1, num_gpus) if config.num_processes == "auto" else config.num_processes
 
@@ -67,7 +72,7 @@ def precision(config: MachineSettings) -> Literal["bf16", "fp32"]:
     """The configured precision; for ``auto`` bf16 where the device computes in it, fp32 where it would emulate it."""
     if config.precision != "auto":
         return config.precision
-    if _cuda().is_available():
+    if _num_gpus():
         return "bf16" if _cuda().is_bf16_supported(including_emulation=False) else "fp32"
     flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     return "bf16" if "amx_bf16" in flags or "avx512_bf16" in flags else "fp32"
@@ -75,13 +80,13 @@ def precision(config: MachineSettings) -> Literal["bf16", "fp32"]:
 
 def gpu_bytes() -> int | None:
     """Memory of the smallest GPU; None if torch sees none."""
-    properties = [_cuda().get_device_properties(index) for index in range(_cuda().device_count())]
+    properties = [_cuda().get_device_properties(index) for index in range(_num_gpus())]
     return min((each.total_memory for each in properties), default=None)
 
 
 def device_rows(num_processes: int) -> list[tuple[str, str]]:
     """The devices of the training processes, as rows of the plan; with a note if they may not be the ones intended."""
-    num_gpus = _cuda().device_count()
+    num_gpus = _num_gpus()
     if num_gpus:
         names = Counter(_cuda().get_device_name(index) for index in range(num_processes))
         device = "GPU, " + ", ".join(f"{number} × {name}" for name, number in names.items())
@@ -103,7 +108,7 @@ def launch(module: str, arguments: Sequence[str], processes: int) -> int:
     """
     environment = {**os.environ, **loopback.environment(), limits.STARTED_NAME: str(psutil.Process().create_time())}
     environment["PYTHONSAFEPATH"] = "1"  # a file of the current folder is not imported as a package of the same name
-    if _cuda().is_available():
+    if _num_gpus():
         named = processors.named_gpus()
         devices = named[:processes] if named else [str(number) for number in range(processes)]
         environment[processors.VARIABLE] = ",".join(devices)

@@ -1,0 +1,7 @@
+"""Starts the training processes of `run_sessions`: ``launch_sessions.py PROCESSES FILE``."""
+
+import sys
+
+from zerokara.training.processes import launcher
+
+sys.exit(launcher.launch("run_sessions", sys.argv[2:], int(sys.argv[1])))
