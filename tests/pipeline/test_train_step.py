@@ -16,10 +16,12 @@ import pytest
 import rounding
 
 from zerokara import checkpoint, manifest
+from zerokara.config.resolved import RESOLVED_NAME, load_run
 from zerokara.huggingface import families, to_hf, tokenizer_json
 from zerokara.model.shapes import ModelShape
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.training.monitoring import metrics
+from zerokara.training.planning import recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.usefixtures("warm_python")
@@ -361,3 +363,24 @@ def test_resume_is_proved_on_the_users_own_configuration(
             assert f"\n  {step:>9}  " in output
         assert everything(tmp_path / name) == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
+
+
+def test_a_recipe_is_told_and_kept(tiny_data: dict[str, str], tmp_path: Path) -> None:
+    run_dir, keys = tmp_path / "run", [*recipe.RULES, "warmup_fraction"]
+    autos = (f"output_model_dir={run_dir}", *(f"{key}=auto" for key in keys), "micro_batch_size=8")
+    done = step_3(tiny_data["config"], *autos, "train_tokens=2000")
+    assert done.returncode == 0, done.stdout + done.stderr
+    trained = load_run(run_dir / RESOLVED_NAME)
+    assert (trained.optimizer, trained.lr_schedule, trained.min_lr) == ("muon", "linear", 0.0)
+    assert re.search(rf"recipe +optimizer muon: .*\n.*\n.*\n.*\n +lr {trained.lr:g}: ", done.stdout)
+    rates = [line["learning_rate"] for line in metrics.read(run_dir) if "loss" in line]
+    assert max(rates) == pytest.approx(trained.peak_lr) and rates[-1] == 0
+    again = step_3(tiny_data["config"], *autos, "train_tokens=2000")
+    assert again.returncode == 0 and "is complete already" in again.stdout
+    longer = step_3(tiny_data["config"], *autos, "train_tokens=60000", "max_steps=10")
+    assert longer.returncode == 0, longer.stdout + longer.stderr
+    kept = load_run(run_dir / RESOLVED_NAME)
+    assert {key: getattr(kept, key) for key in keys} == {key: getattr(trained, key) for key in keys}
+    assert "as the run began; by itself it would be " in longer.stdout and recorded_steps(run_dir)[-1] == 10
+    anew = step_3(tiny_data["config"], *autos, "train_tokens=60000", "max_steps=10", options=("--redo", "--dry-run"))
+    assert anew.returncode == 0 and "as the run began" not in anew.stdout
