@@ -16,12 +16,6 @@ weights that each wrote are compared at the end, bit by bit.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path[0] = str(Path(__file__).resolve().parents[1] / "original_codes")  # not this folder: it holds a tokenize.py
-
-# ruff: noqa: E402
 import argparse
 import json
 import os
@@ -29,10 +23,14 @@ import random
 import shutil
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "original_codes"))
 
 SIZES = {
     # layers, width, heads, kv heads, feed-forward, vocabulary

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 HERE = Path(__file__).resolve().parent
-sys.path += [str(HERE.parent / "original_codes"), str(HERE)]  # last: benchmarks/ holds a tokenize.py
+sys.path += [str(HERE.parent / "original_codes"), str(HERE)]  # gpu.sh leaves this folder out
 
 # ruff: noqa: E402
 from gpu_jobs import PARTS, SIZES, TINY, TINY_NAMES, Job

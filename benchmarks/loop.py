@@ -12,22 +12,21 @@ comparing the processes, the log, metrics, TensorBoard, checkpoints. Prints
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[0] = str(ROOT / "original_codes")  # not this folder: it holds a tokenize.py
-
-# ruff: noqa: E402
 import argparse
 import os
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "original_codes"))
+
+# ruff: noqa: E402
 from zerokara.checkpoint import store
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig

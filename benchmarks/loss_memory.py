@@ -10,18 +10,16 @@ three. Prints both losses, too: they are equal.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path[0] = str(Path(__file__).resolve().parents[1] / "original_codes")  # not this folder: it holds a tokenize.py
-
-# ruff: noqa: E402
 import argparse
 import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "original_codes"))
 
 import torch
 from torch import Tensor

@@ -24,13 +24,6 @@ not trained on, after the same steps. What ours spends outside of the model and 
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[0] = str(ROOT / "original_codes")  # not this folder: it holds a tokenize.py
-
-# ruff: noqa: E402
 import argparse
 import contextlib
 import importlib
@@ -38,12 +31,18 @@ import json
 import os
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "original_codes"))
+
+# ruff: noqa: E402
 import numpy as np
 import psutil
 import torch

@@ -27,7 +27,7 @@ def benchmark(root: Path) -> ModuleType:
 
 
 def module_of(root: Path, name: str) -> ModuleType:
-    """A file of benchmarks/, which is no package: its tokenize.py would stand in the way of Python's."""
+    """A file of benchmarks/, which is no package."""
     spec = importlib.util.spec_from_file_location(name, root / "benchmarks" / f"{name}.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)

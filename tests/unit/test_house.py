@@ -26,6 +26,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 FLOORS = {
     "steps": 6,
     "training": 5,
+    "forecast": 5,
     "publishing": 5,
     "evaluation": 5,
     "huggingface": 4,

@@ -1,9 +1,9 @@
 """Models by the name of their size: layers, hidden size and attention heads in good proportion.
 
-A name says about how many parameters a decoder has, with a vocabulary that fits its size (2,000 pieces at 1M, 8,000 at
-5M to 30M, 16,000 at 60M, 32,000 from 125M on). From 125M on the shapes are those of GPT-3 (Brown et al., 2020, table
-2.1), which most later families took over. Below, as there, the hidden size is about 64 for each layer and a head has
-64; four layers are the fewest. Between half and twice that proportion the loss hardly changes (Kaplan et al., 2020,
+A name says about how many parameters a decoder has, with a vocabulary that fits its size (4,000 pieces at 1M and 3M,
+8,000 at 5M to 30M, 16,000 at 60M, 32,000 from 125M on). From 125M on the shapes are those of GPT-3 (Brown et al., 2020,
+table 2.1), which most later families took over. Below, as there, the hidden size is about 64 for each layer and a head
+has 64; four layers are the fewest. Between half and twice that proportion the loss hardly changes (Kaplan et al., 2020,
 figure 5).
 
 An encoder-decoder has half of the layers in the encoder, and half in the decoder.

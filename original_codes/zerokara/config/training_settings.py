@@ -189,8 +189,8 @@ class MachineSettings(Settings):
     """The machine (steps 3 and 7): none of this changes what is learned."""
 
     num_processes: PositiveWhole | Auto = "auto"
-    """Training processes; `auto` is one per GPU (CUDA_VISIBLE_DEVICES applies), or one on a CPU. At most as many as
-    there are GPUs, or cores."""
+    """Training processes; `auto` is one per GPU (CUDA_VISIBLE_DEVICES applies), or on a CPU one per core, as far as the
+    batch and the memory go round. At most as many as there are GPUs, or cores."""
     tensor_parallel_size: PositiveWhole = 1
     """Tensor parallelism: processes over which the matrices of each layer are split, for models too large for one GPU;
     within one node."""

@@ -1,10 +1,10 @@
 """The embedded corpus: real English prose that every installation has, so that the line can be tried offline.
 
 In: the sources of the standard library and of the installed packages, and the topics of `help()`. Nothing is imported;
-the docstrings are found by parsing. Out: JSON lines ``{"text": ..., "source": "networkx.algorithms.cluster"}``, one
-document a module: its docstring, then those of its public classes and functions under their names. Left out are tests,
-vendored and generated code, licences, docstrings seen before, and what a package has beyond `MAX_PACKAGE_CHARACTERS`,
-so that no package drowns the others. The same installation gives the same bytes.
+docstrings and comments are found by parsing. Out: JSON lines ``{"text": ..., "source": "networkx.generators.trees"}``.
+A document is a module: the paragraphs of its docstrings and comments, in their order, as far as they are prose
+(`prose`). Left out are tests, vendored and generated code, licences, paragraphs seen before, and what a package has
+beyond `MAX_PACKAGE_CHARACTERS`, so that no package drowns the others. The same installation gives the same bytes.
 
 ``python -m zerokara.corpus.embedded OUTPUT.jsonl`` writes it, unless it is there already.
 """
@@ -15,7 +15,6 @@ import argparse
 import ast
 import filecmp
 import hashlib
-import inspect
 import os
 import platform
 import re
@@ -31,18 +30,18 @@ from typing import Any
 import orjson
 
 from zerokara import manifest
+from zerokara.corpus.prose import prose
 from zerokara.durable import atomic_file
 from zerokara.errors import Fault, UserError
 from zerokara.progress import bytes_text, seconds_text
 from zerokara.resources import available_cores
 
-MAX_PACKAGE_CHARACTERS = 250_000
+MAX_PACKAGE_CHARACTERS = 400_000
 MIN_DOCUMENT_CHARACTERS = 200
-MIN_DOCSTRING_WORDS = 4
 MAX_SOURCE_BYTES = 1_000_000
 """Larger sources are generated tables."""
 STEP = "embedded corpus"
-FORMAT = 1
+FORMAT = 2
 """Raised when the same installation would give other documents."""
 _SKIPPED_FOLDERS = re.compile(
     r"tests?|testing|.*_tests?|conftest|_?vendor(ed|ized)?|third_party|externals?|extern|examples?|node_modules|"
@@ -51,6 +50,8 @@ _SKIPPED_FOLDERS = re.compile(
 )
 _SKIPPED_PACKAGES = frozenset({"pip", "debugpy", "idlelib", "turtledemo", "pydoc_data", "zerokara"})
 _SKIPPED_FILES = re.compile(r"test_.*|.*_tests?|conftest|.*_pb2(_grpc)?|setup", re.IGNORECASE)
+_COMMENTS = re.compile(r"^[ \t]*#(?: .*)?\n(?:[ \t]*#(?: .*)?\n)*", re.MULTILINE)
+_COMMENT_MARK = re.compile(r"^[ \t]*# ?", re.MULTILINE)
 _LICENCE = re.compile(r"copyright|licen[cs]ed under|redistribution and use|permission is hereby granted", re.IGNORECASE)
 
 Package = tuple[Path, tuple[Path, ...]]
@@ -63,11 +64,10 @@ def documents() -> Iterator[dict[str, str]]:
     with ProcessPoolExecutor(available_cores()) as pool:
         for texts in pool.map(_package_documents, _packages()):
             for source, parts in texts:
-                # A docstring that another package has too is left out here; one that the package repeats, earlier.
-                fresh = [part for part in parts if not _seen_before(part[1], seen)]
-                text = "\n\n".join(part for pair in fresh for part in pair if part)
+                # A paragraph that another package has too is left out here; one that the package repeats, earlier.
+                text = "\n".join(part for part in parts if not _seen_before(part, seen))
                 if len(text) >= MIN_DOCUMENT_CHARACTERS:
-                    yield {"text": f"{source}\n\n{text}", "source": source}
+                    yield {"text": text, "source": source}
     yield from _topics(_library_folders()[0] / "pydoc_data" / "topics.py")
 
 
@@ -143,72 +143,56 @@ def _scattered(sources: Sequence[Path], root: Path) -> list[Path]:
     return sorted(sources, key=lambda path: hashlib.sha256(str(path.relative_to(root)).encode()).digest())
 
 
-def _package_documents(package: Package) -> list[tuple[str, list[tuple[str, str]]]]:
-    """(module, its (heading, docstring) pairs) for the modules of a package, up to the limit."""
+def _package_documents(package: Package) -> list[tuple[str, list[str]]]:
+    """(module, its paragraphs) for the modules of a package, up to the limit."""
     root, sources = package
     found, characters, seen = [], 0, set[bytes]()
     for source in sources:
-        parts = [part for part in _docstrings(source) if not _seen_before(part[1], seen)]
-        size = sum(len(docstring) for _, docstring in parts)
-        if size < MIN_DOCUMENT_CHARACTERS:
+        paragraphs = [part for part in _paragraphs(source) if not _seen_before(part, seen)]
+        if not paragraphs:
             continue
         names = source.relative_to(root).with_suffix("").parts
-        found.append((".".join(names[:-1] if names[-1] == "__init__" else names), parts))
-        characters += size
+        found.append((".".join(names[:-1] if names[-1] == "__init__" else names), paragraphs))
+        characters += sum(map(len, paragraphs))
         if characters >= MAX_PACKAGE_CHARACTERS:
             break
     return found
 
 
-def _docstrings(path: Path) -> list[tuple[str, str]]:
-    """(heading, docstring) for a module ("" as heading) and its public classes and functions, in source order."""
+def _paragraphs(path: Path) -> Iterator[str]:
+    """The prose of a source's docstrings and comments, in its order."""
     if path.stat().st_size > MAX_SOURCE_BYTES:
-        return []
-    source = path.read_bytes()
-    if b'"""' not in source and b"'''" not in source:
-        return []
+        return
     try:
+        source = path.read_text(encoding="utf-8")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
-        return []  # Packages carry sources for other versions of Python, and templates.
-    return [(heading, text) for heading, node in _public(tree, "") if (text := _prose(node))]
+        return  # Packages carry sources for other versions of Python, and templates.
+    texts = sorted([*_docstrings(tree), *_comments(source)])
+    for _, text in texts:
+        if not _LICENCE.search(text):
+            yield from prose(text)
 
 
 _Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def _public(node: _Documented, prefix: str) -> Iterator[tuple[str, _Documented]]:
-    if isinstance(node, ast.Module):
-        yield "", node
-    for child in node.body:
-        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and not child.name.startswith("_"):
-            name = f"{prefix}{child.name}"
-            if isinstance(child, ast.ClassDef):
-                yield f"class {name}", child
-                yield from _public(child, f"{name}.")
-            else:
-                yield f"{name}({_parameters(child.args)})", child
-
-
-def _parameters(arguments: ast.arguments) -> str:
-    names = [argument.arg for argument in arguments.posonlyargs + arguments.args]
-    names += [f"*{arguments.vararg.arg}"] if arguments.vararg else []
-    names += [argument.arg for argument in arguments.kwonlyargs]
-    names += [f"**{arguments.kwarg.arg}"] if arguments.kwarg else []
-    return ", ".join(name for name in names if name not in ("self", "cls"))
-
-
-def _prose(node: _Documented) -> str:
-    """The cleaned docstring, or "" where it says next to nothing or is a licence."""
+def _docstrings(node: _Documented) -> Iterator[tuple[int, str]]:
+    """(line, docstring) of a module, its classes and its functions."""
     text = ast.get_docstring(node, clean=False)
-    if not text or len(text.split()) < MIN_DOCSTRING_WORDS or _LICENCE.search(text) or "\0" in text:
-        return ""
-    cleaned = "\n".join(line.rstrip() for line in inspect.cleandoc(text).split("\n"))
-    letters = sum(character.isalpha() or character == " " for character in cleaned)
-    encodable = not any("\ud800" <= character <= "\udfff" for character in cleaned)
-    return cleaned if letters >= 0.6 * len(cleaned) and encodable else ""
+    if text:
+        yield node.body[0].lineno, text
+    for child in node.body:
+        if isinstance(child, _Documented):
+            yield from _docstrings(child)
+
+
+def _comments(source: str) -> Iterator[tuple[int, str]]:
+    """(line, text) of the comments that stand on lines of their own, neighbours joined."""
+    for block in _COMMENTS.finditer(source):
+        yield source.count("\n", 0, block.start()) + 1, _COMMENT_MARK.sub("", block[0])
 
 
 def _seen_before(text: str, seen: set[bytes]) -> bool:
@@ -227,7 +211,9 @@ def _topics(path: Path) -> Iterator[dict[str, str]]:
         if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Dict):
             topics: dict[str, Any] = ast.literal_eval(statement.value)
             for name, text in topics.items():
-                yield {"text": inspect.cleandoc(text), "source": f"topic {name}"}
+                paragraphs = "\n".join(prose(text))
+                if len(paragraphs) >= MIN_DOCUMENT_CHARACTERS:
+                    yield {"text": paragraphs, "source": f"topic {name}"}
 
 
 def main(argv: Sequence[str]) -> int:

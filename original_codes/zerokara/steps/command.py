@@ -77,8 +77,22 @@ def _steps(text: str) -> int:
     return int(text)
 
 
+def _positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text}: must be a number above 0")
+    return number
+
+
+FIT_MINUTES = 10.0
 _FLAGS: dict[str, dict[str, Any]] = {
     "write": {"action": "store_true"},
+    "hours": {"type": _positive, "metavar": "H"},
+    "tokens": {"type": _positive, "metavar": "N"},
+    "fit": {"type": _positive, "nargs": "?", "const": FIT_MINUTES, "metavar": "MINUTES"},
     "verify_resume": {"type": _steps, "nargs": "?", "const": 3, "metavar": "N"},
     "test": {"metavar": "CHECKPOINT"},
     "evaluate": {"nargs": "?", "const": "", "metavar": "CHECKPOINT"},

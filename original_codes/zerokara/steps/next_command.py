@@ -56,12 +56,13 @@ _UPLOAD_KEYS = frozenset({"output_tokenizer_and_model_dir", "huggingface_name", 
 TRAIN_TOKENIZER = Step("python", "1_train_sentencepiece_tokenizer.py", other_names.TOKENIZER)
 TOKENIZE = Step("bash", "2_tokenize.sh", other_names.PRETRAIN, frozenset(DataSettings.model_fields))
 COUNT_TOKENS = Step("python", "count_tokens.py", other_names.PRETRAIN, _TRAINING_KEYS)
+PLAN = Step("python", "0_plan.py", other_names.PRETRAIN, _TRAINING_KEYS)
 TRAIN = Step("bash", "3_train_node1.sh", other_names.PRETRAIN, _TRAINING_KEYS)
 CONVERT = Step("bash", "4_convert_to_HF.sh", other_names.CONVERT)
 UPLOAD = Step("python", "6_upload.py", other_names.CONVERT, _UPLOAD_KEYS)
 FINETUNE = Step("bash", "7_finetune.sh", other_names.FINETUNE)
 EVALUATE = Step("python", "8_evaluate.py", other_names.EVALUATE)
-STEPS = (TRAIN_TOKENIZER, TOKENIZE, COUNT_TOKENS, TRAIN, CONVERT, UPLOAD, FINETUNE, EVALUATE)
+STEPS = (PLAN, TRAIN_TOKENIZER, TOKENIZE, COUNT_TOKENS, TRAIN, CONVERT, UPLOAD, FINETUNE, EVALUATE)
 
 
 def render(

@@ -23,6 +23,12 @@ class Options:
     """Number of steps in which to verify that a run resumes, instead of running it; None to run."""
     evaluate: str | None = None
     """Checkpoint to validate instead of running: a folder, a name, a step, or "" for the newest; None to run."""
+    hours: float | None = None
+    """Hours of training that there are; None for no limit."""
+    tokens: float | None = None
+    """Tokens to train on; None for no limit."""
+    fit: float | None = None
+    """Minutes in which small models are trained to fit a scaling law; None for none."""
     test: str | None = None
     """Checkpoint with which a training process reads the test examples."""
     again: str = SAME_COMMAND

@@ -17,6 +17,7 @@ from zerokara.errors import RunError, Stopped
 from zerokara.progress import count_text, opening
 from zerokara.training.monitoring import metrics
 from zerokara.training.planning import (
+    cores,
     disk_space,
     limits,
     memory_forecast,
@@ -68,7 +69,7 @@ def on_this_machine(plan: RunPlan, redo: bool = False) -> LocalPlan:
         UserError: there are too few GPUs or cores.
     """
     config = plan.given
-    plan = run_plan.on_processes(plan, launcher.num_processes(config), launcher.precision(config))
+    plan = _on_processes(plan)
     available = MachineMemory.available(plan.num_processes, launcher.gpu_bytes())
     changes: list[str] = []
     if config.micro_batch_size == "auto":
@@ -80,6 +81,21 @@ def on_this_machine(plan: RunPlan, redo: bool = False) -> LocalPlan:
             changes = before.changes_to(choice) if before else []
         plan = run_plan.with_micro_batch(plan, choice.micro_batch_size)
     return LocalPlan(plan, available, tuple(changes))
+
+
+def _on_processes(plan: RunPlan) -> RunPlan:
+    """Resolve the number of processes, and the precision."""
+    config, number, precision = plan.given, launcher.num_processes(plan.given), launcher.precision(plan.given)
+    if config.num_processes != "auto" or config.tensor_parallel_size > 1 or launcher.gpu_bytes() is not None:
+        return run_plan.on_processes(plan, number, precision)
+    micro_batch = 1 if config.micro_batch_size == "auto" else config.micro_batch_size
+    for count in cores.process_counts(plan.schedule.batch_tokens):
+        if count == 1 or plan.config.global_batch % (count * micro_batch) == 0:
+            found = run_plan.on_processes(plan, count, precision)
+            forecast = found.memory_forecast(MachineMemory.available(count, None))
+            if count == 1 or forecast.changed(micro_batch_size=micro_batch).fits:
+                break
+    return found
 
 
 def check_memory(local: LocalPlan) -> None:
@@ -163,7 +179,7 @@ def _claim(local: LocalPlan, commands: Commands, redo: bool) -> RunPlan:
     is_kept = before is not None and before.holds_for(forecast)
     is_new_choice = plan.given.micro_batch_size == "auto" and not is_kept
     if is_new_choice and local.available.device == "cuda":
-        plan = try_steps(local.plan, local.memory_forecast, commands)
+        plan = try_steps(local.plan, local.memory_forecast, commands).plan
     if redo:
         run_folder.set_aside(plan.run_dir)  # the last thing before the start: a refusal above has cost nothing
     run_folder.claim(plan)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 import torch.distributed
 from torch.profiler import ProfilerActivity, profile
 
+from zerokara.durable import write_json
 from zerokara.errors import RunError
 from zerokara.model import compilation
 from zerokara.model.blocked_attention import BlockedAttention
@@ -25,7 +27,7 @@ from zerokara.training.loop import train_step
 from zerokara.training.planning.memory_forecast import MachineMemory
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.run import Run, join, open_run
-from zerokara.training.trial_launch import PEAK_FILE_NAME
+from zerokara.training.trial_launch import RESULT_FILE_NAME, TrialResult
 
 NUM_STEPS = 3
 """The first is slow (memory is taken, kernels are chosen, its operators are listed) and does not count."""
@@ -132,5 +134,5 @@ def _log_result(run: Run, seconds: float, loss: float, available: MachineMemory)
         "saves not counted"
     )
     processes.log(f"memory: {run.plan.memory_forecast(available).measured_text(int(peak))}")
-    if processes.is_first and (path := os.environ.get(PEAK_FILE_NAME)):
-        Path(path).write_text(str(int(peak)), encoding="ascii")
+    if processes.is_first and (path := os.environ.get(RESULT_FILE_NAME)):
+        write_json(Path(path), asdict(TrialResult(int(peak), seconds)))

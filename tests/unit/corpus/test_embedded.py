@@ -9,26 +9,30 @@ import pytest
 
 from zerokara.corpus import embedded
 
-PROSE = "This sentence is long enough to count as prose, and says what the thing is for. " * 4
-MODULE = f'''"""Module words: {PROSE}"""
+PROSE = "This sentence is long enough to count as prose, and it says what the thing is for. " * 3
+MODULE = f'''"""The words of a module stand here. {PROSE}"""
+# The words of a comment stand here,
+# and go on in the next line.
 
 def public(a, *rest, key=None, **more):
-    """Public words.
+    """The words of a function stand here.
 
-        indented {PROSE}
+        The indented words of it stand here.
+
+    :param a: The words of a field stand here.
     """
 
 def _private():
-    """Private words. {PROSE}"""
+    """The words of something private stand here."""
 
 class Thing:
-    """Thing words, enough of them."""
+    """The words of a class stand here."""
 
     def method(self, b):
-        """Method words, enough of them."""
+        """The words of a method stand here."""
 
     def copy(self):
-        """Copied words, seen in two places."""
+        """The copied words of it stand in two places."""
 '''
 
 
@@ -39,7 +43,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "packages/good/__init__.py": MODULE,
         "packages/good/other.py": f'''"""Other words: {PROSE}"""
 def f():
-    """Copied words, seen in two places."""
+    """The copied words of it stand in two places."""
 ''',
         "packages/good/tests/test_x.py": f'"""Test words. {PROSE}"""',
         "packages/good/_vendor/v.py": f'"""Vendored words. {PROSE}"""',
@@ -48,7 +52,7 @@ def f():
         "packages/pip/__init__.py": f'"""Pip words. {PROSE}"""',
         "packages/good-1.0.dist-info/METADATA": "",
         "stdlib/single.py": f'"""Single words. {PROSE}"""',
-        "stdlib/pydoc_data/topics.py": "topics = {'FOR': 'The for statement\\n*****'}\n",
+        "stdlib/pydoc_data/topics.py": "topics = {'FOR': 'The for statement\\n*****\\n\\n" + PROSE + "'}\n",
     }
     for name, source in sources.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -66,12 +70,17 @@ def test_documents(library: Path, tmp_path: Path) -> None:
     assert embedded.write(tmp_path / "out" / "corpus.jsonl")
     records = _records(tmp_path / "out" / "corpus.jsonl")
     assert set(records) == {"single", "good", "good.other", "topic FOR"}
-    text = records["good"]
-    assert text.startswith("good\n\nModule words: This sentence")
-    assert "\n\npublic(a, *rest, key, **more)\n\nPublic words.\n\nindented This" in text
-    assert "\n\nclass Thing\n\nThing words, enough of them.\n\nThing.method(b)\n\nMethod words" in text
-    assert "Private words" not in text
-    assert "".join(records.values()).count("Copied words") == 1
+    assert records["good"].split("\n") == [
+        f"The words of a module stand here. {PROSE.strip()}",
+        "The words of a comment stand here, and go on in the next line.",
+        "The words of a function stand here.",
+        "The indented words of it stand here.",
+        "The words of something private stand here.",
+        "The words of a class stand here.",
+        "The words of a method stand here.",
+        "The copied words of it stand in two places.",
+    ]
+    assert "".join(records.values()).count("copied words") == 1
 
 
 def test_written_once_for_an_installation_and_anew_for_another(library: Path, tmp_path: Path) -> None:

@@ -35,6 +35,23 @@ def test_the_users_number_of_threads_is_taken(monkeypatch: pytest.MonkeyPatch, g
     assert cores.environment(2)["OMP_NUM_THREADS"] == (given or "4")
 
 
+@pytest.mark.parametrize(
+    ("batch_tokens", "threads", "expected"),
+    [
+        (16 * 2048, "", [8, 4, 2, 1]),
+        (5 * 2048, "", [4, 2, 1]),
+        (2047 * 2, "", [1]),
+        (16 * 2048, "4", [2, 1]),
+        (16 * 2048, "16", [1]),
+    ],
+)
+def test_processes_share_the_cores_of_a_step_that_is_large_enough(
+    monkeypatch: pytest.MonkeyPatch, batch_tokens: int, threads: str, expected: list[int]
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    assert cores.process_counts(batch_tokens) == expected
+
+
 def test_the_users_way_of_waiting_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
     assert cores.environment(1)["OMP_WAIT_POLICY"] == "ACTIVE"

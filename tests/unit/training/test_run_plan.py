@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
 from zerokara.progress import bytes_text
 from zerokara.training import launching
-from zerokara.training.planning import disk_space, processors, run_plan
+from zerokara.training.planning import cores, disk_space, processors, run_plan
 from zerokara.training.processes import launcher
 
 
@@ -103,6 +104,24 @@ def test_more_processes_than_gpus_are_refused(settings, monkeypatch: pytest.Monk
     assert (fault.key, fault.value) == ("num_processes", 4) and "2" in fault.remedy
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert launcher.num_processes(settings("num_processes=2")) == 2
+
+
+def test_on_a_cpu_processes_share_the_cores(settings, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    def processes(*overrides: str) -> int:
+        return launching.on_this_machine(run_plan.make_plan(settings(*overrides), 1)).plan.num_processes
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(cores, "available_cores", lambda: 4)
+    assert processes("micro_batch_size=auto") == 1  # a step has 256 tokens
+    monkeypatch.setattr(cores, "MIN_PROCESS_TOKENS", 64)
+    assert processes("micro_batch_size=auto") == 4
+    assert processes("micro_batch_size=4") == 2  # of eight sequences
+    assert processes("micro_batch_size=auto", "num_processes=1") == 1
+    room = launching.MachineMemory.available
+    monkeypatch.setattr(
+        launching.MachineMemory, "available", lambda count, gpu: replace(room(count, gpu), main_bytes=6 * 10**8)
+    )
+    assert processes("micro_batch_size=auto") == 1  # each has libraries of its own
 
 
 def test_precision_follows_the_hardware_only_when_asked(settings, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +38,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, bytes_of_sequence: int, memory: in
         peak = GB + plan.config.micro_batch * bytes_of_sequence
         if peak > memory:
             return launcher.OUT_OF_MEMORY
-        Path(os.environ[trial_launch.PEAK_FILE_NAME]).write_text(str(peak), encoding="ascii")
+        result = {"peak_bytes": peak, "seconds_per_step": 0.5}
+        Path(os.environ[trial_launch.RESULT_FILE_NAME]).write_text(json.dumps(result), encoding="ascii")
         return code
 
     monkeypatch.setattr(trial_launch, "spawn", spawn)
@@ -47,14 +49,14 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, bytes_of_sequence: int, memory: in
 def test_on_a_gpu_the_largest_that_fits_is_found_in_few_trials(plan: RunPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = stand_in(monkeypatch, GB, memory=40 * GB)
     forecast = plan.memory_forecast(MachineMemory(40 * GB, 100 * GB))
-    assert trial_launch.try_steps(plan, forecast, COMMANDS).config.micro_batch == 32
+    assert trial_launch.try_steps(plan, forecast, COMMANDS).plan.config.micro_batch == 32
     assert tried == [1, 2, 32]
 
 
 def test_on_a_cpu_it_is_halved_until_it_fits(plan: RunPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = stand_in(monkeypatch, GB, memory=20 * GB)
     forecast = plan.memory_forecast(MachineMemory(None, 100 * GB))
-    assert trial_launch.try_steps(plan, forecast, COMMANDS).config.micro_batch == 16
+    assert trial_launch.try_steps(plan, forecast, COMMANDS).plan.config.micro_batch == 16
     assert tried == [64, 32, 16]
 
 
@@ -72,7 +74,7 @@ def test_a_size_that_the_user_chose_is_tried_alone(plan: RunPlan, monkeypatch: p
         trial_launch.try_steps(chosen, plan.memory_forecast(MachineMemory(None, 100 * GB)), COMMANDS)
     assert tried == [64]
     tried = stand_in(monkeypatch, GB, memory=80 * GB)
-    assert trial_launch.try_steps(chosen, plan.memory_forecast(MachineMemory(None, 100 * GB)), COMMANDS) is chosen
+    assert trial_launch.try_steps(chosen, plan.memory_forecast(MachineMemory(None, 100 * GB)), COMMANDS).plan is chosen
 
 
 def test_another_failure_is_passed_on(plan: RunPlan, monkeypatch: pytest.MonkeyPatch) -> None:

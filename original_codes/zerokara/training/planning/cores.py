@@ -8,12 +8,30 @@ from zerokara.resources import available_cores
 
 _THREADS_NAME = "OMP_NUM_THREADS"
 _WAIT_NAME = "OMP_WAIT_POLICY"
+MIN_PROCESS_TOKENS = 2048
+"""Of a step, for each process on a CPU: with fewer its matrices are too small to be worth a process."""
 
 
 def threads(num_processes: int) -> int:
     """Threads for each process: as OMP_NUM_THREADS says, or the cores that there are shared out."""
+    return _given_threads() or max(1, available_cores() // num_processes)
+
+
+def _given_threads() -> int:
+    """What OMP_NUM_THREADS says; 0 where it says nothing."""
     given = os.environ.get(_THREADS_NAME, "").partition(",")[0].strip()  # `4,2` is for loops within loops
-    return int(given) if given.isdecimal() and int(given) else max(1, available_cores() // num_processes)
+    return int(given) if given.isdecimal() else 0
+
+
+def process_counts(batch_tokens: int) -> list[int]:
+    """Numbers of training processes that share out the cores of a CPU, the most first; the last is 1.
+
+    The threads of one process wait for each other at every small operation, those of several only once in a step: a
+    small model trains up to twice as fast with a process on each core (docs/decisions.md).
+    """
+    cores = max(1, available_cores() // (_given_threads() or 1))
+    counts = [count for count in range(cores, 1, -1) if cores % count == 0]
+    return [*(count for count in counts if batch_tokens >= count * MIN_PROCESS_TOKENS), 1]
 
 
 def environment(num_processes: int) -> dict[str, str]:

@@ -13,7 +13,7 @@ setting           rule                              source
 optimizer         muon, where it can run            Jordan et al., 2024; Liu et al., 2025 (arXiv 2502.16982)
 lr_schedule       linear, to min_lr 0               Bergsma et al., 2025 (arXiv 2502.15938)
 global_batch_size B = 0.58·D^0.571                  StepLaw, Li et al., 2025 (arXiv 2503.04715)
-lr, muon          0.125/√d                          Jordan's tuned 0.025 for updates of norm √(R/C), in our scale
+lr, muon          0.0072·(128/d)^0.75               sweeps at 1M and 5M (docs/recipe.md); at 125M Wen et al.'s optimum
 lr, adamw         1.79·N^-0.713·D^0.307, ≤ 0.004    StepLaw
 warm-up, muon     2 % of T, at least 10             Wen et al., 2025 (arXiv 2509.02046) find none needed
 warm-up, adamw    2 % of T, at least 100            about 2/(1 - β₂) and more (Ma and Yarats, 2021, arXiv 1910.04209)
@@ -35,10 +35,13 @@ from zerokara.config.training_settings import TrainingSettings
 from zerokara.errors import Fault, UserError
 from zerokara.model.shapes import ModelShape
 
+VERSION = 2
+"""Raised when a rule changes: small runs of an earlier recipe tell nothing of this one's (`forecast.runs`)."""
 MIN_BATCH = 8
 """Sequences: smaller ones leave a processor idle."""
 MAX_ADAMW_LR = 4e-3
 """StepLaw was fitted from 215M parameters on; below some 10M it asks for rates at which AdamW is no longer stable."""
+MUON_LR, MUON_WIDTH, MUON_EXPONENT = 7.2e-3, 128, 0.75
 MAX_WEIGHT_DECAY = 1.0
 MAX_WARMUP_SHARE = 0.2
 """Of the steps, however few they are."""
@@ -123,7 +126,8 @@ def _global_batch_size(situation: Situation, chosen: _Chosen) -> tuple[int, str]
 
 def _lr(situation: Situation, chosen: _Chosen) -> tuple[float, str]:
     if chosen["optimizer"] == "muon":
-        return _rounded(0.125 / math.sqrt(situation.hidden_size)), "0.125/√hidden_size for Muon"
+        found = MUON_LR * (MUON_WIDTH / situation.hidden_size) ** MUON_EXPONENT
+        return _rounded(found), "falls with the hidden size for Muon"
     if chosen["optimizer"] == "adafactor":
         return 0.01, "relative to the weights, as T5"
     tokens = situation.tokens_in(chosen["global_batch_size"])

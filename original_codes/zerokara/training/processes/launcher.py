@@ -58,7 +58,7 @@ def _num_gpus() -> int:
 
 
 def num_processes(config: MachineSettings) -> int:
-    """Processes to start: the configured number, or one for each GPU that torch sees, or one on a CPU.
+    """Processes to start: the configured number, or one for each GPU that torch sees, or at least one on a CPU.
 
     Raises:
         UserError: more are configured than there are GPUs or cores; or torch does not see a GPU that is named.

@@ -1,6 +1,6 @@
 """How fast does step 2 turn text into token files, beside what a user would pick instead?
 
-    python benchmarks/tokenize.py --model TOKENIZER.model CORPUS.jsonl [--rounds 5] [--workers 2] [--quick]
+    python benchmarks/tokenizing.py --model TOKENIZER.model CORPUS.jsonl [--rounds 5] [--workers 2] [--quick]
 
 In turn, in every round, on the same documents, with as many processes or threads (MB are 10^6 bytes of UTF-8 text):
 
@@ -21,13 +21,6 @@ SentencePiece, line by line, on the whole corpus.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[0] = str(ROOT / "original_codes")  # not this folder: this file has the name of a module of Python's own
-
-# ruff: noqa: E402
 import argparse
 import itertools
 import json
@@ -35,13 +28,19 @@ import multiprocessing
 import os
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.synchronize import Barrier
+from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "original_codes"))
+
+# ruff: noqa: E402
 import numpy as np
 import orjson
 

@@ -1,0 +1,126 @@
+"""How fast this machine trains, and what its memory holds: real steps of two sizes, and the forecast of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from zerokara.config.loading import load
+from zerokara.config.model_sizes import SizeName
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.forecast import ladder
+from zerokara.forecast.sizes import Candidate, Memory, Speed
+from zerokara.resources import available_cores
+from zerokara.training import launching
+from zerokara.training.launching import LocalPlan
+from zerokara.training.planning import recipe, run_plan
+from zerokara.training.planning.memory_forecast import Device
+from zerokara.training.spawning import Commands
+from zerokara.training.trial_launch import try_steps
+
+STEP_3 = "zerokara.steps.train"
+MEASURED: dict[str, tuple[SizeName, SizeName]] = {"cpu": ("1M", "10M"), "cuda": ("60M", "350M")}
+"""Sizes whose steps are measured, by device: what users train there lies between or near them."""
+_BATCH = {"cpu": 8, "cuda": 64}
+"""Sequences in a measured step, for each core or GPU: as fast as larger ones."""
+LEFT_TO_RECIPE: dict[str, Any] = dict.fromkeys([*recipe.RULES, "warmup_fraction"], "auto")
+
+_SHAPE_KEYS = ("num_layers", "hidden_size", "num_attn_heads", "num_kv_heads", "head_dim", "ffn_hidden_size")
+
+
+def size_settings(name: SizeName) -> dict[str, Any]:
+    """The settings of a size by name; none of another size's stays."""
+    return {"model_size": name, **dict.fromkeys(_SHAPE_KEYS, "auto")}
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Makes plans of runs that differ from the user's configuration."""
+
+    config_path: Path
+    overrides: tuple[str, ...]
+    """What the user set on the command line."""
+
+    def config(self, **settings: Any) -> PretrainConfig:
+        """The user's configuration with these settings.
+
+        Raises:
+            UserError: they break a rule.
+        """
+        return load(PretrainConfig, self.config_path, [*self.overrides, *overrides(settings)])
+
+    def local_plan(self, **settings: Any) -> LocalPlan:
+        """The plan of such a run on this machine.
+
+        Raises:
+            UserError: as for any run.
+        """
+        given = self.config(**settings)
+        processes = 1 if given.num_processes == "auto" else given.num_processes
+        return launching.on_this_machine(run_plan.make_plan(given, processes), redo=True)
+
+    @cached_property
+    def device(self) -> Device:
+        """Where the runs compute."""
+        return self.local_plan().available.device
+
+    @cached_property
+    def identity(self) -> str:
+        """What a law holds for: the kind of model, the tokenizer and the data."""
+        plan = self.local_plan().plan
+        return f"{plan.config.architecture} {plan.config.seq_len} {plan.encoder.sha256} {plan.data_sha256}"
+
+    @property
+    def small_runs(self) -> dict[str, Any]:
+        """Settings of the runs that a law is fitted on: a batch of theirs is too small for several GPUs."""
+        return {} if self.device == "cpu" else {"num_processes": 1}
+
+    def measure_speed(self) -> Speed:
+        """Train a few steps of two sizes; leaves nothing behind.
+
+        Raises:
+            RunError: they failed.
+        """
+        on_cpu = self.device == "cpu"
+        batch = _BATCH[self.device] * (available_cores() if on_cpu else self.local_plan().plan.num_processes)
+        return Speed.of(
+            [self._measured({**size_settings(name), "global_batch_size": batch}) for name in MEASURED[self.device]]
+        )
+
+    def measure_small_speed(self) -> Speed:
+        """The speed of the small runs, whose batches fill neither a GPU nor all cores.
+
+        Raises:
+            RunError: the steps failed.
+        """
+        settings = {**self.small_runs, "global_batch_size": ladder.MIN_BATCH}
+        return Speed.of([self._measured({**settings, **ladder.TINY[each]}) for each in (0, 4)])
+
+    def _measured(self, settings: Mapping[str, Any]) -> tuple[float, float]:
+        """FLOPs and seconds of a token."""
+        settings = {**settings, "micro_batch_size": "auto", "warmup_fraction": 0.0}
+        local = self.local_plan(**settings)
+        arguments = ["--config", str(self.config_path)]
+        arguments += [part for each in (*self.overrides, *overrides(settings)) for part in ("--set", each)]
+        trial = try_steps(local.plan, local.memory_forecast, Commands(STEP_3, "plan", tuple(arguments), "", ""))
+        return local.plan.shape.flops_per_token(), trial.result.seconds_per_step / local.plan.schedule.batch_tokens
+
+    def memory(self, name: SizeName) -> Memory:
+        """What a size takes of this machine: with the micro batch that it would have, or else with one sequence."""
+        forecast = self.local_plan(**size_settings(name), micro_batch_size="auto").memory_forecast
+        if not forecast.fits:
+            forecast = forecast.changed(micro_batch_size=1)
+        return Memory(forecast.pools[0].ample_bytes, forecast.fits)
+
+    def num_steps(self, candidate: Candidate) -> int:
+        """Optimizer steps of a size, with the batch of the recipe."""
+        settings = {**size_settings(candidate.name), **LEFT_TO_RECIPE, "train_tokens": int(candidate.tokens)}
+        return self.local_plan(**settings).plan.schedule.num_steps
+
+
+def overrides(settings: Mapping[str, Any]) -> list[str]:
+    """Settings as `--set` takes them."""
+    return [f"{key}={repr('') if value == '' else value}" for key, value in settings.items()]

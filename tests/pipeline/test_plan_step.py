@@ -1,0 +1,94 @@
+"""python 0_plan.py: real steps measured, real small runs, and a configuration that step 3 takes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import warm
+from PIL import Image
+from tiny import ROOT, make_data
+
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.forecast import ladder
+from zerokara.forecast.law import MeasuredRun
+from zerokara.forecast.machine import Planner
+from zerokara.forecast.runs import SmallRuns
+from zerokara.forecast.sizes import Speed, effective_parameters
+from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokens.count import count
+
+pytestmark = pytest.mark.usefixtures("warm_python")
+
+COMMENT = "# chosen by nobody yet"
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A configuration file with a comment, whose corpus is long enough for small runs."""
+    folder = tmp_path_factory.mktemp("plan")
+    keys = ("input_jsonl", "input_tokenizer_file", "output_prefix", "seq_len")
+    settings = make_data(folder, num_documents=300)
+    lines = [f"{key}: {settings[key]}" for key in keys]
+    path = folder / "mine.yaml"
+    lines += [f"hidden_size: 48  {COMMENT}", f"output_model_dir: {folder / 'run'}", "precision: fp32"]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def plan(config: Path, *options: str, code: int = 0) -> str:
+    command = [warm.python(), str(ROOT / "0_plan.py"), "--config", str(config), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_the_choice_is_written_and_trains(config: Path) -> None:
+    before = config.read_text(encoding="utf-8")
+    assert "model_size: 1M" in plan(config, "--tokens", "20000", "--write", "--dry-run")
+    assert config.read_text(encoding="utf-8") == before
+    plan(config, "--tokens", "20000", "--write")
+    written = load(PretrainConfig, config, [])
+    assert (written.model_size, written.hidden_size, written.lr, written.train_tokens) == ("1M", "auto", "auto", 20000)
+    assert COMMENT in config.read_text(encoding="utf-8")
+    step_3 = ["bash", str(ROOT / "3_train_node1.sh"), "--config", str(config), "--dry-run"]
+    done = subprocess.run(step_3, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "lr" in done.stdout, done.stdout + done.stderr
+    config.write_text(before, encoding="utf-8")
+
+
+def test_a_law_is_fitted_on_small_runs_and_kept(config: Path) -> None:
+    planner = Planner(config, ())
+    settings = planner.config()
+    folder, encoder = Path(f"{settings.output_prefix}_plan"), Encoder(settings.input_tokenizer_file)
+    shapes, tokens = ladder.shapes(settings, encoder.vocab_size), count(settings.output_prefix).train.tokens
+    # So small a corpus limits the runs, however fast the machine is: so these are those of the plan.
+    rungs = ladder.climb(shapes, Speed(0, 1e-12), 1800, tokens)
+    small = SmallRuns(planner, folder / "runs")
+    for rung in rungs[1:]:  # as if an earlier plan had trained them and was killed
+        value = 1 + (rung.shape.num_parameters() / 1e6) ** -0.3 + (rung.tokens / 1e5) ** -0.4
+        small.record(rung, MeasuredRun(effective_parameters(rung.shape), rung.tokens, value))
+
+    said = plan(config, "--tokens", "60000", "--fit", "1000")
+    runs = [MeasuredRun(**run) for run in json.loads((folder / "law.json").read_bytes())["runs"]]
+    assert len(runs) == 9 and len({run.parameters for run in runs}) == 3
+    assert runs[0].tokens == pytest.approx(rungs[0].tokens, rel=0.01) and 0.5 < runs[0].bits_per_byte < 8
+    assert not [path for path in small.folder.iterdir() if path.is_dir()]
+    assert Image.open(folder / "plan.png").format == "PNG"
+    (expected,) = [line for line in said.splitlines() if line.strip().startswith("expect")]
+    assert expected in plan(config, "--tokens", "60000")  # the same law, and no run
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((), "--hours"),
+        (("--hours", "0.1", "--fit", "0.01"), "--fit"),
+        (("--hours", "0.1", "--set", "init_from=somewhere"), "init_from"),
+    ],
+)
+def test_what_cannot_be_planned(config: Path, options: tuple[str, ...], said: str) -> None:
+    assert said in plan(config, *options, code=2)

@@ -1,0 +1,47 @@
+"""Plans that differ from the user's configuration; the steps that are measured are real ones in tests/pipeline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from zerokara.config.model_sizes import SIZES
+from zerokara.errors import UserError
+from zerokara.forecast import machine
+from zerokara.forecast.machine import Planner, size_settings
+from zerokara.training.spawning import Commands
+from zerokara.training.trial_launch import Trial, TrialResult
+
+
+@pytest.fixture
+def planner(tiny_data: dict[str, str], tmp_path: Path) -> Planner:
+    return Planner(Path(tiny_data["config"]), (f"output_model_dir={tmp_path / 'run'}", "precision=fp32"))
+
+
+def test_a_size_takes_the_place_of_the_users(planner: Planner) -> None:
+    local = planner.local_plan(**size_settings("3M"))
+    assert (local.plan.shape.num_layers, local.plan.shape.hidden_size) == (5, 192)
+    assert planner.local_plan().plan.shape.hidden_size == 48  # the configuration's own
+    with pytest.raises(UserError, match="model_size"):
+        planner.config(hidden_size="auto")
+
+
+def test_two_sizes_are_tried_and_their_tokens_counted(planner: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def steps(plan, forecast, commands: Commands) -> Trial:  # type: ignore[no-untyped-def]
+        seconds_of_token = 1e-5 + 1e-11 * plan.shape.flops_per_token()
+        tried.append((plan.shape.hidden_size, commands.arguments))
+        return Trial(plan, TrialResult(1, seconds_of_token * plan.schedule.batch_tokens))
+
+    monkeypatch.setattr(machine, "try_steps", steps)
+    speed = planner.measure_speed()
+    assert speed.seconds_per_token == pytest.approx(1e-5) and speed.seconds_per_flop == pytest.approx(1e-11)
+    assert [width for width, _ in tried] == [SIZES["1M"].hidden_size, SIZES["10M"].hidden_size]
+    assert all("model_size=1M" in tried[0][1] and "precision=fp32" in arguments for _, arguments in tried)
+
+
+def test_what_does_not_fit_is_seen(planner: Planner) -> None:
+    small, large = planner.memory("1M"), planner.memory("13B")
+    assert small.fits and not large.fits and large.num_bytes > 13e9 * 12 > small.num_bytes

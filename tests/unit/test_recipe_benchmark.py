@@ -1,0 +1,144 @@
+"""`benchmarks/recipe.py`: what its independent measure counts, what nanochat reads, what a table says."""
+
+import importlib
+import json
+import math
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import make_data
+from torch import Tensor
+
+from zerokara.tokenizer.encoder import Encoder
+
+
+@pytest.fixture
+def module_of(root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A file of benchmarks/ by its name."""
+    monkeypatch.syspath_prepend(str(root / "benchmarks"))
+
+    def module(name: str) -> ModuleType:
+        return importlib.import_module(name)
+
+    return module
+
+
+@pytest.mark.parametrize("num_ids", [1, 3, 4, 5, 6, 7, 8, 30])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_each_id_is_predicted_once_from_at_least_half_a_context(module_of: Any, num_ids: int, restarts: bool) -> None:
+    ids, context, begin = list(range(1, num_ids + 1)), 4, 0
+    found = []
+    for window in module_of("recipe_score").windows(ids, begin, context, restarts):
+        assert len(window.inputs) == len(window.targets) == context
+        assert not restarts or window.inputs[0] == begin
+        for position, target in enumerate(window.targets):
+            if target >= 0:
+                found.append(target)
+                assert window.inputs[position] in (target - 1, begin)
+                assert position + 1 >= min(target, context // 2)
+    assert found == ids
+
+
+def test_windows_are_those_of_the_example(module_of: Any) -> None:
+    windows = module_of("recipe_score").windows
+    assert [window.inputs for window in windows([1, 2, 3, 4, 5, 6, 7], 0, 4, False)] == [
+        [0, 1, 2, 3],
+        [2, 3, 4, 5],
+        [4, 5, 6, 0],
+    ]
+    assert [window.inputs for window in windows([1, 2, 3, 4, 5, 6, 7], 0, 4, True)][1:] == [[0, 3, 4, 5], [0, 5, 6, 0]]
+
+
+DOCUMENTS = [{"text": "naïve 日本", "ids": [3, 4, 5, 6, 7]}, {"text": "b", "ids": [3]}]
+
+
+def test_a_model_that_knows_nothing_needs_the_bits_of_its_vocabulary(module_of: Any) -> None:
+    found = module_of("recipe_score").score(lambda ids: torch.zeros(*ids.shape, 8), DOCUMENTS, 1, 4)
+    num_bytes = len("naïve 日本b".encode())
+    assert found["bytes"] == num_bytes and found["ids"] == 6
+    assert found["stream"] == pytest.approx(6 * math.log2(8) / num_bytes)
+    assert found["begin"] == pytest.approx(found["stream"])
+
+
+def test_only_the_ids_of_texts_are_counted(module_of: Any) -> None:
+    """A model that is sure that each id is followed by the next one is wrong about the first ids only."""
+
+    def successor(ids: Tensor) -> Tensor:
+        return 50.0 * torch.nn.functional.one_hot((ids + 1) % 8, 8)
+
+    found = module_of("recipe_score").score(successor, DOCUMENTS, 2, 4)
+    assert found["stream"] == pytest.approx(0, abs=1e-9)
+    wrong = module_of("recipe_score").score(successor, DOCUMENTS, 1, 4)
+    assert wrong["stream"] == pytest.approx(2 * 50 / math.log(2) / wrong["bytes"], rel=1e-3)
+    assert wrong["begin"] == pytest.approx(wrong["stream"]), "nothing is scored right behind the begin of a window"
+
+
+def test_nanochat_reads_ids_as_characters(module_of: Any) -> None:
+    encoder = module_of("recipe_nanochat").CharacterIds(8000, 1)
+    ids = [0, 1, 7999, 300]
+    text = encoder.decode(ids)
+    assert encoder.encode_ordinary_batch([text.encode().decode()]) == [ids]
+    assert encoder.encode_single_token("<|bos|>") == 1
+    with pytest.raises(KeyError):
+        encoder.encode_single_token("<|user|>")
+
+
+def result(system: str, seed: int, stream: float, begin: float = 9.0, **more: Any) -> dict[str, Any]:
+    common = {"corpus": "english", "size": "3M", "minutes": 10.0, "seq_len": 256, "threads": 2, "precision": "fp32"}
+    scores = {"bits_per_byte": {"stream": stream, "begin": begin}}
+    return {"key": f"{system}{seed}", "system": system, "seed": seed, **common, **scores, "tokens": 1e6, "steps": 50,
+            "seconds": 600.0, **more}  # fmt: skip
+
+
+def test_the_table_compares_means_with_the_best_other_system(module_of: Any, tmp_path: Path) -> None:
+    some = [result("zerokara", 1, 1.50), result("zerokara", 2, 1.54), result("litgpt", 1, 1.70, begin=1.60)]
+    some += [result("nanochat", 1, 1.80), result("run_clm", 1, 0)]
+    del some[-1]["bits_per_byte"]
+    some[-1]["error"] = "exit code 1"
+    some.insert(0, result("zerokara", 1, 1.9, key="of an older recipe"))
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(each) + "\n" for each in some), encoding="utf-8")
+    table = module_of("recipe_table")
+    lines = list(table.tables(table.results(tmp_path)))
+    rows = [line.split(" | ") for line in lines if line.startswith("| ")]
+    assert [row[0] for row in rows[1:]] == ["| zerokara", "| litgpt", "| nanochat", "| run_clm"]
+    assert rows[1][1] == "1.5200" and rows[1][2] == f"± {12.706 * math.sqrt(2 * 0.02**2) / math.sqrt(2):.4f}"
+    assert rows[2][1] == "1.6000", "the better of the two readings"
+    assert "exit code 1" in lines[-2] and "failed" in lines[-2]
+    assert "5.00% below litgpt" in lines[-1]
+
+
+def test_a_run_that_took_another_time_is_marked(module_of: Any) -> None:
+    table = module_of("recipe_table")
+    for seconds, marked in ((600.0, False), (625.0, False), (640.0, True), (560.0, True)):
+        assert ("(!)" in table.row("litgpt", [result("litgpt", 1, 1.7, seconds=seconds)], [1.7], 10.0)) is marked
+
+
+def test_everybody_gets_the_documents_of_step_2(module_of: Any, tmp_path: Path) -> None:
+    data = make_data(tmp_path)
+    corpus = module_of("recipe_corpus").prepare(Path(data["config"]), tmp_path / "prepared", 64)
+
+    def texts(path: Path) -> list[str]:
+        return [json.loads(line)["text"] for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+
+    raw = texts(Path(data["input_jsonl"]))
+    train, heldout = texts(corpus.train_texts), texts(corpus.heldout_texts)
+    assert heldout == texts(corpus.heldout) and train and heldout
+    assert sorted(train + heldout) == sorted(raw)
+
+    encoder = Encoder(corpus.tokenizer)
+    expected = [number for text in train for number in (*encoder.encode(text), corpus.eos_id)]
+    assert sorted(np.load(corpus.train_ids).tolist()) == sorted(expected)
+
+
+def test_nanochat_loses_no_token(module_of: Any, tmp_path: Path) -> None:
+    data = make_data(tmp_path)
+    corpus = module_of("recipe_corpus").prepare(Path(data["config"]), tmp_path / "prepared", 64)
+    nanochat = module_of("recipe_nanochat")
+    pieces = nanochat.pieces_of(corpus, 64)
+    ids = np.load(corpus.train_ids)
+    assert np.concatenate(pieces).tolist() == ids[ids != corpus.eos_id].tolist()
+    assert max(map(len, pieces)) <= 64 and min(map(len, pieces)) > 0
