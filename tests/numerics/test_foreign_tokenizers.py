@@ -163,6 +163,7 @@ def continued(
             "input_tokenizer_file": str(start / file_name),
             "init_from": str(start),
             "train_tokens": str(4 * 8 * 32),
+            "model_size": "",  # the shape is written here
         }
         given[name] = {**small, **own, **family}
         make_start(start, name, texts, given[name])

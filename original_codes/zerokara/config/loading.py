@@ -157,7 +157,8 @@ def _apply(overrides: Sequence[str], values: dict[str, Any], faults: list[Fault]
             faults.append(Fault(where="--set", value=text, rule="must be key=value", remedy="e.g. --set lr=3e-4"))
             continue
         try:
-            values[key] = plain_yaml.read_value(value)
+            # The shell takes the quotes of --set init_from='': nothing is the empty text, as '' in the file.
+            values[key] = plain_yaml.read_value(value) if value.strip() else ""
             overridden.add(key)
         except ReaderError:
             rule = "must be UTF-8 text without control characters"
