@@ -7,10 +7,11 @@ written. They tell the speed, the kernels, and the memory at its peak, which no 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 
 import torch
 import torch.distributed
@@ -23,14 +24,16 @@ from zerokara.model.blocked_attention import BlockedAttention
 from zerokara.progress import count_text, seconds_text
 from zerokara.training.compute import devices
 from zerokara.training.guards import StepGuard
-from zerokara.training.loop import train_step
+from zerokara.training.loop import StepRecord, train_step
 from zerokara.training.planning.memory_forecast import MachineMemory
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.run import Run, join, open_run
 from zerokara.training.trial_launch import RESULT_FILE_NAME, TrialResult
 
-NUM_STEPS = 3
-"""The first is slow (memory is taken, kernels are chosen, its operators are listed) and does not count."""
+MIN_STEPS, MAX_STEPS = 3, 33
+MEASURED_SECONDS = 3.0
+"""For so long, or for MAX_STEPS, steps are measured. The first is slow (memory is taken, kernels are chosen, its
+operators are listed) and does not count; of the others the median does, as the next few may still be slow."""
 _NO_LOG = "6"
 """Of the levels that torch's profiler reads when it is first used: 5, USDT, logs its start and its end (torch 2.13)."""
 _PLAIN = "aten::_scaled_dot_product_attention_math"
@@ -55,16 +58,16 @@ def run_trial(plan: RunPlan) -> None:
     processes = join(plan)
     available = MachineMemory.available(plan.num_processes, devices.gpu_memory(processes.device))
     run = open_run(plan, processes)
-    seconds, loss = _steps(run)
-    _log_result(run, seconds, loss, available)
+    _log_result(run, _steps(run), available)
 
 
-def _steps(run: Run) -> tuple[float, float]:
-    """Mean seconds of a step without the first, and the loss of the last."""
+def _steps(run: Run) -> list[StepRecord]:
+    """Train for MEASURED_SECONDS; every process the same steps."""
     plan = run.plan
-    guard, seconds, loss = StepGuard(plan.config.spike_sigmas, plan.config.max_skipped_steps), [], 0.0
-    with closing(run.loader(NUM_STEPS)) as loader:
-        for step in range(1, NUM_STEPS + 1):
+    guard, records = StepGuard(plan.config.spike_sigmas, plan.config.max_skipped_steps), []
+    last_step = max(MIN_STEPS, min(MAX_STEPS, plan.schedule.num_steps))
+    with closing(run.loader(last_step)) as loader:
+        for step in range(1, last_step + 1):
             torch.distributed.barrier()
             learning_rate = plan.schedule.learning_rate(min(step, plan.schedule.num_steps))
             profiled = first_forward_profiled(run.model) if step == 1 else nullcontext(set[str]())
@@ -74,9 +77,11 @@ def _steps(run: Run) -> tuple[float, float]:
                 _log_kernels(run, seen)
             if record.skip_reason:
                 raise RunError(f"trial step {step}: {record.skip_reason}: see lr, precision and the data")
-            seconds.append(record.seconds)
-            loss = record.loss
-    return sum(seconds[1:]) / len(seconds[1:]), loss
+            records.append(record)
+            measured = run.processes.max(sum(each.seconds for each in records[1:]))
+            if step >= MIN_STEPS and measured >= MEASURED_SECONDS:
+                break
+    return records
 
 
 def _log_kernels(run: Run, seen: Collection[str]) -> None:
@@ -124,12 +129,13 @@ def attention_kernels(operators: Collection[str]) -> str:
     return f"attention by {' and by '.join(fused) or plain}"
 
 
-def _log_result(run: Run, seconds: float, loss: float, available: MachineMemory) -> None:
+def _log_result(run: Run, records: Sequence[StepRecord], available: MachineMemory) -> None:
     processes, schedule = run.processes, run.plan.schedule
+    seconds = median(record.seconds for record in records[1:])
     peak = processes.max(devices.peak_memory(processes.device))
-    speed = schedule.batch_tokens / seconds
+    speed = f"{seconds_text(seconds)} a step, {count_text(schedule.batch_tokens / seconds)} tok/s"
     processes.log(
-        f"trial of {NUM_STEPS} steps: loss {loss:.3f}, {seconds_text(seconds)} a step, {count_text(speed)} tok/s; "
+        f"trial of {len(records)} steps: loss {records[-1].loss:.3f}, {speed}; "
         f"all {schedule.num_steps:,} steps would take {seconds_text(schedule.num_steps * seconds)}, validations and "
         "saves not counted"
     )
