@@ -64,18 +64,20 @@ def test_a_law_is_fitted_on_small_runs_and_kept(config: Path) -> None:
     planner = Planner(config, ())
     settings = planner.config()
     folder, encoder = Path(f"{settings.output_prefix}_plan"), Encoder(settings.input_tokenizer_file)
-    shapes, tokens = ladder.shapes(settings, encoder.vocab_size), count(settings.output_prefix).train.tokens
+    shapes, counts = ladder.shapes(settings, encoder.vocab_size), count(settings.output_prefix)
+    assert counts.valid
+    means = ladder.Means(1800, 1, counts.train.tokens, ladder.eval_tokens(settings, counts.valid.tokens))
     # So small a corpus limits the runs, however fast the machine is: so these are those of the plan.
-    rungs = ladder.climb(shapes, Speed(0, 1e-12), 1800, tokens)
+    rungs = ladder.climb(shapes, Speed(0, 1e-12), means)
     small = SmallRuns(planner, folder / "runs")
-    for rung in rungs[1:]:  # as if an earlier plan had trained them and was killed
+    for rung in rungs[:-1]:  # as if an earlier plan had trained them and was killed
         value = 1 + (rung.shape.num_parameters() / 1e6) ** -0.3 + (rung.tokens / 1e5) ** -0.4
         small.record(rung, MeasuredRun(effective_parameters(rung.shape), rung.tokens, value))
 
     said = plan(config, "--tokens", "60000", "--fit", "1000")
     runs = [MeasuredRun(**run) for run in json.loads((folder / "law.json").read_bytes())["runs"]]
     assert len(runs) == 9 and len({run.parameters for run in runs}) == 3
-    assert runs[0].tokens == pytest.approx(rungs[0].tokens, rel=0.01) and 0.5 < runs[0].bits_per_byte < 8
+    assert runs[-1].tokens == pytest.approx(rungs[-1].tokens, rel=0.01) and 0.5 < runs[-1].bits_per_byte < 8
     assert not [path for path in small.folder.iterdir() if path.is_dir()]
     assert Image.open(folder / "plan.png").format == "PNG"
     (expected,) = [line for line in said.splitlines() if line.strip().startswith("expect")]

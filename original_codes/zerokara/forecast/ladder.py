@@ -11,18 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zerokara.config.model_settings import ModelSettings
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.forecast.seats import makespan
 from zerokara.forecast.sizes import Speed
 from zerokara.model.shapes import ModelShape
 
 START_SECONDS = 8.0
 """Of a run: from its start to its first step, and from its last to its end."""
-MAX_EVAL_TOKENS = 50_000
-"""Of its validation."""
-_FORWARD_SHARE = 1 / 3
-"""Of a training step; a validation reads most tokens twice, in windows that overlap."""
-_VALIDATION = 2 * _FORWARD_SHARE * MAX_EVAL_TOKENS
-"""Tokens of training that would take as long as the validation."""
+MAX_EVAL_TOKENS = 200_000
+"""Of its validation, which should be that of a run of step 3: another part of the text has other bits per byte."""
+_EVAL_SHARE = 2 / 3
+"""Of the time of training on them, for tokens of a validation: no backward pass, but windows that overlap by half."""
 LENGTHS = (1, 2, 4)
 NUM_SIZES = 3
 MIN_TOKENS_PER_PARAMETER = 5
@@ -55,15 +54,23 @@ class Rung:
     """Those of its size."""
     shape: ModelShape
     tokens: int
+    eval_tokens: int
+    """At most, of its validation."""
 
     def seconds(self, speed: Speed) -> float:
         """From its start to its end."""
-        return START_SECONDS + (self.tokens + _VALIDATION) * speed.seconds_of_token(self.shape)
+        return START_SECONDS + (self.tokens + _EVAL_SHARE * self.eval_tokens) * speed.seconds_of_token(self.shape)
 
 
-def shapes(config: ModelSettings, vocab_size: int) -> list[ModelShape]:
+def shapes(config: PretrainConfig, vocab_size: int) -> list[ModelShape]:
     """The shapes of `TINY` for a configuration's architecture, sequence length and tokenizer."""
     return [ModelShape.from_config(config.model_copy(update=each), vocab_size) for each in TINY]
+
+
+def eval_tokens(config: PretrainConfig, num_valid_tokens: int) -> int:
+    """Tokens of a small run's validation: as many as of a run's, but for the time they would take."""
+    wanted = num_valid_tokens if config.eval_tokens == "all" else config.eval_tokens
+    return min(wanted, num_valid_tokens, MAX_EVAL_TOKENS)
 
 
 def min_tokens(sizes: Sequence[ModelShape]) -> int:
@@ -71,17 +78,44 @@ def min_tokens(sizes: Sequence[ModelShape]) -> int:
     return MIN_STEPS * MIN_BATCH * sizes[0].raw_len * LENGTHS[-1]
 
 
-def climb(sizes: Sequence[ModelShape], speed: Speed, seconds: float, unique_tokens: float) -> list[Rung]:
-    """The runs, the cheapest first; empty where the time is too short for any. `sizes` are those of `shapes`."""
+@dataclass(frozen=True)
+class Means:
+    """What the small runs may take."""
+
+    seconds: float
+    num_seats: int
+    """Runs at a time."""
+    unique_tokens: float
+    """Of the corpus: a repeated token is worth less than a fresh one, so none is read twice."""
+    eval_tokens: int
+    """Of a validation."""
+
+
+def climb(sizes: Sequence[ModelShape], speed: Speed, means: Means) -> list[Rung]:
+    """The runs, the costliest first; empty where there is too little for any. `sizes` are those of `shapes`."""
     for first in reversed(range(len(sizes) - NUM_SIZES + 1)):
-        some = range(first, first + NUM_SIZES)
-        of_tokens = sum(speed.seconds_of_token(sizes[each]) for each in some)  # one of each size
-        fixed = START_SECONDS * NUM_SIZES + _VALIDATION * of_tokens  # for each length
-        shortest = (seconds - fixed * len(LENGTHS)) / (of_tokens * sum(LENGTHS))
-        shortest = min(shortest, unique_tokens / LENGTHS[-1])  # a repeated token is worth less than a fresh one
-        largest = sizes[some[-1]]
-        is_long = shortest * LENGTHS[-1] >= MIN_TOKENS_PER_PARAMETER * largest.num_parameters()
-        if shortest * LENGTHS[-1] >= min_tokens(sizes) and (is_long or not first):
-            rungs = [Rung(TINY[each], sizes[each], round(shortest * length)) for each in some for length in LENGTHS]
-            return sorted(rungs, key=lambda rung: rung.tokens * speed.seconds_of_token(rung.shape))
+        rungs = _longest(range(first, first + NUM_SIZES), sizes, speed, means)
+        most = rungs[0].tokens
+        is_long = most >= MIN_TOKENS_PER_PARAMETER * sizes[first + NUM_SIZES - 1].num_parameters()
+        if most >= min_tokens(sizes) and (is_long or not first):
+            return rungs
     return []
+
+
+def _longest(some: range, sizes: Sequence[ModelShape], speed: Speed, means: Means) -> list[Rung]:
+    """The runs of these sizes, as long as the means allow."""
+
+    def made(shortest: float) -> list[Rung]:
+        tokens = [round(shortest * length) for length in reversed(LENGTHS)]
+        return [Rung(TINY[each], sizes[each], count, means.eval_tokens) for count in tokens for each in reversed(some)]
+
+    def fits(shortest: float) -> bool:
+        return makespan([rung.seconds(speed) for rung in made(shortest)], means.num_seats) <= means.seconds
+
+    low, high = 0.0, means.unique_tokens / LENGTHS[-1]
+    if fits(high):
+        return made(high)
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return made(low)

@@ -12,6 +12,7 @@ from zerokara.config.loading import load
 from zerokara.config.model_sizes import SizeName
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.forecast import ladder
+from zerokara.forecast.seats import Seat, seats
 from zerokara.forecast.sizes import Candidate, Memory, Speed
 from zerokara.resources import available_cores
 from zerokara.training import launching
@@ -71,12 +72,12 @@ class Planner:
     def identity(self) -> str:
         """What a law holds for: the kind of model, the tokenizer and the data."""
         plan = self.local_plan().plan
-        return f"{plan.config.architecture} {plan.config.seq_len} {plan.encoder.sha256} {plan.data_sha256}"
+        model = f"{plan.config.architecture} {plan.config.seq_len}"
+        return f"{model} {plan.encoder.sha256} {plan.data_sha256} {plan.config.eval_tokens}"
 
-    @property
-    def small_runs(self) -> dict[str, Any]:
-        """Settings of the runs that a law is fitted on: a batch of theirs is too small for several GPUs."""
-        return {} if self.device == "cpu" else {"num_processes": 1}
+    def seats(self, most: int) -> list[Seat]:
+        """Where small runs train beside each other."""
+        return seats(most, 0 if self.device == "cpu" else self.local_plan().plan.num_processes)
 
     def measure_speed(self) -> Speed:
         """Train a few steps of two sizes; leaves nothing behind.
@@ -90,14 +91,15 @@ class Planner:
             [self._measured({**size_settings(name), "global_batch_size": batch}) for name in MEASURED[self.device]]
         )
 
-    def measure_small_speed(self) -> Speed:
-        """The speed of the small runs, whose batches fill neither a GPU nor all cores.
+    def measure_small_speed(self, seat: Seat) -> Speed:
+        """The speed of a small run in its place.
 
         Raises:
             RunError: the steps failed.
         """
-        settings = {**self.small_runs, "global_batch_size": ladder.MIN_BATCH}
-        return Speed.of([self._measured({**settings, **ladder.TINY[each]}) for each in (0, 4)])
+        settings = {"num_processes": 1, "global_batch_size": ladder.MIN_BATCH}
+        with seat.taken():
+            return Speed.of([self._measured({**settings, **ladder.TINY[each]}) for each in (0, 4)])
 
     def _measured(self, settings: Mapping[str, Any]) -> tuple[float, float]:
         """FLOPs and seconds of a token."""

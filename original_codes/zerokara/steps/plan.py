@@ -28,7 +28,7 @@ from zerokara.model.shapes import ModelShape
 from zerokara.progress import bytes_text, count_text, log, opening, seconds_text, summary
 from zerokara.steps import command, next_command
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokens.count import count
+from zerokara.tokens.count import Counts, count
 
 HOURS_HELP = "hours of training that there are"
 TOKENS_HELP = "tokens to train on, whatever time that takes"
@@ -49,7 +49,7 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
     opening(f"plan: {counts.train.tokens:,} training tokens in {config.output_prefix}")
     speed = planner.measure_speed()
     folder = Path(f"{config.output_prefix}_plan")
-    fitted = _fitted(config, options, planner, encoder, counts.train.tokens, folder)
+    fitted = _fitted(config, options, planner, encoder, counts, folder)
     budget = Budget(
         options.hours or math.inf, options.tokens or math.inf, counts.train.tokens, config.max_epochs_per_source
     )
@@ -85,7 +85,7 @@ def _fitted(
     options: command.Options,
     planner: Planner,
     encoder: Encoder,
-    unique_tokens: int,
+    counts: Counts,
     folder: Path,
 ) -> _Fitted | None:
     """The law of the small runs: of those that --fit asks for, or of an earlier plan's; None where there are none."""
@@ -96,12 +96,17 @@ def _fitted(
             return None
         runs = [MeasuredRun(**run) for run in found["runs"]]
         return _Fitted(fit(runs), runs)
-    speed = planner.measure_small_speed()
-    shapes = ladder.shapes(config, encoder.vocab_size)
+    if counts.valid is None:
+        rule = "needs held-out documents, and step 2 left none"
+        raise UserError(Fault("--fit", rule, remedy="plan without it, or do step 2 with valid_fraction above 0"))
+    shapes, unique_tokens = ladder.shapes(config, encoder.vocab_size), counts.train.tokens
     if unique_tokens < ladder.min_tokens(shapes):
         rule = f"needs a corpus of {ladder.min_tokens(shapes):,} training tokens; {config.output_prefix} has"
         raise UserError(Fault("--fit", rule, value=f"{unique_tokens:,}", remedy="plan without it"))
-    rungs = ladder.climb(shapes, speed, 60 * options.fit, unique_tokens)
+    seats = planner.seats(ladder.NUM_SIZES * len(ladder.LENGTHS))
+    speed = planner.measure_small_speed(seats[0])
+    eval_tokens = ladder.eval_tokens(config, counts.valid.tokens)
+    rungs = ladder.climb(shapes, speed, ladder.Means(60 * options.fit, len(seats), unique_tokens, eval_tokens))
     if not rungs:
         rule = "is too short for nine small runs on this machine"
         raise UserError(Fault("--fit", rule, value=f"{options.fit:g}", remedy="give more minutes"))
@@ -113,7 +118,7 @@ def _fitted(
     small = SmallRuns(planner, folder / RUNS_FOLDER)
     if options.redo:
         small.forget()
-    runs = small.measure(rungs, speed)
+    runs = small.measure(rungs, speed, seats)
     make_folders(folder)
     write_json(kept, {"identity": identity, "runs": [asdict(run) for run in runs]})
     return _Fitted(fit(runs), runs)
