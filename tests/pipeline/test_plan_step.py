@@ -31,7 +31,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A configuration file with a comment, whose corpus is long enough for small runs."""
     folder = tmp_path_factory.mktemp("plan")
     keys = ("input_jsonl", "input_tokenizer_file", "output_prefix", "seq_len")
-    settings = make_data(folder, num_documents=300)
+    settings = make_data(folder, num_documents=1200)
     lines = [f"{key}: {settings[key]}" for key in keys]
     path = folder / "mine.yaml"
     lines += [f"hidden_size: 48  {COMMENT}", f"output_model_dir: {folder / 'run'}", "precision: fp32"]

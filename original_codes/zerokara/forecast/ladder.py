@@ -26,8 +26,8 @@ LENGTHS = (1, 2, 4)
 NUM_SIZES = 3
 MIN_TOKENS_PER_PARAMETER = 5
 """Of the largest size in its longest run, for sizes to be any larger."""
-MIN_STEPS = 50
-"""Of the shortest run: fewer tell nothing of a schedule."""
+MIN_STEPS = 200
+"""Of the shortest run: in fewer a model hardly gets beyond the frequencies of words, and no law holds."""
 MIN_BATCH = 8
 """Sequences of the smallest batch (`recipe`)."""
 
@@ -102,20 +102,28 @@ def climb(sizes: Sequence[ModelShape], speed: Speed, means: Means) -> list[Rung]
     return []
 
 
+def least_seconds(sizes: Sequence[ModelShape], speed: Speed, means: Means) -> float:
+    """What the shortest runs of the smallest sizes would take."""
+    rungs = _made(range(NUM_SIZES), sizes, min_tokens(sizes) / LENGTHS[-1], means)
+    return makespan([rung.seconds(speed) for rung in rungs], means.num_seats)
+
+
+def _made(some: range, sizes: Sequence[ModelShape], shortest: float, means: Means) -> list[Rung]:
+    tokens = [round(shortest * length) for length in reversed(LENGTHS)]
+    return [Rung(TINY[each], sizes[each], count, means.eval_tokens) for count in tokens for each in reversed(some)]
+
+
 def _longest(some: range, sizes: Sequence[ModelShape], speed: Speed, means: Means) -> list[Rung]:
     """The runs of these sizes, as long as the means allow."""
 
-    def made(shortest: float) -> list[Rung]:
-        tokens = [round(shortest * length) for length in reversed(LENGTHS)]
-        return [Rung(TINY[each], sizes[each], count, means.eval_tokens) for count in tokens for each in reversed(some)]
-
     def fits(shortest: float) -> bool:
-        return makespan([rung.seconds(speed) for rung in made(shortest)], means.num_seats) <= means.seconds
+        rungs = _made(some, sizes, shortest, means)
+        return makespan([rung.seconds(speed) for rung in rungs], means.num_seats) <= means.seconds
 
     low, high = 0.0, means.unique_tokens / LENGTHS[-1]
     if fits(high):
-        return made(high)
+        return _made(some, sizes, high, means)
     for _ in range(40):
         middle = (low + high) / 2
         low, high = (middle, high) if fits(middle) else (low, middle)
-    return made(low)
+    return _made(some, sizes, low, means)

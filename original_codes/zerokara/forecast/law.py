@@ -6,13 +6,14 @@ In: measured runs. Out: a prediction for another size and length, with an interv
 
 *Fit.* With α and β fixed, L is linear in E, A and B; so for each pair of a grid the other three are found exactly, by
 least squares of the relative error with none of them below 0 (variable projection, which has no local minima to start
-in). The few runs that a user can afford leave α and β nearly free: a prior holds them near 0.35, what Besiroglu et al.
-(2024, arXiv 2404.10102) found for both.
+in). The few runs that a user can afford tell slopes and little more, so weak priors hold the rest: α and β near what
+large models have (Besiroglu et al., 2024, arXiv 2404.10102, found 0.35 and 0.37), and E near a third of what the best
+small run reached. Without the second the first would take most of the loss of a small model for irreducible.
 
 *Interval.* The fit is repeated on resampled residuals, none of which is taken as smaller than the noise between seeds.
 It covers the noise of the runs, and not that a law may bend beyond them.
 
-Shape suffixes: P runs, G pairs of exponents, U subsets of the three coefficients, R resamplings.
+Shape suffixes: P runs (and the prior of E), G pairs of exponents, U subsets of the three coefficients, R resamplings.
 """
 
 from __future__ import annotations
@@ -26,8 +27,11 @@ from numpy.typing import NDArray
 
 Numbers = NDArray[np.float64]
 
-PRIOR_EXPONENT, PRIOR_WIDTH = 0.35, 0.1
+PRIOR_EXPONENT, EXPONENT_WIDTH = 0.3, 0.15
 """Mean and standard deviation of what α and β are taken to be before any run."""
+PRIOR_FLOOR, FLOOR_WIDTH = 0.35, 0.15
+"""The same of E, as a share of the fewest bits per byte of any run: 0.6 of 1.7, as E is for English text and tokens of
+four bytes in Hoffmann et al."""
 SEED_NOISE = 0.003
 """Standard deviation of the relative error of a run, from its seed alone."""
 NUM_RESAMPLINGS = 400
@@ -105,14 +109,19 @@ class _Solver:
         alpha_G1, beta_G1 = self._pairs_G2[:, :1], self._pairs_G2[:, 1:]
         terms = [np.ones((len(self._pairs_G2), len(values))), (parameters / _UNIT_N) ** -alpha_G1]
         terms.append((tokens / _UNIT_D) ** -beta_G1)
-        # Divided by the measured values: the targets are 1, and errors are relative.
-        self._design_GP3 = np.stack(terms, axis=-1) / values[:, None]
-        distance_G = ((self._pairs_G2 - PRIOR_EXPONENT) / PRIOR_WIDTH) ** 2
+        # Divided by the measured values: the targets are 1, and errors are relative. The prior of E is one run more.
+        runs_GP3 = np.stack(terms, axis=-1) / values[:, None]
+        weight = SEED_NOISE / (FLOOR_WIDTH * values.min())
+        floor_G13 = np.tile([weight, 0.0, 0.0], (len(runs_GP3), 1, 1))
+        self._design_GP3 = np.concatenate([runs_GP3, floor_G13], axis=1)
+        self._floor_target = weight * PRIOR_FLOOR * values.min()
+        distance_G = ((self._pairs_G2 - PRIOR_EXPONENT) / EXPONENT_WIDTH) ** 2
         self._penalty_G = distance_G.sum(axis=1) * SEED_NOISE**2
         self._inverses = [np.linalg.pinv(self._design_GP3[:, :, subset]) for subset in _SUBSETS]
 
     def solve(self, targets_PR: Numbers) -> Numbers:
         """The coefficients for each column of targets over measured values, [R, 5]."""
+        targets_PR = np.vstack([targets_PR, np.full(targets_PR.shape[1], self._floor_target)])
         found: list[tuple[Numbers, Numbers]] = []
         for subset, inverse_GUP in zip(_SUBSETS, self._inverses, strict=True):
             some_GUR = inverse_GUP @ targets_PR

@@ -106,10 +106,12 @@ def _fitted(
     seats = planner.seats(ladder.NUM_SIZES * len(ladder.LENGTHS))
     speed = planner.measure_small_speed(seats[0])
     eval_tokens = ladder.eval_tokens(config, counts.valid.tokens)
-    rungs = ladder.climb(shapes, speed, ladder.Means(60 * options.fit, len(seats), unique_tokens, eval_tokens))
+    means = ladder.Means(60 * options.fit, len(seats), unique_tokens, eval_tokens)
+    rungs = ladder.climb(shapes, speed, means)
     if not rungs:
-        rule = "is too short for nine small runs on this machine"
-        raise UserError(Fault("--fit", rule, value=f"{options.fit:g}", remedy="give more minutes"))
+        minutes = math.ceil(1.1 * ladder.least_seconds(shapes, speed, means) / 60)
+        rule = "minutes are too short for nine small runs on this machine"
+        raise UserError(Fault("--fit", rule, value=f"{options.fit:g}", remedy=f"give {minutes}"))
     if options.dry_run:
         for rung in rungs:
             parameters, tokens = count_text(rung.shape.num_parameters()), count_text(rung.tokens)
