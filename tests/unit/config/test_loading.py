@@ -144,6 +144,13 @@ def test_overrides_win_and_are_named(tmp_path: Path) -> None:
     assert (nonsense.where, nonsense.key, nonsense.value) == ("--set", None, "nonsense") and "lr=" in nonsense.remedy
 
 
+def test_the_shell_leaves_nothing_of_two_quotes(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("init_from: somewhere\nmodel_size: 1M\n", encoding="utf-8")
+    config = load(PretrainConfig, path, ["init_from=", "model_size= "])
+    assert (config.init_from, config.model_size) == ("", "")
+
+
 @pytest.mark.parametrize(
     ("override", "where", "key"),
     [
