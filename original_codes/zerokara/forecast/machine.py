@@ -72,8 +72,21 @@ class Planner:
     def identity(self) -> str:
         """What a law holds for: the kind of model, the tokenizer and the data."""
         plan = self.local_plan().plan
-        model = f"{plan.config.architecture} {plan.config.seq_len}"
+        model = f"{plan.config.architecture} {plan.config.seq_len} {self.alone['optimizer']}"
         return f"{model} {plan.encoder.sha256} {plan.data_sha256} {plan.config.eval_tokens}"
+
+    @cached_property
+    def alone(self) -> dict[str, Any]:
+        """Settings of a small run, which is one process, and learns by the optimizer of the run that is planned."""
+        optimizer = self.local_plan(**LEFT_TO_RECIPE).plan.config.optimizer
+        return {
+            "num_processes": 1,
+            "tensor_parallel_size": 1,
+            "offload": "none",
+            "micro_batch_size": "auto",
+            **LEFT_TO_RECIPE,
+            "optimizer": optimizer,
+        }
 
     def seats(self, most: int) -> list[Seat]:
         """Where small runs train beside each other."""
@@ -97,7 +110,7 @@ class Planner:
         Raises:
             RunError: the steps failed.
         """
-        settings = {"num_processes": 1, "global_batch_size": ladder.MIN_BATCH}
+        settings = {**self.alone, "global_batch_size": ladder.MIN_BATCH}
         with seat.taken():
             return Speed.of([self._measured({**settings, **ladder.TINY[each]}) for each in (0, 4)])
 

@@ -40,7 +40,6 @@ _QUIET: dict[str, Any] = {
     "stages": "[]",
     "init_from": "",
     "eval_interval": 10**9,
-    "num_processes": 1,
     "save_interval": 10**9,
     "keep_every": 0,
     "keep_last": 1,
@@ -109,7 +108,8 @@ class SmallRuns:
 
     def _train(self, rung: Rung, seat: Seat, running: Running) -> None:
         folder, log = self.folder / self._key(rung), self.folder / f"{self._key(rung)}.log"
-        settings = {**_settings(rung), "output_model_dir": folder}
+        settings = {**_QUIET, **self.planner.alone, **rung.settings, "output_model_dir": folder}
+        settings |= {"train_tokens": rung.tokens, "eval_tokens": rung.eval_tokens}
         command = [sys.executable, "-P", "-m", _STEP_3, "--config", str(self.planner.config_path)]
         command += [part for each in (*self.planner.overrides, *overrides(settings)) for part in ("--set", each)]
         environment = {**os.environ, **seat.environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -172,12 +172,6 @@ class Running:
             self._stopped = True
             for program in self._programs:
                 program.terminate()
-
-
-def _settings(rung: Rung) -> dict[str, Any]:
-    """Those of a small run: its size, its length, and the recipe for both."""
-    autos = dict.fromkeys([*recipe.RULES, "warmup_fraction"], "auto")
-    return {**_QUIET, **autos, **rung.settings, "train_tokens": rung.tokens, "eval_tokens": rung.eval_tokens}
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
