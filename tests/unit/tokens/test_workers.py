@@ -117,7 +117,9 @@ def test_no_process_outlives_a_killed_parent(tmp_path: Path, action: str) -> Non
 def test_ctrl_c_reaches_the_parent_only(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("a line\n" * 200_000, encoding="utf-8")
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path), "slow"]
+    # A shell starts what it puts in the background (`./run_tests.sh &`) with Ctrl-C ignored.
+    heeding = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    command = [sys.executable, "-c", heeding + PROGRAM, str(tmp_path), "slow"]
     parent = subprocess.Popen(
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
