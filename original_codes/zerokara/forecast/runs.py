@@ -79,9 +79,11 @@ class SmallRuns:
 
         def train(rung: Rung) -> Rung:
             seat = free.get()
-            with seat.taken():
-                self._train(rung, seat, running)
-            free.put(seat)
+            try:
+                with seat.taken():
+                    self._train(rung, seat, running)
+            finally:  # where it failed too: its thread may take the next run before all is called off
+                free.put(seat)
             return rung
 
         with (
