@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -13,10 +15,15 @@ def truth(parameters: float, tokens: float) -> float:
     return 0.62 + 0.55 * (parameters / 1e6) ** -0.31 + 0.42 * (tokens / 1e7) ** -0.42
 
 
-def runs(noise: float, seed: int = 0) -> list[MeasuredRun]:
+def bottleneck(parameters: float, tokens: float) -> float:
+    """A law in which the worse of the two terms decides."""
+    return 0.55 + (0.45 * (parameters / 1e6) ** (-0.3 / 0.2) + 0.6 * (tokens / 1e7) ** (-0.25 / 0.2)) ** 0.2
+
+
+def runs(noise: float, seed: int = 0, of: Callable[[float, float], float] = truth) -> list[MeasuredRun]:
     chance = np.random.default_rng(seed)
     return [
-        MeasuredRun(size, length, truth(size, length) * chance.normal(1, noise)) for size in SIZES for length in LENGTHS
+        MeasuredRun(size, length, of(size, length) * chance.normal(1, noise)) for size in SIZES for length in LENGTHS
     ]
 
 
@@ -26,6 +33,18 @@ def test_a_law_is_found_again() -> None:
         for length in (*LENGTHS, 160e6):
             assert law.predict(size, length).value == pytest.approx(truth(size, length), rel=0.01)
     assert law.noise == pytest.approx(0.003)
+
+
+def test_a_law_is_found_in_which_a_larger_model_gains_only_with_more_text() -> None:
+    """As small runs have it: no sum of a term of the size and one of the length comes near it."""
+    law = fit(runs(noise=0, of=bottleneck))
+    for size in (*SIZES, 12e6):
+        for length in (*LENGTHS, 160e6):
+            assert law.predict(size, length).value == pytest.approx(bottleneck(size, length), rel=0.01)
+    gains = [bottleneck(0.4e6, length) - bottleneck(3e6, length) for length in LENGTHS]
+    assert gains[-1] > 2 * gains[0]  # in a sum they would be equal
+    found = [law.predict(0.4e6, length).value - law.predict(3e6, length).value for length in LENGTHS]
+    assert found == pytest.approx(gains, rel=0.05)
 
 
 def test_four_times_as_large_is_told_within_three_percent_and_the_interval_holds_it() -> None:
