@@ -15,6 +15,7 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.forecast.seats import makespan
 from zerokara.forecast.sizes import Speed
 from zerokara.model.shapes import ModelShape
+from zerokara.training.planning import recipe
 
 START_SECONDS = 8.0
 """Of a run: from its start to its first step, and from its last to its end."""
@@ -26,10 +27,10 @@ LENGTHS = (1, 2, 4)
 NUM_SIZES = 3
 MIN_TOKENS_PER_PARAMETER = 5
 """Of the largest size in its longest run, for sizes to be any larger."""
-MIN_STEPS = 200
+MIN_STEPS = 400
 """Of the shortest run: in fewer a model hardly gets beyond the frequencies of words, and no law holds."""
-MIN_BATCH = 8
-"""Sequences of the smallest batch (`recipe`)."""
+MIN_BATCH = 4
+"""Sequences of the smallest batch."""
 
 TINY: tuple[dict[str, Any], ...] = tuple(
     {
@@ -56,6 +57,12 @@ class Rung:
     tokens: int
     eval_tokens: int
     """At most, of its validation."""
+
+    @property
+    def batch(self) -> int:
+        """Sequences in a step: as many as the recipe asks for, and not the power of two that it takes. Doubled between
+        two small runs, or between them and the run that is planned, the batch would put a kink into their law."""
+        return max(MIN_BATCH, round(recipe.batch_tokens(self.tokens) / self.shape.raw_len))
 
     def seconds(self, speed: Speed) -> float:
         """From its start to its end."""

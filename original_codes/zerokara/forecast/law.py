@@ -4,14 +4,14 @@
 
 In: measured runs. Out: a prediction for another size and length, with an interval.
 
-*Form.* With γ = 1 it is the sum of Hoffmann et al. (2022, arXiv 2203.15556); the smaller γ, the more the worse of the two
-terms decides, as in Kaplan et al. (2020, arXiv 2001.08361, equation 1.5): a larger model gains little until it has seen
-enough. Small runs are just there, and their sizes and lengths do not add up: a sum misses them by 0.5 %, γ = 0.2 by
-0.1 %, less than what a seed makes (docs/recipe.md). For much of one of N and D the law falls as the other's -α or -β.
+*Form.* With γ = 1 it is the sum of Hoffmann et al. (2022, arXiv 2203.15556); the smaller γ, the more the worse of the
+two terms decides, as in Kaplan et al. (2020, arXiv 2001.08361, equation 1.5): a larger model gains little until it has
+seen enough. Small runs are just there, and their sizes and lengths do not add up: a sum misses them by 0.5 %, γ = 0.2
+by 0.1 %, less than a seed makes (docs/recipe.md). With much of one of N and D, L - E falls as the other's -α or -β.
 
-*Fit.* With E, α, β and γ fixed, (L - E)^(1/γ) is linear in A and B; so for each point of a grid of the four these two are
-found exactly, by least squares of the relative error with neither below 0, and there are no local minima to start in.
-The few runs that a user can afford tell slopes and little more, so weak priors hold the rest: α and β near what
+*Fit.* With E, α, β and γ fixed, (L - E)^(1/γ) is linear in A and B; so for each point of a grid of the four these two
+are found exactly, by least squares of the relative error with neither below 0, and there are no local minima to start
+in. The few runs that a user can afford tell slopes and little more, so weak priors hold the rest: α and β near what
 large models have (Besiroglu et al., 2024, arXiv 2404.10102, found 0.35 and 0.37), and E near a third of what the best
 small run reached. Without the second the first would take most of the loss of a small model for irreducible.
 
@@ -40,8 +40,9 @@ PRIOR_FLOOR, FLOOR_WIDTH = 0.35, 0.15
 four bytes in Hoffmann et al."""
 SEED_NOISE = 0.003
 """Standard deviation of the relative error of a run, from its seed alone."""
-BEND = 0.01
-"""Standard deviation of the relative error of a law for each doubling of size or length beyond the small runs."""
+BEND = 0.02
+"""Standard deviation of the relative error of a law for one doubling of size or length beyond the small runs; for more
+it grows as their square root. Of the few runs that were told beforehand (docs/recipe.md)."""
 NUM_DRAWS = 1000
 _EXPONENTS = np.arange(0.05, 0.9001, 0.025)
 _FLOORS = np.arange(0.02, 0.9001, 0.04)
@@ -85,8 +86,9 @@ class ScalingLaw:
     def predict(self, parameters: float, tokens: float) -> Prediction:
         """The bits per byte of a run: half of the draws are below."""
         values_R = _evaluate(self.drawn, parameters, tokens)
-        doublings = max(0.0, *(math.log2(here / most) for here, most in zip((parameters, tokens), self.largest, strict=True)))
-        chance_R = np.random.default_rng(0).normal(1, math.hypot(self.noise, BEND * doublings), NUM_DRAWS)
+        beyond = max(parameters / self.largest[0], tokens / self.largest[1], 1.0)
+        spread = math.hypot(self.noise, BEND * math.sqrt(math.log2(beyond)))
+        chance_R = np.random.default_rng(0).normal(1, spread, NUM_DRAWS)
         value = float(np.median(values_R))
         low, high = np.quantile(values_R * chance_R, [0.025, 0.975])
         return Prediction(value, min(value, float(low)), max(value, float(high)))

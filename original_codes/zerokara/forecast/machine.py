@@ -70,10 +70,10 @@ class Planner:
 
     @cached_property
     def identity(self) -> str:
-        """What a law holds for: the kind of model, the tokenizer and the data."""
+        """What a law holds for: the kind of model, the tokenizer, the data and the recipe."""
         plan = self.local_plan().plan
         model = f"{plan.config.architecture} {plan.config.seq_len} {self.alone['optimizer']}"
-        return f"{model} {plan.encoder.sha256} {plan.data_sha256} {plan.config.eval_tokens}"
+        return f"{model} {plan.encoder.sha256} {plan.data_sha256} {plan.config.eval_tokens} {recipe.VERSION}"
 
     @cached_property
     def alone(self) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class Planner:
         Raises:
             RunError: the steps failed.
         """
-        settings = {**self.alone, "global_batch_size": ladder.MIN_BATCH}
+        settings = {**self.alone, "global_batch_size": 2 * ladder.MIN_BATCH}
         with seat.taken():
             return Speed.of([self._measured({**settings, **ladder.TINY[each]}) for each in (0, 4)])
 

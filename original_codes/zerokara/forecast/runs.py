@@ -30,7 +30,6 @@ from zerokara.forecast.seats import Seat
 from zerokara.forecast.sizes import Speed, effective_parameters
 from zerokara.progress import Progress, count_text
 from zerokara.training.monitoring import metrics
-from zerokara.training.planning import recipe
 
 RESULTS_NAME = "runs.jsonl"
 _QUIET: dict[str, Any] = {
@@ -111,7 +110,7 @@ class SmallRuns:
     def _train(self, rung: Rung, seat: Seat, running: Running) -> None:
         folder, log = self.folder / self._key(rung), self.folder / f"{self._key(rung)}.log"
         settings = {**_QUIET, **self.planner.alone, **rung.settings, "output_model_dir": folder}
-        settings |= {"train_tokens": rung.tokens, "eval_tokens": rung.eval_tokens}
+        settings |= {"train_tokens": rung.tokens, "eval_tokens": rung.eval_tokens, "global_batch_size": rung.batch}
         command = [sys.executable, "-P", "-m", _STEP_3, "--config", str(self.planner.config_path)]
         command += [part for each in (*self.planner.overrides, *overrides(settings)) for part in ("--set", each)]
         environment = {**os.environ, **seat.environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -140,8 +139,7 @@ class SmallRuns:
     def _key(self, rung: Rung) -> str:
         """A name for the run, by all that it is made of."""
         settings = sorted(self.planner.overrides)
-        made_of = [self.planner.identity, settings, rung.shape.as_json(), rung.tokens, rung.eval_tokens,
-                   recipe.VERSION]  # fmt: skip
+        made_of = [self.planner.identity, settings, rung.shape.as_json(), rung.tokens, rung.eval_tokens]
         return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:12]
 
 

@@ -49,3 +49,8 @@ def test_a_validation_is_that_of_the_run_but_for_its_time() -> None:
     assert ladder.eval_tokens(config_of(), 30_000) == 30_000
     assert ladder.eval_tokens(config_of(eval_tokens=5000), 30_000) == 5000
     assert ladder.eval_tokens(config_of(), 10**9) == ladder.MAX_EVAL_TOKENS
+
+
+def test_the_batch_is_that_of_the_recipe_before_it_is_made_a_power_of_two() -> None:
+    batches = {length: Rung({}, SIZES[0], length, 0).batch for length in (10**3, 2_000_000, 3_000_000, 10_000_000)}
+    assert batches == {10**3: ladder.MIN_BATCH, 2_000_000: 9, 3_000_000: 11, 10_000_000: 23}

@@ -18,6 +18,7 @@ from zerokara.training.planning.consumption import check_epochs, schedule_of, st
 TOTALS = (803, 4005, 330)  # 100, 500 and 41 sequences of 8
 STAGES = "stages=[{tokens: 9600, source_weights: [3, 1, 0]}, {name: finish, tokens: rest, source_weights: [0, 1, 1]}]"
 BATCH = ("seq_len=8", "global_batch_size=16", "micro_batch_size=4")
+RECIPE = ("lr=0.001", "min_lr=0", "lr_schedule=linear", "warmup_fraction=0.02")
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def made(tmp_path: Path):  # type: ignore[no-untyped-def]
     owner = write_sources(tmp_path, some_lengths(2, TOTALS))
 
     def make(*overrides: str) -> tuple[PretrainConfig, dict]:
-        return settings(tmp_path, 3, *BATCH, *overrides), owner
+        return settings(tmp_path, 3, *BATCH, *RECIPE, *overrides), owner
 
     return make
 
@@ -137,7 +138,7 @@ def test_the_examples_of_stages_can_be_used(made, root: Path, tmp_path: Path, na
     file = tmp_path / "config.yaml"
     file.write_text(f"stages: {stages}" if name == "comment" else f"stages:\n{stages}", encoding="utf-8")
     entries = [f"{letter}.jsonl" for letter in "abc"[:num_sources]]
-    options = [f"input_jsonl={entries}", f"output_prefix={tmp_path}/tokens", *BATCH]
+    options = [f"input_jsonl={entries}", f"output_prefix={tmp_path}/tokens", *BATCH, *RECIPE]
     table = consumption_of(load(PretrainConfig, file, options))
     assert len(table.stages) == len(load(PretrainConfig, file, options).stages) > 1
     taken = [[use.used_tokens for use in stage.sources] for stage in table.stages]

@@ -32,7 +32,7 @@ def settings(tiny_data: dict[str, str], tmp_path: Path):  # type: ignore[no-unty
 def test_checkpoints_that_will_not_fit_are_told_in_numbers(settings, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10, 0, 1_000_000))
-    plan = run_plan.make_plan(settings("save_interval=2", "keep_last=2"), 1)
+    plan = run_plan.make_plan(settings("save_interval=2", "keep_last=2", "optimizer=adamw"), 1)
     with pytest.raises(UserError) as caught:
         disk_space.check_disk(plan)
     each = 12 * plan.shape.num_parameters()

@@ -9,9 +9,12 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
 from zerokara.training.planning.schedule import Schedule, learning_rate_change
 
+RECIPE = ("lr=0.001", "min_lr=0.0001", "lr_schedule=cosine", "warmup_fraction=0.02", "global_batch_size=32")
+"""Instead of what the rules of the recipe would choose."""
+
 
 def schedule(*overrides: str, samples: int = 1000) -> Schedule:
-    config = load(PretrainConfig, "/dev/null", list(overrides))
+    config = load(PretrainConfig, "/dev/null", [*RECIPE, *overrides])
     return Schedule.from_config(config, config.lengths.raw, samples)
 
 
@@ -23,7 +26,7 @@ def test_length_from_epochs_and_from_tokens() -> None:
 
 
 def test_length_from_the_stages_of_a_curriculum() -> None:
-    settings = ("seq_len=16", "global_batch_size=10", "micro_batch_size=10", "epochs=2.5")
+    settings = (*RECIPE, "seq_len=16", "global_batch_size=10", "micro_batch_size=10", "epochs=2.5")
     made = load(PretrainConfig, "/dev/null", list(settings))
     given = load(PretrainConfig, "/dev/null", [*settings, "train_tokens=16000"])
 

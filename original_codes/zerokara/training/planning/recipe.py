@@ -35,8 +35,8 @@ from zerokara.config.training_settings import TrainingSettings
 from zerokara.errors import Fault, UserError
 from zerokara.model.shapes import ModelShape
 
-VERSION = 2
-"""Raised when a rule changes: small runs of an earlier recipe tell nothing of this one's (`forecast.runs`)."""
+VERSION = 3
+"""Raised when a rule changes, or what small runs make of it (`forecast`): earlier ones tell nothing of later ones."""
 MIN_BATCH = 8
 """Sequences: smaller ones leave a processor idle."""
 MAX_ADAMW_LR = 4e-3
@@ -118,8 +118,13 @@ def _min_lr(situation: Situation, chosen: _Chosen) -> tuple[float, str]:
     return 0.0, "the last steps average over the noise of the others"
 
 
+def batch_tokens(num_tokens: float) -> float:
+    """B of a run of so many tokens, before it is made sequences."""
+    return 0.58 * num_tokens**0.571
+
+
 def _global_batch_size(situation: Situation, chosen: _Chosen) -> tuple[int, str]:
-    tokens = 0.58 * situation.num_tokens**0.571
+    tokens = batch_tokens(situation.num_tokens)
     size = max(MIN_BATCH, 2 ** round(math.log2(tokens / situation.seq_tokens)))
     return size, f"{tokens:,.0f} tokens a step, which grow with the run, as sequences: a power of two"
 
