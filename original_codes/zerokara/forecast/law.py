@@ -6,8 +6,8 @@ In: measured runs. Out: a prediction for another size and length, with an interv
 
 *Form.* With γ = 1 it is the sum of Hoffmann et al. (2022, arXiv 2203.15556); the smaller γ, the more the worse of the
 two terms decides, as in Kaplan et al. (2020, arXiv 2001.08361, equation 1.5): a larger model gains little until it has
-seen enough. Small runs are just there, and their sizes and lengths do not add up: a sum misses them by 0.5 %, γ = 0.2
-by 0.1 %, less than a seed makes (docs/recipe.md). With much of one of N and D, L - E falls as the other's -α or -β.
+seen enough. Small runs are just there, and their sizes and lengths do not add up: a sum misses them by 0.6 %, γ = 0.2
+by 0.2 %, less than a seed makes (docs/recipe.md). With much of one of N and D, L - E falls as the other's -α or -β.
 
 *Fit.* With E, α, β and γ fixed, (L - E)^(1/γ) is linear in A and B; so for each point of a grid of the four these two
 are found exactly, by least squares of the relative error with neither below 0, and there are no local minima to start
