@@ -33,7 +33,7 @@ HERE = Path(__file__).resolve().parent
 sys.path += [str(HERE.parent / "original_codes"), str(HERE)]  # gpu.sh leaves this folder out
 
 # ruff: noqa: E402
-from gpu_jobs import PARTS, SIZES, TINY, TINY_NAMES, Job
+from gpu_jobs import PARTS, RECIPE, SIZES, TINY, TINY_NAMES, Job
 
 WARM_UP_STEPS = 3
 """They take memory and choose kernels, and do not count."""
@@ -175,7 +175,7 @@ def settings_of(job: Job, given: argparse.Namespace, folder: Path) -> list[str]:
         "eval_interval=100000", "save_interval=100000", "eval_tokens=4096", "sample_prompts=[]",
         "plots=false", "tensorboard=false",
     ]  # fmt: skip
-    chosen = [*common, *SIZES[job.size], *(TINY if given.tiny else []), *job.settings, *given.set]
+    chosen = [*common, *RECIPE, *SIZES[job.size], *(TINY if given.tiny else []), *job.settings, *given.set]
     return [f"{key}={value}" for key, value in dict(setting.split("=", 1) for setting in chosen).items()]
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+RECIPE = ["optimizer=adamw", "lr=0.001", "min_lr=0.0001", "lr_schedule=cosine", "warmup_fraction=0.02",
+          "weight_decay=0.1"]  # fmt: skip
+"""In numbers, so that what was measured earlier can be compared whatever the rules say by now."""
 _LLAMA = ["architecture=llama", "seq_len=2048"]
 SIZES: dict[str, list[str]] = {
     "125m": [*_LLAMA, "num_layers=12", "hidden_size=768", "num_attn_heads=12", "ffn_hidden_size=2048",
