@@ -209,12 +209,12 @@ def test_however_a_run_is_stopped_it_goes_on_and_reads_its_epoch(tiny_data: dict
     """By a limit of time, by Ctrl-C, and by a kill of the step alone. (Of all of it: tests/faults.)"""
     run_dir = tmp_path / "run"
     whole = (f"output_model_dir={run_dir}", "train_tokens=auto", "epochs=1", "global_batch_size=8", "save_interval=10")
-    limited = step_3(tiny_data["config"], *whole, "max_hours=1e-5")
+    limited = step_3(tiny_data["config"], *whole, "max_hours=1e-9")
     assert limited.returncode == 130, limited.stdout + limited.stderr
-    assert re.search(r"max_hours = 1e-05.* after step 1\b", limited.stdout) and "max_hours" in limited.stderr
+    assert re.search(r"max_hours = 1e-09.* after step 1\b", limited.stdout) and "max_hours" in limited.stderr
     assert recorded_steps(run_dir) == checkpoint.all_steps(run_dir) == [1] and not (run_dir / "manifest.json").exists()
-    again = step_3(tiny_data["config"], *whole, "max_hours=1e-5")
-    assert again.returncode == 2 and "max_hours = 1e-05: " in again.stderr
+    again = step_3(tiny_data["config"], *whole, "max_hours=1e-9")
+    assert again.returncode == 2 and "max_hours = 1e-09: " in again.stderr
 
     asked = start_step_3(tiny_data["config"], *whole, "max_hours=1")
     wait_for(lambda: checkpoint.all_steps(run_dir)[-1] > 1)
