@@ -42,7 +42,7 @@ SEED_NOISE = 0.003
 """Standard deviation of the relative error of a run, from its seed alone."""
 BEND = 0.02
 """Standard deviation of the relative error of a law for one doubling of size or length beyond the small runs; for more
-it grows as their square root. Of the few runs that were told beforehand (docs/recipe.md)."""
+it grows as their square root. Of the few runs that it was checked on (docs/recipe.md)."""
 NUM_DRAWS = 1000
 _EXPONENTS = np.arange(0.05, 0.9001, 0.025)
 _FLOORS = np.arange(0.02, 0.9001, 0.04)
@@ -120,7 +120,7 @@ def _grid(parameters_P: Numbers, tokens_P: Numbers, values_P: Numbers) -> tuple[
     share_G, alpha_G, beta_G, gamma_G = (each.ravel() for each in every)
     floor_G = share_G * values_P.min()
     rest_GP, gamma_G1 = values_P - floor_G[:, None], gamma_G[:, None]
-    # (L - E)^(1/γ) = A·n + B·d. An error of the left side is one of L/values times what is divided by here.
+    # (L - E)^(1/γ) = A·n + B·d. An error of the left side times this weight is a relative error of L.
     weight_GP = gamma_G1 * rest_GP ** (1 - 1 / gamma_G1) / values_P
     target_GP = gamma_G1 * rest_GP / values_P
     n_GP = (parameters_P / _UNIT_N) ** (-alpha_G[:, None] / gamma_G1) * weight_GP
