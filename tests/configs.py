@@ -8,7 +8,16 @@ from typing import Any
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
 
-TINY: dict[str, Any] = {
+RECIPE: dict[str, Any] = {
+    "lr": 0.001,
+    "min_lr": 0.0001,
+    "lr_schedule": "cosine",
+    "warmup_fraction": 0.02,
+    "optimizer": "adamw",
+    "weight_decay": 0.1,
+}
+"""Numbers for what the rules of the recipe would choose, for tests of what comes after them."""
+TINY: dict[str, Any] = RECIPE | {
     "num_layers": 2,
     "hidden_size": 48,
     "num_attn_heads": 4,
@@ -18,10 +27,6 @@ TINY: dict[str, Any] = {
     "precision": "fp32",
     "lr": 0.01,
     "min_lr": 0.001,
-    "lr_schedule": "cosine",
-    "warmup_fraction": 0.02,
-    "optimizer": "adamw",
-    "weight_decay": 0.1,
     "log_interval": 1,
     "eval_interval": 1000,
     "save_interval": 1000,

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import sentencepiece
 import warm
+from configs import RECIPE
 from made_tokens import write_tokens
 
 from zerokara.checkpoint import TrainingState, read_moments, read_state, read_weights
@@ -80,6 +81,7 @@ def make_data(folder: Path, num_documents: int = 150, num_sentinels: int = 0, **
         "global_batch_size": "8",
         "micro_batch_size": "4",
         "precision": "fp32",
+        **{key: str(value) for key, value in RECIPE.items()},
         "lr": "0.01",
         "min_lr": "0.001",
         "train_tokens": str(20 * 8 * 32),

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import rounding
+from configs import RECIPE
 from programs import answers_of
 
-COMMON = {
+COMMON = RECIPE | {
     "num_layers": 2, "hidden_size": 64, "num_attn_heads": 4, "seq_len": 24, "micro_batch_size": 2,
     "global_batch_size": 4, "precision": "fp32",
 }  # fmt: skip

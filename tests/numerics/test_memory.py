@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from configs import RECIPE
 from programs import answers_of
 
 from zerokara.config.loading import load
@@ -48,7 +49,7 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
 
 
 def settings_of(name: str) -> dict[str, Any]:
-    return {**MODEL, **BATCH, "precision": "fp32", **RUNS[name][1]}
+    return {**RECIPE, **MODEL, **BATCH, "precision": "fp32", **RUNS[name][1]}
 
 
 @pytest.fixture(scope="module")

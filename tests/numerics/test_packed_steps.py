@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import rounding
 import torch
+from configs import RECIPE
 from grouped import plain_grouped_mm
 from made_examples import conversation, pair, write_examples
 from programs import answers_of
@@ -26,7 +27,7 @@ from zerokara.samples.pairs import Pairs
 from zerokara.training.batch_loader import as_tensors
 
 PAD, END, VOCABULARY = 0, 2, 300
-COMMON = {
+COMMON = RECIPE | {
     "num_layers": 2, "hidden_size": 48, "num_attn_heads": 4, "seq_len": 48, "precision": "fp32",
     "global_batch_size": 8, "micro_batch_size": 4, "zero_stage": 0, "processes": 1,
 }  # fmt: skip

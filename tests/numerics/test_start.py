@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from configs import RECIPE
 from programs import answers_of
 
 from zerokara.config.loading import load
@@ -36,7 +37,7 @@ OF_MEMORY = {f"ZeRO {stage}, {to}, 20M": LARGE | {"zero_stage": stage, "precisio
 
 def settings_of(name: str) -> dict[str, Any]:
     given = {**RUNS, **OF_MEMORY}[name]
-    return {**SMALL, "micro_batch_size": 1, "global_batch_size": PROCESSES, "precision": "fp32", **given}
+    return {**RECIPE, **SMALL, "micro_batch_size": 1, "global_batch_size": PROCESSES, "precision": "fp32", **given}
 
 
 def shape_of(name: str) -> ModelShape:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from configs import RECIPE
 from programs import answers_of
 
 MODEL = {"num_layers": 2, "hidden_size": 64, "num_attn_heads": 4, "seq_len": 32}
@@ -31,7 +32,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory, python_path: None) -> dict[str, dict[str, Any]]:
-    common = {"processes": 2, **MODEL, **BATCH, "precision": "fp32"}
+    common = {"processes": 2, **RECIPE, **MODEL, **BATCH, "precision": "fp32"}
     jobs = {name: {**common, **settings} for name, settings in RUNS.items()}
     return answers_of("measure_steps.py", jobs, tmp_path_factory.mktemp("steps"))
 

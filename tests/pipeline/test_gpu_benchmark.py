@@ -11,11 +11,10 @@ from types import ModuleType
 
 import pytest
 import torch.distributed
+from configs import config_of
 from engines import engine_of, join_alone, leave, require_backend
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from zerokara.config.loading import load
-from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
 from zerokara.model.builder import build
 from zerokara.model.shapes import ModelShape
@@ -94,8 +93,7 @@ def test_a_group_of_another_backend_is_left(python_path: None) -> None:
             require_backend("gloo")
             with pytest.raises(AssertionError, match="nccl"):
                 require_backend("nccl")
-            given = ["num_layers=1", "hidden_size=32", "num_attn_heads=2", "seq_len=16", "precision=fp32"]
-            config = load(PretrainConfig, "/dev/null", [*given, "zero_stage=2"])
+            config = config_of(num_layers=1, hidden_size=32, num_attn_heads=2, seq_len=16, zero_stage=2)
             engine = engine_of(build(ModelShape.from_config(config, 100), seed=1), config)
             ids = torch.ones(config.micro_batch, 16, dtype=torch.long)
             for index in range(config.global_batch_size // config.micro_batch):

@@ -45,24 +45,24 @@ class OptimizationSettings(Settings):
     max_hours_per_start: PositiveNumber | Auto = "auto"
     """Upper limit on the hours from one start of the command until it has saved and stopped, for machines with a time
     limit (Slurm's --time); the same command resumes the run."""
-    global_batch_size: PositiveWhole | Auto = 32
+    global_batch_size: PositiveWhole | Auto = "auto"
     """Sequences in one optimizer step, over all processes. `auto` grows with the tokens of the run."""
-    lr: PositiveNumber | Auto = 1e-3
+    lr: PositiveNumber | Auto = "auto"
     """Peak learning rate. `auto` follows the model's size and the tokens of the run."""
-    min_lr: NaturalNumber | Auto = 1e-4
+    min_lr: NaturalNumber | Auto = "auto"
     """Learning rate at the last step; `auto` is 0."""
-    lr_schedule: LearningRateSchedule | Auto = "cosine"
+    lr_schedule: LearningRateSchedule | Auto = "auto"
     """How the learning rate decays from lr to min_lr after the warm-up: `cosine`, `linear`, `inverse_sqrt` (1/√step, as
     T5), `wsd` (warm-up, stable, decay: constant, then linear over the last decay_fraction); or `constant`, no decay.
     `auto` is `linear`."""
-    warmup_fraction: Annotated[float, Field(ge=0, lt=1)] | Auto = 0.02
+    warmup_fraction: Annotated[float, Field(ge=0, lt=1)] | Auto = "auto"
     """Fraction of the steps in which the learning rate rises linearly from 0 to lr (warm-up). `auto` is as many steps
     as the optimizer needs."""
     warmup_steps: NaturalWhole | Auto = "auto"
     """Warm-up as a number of steps; `auto` uses warmup_fraction."""
     decay_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2
     """Fraction of the steps, at the end, over which `wsd` decays from lr to min_lr."""
-    optimizer: OptimizerName | Auto = "adamw"
+    optimizer: OptimizerName | Auto = "auto"
     """`adamw`; `adafactor` (as T5: hardly any optimizer memory, update size relative to the weights: try lr 0.01); or
     `muon` for the matrices of the layers with AdamW for the rest (one lr serves both). The latter two need zero_stage 0
     or 1. `auto` is `muon` for decoders without experts wherever it can run, and `adamw` otherwise."""
@@ -74,7 +74,7 @@ class OptimizationSettings(Settings):
     """AdamW: epsilon of the denominator."""
     muon_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
     """Muon: momentum."""
-    weight_decay: NaturalNumber | Auto = 0.1
+    weight_decay: NaturalNumber | Auto = "auto"
     """Weight decay, decoupled: multiplied by the learning rate (for adafactor by the relative one; T5 has 0). Not
     applied to norms and biases. `auto` follows lr and the length of the run."""
     relative_attention_lr_multiplier: PositiveNumber | Auto = "auto"

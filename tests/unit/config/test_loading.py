@@ -91,7 +91,7 @@ def test_a_micro_batch_that_cannot_fit_is_answered_with_one_that_does(
     [
         ("tie_word_embeddings: yes\n", ":1", "tie_word_embeddings", "write true"),
         ("wandb: maybe\n", ":1", "wandb", "offline"),
-        ("min_lr: 1\n", ":1", "min_lr", "lr = 0.001"),
+        ("lr: 1e-3\nmin_lr: 1\n", ":2", "min_lr", "lr = 0.001"),
         ("train_tokens: 1.5\n", ":1", "train_tokens", "whole number"),
         ("hidden_size: 12\n", ":1", "hidden_size", "even"),
         ("architecture: gpt2\nnum_kv_heads: 2\n", ":2", "num_kv_heads", "gpt2"),
@@ -161,7 +161,7 @@ def test_the_shell_leaves_nothing_of_two_quotes(tmp_path: Path) -> None:
         ("stages=[{tokens: 5, source_weights: [1, 2]}]", "--set", "stages[0].source_weights"),
         ("=5", "--set", None),
         ("num_attn_heads=5", "config.yaml:1, --set num_attn_heads", "hidden_size"),
-        ("num_processes=3", "config.yaml, --set num_processes", "global_batch_size"),
+        ("global_batch_size=4", "config.yaml, --set global_batch_size", "micro_batch_size"),
         ("lr=1e-6", "config.yaml:2, --set lr", "min_lr"),
     ],
 )

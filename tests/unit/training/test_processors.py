@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from configs import config_of
 
-from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import Fault, UserError
 from zerokara.training.planning import cores, processors
@@ -47,9 +47,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Machine
 
 
 def config(processes: int | str = "auto") -> PretrainConfig:
-    return load(
-        PretrainConfig, "/dev/null", [f"num_processes={processes}", "global_batch_size=64", "micro_batch_size=1"]
-    )
+    return config_of(num_processes=processes, global_batch_size=64, micro_batch_size=1)
 
 
 def faults(processes: int | str = "auto") -> list[Fault]:
