@@ -41,6 +41,7 @@ EXPORTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("unigram", {"architecture": "llama", "num_kv_heads": 2, "rope_theta": 5000.0}),
     "llama-bpe": ("bpe", {"architecture": "llama", "num_kv_heads": 3, "rope_theta": 70000.0}),
     "qwen3": ("unigram", {"architecture": "qwen3", "num_kv_heads": 2, "rope_theta": 5000.0}),
+    "qwen3-bpe": ("bpe", {"architecture": "qwen3", "num_kv_heads": 3, "rope_theta": 70000.0}),
     "gpt2": ("unigram", {"architecture": "gpt2", "tie_word_embeddings": True}),
     "mixtral": ("bpe", {"architecture": "mixtral", "num_kv_heads": 2, "rope_theta": 1e4, "num_experts": 4}),
     "qwen3_moe": (

@@ -14,6 +14,7 @@ RECIPE: dict[str, Any] = {
     "lr_schedule": "cosine",
     "warmup_fraction": 0.02,
     "optimizer": "adamw",
+    "muon_momentum": 0.95,
     "weight_decay": 0.1,
 }
 """Numbers for what the rules of the recipe would choose, for tests of what comes after them."""

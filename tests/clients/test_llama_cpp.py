@@ -49,6 +49,15 @@ def test_a_unigram_tokenizer_is_refused_loudly(exports: Exports, tmp_path: Path)
     assert not (tmp_path / "model.gguf").exists()
 
 
+def test_of_a_qwen3_it_puts_a_space_before_every_text(exports: Exports, tmp_path: Path) -> None:
+    """Its converter reads a SentencePiece model for this family without the setting that says otherwise."""
+    convert(exports["qwen3-bpe"], tmp_path / "model.gguf")
+    found = ask("with_llama_cpp.py", "inference", tmp_path / "model.gguf", exports.questions, tmp_path)
+    encoder, lines = exports.encoder("qwen3-bpe"), exports.questions["lines"]
+    spaced = [encoder.encode(f" {line}" if line else "").tolist() for line in lines]
+    assert found["ids"] == spaced
+
+
 def twin(exports: Exports, place: Path, file: str, change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """What llama.cpp says of an export in which one thing was changed."""
     changed_copy(exports["llama-bpe"], place / "twin", file, change)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.gpu
 COMMON = [
     "num_layers=2", "hidden_size=128", "num_attn_heads=4", "num_kv_heads=2", "seq_len=64",
     f"precision={PRECISION}", "global_batch_size=8", "micro_batch_size=4",
-    "optimizer=adamw", "lr=0.001", "weight_decay=0.1",
+    "optimizer=adamw", "lr=0.001", "muon_momentum=0.95", "weight_decay=0.1",
 ]  # fmt: skip
 
 

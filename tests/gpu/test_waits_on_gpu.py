@@ -37,7 +37,8 @@ VOCABULARY = 1000
 SYNCHRONIZE = "synchronize"
 COMMON = {
     "num_layers": 2, "hidden_size": 64, "num_attn_heads": 4, "seq_len": 64, "global_batch_size": 4,
-    "micro_batch_size": 2, "precision": PRECISION, "optimizer": "adamw", "lr": 0.001, "weight_decay": 0.1,
+    "micro_batch_size": 2, "precision": PRECISION, "optimizer": "adamw", "lr": 0.001,
+    "muon_momentum": 0.95, "weight_decay": 0.1,
 }  # fmt: skip
 RUNS: dict[str, dict[str, Any]] = {
     **{name: {"architecture": name} for name in ("llama", "qwen3", "gpt2", "t5", "mixtral", "qwen3_moe", "switch")},

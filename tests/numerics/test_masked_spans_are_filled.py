@@ -20,7 +20,8 @@ STEPS, BATCH = 180, 32
 SETTINGS = [
     "architecture=t5", "num_kv_heads=auto", "num_layers=2", "hidden_size=48", "num_attn_heads=4", "head_dim=12",
     "ffn_hidden_size=96", "seq_len=24", "noise_density=0.2", "mean_span_length=1", "optimizer=muon", "lr=0.005",
-    "weight_decay=0.1",    f"global_batch_size={BATCH}", f"micro_batch_size={BATCH}", "zero_stage=0", "precision=fp32",
+    "muon_momentum=0.95", "weight_decay=0.1",
+    f"global_batch_size={BATCH}", f"micro_batch_size={BATCH}", "zero_stage=0", "precision=fp32",
 ]  # fmt: skip
 
 

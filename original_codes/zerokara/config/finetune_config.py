@@ -121,6 +121,8 @@ class FinetuneConfig(EngineSettings, TaskSettings, ExampleSettings):
     """`adamw`; `adafactor` (as T5: hardly any optimizer memory, update size relative to the weights: try lr 0.01); or
     `muon` for the matrices of the layers with AdamW for the rest (one lr serves both). The latter two need zero_stage 0
     or 1."""
+    muon_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    """Muon: momentum."""
     weight_decay: NaturalNumber = 0.01
     """Weight decay, decoupled: multiplied by the learning rate (for adafactor by the relative one; T5 has 0). Not
     applied to norms and biases."""

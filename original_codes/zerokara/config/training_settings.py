@@ -72,8 +72,8 @@ class OptimizationSettings(Settings):
     """AdamW: decay rate of the second moment."""
     adam_epsilon: PositiveNumber = 1e-8
     """AdamW: epsilon of the denominator."""
-    muon_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    """Muon: momentum."""
+    muon_momentum: Annotated[float, Field(ge=0, lt=1)] | Auto = "auto"
+    """Muon: momentum. `auto` is lower for a run of few steps."""
     weight_decay: NaturalNumber | Auto = "auto"
     """Weight decay, decoupled: multiplied by the learning rate (for adafactor by the relative one; T5 has 0). Not
     applied to norms and biases. `auto` follows lr and the length of the run."""
@@ -118,6 +118,11 @@ class OptimizationSettings(Settings):
     def optimizer_name(self) -> OptimizerName:
         """`optimizer`, after the plan of the run has resolved `auto`."""
         return resolved(self.optimizer)
+
+    @property
+    def momentum(self) -> float:
+        """`muon_momentum`, after the plan of the run has resolved `auto`."""
+        return resolved(self.muon_momentum)
 
     @property
     def matrix_decay(self) -> float:

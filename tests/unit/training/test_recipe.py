@@ -17,7 +17,17 @@ from zerokara.training.planning import plan_rows, recipe, run_folder, run_plan
 from zerokara.training.planning.recipe import Situation
 
 AUTO: dict[str, Any] = dict.fromkeys(
-    ("optimizer", "lr", "min_lr", "lr_schedule", "global_batch_size", "warmup_fraction", "weight_decay"), "auto"
+    (
+        "optimizer",
+        "lr",
+        "min_lr",
+        "lr_schedule",
+        "global_batch_size",
+        "warmup_fraction",
+        "weight_decay",
+        "muon_momentum",
+    ),
+    "auto",
 )
 SMALL = {"model_size": "5M", "num_layers": "auto", "hidden_size": "auto", "num_attn_heads": "auto", "seq_len": 256}
 
@@ -39,6 +49,7 @@ def test_the_rules_by_hand() -> None:
         "min_lr": 0.0,
         "global_batch_size": 16,  # 0.58 · 3.2e6^0.571 = 3,004 tokens, 11.7 sequences
         "lr": 0.0043,  # half of 0.0072, and a little more
+        "muon_momentum": 0.9,  # 1 - 0.0043 / 0.045
         "warmup_steps": 16,  # 2 % of 781
         "weight_decay": pytest.approx(1 / (0.0043 * 781), rel=0.03),
     }
@@ -49,7 +60,9 @@ def test_the_rules_by_hand() -> None:
     assert longer["weight_decay"] == pytest.approx(1 / (0.0043 * steps * share), rel=0.05)
     by_adamw = chosen(3.2e6, optimizer="adamw")
     assert by_adamw["lr"] == recipe.MAX_ADAMW_LR < 1.79 * parameters**-0.713 * 3.2e6**0.307
-    assert by_adamw["warmup_steps"] == 100 and "optimizer" not in by_adamw
+    assert by_adamw["warmup_steps"] == 100 and not {"optimizer", "muon_momentum"} & set(by_adamw)
+    steep = chosen(3.2e6, lr=0.02)
+    assert steep["muon_momentum"] == recipe.MIN_MOMENTUM and "lr" not in steep
 
 
 def test_published_sizes_come_near_what_is_published() -> None:
@@ -58,7 +71,7 @@ def test_published_sizes_come_near_what_is_published() -> None:
     situation = Situation.of(config, ModelShape.from_config(config, 32_000), 2.5e9 / 2048)
     muon = recipe.resolve(config, situation)[0]
     assert (muon.lr, muon.global_batch_size, muon.optimizer) == (0.0019, 64, "muon")
-    assert 0.03 < muon.matrix_decay < 0.2
+    assert 0.03 < muon.matrix_decay < 0.2 and muon.momentum == 0.95
     adamw = recipe.resolve(config.model_copy(update={"optimizer": "adamw"}), situation)[0]
     assert adamw.lr == pytest.approx(0.003, rel=0.1) and adamw.matrix_decay == pytest.approx(0.1, rel=0.2)
 
@@ -78,6 +91,7 @@ def test_adamw_where_muon_cannot_run_or_nobody_knows(settings: dict[str, Any], r
     situation = Situation.of(config, ModelShape.from_config(config, 500), 1000)
     resolved, advice = recipe.resolve(config, situation)
     assert resolved.optimizer == "adamw" and reason in advice[0].text
+    assert "muon_momentum" not in {each.key for each in advice} and not recipe.is_needed(resolved)
     assert not list(resolved.rule_faults(set()))
 
 

@@ -78,4 +78,4 @@ def _optimizer(
         for name, tensor in tensors.items()
     }
     dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
-    return Muon(groups, config.peak_lr, config.muon_momentum, config.matrix_decay, blocks, dtype)
+    return Muon(groups, config.peak_lr, config.momentum, config.matrix_decay, blocks, dtype)

@@ -15,6 +15,7 @@ lr_schedule       linear, to min_lr 0               Bergsma et al., 2025 (arXiv 
 global_batch_size B = 0.58·D^0.571                  StepLaw, Li et al., 2025 (arXiv 2503.04715)
 lr, muon          0.0072·(128/d)^0.75               sweeps at 1M and 5M (docs/recipe.md); at 125M Wen et al.'s optimum
 lr, adamw         1.79·N^-0.713·D^0.307, ≤ 0.004    StepLaw
+muon_momentum     1 - lr/0.045, 0.8 to 0.95         sweeps at 1M to 5M (docs/recipe.md); at 125M and above Jordan's
 warm-up, muon     2 % of T, at least 10             Wen et al., 2025 (arXiv 2509.02046) find none needed
 warm-up, adamw    2 % of T, at least 100            about 2/(1 - β₂) and more (Ma and Yarats, 2021, arXiv 1910.04209)
 weight_decay      1/(lr·T·τ), τ = 1.084·(D/N)^-.527 Bergsma et al., 2025 (arXiv 2505.13738): the share τ ≤ 1 of the
@@ -35,13 +36,15 @@ from zerokara.config.training_settings import TrainingSettings
 from zerokara.errors import Fault, UserError
 from zerokara.model.shapes import ModelShape
 
-VERSION = 3
+VERSION = 4
 """Raised when a rule changes, or what small runs make of it (`forecast`): earlier ones tell nothing of later ones."""
 MIN_BATCH = 8
 """Sequences: smaller ones leave a processor idle."""
 MAX_ADAMW_LR = 4e-3
 """StepLaw was fitted from 215M parameters on; below some 10M it asks for rates at which AdamW is no longer stable."""
 MUON_LR, MUON_WIDTH, MUON_EXPONENT = 7.2e-3, 128, 0.75
+MUON_REACH, MIN_MOMENTUM, MAX_MOMENTUM = 0.045, 0.8, 0.95
+"""lr / (1 - momentum): how far a weight moves, in units of an update, while a gradient counts in Muon's momentum."""
 MAX_WEIGHT_DECAY = 1.0
 MAX_WARMUP_SHARE = 0.2
 """Of the steps, however few they are."""
@@ -140,6 +143,11 @@ def _lr(situation: Situation, chosen: _Chosen) -> tuple[float, str]:
     return _rounded(min(MAX_ADAMW_LR, found)), f"by parameters and tokens for AdamW, at most {MAX_ADAMW_LR:g}"
 
 
+def _muon_momentum(situation: Situation, chosen: _Chosen) -> tuple[float, str]:
+    found = round(1 - chosen["lr"] / MUON_REACH, 2)
+    return min(MAX_MOMENTUM, max(MIN_MOMENTUM, found)), "a gradient counts the fewer steps, the larger they are"
+
+
 def _warmup_steps(situation: Situation, chosen: _Chosen) -> tuple[int, str]:
     num_steps = situation.num_steps(chosen["global_batch_size"])
     least, why = (10, "Muon") if chosen["optimizer"] == "muon" else (100, "AdamW's second moments")
@@ -162,6 +170,7 @@ RULES: dict[str, _Rule] = {
     "min_lr": _min_lr,
     "global_batch_size": _global_batch_size,
     "lr": _lr,
+    "muon_momentum": _muon_momentum,
     "warmup_steps": _warmup_steps,
     "weight_decay": _weight_decay,
 }
@@ -185,6 +194,8 @@ def resolve(
         raise UserError(given.fault("lr", rule, "try a third of what the model was trained with"))
     advice = []
     for key in _left_to_rules(given):
+        if key == "muon_momentum" and chosen["optimizer"] != "muon":
+            continue
         value, reason = RULES[key](situation, chosen)
         if kept is not None and (before := getattr(kept, key)) != "auto" and _goes_with(kept, chosen):
             value, reason = before, _reason_to_keep(before, value)
@@ -202,9 +213,14 @@ def is_needed(given: TrainingSettings) -> bool:
 
 
 def _left_to_rules(given: TrainingSettings) -> list[str]:
-    """The settings that are `auto`; `warmup_steps: auto` is a rule's only if warmup_fraction gives no number."""
-    found = [key for key in RULES if getattr(given, key) == "auto"]
-    return [key for key in found if key != "warmup_steps" or given.warmup_fraction == "auto"]
+    """The settings that are `auto`, but for those that nothing reads: the warm-up of a run that has it as a fraction,
+    and the momentum of Muon where another optimizer is given."""
+    unread = set()
+    if given.warmup_fraction != "auto":
+        unread.add("warmup_steps")
+    if given.optimizer not in ("auto", "muon"):
+        unread.add("muon_momentum")
+    return [key for key in RULES if getattr(given, key) == "auto" and key not in unread]
 
 
 def _goes_with(kept: TrainingSettings, chosen: _Chosen) -> bool:
