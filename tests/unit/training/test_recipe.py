@@ -49,7 +49,7 @@ def test_the_rules_by_hand() -> None:
         "min_lr": 0.0,
         "global_batch_size": 16,  # 0.58 · 3.2e6^0.571 = 3,004 tokens, 11.7 sequences
         "lr": 0.0043,  # half of 0.0072, and a little more
-        "muon_momentum": 0.9,  # 1 - 0.0043 / 0.045
+        "muon_momentum": 0.89,  # 1 - 0.0043 / 0.038
         "warmup_steps": 16,  # 2 % of 781
         "weight_decay": pytest.approx(1 / (0.0043 * 781), rel=0.03),
     }

@@ -15,7 +15,7 @@ lr_schedule       linear, to min_lr 0               Bergsma et al., 2025 (arXiv 
 global_batch_size B = 0.58·D^0.571                  StepLaw, Li et al., 2025 (arXiv 2503.04715)
 lr, muon          0.0072·(128/d)^0.75               sweeps at 1M and 5M (docs/recipe.md); at 125M Wen et al.'s optimum
 lr, adamw         1.79·N^-0.713·D^0.307, ≤ 0.004    StepLaw
-muon_momentum     1 - lr/0.045, 0.8 to 0.95         sweeps at 1M to 5M (docs/recipe.md); at 125M and above Jordan's
+muon_momentum     1 - lr/0.038, 0.88 to 0.95        sweeps at 1M to 5M (docs/recipe.md); from 125M on Jordan's 0.95
 warm-up, muon     2 % of T, at least 10             Wen et al., 2025 (arXiv 2509.02046) find none needed
 warm-up, adamw    2 % of T, at least 100            about 2/(1 - β₂) and more (Ma and Yarats, 2021, arXiv 1910.04209)
 weight_decay      1/(lr·T·τ), τ = 1.084·(D/N)^-.527 Bergsma et al., 2025 (arXiv 2505.13738): the share τ ≤ 1 of the
@@ -43,7 +43,7 @@ MIN_BATCH = 8
 MAX_ADAMW_LR = 4e-3
 """StepLaw was fitted from 215M parameters on; below some 10M it asks for rates at which AdamW is no longer stable."""
 MUON_LR, MUON_WIDTH, MUON_EXPONENT = 7.2e-3, 128, 0.75
-MUON_REACH, MIN_MOMENTUM, MAX_MOMENTUM = 0.045, 0.8, 0.95
+MUON_REACH, MIN_MOMENTUM, MAX_MOMENTUM = 0.038, 0.88, 0.95
 """lr / (1 - momentum): how far a weight moves, in units of an update, while a gradient counts in Muon's momentum."""
 MAX_WEIGHT_DECAY = 1.0
 MAX_WARMUP_SHARE = 0.2
