@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from configs import RECIPE
 
 from zerokara import manifest
 from zerokara.tokens.indexed import write_index
@@ -160,7 +161,9 @@ def test_a_billion_tokens_are_counted_at_once(config: Path, tmp_path: Path) -> N
         with open(bin_path(paths.train), "wb") as file:
             file.truncate(documents * length * 2)  # sparse: nothing on the disk
         program = [str(ROOT / ".venv" / "bin" / "python"), str(ROOT / "count_tokens.py")]
-        program += ["--config", str(config), "--set", f"output_prefix={prefix}"]
+        # The rules of the recipe would ask for what step 2 leaves beside its files.
+        settings = {"output_prefix": prefix, "global_batch_size": 32, **RECIPE}
+        program += ["--config", str(config), *(f"--set={key}={value}" for key, value in settings.items())]
         times = []
         for _ in range(5):
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
