@@ -73,7 +73,7 @@ class OptimizationSettings(Settings):
     adam_epsilon: PositiveNumber = 1e-8
     """AdamW: epsilon of the denominator."""
     muon_momentum: Annotated[float, Field(ge=0, lt=1)] | Auto = "auto"
-    """Muon: momentum. `auto` is lower for a run of few steps."""
+    """Muon: momentum. `auto` is the lower, the higher lr is: 0.88 to 0.95."""
     weight_decay: NaturalNumber | Auto = "auto"
     """Weight decay, decoupled: multiplied by the learning rate (for adafactor by the relative one; T5 has 0). Not
     applied to norms and biases. `auto` follows lr and the length of the run."""

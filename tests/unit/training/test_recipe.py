@@ -16,19 +16,7 @@ from zerokara.model.shapes import ModelShape
 from zerokara.training.planning import plan_rows, recipe, run_folder, run_plan
 from zerokara.training.planning.recipe import Situation
 
-AUTO: dict[str, Any] = dict.fromkeys(
-    (
-        "optimizer",
-        "lr",
-        "min_lr",
-        "lr_schedule",
-        "global_batch_size",
-        "warmup_fraction",
-        "weight_decay",
-        "muon_momentum",
-    ),
-    "auto",
-)
+AUTO: dict[str, Any] = dict.fromkeys([*recipe.RULES, "warmup_fraction"], "auto")
 SMALL = {"model_size": "5M", "num_layers": "auto", "hidden_size": "auto", "num_attn_heads": "auto", "seq_len": 256}
 
 

@@ -195,7 +195,7 @@ def resolve(
     advice = []
     for key in _left_to_rules(given):
         if key == "muon_momentum" and chosen["optimizer"] != "muon":
-            continue
+            continue  # a rule chose another optimizer, which does not read it
         value, reason = RULES[key](situation, chosen)
         if kept is not None and (before := getattr(kept, key)) != "auto" and _goes_with(kept, chosen):
             value, reason = before, _reason_to_keep(before, value)
