@@ -282,17 +282,18 @@ def save_ours(run: Path, shape: Any, weights: dict[str, Any], tokenizer: Path) -
     from zerokara import checkpoint, hashing, manifest
     from zerokara.checkpoint import state as names
     from zerokara.checkpoint import tensor_file
+    from zerokara.checkpoint.share import Share
 
     folder = run / "global_step1000"
     folder.mkdir()
-    save_file(weights, folder / names.WEIGHTS_NAME, metadata={"format": "pt"})
+    save_file(weights, folder / Share().file_name(names.WEIGHTS), metadata={"format": "pt"})
     moments = {
         f"{name}.{kind}": tuple(tensor.shape) for name, tensor in weights.items() for kind in ("exp_avg", "exp_avg_sq")
     }
     import torch
 
     header = tensor_file.header(moments, torch.float32)
-    with open(folder / names.OPTIMIZER_NAME, "wb") as file:
+    with open(folder / Share().file_name(names.OPTIMIZER), "wb") as file:
         file.write(header)
         file.truncate(len(header) + sum(tensor_file.nbytes(each, torch.float32) for each in moments.values()))
     state = checkpoint.TrainingState(
@@ -300,8 +301,7 @@ def save_ours(run: Path, shape: Any, weights: dict[str, Any], tokenizer: Path) -
         tokenizer_sha256=hashing.sha256_of(tokenizer), data_sha256="0" * 64, precision="bf16", facts={},
     )  # fmt: skip
     (folder / names.STATE_NAME).write_text(json.dumps(asdict(state)), encoding="utf-8")
-    files = (names.WEIGHTS_NAME, names.OPTIMIZER_NAME, names.STATE_NAME)
-    outputs = {name.partition(".")[0]: folder / name for name in files}
+    outputs = {path.stem: path for path in folder.iterdir()}
     manifest.write(folder / "manifest.json", manifest.StepSpec("checkpoint", {}), outputs, {}, 0.0)
 
 

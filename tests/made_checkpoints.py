@@ -11,11 +11,16 @@ from zerokara.checkpoint import TrainingState, store
 
 def saved(run_dir: Path, step: int, valid_loss: float | None = None) -> Path:
     """Save a checkpoint of `step`, validated with `valid_loss`; gives its folder."""
-    facts = {"loss": 2.0} if valid_loss is None else {"valid_loss": valid_loss, "valid_step": step}
-    state = TrainingState(
-        step=step, samples=step * 8, tokens=step * 256, seconds=1.5, shape={"num_layers": 1}, tokenizer_sha256="t",
-        data_sha256="d", precision="bf16", facts=facts, skipped_steps=3, recent_losses=(2.5, 2.25),
-    )  # fmt: skip
+    state = state_of(step, valid_loss)
     weights = {"a.weight": torch.full((2, 3), float(step))}
     moments = {"a.weight.exp_avg": torch.zeros(2, 3), "a.weight.exp_avg_sq": torch.ones(2, 3)}
     return store.save(run_dir, state, weights, moments)
+
+
+def state_of(step: int, valid_loss: float | None = None) -> TrainingState:
+    """The state of `step`, validated with `valid_loss`."""
+    facts = {"loss": 2.0} if valid_loss is None else {"valid_loss": valid_loss, "valid_step": step}
+    return TrainingState(
+        step=step, samples=step * 8, tokens=step * 256, seconds=1.5, shape={"num_layers": 1}, tokenizer_sha256="t",
+        data_sha256="d", precision="bf16", facts=facts, skipped_steps=3, recent_losses=(2.5, 2.25),
+    )  # fmt: skip

@@ -134,12 +134,12 @@ class Trained:
     @property
     def weights(self) -> dict[str, Any]:
         """The newest checkpoint's."""
-        return read_weights(self._newest)
+        return dict(read_weights(self._newest))
 
     @property
     def moments(self) -> dict[str, Any]:
         """The optimizer's state, of the newest checkpoint."""
-        return read_moments(self._newest)
+        return dict(read_moments(self._newest))
 
     @property
     def state(self) -> TrainingState:

@@ -72,7 +72,9 @@ def assert_left_out(run_dir: Path) -> None:
     ]
     assert [len(line["bad_samples"]) for line in lines] == [1, 3]
     folders = {step: checkpoint.folder_of(run_dir, step) for step in range(1, 7)}
-    contents = {step: checkpoint.read_weights(f) | checkpoint.read_moments(f) for step, f in folders.items()}
+    contents = {
+        step: dict(checkpoint.read_weights(f)) | dict(checkpoint.read_moments(f)) for step, f in folders.items()
+    }
     same = [
         [torch.equal(one, contents[step - 1][name]) for name, one in contents[step].items()] for step in range(2, 7)
     ]

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from zerokara.checkpoint.stored_tensors import StoredTensors
 from zerokara.huggingface import families, logit_proof, to_hf
-from zerokara.huggingface.stored_tensors import StoredTensors
 from zerokara.huggingface.windows import Windows
 from zerokara.model import builder, parallel
 from zerokara.model.shapes import ModelShape
@@ -37,7 +37,7 @@ def save_weights(path: Path, shape: ModelShape) -> None:
 
 def export_and_prove(folder: Path, shape: ModelShape) -> None:
     """As step 4 does, from `weights.safetensors` in `folder`."""
-    weights, hf = StoredTensors(folder / "weights.safetensors"), folder / "hf"
+    weights, hf = StoredTensors([folder / "weights.safetensors"]), folder / "hf"
     hf.mkdir()
     to_hf.write_model(hf, weights, shape, families.SpecialIds(1, 2, 3), "bf16", "4GB")
     windows, prompts = Windows([list(range(4, 26))]), [Prompt([], [5, 6])]

@@ -17,12 +17,14 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
 from zerokara import hashing, manifest
 from zerokara.durable import PARTIAL_SUFFIX
 from zerokara.errors import Fault, RunError, UserError
+from zerokara.resources import available_cores
 
 IDENTITY_NAME = "run.json"
 """The file that marks a folder as a run folder."""
@@ -84,14 +86,21 @@ def check(folder: Path, parts: Collection[str] = PARTS, by_size_alone: bool = Fa
         for part in parts
         if part not in record.outputs
     ]
+    whole: dict[Path, str] = {}
     for output in (output for part in parts for output in record.outputs.get(part, [])):
         path = folder / output.path
         if not path.is_file():
             faults.append(Fault(str(path), "is missing from the checkpoint", remedy=remedy))
         elif (size := path.stat().st_size) != output.bytes:
             faults.append(Fault(str(path), f"has {size:,} bytes, and was saved with {output.bytes:,}", remedy=remedy))
-        elif not by_size_alone and hashing.sha256_of(path) != output.sha256:
-            faults.append(Fault(str(path), "was changed after it was saved (its SHA-256 differs)", remedy=remedy))
+        else:
+            whole[path] = output.sha256
+    if not by_size_alone:
+        with ThreadPoolExecutor(min(hashing.MAX_THREADS, available_cores())) as threads:
+            found = zip(whole, threads.map(hashing.sha256_of, whole), strict=True)
+            changed = [path for path, sha256 in found if sha256 != whole[path]]
+        rule = "was changed after it was saved (its SHA-256 differs)"
+        faults += [Fault(str(path), rule, remedy=remedy) for path in changed]
     if faults:
         raise UserError(faults)
     return record

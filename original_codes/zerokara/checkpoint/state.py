@@ -8,8 +8,9 @@ state.json             `TrainingState`: everything else that a resumed run needs
 manifest.json          size and SHA-256 of each file, written last
 =====================  ==============================================================================================
 
+Where several processes write it, each of the first two is as many files, with rows of each tensor (`checkpoint.share`).
 Tensors are stored by parameter name, and not in DeepSpeed's own layout by process and partition: so any number of
-processes, any ZeRO stage and the export read the same file, one writer decides when it is complete, and no pickle is
+processes, any ZeRO stage and the export read the same files, one process decides when it is complete, and no pickle is
 ever loaded.
 """
 
@@ -21,15 +22,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
-from safetensors import safe_open
 
+from zerokara.checkpoint import share
 from zerokara.errors import Fault, UserError
 
-if TYPE_CHECKING:  # `safe_open` loads torch when a file is opened; a check of the configuration does not wait for it
-    from torch import Tensor
+if TYPE_CHECKING:  # it loads torch, which a check of the configuration does not wait for
+    from zerokara.checkpoint.stored_tensors import StoredTensors
 
-WEIGHTS_NAME = "weights.safetensors"
-OPTIMIZER_NAME = "optimizer.safetensors"
+WEIGHTS, OPTIMIZER = "weights", "optimizer"
+"""The parts of a checkpoint that are tensors."""
 STATE_NAME = "state.json"
 
 
@@ -84,23 +85,37 @@ def read_state(folder: Path) -> TrainingState:
         OSError: it cannot be read.
     """
     path = folder / STATE_NAME
+    return parse_state(path.read_bytes(), path)
+
+
+def parse_state(text: bytes | str, path: Path) -> TrainingState:
+    """Parse the progress of a run; `path` is where it lies.
+
+    Raises:
+        UserError: it is damaged.
+    """
     try:
-        content = orjson.loads(path.read_bytes())
+        content = orjson.loads(text)
         return TrainingState(**{**content, "recent_losses": tuple(content.get("recent_losses", ()))})
     except (orjson.JSONDecodeError, TypeError, AttributeError) as error:
         raise UserError(Fault(str(path), f"is damaged ({error})", remedy="use an older checkpoint")) from error
 
 
-def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Fp32 master weights by name; views of the mapped file until they are copied or changed."""
-    return _read_tensors(folder / WEIGHTS_NAME)
+def read_weights(folder: Path) -> StoredTensors:
+    """Fp32 master weights by name, each read when it is asked for.
+
+    Raises:
+        UserError: a file is missing.
+    """
+    return _stored(folder, WEIGHTS)
 
 
-def read_moments(folder: Path) -> dict[str, Tensor]:
+def read_moments(folder: Path) -> StoredTensors:
     """The optimizer's state by name, as `read_weights`."""
-    return _read_tensors(folder / OPTIMIZER_NAME)
+    return _stored(folder, OPTIMIZER)
 
 
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    with safe_open(path, framework="pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+def _stored(folder: Path, part: str) -> StoredTensors:
+    from zerokara.checkpoint.stored_tensors import StoredTensors
+
+    return StoredTensors(share.files_of(folder, part))

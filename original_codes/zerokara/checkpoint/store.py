@@ -1,4 +1,7 @@
-"""Writing checkpoints. `save` writes one; `CheckpointStore` also makes room before it and prunes after it."""
+"""Writing checkpoints. `save` writes one; `CheckpointStore` also makes room before it and prunes after it.
+
+Both are for the first of the processes that write together; the others serve it (`checkpoint.writers`).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ from zerokara.checkpoint import tensor_file
 from zerokara.checkpoint.folders import MANIFEST_NAME, SELECTION_FACT, all_steps, check_sizes, folder_of
 from zerokara.checkpoint.recovery import broken_names, set_aside
 from zerokara.checkpoint.retention import Retention, prune, write_markers
-from zerokara.checkpoint.state import OPTIMIZER_NAME, STATE_NAME, WEIGHTS_NAME, TrainingState
+from zerokara.checkpoint.state import OPTIMIZER, STATE_NAME, WEIGHTS, TrainingState
+from zerokara.checkpoint.writers import Writers, WrittenFile, tensors_by_part, write_share
 from zerokara.durable import atomic_folder, write_json
 from zerokara.progress import bytes_text
 
@@ -27,19 +31,31 @@ SMALL_FILES_BYTES = 2**20
 class CheckpointStore:
     """The checkpoints of the run folder `run_dir`, pruned by `retention`; for its one writer."""
 
-    def __init__(self, run_dir: Path, retention: Retention, log: Callable[[str], None], newest: Path | None = None):
-        """`newest` is the checkpoint that the run resumed from."""
+    def __init__(
+        self,
+        run_dir: Path,
+        retention: Retention,
+        log: Callable[[str], None],
+        newest: Path | None = None,
+        writers: Writers | None = None,
+        num_bytes: int | None = None,
+    ):
+        """`newest` is the checkpoint that the run resumed from.
+
+        `num_bytes` is what the tensors of one take on the disk, where `writers` are several.
+        """
         self.run_dir, self.newest = run_dir, newest
-        self._retention, self._log = retention, log
+        self._retention, self._log, self._writers, self._num_bytes = retention, log, writers or Writers(), num_bytes
 
     def save(self, state: TrainingState, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> Path:
-        """Save a checkpoint, delete those that are no longer kept, and return its folder.
+        """Save a checkpoint from this process's share, delete those that are no longer kept, and return its folder.
 
         Raises:
             OSError: the disk has no room or cannot be written; nothing is left of the attempt.
         """
-        self._require_room(SMALL_FILES_BYTES + tensor_file.num_bytes(weights) + tensor_file.num_bytes(moments))
-        self.newest = folder = save(self.run_dir, state, weights, moments)
+        num_bytes = self._num_bytes or tensor_file.num_bytes(weights) + tensor_file.num_bytes(moments)
+        self._require_room(SMALL_FILES_BYTES + num_bytes)
+        self.newest = folder = save(self.run_dir, state, weights, moments, self._writers)
         try:
             write_markers(self.run_dir)
             if prune(self.run_dir, self._retention):
@@ -64,30 +80,35 @@ class CheckpointStore:
             )
 
 
-def save(run_dir: Path, state: TrainingState, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> Path:
+def save(
+    run_dir: Path,
+    state: TrainingState,
+    weights: Mapping[str, Tensor],
+    moments: Mapping[str, Tensor],
+    writers: Writers | None = None,
+) -> Path:
     """Save contiguous fp32 tensors in main memory as a checkpoint that appears whole; return its folder.
 
-    A checkpoint of the same step is replaced if it is complete, and set aside if it is broken.
+    The tensors are this process's rows, where `writers` are several. A checkpoint of the same step is replaced if it is
+    complete, and set aside if it is broken.
 
     Raises:
         OSError: the disk is full or cannot be written; nothing is left of the attempt.
     """
-    started = time.monotonic()
+    started, writers = time.monotonic(), writers or Writers()
     folder = folder_of(run_dir, state.step)
     if folder.exists() and check_sizes(folder) is None:
         set_aside(folder)
     with atomic_folder(folder) as partial:
-        files = {name: partial / name for name in (WEIGHTS_NAME, OPTIMIZER_NAME, STATE_NAME)}
-        hashes = {}
-        for name, tensors in ((WEIGHTS_NAME, weights), (OPTIMIZER_NAME, moments)):
-            sha256 = tensor_file.write(files[name], tensors)
-            hashes[hashing.file_key(files[name])] = sha256
-        write_json(files[STATE_NAME], asdict(state))
-        hashes[hashing.file_key(files[STATE_NAME])] = hashing.sha256_of(files[STATE_NAME])
+        with writers.writing(partial) as others:
+            written = [*write_share(partial, writers.share, tensors_by_part(weights, moments)), *others()]
+        paths = {part: [partial / file.name for file in written if file.part == part] for part in (WEIGHTS, OPTIMIZER)}
+        hashes = {_key(partial, file): file.sha256 for file in written}
+        write_json(partial / STATE_NAME, asdict(state))
         manifest.write(
             partial / MANIFEST_NAME,
             manifest.StepSpec(step="checkpoint", settings={"shape": state.shape, "tokenizer": state.tokenizer_sha256}),
-            outputs={path.stem: path for path in files.values()},
+            outputs={**paths, "state": partial / STATE_NAME},
             facts={
                 "step": state.step,
                 "tokens": state.tokens,
@@ -98,3 +119,16 @@ def save(run_dir: Path, state: TrainingState, weights: Mapping[str, Tensor], mom
             hashes=hashes,
         )
     return folder
+
+
+def _key(folder: Path, file: WrittenFile) -> hashing.FileKey:
+    """The key of a file that some process has written, as this one sees it.
+
+    Raises:
+        OSError: this process sees another size.
+    """
+    key = hashing.file_key(folder / file.name)
+    if key.bytes != file.bytes:
+        message = f"{file.bytes:,} bytes were written, and this process sees {key.bytes:,}: is the disk shared by all?"
+        raise OSError(errno.EIO, message, str(folder / file.name))
+    return key

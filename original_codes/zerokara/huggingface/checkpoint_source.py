@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from zerokara import checkpoint, hashing
-from zerokara.checkpoint.state import WEIGHTS_NAME
 from zerokara.config.convert_config import ConvertSettings
 from zerokara.config.finetune_run_config import FinetuneRunConfig
 from zerokara.config.resolved import RESOLVED_NAME, load_run
@@ -59,9 +58,7 @@ class CheckpointSource:
 
     def weights(self) -> Mapping[str, Tensor]:
         """The fp32 weights, each read from disk when it is asked for."""
-        from zerokara.huggingface.stored_tensors import StoredTensors
-
-        return StoredTensors(self.folder / WEIGHTS_NAME)
+        return checkpoint.read_weights(self.folder)
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of ``metrics.jsonl`` up to this checkpoint."""

@@ -7,7 +7,7 @@ and `open_run` ask for. Training (`trainer`), the trial of a dry run (`trial`), 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from zerokara.training.planning.memory_forecast import MachineMemory
 from zerokara.training.planning.position import Position
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes import authentication, joining
+from zerokara.training.processes.folder_sharing import SentTensors
 from zerokara.training.processes.joining import Processes
 
 
@@ -66,9 +67,9 @@ def join(plan: RunPlan) -> Processes:
         RunError: a process did not answer, or is none of this run.
     """
     config = plan.config
-    on_cpu = MachineMemory.available(plan.num_processes, gpu_bytes=None)
+    on_cpu = MachineMemory.available(plan.processes_per_node, gpu_bytes=None)
     keeps_freed_memory = plan.memory_forecast(on_cpu).can_keep_freed_memory
-    return joining.join(plan.num_processes, config.tensor_parallel_size, config.seed, keeps_freed_memory)
+    return joining.join(plan.processes_per_node, config.tensor_parallel_size, config.seed, keeps_freed_memory)
 
 
 def build_model(plan: RunPlan, processes: Processes) -> Model:
@@ -84,15 +85,21 @@ def build_model(plan: RunPlan, processes: Processes) -> Model:
     return model
 
 
-def open_run(plan: RunPlan, processes: Processes, resume_from: Path | None = None) -> Run:
-    """Open a plan: at the checkpoint `resume_from`, or else at its first step."""
+def open_run(plan: RunPlan, processes: Processes, resume_from: Path | None = None, sent_by: int | None = None) -> Run:
+    """Open a plan: at the checkpoint `resume_from`, or else at its first step.
+
+    Where not every process sees the checkpoint, the process `sent_by` reads it for all.
+    """
     config = plan.config
     model = build_model(plan, processes)
     engine = updater.open_engine(model, config, plan.updater, parallel.data_size(), plan.template, has_weights=False)
     # Of the groups that DeepSpeed has made.
     joining.set_timeouts()
     authentication.authenticate(joining.ANSWER_SECONDS)
-    state = _resumed(engine, resume_from, plan, processes) if resume_from else _first_state(engine, plan, processes)
+    if resume_from:
+        state = _resumed(engine, resume_from, plan, processes, sent_by)
+    else:
+        state = _first_state(engine, plan, processes)
     batch = config.micro_batch, config.intra_document_masking, processes.log, config.packs_examples
     if compilation.reason_against(config.compile, processes.device.type, config.zero_stage) is None:
         compilation.start(model, *batch)
@@ -104,12 +111,28 @@ def open_run(plan: RunPlan, processes: Processes, resume_from: Path | None = Non
     return Run(plan, processes, model, engine, state, batches)
 
 
-def _resumed(engine: Engine, folder: Path, plan: RunPlan, processes: Processes) -> TrainingState:
-    state, optimizer = checkpoint.read_state(folder), plan.config.optimizer_name
-    if state.optimizer == optimizer:
-        engine.load_state(checkpoint.read_weights(folder), checkpoint.read_moments(folder), state.updates)
+def _resumed(engine: Engine, folder: Path, plan: RunPlan, processes: Processes, sent_by: int | None) -> TrainingState:
+    optimizer = plan.config.optimizer_name
+    weights: Mapping[str, Tensor]
+    moments: Mapping[str, Tensor]
+    if sent_by is None:
+        state = checkpoint.read_state(folder)
+        weights, moments = checkpoint.read_weights(folder), checkpoint.read_moments(folder)
     else:
-        engine.start_from(checkpoint.read_weights(folder).items())
+        reads, path = processes.rank == sent_by, folder / checkpoint.STATE_NAME
+        state = checkpoint.parse_state(
+            processes.text_of(sent_by, path.read_text(encoding="utf-8") if reads else None), path
+        )
+        shapes, names = engine.state_shapes(), plan.shape.parameter_shapes().keys()
+        of_weights = {name: shape for name, shape in shapes.items() if name in names}
+        of_moments = {name: shape for name, shape in shapes.items() if name not in names}
+        weights = SentTensors(checkpoint.read_weights(folder) if reads else None, sent_by, of_weights, processes.device)
+        moments = SentTensors(checkpoint.read_moments(folder) if reads else None, sent_by, of_moments, processes.device)
+        processes.log(f"process {sent_by} sends the checkpoint to those that do not see it")
+    if state.optimizer == optimizer:
+        engine.load_state(weights, moments, state.updates)
+    else:
+        engine.start_from(weights.items())
         processes.log(f"optimizer was {state.optimizer}, is {optimizer}: the optimizer state restarts from zero")
     processes.log(f"resuming from {folder}: step {state.step}, {count_text(state.tokens)} tokens done")
     return state

@@ -1,8 +1,8 @@
-"""Asynchronous checkpointing: training waits while the state is copied to main memory; a thread writes the copy.
+"""Asynchronous checkpointing: training waits while the state is copied to main memory; threads write the copy.
 
-The thread of the first process writes, hashes, syncs, renames and prunes (`CheckpointStore`). There is one
-copy of the state and therefore one save at a time: the next save waits for it. Memory: the size of a checkpoint, in the
-first process.
+Each process copies its share of each tensor (`checkpoint.share`), and a thread of its own writes, hashes and syncs it;
+the thread of the first process renames and prunes (`CheckpointStore`). There is one copy of the state and therefore one
+save at a time: the next save waits for it. Memory: the size of a checkpoint over the processes, in each.
 
 A disk that refuses a save (no space, above all) does not end the run: the error is logged, nothing is left of the
 attempt, and the thread retries every few seconds until it succeeds or the next save replaces it. At the end of the run
@@ -11,22 +11,27 @@ it retries for `PATIENCE_SECONDS` more, and then the run fails.
 
 from __future__ import annotations
 
-import contextlib
-import mmap
+import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
+from zerokara import progress
 from zerokara.checkpoint import Retention, TrainingState
+from zerokara.checkpoint.share import Share, cut_shapes
+from zerokara.checkpoint.state import OPTIMIZER, WEIGHTS
 from zerokara.checkpoint.store import CheckpointStore
+from zerokara.checkpoint.writers import Writers
 from zerokara.errors import RunError
 from zerokara.progress import seconds_text
 from zerokara.training.compute.engine import Engine
+from zerokara.training.host_copy import HostCopy
+from zerokara.training.processes.folder_sharing import FolderSharing
 from zerokara.training.processes.joining import Processes
 
 RETRY_SECONDS = 5.0
@@ -48,30 +53,42 @@ class Saver:
         retention: Retention,
         engine: Engine,
         processes: Processes,
+        sharing: FolderSharing,
         resumed_from: Path | None = None,
     ):
-        self._engine, self._processes, self._log = engine, processes, processes.log
-        self._store = CheckpointStore(run_dir, retention, self._log, newest=resumed_from)
+        """`sharing` are the processes that see this run folder: together they write a checkpoint into it."""
+        self._engine, self._processes, self._sharing = engine, processes, sharing
+        self._share = Share(sharing.index, len(sharing.ranks))
+        shapes = engine.state_shapes()
+        num_bytes = 4 * sum(map(math.prod, shapes.values()))
+        self._writers = Writers(self._share, processes.message_store(f"checkpoints/{sharing.ranks[0]}"))
+        self._store = CheckpointStore(run_dir, retention, self._log, resumed_from, self._writers, num_bytes)
         self._copy = HostCopy(processes.device)
-        if processes.is_first:
-            self._copy.reserve(engine.state_sizes())
-        self._current: _BackgroundSave | None = None
+        self._copy.reserve({name: math.prod(shape) for name, shape in cut_shapes(self._share, shapes).items()})
+        self._current: _SavingThread | None = None
+        self._save: _Save | None = None
+        """In the process that leads those which share a folder, the same as `_current`."""
 
     def save(self, state: TrainingState) -> None:
         """Copy the state and start writing it; every process must call it."""
-        is_first = self._processes.is_first
         self._processes.from_first(lambda: self._wait_for_previous(state.step))
+        if not self._processes.is_first:
+            self._wait_for_previous(state.step)
+        self._wait_for_own()
         started = time.monotonic()
-        copies: dict[str, dict[str, Tensor]] = {"weights": {}, "moments": {}}
-        for part, gathered in (("weights", self._engine.weights()), ("moments", self._engine.moments())):
-            for name, tensor in gathered:
-                if is_first:
-                    copies[part][name] = self._copy.put(name, tensor)
+        tensors: dict[str, dict[str, Tensor]] = {WEIGHTS: {}, OPTIMIZER: {}}
+        for part, gathered in ((WEIGHTS, self._engine.weights()), (OPTIMIZER, self._engine.moments())):
+            for name, whole in gathered:
+                if rows := self._share.rows(whole.shape):
+                    tensors[part][name] = self._copy.put(name, whole[rows.start : rows.stop] if whole.dim() else whole)
         self._copy.finish()
-        if is_first:
+        if self._sharing.leads:
             copy_seconds = time.monotonic() - started
-            self._current = _BackgroundSave(self._store, state, **copies, copy_seconds=copy_seconds, log=self._log)
-            self._current.start()
+            self._save = _Save(self._store, self._writers, state, tensors, copy_seconds, self._log)
+            self._current = self._save
+        else:
+            self._current = _Share(self._writers, self._store.run_dir, state.step, tensors)
+        self._current.start()
 
     def finish(self) -> None:
         """Wait until everything is written; every process must call it.
@@ -80,6 +97,16 @@ class Saver:
             RunError: the disk did not take the last checkpoint. In the first process; the others exit silently.
         """
         self._processes.from_first(self._wait_for_last)
+        if not self._processes.is_first:
+            self._wait_for_last()
+        self._wait_for_own()
+
+    def _log(self, text: str) -> None:
+        """Print a line, from each process that leads; those of other machines with their names."""
+        if self._processes.is_first:
+            progress.log(text)
+        elif self._sharing.leads:
+            progress.log(f"{self._sharing.host}: {text}")
 
     def abandon(self) -> None:
         """Let the current attempt end, without another one; for a process that exits because of an error."""
@@ -87,9 +114,15 @@ class Saver:
             self._current.stop_retrying()
             self._current.join()
 
+    def _wait_for_own(self) -> None:
+        """Wait for this process's thread: once the first has ended, so do the others."""
+        if self._current is not None:
+            self._current.join()
+            self._current.raise_unexpected_error()
+
     def _wait_for_previous(self, step: int) -> int:
         """Wait for the save before the one of `step`; one that is only waiting for disk space is given up."""
-        previous = self._current
+        previous = self._save
         if previous is None:
             return 0
         started = time.monotonic()
@@ -116,7 +149,7 @@ class Saver:
         Raises:
             RunError: it failed.
         """
-        last = self._current
+        last = self._save
         if last is None:
             return 0
         started = reminded = time.monotonic()
@@ -141,85 +174,14 @@ class Saver:
         )
 
 
-class HostCopy:
-    """Fp32 tensors by name, in main memory; each copy replaces the one before.
+class _SavingThread(threading.Thread, ABC):
+    """Writes the copied state of one step. A daemon: a process that must exit at once does not wait for it."""
 
-    With a GPU the memory is pinned, so that copying runs at the speed of the bus: in a thread (`reserve`), since that
-    takes seconds, and ahead of the first save. Pages are mapped and registered with CUDA here because torch rounds its
-    own pinned memory up to powers of two: up to twice as much.
-    """
-
-    def __init__(self, device: torch.device):
-        self._device = device
-        self._tensors: dict[str, Tensor] = {}
-        self._reserving: threading.Thread | None = None
-
-    def reserve(self, sizes: Mapping[str, int]) -> None:
-        """With a GPU, begin to pin memory for tensors of so many numbers by name."""
-        if self._device.type == "cuda":
-            self._reserving = threading.Thread(target=self._allocate_all, args=(sizes,), name="pin", daemon=True)
-            self._reserving.start()
-
-    def _allocate_all(self, sizes: Mapping[str, int]) -> None:
-        for name, count in sizes.items():
-            self._tensors[name] = self._allocate(count)
-
-    def put(self, name: str, tensor: Tensor) -> Tensor:
-        """Copy `tensor` over the earlier one with this name, and return the copy; it is valid after `finish`."""
-        if self._reserving is not None:
-            self._reserving.join()
-            self._reserving = None
-        copy = self._tensors.get(name)
-        if copy is None or copy.numel() != tensor.numel():
-            copy = self._tensors[name] = self._allocate(tensor.numel())
-        copy = copy.view(tensor.shape)
-        # In stream order: the memory of `tensor` is not reused before it is read.
-        copy.copy_(tensor, non_blocking=True)
-        return copy
-
-    def finish(self) -> None:
-        """Wait until all copies are complete."""
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
-
-    def _allocate(self, count: int) -> Tensor:
-        # Private: of shared memory, Python's default, Linux makes no huge pages.
-        pages = mmap.mmap(-1, 4 * count, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        pages.madvise(mmap.MADV_HUGEPAGE)  # fewer and larger pages: the first copy takes less time
-        tensor = torch.frombuffer(pages, dtype=torch.float32, count=count)
-        if self._device.type == "cuda":
-            _pin(tensor, self._device)
-        return tensor
-
-
-def _pin(tensor: Tensor, device: torch.device) -> None:
-    """Pin a tensor's memory; where that is refused (a limit on locked memory), copying is only slower."""
-    if int(torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)) != 0:
-        # CUDA keeps the error for whoever looks next, which is the check behind any kernel: let that be this one.
-        with contextlib.suppress(RuntimeError):
-            torch.zeros(1, device=device).add_(1)
-
-
-class _BackgroundSave(threading.Thread):
-    """One save, from the copied state to the disk. A daemon: a process that must exit at once does not wait for it."""
-
-    def __init__(
-        self,
-        store: CheckpointStore,
-        state: TrainingState,
-        weights: dict[str, Tensor],
-        moments: dict[str, Tensor],
-        copy_seconds: float,
-        log: Callable[[str], None],
-    ):
-        super().__init__(name=f"save step {state.step}", daemon=True)
-        self.step = state.step
-        self.disk_error = ""
-        """What the disk answered to the last attempt; empty once one has succeeded."""
-        self._unexpected_error: BaseException | None = None
-        self._store, self._copy_seconds, self._log = store, copy_seconds, log
-        self._content = (state, weights, moments)
+    def __init__(self, step: int):
+        super().__init__(name=f"save step {step}", daemon=True)
+        self.step = step
         self._no_retry = threading.Event()
+        self._unexpected_error: BaseException | None = None
 
     def stop_retrying(self) -> None:
         """Make no further attempt."""
@@ -236,16 +198,56 @@ class _BackgroundSave(threading.Thread):
             # Only upwards: where the whole run was started with `nice`, lowering it is forbidden.
             niceness = max(_NICENESS, os.getpriority(os.PRIO_PROCESS, 0))
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
+            self._write()
+        except BaseException as error:
+            self._unexpected_error = error
+
+    @abstractmethod
+    def _write(self) -> None:
+        """Write; what the disk refuses is no error of the run."""
+
+
+class _Share(_SavingThread):
+    """The share of a process that is not the first, written whenever that asks for it."""
+
+    def __init__(self, writers: Writers, run_dir: Path, step: int, tensors: dict[str, dict[str, Tensor]]):
+        super().__init__(step)
+        self._writers, self._run_dir, self._tensors = writers, run_dir, tensors
+
+    def _write(self) -> None:
+        self._writers.serve(self._run_dir, self._tensors, self._no_retry)
+
+
+class _Save(_SavingThread):
+    """One save, from the copied state to a whole checkpoint on the disk: that of the first process."""
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        writers: Writers,
+        state: TrainingState,
+        tensors: dict[str, dict[str, Tensor]],
+        copy_seconds: float,
+        log: Callable[[str], None],
+    ):
+        super().__init__(state.step)
+        self.disk_error = ""
+        """What the disk answered to the last attempt; empty once one has succeeded."""
+        self._store, self._writers, self._state, self._tensors = store, writers, state, tensors
+        self._copy_seconds, self._log = copy_seconds, log
+
+    def _write(self) -> None:
+        try:
             while not self._attempt():
                 if self._no_retry.wait(RETRY_SECONDS):
                     return
-        except BaseException as error:
-            self._unexpected_error = error
+        finally:
+            self._writers.finish()
 
     def _attempt(self) -> bool:
         started = time.monotonic()
         try:
-            folder = self._store.save(*self._content)
+            folder = self._store.save(self._state, *self._tensors.values())
         except OSError as error:
             is_first = not self.disk_error
             self.disk_error = f"{error.filename or self._store.run_dir}: {error.strerror or error}"

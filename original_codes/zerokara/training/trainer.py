@@ -9,13 +9,13 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import psutil
 
-from zerokara import checkpoint
+from zerokara import checkpoint, progress
 from zerokara.checkpoint import Retention
 from zerokara.config.finetune_run_config import FinetuneRunConfig
+from zerokara.errors import RunError
 from zerokara.model.experts import statistics
 from zerokara.progress import seconds_text
 from zerokara.training import bad_samples
@@ -27,7 +27,9 @@ from zerokara.training.loop import StepRecord, train
 from zerokara.training.planning import run_lock
 from zerokara.training.planning.limits import TimeLimits
 from zerokara.training.planning.run_plan import RunPlan
+from zerokara.training.processes import folder_sharing
 from zerokara.training.processes.divergence import DivergenceCheck, ProcessesDiverged
+from zerokara.training.processes.folder_sharing import FolderSharing
 from zerokara.training.processes.joining import Processes
 from zerokara.training.processes.stopping import FILE_NAME as STOP_NAME
 from zerokara.training.processes.stopping import StopRequest
@@ -47,32 +49,57 @@ def open_trainer(plan: RunPlan, stop_after: int | None = None, validates: bool =
     stop = StopRequest(devices.local_device())
     stop.listen()
     processes = join(plan)
+    sharing = folder_sharing.find(processes, plan.run_dir)
     with contextlib.ExitStack() as held:
-        if processes.is_first:
+        if sharing.leads:
             held.enter_context(run_lock.lock(plan.run_dir))
             stop.watch_file(plan.run_dir / STOP_NAME)
-        run = open_run(plan, processes, _newest_checkpoint(plan, processes))
-        yield Trainer(run, stop, stop_after, validates)
+        step, sent_by = _newest_checkpoint(plan, processes, sharing)
+        run = open_run(plan, processes, checkpoint.folder_of(plan.run_dir, step) if step >= 0 else None, sent_by)
+        yield Trainer(run, stop, sharing, stop_after, validates)
 
 
-def _newest_checkpoint(plan: RunPlan, processes: Processes) -> Path | None:
-    """The folder to resume from. The first process looks, for all: checking hashes reads the whole checkpoint."""
+def _newest_checkpoint(plan: RunPlan, processes: Processes, sharing: FolderSharing) -> tuple[int, int | None]:
+    """The step to resume from, -1 for none; and which process reads it, where not all see it.
+
+    One process looks for all that share a folder: checking hashes reads the whole checkpoint.
+    """
 
     def newest_step() -> int:
         newest = checkpoint.newest_to_resume(plan.run_dir, processes.log)
         return checkpoint.step_of(newest) if newest else -1
 
     step = processes.from_first(newest_step)
-    if processes.is_first:
+    if sharing.leads:
         with contextlib.suppress(OSError):  # the two names are for people; the next save sets them right
             checkpoint.write_markers(plan.run_dir)
-    return checkpoint.folder_of(plan.run_dir, step) if step >= 0 else None
+    if len(sharing.ranks) == processes.count:
+        return step, None
+    if sharing.leads and not processes.is_first:
+        try:
+            step = newest_step()
+        except RunError as error:  # others have one, or this is how all of them find none
+            progress.log(f"{sharing.host}: {error}")
+            step = -1
+    leaders = processes.numbers_of_all(sharing.ranks[0])
+    steps = processes.numbers_of_all(step)
+    found = {leader: steps[leader] for leader in leaders}
+    newest = max(found.values())
+    source = min(leader for leader, each in found.items() if each == newest)
+    return newest, None if set(found.values()) == {newest} else source
 
 
 class Trainer:
     """An opened run and the edges of its steps."""
 
-    def __init__(self, run: Run, stop: StopRequest, stop_after: int | None = None, validates: bool = True):
+    def __init__(
+        self,
+        run: Run,
+        stop: StopRequest,
+        sharing: FolderSharing,
+        stop_after: int | None = None,
+        validates: bool = True,
+    ):
         self.run, self.stop = run, stop
         self.state = run.state
         """The newest state that was saved, or that the start began with."""
@@ -97,7 +124,7 @@ class Trainer:
             stop.watch(TimeLimits(config, plan.checkpoint_bytes, lambda: self.logbook.seconds).look)
         resumed_from = checkpoint.folder_of(plan.run_dir, run.state.step) if run.state.step else None
         retention = Retention(config.keep_last, config.keep_every, config.keep_best)
-        self.saver = Saver(plan.run_dir, retention, run.engine, processes, resumed_from)
+        self.saver = Saver(plan.run_dir, retention, run.engine, processes, sharing, resumed_from)
         self.guard = StepGuard(config.spike_sigmas, config.max_skipped_steps, run.state)
 
     def train(self) -> None:

@@ -56,7 +56,7 @@ def run_trial(plan: RunPlan) -> None:
         RunError: a process did not answer, or a loss was not finite.
     """
     processes = join(plan)
-    available = MachineMemory.available(plan.num_processes, devices.gpu_memory(processes.device))
+    available = MachineMemory.available(plan.processes_per_node, devices.gpu_memory(processes.device))
     run = open_run(plan, processes)
     _log_result(run, _steps(run), available)
 

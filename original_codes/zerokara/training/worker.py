@@ -30,6 +30,12 @@ _GLOO = ("gloo/transport", "gloo::", "Gloo")
 """Where gloo's errors say that they come from."""
 
 
+class LostConnection(RunError):
+    """A training process lost the others."""
+
+    exit_code = launcher.LOST_CONNECTION
+
+
 class OutOfMemory(RunError):
     """A training process needed more memory than there is."""
 
@@ -58,9 +64,9 @@ def _explained(plan: RunPlan, device: torch.device) -> Iterator[None]:
 
     Raises:
         OutOfMemory: with the state by part, and the settings that would fit.
-        RunError: another process is gone, or did not answer in time.
+        LostConnection: another process is gone, or did not answer in time.
     """
-    forecast = plan.memory_forecast(MachineMemory.available(plan.num_processes, devices.gpu_memory(device)))
+    forecast = plan.memory_forecast(MachineMemory.available(plan.processes_per_node, devices.gpu_memory(device)))
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:
@@ -69,7 +75,7 @@ def _explained(plan: RunPlan, device: torch.device) -> Iterator[None]:
         if _CPU_ALLOCATOR in str(error):
             raise OutOfMemory(_out_of_memory_text(forecast, error)) from error
         if isinstance(error, torch.distributed.DistError) or any(mark in str(error) for mark in _GLOO):
-            raise RunError(_lost_connection_text(error)) from error
+            raise LostConnection(_lost_connection_text(error)) from error
         raise
 
 

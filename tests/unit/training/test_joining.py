@@ -30,5 +30,5 @@ def test_processes_share_the_cores_on_every_device(device: str, monkeypatch: pyt
         monkeypatch.setattr(owner, name, nothing)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(cores, "available_cores", lambda: 16)
-    joining.join(num_processes=4, tensor_parallel_size=1, seed=1, keeps_freed_memory=True)
+    joining.join(processes_here=4, tensor_parallel_size=1, seed=1, keeps_freed_memory=True)
     assert given == [4]

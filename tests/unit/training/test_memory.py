@@ -45,7 +45,7 @@ def by_name(layout: TrainingLayout, on_host: bool = False) -> dict[str, int]:
 
 
 def state_bytes(layout: TrainingLayout) -> int:
-    return sum(part.num_bytes for part in state_parts(layout) if not part.on_host and not part.once)
+    return sum(part.num_bytes for part in state_parts(layout) if not part.on_host and part.name != memory.SAVE_COPY)
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ class Engine(ABC):
         assert written == self._shapes.keys(), f"no weights for {sorted(self._shapes.keys() - written)}"
         self._take_up_written(num_updates=0)
 
-    def load_state(self, weights: dict[str, Tensor], moments: dict[str, Tensor], num_updates: int) -> None:
+    def load_state(self, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor], num_updates: int) -> None:
         """Set the fp32 weights by parameter name, and the optimizer state by ``<parameter>.<key>`` or none of it.
 
         All tensors are unsharded. Without its state the optimizer restarts, and `num_updates` is 0.
@@ -129,15 +129,15 @@ class Engine(ABC):
             for key in self._keys(name):
                 yield f"{name}.{key}", self._sharding.gathered(name, self._read(name, key))
 
-    def state_sizes(self) -> dict[str, int]:
-        """Return the numbers in each tensor of `weights` and `moments`, by name."""
-        sizes: dict[str, int] = {}
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of `weights` and `moments`, by name."""
+        shapes: dict[str, tuple[int, ...]] = {}
         for name, local in self._shapes.items():
             whole = tuple(self._sharding.whole_shape(name, torch.Size(local)))
-            sizes[name] = math.prod(whole)
+            shapes[name] = whole
             kept = optimizers.state_shapes(self._config.optimizer_name, name, whole)
-            sizes |= {f"{name}.{key}": math.prod(shape) for key, shape in kept.items()}
-        return sizes
+            shapes |= {f"{name}.{key}": shape for key, shape in kept.items()}
+        return shapes
 
     def _keys(self, name: str) -> list[str]:
         return list(optimizers.state_shapes(self._config.optimizer_name, name, self._shapes[name]))

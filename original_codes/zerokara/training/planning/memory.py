@@ -48,6 +48,8 @@ class TrainingLayout:
     micro_batch_size: int
     precision: Literal["bf16", "fp32"]
     optimizer: Literal["adamw", "adafactor", "muon"] = "adamw"
+    nodes: int = 1
+    """Machines, with equally many of the processes."""
     zero_stage: int = 1
     tensor_parallel_size: int = 1
     offload: Literal["none", "optimizer", "all"] = "none"
@@ -68,6 +70,7 @@ class TrainingLayout:
         num_processes: int,
         device: Device,
         template: Mapping[str, Any],
+        nodes: int = 1,
     ) -> TrainingLayout:
         """The layout of a run whose `precision` is resolved; where `micro_batch_size` is `auto`, with 1."""
         assert config.precision != "auto"
@@ -76,6 +79,7 @@ class TrainingLayout:
             shape=shape,
             device=device,
             num_processes=num_processes,
+            nodes=nodes,
             global_batch_size=config.global_batch,
             micro_batch_size=1 if config.micro_batch_size == "auto" else config.micro_batch_size,
             precision=config.precision,
@@ -94,6 +98,11 @@ class TrainingLayout:
     def data_parallel_size(self) -> int:
         """Processes that compute different sequences."""
         return self.num_processes // self.tensor_parallel_size
+
+    @property
+    def processes_per_node(self) -> int:
+        """Processes that share the memory of one machine."""
+        return self.num_processes // self.nodes
 
     @property
     def compute_bytes(self) -> int:
@@ -125,16 +134,14 @@ class MemoryPart:
     num_bytes: int
     on_host: bool = False
     """In main memory though the computation runs on a GPU."""
-    once: bool = False
-    """In the first process of the machine only."""
 
 
 def state_parts(layout: TrainingLayout) -> list[MemoryPart]:
     """The state of one process (the one with most), by part."""
     serving = updater.choose(layout.zero_stage, layout.optimizer, layout.offload, layout.data_parallel_size)
     parts = _replicated_parts(layout) if serving == "replicated" else _zero_parts(layout)
-    copy = optimizers.checkpoint_bytes(layout.optimizer, layout.shape)
-    parts.append(MemoryPart(SAVE_COPY, copy, on_host=layout.device == "cuda", once=True))
+    copy = -(-optimizers.checkpoint_bytes(layout.optimizer, layout.shape) // layout.num_processes)
+    parts.append(MemoryPart(SAVE_COPY, copy, on_host=layout.device == "cuda"))
     return [part for part in parts if part.num_bytes]
 
 

@@ -79,7 +79,7 @@ class MemoryPool:
     @property
     def fixed_bytes(self) -> int:
         """Libraries and state of all processes that share the pool."""
-        return sum(part.num_bytes * (1 if part.once else self.num_processes) for part in self.parts)
+        return sum(part.num_bytes * self.num_processes for part in self.parts)
 
     @property
     def min_bytes(self) -> int:
@@ -117,7 +117,7 @@ class MemoryForecast:
     @cached_property
     def pools(self) -> list[MemoryPool]:
         """The memory in which the run computes, and beside a GPU main memory."""
-        parts, processes, gpu_bytes = state_parts(self.layout), self.layout.num_processes, self.machine.gpu_bytes
+        parts, processes, gpu_bytes = state_parts(self.layout), self.layout.processes_per_node, self.machine.gpu_bytes
         activations = min_activation_bytes(self.layout)
         libraries = MemoryPart("libraries", LIBRARY_BYTES)
         main = (libraries, *(part for part in parts if part.on_host or gpu_bytes is None))

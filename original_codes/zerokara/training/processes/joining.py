@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed
 from torch import Tensor
-from torch.distributed import ProcessGroup, distributed_c10d
+from torch.distributed import PrefixStore, ProcessGroup, Store, TCPStore, distributed_c10d
 
 from zerokara import progress
 from zerokara.errors import RunError
@@ -42,6 +42,11 @@ class Processes:
     """All processes, for numbers in main memory: nobody waits for a device. None is the default group, of gloo."""
 
     @property
+    def count(self) -> int:
+        """How many they are."""
+        return torch.distributed.get_world_size()
+
+    @property
     def is_first(self) -> bool:
         """Whether this process speaks and writes for all."""
         return self.rank == 0
@@ -50,6 +55,13 @@ class Processes:
         """Print a line, once for all processes."""
         if self.is_first:
             progress.log(text)
+
+    def message_store(self, name: str) -> Store:
+        """A store in which all processes leave messages for each other, apart from those of other names.
+
+        With a connection of its own: a thread may wait there, while the training waits elsewhere.
+        """
+        return PrefixStore(name, distributed_c10d._get_default_store().clone())  # type: ignore[attr-defined]
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Sum numbers over all processes; every process must call it.
@@ -70,6 +82,25 @@ class Processes:
         found = torch.tensor(value, dtype=torch.float64)
         torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MAX, group=self.host_group)
         return float(found.item())
+
+    def numbers_of_all(self, number: int) -> list[int]:
+        """Every process's number, by rank; every process must call it."""
+        found = [torch.zeros((), dtype=torch.int64) for _ in range(self.count)]
+        torch.distributed.all_gather(found, torch.tensor(number), group=self.host_group)
+        return [int(each) for each in found]
+
+    def text_of(self, source: int, text: str | None) -> str:
+        """The text of the process `source`, in all; every process must call it."""
+        content = list((text or "").encode())
+        size = torch.tensor(len(content))
+        torch.distributed.broadcast(size, src=source, group=self.host_group)
+        sent = (
+            torch.tensor(content, dtype=torch.uint8)
+            if self.rank == source
+            else torch.empty(int(size), dtype=torch.uint8)
+        )
+        torch.distributed.broadcast(sent, src=source, group=self.host_group)
+        return bytes(sent.tolist()).decode()
 
     def from_first(self, work: Callable[[], int]) -> int:
         """Call `work` in the first process, and return its number in all; every process must call it.
@@ -104,10 +135,11 @@ class Processes:
         return int(found)
 
 
-def join(num_processes: int, tensor_parallel_size: int, seed: int, keeps_freed_memory: bool) -> Processes:
+def join(processes_here: int, tensor_parallel_size: int, seed: int, keeps_freed_memory: bool) -> Processes:
     """Take a device, initialise torch.distributed, and form the process groups.
 
-    `keeps_freed_memory` is for a process on a CPU that has room: see `devices.keep_freed_memory`.
+    `processes_here` share this machine's cores. `keeps_freed_memory` is for a process on a CPU that has room: see
+    `devices.keep_freed_memory`.
 
     Raises:
         RunError: a process did not answer, or is not part of this run.
@@ -120,7 +152,7 @@ def join(num_processes: int, tensor_parallel_size: int, seed: int, keeps_freed_m
     else:
         devices.give_back_freed_memory()
     # On a GPU too: initial weights are drawn, and under offload weights updated, by the cores.
-    torch.set_num_threads(cores.threads(num_processes))
+    torch.set_num_threads(cores.threads(processes_here))
     init_process_group(device)
     # NCCL's collectives are the device's, and its time-out says nothing of who is missing.
     host_group = torch.distributed.new_group(backend="gloo", timeout=TIMEOUT) if device.type == "cuda" else None
@@ -144,14 +176,21 @@ def init_process_group(device: torch.device) -> None:
         store = torch.distributed.HashStore()
         torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1, timeout=TIMEOUT)
         return
+    address = rendezvous.store_address()
     torch.distributed.init_process_group(
         backend,
-        init_method=rendezvous.init_method() or "env://",
+        init_method=None if address else rendezvous.init_method() or "env://",
+        store=_store_at(*address) if address else None,
         timeout=TIMEOUT,
         rank=int(os.environ["RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]),
         device_id=device if is_cuda else None,
     )
+
+
+def _store_at(host: str, port: int, attempt: str) -> Store:
+    """The store that the first of several machines holds; each start of the processes has keys of its own there."""
+    return PrefixStore(f"processes/{attempt}", TCPStore(host, port, is_master=False, timeout=TIMEOUT))
 
 
 def set_timeouts() -> None:

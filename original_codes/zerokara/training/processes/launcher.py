@@ -32,12 +32,19 @@ from zerokara.training.processes import rendezvous
 
 OUT_OF_MEMORY = 12
 """Exit code of a training process that ran out of memory and reported it (ENOMEM)."""
+LOST_CONNECTION = 13
+"""Exit code of a training process that lost the others: it can do nothing for it."""
 INTERRUPTED = 130
 """Exit code of a run that was asked to stop (128 + SIGINT, as shells have it)."""
 END_SECONDS = 15.0
 """How long after one process has failed the others may take to end. One that waits for a collective in C or on the
 device never runs a signal handler, and is killed then."""
 _POLL_SECONDS = 0.2
+
+
+def may_restart(exit_code: int) -> bool:
+    """Whether a process that ended so may do better if it is started again: it was killed, or lost another."""
+    return exit_code < 0 or exit_code == LOST_CONNECTION
 
 
 def is_training_process() -> bool:
@@ -106,14 +113,7 @@ def launch(module: str, arguments: Sequence[str], processes: int) -> int:
     second Ctrl-C kills them. If this process is killed, they save and exit. A process that was killed is reported with
     the likely reason.
     """
-    environment = {**os.environ, **loopback.environment(), limits.STARTED_NAME: str(psutil.Process().create_time())}
-    environment["PYTHONSAFEPATH"] = "1"  # a file of the current folder is not imported as a package of the same name
-    if _num_gpus():
-        named = processors.named_gpus()
-        devices = named[:processes] if named else [str(number) for number in range(processes)]
-        environment[processors.VARIABLE] = ",".join(devices)
-    else:
-        environment |= {"DS_ACCELERATOR": "cpu", processors.VARIABLE: "", **cores.environment(processes)}
+    environment = {**os.environ, **loopback.environment(), **process_environment(processes)}
     oom_kills_before = num_oom_kills()
     # A session of its own for each: it does not get a Ctrl-C in the terminal a second time, and is killed with all that
     # it has started.
@@ -137,9 +137,27 @@ def launch(module: str, arguments: Sequence[str], processes: int) -> int:
     return code
 
 
+def end_with_agent() -> None:
+    """In a training process that torch's agent has started: ask for SIGTERM when the agent dies, and so save."""
+    if rendezvous.store_address():
+        end_with_parent(os.getppid(), signal.SIGTERM)
+
+
+def process_environment(processes: int) -> dict[str, str]:
+    """What each of this machine's training processes finds in its environment, beside what was there."""
+    environment = {limits.STARTED_NAME: str(psutil.Process().create_time())}
+    environment["PYTHONSAFEPATH"] = "1"  # a file of the current folder is not imported as a package of the same name
+    if not _num_gpus():
+        return environment | {"DS_ACCELERATOR": "cpu", processors.VARIABLE: "", **cores.environment(processes)}
+    named = processors.named_gpus()
+    devices = named[:processes] if named else [str(number) for number in range(processes)]
+    return environment | {processors.VARIABLE: ",".join(devices)}
+
+
 def rank_environment(rank: int, num_processes: int) -> dict[str, str]:
     """Environment of a process among those of one node, as torchrun has it."""
-    return {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_processes)}
+    size = str(num_processes)
+    return {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
 
 
 def _wait(started: Sequence[subprocess.Popen[bytes]]) -> int:

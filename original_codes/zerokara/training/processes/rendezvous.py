@@ -1,9 +1,11 @@
-"""The rendezvous of a node's training processes: a file without a name, in memory, of this user alone.
+"""The rendezvous of training processes: of one machine's, a file without a name, in memory, of this user alone.
 
 torch's usual rendezvous is a TCP port, which every user of the machine can reach, and whoever reaches it can read and
 change what is agreed there. This one is an anonymous file (memfd_create(2)), kept open by the process that starts the
 others. They open it through /proc, which Linux allows only to processes of the same user. Nothing has to be deleted:
-the file is gone with the last process that holds it. Without torch.
+the file is gone with the last process that holds it.
+
+Processes of several machines meet at the store that the first machine holds (`nodes.meeting`). Without torch.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ import os
 from collections.abc import Iterator
 
 VARIABLE = "ZEROKARA_RENDEZVOUS"
-"""Environment variable that gives a training process the path."""
+"""Environment variable that gives a training process the path, or where the store is."""
+_TCP = "tcp "
 
 
 @contextlib.contextmanager
@@ -28,6 +31,20 @@ def held() -> Iterator[dict[str, str]]:
         os.close(file)
 
 
+def at(host: str, port: int, attempt: str) -> str:
+    """The variable's value for processes that meet at a store; `attempt` tells one start of them from the others."""
+    return f"{_TCP}{host} {port} {attempt}"
+
+
+def store_address() -> tuple[str, int, str] | None:
+    """What `at` was given, in a process that has it from there; None in another."""
+    value = os.environ.get(VARIABLE, "")
+    if not value.startswith(_TCP):
+        return None
+    host, port, attempt = value.removeprefix(_TCP).split()
+    return host, int(port), attempt
+
+
 @functools.cache
 def init_method() -> str | None:
     """torch.distributed's init_method, in a process that was given a rendezvous; None in another.
@@ -35,5 +52,6 @@ def init_method() -> str | None:
     The file is kept open from here on and outlives the process that made it: should that one be killed, the training
     processes still save.
     """
-    path = os.environ.get(VARIABLE)
+    path = os.environ.get(VARIABLE, "")
+    path = "" if path.startswith(_TCP) else path
     return f"file:///proc/self/fd/{os.open(path, os.O_RDWR)}" if path else None

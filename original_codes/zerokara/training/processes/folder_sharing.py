@@ -1,0 +1,89 @@
+"""Which processes see the same run folder, found out and not assumed: machines may share a disk or each have their own.
+
+Processes that share a folder write one checkpoint together, a share each; where machines have folders of their own,
+each folder gets a whole checkpoint from the processes of its machine. So every machine that is left can go on, and one
+that lacks the checkpoint (it is new, or its disk was full) gets the tensors from one that has it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+from zerokara.training.processes import rendezvous
+from zerokara.training.processes.joining import Processes
+
+
+@dataclass(frozen=True)
+class FolderSharing:
+    """The processes that see this process's run folder."""
+
+    ranks: tuple[int, ...]
+    index: int
+    """This process among them."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process speaks for the folder."""
+        return self.index == 0
+
+    @property
+    def host(self) -> str:
+        """The machine's name."""
+        return socket.gethostname()
+
+
+def find(processes: Processes, run_dir: Path) -> FolderSharing:
+    """Find out who shares the run folder; every process must call it.
+
+    The processes of one machine do. One of each machine leaves a file in the folder, and looks for those of the others.
+    """
+    everyone = tuple(range(processes.count))
+    if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
+        return FolderSharing(everyone, processes.rank)
+    machine = int(os.environ["GROUP_RANK"])
+    machines = processes.numbers_of_all(machine)
+    address = rendezvous.store_address()
+    assert address is not None, "processes of several machines meet at a store"
+    name = f".machine-{address[2]}"  # of this start alone
+    probe = run_dir / f"{name}-{machine}.partial"
+    speaks = machines.index(machine) == processes.rank
+    if speaks:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"")
+    processes.numbers_of_all(0)  # all are written
+    first_seen = next(other for other in sorted(set(machines)) if (run_dir / f"{name}-{other}.partial").exists())
+    folders = processes.numbers_of_all(first_seen)
+    if speaks:
+        probe.unlink(missing_ok=True)
+    ranks = tuple(rank for rank in everyone if folders[rank] == first_seen)
+    return FolderSharing(ranks, ranks.index(processes.rank))
+
+
+class SentTensors(Mapping[str, Tensor]):
+    """Tensors that one process reads and all get, each when it is asked for; every process must ask for the same."""
+
+    def __init__(
+        self, own: Mapping[str, Tensor] | None, source: int, shapes: Mapping[str, tuple[int, ...]], device: torch.device
+    ):
+        """`own` is what the process `source` reads; None in the others."""
+        self._own, self._source, self._shapes, self._device = own, source, shapes, device
+
+    def __getitem__(self, name: str) -> Tensor:
+        whole = self._own[name] if self._own is not None else torch.empty(self._shapes[name])
+        whole = whole.to(self._device).contiguous()
+        torch.distributed.broadcast(whole, src=self._source)
+        return whole
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)

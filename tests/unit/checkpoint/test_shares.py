@@ -1,0 +1,197 @@
+"""A checkpoint that several processes write, each its rows: read as one, whole or not there at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from made_checkpoints import state_of
+from torch import Tensor
+from torch.distributed import HashStore
+
+from zerokara import checkpoint
+from zerokara.checkpoint import share, store, tensor_file, writers
+from zerokara.checkpoint.share import Share
+from zerokara.checkpoint.writers import Writers
+from zerokara.errors import UserError
+
+WEIGHTS = {
+    "matrix": torch.randn(7, 5),
+    "norm": torch.randn(4),
+    "experts": torch.randn(2, 3, 2),
+    "one": torch.randn(1, 9),
+}
+MOMENTS = {"matrix.exp_avg": torch.randn(7, 5), "scale": torch.tensor(2.5)}
+
+
+def rows_of(mine: Share, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    shapes = share.cut_shapes(mine, {name: tuple(whole.shape) for name, whole in tensors.items()})
+    rows = {name: mine.rows(tensors[name].shape) for name in shapes}
+    return {
+        name: tensors[name][rows[name].start : rows[name].stop] if tensors[name].dim() else tensors[name]
+        for name in rows
+    }
+
+
+@contextmanager
+def others(run_dir: Path, count: int) -> Iterator[Writers]:
+    """All processes but the first, as threads that serve one checkpoint after another; yields the first's writers."""
+    messages, leave = HashStore(), threading.Event()
+    messages.set_timeout(timedelta(seconds=20))
+
+    def serve(index: int) -> None:
+        mine = Share(index, count)
+        served = Writers(mine, messages)
+        while not leave.is_set():
+            served.serve(run_dir, {"weights": rows_of(mine, WEIGHTS), "optimizer": rows_of(mine, MOMENTS)}, leave)
+
+    with ThreadPoolExecutor(count) as threads:
+        serving = [threads.submit(serve, index) for index in range(1, count)]
+        try:
+            yield Writers(Share(0, count), messages)
+        finally:
+            leave.set()
+        for each in serving:
+            each.result()
+
+
+def saved_by(run_dir: Path, first: Writers, step: int = 10) -> Path:
+    try:
+        mine = rows_of(first.share, WEIGHTS), rows_of(first.share, MOMENTS)
+        return store.save(run_dir, state_of(step), *mine, first)
+    finally:
+        first.finish()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+@pytest.mark.parametrize("shape", [(7, 5), (4,), (1, 9), ()])
+def test_every_row_is_in_one_share(count: int, shape: tuple[int, ...]) -> None:
+    shares = [Share(index, count) for index in range(count)]
+    assert [row for each in shares for row in each.rows(shape)] == list(range(shape[0] if shape else 1))
+    sizes = [len(each.rows(shape)) for each in shares]
+    assert max(sizes) - min(sizes) <= 1
+    assert all(each.shape(shape) == (len(each.rows(shape)), *shape[1:]) for each in shares if shape)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_shares_are_read_as_one(tmp_path: Path, count: int) -> None:
+    with others(tmp_path, count) as first:
+        folder = saved_by(tmp_path, first)
+    weights, moments = checkpoint.read_weights(folder), checkpoint.read_moments(folder)
+    assert weights.shapes == {name: tuple(whole.shape) for name, whole in WEIGHTS.items()}
+    assert all(torch.equal(weights[name], whole) for name, whole in WEIGHTS.items())
+    assert all(torch.equal(moments[name], whole) for name, whole in MOMENTS.items())
+    record = checkpoint.check(folder)
+    assert len(record.outputs["weights"]) == len(record.outputs["optimizer"]) == count
+    assert len(list(folder.iterdir())) == 2 * count + 2 and checkpoint.newest_complete(tmp_path) == folder
+
+
+def test_one_after_another(tmp_path: Path) -> None:
+    """A step that is saved again is replaced."""
+    with others(tmp_path, 3) as first:
+        for step in (10, 20, 10):
+            saved_by(tmp_path, first, step)
+    assert checkpoint.all_steps(tmp_path) == [10, 20]
+    assert all(checkpoint.check(folder) for folder in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["weights-00002-of-00003.safetensors", "optimizer-00003-of-00003.safetensors"])
+@pytest.mark.parametrize("harm", ["gone", "shorter", "changed"])
+def test_a_broken_share_is_named(tmp_path: Path, name: str, harm: str) -> None:
+    with others(tmp_path, 3) as first:
+        path = saved_by(tmp_path, first) / name
+    content = path.read_bytes()
+    if harm == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(content[:-1] + (b"" if harm == "shorter" else bytes([content[-1] ^ 1])))
+    with pytest.raises(UserError) as refused:
+        checkpoint.check(path.parent)
+    (fault,) = refused.value.faults
+    assert fault.where == str(path)
+    if harm == "gone":
+        with pytest.raises(UserError, match=name):
+            checkpoint.read_weights(path.parent)["matrix"]
+            checkpoint.read_moments(path.parent)["matrix"]
+
+
+@pytest.fixture
+def refuse(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Let the disk be full where a file of this name is written."""
+    write, full = tensor_file.write, set[str]()
+
+    def writing(path: Path, tensors: Any) -> str:
+        if path.name in full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return write(path, tensors)
+
+    monkeypatch.setattr(tensor_file, "write", writing)
+    return lambda name: (full.clear(), full.add(name))[1]
+
+
+@pytest.mark.parametrize("name", ["weights-00001-of-00003.safetensors", "optimizer-00002-of-00003.safetensors"])
+def test_a_disk_that_refuses_one_share_leaves_nothing(tmp_path: Path, refuse: Callable[[str], None], name: str) -> None:
+    with others(tmp_path, 3) as first:
+        for _ in range(3):
+            refuse(name)
+            with pytest.raises(OSError, match=name) as full:
+                saved_by(tmp_path, first)
+            assert full.value.errno == errno.ENOSPC and not list(tmp_path.iterdir())
+        refuse("")
+        assert checkpoint.check(saved_by(tmp_path, first))
+
+
+def test_nobody_writes_any_more_when_a_save_has_failed(
+    tmp_path: Path, refuse: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first fails at once, another is slow: its late file must not come into the next attempt's folder."""
+    write_share, ended = writers.write_share, threading.Event()
+
+    def slow(folder: Path, mine: Share, tensors: Any) -> Any:
+        if not mine.is_first:
+            ended.wait(0.3)
+        written = write_share(folder, mine, tensors)
+        ended.set()
+        return written
+
+    monkeypatch.setattr(writers, "write_share", slow)
+    refuse("weights-00001-of-00002.safetensors")
+    with others(tmp_path, 2) as first, pytest.raises(OSError):
+        try:
+            saved_by(tmp_path, first)
+        finally:
+            assert ended.is_set()
+
+
+def test_a_folder_that_is_not_shared_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another process has written is not what the first sees."""
+    write_share = writers.write_share
+
+    def elsewhere(folder: Path, mine: Share, tensors: Any) -> Any:
+        written = write_share(folder, mine, tensors)
+        if not mine.is_first:
+            (folder / written[0].name).write_bytes(b"")
+        return written
+
+    monkeypatch.setattr(writers, "write_share", elsewhere)
+    with others(tmp_path, 2) as first, pytest.raises(OSError, match="shared") as refused:
+        saved_by(tmp_path, first)
+    assert refused.value.errno == errno.EIO and not list(tmp_path.iterdir())
+
+
+def test_the_others_leave_where_the_first_is_gone(tmp_path: Path) -> None:
+    leave = threading.Event()
+    serving = threading.Thread(target=Writers(Share(1, 2), HashStore()).serve, args=(tmp_path, {}, leave))
+    serving.start()
+    leave.set()
+    serving.join(5)
+    assert not serving.is_alive()
