@@ -51,7 +51,7 @@ FLOORS = {
 }
 """Where each room stands; it may import its own floor and those below."""
 
-CHAMBERS = {"": 3, "processes": 2, "planning": 1, "monitoring": 1, "compute": 0}
+CHAMBERS = {"": 4, "nodes": 3, "processes": 2, "planning": 1, "monitoring": 1, "compute": 0}
 """The rooms within training/, which is the largest; the empty name is what lies in training/ itself."""
 
 MAX_MODULE_LINES = 400

@@ -194,8 +194,16 @@ class MachineSettings(Settings):
     """The machine (steps 3 and 7): none of this changes what is learned."""
 
     num_processes: PositiveWhole | Auto = "auto"
-    """Training processes; `auto` is one per GPU (CUDA_VISIBLE_DEVICES applies), or on a CPU one per core, as far as the
-    batch and the memory go round. At most as many as there are GPUs, or cores."""
+    """Training processes on each machine; `auto` is one per GPU (CUDA_VISIBLE_DEVICES applies), or on a CPU one per
+    core, as far as the batch and the memory go round. At most as many as there are GPUs, or cores."""
+    nodes: PositiveWhole | Auto = "auto"
+    """Machines (nodes) that train together, each with num_processes. The command on the first one prints the line for
+    the others. `auto` is 1, or in a Slurm step the number of its nodes."""
+    min_nodes: PositiveWhole | Auto = "auto"
+    """Machines that are enough to start, and to go on with when others are lost; `auto` is all of them."""
+    max_restarts: NaturalWhole = 3
+    """Several machines: how often the run starts again from its newest checkpoint, without anybody's help, after a
+    process was killed or a machine was lost."""
     tensor_parallel_size: PositiveWhole = 1
     """Tensor parallelism: processes over which the matrices of each layer are split, for models too large for one GPU;
     within one node."""
@@ -220,6 +228,11 @@ class MachineSettings(Settings):
     tensor_parallel_size above 1, only single functions between the layers' communication. `auto` is on for a GPU."""
     deepspeed_template: Text = "auto"
     """JSON file with further DeepSpeed settings; `auto` is original_codes/ds_config_gpt_TEMPLATE.json."""
+
+    @rule("nodes", "min_nodes")
+    def _fewer_nodes_are_fewer(self) -> Iterator[Fault]:
+        if self.nodes != "auto" and self.min_nodes != "auto" and self.min_nodes > self.nodes:
+            yield self.fault("min_nodes", f"must be at most nodes = {self.nodes}", f"try {self.nodes}, or auto")
 
     @property
     def micro_batch(self) -> int:
@@ -274,10 +287,10 @@ class MonitoringSettings(Settings):
 class EngineSettings(MonitoringSettings, MachineSettings, OptimizationSettings):
     """Optimization, machine and monitoring: what pretraining and fine-tuning share."""
 
-    @rule("global_batch_size", "micro_batch_size", "num_processes", "tensor_parallel_size")
+    @rule("global_batch_size", "micro_batch_size", "num_processes", "nodes", "tensor_parallel_size")
     def _micro_divides_global(self) -> Iterator[Fault]:
         processes = self.tensor_parallel_size if self.num_processes == "auto" else self.num_processes
-        yield from self.batch_faults(processes)
+        yield from self.batch_faults(processes * (1 if self.nodes == "auto" else self.nodes))
 
     @rule("offload", "zero_stage")
     def _offload_needs_zero(self) -> Iterator[Fault]:

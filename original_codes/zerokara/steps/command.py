@@ -94,6 +94,8 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "tokens": {"type": _positive, "metavar": "N"},
     "fit": {"type": _positive, "nargs": "?", "const": FIT_MINUTES, "metavar": "MINUTES"},
     "verify_resume": {"type": _steps, "nargs": "?", "const": 3, "metavar": "N"},
+    "join": {"metavar": "HOST[:PORT]"},
+    "host": {"metavar": "HOST[:PORT]"},
     "test": {"metavar": "CHECKPOINT"},
     "evaluate": {"nargs": "?", "const": "", "metavar": "CHECKPOINT"},
 }

@@ -43,6 +43,8 @@ def main(argv: Sequence[str]) -> int:
         verify_resume=train.VERIFY_HELP,
         evaluate=train.EVALUATE_HELP,
         redo=train.REDO_HELP,
+        join=train.JOIN_HELP,
+        host=train.HOST_HELP,
     )
 
 

@@ -29,6 +29,10 @@ class Options:
     """Tokens to train on; None for no limit."""
     fit: float | None = None
     """Minutes in which small models are trained to fit a scaling law; None for none."""
+    join: str | None = None
+    """Where the first of several machines waits for this one; None on the first, or on a lone one."""
+    host: str | None = None
+    """The address of this machine, the first of several; None for that of its default route."""
     test: str | None = None
     """Checkpoint with which a training process reads the test examples."""
     again: str = SAME_COMMAND

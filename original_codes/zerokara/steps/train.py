@@ -14,9 +14,11 @@ from pathlib import Path
 
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.run_config import RunConfig
+from zerokara.errors import UserError
 from zerokara.progress import summary
 from zerokara.steps import command, next_command, outputs
 from zerokara.training import launching, resume_proof, run_manifest, task_test
+from zerokara.training.nodes.machines import HOST, JOIN, Machines, without_values
 from zerokara.training.planning import processors, recipe, run_folder, run_plan
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes import launcher
@@ -26,6 +28,8 @@ DEFAULT_CONFIG = "config.yaml"
 EVALUATE_HELP = "validate a checkpoint and stop: a folder, its name or step, best, or if none is given the newest"
 TEST_HELP = "read the test examples once, with this checkpoint"
 REDO_HELP = "start over; a run that lies there is set aside under another name, which is printed, and never deleted"
+JOIN_HELP = "train with the machine that waits there: the line that it has printed"
+HOST_HELP = "this machine's address for the others, where `nodes` is above 1; by default that of its default route"
 VERIFY_HELP = "prove in 2·N steps (3 if N is not given) that this run would resume exactly, and stop"
 
 
@@ -58,15 +62,31 @@ def main(argv: Sequence[str]) -> int:
         verify_resume=VERIFY_HELP,
         evaluate=EVALUATE_HELP,
         redo=REDO_HELP,
+        join=JOIN_HELP,
+        host=HOST_HELP,
     )
 
 
 def launch(config: RunConfig, options: command.Options, argv: Sequence[str], names: StepNames) -> None:
     """Check, show the plan, train in other processes, and record the run."""
+    trains = not options.verify_resume and options.evaluate is None
+    here = without_values(argv, (JOIN, HOST))
+    machines = Machines.of(config, options.join, options.host, next_command.again(here)) if trains else Machines.lone()
+    try:
+        _launch(config, options, argv, names, machines)
+    except UserError as error:
+        if not options.dry_run:
+            machines.report_faults(error.faults)
+        raise
+
+
+def _launch(
+    config: RunConfig, options: command.Options, argv: Sequence[str], names: StepNames, machines: Machines
+) -> None:
     processors.check_devices(config)
     num_processes = 1 if config.num_processes == "auto" else config.num_processes
     kept = None if options.redo or not recipe.is_needed(config) else run_folder.kept_settings(config)
-    plan = run_plan.make_plan(config, num_processes, kept=kept)
+    plan = run_plan.make_plan(config, num_processes * machines.number, kept=kept, nodes=machines.number)
     outputs.check_writable(outputs.of_run(config), unless=run_manifest.record_path(plan))
     # A second --redo would set the new run aside itself.
     options = replace(options, again=next_command.again(argv, without=("--redo",)))
@@ -81,22 +101,25 @@ def launch(config: RunConfig, options: command.Options, argv: Sequence[str], nam
         outputs.check_writable(outputs.of_run(config))
         launching.evaluate(plan, commands, options.evaluate)
     else:
-        _train(plan, commands, options)
+        _train(plan, commands, options, machines)
 
 
-def _train(plan: RunPlan, commands: Commands, options: command.Options) -> None:
-    changes = launching.check_run_folder(plan, options.redo)
+def _train(plan: RunPlan, commands: Commands, options: command.Options, machines: Machines) -> None:
+    changes = launching.check_run_folder(plan, options.redo, machines.is_first)
     if not options.redo and run_manifest.is_complete(plan):
         print(f"{commands.title}: {plan.run_dir} is complete already; --redo sets it aside and trains again")
         print(f"next: {commands.convert}")
         return
     outputs.check_writable(outputs.of_run(plan.given))
-    trained = launching.start(plan, commands, changes, options.redo, options.dry_run)
+    trained = launching.start(plan, commands, changes, options.redo, options.dry_run, machines)
     if trained is None:
         written = "nothing was written" if plan.data.examples is None else "nothing was written but the examples"
         print(f"dry run: everything is in order; {written}")
         return
     plan, newest = trained
+    if not machines.is_first:
+        print(f"trained; the first machine, {machines.endpoint}, writes the record of the run")
+        return
     task_test.run(plan, commands, newest)
     made = run_manifest.write(plan, newest)
     summary(f"trained {plan.run_dir}", run_manifest.summary_rows(made, newest, plan.run_dir), commands.convert)
@@ -104,7 +127,9 @@ def _train(plan: RunPlan, commands: Commands, options: command.Options) -> None:
 
 def work(config: RunConfig, options: command.Options) -> None:
     """Be a training process."""
-    plan = run_plan.make_plan(config, int(os.environ["WORLD_SIZE"]), launcher.precision(config))
+    launcher.end_with_agent()
+    number, here = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    plan = run_plan.make_plan(config, number, launcher.precision(config), nodes=number // here)
     # This is the border: everything below imports torch, and the configuration has been checked.
     from zerokara.training import worker
 

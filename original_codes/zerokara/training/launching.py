@@ -16,6 +16,7 @@ from zerokara import checkpoint
 from zerokara.errors import RunError, Stopped
 from zerokara.progress import count_text, opening
 from zerokara.training.monitoring import metrics
+from zerokara.training.nodes.machines import Machines
 from zerokara.training.planning import (
     cores,
     disk_space,
@@ -35,6 +36,9 @@ from zerokara.training.processes import launcher
 from zerokara.training.spawning import Commands, processes_text, spawn
 from zerokara.training.trial_launch import try_steps
 
+TRIAL_SECONDS = 3600.0
+"""How long the other machines wait for the first one's trials of the micro batch."""
+
 
 @dataclass(frozen=True)
 class LocalPlan:
@@ -52,13 +56,16 @@ class LocalPlan:
         return self.plan.memory_forecast(self.available)
 
 
-def check_run_folder(plan: RunPlan, redo: bool) -> list[str]:
+def check_run_folder(plan: RunPlan, redo: bool, is_first: bool = True) -> list[str]:
     """Check that the run folder is free and this run's; return a message for each setting that changed since its start.
+
+    Where a machine that is not the first shares its folder with the first, that one's command is at work there.
 
     Raises:
         UserError: another command is at work there, or it holds another run.
     """
-    run_lock.check_free(plan.given)
+    if is_first:
+        run_lock.check_free(plan.given)
     return [] if redo else run_folder.check_same_run(plan)
 
 
@@ -70,7 +77,7 @@ def on_this_machine(plan: RunPlan, redo: bool = False) -> LocalPlan:
     """
     config = plan.given
     plan = _on_processes(plan)
-    available = MachineMemory.available(plan.num_processes, launcher.gpu_bytes())
+    available = MachineMemory.available(plan.processes_per_node, launcher.gpu_bytes())
     changes: list[str] = []
     if config.micro_batch_size == "auto":
         forecast, before = plan.memory_forecast(available), None if redo else MicroBatchChoice.read(plan.run_dir)
@@ -85,13 +92,14 @@ def on_this_machine(plan: RunPlan, redo: bool = False) -> LocalPlan:
 
 def _on_processes(plan: RunPlan) -> RunPlan:
     """Resolve the number of processes, and the precision."""
-    config, number, precision = plan.given, launcher.num_processes(plan.given), launcher.precision(plan.given)
+    config, precision = plan.given, launcher.precision(plan.given)
+    number = plan.nodes * launcher.num_processes(config)
     if config.num_processes != "auto" or config.tensor_parallel_size > 1 or launcher.gpu_bytes() is not None:
         return run_plan.on_processes(plan, number, precision)
     micro_batch = 1 if config.micro_batch_size == "auto" else config.micro_batch_size
-    for count in cores.process_counts(plan.schedule.batch_tokens):
-        if count == 1 or plan.config.global_batch % (count * micro_batch) == 0:
-            found = run_plan.on_processes(plan, count, precision)
+    for count in cores.process_counts(plan.schedule.batch_tokens // plan.nodes):
+        if count == 1 or plan.config.global_batch % (plan.nodes * count * micro_batch) == 0:
+            found = run_plan.on_processes(plan, plan.nodes * count, precision)
             forecast = found.memory_forecast(MachineMemory.available(count, None))
             if count == 1 or forecast.changed(micro_batch_size=micro_batch).fits:
                 break
@@ -104,7 +112,7 @@ def check_memory(local: LocalPlan) -> None:
     Raises:
         UserError: it cannot.
     """
-    installed = MachineMemory.installed(local.plan.num_processes, launcher.gpu_bytes())
+    installed = MachineMemory.installed(local.plan.processes_per_node, launcher.gpu_bytes())
     memory_forecast.check_fits(local.plan.memory_forecast(installed), local.plan.given)
 
 
@@ -123,12 +131,12 @@ def check_init_from(plan: RunPlan) -> None:
         )
 
 
-def _show(local: LocalPlan, title: str, lines: Sequence[str]) -> None:
+def show(local: LocalPlan, title: str, lines: Sequence[str]) -> None:
     """Print a plan, and further lines below it."""
     plan = local.plan
     opening(f"{title}: {plan.data.train_prefix} → {plan.run_dir}")
     rows = [
-        *launcher.device_rows(plan.num_processes),
+        *launcher.device_rows(plan.processes_per_node),
         *plan_rows(plan),
         *data_rows(plan),
         *local.memory_forecast.rows(),
@@ -140,9 +148,14 @@ def _show(local: LocalPlan, title: str, lines: Sequence[str]) -> None:
 
 
 def start(
-    plan: RunPlan, commands: Commands, changes: Sequence[str], redo: bool, dry_run: bool
+    plan: RunPlan,
+    commands: Commands,
+    changes: Sequence[str],
+    redo: bool,
+    dry_run: bool,
+    machines: Machines,
 ) -> tuple[RunPlan, Path] | None:
-    """Show the plan, try it where that is asked for or needed, and train to the end.
+    """Show the plan, try it where that is asked for or needed, and train to the end, here or on several machines.
 
     `changes` are what `check_run_folder` returned. Returns the plan that was trained and its newest checkpoint, or None
     after a dry run.
@@ -157,44 +170,87 @@ def start(
     aside = run_folder.check_redo(plan) if redo else []
     disk_space.check_disk(plan, beside_old=redo)
     check_epochs(plan.given, plan.consumption)
-    with contextlib.nullcontext() if dry_run else run_lock.held(plan.given):
+    with contextlib.ExitStack() as held:
+        if machines.is_first and not dry_run:
+            held.enter_context(run_lock.held(plan.given))
         if redo or not checkpoint.all_steps(plan.run_dir):
             check_init_from(plan)
         local = on_this_machine(plan, redo)
         check_memory(local)
-        all_changes = (*changes, *local.changes, *([] if redo else _learning_rate_changes(plan)))
+        all_changes = (*changes, *local.changes, *([] if redo else learning_rate_changes(plan)))
         changed = [f"changed since this run's last start: {change}" for change in all_changes]
-        _show(local, commands.title, [*aside, *changed])
+        show(local, commands.title, [*aside, *changed])
         if dry_run:
-            try_steps(local.plan, local.memory_forecast, commands)
+            try_steps(on_one_machine(local.plan), local.memory_forecast, commands)
             return None
-        plan = _claim(local, commands, redo)
-        return plan, _train_to_the_end(plan, commands)
+        if machines.are_several:
+            plan = _claim_together(local, commands, redo, machines, held)
+        else:
+            plan, choice = _with_micro_batch(local, commands, redo)
+            _claim(plan, choice, redo)
+        return plan, _train_to_the_end(plan, commands, machines)
 
 
-def _claim(local: LocalPlan, commands: Commands, redo: bool) -> RunPlan:
-    """Make the run folder, or set the one that is there aside; return the plan with its final micro batch."""
+def _with_micro_batch(local: LocalPlan, commands: Commands, redo: bool) -> tuple[RunPlan, MicroBatchChoice | None]:
+    """Return the plan with its final micro batch; and the choice, where it is a new one."""
     plan = local.plan
     forecast, before = local.memory_forecast, None if redo else MicroBatchChoice.read(plan.run_dir)
     is_kept = before is not None and before.holds_for(forecast)
-    is_new_choice = plan.given.micro_batch_size == "auto" and not is_kept
-    if is_new_choice and local.available.device == "cuda":
-        plan = try_steps(local.plan, local.memory_forecast, commands).plan
+    if plan.given.micro_batch_size != "auto" or is_kept:
+        return plan, None
+    if local.available.device == "cuda":
+        tried = try_steps(on_one_machine(plan), local.memory_forecast, commands).plan
+        plan = run_plan.with_micro_batch(plan, tried.config.micro_batch)
+    return plan, MicroBatchChoice.of(forecast, plan.config.micro_batch)
+
+
+def _claim(plan: RunPlan, choice: MicroBatchChoice | None, redo: bool) -> None:
+    """Make the run folder, or set the one that is there aside."""
     if redo:
         run_folder.set_aside(plan.run_dir)  # the last thing before the start: a refusal above has cost nothing
     run_folder.claim(plan)
-    if is_new_choice:
-        MicroBatchChoice.of(forecast, plan.config.micro_batch).write(plan.run_dir)
+    if choice is not None:
+        choice.write(plan.run_dir)
+
+
+def _claim_together(
+    local: LocalPlan, commands: Commands, redo: bool, machines: Machines, held: contextlib.ExitStack
+) -> RunPlan:
+    """Meet the other machines, and claim the run folder on one machine of those that share it.
+
+    Raises:
+        UserError: they must not start; names every fault of all.
+    """
+    plan, choice = local.plan, None
+    meeting = held.enter_context(machines.met())
+    if machines.is_first:
+        plan, choice = _with_micro_batch(local, commands, redo)
+        meeting.tell("micro_batch", plan.config.micro_batch)
+    # Before the first machine knows, it may have tried several, and compiled for each.
+    plan = run_plan.with_micro_batch(plan, int(meeting.hear_from_first("micro_batch", TRIAL_SECONDS)))
+    plan = machines.agreed(plan, launcher.device_rows(plan.processes_per_node)[0][1], local.available.device)
+    if machines.claims(plan.run_dir):
+        if not machines.is_first:
+            held.enter_context(run_lock.held(plan.given))
+        _claim(plan, choice, redo)
+    machines.wait_until_all("claimed")
     return plan
 
 
-def _train_to_the_end(plan: RunPlan, commands: Commands) -> Path:
+def on_one_machine(plan: RunPlan) -> RunPlan:
+    """Return the plan for this machine alone, for what is tried here: it holds at least as much as among several."""
+    return run_plan.on_nodes(plan, 1)
+
+
+def _train_to_the_end(plan: RunPlan, commands: Commands, machines: Machines) -> Path:
     print(f"starting {processes_text(plan)}; importing torch takes seconds", flush=True)
     try:
-        if code := spawn(plan, commands):
+        if code := spawn(plan, commands, machines=machines):
             from_where = f" from the newest checkpoint in {plan.run_dir}" if checkpoint.all_steps(plan.run_dir) else ""
+            reached = max((line["step"] for line in metrics.read(plan.run_dir)), default=0)
+            after = f" after step {reached:,}" if reached else ""
             raise RunError(
-                f"training ended with exit code {code}; the messages above say why. To resume{from_where}: "
+                f"training ended{after} with exit code {code}; the messages above say why. To resume{from_where}: "
                 f"{commands.resume}"
             )
         newest = checkpoint.newest_complete(plan.run_dir)
@@ -232,7 +288,7 @@ def evaluate(plan: RunPlan, commands: Commands, name: str) -> None:
         raise RunError(f"the evaluation ended with exit code {code}; the messages above say why")
 
 
-def _learning_rate_changes(plan: RunPlan) -> Iterator[str]:
+def learning_rate_changes(plan: RunPlan) -> Iterator[str]:
     """A message where this start's schedule has another learning rate than the run had at its newest checkpoint."""
     reached = max(checkpoint.all_steps(plan.run_dir), default=0)
     lines = [line for line in metrics.read(plan.run_dir) if "learning_rate" in line and line["step"] <= reached]

@@ -13,9 +13,6 @@ from zerokara.training.planning import run_folder, setting_names
 from zerokara.training.planning.plan_rows import baseline_text
 from zerokara.training.planning.run_plan import RunPlan
 
-_PLACES = {"output_model_dir", "input_jsonl", "input_tokenizer_file", "output_prefix", "deepspeed_template"}
-_PLACES |= {"train_data", "valid_data", "test_data", "chat_template"}
-"""Settings that name files: their content is identified by hashes."""
 _MONITORING = {"num_workers", "log_interval", "tensorboard", "wandb", "wandb_project", "keep_last", "keep_every"}
 _MONITORING |= {"plots", "sample_prompts", "sample_tokens", "max_hours", "max_hours_per_start"}
 """Settings that change nothing in what is trained."""
@@ -76,7 +73,7 @@ def summary_rows(made: manifest.Manifest, newest: Path, run_dir: Path) -> list[t
 
 def work_of(plan: RunPlan) -> manifest.StepSpec:
     """Return what a run is made from, for its manifest."""
-    settings = plan.given.model_dump(mode="json", exclude=_PLACES | _MONITORING | _IN_IDENTITY)
+    settings = plan.given.model_dump(mode="json", exclude={*setting_names.PLACES, *_MONITORING, *_IN_IDENTITY})
     return manifest.StepSpec(
         step="3_train",
         settings={**settings, **run_folder.identity_of(plan), "steps": plan.schedule.num_steps},

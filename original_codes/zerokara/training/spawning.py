@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zerokara.progress import plural
+from zerokara.training.nodes.machines import HOST, JOIN, Machines, without_values
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes import launcher
 
@@ -24,18 +25,24 @@ class Commands:
     """Converts what the run has made so far."""
 
 
-def spawn(plan: RunPlan, commands: Commands, *further: str) -> int:
+def spawn(plan: RunPlan, commands: Commands, *further: str, machines: Machines | None = None) -> int:
     """Run the training processes, with `further` arguments; return their exit code, 0 or another.
+
+    Those of this machine alone, or as one of several `machines`.
 
     Raises:
         KeyboardInterrupt: they were asked to stop.
     """
-    arguments = [argument for argument in commands.arguments if argument not in ("--redo", "--dry-run")]
+    arguments = without_values(commands.arguments, (JOIN, HOST))
+    arguments = [argument for argument in arguments if argument not in ("--redo", "--dry-run")]
     chosen = {**{each.key: each.value for each in plan.advice}, "micro_batch_size": plan.config.micro_batch}
     for key, value in chosen.items():
         arguments += ["--set", f"{key}={value}"]
     arguments += further
-    code = launcher.launch(commands.module, arguments, plan.num_processes)
+    if machines is not None and machines.are_several:
+        code = machines.run(commands.module, arguments, plan)
+    else:
+        code = launcher.launch(commands.module, arguments, plan.num_processes)
     if code == launcher.INTERRUPTED:
         raise KeyboardInterrupt
     return code

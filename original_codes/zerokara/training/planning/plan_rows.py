@@ -34,12 +34,13 @@ def plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
     updater_lines = updater.plan_lines(
         plan.updater, config.zero_stage, plan.data_parallel_size, template, plan.template
     )
+    processes = f"{plan.num_processes}" + (f" on {plan.nodes} machines" if plan.nodes > 1 else "")
     return [
         ("model", f"{config.architecture}, {shape.size_text}, {_length_text(plan)}"),
         ("data", f"{train} training tokens, {valid} validation tokens, {_order_text(plan)}"),
         *_example_rows(plan),
         ("length", length),
-        ("processes", f"{plan.num_processes}, ZeRO stage {config.zero_stage}, {config.precision}, {batch}"),
+        ("processes", f"{processes}, ZeRO stage {config.zero_stage}, {config.precision}, {batch}"),
         *(("recipe" if not number else "", each.text) for number, each in enumerate(plan.advice)),
         *(("optimizer", line) for line in optimizers.plan_lines(config, shape)),
         *(("updater", line) for line in updater_lines),

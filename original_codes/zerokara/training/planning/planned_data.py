@@ -23,6 +23,8 @@ from zerokara.tokens.count import check_belongs, entropy, token_counts
 from zerokara.tokens.indexed import IndexedTokens
 from zerokara.tokens.layout import TokenPaths
 
+_VALID_ENDING = "_valid_text_document.bin"
+
 RunObjective = Objective | Pairs
 """What turns samples into model inputs and targets."""
 
@@ -36,6 +38,8 @@ class PlannedData:
     """Turns samples into model inputs and targets."""
     sha256: str
     """One hash for the training data, by which a run knows them again."""
+    valid_sha256: str
+    """The same of the validation data; empty without any."""
     train_prefix: Path
     """Prefix of the .bin and .idx of the training tokens."""
     valid_prefix: Path
@@ -83,6 +87,7 @@ def _corpus(config: PretrainConfig, encoder: Encoder) -> PlannedData:
         reading=reading,
         objective=made,
         sha256=_data_hash(tokens),
+        valid_sha256=_valid_hash(tokens),
         train_prefix=paths.train,
         valid_prefix=paths.valid,
         num_train_tokens=samples.num_tokens,
@@ -107,6 +112,7 @@ def _examples(config: FinetuneRunConfig, encoder: Encoder) -> PlannedData:
         reading=reading,
         objective=Pairs.of_run(config.lengths, encoder, is_encoder_decoder),
         sha256=files.train.sha256,
+        valid_sha256=files.valid.sha256 if files.valid else "",
         train_prefix=files.train.prefix,
         valid_prefix=ExamplePaths(config.output_prefix).prefix("valid"),
         num_train_tokens=packed.num_tokens,
@@ -123,10 +129,18 @@ def _num_tokens(prefix: Path) -> int:
 
 def _data_hash(tokens: manifest.Manifest) -> str:
     """One hash for the training documents, from the manifest of step 2 and so without reading gigabytes."""
-    for records in tokens.outputs.values():
-        for record in records:
-            if record.path.endswith("_text_document.bin") and not record.path.endswith("_valid_text_document.bin"):
-                return record.sha256
+    for record in _documents(tokens):
+        if not record.path.endswith(_VALID_ENDING):
+            return record.sha256
     raise UserError(
         Fault(where="the manifest of step 2", rule="names no training documents", remedy="run step 2 again with --redo")
     )
+
+
+def _valid_hash(tokens: manifest.Manifest) -> str:
+    return next((record.sha256 for record in _documents(tokens) if record.path.endswith(_VALID_ENDING)), "")
+
+
+def _documents(tokens: manifest.Manifest) -> list[manifest.FileRecord]:
+    records = (record for each in tokens.outputs.values() for record in each)
+    return [record for record in records if record.path.endswith("_text_document.bin")]

@@ -48,6 +48,8 @@ class RunPlan:
     """The tokenizer."""
     data: PlannedData
     """What it trains on, and validates with."""
+    nodes: int = 1
+    """Machines, with equally many of the processes."""
     advice: tuple[Advice, ...] = ()
     """What the recipe chose, and why."""
 
@@ -77,6 +79,11 @@ class RunPlan:
         return Path(self.config.output_model_dir)
 
     @property
+    def processes_per_node(self) -> int:
+        """The processes of one machine."""
+        return self.num_processes // self.nodes
+
+    @property
     def data_parallel_size(self) -> int:
         """Data-parallel ranks, which share the global batch."""
         return self.num_processes // self.config.tensor_parallel_size
@@ -93,7 +100,9 @@ class RunPlan:
 
     def memory_forecast(self, machine: MachineMemory) -> MemoryForecast:
         """The memory that this run needs, against the memory of a machine."""
-        layout = TrainingLayout.from_config(self.config, self.shape, self.num_processes, machine.device, self.template)
+        layout = TrainingLayout.from_config(
+            self.config, self.shape, self.num_processes, machine.device, self.template, self.nodes
+        )
         return MemoryForecast(layout, machine)
 
 
@@ -102,8 +111,11 @@ def make_plan(
     num_processes: int,
     precision: Literal["bf16", "fp32"] | None = None,
     kept: RunConfig | None = None,
+    nodes: int = 1,
 ) -> RunPlan:
     """Plan a run from its configuration, the tokenizer and the token files; `precision` replaces an `auto`.
+
+    `num_processes` are those of all `nodes` together.
 
     `kept` are the settings with which this run was last started (`run_folder.kept_settings`).
 
@@ -135,6 +147,7 @@ def make_plan(
         tokenizer_sha256=encoder.sha256,
         encoder=encoder,
         data=data,
+        nodes=nodes,
         advice=advice,
     )
 
@@ -153,6 +166,17 @@ def on_processes(plan: RunPlan, num_processes: int, precision: Literal["bf16", "
     _check_batch(plan.given, num_processes)
     config = plan.config.model_copy(update={"precision": precision})
     return replace(plan, config=config, num_processes=num_processes, updater=_updater(config, num_processes))
+
+
+def on_nodes(plan: RunPlan, nodes: int) -> RunPlan:
+    """Return the same plan for another number of machines, each with as many processes.
+
+    Raises:
+        UserError: the global batch cannot be shared among the processes.
+    """
+    number = nodes * plan.processes_per_node
+    _check_batch(plan.given, number)
+    return replace(plan, nodes=nodes, num_processes=number, updater=_updater(plan.config, number))
 
 
 def with_micro_batch(plan: RunPlan, micro_batch: int) -> RunPlan:

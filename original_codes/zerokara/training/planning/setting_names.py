@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+PLACES = frozenset({
+    "output_model_dir", "input_jsonl", "input_tokenizer_file", "output_prefix", "deepspeed_template", "train_data",
+    "valid_data", "test_data", "chat_template",
+})  # fmt: skip
+"""Settings that name files: their content is identified by hashes."""
 _KEYS = {
     "data_parallel_size": "num_processes",
     "steps": "train_tokens, epochs or max_steps (number of steps)",
