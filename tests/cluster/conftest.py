@@ -1,0 +1,42 @@
+"""The hosts of these tests, and runs on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster.hosts import OWN, Host, Training, cluster
+from tiny import make_data
+
+__all__ = ["Training"]
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Settings that name a small corpus and a small model; all hosts see the files."""
+    return make_data(tmp_path_factory.mktemp("data"), save_interval="5", log_interval="1")
+
+
+@pytest.fixture
+def hosts() -> Iterator[list[Host]]:
+    """Two hosts, new for each test."""
+    with cluster(2) as made:
+        yield made
+
+
+@pytest.fixture
+def train(data: dict[str, str], tmp_path: Path) -> Callable[..., Training]:
+    """Start a run on hosts, in a folder that is each host's own or that all share."""
+
+    def start(on: list[Host], shared: bool = False, name: str = "run", **settings: Any) -> Training:
+        folder = (tmp_path if shared else OWN) / name
+        environment, of, started = (settings.pop(key, given) for key, given in (
+            ("environment", {}), ("of", {}), ("start", range(len(on)))
+        ))  # fmt: skip
+        texts = {key: str(value) for key, value in settings.items()}
+        chosen = {"config": data["config"], "output_model_dir": str(folder), "num_processes": "1", **texts}
+        return Training(on, tmp_path / f"logs-{name}", chosen, of, started, **environment)
+
+    return start

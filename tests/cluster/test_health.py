@@ -1,0 +1,75 @@
+"""What keeps machines from training together is found before anything starts: each fault of each, on every machine."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from cluster.hosts import OWN, Host, Training, cluster
+from tiny import ROOT, make_data
+
+WRONG = 2
+"""Exit code of wrong settings or input."""
+
+
+@pytest.fixture
+def three() -> Iterator[list[Host]]:
+    """Three hosts."""
+    with cluster(3) as made:
+        yield made
+
+
+def assert_refused(run: Training, *words: tuple[str, ...]) -> None:
+    """All machines refuse, each prints a line with each group of words, and nothing was trained."""
+    assert run.wait(120) == [WRONG] * len(run.hosts), "\n\n".join(map(run.log, range(len(run.hosts))))
+    for number in range(len(run.hosts)):
+        errors = [line for line in run.log(number).splitlines() if line.startswith("error: ")]
+        assert len(errors) == len(words), run.log(number)
+        for group in words:
+            assert any(all(word in line for word in group) for line in errors), (group, errors)
+    for host in run.hosts:
+        assert not host.seen(OWN / "run" / "run.json").exists() and host.num_processes() == 0
+
+
+def test_every_fault_of_all_machines_at_once(three: list[Host], train: Callable[..., Training], tmp_path: Path) -> None:
+    """Other settings, another zerokara, other data and tokenizer, and a pair that does not reach each other."""
+    other = tmp_path / "other"
+    other.mkdir()
+    data = make_data(other, num_documents=140)
+    copy = tmp_path / "code"
+    shutil.copytree(ROOT / "original_codes", copy / "original_codes", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("3_train_node1.sh", ".venv"):
+        (copy / name).symlink_to(ROOT / name)
+    with open(copy / "original_codes/zerokara/progress.py", "a", encoding="utf-8") as file:
+        file.write("# a change of one's own\n")
+    three[1].run("ip", "route", "add", "blackhole", three[2].address)
+    run = train(
+        three,
+        num_processes=2,
+        global_batch_size=24,
+        of={
+            1: {"zero_stage": 2, "script": copy / "3_train_node1.sh"},
+            2: {"output_prefix": data["output_prefix"], "input_tokenizer_file": data["input_tokenizer_file"]},
+        },
+    )
+    assert_refused(
+        run,
+        ("host-1 (", "zero_stage 1, here 2"),
+        ("host-1 (", "another zerokara"),
+        ("host-2 (", "other training data"),
+        ("host-2 (", "other validation data"),
+        ("host-2 (", "another tokenizer"),
+        ("host-1", "host-2", "cannot exchange data with machine"),
+    )
+
+
+def test_what_a_machine_finds_by_itself_is_told_to_all(hosts: list[Host], train: Callable[..., Training]) -> None:
+    """A disk without room for the checkpoints."""
+    hosts[1].run("sh", "-c", f"head -c 400m /dev/zero > {OWN}/full 2>/dev/null; true")
+    run = train(hosts)
+    assert run.wait(120) == [WRONG, WRONG], run.log(0) + run.log(1)
+    assert "machine 1, host-1" in run.log(0) and "leaves no room for its checkpoints" in run.log(0)
+    assert "leaves no room for its checkpoints" in run.log(1)
+    assert not hosts[0].seen(OWN / "run" / "run.json").exists()

@@ -1,0 +1,153 @@
+"""Two machines train what one trains; nothing is left of a lost one, and the run goes on from its newest checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from cluster.hosts import OWN, Host, Training
+from tiny import Trained
+
+LONG = {"train_tokens": 500 * 8 * 32, "max_epochs_per_source": 100, "save_interval": 50}
+"""A run of 500 steps, of which a machine does some thirty in a second."""
+ENDLESS = {**LONG, "train_tokens": 10**6}
+GONE_SECONDS = 30.0
+"""From the loss of a machine or a link to the end of the last process."""
+
+
+def left_by(host: Host, folder: Path, to: Path) -> Trained:
+    """A copy of what a run left in a host's own folder."""
+    shutil.copytree(host.seen(folder), to)
+    return Trained(to)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"zero_stage": "0"},
+        {"zero_stage": "1"},
+        {"zero_stage": "2"},
+        {"zero_stage": "3"},
+        {"zero_stage": "1", "optimizer": "muon", "muon_momentum": "0.95"},
+    ],
+    ids=["zero 0", "zero 1", "zero 2", "zero 3", "muon"],
+)
+@pytest.mark.parametrize("shared", [False, True], ids=["own folders", "shared folder"])
+def test_two_machines_train_what_one_process_trains(
+    hosts: list[Host],
+    train: Callable[..., Training],
+    tmp_path: Path,
+    settings: dict[str, str],
+    shared: bool,
+) -> None:
+    if shared and settings["zero_stage"] in "02":
+        pytest.skip("as with the others")
+    single = train(hosts[:1], name="alone", **settings)
+    assert single.wait() == [0], single.log(0)
+    alone = left_by(hosts[0], OWN / "alone", tmp_path / "alone")
+    run = train(hosts, shared=shared, **settings)
+    assert run.wait() == [0, 0], run.log(0) + run.log(1)
+    if shared:
+        found = [Trained(tmp_path / "run")]
+    else:
+        found = [left_by(host, OWN / "run", tmp_path / host.name) for host in hosts]
+    assert found[0].losses == pytest.approx(alone.losses, rel=1e-5)
+    for each in found:
+        assert each.weights.keys() == alone.weights.keys()
+        for name, whole in alone.weights.items():
+            torch.testing.assert_close(each.weights[name], whole, rtol=1e-4, atol=1e-5)
+    assert ("is shared with machine 0" in run.log(1)) == shared
+
+
+def test_a_killed_machine_ends_the_others(hosts: list[Host], train: Callable[..., Training]) -> None:
+    run = train(hosts, max_restarts=0, **ENDLESS)
+    run.wait_for("step 60/")
+    started = time.monotonic()
+    hosts[1].crash()
+    assert run.started[0].wait(60) == 1
+    seconds = time.monotonic() - started
+    assert hosts[0].num_processes() == 0
+    print(f"a killed machine: the last process was gone after {seconds:.1f} s")
+    assert seconds < GONE_SECONDS, run.log(0)
+    assert "host-1" in run.log(0)
+
+
+def test_a_cut_link_ends_both(hosts: list[Host], train: Callable[..., Training]) -> None:
+    run = train(hosts, max_restarts=0, **ENDLESS)
+    run.wait_for("step 60/")
+    started = time.monotonic()
+    hosts[1].unplug()
+    assert all(code == 1 for code in run.wait(60)), run.log(0) + run.log(1)
+    seconds = time.monotonic() - started
+    assert [host.num_processes() for host in hosts] == [0, 0]
+    print(f"a cut link: the last process was gone after {seconds:.1f} s")
+    assert seconds < GONE_SECONDS, run.log(0) + run.log(1)
+    assert "host-1" in run.log(0) and "first machine" in run.log(1)
+
+
+def test_a_killed_process_is_started_again_and_nothing_differs(
+    hosts: list[Host], train: Callable[..., Training], tmp_path: Path
+) -> None:
+    unbroken = train(hosts, name="unbroken", **LONG)
+    assert unbroken.wait() == [0, 0], unbroken.log(0)
+    run = train(hosts, name="killed", max_restarts=1, **LONG)
+    run.wait_for("step 60/")
+    hosts[1].run("pkill", "-KILL", "-f", "zerokara.steps.train --config .* --set micro_batch_size=")
+    assert run.wait() == [0, 0], run.log(0) + run.log(1)
+    assert "resuming from" in run.log(0)
+    one, other = (left_by(hosts[0], OWN / name, tmp_path / name) for name in ("unbroken", "killed"))
+    assert one.losses == other.losses
+    assert all(torch.equal(other.weights[name], whole) for name, whole in one.weights.items())
+
+
+def test_the_machine_that_is_left_goes_on_alone(hosts: list[Host], train: Callable[..., Training]) -> None:
+    run = train(hosts, min_nodes=1, **LONG)
+    run.wait_for("step 60/")
+    hosts[1].crash()
+    assert run.started[0].wait(180) == 0, run.log(0)
+    assert "resuming from" in run.log(0) and "step 500/" in run.log(0)
+
+
+def test_a_request_to_stop_on_either_machine_saves_and_stops_both(
+    hosts: list[Host], train: Callable[..., Training]
+) -> None:
+    for number in (0, 1):
+        run = train(hosts, name=f"stopped-{number}", **ENDLESS)
+        run.wait_for("step 7/")
+        hosts[number].run("pkill", "-INT", "-f", "^[^ ]*python3? -m zerokara.steps.train")
+        assert run.wait(60) == [130, 130], run.log(0) + run.log(1)
+        assert "saved" in run.log(0)
+        assert [host.num_processes() for host in hosts] == [0, 0]
+
+
+def test_a_machine_that_lost_its_disk_gets_the_checkpoint_from_the_other(
+    hosts: list[Host], train: Callable[..., Training], tmp_path: Path
+) -> None:
+    unbroken = train(hosts, name="unbroken", **LONG)
+    assert unbroken.wait() == [0, 0], unbroken.log(0)
+    run = train(hosts, name="broken", **LONG)
+    run.wait_for("step 120/")
+    run.started[0].send_signal(signal.SIGKILL)
+    hosts[0].run("pkill", "-KILL", "-f", "zerokara.steps.train")
+    run.wait(60)
+    shutil.rmtree(hosts[0].seen(OWN / "broken"))
+    again = train(hosts, name="broken", **LONG)
+    assert again.wait() == [0, 0], again.log(0) + again.log(1)
+    assert "sends the checkpoint" in again.log(0)
+    one, other = (left_by(hosts[1], OWN / name, tmp_path / name) for name in ("unbroken", "broken"))
+    assert all(torch.equal(other.weights[name], whole) for name, whole in one.weights.items())
+
+
+def test_what_a_killed_command_leaves_behind_saves_and_ends(hosts: list[Host], train: Callable[..., Training]) -> None:
+    run = train(hosts, **ENDLESS)
+    run.wait_for("step 60/")
+    started = time.monotonic()
+    hosts[1].run("pkill", "-KILL", "-f", "^[^ ]*python3? -m zerokara.steps.train")
+    assert run.wait(60)[0] in (1, 130), run.log(0)
+    assert "saved" in run.log(0) and time.monotonic() - started < GONE_SECONDS
+    assert [host.num_processes() for host in hosts] == [0, 0]
