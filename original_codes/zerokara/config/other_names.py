@@ -116,7 +116,10 @@ ADVICE = {
     "remove it: it belongs in config.yaml; step 1 writes tokenizer.model into its output_dir": "input_tokenizer_file",
     "remove it: the vocabulary is the tokenizer's (step 1, sentence_piece_config.yaml)": "vocab_size",
     "remove it: it follows from global_batch_size, micro_batch_size and num_processes": "gradient_accumulation_steps",
-    "there is no pipeline parallelism: see tensor_parallel_size, zero_stage": "pipeline_model_parallel_size",
+    "there is no pipeline parallelism: see zero_stage, and within a machine tensor_parallel_size": (
+        "pipeline_model_parallel_size"
+    ),
+    "there is no context parallelism: see activation_checkpointing, tensor_parallel_size": "context_parallel_size",
     "set precision: bf16, fp32 or auto; fp16 is not offered, since bf16 needs no loss scaling": "bf16 fp16",
     "remove it: there is no dropout": "dropout hidden_dropout attention_dropout dropout_rate",
     "remove it: the same command resumes from the newest checkpoint": "resume_from_checkpoint",

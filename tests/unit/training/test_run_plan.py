@@ -140,3 +140,21 @@ def test_without_init_from_nothing_is_imported_for_it(settings, monkeypatch: pyt
     launching.check_init_from(run_plan.make_plan(settings(), 1))
     with pytest.raises(ImportError):
         launching.check_init_from(run_plan.make_plan(settings("init_from=a_model"), 1))
+
+
+def test_a_plan_for_several_machines(settings) -> None:  # type: ignore[no-untyped-def]
+    plan = run_plan.make_plan(settings("num_processes=2", "nodes=2", "micro_batch_size=2"), 4, nodes=2)
+    assert (plan.num_processes, plan.processes_per_node, plan.data_parallel_size) == (4, 2, 4)
+    alone = run_plan.on_nodes(plan, 1)
+    assert (alone.num_processes, alone.nodes, alone.data_parallel_size) == (2, 1, 2)
+    room = launching.MachineMemory(gpu_bytes=None, main_bytes=10**10)
+    assert plan.memory_forecast(room).pools[0].num_processes == 2, "those of one machine share its memory"
+    with pytest.raises(UserError, match="global_batch_size"):
+        run_plan.on_nodes(plan, 3)
+
+
+def test_tensor_parallelism_stays_inside_a_machine(settings) -> None:  # type: ignore[no-untyped-def]
+    given = settings("num_processes=1", "nodes=2", "tensor_parallel_size=2", "micro_batch_size=2", "optimizer=adamw")
+    plan = run_plan.make_plan(given, 2, nodes=2)
+    with pytest.raises(UserError, match="tensor_parallel_size = 2: must divide the 1 processes of each machine"):
+        run_plan.on_processes(plan, 2, "fp32")

@@ -9,6 +9,7 @@ Source: torch 2.13, torch/distributed/elastic/agent/server and rendezvous/dynami
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -239,6 +240,8 @@ def run(
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     # Requests to stop are passed on by `launcher.SignalForwarding`; torch's handlers would kill after half a minute.
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
+    for name in [each for each in logging.root.manager.loggerDict if each.startswith("torch.distributed.elastic")]:
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # what it reports is told here, in words of our own
     handler = _Rendezvous.from_backend(
         _NAME,
         PrefixStore("elastic", connection(meeting)),

@@ -157,13 +157,21 @@ def _check_batch(config: RunConfig, num_processes: int) -> None:
         raise UserError(faults)
 
 
+def _check_machines(config: RunConfig, num_processes: int, nodes: int) -> None:
+    here = num_processes // nodes
+    if nodes > 1 and here % config.tensor_parallel_size:
+        rule = f"must divide the {here} processes of each machine: it communicates in every layer, within one machine"
+        raise UserError(config.fault("tensor_parallel_size", rule, f"try {here}, or a divisor of it"))
+
+
 def on_processes(plan: RunPlan, num_processes: int, precision: Literal["bf16", "fp32"]) -> RunPlan:
     """Return the same plan for another number of processes, with `precision` resolved.
 
     Raises:
-        UserError: the global batch cannot be shared among the processes.
+        UserError: the global batch cannot be shared among the processes, or a matrix among those of a machine.
     """
     _check_batch(plan.given, num_processes)
+    _check_machines(plan.given, num_processes, plan.nodes)
     config = plan.config.model_copy(update={"precision": precision})
     return replace(plan, config=config, num_processes=num_processes, updater=_updater(config, num_processes))
 
@@ -176,6 +184,7 @@ def on_nodes(plan: RunPlan, nodes: int) -> RunPlan:
     """
     number = nodes * plan.processes_per_node
     _check_batch(plan.given, number)
+    _check_machines(plan.given, number, nodes)
     return replace(plan, nodes=nodes, num_processes=number, updater=_updater(plan.config, number))
 
 
