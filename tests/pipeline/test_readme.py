@@ -37,6 +37,9 @@ def commands() -> list[str]:
     return sorted({command for command in typed if command})
 
 
+RUNNERS = ("bash", "python", "sbatch")
+
+
 @cache
 def help_of(script: str) -> str:
     start = [sys.executable] if script.endswith(".py") else ["bash"]
@@ -47,10 +50,10 @@ def help_of(script: str) -> str:
 
 @pytest.mark.parametrize("command", commands())
 def test_every_command_exists_and_knows_its_options(command: str) -> None:
-    words = [word for word in command.split() if word not in ("bash", "python")]
+    words = [word for word in command.split() if word not in RUNNERS]
     script = words[0].removeprefix("./")
     assert (ROOT / script).is_file()
-    assert command.split()[0] in ("bash", "python") or (ROOT / script).stat().st_mode & 0o111, "is not executable"
+    assert command.split()[0] in RUNNERS or (ROOT / script).stat().st_mode & 0o111, "is not executable"
     if script in ("setup.sh", "run_tests.sh"):  # these hand their arguments on to pip and pytest
         return
     for option in (word for word in words[1:] if word.startswith("--")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from zerokara.training.processes import authentication, rendezvous
 
 HEARTBEAT_SECONDS = 20.0
 """Between two signs of life of the first process, while the others wait for it."""
+_message_stores = itertools.count()
 _WORKING, _DONE, _FAILED = range(3)
 ANSWER_SECONDS = 60
 """How long a process may take to answer before it is named."""
@@ -57,10 +59,12 @@ class Processes:
             progress.log(text)
 
     def message_store(self, name: str) -> Store:
-        """A store in which all processes leave messages for each other, apart from those of other names.
+        """A new store in which processes leave messages for each other; all of them ask for the same ones in turn.
 
-        With a connection of its own: a thread may wait there, while the training waits elsewhere.
+        With a connection of its own: a thread may wait there, while the training waits elsewhere. New, since processes
+        may train one run after another, and messages stay.
         """
+        name = f"{name}/{next(_message_stores)}"
         return PrefixStore(name, distributed_c10d._get_default_store().clone())  # type: ignore[attr-defined]
 
     def sum(self, values: Sequence[float]) -> list[float]:
