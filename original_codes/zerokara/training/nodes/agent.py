@@ -37,7 +37,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRende
 
 from zerokara.errors import RunError
 from zerokara.training.nodes.heartbeat import Heartbeat
-from zerokara.training.nodes.meeting import Meeting
+from zerokara.training.nodes.meeting import LostFirstMachine, Meeting
 from zerokara.training.processes import launcher, rendezvous
 
 RETURN_SECONDS = 600
@@ -64,10 +64,6 @@ class Failure:
     def __str__(self) -> str:
         how = f"signal {-self.exit_code}" if self.exit_code < 0 else f"exit code {self.exit_code}"
         return f"process {self.rank} on {self.host} failed first ({how}; {self.log}):\n{self.tail}"
-
-
-class LostFirstMachine(RunError):
-    """The first machine, which holds the meeting, is gone or out of reach."""
 
 
 class _Rendezvous(DynamicRendezvousHandler):

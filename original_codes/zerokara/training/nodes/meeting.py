@@ -32,6 +32,10 @@ LEAVE_SECONDS = 20.0
 _POLL_SECONDS = 0.2
 
 
+class LostFirstMachine(RunError):
+    """The first machine, which holds the meeting, is gone or out of reach."""
+
+
 @dataclass(frozen=True)
 class Meeting:
     """The meeting, as one of the machines sees it."""
@@ -163,8 +167,13 @@ def joined(endpoint: Endpoint) -> Iterator[Meeting]:
         raise UserError(Fault("--join", rule, value=str(endpoint), remedy=remedy)) from error
     store = PrefixStore("zerokara", client)
     met = Meeting(store, endpoint, address, store.add("arrived", 1) - 1)
+    is_lost = False
     try:
         yield met
+    except LostFirstMachine:
+        is_lost = True
+        raise
     finally:
-        with contextlib.suppress(RuntimeError):  # the first machine is gone
-            met.left()
+        if not is_lost:  # on a cut link the request would hang
+            with contextlib.suppress(RuntimeError):  # the first machine has ended
+                met.left()
