@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.steps import command, train
 from zerokara.training import finetuning
-from zerokara.training.processes import launcher
+from zerokara.training.processes import launcher, leaving
 
 DEFAULT_CONFIG = "finetune_config.yaml"
 MODULE = "zerokara.steps.finetune"
@@ -61,4 +61,7 @@ def _work(config: FinetuneConfig, options: command.Options) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    if launcher.is_training_process():
+        leaving.leave(code)
+    sys.exit(code)

@@ -21,7 +21,7 @@ from zerokara.training import launching, resume_proof, run_manifest, task_test
 from zerokara.training.nodes.machines import HOST, JOIN, Machines, without_values
 from zerokara.training.planning import processors, recipe, run_folder, run_plan
 from zerokara.training.planning.run_plan import RunPlan
-from zerokara.training.processes import launcher
+from zerokara.training.processes import launcher, leaving
 from zerokara.training.spawning import Commands
 
 DEFAULT_CONFIG = "config.yaml"
@@ -147,4 +147,7 @@ def _next(config: RunConfig, options: command.Options, own_name: str = DEFAULT_C
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    if launcher.is_training_process():
+        leaving.leave(code)
+    sys.exit(code)

@@ -189,23 +189,32 @@ def examine(meeting: Meeting, count: int, own: Report) -> Health:
     meeting.tell("links", {str(other): asdict(link) for other, link in _measured(meeting, count, reports).items()})
     found: dict[tuple[int, int], Link] = {}
     for index in range(count):
-        content = meeting.hear("links", index, links.TIMEOUT_SECONDS * count + 60)
+        content = meeting.hear("links", index, 2 * links.TIMEOUT_SECONDS * count + 60)
         by_other: Any = content or {}
         found |= {(index, int(other)): Link(**link) for other, link in by_other.items()}
     return Health(reports, found)
 
 
 def _measured(meeting: Meeting, count: int, reports: Sequence[Report]) -> dict[int, Link]:
-    """The links of this machine, round by round; the one of a pair that came earlier listens."""
+    """The links of this machine, round by round; the one of a pair that came earlier listens.
+
+    A machine may come late to a pair, from one that has waited in vain: each waits for the other's word before the time
+    for an answer begins, or the fault of one pair would be found in others too.
+    """
     found: dict[int, Link] = {}
+    patience = links.TIMEOUT_SECONDS * count + 60
     with ThreadPoolExecutor(1) as thread:
         for number, other in links.pairs_of(meeting.index, count):
             if meeting.index < other:
                 with links.listen(meeting.address) as server:
                     meeting.tell(f"port/{number}", server.getsockname()[1])
-                    found[other] = thread.submit(links.measure_as_server, server).result()
+                    if meeting.hear(f"coming/{number}", other, patience) is None:
+                        found[other] = Link(fault="it did not come")
+                    else:
+                        found[other] = thread.submit(links.measure_as_server, server).result()
             else:
-                port: Any = meeting.hear(f"port/{number}", other, 2 * links.TIMEOUT_SECONDS)
+                port: Any = meeting.hear(f"port/{number}", other, patience)
+                meeting.tell(f"coming/{number}", True)
                 if port is None:
                     found[other] = Link(fault="it opened no port")
                 else:
