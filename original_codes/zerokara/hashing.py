@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from types import TracebackType
@@ -55,12 +55,24 @@ def hash_files(files: Sequence[Path]) -> dict[FileKey, str]:
 class BackgroundHashes:
     """Hashes files by threads while other work runs (hashing releases the interpreter's lock); a context manager."""
 
-    def __init__(self, files: Sequence[Path], num_threads: int | None = None) -> None:
-        """Start. By default one thread for 16 cores, which keeps up with workers that encode the same text."""
+    def __init__(
+        self,
+        files: Sequence[Path],
+        num_threads: int | None = None,
+        known: Mapping[FileKey, str] | None = None,
+        on_hash: Callable[[FileKey, str], None] | None = None,
+    ) -> None:
+        """Start. By default one thread for 16 cores, which keeps up with workers that encode the same text.
+
+        What is `known` is not read; `on_hash` hears of every other one, in the thread that has hashed it.
+        """
         self._done_bytes, self._stopped, self._lock = 0, False, threading.Lock()
         self._threads = ThreadPoolExecutor(num_threads or max(1, available_cores() // 16))
+        self._on_hash, known = on_hash, known or {}
         paths = {file_key(path): path for path in files}
-        self._futures = {key: self._threads.submit(self._sha256, path) for key, path in paths.items()}
+        self._known = {key: known[key] for key in paths if key in known}
+        waiting = {key: path for key, path in paths.items() if key not in known}
+        self._futures = {key: self._threads.submit(self._sha256, key, path) for key, path in waiting.items()}
 
     def result(self) -> dict[FileKey, str]:
         """Wait for the SHA-256 of each file, by its key at the start; shows progress if it takes long.
@@ -71,7 +83,7 @@ class BackgroundHashes:
         futures = list(self._futures.values())
         if waiting := wait(futures, timeout=QUIET_SECONDS, return_when="FIRST_EXCEPTION").not_done:
             self._show_progress(waiting)
-        return {key: future.result() for key, future in self._futures.items()}
+        return self._known | {key: future.result() for key, future in self._futures.items()}
 
     def _show_progress(self, waiting: set[Future[str]]) -> None:
         with Progress("checking the input", sum(key.bytes for key in self._futures), "B") as progress:
@@ -81,13 +93,16 @@ class BackgroundHashes:
                 progress.advance(self._done_bytes - shown_bytes)
                 shown_bytes = self._done_bytes
 
-    def _sha256(self, path: Path) -> str:
+    def _sha256(self, key: FileKey, path: Path) -> str:
         digest = hashlib.sha256()
         with open(path, "rb", buffering=0) as file:
             while not self._stopped and (chunk := file.read(_CHUNK_BYTES)):
                 digest.update(chunk)
                 with self._lock:
                     self._done_bytes += len(chunk)
+        if self._on_hash and not self._stopped:
+            with self._lock:
+                self._on_hash(key, digest.hexdigest())
         return digest.hexdigest()
 
     def __enter__(self) -> BackgroundHashes:

@@ -25,6 +25,13 @@ class DataSettings(Settings):
     """Path and beginning of the name of the token files: <output_prefix>_text_document.bin and .idx."""
     num_workers: PositiveWhole | Auto = "auto"
     """Worker processes; `auto` is one per core."""
+    cluster: Literal["none", "slurm", "ray"] = "none"
+    """Where step 2 tokenises: `none` is this machine; `slurm` submits an array of jobs (2_tokenize.sbatch), `ray` gives
+    tasks to the Ray cluster that runs. All machines see this repository, the text and output_prefix at the same
+    paths."""
+    cluster_parts: PositiveWhole | Auto = "auto"
+    """Parts of the work on a cluster, each for one machine; as many run at once as the cluster has room for. `auto` is
+    one for each 8 GB of text, 4 at least."""
     max_bad_fraction: Fraction = 0.01
     """Largest tolerated share of bad documents, and of bad bytes of the files on disk; above either the step fails. Bad
     are lines that are no documents or longer than 64 MiB, and what damaged files lost or cannot verify (all of a

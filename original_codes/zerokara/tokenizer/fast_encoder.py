@@ -55,6 +55,16 @@ class FastEncoder:
         self._end = marker(self.eos_id).encode()
         self._open()
 
+    @property
+    def model_path(self) -> Path:
+        """The tokenizer's file."""
+        return self._reference.model_path
+
+    @property
+    def sha256(self) -> str:
+        """Of that file."""
+        return self._reference.sha256
+
     def _open(self) -> None:
         import gigatoken  # Optional: where it does not load, SentencePiece does the work.
 

@@ -12,19 +12,21 @@ import errno
 import shutil
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from zerokara.config.data_settings import DataSettings
 from zerokara.corpus.inputs import InputFile, check_unchanged
 from zerokara.corpus.sizes import total_plain_bytes
 from zerokara.errors import RunError, UserError, shown
+from zerokara.hashing import FileKey
 from zerokara.progress import Progress, bytes_text, count_text, log
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.encoder_choice import EncoderChoice, sentencepiece_itself
 from zerokara.tokenizer.fast_encoder import FastEncoderDiffersError
-from zerokara.tokens import quarantine, work_folder
+from zerokara.tokens import corpus_content, quarantine, work_folder
 from zerokara.tokens.accounts import (
     SourceTally,
     check_bad_fraction,
@@ -34,11 +36,13 @@ from zerokara.tokens.accounts import (
     see,
     total,
 )
+from zerokara.tokens.cluster import reports, slurm
+from zerokara.tokens.corpus_content import FileRecord
 from zerokara.tokens.indexed import dtype_for
 from zerokara.tokens.layout import TokenPaths
 from zerokara.tokens.merge import MergeState, merge_shards
 from zerokara.tokens.shards import Job, ShardResult, Tally, shard_path
-from zerokara.tokens.tasks import TaskQueue, num_workers, usual_task_bytes
+from zerokara.tokens.tasks import TaskQueue, cut, num_workers, usual_task_bytes
 from zerokara.tokens.workers import run_in_workers
 
 RunTasks = Callable[[Job, TaskQueue, int], Generator[Tally | ShardResult, None, None]]
@@ -58,6 +62,8 @@ class EncodedCorpus:
     """What this run itself encoded."""
     seconds: float
     """Time that took."""
+    hashes: dict[FileKey, str]
+    """SHA-256 of the corpus files on a disk."""
 
 
 def encode_corpus(
@@ -78,15 +84,20 @@ def encode_corpus(
     """
     paths = TokenPaths(config.output_prefix)
     wanted = work_folder.ShardPlan(
-        files=[[file.name, file.bytes, file.modified_ns, file.source] for file in files],
+        files=[FileRecord.of(file) for file in files],
         tokenizer_sha256=encoder.sha256,
         text_field=config.text_field,
         txt_document=config.txt_document,
         task_bytes=task_bytes or usual_task_bytes(config, total_plain_bytes(files)),
         encoder=choice.name,
     )
-    with _foreseen_errors(paths), work_folder.claimed(paths) as folder:
-        plan, finished = work_folder.settle(folder, wanted, MergeState.read(folder, config).last_shard)
+    with _foreseen_errors(paths), work_folder.claimed(paths) as folder, ExitStack() as stack:
+        if config.cluster != "slurm":
+            slurm.end_leftover(folder)
+        end_leftover = partial(slurm.end_leftover, folder)
+        last_merged = MergeState.read(folder, config).last_shard
+        plan, finished = work_folder.settle(folder, wanted, files, last_merged, end_leftover)
+        hashes = stack.enter_context(corpus_content.hashed_beside_the_work(folder, files))
         if plan.encoder.startswith("sentencepiece") and not choice.name.startswith("sentencepiece"):
             choice = sentencepiece_itself(encoder, "")
         if finished:
@@ -104,13 +115,15 @@ def encode_corpus(
             queue, done = _encode(config, files, choice, plan, folder, finished, run_tasks)
         seconds = time.monotonic() - started
         check_unchanged(files)
+        file_hashes = hashes.result()
+        reports.check_hashes(folder, file_hashes)
         tasks = queue.tasks
         bad = [(shard_path(folder, task.name, "bad"), task.ranges, finished[task.name].num_lines) for task in tasks]
         quarantine.collect(bad, paths.quarantine)
         sources = count_sources(len(config.input_jsonl), tasks, finished)
         _check_sources(config, sources, paths)
         merge_shards(config, tasks, finished, folder, paths, dtype_for(encoder.vocab_size), sources)
-    return EncodedCorpus(sources, choice.name, resumed, done, seconds)
+    return EncodedCorpus(sources, choice.name, resumed, done, seconds, file_hashes)
 
 
 def _encode(
@@ -124,8 +137,8 @@ def _encode(
 ) -> tuple[TaskQueue, Tally]:
     """Do the unfinished tasks and add their results to `finished`."""
     ended = [name for name, result in finished.items() if result.at_end]
-    queue = TaskQueue(files, plan.task_bytes, config.txt_document, finished, ended)
-    job = Job(choice.encoder, folder, config.text_field, config.txt_document)
+    queue = TaskQueue(cut(files, plan.task_bytes, config.txt_document), finished, ended)
+    job = Job(choice.encoder, folder, config.text_field, config.txt_document, is_synced=config.cluster != "none")
     done, started = Tally(), time.monotonic()
     before = sum(result.done.file_bytes for result in finished.values())
     if queue.is_empty:

@@ -9,6 +9,7 @@ A shard is four files: ``<name>.bin`` ids of every document with its end of docu
 from __future__ import annotations
 
 import os
+import socket
 import time
 import zlib
 from collections import Counter
@@ -20,6 +21,7 @@ from typing import IO, Any, Protocol
 
 import numpy as np
 import orjson
+import psutil
 from numpy.typing import NDArray
 
 from zerokara.corpus.documents import BadLine, Document, Reason, TxtDocument, excerpt
@@ -56,6 +58,8 @@ class Job:
     folder: Path
     text_field: str
     txt_document: TxtDocument
+    is_synced: bool = False
+    """Whether a shard is on the disk before it counts as finished: another machine is told of it."""
 
 
 @dataclass
@@ -141,25 +145,48 @@ def shard_path(folder: Path, name: str, ending: str) -> Path:
     return folder / f"{name}.{ending}"
 
 
+def unfinished_path(path: Path) -> Path:
+    """The name of a file while this process writes it, which no other has, on any machine."""
+    return path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}{PARTIAL_SUFFIX}")
+
+
+def is_left_here(path: Path) -> bool:
+    """Whether an unfinished file is of a process of this machine that has ended, or of this process."""
+    name, _, pid = path.name.removesuffix(PARTIAL_SUFFIX).rpartition(".")
+    if not name.endswith(f".{socket.gethostname()}") or not pid.isdecimal():
+        return False
+    return int(pid) == os.getpid() or not psutil.pid_exists(int(pid))
+
+
 def write_shard(
     job: Job, task: Task, report: Callable[[Tally], None], streams: OpenStreams | None = None
 ) -> ShardResult:
     """Encode one task; `report` is called about twice a second with what was done since its last call."""
-    # Temporary names hold the process id: the orphan of a killed run may be working on the same task.
-    written = {ending: job.folder / f"{task.name}.{ending}.{os.getpid()}{PARTIAL_SUFFIX}" for ending in ENDINGS}
+    # Under a name of its own: the orphan of a killed run may be working on the same task, here or elsewhere.
+    written = {ending: unfinished_path(shard_path(job.folder, task.name, ending)) for ending in ENDINGS}
     result = ShardResult(task.name)
     with ExitStack() as stack:
-        outputs = {ending: _Output(stack.enter_context(open(path, "wb"))) for ending, path in written.items()}
+        files = {ending: stack.enter_context(open(path, "wb")) for ending, path in written.items()}
+        outputs = {ending: _Output(file) for ending, file in files.items()}
         writer = _ShardWriter(result, job.encoder, outputs, report)
         for range_ in task.ranges:
             writer.add_range(read(range_, job.text_field, job.txt_document, streams))
         writer.report_now()
         result.files = {ending: [output.bytes, output.checksum] for ending, output in outputs.items()}
+        if job.is_synced:
+            for file in files.values():
+                file.flush()
+                os.fsync(file.fileno())
     for ending, path in written.items():
         os.replace(path, shard_path(job.folder, task.name, ending))
-    unfinished = job.folder / f"{task.name}.json.{os.getpid()}{PARTIAL_SUFFIX}"
-    unfinished.write_bytes(orjson.dumps(result))
-    os.replace(unfinished, shard_path(job.folder, task.name, "json"))
+    place = shard_path(job.folder, task.name, "json")
+    unfinished = unfinished_path(place)
+    with open(unfinished, "wb") as file:
+        file.write(orjson.dumps(result))
+        if job.is_synced:
+            file.flush()
+            os.fsync(file.fileno())
+    os.replace(unfinished, place)
     return result
 
 

@@ -11,9 +11,8 @@ Task names sort in the order of the corpus.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from zerokara.corpus.documents import TxtDocument
@@ -56,19 +55,27 @@ class Task:
 
 
 @dataclass
-class _Stream:
-    """A packed file, whose blocks are handed out one after another."""
+class Stream:
+    """A packed file, whose blocks are handed out one after another: all of them, or one in every `step`."""
 
     index: int
+    """Of the file in the corpus."""
     file: InputFile
     block_bytes: int
+    first: int = 0
+    """Number of the first block."""
+    step: int = 1
     blocks: dict[int, Task] = field(default_factory=dict)
     """Blocks that are done or handed out, by their start."""
-    next_start: int = 0
+    next_start: int = field(init=False)
     """Start of the first block that is neither."""
     end: int | None = None
     """Start of the first block that met the end of the file, if known."""
     num_workers: int = 0
+
+    def __post_init__(self) -> None:
+        self.next_start = self.first * self.block_bytes
+        self._pass_over_done()
 
     @property
     def ended(self) -> bool:
@@ -83,36 +90,57 @@ class _Stream:
         """The block that begins here, which is done or handed out from now on."""
         range_ = Range(self.file, start, start + self.block_bytes)
         self.blocks[start] = Task(_name(self.index, start), self.file.source, (range_,))
-        while self.next_start in self.blocks:
-            self.next_start += self.block_bytes
+        self._pass_over_done()
         return self.blocks[start]
+
+    def every(self, step: int) -> list[Stream]:
+        """Cut a stream that nobody works on into so many: each has one of `step` blocks, and knows what is done."""
+        assert self.step == 1
+        return [
+            replace(
+                self,
+                first=first,
+                step=step,
+                blocks={s: t for s, t in self.blocks.items() if self._is_of(s, first, step)},
+            )
+            for first in range(step)
+        ]
+
+    def has(self, start: int) -> bool:
+        """Whether the block that begins here is one of these."""
+        return self._is_of(start, self.first, self.step)
+
+    def _is_of(self, start: int, first: int, step: int) -> bool:
+        return start // self.block_bytes % step == first
+
+    def _pass_over_done(self) -> None:
+        while self.next_start in self.blocks:
+            self.next_start += self.step * self.block_bytes
 
 
 class TaskQueue:
     """Hands out the tasks that are not done yet."""
 
-    def __init__(
-        self,
-        files: Sequence[InputFile],
-        task_bytes: int,
-        txt_document: TxtDocument = "file",
-        done: Collection[str] = (),
-        ended_streams: Collection[str] = (),
-    ):
-        """`done` names tasks of an earlier run, `ended_streams` those among them that met the end of a stream."""
-        self._streams: dict[int, _Stream] = {}
-        self._stream_of: dict[int, _Stream] = {}
+    def __init__(self, parts: Iterable[Task | Stream], done: Collection[str] = (), ended_streams: Collection[str] = ()):
+        """`parts` are as `cut` gives them: tasks, and streams with a file each, which this queue changes.
+
+        `done` names tasks of an earlier run, `ended_streams` those among them that met the end of a stream.
+        """
+        self._streams: dict[int, Stream] = {}
+        self._stream_of: dict[int, Stream] = {}
         self._known: dict[str, Task] = {}
-        for part in _tasks_and_streams(files, task_bytes, txt_document):
-            if isinstance(part, _Stream):
+        for part in parts:
+            if isinstance(part, Stream):
                 self._streams[part.index] = part
             else:
                 self._known[part.name] = part
-        self._waiting = deque(task for task in self._known.values() if task.name not in done)
+        self._waiting = dict(self._known)
+        self.done: set[str] = set()
+        """Names of the tasks that are done."""
+        self.ends: set[str] = set()
+        """Names of those that met the end of their stream."""
         for name in done:
-            if name not in self._known:
-                index, start = (int(number) for number in name.split("-"))
-                self.finished(self._streams[index].block(start), name in ended_streams)
+            self.take_over(name, name in ended_streams)
 
     @property
     def tasks(self) -> list[Task]:
@@ -125,6 +153,11 @@ class TaskQueue:
         """Whether nothing is left to hand out."""
         return not self._waiting and all(stream.ended for stream in self._streams.values())
 
+    @property
+    def left(self) -> list[Task | Stream]:
+        """What is left to hand out."""
+        return [*self._waiting.values(), *(stream for stream in self._streams.values() if not stream.ended)]
+
     def next(self, worker: int) -> Task | None:
         """The next task for a worker; None when all are handed out."""
         current = self._stream_of.get(worker)
@@ -136,7 +169,7 @@ class TaskQueue:
             unfinished = [stream for stream in self._streams.values() if not stream.ended]
             current = min(unfinished, key=lambda stream: stream.num_workers, default=None)
             if self._waiting and (current is None or current.num_workers):
-                return self._waiting.popleft()
+                return self._waiting.pop(next(iter(self._waiting)))
             if current is None:
                 return None
             current.num_workers += 1
@@ -145,15 +178,35 @@ class TaskQueue:
 
     def finished(self, task: Task, at_end: bool) -> None:
         """Note that a task is done, and whether it met the end of its file."""
+        self.done.add(task.name)
         if at_end and task.name not in self._known:
-            index, start = (int(number) for number in task.name.split("-"))
+            self.ends.add(task.name)
+            index, start = place_of(task.name)
             self._streams[index].ends_at(start)
 
+    def take_over(self, name: str, at_end: bool) -> None:
+        """Note that a task was done elsewhere, which is not handed out any more."""
+        if name in self._known:
+            self._waiting.pop(name, None)
+            self.done.add(name)
+            return
+        index, start = place_of(name)
+        self.finished(self._streams[index].block(start), at_end)
 
-def _tasks_and_streams(
-    files: Sequence[InputFile], task_bytes: int, txt_document: TxtDocument
-) -> Iterator[Task | _Stream]:
-    """Group consecutive ranges of one source into tasks; yield each stream by itself."""
+    def has(self, name: str) -> bool:
+        """Whether a task of this name is one of these."""
+        if name in self._known:
+            return True
+        index, start = place_of(name)
+        return index in self._streams and self._streams[index].has(start)
+
+
+def cut(files: Sequence[InputFile], task_bytes: int, txt_document: TxtDocument = "file") -> Iterator[Task | Stream]:
+    """Group consecutive ranges of one source into tasks; yield each stream by itself.
+
+    Raises:
+        OSError: the footer of a .parquet cannot be read from the disk or the network.
+    """
     gathered: list[Range] = []
     size = first = 0
 
@@ -166,7 +219,7 @@ def _tasks_and_streams(
         # A smaller packed file is one task at most.
         if has_unknown_size(file, txt_document) and file.bytes * PACKED_FACTOR > task_bytes:
             yield from task()
-            yield _Stream(index, file, task_bytes)
+            yield Stream(index, file, task_bytes)
             continue
         for range_ in ranges([file], task_bytes, txt_document):
             if gathered and (size + range_.bytes > task_bytes or gathered[0].file.source != range_.file.source):
@@ -176,6 +229,12 @@ def _tasks_and_streams(
             gathered.append(range_)
             size += range_.bytes
     yield from task()
+
+
+def place_of(name: str) -> tuple[int, int]:
+    """Index of the first file and start of its range, of the task of this name."""
+    index, start = name.split("-")
+    return int(index), int(start)
 
 
 def _name(file_index: int, start: int) -> str:

@@ -1,17 +1,21 @@
 """The folder in which step 2 works: one run at a time, with the shards that an interrupted run had finished.
 
-``plan.json`` says what the shards in it were made from: the files (name, size, time of change), the tokenizer, the
-settings that change a shard, the size of a task. A run with the same plan takes over the finished shards; one with
+``plan.json`` says what the shards in it were made from: the files (by content, see `corpus_content`), the tokenizer,
+the settings that change a shard, the size of a task. A run with the same plan takes over the finished shards; one with
 another plan starts over. A shard counts as finished when its ``<name>.json`` is there, which is written last, and its
-files have the sizes and the checksums recorded in it: nothing is synced on the way, so a power cut may lose any of
-them.
+files have the sizes and the checksums recorded in it: nothing is synced on the way on one machine, so a power cut may
+lose any of them.
+
+Several machines may work in the folder for one step (`tokens.cluster`). Names of unfinished files tell their writer,
+and one machine removes those alone whose process has ended there; the step, which alone holds the lock, removes the
+others when nobody is at work any more.
 """
 
 from __future__ import annotations
 
 import shutil
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,15 +24,20 @@ from typing import Any
 import orjson
 
 from zerokara import file_lock
+from zerokara.corpus.inputs import InputFile
 from zerokara.durable import PARTIAL_SUFFIX, made_folder, write_json
 from zerokara.errors import Fault, UserError
 from zerokara.progress import Progress, bytes_text
+from zerokara.tokens import corpus_content
+from zerokara.tokens.corpus_content import FileRecord
 from zerokara.tokens.layout import TokenPaths, bin_path
-from zerokara.tokens.shards import ENDINGS, ShardResult, shard_path
+from zerokara.tokens.shards import ENDINGS, ShardResult, is_left_here, shard_path
 
-FORMAT = 4
+FORMAT = 5
 """Raised when the same plan would give other shards, or results of another form."""
 PLAN_NAME = "plan.json"
+AT_WORK_NAME = "cluster.json"
+"""There as long as a cluster's scheduler may have processes at work in the folder (`tokens.cluster`)."""
 _CHUNK_BYTES = 1 << 20
 
 
@@ -36,8 +45,7 @@ _CHUNK_BYTES = 1 << 20
 class ShardPlan:
     """What the shards are made from; to resume from them, all but `task_bytes` and `encoder` must be equal."""
 
-    files: list[list[Any]]
-    """[name, bytes, modified_ns, source] of each."""
+    files: Sequence[FileRecord]
     tokenizer_sha256: str
     text_field: str
     txt_document: str
@@ -48,8 +56,8 @@ class ShardPlan:
     format: int = FORMAT
 
     def continues(self, earlier: ShardPlan) -> bool:
-        """Whether shards made by `earlier` serve this plan too."""
-        return replace(self, task_bytes=earlier.task_bytes, encoder=earlier.encoder) == earlier
+        """Whether shards made by `earlier` from the same files serve this plan too."""
+        return replace(self, files=earlier.files, task_bytes=earlier.task_bytes, encoder=earlier.encoder) == earlier
 
 
 @contextmanager
@@ -70,7 +78,7 @@ def claimed(paths: TokenPaths) -> Iterator[Path]:
             yield folder
         finally:  # only under the lock: otherwise the files may be another run's
             if folder.is_dir():
-                _remove_unfinished(folder)
+                remove_unfinished(folder)
                 # Kept if a shard is finished, or if nothing else shows that the token files beside it are step 2's.
                 if not any(folder.glob("*-*.json")) and not _lacks_manifest(paths):
                     shutil.rmtree(folder, ignore_errors=True)
@@ -88,21 +96,33 @@ def discard(paths: TokenPaths) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def settle(folder: Path, wanted: ShardPlan, last_merged: str = "") -> tuple[ShardPlan, dict[str, ShardResult]]:
+def settle(
+    folder: Path,
+    wanted: ShardPlan,
+    files: Sequence[InputFile],
+    last_merged: str = "",
+    before_restart: Callable[[], None] = lambda: None,
+) -> tuple[ShardPlan, dict[str, ShardResult]]:
     """Return the plan to follow and the finished shards by name: those of an earlier run if this one continues it.
 
-    Shards up to `last_merged` are in the merged files already; their own files are deleted.
+    Shards up to `last_merged` are in the merged files already; their own files are deleted. `before_restart` is called
+    where the folder is about to be emptied.
     """
     earlier = _read_plan(folder)
-    if earlier is None or not wanted.continues(earlier):
+    known = corpus_content.recorded(folder)
+    if earlier is None or not wanted.continues(earlier) or not corpus_content.is_same(earlier.files, files, known):
+        before_restart()
         restart(folder, wanted)
         return wanted, {}
-    _remove_unfinished(folder)
+    if list(earlier.files) != list(wanted.files):  # the same content: the next time without reading it
+        earlier = replace(earlier, files=wanted.files)
+        write_json(folder / PLAN_NAME, earlier)
+    remove_unfinished(folder)
     finished = {}
     records = sorted(folder.glob("*-*.json"))
     with Progress("checking finished shards", len(records), "shard") as progress:
         for path in records:
-            result = _read_result(path)
+            result = read_result(path)
             if result is not None and (result.name <= last_merged or _is_undamaged(folder, result)):
                 finished[result.name] = result
             else:
@@ -114,7 +134,10 @@ def settle(folder: Path, wanted: ShardPlan, last_merged: str = "") -> tuple[Shar
 def restart(folder: Path, plan: ShardPlan) -> None:
     """Empty the folder and write the plan."""
     for left_over in folder.iterdir():
-        left_over.unlink() if left_over.is_file() else shutil.rmtree(left_over)
+        if left_over.is_dir():
+            shutil.rmtree(left_over)
+        else:
+            left_over.unlink(missing_ok=True)
     write_json(folder / PLAN_NAME, plan)
 
 
@@ -126,19 +149,25 @@ def kept_text(folder: Path) -> str:
     return f"{number:,} finished shards ({bytes_text(size)}) are kept in {folder}"
 
 
-def _remove_unfinished(folder: Path) -> None:
+def remove_unfinished(folder: Path) -> None:
+    """Remove what was not finished; where a cluster may be at work, only what ended processes of this machine left."""
+    others_work = (folder / AT_WORK_NAME).exists()
     for path in folder.glob(f"*{PARTIAL_SUFFIX}"):
-        path.unlink(missing_ok=True)
+        if not others_work or is_left_here(path):
+            path.unlink(missing_ok=True)
 
 
 def _read_plan(folder: Path) -> ShardPlan | None:
     try:
-        return ShardPlan(**orjson.loads((folder / PLAN_NAME).read_bytes()))
+        plan = ShardPlan(**orjson.loads((folder / PLAN_NAME).read_bytes()))
+        files: Any = plan.files
+        return replace(plan, files=[FileRecord(**record) for record in files])
     except (FileNotFoundError, orjson.JSONDecodeError, TypeError):  # an OSError ends the step: the plan may be intact
         return None
 
 
-def _read_result(path: Path) -> ShardResult | None:
+def read_result(path: Path) -> ShardResult | None:
+    """The result of a shard; None if its file is damaged."""
     with suppress(ValueError, TypeError, KeyError):
         result = ShardResult.read(path)
         return result if result.name == path.stem else None

@@ -17,7 +17,7 @@ from zerokara.corpus.inputs import InputFile
 from zerokara.corpus.reading import OpenStreams
 from zerokara.tokens.accounts import SourceTally, count_sources
 from zerokara.tokens.shards import Job, ShardResult, shard_path, write_shard
-from zerokara.tokens.tasks import TaskQueue
+from zerokara.tokens.tasks import TaskQueue, cut
 
 SENTENCE = "the sea ice melts in spring and 春 の 海 終日 のたり かな ¡olé! don't stop, <s> </s> ends here"
 
@@ -86,7 +86,7 @@ def tally_of(tmp_path: Path) -> Callable[[Sequence[InputFile], int], SourceTally
     """What step 2 counts of the files of one source, cut into tasks of a size; in this process, and quickly."""
 
     def count(files: Sequence[InputFile], task_bytes: int) -> SourceTally:
-        job, queue = Job(OneIdADocument(), tmp_path, "text", "line"), TaskQueue(files, task_bytes, "line")
+        job, queue = Job(OneIdADocument(), tmp_path, "text", "line"), TaskQueue(cut(files, task_bytes, "line"))
         results: dict[str, ShardResult] = {}
         with OpenStreams() as streams:
             while task := queue.next(0):

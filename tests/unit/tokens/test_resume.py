@@ -10,6 +10,8 @@ import json
 import os
 import random
 import shutil
+import subprocess
+import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -23,7 +25,7 @@ from made_tokens import discard_work, run_in_this_process
 
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import RunError
-from zerokara.tokens import merge
+from zerokara.tokens import corpus_content, merge, work_folder
 from zerokara.tokens.encode import EncodedCorpus, RunTasks
 from zerokara.tokens.layout import TokenPaths
 from zerokara.tokens.shards import ShardResult
@@ -261,3 +263,73 @@ def test_results_survive_their_way_through_json(make_config: MakeConfig) -> None
         values = json.loads(path.read_bytes())
         assert json.loads(orjson.dumps(ShardResult.read(path))) == values
         assert {field.name for field in dataclasses.fields(ShardResult)} == set(values)
+
+
+def _stopped_after_hashing(config: PretrainConfig) -> None:
+    """A run that is ended once its corpus is hashed, with four shards finished."""
+    folder = TokenPaths(config.output_prefix).work_folder
+
+    def stopped(*arguments: Any) -> Any:
+        deadline = time.monotonic() + 20
+        while not corpus_content.recorded(folder):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        yield from _stopping_after(4)(*arguments)
+
+    with pytest.raises(KeyboardInterrupt):
+        _encode(config, run_tasks=stopped)
+
+
+def test_a_copy_of_the_corpus_resumes(
+    make_config: MakeConfig, expected: dict[str, bytes], corpus: Path, tmp_path: Path
+) -> None:
+    """Elsewhere, with another time of change: the content decides."""
+    config = make_config()
+    _stopped_after_hashing(config)
+    times = corpus.stat()
+    os.utime(corpus, ns=(times.st_atime_ns, times.st_mtime_ns + 10**9))
+    with pytest.raises(KeyboardInterrupt):
+        _encode(config, run_tasks=_stopping_after(3))
+    copy = tmp_path / "elsewhere" / "corpus.jsonl"
+    copy.parent.mkdir()
+    corpus.rename(copy)
+    made = _encode(config.model_copy(update={"input_jsonl": (str(copy),)}))
+    assert made.resumed_shards == 7
+    discard_work(config)
+    names = [name for name in expected if "quarantine" not in name]
+    found = _files(config)
+    assert {name: found[name] for name in names} == {name: expected[name] for name in names}
+
+
+def test_other_content_of_the_same_size_starts_over(make_config: MakeConfig, corpus: Path) -> None:
+    config = make_config()
+    _stopped_after_hashing(config)
+    content, times = corpus.read_bytes(), corpus.stat()
+    corpus.write_bytes(content.replace(b"spring", b"autumn", 1))
+    os.utime(corpus, ns=(times.st_atime_ns, times.st_mtime_ns + 10**9))
+    assert _encode(config).resumed_shards == 0
+
+
+def test_another_machines_unfinished_files_stay_while_a_cluster_is_at_work(
+    make_config: MakeConfig, expected: dict[str, bytes]
+) -> None:
+    config = make_config()
+    with pytest.raises(KeyboardInterrupt):
+        _encode(config, run_tasks=_stopping_after(2))
+    folder = TokenPaths(config.output_prefix).work_folder
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    here = os.uname().nodename
+    names = ("elsewhere.123", f"{here}.{gone.pid}", f"{here}.{os.getppid()}")
+    left = [folder / f"0000000-000000000000000.bin.{name}.partial" for name in names]
+    for path in left:
+        path.touch()
+    (folder / "cluster.json").touch()
+    work_folder.remove_unfinished(folder)
+    assert [path.exists() for path in left] == [True, False, True]
+    (folder / "cluster.json").unlink()
+    work_folder.remove_unfinished(folder)
+    assert not any(path.exists() for path in left)
+    _encode(config)
+    discard_work(config)
+    assert _files(config) == expected

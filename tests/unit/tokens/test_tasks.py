@@ -8,7 +8,7 @@ from pathlib import Path
 
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.inputs import find_files
-from zerokara.tokens.tasks import Task, TaskQueue
+from zerokara.tokens.tasks import Task, TaskQueue, cut
 
 
 def _all(queue: TaskQueue, worker: int = 0) -> list[Task]:
@@ -25,11 +25,11 @@ def test_tasks_keep_to_one_source_and_gather_small_files(
     for name in ("a1", "a2", "a3", "b1"):
         (tmp_path / f"{name}.txt").write_text("x" * 99 + "\n", encoding="utf-8")
     files = find_files([str(tmp_path / "a*.txt"), str(tmp_path / "b1.txt")], "")
-    tasks = _all(TaskQueue(files, 250, "line"))
+    tasks = _all(TaskQueue(cut(files, 250, "line")))
     assert [[range_.file.path.stem for range_ in task.ranges] for task in tasks] == [["a1", "a2"], ["a3"], ["b1"]]
     assert [task.source for task in tasks] == [0, 0, 1]
     assert [task.name for task in tasks] == sorted(task.name for task in tasks) and len({*tasks}) == 3
-    assert [len(task.ranges) for task in _all(TaskQueue(files, 60, "line"))] == [1] * 8
+    assert [len(task.ranges) for task in _all(TaskQueue(cut(files, 60, "line")))] == [1] * 8
 
 
 def _packed(folder: Path, *names: str) -> None:
@@ -40,7 +40,7 @@ def _packed(folder: Path, *names: str) -> None:
 def test_workers_stay_on_their_stream_and_join_others_last(tmp_path: Path) -> None:
     _packed(tmp_path, "a.jsonl.gz", "c.jsonl.gz")
     (tmp_path / "b.jsonl").write_text("{}\n" * 100, encoding="utf-8")
-    queue = TaskQueue(find_files([str(tmp_path)], ""), 1000)
+    queue = TaskQueue(cut(find_files([str(tmp_path)], ""), 1000))
     first, second = queue.next(1), queue.next(2)
     assert first and second and first.ranges[0].file.name.endswith("a.jsonl.gz")
     assert second.ranges[0].file.name.endswith("c.jsonl.gz")
@@ -59,7 +59,7 @@ def test_workers_stay_on_their_stream_and_join_others_last(tmp_path: Path) -> No
 
 def test_a_small_packed_file_is_read_as_a_whole(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b"{}\n" * 100))
-    (task,) = _all(TaskQueue(find_files([str(tmp_path)], ""), 1000))
+    (task,) = _all(TaskQueue(cut(find_files([str(tmp_path)], ""), 1000)))
     assert task.ranges[0].end is None
 
 
@@ -67,13 +67,13 @@ def test_what_is_done_is_not_handed_out_again(tmp_path: Path) -> None:
     _packed(tmp_path, "a.jsonl.gz")
     (tmp_path / "b.jsonl").write_text("{}\n" * 1000, encoding="utf-8")
     files = find_files([str(tmp_path)], "")
-    queue = TaskQueue(files, 1000)
+    queue = TaskQueue(cut(files, 1000))
     stream = [queue.next(0) for _ in range(3)]
     names = [task.name for task in stream if task]
-    again = TaskQueue(files, 1000, done=names[1:], ended_streams=())
+    again = TaskQueue(cut(files, 1000), done=names[1:], ended_streams=())
     tasks = [again.next(0) for _ in range(3)]
     assert [task.ranges[0].start for task in tasks if task] == [0, 3000, 4000]
-    ended = TaskQueue(files, 1000, done=names, ended_streams=names[2:])
+    ended = TaskQueue(cut(files, 1000), done=names, ended_streams=names[2:])
     assert [range_.start for task in _all(ended) for range_ in task.ranges] == [0, 1000, 2000]
     assert [task.name for task in ended.tasks[:3]] == names
 
@@ -82,9 +82,9 @@ def test_a_block_that_is_missing_before_the_end_is_handed_out(tmp_path: Path) ->
     """A run that was killed may have met the end of a packed file with a block before it still unfinished."""
     _packed(tmp_path, "a.jsonl.gz")
     files = find_files([str(tmp_path)], "")
-    first = TaskQueue(files, 1000)
+    first = TaskQueue(cut(files, 1000))
     names = [task.name for task in (first.next(0), first.next(1), first.next(0), first.next(1)) if task]
-    again = TaskQueue(files, 1000, done=[names[0], *names[2:]], ended_streams=names[2:])
+    again = TaskQueue(cut(files, 1000), done=[names[0], *names[2:]], ended_streams=names[2:])
     assert not again.is_empty
     assert [task.name for task in iter(lambda: again.next(0), None)] == [names[1]]
     assert again.is_empty and [task.name for task in again.tasks] == names

@@ -21,7 +21,7 @@ from zerokara.corpus.packed import zstd_module
 from zerokara.errors import RunError, UserError
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.shards import Job, ShardResult
-from zerokara.tokens.tasks import TaskQueue
+from zerokara.tokens.tasks import TaskQueue, cut
 from zerokara.tokens.workers import run_in_workers
 
 
@@ -29,7 +29,7 @@ def _run(tmp_path: Path, *action: Any, workers: int = 2) -> list[Any]:
     for number in range(3):
         (tmp_path / f"{number}.txt").write_text("a line\n", encoding="utf-8")
     files = find_files([str(tmp_path)], "")
-    queue = TaskQueue(files, task_bytes=5, txt_document="line")
+    queue = TaskQueue(cut(files, task_bytes=5, txt_document="line"))
     with closing(run_in_workers(Job(FailingEncoder(*action), tmp_path, "text", "line"), queue, workers)) as messages:
         return list(messages)
 
@@ -59,7 +59,7 @@ def test_a_file_that_can_never_be_read_comes_as_the_users_fault(tmp_path: Path, 
     wide = zstd.ZstdCompressor(options=window)
     path = tmp_path / "x.txt.zst"
     path.write_bytes(zstd.compress(b"a line\n") + wide.compress(b"a line\n" * 99) + wide.flush())
-    queue = TaskQueue(find_files([str(path)], ""), 1000, "line")
+    queue = TaskQueue(cut(find_files([str(path)], ""), 1000, "line"))
     with pytest.raises(UserError) as raised:
         list(run_in_workers(Job(Encoder(model_path), tmp_path, "text", "line"), queue, 1))
     (fault,) = raised.value.faults
@@ -74,7 +74,7 @@ def test_an_unforeseen_error_keeps_its_traceback(tmp_path: Path) -> None:
 def test_more_workers_than_tasks(tmp_path: Path, model_path: Path) -> None:
     (tmp_path / "x.txt").write_text("a line\n", encoding="utf-8")
     job = Job(Encoder(model_path), tmp_path, "text", "line")
-    queue = TaskQueue(find_files([str(tmp_path)], ""), 1000, "line")
+    queue = TaskQueue(cut(find_files([str(tmp_path)], ""), 1000, "line"))
     messages = list(run_in_workers(job, queue, 5))
     assert queue.is_empty
     assert [message.documents for message in messages if isinstance(message, ShardResult)] == [1]
@@ -86,11 +86,11 @@ from pathlib import Path
 from failing_encoder import FailingEncoder
 from zerokara.corpus.inputs import find_files
 from zerokara.tokens.shards import Job
-from zerokara.tokens.tasks import TaskQueue
+from zerokara.tokens.tasks import TaskQueue, cut
 from zerokara.tokens.workers import run_in_workers
 
 folder, action = Path(sys.argv[1]), sys.argv[2]
-queue = TaskQueue(find_files([str(folder / "x.txt")], ""), 9000, "line")
+queue = TaskQueue(cut(find_files([str(folder / "x.txt")], ""), 9000, "line"))
 for message in run_in_workers(Job(FailingEncoder(action), folder, "text", "line"), queue, 2):
     print("begun", flush=True)
 """

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from zerokara import hashing, manifest
+from zerokara import manifest
 from zerokara.config.data_settings import DataSettings
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.format_check import check_formats
@@ -15,6 +15,7 @@ from zerokara.progress import bytes_text, count_text, log, opening, plural, summ
 from zerokara.steps import command, inputs, next_command, outputs
 from zerokara.tokens import work_folder
 from zerokara.tokens.accounts import SourceTally, check_bad_fraction
+from zerokara.tokens.cluster import schedulers
 from zerokara.tokens.encode import encode_corpus
 from zerokara.tokens.layout import TokenPaths, bin_path
 from zerokara.tokens.preparation import PreparedEncoding, prepare
@@ -39,17 +40,19 @@ def tokenize(config: PretrainConfig, options: command.Options) -> None:
         return
     outputs.check_writable(outputs.of_tokens(config))
     check_formats(files, config.text_field, config.txt_document, config.where("text_field"))
-    start_fork_server()
+    scheduler = schedulers.scheduler_of(config)
+    if scheduler is None:
+        start_fork_server()
     prepared = prepare(config, files)
     _log_plan(config, files, prepared)
     if options.dry_run:
         log("dry run: nothing was written")
         return
-    with hashing.BackgroundHashes(work.input_files()) as hashing_inputs:
-        encoded = encode_corpus(config, files, prepared.encoder, prepared.choice)
-        facts = manifest_facts(config, files, encoded, prepared.encoder)
-        seconds = time.monotonic() - started
-        manifest.write(paths.manifest, work, {"tokens": paths.outputs}, facts, seconds, hashing_inputs.result())
+    run_tasks = schedulers.run_tasks(config, files, scheduler)
+    encoded = encode_corpus(config, files, prepared.encoder, prepared.choice, run_tasks=run_tasks)
+    facts = manifest_facts(config, files, encoded, prepared.encoder)
+    seconds = time.monotonic() - started
+    manifest.write(paths.manifest, work, {"tokens": paths.outputs}, facts, seconds, encoded.hashes)
     work_folder.discard(paths)
     rows = summary_rows(config, encoded, facts, time.monotonic() - started)
     summary("step 2 tokenise: done", rows, _next_commands(config, options))
@@ -77,9 +80,10 @@ def _log_plan(config: DataSettings, files: Sequence[InputFile], prepared: Prepar
     corpus = f"{plural(len(files), 'file')}, {bytes_text(sum(file.bytes for file in files))}"
     expected = prepared.expected
     tokens = f"about {count_text(expected.tokens)} tokens, {bytes_text(expected.output_bytes)}"
-    output, workers = bin_path(TokenPaths(config.output_prefix).train), num_workers(config, files)
+    output = bin_path(TokenPaths(config.output_prefix).train)
+    workers = plural(num_workers(config, files), "worker") if config.cluster == "none" else f"on {config.cluster}"
     opening(
-        f"step 2 tokenise: {corpus} → {output} ({tokens}), {plural(workers, 'worker')}\n"
+        f"step 2 tokenise: {corpus} → {output} ({tokens}), {workers}\n"
         f"  encoder: {prepared.choice.name}, {prepared.choice.reason}"
     )
     for note in prepared.notes:

@@ -1,0 +1,45 @@
+"""Which scheduler runs the parts: the one that `cluster` names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+
+from zerokara.config.data_settings import DataSettings
+from zerokara.corpus.inputs import InputFile
+from zerokara.corpus.sizes import total_plain_bytes
+from zerokara.tokens.cluster import coordinator
+from zerokara.tokens.cluster.parts import usual_number
+from zerokara.tokens.cluster.scheduler import Scheduler
+from zerokara.tokens.cluster.slurm import SlurmArray
+from zerokara.tokens.shards import ShardResult, Tally
+from zerokara.tokens.workers import run_in_workers
+
+
+def scheduler_of(config: DataSettings) -> Scheduler | None:
+    """The scheduler that the settings name; None for this machine alone.
+
+    Raises:
+        UserError: it is missing here.
+    """
+    given = None if config.num_workers == "auto" else config.num_workers
+    if config.cluster == "slurm":
+        return SlurmArray(given)
+    if config.cluster == "ray":
+        from zerokara.tokens.cluster.ray_tasks import RayTasks  # imports Ray when it is made
+
+        return RayTasks(given)
+    return None
+
+
+def num_parts(config: DataSettings, files: Sequence[InputFile]) -> int:
+    """Parts that the work is dealt into."""
+    return usual_number(total_plain_bytes(files)) if config.cluster_parts == "auto" else config.cluster_parts
+
+
+def run_tasks(
+    config: DataSettings, files: Sequence[InputFile], scheduler: Scheduler | None
+) -> Callable[..., Generator[Tally | ShardResult, None, None]]:
+    """What does the tasks: worker processes of this machine, or the cluster."""
+    if scheduler is None:
+        return run_in_workers
+    return coordinator.runner(scheduler, num_parts(config, files))
