@@ -1,88 +1,24 @@
-"""Real Slurm (Debian's slurmctld, slurmd and slurm-client) on the hosts of these tests: ``sbatch 3_train.sbatch``.
-
-A cluster of one's own on two namespaces: no munge (auth/none), no cgroups (proctrack/linuxproc).
-"""
+"""``sbatch 3_train.sbatch`` on real Slurm."""
 
 from __future__ import annotations
 
-import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster.hosts import OWN, Host, cluster
+from cluster.hosts import Host
+from cluster.slurm import NEEDED, ask, slurm_cluster, wait_for
 from tiny import ROOT
 
-PROGRAMS = ("slurmctld", "slurmd", "srun", "sbatch", "scontrol", "sacct")
-MISSING = [name for name in PROGRAMS if shutil.which(name) is None]
-USER_NAMESPACE = Path("/proc/self/setgroups").read_text(encoding="utf-8").strip() == "deny"
-pytestmark = [
-    pytest.mark.skipif(bool(MISSING), reason=f"no {', '.join(MISSING)}: apt-get install slurmctld slurmd slurm-client"),
-    pytest.mark.skipif(USER_NAMESPACE, reason="Slurm's daemons change their groups, which root alone may"),
-]
-
-CONFIG = """
-ClusterName=test
-SlurmctldHost=host-0(10.77.0.1)
-SlurmUser=root
-SlurmdUser=root
-AuthType=auth/none
-CredType=cred/none
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-SelectType=select/linear
-SwitchType=switch/none
-MpiDefault=none
-ReturnToService=2
-StateSaveLocation={own}/state
-SlurmdSpoolDir={own}/spool
-SlurmctldPidFile={own}/slurmctld.pid
-SlurmdPidFile={own}/slurmd.pid
-SlurmctldLogFile={own}/slurmctld.log
-SlurmdLogFile={own}/slurmd.log
-KillWait=20
-MinJobAge=300
-NodeName=host-0 NodeAddr=10.77.0.1 CPUs=1 State=UNKNOWN
-NodeName=host-1 NodeAddr=10.77.0.2 CPUs=1 State=UNKNOWN
-PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
-"""
+pytestmark = NEEDED
 
 
 @pytest.fixture
 def slurm(tmp_path: Path) -> Iterator[list[Host]]:
     """Two hosts with Slurm."""
-    config = tmp_path / "slurm.conf"
-    config.write_text(CONFIG.format(own=OWN), encoding="utf-8")
-    with cluster(2) as hosts:
-        daemons = []
-        for host in hosts:
-            host.run("mkdir", "-p", f"{OWN}/state", f"{OWN}/spool")
-            if host.number == 0:
-                daemons.append(host.start("slurmctld", "-D", "-f", str(config), log=tmp_path / "slurmctld.log"))
-        time.sleep(2)
-        for host in hosts:
-            command = ("slurmd", "-D", "-f", str(config), "-N", host.name)
-            daemons.append(host.start(*command, log=tmp_path / f"slurmd-{host.number}.log"))
-        wait_for(lambda: "idle" in ask(hosts[0], config, "sinfo", "-h", "-o", "%T"), tmp_path)
+    with slurm_cluster(tmp_path) as hosts:
         yield hosts
-        for daemon in daemons:
-            daemon.terminate()
-
-
-def ask(host: Host, config: Path, *command: str) -> str:
-    """What a command of Slurm's says."""
-    return host.run("env", f"SLURM_CONF={config}", *command)
-
-
-def wait_for(holds: object, logs: Path, seconds: float = 120) -> None:
-    """Wait until something holds."""
-    deadline = time.monotonic() + seconds
-    while not holds():  # type: ignore[operator]
-        said = "\n".join(path.read_text(errors="replace")[-3000:] for path in logs.glob("*.log"))
-        assert time.monotonic() < deadline, said
-        time.sleep(0.5)
 
 
 def test_a_job_trains_on_two_nodes_and_goes_back_into_the_queue(

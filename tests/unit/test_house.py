@@ -60,6 +60,7 @@ MAX_FUNCTION_LINES = 80
 VENDOR_BORDERS = {
     "deepspeed": re.compile(r"training/compute/zero_updater\.py"),
     "megatron": re.compile(r"model/megatron_core\.py"),
+    "ray": re.compile(r"tokens/cluster/ray_tasks\.py"),
 }
 """The files that may name a vendor."""
 

@@ -54,6 +54,17 @@ def test_the_locks_hold_what_is_asked_for() -> None:
     assert pins == {name: locked[name].split()[0].partition("==")[2] for name in pins}
 
 
+@pytest.mark.parametrize("name", ["requirements-lm-eval.lock", "requirements-ray.lock"])
+def test_what_is_installed_on_top_changes_nothing(name: str) -> None:
+    locked, further = (
+        {package: entry.split()[0] for package, entry in entries((ROOT / file).read_text(encoding="utf-8")).items()}
+        for file in ("requirements.lock", name)
+    )
+    shared = locked.keys() & further.keys()
+    assert len(shared) > 10 and further.keys() - shared and "torch" not in further
+    assert {package: further[package] for package in shared} == {package: locked[package] for package in shared}
+
+
 def test_torch_is_locked_in_both_builds_with_what_the_one_for_cuda_needs() -> None:
     torch = (ROOT / "requirements-torch.lock").read_text(encoding="utf-8")
     hashes = SHA256.findall(torch)

@@ -17,7 +17,7 @@ from pathlib import Path
 from zerokara.errors import shown
 from zerokara.hashing import BackgroundHashes
 from zerokara.parent_death_signal import end_with_parent
-from zerokara.progress import log
+from zerokara.progress import log, plural
 from zerokara.resources import available_cores
 from zerokara.tokens.cluster import reports
 from zerokara.tokens.cluster.parts import Part
@@ -59,13 +59,13 @@ def _work(folder: Path, part: Part) -> None:
     differing = reports.check_corpus({file.path: FileRecord.of(file) for file in local})
     records = {shown(file.path.resolve()): FileRecord.of(file) for file in local}
     num_workers = part.num_workers or cores_here()
-    log(f"part {part.number} on {socket.gethostname()}: {num_workers} workers")
+    log(f"part {part.number} on {socket.gethostname()}: {plural(num_workers, 'worker')}")
     with BackgroundHashes(differing) as hashes:
         with closing(run_in_workers(job, queue, num_workers)) as messages:
             num_shards = sum(isinstance(message, ShardResult) for message in messages)
         if differing:
             reports.tell_hashes(folder, part.number, hashes.result(), records)
-    log(f"part {part.number} on {socket.gethostname()}: {num_shards} shards are finished")
+    log(f"part {part.number} on {socket.gethostname()}: {plural(num_shards, 'shard')} finished")
 
 
 def cores_here() -> int:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from collections.abc import Callable, Generator, Sequence
 
 from zerokara.config.data_settings import DataSettings
 from zerokara.corpus.inputs import InputFile
 from zerokara.corpus.sizes import total_plain_bytes
-from zerokara.tokens.cluster import coordinator
+from zerokara.errors import UserError
+from zerokara.tokens.cluster import coordinator, ray_tasks, slurm
 from zerokara.tokens.cluster.parts import usual_number
 from zerokara.tokens.cluster.scheduler import Scheduler
-from zerokara.tokens.cluster.slurm import SlurmArray
 from zerokara.tokens.shards import ShardResult, Tally
 from zerokara.tokens.workers import run_in_workers
 
@@ -19,15 +21,22 @@ def scheduler_of(config: DataSettings) -> Scheduler | None:
     """The scheduler that the settings name; None for this machine alone.
 
     Raises:
-        UserError: it is missing here.
+        UserError: it is missing here, or there is no cluster.
     """
     given = None if config.num_workers == "auto" else config.num_workers
     if config.cluster == "slurm":
-        return SlurmArray(given)
+        if lacking := slurm.missing():
+            raise UserError(config.fault("cluster", f"{lacking} not found here", slurm.INSTALL))
+        return slurm.SlurmArray(given)
     if config.cluster == "ray":
-        from zerokara.tokens.cluster.ray_tasks import RayTasks  # imports Ray when it is made
-
-        return RayTasks(given)
+        if importlib.util.find_spec("ray") is None:
+            raise UserError(config.fault("cluster", "Ray is not installed", ray_tasks.INSTALL))
+        try:
+            return ray_tasks.RayTasks(given)
+        except ConnectionError as error:
+            where = os.environ.get(ray_tasks.ADDRESS)
+            rule = f"no Ray cluster answers at {where}" if where else "no Ray cluster runs on this machine"
+            raise UserError(config.fault("cluster", rule, f"{ray_tasks.START}; or set {ray_tasks.ADDRESS}")) from error
     return None
 
 

@@ -38,16 +38,9 @@ class SlurmArray:
     """Slurm, as `scheduler.Scheduler`."""
 
     name = "slurm"
-    num_workers: int | None = None
 
     def __init__(self, num_workers: int | None = None) -> None:
-        """`num_workers` where the user has set it.
-
-        Raises:
-            UserError: Slurm's commands are missing.
-        """
-        if lacking := missing():
-            raise UserError(Fault(where="cluster", value="slurm", rule=f"{lacking} not found here", remedy=INSTALL))
+        """`num_workers` where the user has set it."""
         self.num_workers = num_workers
 
     def start(self, folder: Path, numbers: Sequence[int]) -> None:
