@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import rounding
 import torch
 from cluster.hosts import OWN, Host, Training
 from tiny import Trained
@@ -34,8 +35,10 @@ def left_by(host: Host, folder: Path, to: Path) -> Trained:
         {"zero_stage": "2"},
         {"zero_stage": "3"},
         {"zero_stage": "1", "optimizer": "muon", "muon_momentum": "0.95"},
+        {"zero_stage": "1", "num_processes": "2", "micro_batch_size": "1"},
+        {"zero_stage": "3", "num_processes": "2", "micro_batch_size": "1"},
     ],
-    ids=["zero 0", "zero 1", "zero 2", "zero 3", "muon"],
+    ids=["zero 0", "zero 1", "zero 2", "zero 3", "muon", "zero 1 by two", "zero 3 by two"],
 )
 @pytest.mark.parametrize("shared", [False, True], ids=["own folders", "shared folder"])
 def test_two_machines_train_what_one_process_trains(
@@ -45,9 +48,11 @@ def test_two_machines_train_what_one_process_trains(
     settings: dict[str, str],
     shared: bool,
 ) -> None:
-    if shared and settings["zero_stage"] in "02":
+    """By two: two processes on each machine, where ZeRO 3 is hierarchical; and two on one machine."""
+    by_two = "num_processes" in settings
+    if shared and (settings["zero_stage"] in "02" or by_two):
         pytest.skip("as with the others")
-    single = train(hosts[:1], name="alone", **settings)
+    single = train(hosts[:1], name="alone", **{**settings, "num_processes": "1"})
     assert single.wait() == [0], single.log(0)
     alone = left_by(hosts[0], OWN / "alone", tmp_path / "alone")
     run = train(hosts, shared=shared, **settings)
@@ -58,10 +63,13 @@ def test_two_machines_train_what_one_process_trains(
         found = [left_by(host, OWN / "run", tmp_path / host.name) for host in hosts]
     assert found[0].losses == pytest.approx(alone.losses, rel=1e-5)
     for each in found:
-        assert each.weights.keys() == alone.weights.keys()
-        for name, whole in alone.weights.items():
-            torch.testing.assert_close(each.weights[name], whole, rtol=1e-4, atol=1e-5)
+        rounding.assert_same_weights(each.weights, alone.weights, at_step=len(alone.losses))
     assert ("is shared with machine 0" in run.log(1)) == shared
+    assert ("hierarchical: each 2 ranks" in run.log(0)) == (by_two and settings["zero_stage"] == "3")
+    if by_two:
+        one = train(hosts[:1], name="by two", **settings)
+        assert one.wait() == [0], one.log(0)
+        assert left_by(hosts[0], OWN / "by two", tmp_path / "by two").losses == pytest.approx(alone.losses, rel=1e-5)
 
 
 def test_a_killed_machine_ends_the_others(hosts: list[Host], train: Callable[..., Training]) -> None:

@@ -29,12 +29,19 @@ def runs(train_runs: Callable, tmp_path_factory: pytest.TempPathFactory) -> dict
     together["two_stage3"]["deepspeed_template"] = str(nothing_small(tmp_path_factory.mktemp("template")))
     together["spoilt_stage3"] = {"zero_stage": 3, "spoil_at": ["decoder.final_layernorm.weight", 3]}
     together["spoilt"] = {"zero_stage": 2, "spoil_at": ["decoder.layers.0.mlp.linear_fc1.weight", 3]}
-    return {**train_runs(alone), **train_runs(together, processes=2)}
+    template = tmp_path_factory.mktemp("hierarchical") / "template.json"
+    pairs = {"zero_hpz_partition_size": 2, "stage3_param_persistence_threshold": 2000}
+    template.write_text(json.dumps({"zero_optimization": pairs}), encoding="utf-8")
+    four = {"four_hierarchical": {"zero_stage": 3, "micro_batch_size": 1, "deepspeed_template": str(template)}}
+    return {**train_runs(alone), **train_runs(together, processes=2), **train_runs(four, processes=4)}
 
 
 @pytest.mark.parametrize(
     "name",
-    ["accumulated", "accumulated_stage1", "accumulated_stage3", *[f"two_stage{stage}" for stage in range(4)]],
+    [
+        *("accumulated", "accumulated_stage1", "accumulated_stage3", "four_hierarchical"),
+        *[f"two_stage{stage}" for stage in range(4)],
+    ],
 )
 def test_equals_one_process_with_one_micro_batch(runs: dict, name: str) -> None:
     expected, got = runs["one"].losses, runs[name].losses
@@ -43,7 +50,7 @@ def test_equals_one_process_with_one_micro_batch(runs: dict, name: str) -> None:
     rounding.assert_same_curve(got, expected)
 
 
-@pytest.mark.parametrize("name", [f"two_stage{stage}" for stage in range(4)])
+@pytest.mark.parametrize("name", ["four_hierarchical", *[f"two_stage{stage}" for stage in range(4)]])
 def test_final_weights_are_those_of_one_process(runs: dict, name: str) -> None:
     rounding.assert_same_weights(runs[name].weights, runs["one"].weights, at_step=20)
 

@@ -64,7 +64,8 @@ def summary_rows(made: manifest.Manifest, newest: Path, run_dir: Path) -> list[t
     if "valid_bits_per_byte" in facts:
         before, after = facts["first_valid_bits_per_byte"], facts["valid_bits_per_byte"]
         best, step = facts["best_valid_bits_per_byte"], facts["best_valid_step"]
-        rows.append(("validation", f"{before:.3f} → {after:.3f} bits per byte, best {best:.3f} at step {step:,}"))
+        said = [f"{value:.3f}" if value is not None else "not finite" for value in (before, after, best)]
+        rows.append(("validation", f"{said[0]} → {said[1]} bits per byte, best {said[2]} at step {step:,}"))
     rows += finetune_record.summary_rows(run_dir)
     rows.append(("checkpoint", str(newest)))
     further = (("plots", run_dir / "plots" / "overview.png"), ("samples", run_dir / "samples.md"))

@@ -8,7 +8,13 @@ import pytest
 from configs import config_of
 
 from zerokara.errors import UserError
-from zerokara.training.compute.deepspeed_settings import load_template, settings_for
+from zerokara.training.compute.deepspeed_settings import (
+    HIERARCHY_KEY,
+    hierarchy_fault,
+    load_template,
+    settings_for,
+    with_hierarchy,
+)
 
 SHIPPED_TEMPLATE = Path(__file__).resolve().parents[3] / "original_codes" / "ds_config_gpt_TEMPLATE.json"
 
@@ -75,3 +81,31 @@ def test_a_template_that_is_missing_is_named(tmp_path: Path) -> None:
 
 def test_the_shipped_template_is_accepted() -> None:
     assert "zero_optimization" in load_template(SHIPPED_TEMPLATE)
+
+
+def test_over_machines_stage_3_is_hierarchical() -> None:
+    template = {"zero_optimization": {"reduce_bucket_size": 5}}
+    stage_3 = config_of(zero_stage=3)
+    zero = with_hierarchy(template, stage_3, 16, 2)["zero_optimization"]
+    assert zero == {"reduce_bucket_size": 5, HIERARCHY_KEY: 8} and HIERARCHY_KEY not in template["zero_optimization"]
+    assert with_hierarchy(template, stage_3, 8, 1) == template, "one machine"
+    assert with_hierarchy(template, stage_3, 2, 2) == template, "one process on each"
+    assert with_hierarchy(template, config_of(zero_stage=2), 16, 2) == template
+    assert with_hierarchy(template, config_of(zero_stage=3, tensor_parallel_size=2), 16, 2) == template
+    stated = {"zero_optimization": {HIERARCHY_KEY: 1}}
+    assert with_hierarchy(stated, stage_3, 16, 2) == stated, "the user's own"
+
+
+@pytest.mark.parametrize(
+    ("size", "settings", "rule"),
+    [
+        (3, {"zero_stage": 3}, "must be a divisor of the 8 processes"),
+        ("many", {"zero_stage": 3}, "must be a divisor of the 8 processes"),
+        (2, {"zero_stage": 2}, "needs zero_stage 3"),
+        (2, {"zero_stage": 3, "tensor_parallel_size": 2}, "tensor_parallel_size 1"),
+    ],
+)
+def test_a_hierarchy_of_the_users_own_must_fit(size: object, settings: dict, rule: str) -> None:
+    fault = hierarchy_fault({"zero_optimization": {HIERARCHY_KEY: size}}, config_of(**settings), 8)
+    assert fault and rule in fault.rule and fault.key == HIERARCHY_KEY and fault.value == size
+    assert hierarchy_fault({"zero_optimization": {HIERARCHY_KEY: 4}}, config_of(zero_stage=3), 8) is None

@@ -62,6 +62,17 @@ def test_on_a_cpu_all_processes_share_main_memory() -> None:
     assert pool.min_bytes == pool.fixed_bytes + 4 * pool.activation_bytes < pool.ample_bytes
 
 
+def test_hierarchical_partitioning_keeps_the_weights_once_more_on_each_machine() -> None:
+    template = {"zero_optimization": {"zero_hpz_partition_size": 8}}
+    loaded = config_of(**{**LARGE, "zero_stage": 3})
+    shape = ModelShape.from_config(loaded, 32_000)
+    layout = TrainingLayout.from_config(loaded, shape, 16, "cuda", template, nodes=2)
+    parts = {part.name: part.num_bytes for part in memory.state_parts(layout)}
+    assert parts["weights of the machine"] == pytest.approx(2 * shape.num_parameters() / 8, rel=0.01)
+    plain = TrainingLayout.from_config(loaded, shape, 16, "cuda", {}, nodes=2)
+    assert "weights of the machine" not in {part.name for part in memory.state_parts(plain)}
+
+
 def test_beside_a_gpu_main_memory_holds_what_is_offloaded_and_saved() -> None:
     gpu, main = forecast_of(LARGE, processes=4, gpu=80 * GB, offload="optimizer", zero_stage=2).pools
     assert (gpu.name, gpu.num_processes, main.name, main.num_processes) == ("GPU memory", 1, "main memory", 4)

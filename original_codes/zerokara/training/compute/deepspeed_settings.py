@@ -57,6 +57,38 @@ def overlaps(zero_stage: int, device_type: str, template: Mapping[str, Any]) -> 
     return bool(stated) if stated is not None else zero_stage >= 2 and device_type == "cuda"
 
 
+HIERARCHY_KEY = "zero_hpz_partition_size"
+
+
+def with_hierarchy(
+    template: Mapping[str, Any], config: TrainingSettings, num_processes: int, nodes: int
+) -> dict[str, Any]:
+    """The template with hierarchical partitioning (ZeRO++, arXiv 2306.10209) where it helps and is not stated.
+
+    At stage 3 each machine then keeps the gathered weights of a step, cut over its own processes: one gathering of each
+    step crosses the links between machines, and all others stay inside.
+    """
+    zero, here = template.get("zero_optimization", {}), num_processes // nodes
+    helps = config.zero_stage == 3 and nodes > 1 and here > 1
+    if not helps or HIERARCHY_KEY in zero or config.tensor_parallel_size > 1 or config.offload != "none":
+        return dict(template)
+    return {**template, "zero_optimization": {**zero, HIERARCHY_KEY: here}}
+
+
+def hierarchy_fault(template: Mapping[str, Any], config: TrainingSettings, num_processes: int) -> Fault | None:
+    """What is wrong with the user's own hierarchical partitioning."""
+    size = template.get("zero_optimization", {}).get(HIERARCHY_KEY, 1)
+    if size == 1:
+        return None
+    if not isinstance(size, int) or size < 1 or num_processes % size:
+        rule = f"must be a divisor of the {num_processes} processes"
+    elif config.zero_stage != 3 or config.tensor_parallel_size > 1 or config.offload != "none":
+        rule = "needs zero_stage 3, tensor_parallel_size 1 and offload none"
+    else:
+        return None
+    return Fault("deepspeed_template", rule, HIERARCHY_KEY, size, "leave it out: over machines it is chosen")
+
+
 def settings_for(
     config: TrainingSettings, num_processes: int, template: dict[str, Any], device_type: str = "cpu"
 ) -> dict[str, Any]:

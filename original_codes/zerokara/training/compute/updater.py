@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from zerokara.config.training_settings import TrainingSettings
+from zerokara.training.compute.deepspeed_settings import HIERARCHY_KEY
 
 if TYPE_CHECKING:
     from zerokara.model.builder import Model
@@ -43,6 +44,12 @@ def plan_lines(
     """Which updater updates the weights, and which settings of DeepSpeed's template therefore have no effect."""
     if name == "zero":
         yield f"DeepSpeed's ZeRO, stage {zero_stage}"
+        hierarchy = template.get("zero_optimization", {}).get(HIERARCHY_KEY, 1)
+        if hierarchy > 1:
+            yield (
+                f"hierarchical: each {hierarchy} ranks keep the weights of a step among themselves, so that one "
+                f"gathering of each step crosses machines ({HIERARCHY_KEY}: 1 in {template_name} switches it off)"
+            )
         return
     if zero_stage and data_parallel_size > 1:
         sharding = f"optimizer state sharded by tensor over {data_parallel_size} ranks"

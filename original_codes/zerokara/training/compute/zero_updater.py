@@ -156,6 +156,8 @@ class ZeroUpdater(Engine):
         self._wrapper._partition_all_parameters()
         for group in range(len(self._masters)):
             self._wrapper._reassign_or_swap_out_partitioned_parameters(group)
+        # Each machine's own copy of the weights is of those before, and would be gathered in their place.
+        self._wrapper.invalidate_secondary_tensor()
         self._gather_persistent()
 
     def _gather_persistent(self) -> None:
@@ -235,5 +237,7 @@ def _attach_to_process_groups() -> None:
     # deepspeed/comm/torch.py, build_shm_op, asks which C++ operators could be built. Finding out calls compilers and
     # queries GPUs, and on a CPU with a compiler it would then build one while the run waits; none is used here.
     deepspeed.ops.__compatible_ops__ = {}
+    # utils/groups.py keeps the processes of hierarchical partitioning for good: those of an engine before this one.
+    deepspeed.utils.groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
     backend = torch.distributed.get_backend()
     deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)

@@ -242,7 +242,7 @@ def _settings(plan: RunPlan) -> dict[str, Any]:
     """The settings but for names of files, whose content is compared, and the user's settings of DeepSpeed."""
     given = plan.given.model_dump(mode="json")
     settings: dict[str, Any] = {key: value for key, value in given.items() if key not in PLACES}
-    content: dict[str, Any] = orjson.loads(orjson.dumps({**settings, "deepspeed_template": plan.template}))
+    content: dict[str, Any] = orjson.loads(orjson.dumps({**settings, "deepspeed_template": plan.given_template}))
     return content
 
 

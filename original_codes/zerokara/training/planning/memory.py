@@ -22,7 +22,7 @@ from zerokara.config.training_settings import TrainingSettings
 from zerokara.model import attention_blocks, parameters
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute import optimizers, updater
-from zerokara.training.compute.deepspeed_settings import overlaps
+from zerokara.training.compute.deepspeed_settings import HIERARCHY_KEY, overlaps
 
 ACTIVATION_MARGIN = 3.5
 """Activations of eager layers over `min_activation_bytes`: 1.4 (gpt2) to 3.4 (qwen3 in bf16), counted on a CPU."""
@@ -61,6 +61,8 @@ class TrainingLayout:
     """DeepSpeed's: gradients are reduced beside the backward pass; at stages 1 and 2 through two such buffers."""
     stage3_param_persistence_threshold: int = 100_000
     """DeepSpeed's: parameters of at most so many numbers stay gathered under ZeRO 3."""
+    hierarchy: int = 1
+    """DeepSpeed's: processes over which each machine keeps a step's weights once more under ZeRO 3; 1 for none."""
 
     @classmethod
     def from_config(
@@ -92,6 +94,7 @@ class TrainingLayout:
             reduce_bucket_size=int(zero["reduce_bucket_size"]) if zero["contiguous_gradients"] else 0,
             overlap_comm=overlaps(config.zero_stage, device, template),
             stage3_param_persistence_threshold=int(zero["stage3_param_persistence_threshold"]),
+            hierarchy=int(zero.get(HIERARCHY_KEY, 1)),
         )
 
     @property
@@ -189,6 +192,7 @@ def _zero_parts(layout: TrainingLayout) -> list[MemoryPart]:
         own = own if offloads else 0
     return [
         MemoryPart("weights", weights, on_host=layout.offload == "all" and layout.device == "cuda"),
+        MemoryPart("weights of the machine", width * -(-count // layout.hierarchy) if layout.hierarchy > 1 else 0),
         MemoryPart("gradients", own, on_host=offloads),
         MemoryPart("gradients", whole),
         MemoryPart("reduce bucket", bucket),

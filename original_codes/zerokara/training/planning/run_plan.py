@@ -17,7 +17,7 @@ from zerokara.model.shapes import ModelShape
 from zerokara.samples.reading import Reading
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.training.compute import optimizers, updater
-from zerokara.training.compute.deepspeed_settings import load_template
+from zerokara.training.compute.deepspeed_settings import hierarchy_fault, load_template, with_hierarchy
 from zerokara.training.compute.updater import UpdaterName
 from zerokara.training.planning import planned_data, recipe
 from zerokara.training.planning.consumption import Consumption, consumption, schedule_of, situation_of
@@ -39,7 +39,7 @@ class RunPlan:
     shape: ModelShape
     schedule: Schedule
     num_processes: int
-    template: dict[str, Any]
+    given_template: dict[str, Any]
     """The user's DeepSpeed settings."""
     updater: UpdaterName
     """What updates the weights."""
@@ -62,6 +62,11 @@ class RunPlan:
     def reading(self) -> Reading:
         """The training samples and their order."""
         return self.data.reading
+
+    @property
+    def template(self) -> dict[str, Any]:
+        """The DeepSpeed settings that are not ours, for these processes."""
+        return with_hierarchy(self.given_template, self.config, self.num_processes, self.nodes)
 
     @property
     def data_sha256(self) -> str:
@@ -126,6 +131,8 @@ def make_plan(
     """
     _check_batch(given, num_processes)
     template = load_template(template_path(given.deepspeed_template))
+    if fault := hierarchy_fault(template, given, num_processes):
+        raise UserError(replace(fault, where=str(template_path(given.deepspeed_template))))
     encoder = Encoder(given.input_tokenizer_file)
     data = planned_data.of_run(given, encoder)
     situation = situation_of(given, ModelShape.from_config(given, encoder.vocab_size), data.reading)
@@ -142,7 +149,7 @@ def make_plan(
         shape=shape,
         schedule=schedule_of(config, data.reading),
         num_processes=num_processes,
-        template=template,
+        given_template=template,
         updater=_updater(config, num_processes),
         tokenizer_sha256=encoder.sha256,
         encoder=encoder,
@@ -172,6 +179,8 @@ def on_processes(plan: RunPlan, num_processes: int, precision: Literal["bf16", "
     """
     _check_batch(plan.given, num_processes)
     _check_machines(plan.given, num_processes, plan.nodes)
+    if fault := hierarchy_fault(plan.given_template, plan.given, num_processes):
+        raise UserError(replace(fault, where=str(template_path(plan.given.deepspeed_template))))
     config = plan.config.model_copy(update={"precision": precision})
     return replace(plan, config=config, num_processes=num_processes, updater=_updater(config, num_processes))
 

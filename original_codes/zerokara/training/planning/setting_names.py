@@ -19,6 +19,7 @@ _KEYS = {
     "data_sha256": "output_prefix (SHA-256 of the token files)",
     "reduce_bucket_size": "deepspeed_template (reduce_bucket_size)",
     "stage3_param_persistence_threshold": "deepspeed_template (stage3_param_persistence_threshold)",
+    "hierarchy": "deepspeed_template (zero_hpz_partition_size)",
     "raw_len": "seq_len (tokens of the corpus in a sample)",
     "input_len": "seq_len (input tokens of a sample)",
     "target_len": "seq_len (tokens that a sample predicts)",
