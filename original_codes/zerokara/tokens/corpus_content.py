@@ -55,15 +55,20 @@ def recorded(folder: Path) -> dict[FileKey, str]:
     return found
 
 
-def hashed_beside_the_work(folder: Path, files: Sequence[InputFile]) -> hashing.BackgroundHashes:
-    """Start to hash the corpus files, but for those that the folder knows; note each there."""
+def hashed_beside_the_work(
+    folder: Path, files: Sequence[InputFile], num_threads: int | None = None
+) -> hashing.BackgroundHashes:
+    """Start to hash the corpus files, but for those that the folder knows; note each there.
+
+    `num_threads`: as `hashing.BackgroundHashes` has it.
+    """
 
     def note(key: FileKey, sha256: str) -> None:
         with suppress(OSError), open(folder / NAME, "ab") as file:  # without it a changed time costs the shards
             file.write(orjson.dumps([*key, sha256]) + b"\n")
 
     local = [file.path for file in files if file.remote is None]
-    return hashing.BackgroundHashes(local, known=recorded(folder), on_hash=note)
+    return hashing.BackgroundHashes(local, num_threads, known=recorded(folder), on_hash=note)
 
 
 def is_same(was: Sequence[FileRecord], files: Sequence[InputFile], known: Mapping[FileKey, str]) -> bool:

@@ -17,12 +17,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from zerokara import hashing
 from zerokara.config.data_settings import DataSettings
 from zerokara.corpus.inputs import InputFile, check_unchanged
 from zerokara.corpus.sizes import total_plain_bytes
 from zerokara.errors import RunError, UserError, shown
 from zerokara.hashing import FileKey
 from zerokara.progress import Progress, bytes_text, count_text, log
+from zerokara.resources import available_cores
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.encoder_choice import EncoderChoice, sentencepiece_itself
 from zerokara.tokenizer.fast_encoder import FastEncoderDiffersError
@@ -97,7 +99,9 @@ def encode_corpus(
         end_leftover = partial(slurm.end_leftover, folder)
         last_merged = MergeState.read(folder, config).last_shard
         plan, finished = work_folder.settle(folder, wanted, files, last_merged, end_leftover)
-        hashes = stack.enter_context(corpus_content.hashed_beside_the_work(folder, files))
+        # Where others encode, this machine's cores have nothing else to do.
+        threads = None if config.cluster == "none" else min(hashing.MAX_THREADS, available_cores())
+        hashes = stack.enter_context(corpus_content.hashed_beside_the_work(folder, files, threads))
         if plan.encoder.startswith("sentencepiece") and not choice.name.startswith("sentencepiece"):
             choice = sentencepiece_itself(encoder, "")
         if finished:
