@@ -134,7 +134,8 @@ class Training:
     ):
         """The first of `hosts` gets ``nodes``, the others ``--join``.
 
-        `of` has settings of single hosts, and under ``script`` another script; `started` are those that are started.
+        `of` has settings of single hosts, under ``script`` another script, under ``before`` what stands before the
+        command, and an ``environment`` of their own; `started` are those that are started.
         """
         logs.mkdir(parents=True, exist_ok=True)
         self.hosts, self.logs = list(hosts), [logs / f"{host.name}.log" for host in hosts]
@@ -143,13 +144,14 @@ class Training:
         for number in started:
             own = dict(of.get(number, {}))
             script = str(own.pop("script", "3_train_node1.sh"))
+            before, here = (own.pop(key, empty) for key, empty in (("before", []), ("environment", {})))
             given = {**settings, **{key: str(value) for key, value in own.items()}}
-            command = ["bash", script, "--config", given.pop("config")]
+            command = [*before, "bash", script, "--config", given.pop("config")]
             if len(hosts) > 1:
                 given["nodes"] = str(len(hosts))
                 command += ["--join" if number else "--host", hosts[0].address]
             command += [word for key, value in given.items() for word in ("--set", f"{key}={value}")]
-            self.started[number] = hosts[number].start(*command, log=self.logs[number], **self._environment)
+            self.started[number] = hosts[number].start(*command, log=self.logs[number], **{**self._environment, **here})
 
     def log(self, number: int) -> str:
         """What a host has printed."""

@@ -73,3 +73,42 @@ def test_what_a_machine_finds_by_itself_is_told_to_all(hosts: list[Host], train:
     assert "machine 1, host-1" in run.log(0) and "leaves no room for its checkpoints" in run.log(0)
     assert "leaves no room for its checkpoints" in run.log(1)
     assert not hosts[0].seen(OWN / "run" / "run.json").exists()
+
+
+def test_what_the_setup_of_a_machine_has_wrong(
+    three: list[Host], train: Callable[..., Training], data: dict[str, str], tmp_path: Path
+) -> None:
+    """Another version of a package, another number of processes and precision, a clock that is late, and a token file
+    that was patched and whose manifest is the same."""
+    fake = tmp_path / "packages" / "sentencepiece-0.0.1.dist-info"
+    fake.mkdir(parents=True)
+    (fake / "METADATA").write_text("Metadata-Version: 2.1\nName: sentencepiece\nVersion: 0.0.1\n", encoding="utf-8")
+    patched = tmp_path / "patched"
+    shutil.copytree(Path(data["output_prefix"]).parent, patched)
+    tokens = patched / (Path(data["output_prefix"]).name + "_text_document.bin")
+    content = bytearray(tokens.read_bytes())
+    content[1000:1002] = content[1002:1004]
+    tokens.write_bytes(content)
+    clock = shutil.which("faketime")
+    run = train(
+        three,
+        num_processes=1,
+        global_batch_size=24,
+        precision="fp32",
+        of={
+            1: {"environment": {"PYTHONPATH": str(fake.parent)}, "num_processes": 2},
+            2: {"output_prefix": patched / Path(data["output_prefix"]).name,
+                "before": [clock, "-f", "-30s"] if clock else []},
+        },
+    )  # fmt: skip
+    words = [
+        ("host-1 (", "other packages", "sentencepiece", "here 0.0.1"),
+        ("host-1 (", "another number of processes", "1, here 2"),
+        ("host-1 (", "other settings", "num_processes"),
+        ("host-2 (", "other bytes in the token files", "train.bin"),
+    ]
+    if clock:
+        words.append(("host-2 (", "its clock is 3", "behind that of host-0"))
+    else:
+        print("the clock is left out: no faketime (apt-get install faketime)")
+    assert_refused(run, *words)

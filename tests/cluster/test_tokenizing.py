@@ -93,7 +93,7 @@ class Step:
     """Step 2 at work on the first host."""
 
     def __init__(self, host: Host, settings: list[str], folder: Path, engine: str, **environment: str):
-        self.folder, self.log = folder, folder.parent / f"{folder.name}.log"
+        self._host, self.folder, self.log = host, folder, folder.parent / f"{folder.name}.log"
         options = ("--set", f"cluster={engine}", "--set", "cluster_parts=6", "--set", f"output_prefix={folder}/tokens")
         self._process = host.start(*settings, *options, log=self.log, **environment)
 
@@ -120,6 +120,11 @@ class Step:
         """What it printed, once it has ended well."""
         assert self._process.wait(seconds) == 0, self.said()
         return self.said()
+
+    def interrupt(self) -> int:
+        """Ctrl-C; the exit code."""
+        self._host.run("pkill", "-INT", "-f", "zerokara.steps.tokenize")
+        return self._process.wait(120)
 
     def kill(self) -> None:
         """kill -9."""
@@ -149,16 +154,28 @@ class TestSlurm:
         assert written(step.folder) == expected
         assert hosts[0].run("env", f"SLURM_CONF={tmp_path}/slurm.conf", "squeue", "-h") == ""
 
+    @pytest.mark.parametrize("then", ["slurm", "none"])
     def test_a_killed_step_finds_its_array_at_work(
-        self, hosts: list[Host], settings: list[str], expected: dict[str, bytes], tmp_path: Path
+        self, hosts: list[Host], settings: list[str], expected: dict[str, bytes], tmp_path: Path, then: str
     ) -> None:
+        """And waits for it; or ends it, where this machine alone goes on."""
         environment = {"SLURM_CONF": str(tmp_path / "slurm.conf")}
         step = Step(hosts[0], settings, tmp_path / "out", "slurm", **environment)
         step.wait_for_shards_of("host-1")
         step.kill()
-        again = Step(hosts[0], settings, tmp_path / "out", "slurm", **environment)
-        assert "of an earlier start are still at work" in again.end()
+        again = Step(hosts[0], settings, tmp_path / "out", then, **environment).end()
+        assert ("of an earlier start are still at work" in again) == (then == "slurm")
+        assert "were finished before" in again
         assert written(step.folder) == expected
+        assert hosts[0].run("env", f"SLURM_CONF={tmp_path}/slurm.conf", "squeue", "-h") == ""
+
+    def test_ctrl_c_ends_the_array(self, hosts: list[Host], settings: list[str], tmp_path: Path) -> None:
+        step = Step(hosts[0], settings, tmp_path / "out", "slurm", SLURM_CONF=str(tmp_path / "slurm.conf"))
+        step.wait_for_shards_of("host-1")
+        assert step.interrupt() == 130
+        assert hosts[0].run("env", f"SLURM_CONF={tmp_path}/slurm.conf", "squeue", "-h") == ""
+        left = sorted(path.name for path in step.work_folder.iterdir())
+        assert not [name for name in left if name.endswith(".partial") or name == "cluster.json"], left
 
 
 def test_without_its_commands_slurm_is_named(settings: list[str], tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import rounding
 import torch
-from cluster.hosts import OWN, Host, Training
+from cluster.hosts import OWN, Host, Training, cluster
 from tiny import Trained
 
 LONG = {"train_tokens": 500 * 8 * 32, "max_epochs_per_source": 100, "save_interval": 50}
@@ -119,6 +119,23 @@ def test_the_machine_that_is_left_goes_on_alone(hosts: list[Host], train: Callab
     hosts[1].crash()
     assert run.started[0].wait(180) == 0, run.log(0)
     assert "resuming from" in run.log(0) and "step 500/" in run.log(0)
+
+
+def test_a_batch_that_the_ones_left_cannot_share_ends_the_run_with_its_reason(
+    train: Callable[..., Training],
+) -> None:
+    """Of three machines with 24 sequences one is lost; two share them. With 9, two cannot."""
+    for batch, code in ((24, 0), (9, 1)):
+        with cluster(3) as three:
+            run = train(three, name=f"batch {batch}", min_nodes=2, global_batch_size=batch, micro_batch_size=1, **LONG)
+            run.wait_for("step 60/")
+            three[2].crash()
+            ends = [run.started[number].wait(120) for number in (0, 1)]
+            if code:
+                assert all(ends) and "global_batch_size" in run.log(0), run.log(0)
+                assert [host.num_processes() for host in three[:2]] == [0, 0]
+            else:
+                assert ends == [0, 0] and "resuming from" in run.log(0), run.log(0)
 
 
 def test_a_request_to_stop_on_either_machine_saves_and_stops_both(

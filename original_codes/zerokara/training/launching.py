@@ -181,6 +181,8 @@ def start(
         changed = [f"changed since this run's last start: {change}" for change in all_changes]
         show(local, commands.title, [*aside, *changed])
         if dry_run:
+            if machines.are_several:
+                print(f"  this machine alone is tried: start without --dry-run to compare all {machines.number}")
             try_steps(on_one_machine(local.plan), local.memory_forecast, commands)
             return None
         if machines.are_several:

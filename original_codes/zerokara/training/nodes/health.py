@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import os
 import platform
 import shutil
 import socket
@@ -22,6 +23,7 @@ import orjson
 
 from zerokara.errors import Fault, UserError
 from zerokara.progress import bytes_text
+from zerokara.tokens.layout import bin_path, idx_path
 from zerokara.training.nodes import links
 from zerokara.training.nodes.links import Link
 from zerokara.training.nodes.meeting import Meeting
@@ -32,6 +34,8 @@ PACKAGES = ("torch", "deepspeed", "megatron-core", "numpy", "sentencepiece", "sa
 """Those whose version may change a number."""
 MAX_CLOCK_SECONDS = 5.0
 """By how much clocks may differ: modification times and logs are compared across machines."""
+SAMPLES, SAMPLE_BYTES = 256, 64 * 1024
+"""Blocks of each token file that are compared, and their size."""
 SLOW_SHARE = 0.5
 """A link with less than so much of the median's speed is pointed out."""
 COMPARED = {
@@ -42,6 +46,7 @@ COMPARED = {
     "tokenizer": ("another tokenizer", "copy it from the first machine"),
     "data": ("other training data", "copy the token files from the first machine, with their manifest"),
     "valid": ("other validation data", "copy the token files from the first machine, with their manifest"),
+    "files": ("other bytes in the token files", "copy them from the first machine again: the manifest is the same"),
     "processes": ("another number of processes", "set num_processes to what every machine has"),
     "device": ("another kind of device", "set CUDA_VISIBLE_DEVICES, or leave this machine out"),
     "precision": ("another precision", "set precision: bf16, or fp32, rather than auto"),
@@ -62,6 +67,8 @@ class Report:
     tokenizer: str
     data: str
     valid: str
+    files: dict[str, str]
+    """Of the token files of both splits, by name (`_sampled`)."""
     processes: int
     device: str
     """``cpu`` or ``cuda``."""
@@ -95,9 +102,11 @@ class Health:
         for index, report in enumerate(self.reports[1:], start=1):
             if report.faults:
                 continue  # what it could not find out differs, of course
+            own = asdict(report)
+            same_manifests = all(own[key] == first[key] for key in ("data", "valid"))
             for key, (what, remedy) in COMPARED.items():
-                was, now = first[key], asdict(report)[key]
-                if was != now:
+                was, now = first[key], own[key]
+                if was != now and (key != "files" or same_manifests):
                     rule = f"has {what} than {self.reports[0].host}: {_difference(was, now)}"
                     yield Fault(_name(index, report), rule, remedy=remedy)
 
@@ -165,6 +174,7 @@ def report_of(plan: RunPlan | None, address: str, devices: tuple[str, str], faul
         tokenizer=plan.tokenizer_sha256 if plan else "",
         data=plan.data_sha256 if plan else "",
         valid=plan.data.valid_sha256 if plan else "",
+        files=_token_files(plan) if plan else {},
         processes=plan.processes_per_node if plan else 0,
         device=devices[0],
         devices=devices[1],
@@ -253,6 +263,27 @@ def _code_hash() -> str:
         digest.update(f"{path.relative_to(root)}\0".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def _token_files(plan: RunPlan) -> dict[str, str]:
+    """What the token files hold here, beside what their manifest says: a copy may have been cut off or patched."""
+    found = {}
+    for name, prefix in (("train", plan.data.train_prefix), ("valid", plan.data.valid_prefix)):
+        for path in (bin_path(prefix), idx_path(prefix)):
+            if path.exists():
+                found[name + path.suffix] = _sampled(path)
+    return found
+
+
+def _sampled(path: Path) -> str:
+    """One hash for a file's size and `SAMPLES` blocks spread over it: of terabytes within a second."""
+    size = path.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with open(path, "rb", buffering=0) as file:
+        last = max(0, size - SAMPLE_BYTES)
+        for start in sorted({last * number // (SAMPLES - 1) for number in range(SAMPLES)}):
+            digest.update(os.pread(file.fileno(), SAMPLE_BYTES, start))
+    return digest.hexdigest()[:12]
 
 
 def _version(name: str) -> str:

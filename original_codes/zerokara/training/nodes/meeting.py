@@ -23,6 +23,8 @@ from zerokara.training.nodes.addresses import Endpoint, address_towards
 
 CONNECT_SECONDS = 300.0
 """How long a machine waits for the first one to be there: it may be started later."""
+ATTEMPT_SECONDS = 15.0
+"""Of which one attempt to connect takes so many at most."""
 ANSWER_SECONDS = 60.0
 """How long a machine that has arrived may take for what takes seconds."""
 GRACE_SECONDS = 30.0
@@ -147,6 +149,27 @@ def held(endpoint: Endpoint) -> Iterator[Meeting]:
         del store, server
 
 
+def _connected(endpoint: Endpoint) -> TCPStore:
+    """Connect to the store of the first machine, and try for `CONNECT_SECONDS`, in short attempts.
+
+    A single long one was seen to hang, once in hundreds, where both machines started at the same moment.
+
+    Raises:
+        RuntimeError: nobody answers.
+    """
+    deadline = time.monotonic() + CONNECT_SECONDS
+    while True:
+        try:
+            attempt = timedelta(seconds=ATTEMPT_SECONDS)
+            client = TCPStore(endpoint.host, endpoint.port, is_master=False, wait_for_workers=False, timeout=attempt)
+        except RuntimeError:
+            if time.monotonic() > deadline:
+                raise
+        else:
+            client.set_timeout(timedelta(seconds=CONNECT_SECONDS))
+            return client
+
+
 @contextmanager
 def joined(endpoint: Endpoint) -> Iterator[Meeting]:
     """Take part in the meeting at an endpoint, as long as the block lasts.
@@ -156,8 +179,7 @@ def joined(endpoint: Endpoint) -> Iterator[Meeting]:
     """
     try:
         address = address_towards(endpoint.host)
-        timeout = timedelta(seconds=CONNECT_SECONDS)
-        client = TCPStore(endpoint.host, endpoint.port, is_master=False, wait_for_workers=False, timeout=timeout)
+        client = _connected(endpoint)
     except (RuntimeError, OSError) as error:
         rule = f"nobody answers there ({str(error).splitlines()[0]})"
         remedy = (

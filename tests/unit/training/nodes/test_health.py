@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from zerokara.training.nodes import health
 from zerokara.training.nodes.health import Health, Report
 from zerokara.training.nodes.links import Link
 
 GOOD = Report(
     host="alpha", address="10.0.0.1", code="c0de", python="3.11.2", packages={"torch": "2.13.0"},
-    settings={"lr": 0.01, "zero_stage": 1}, tokenizer="t", data="d", valid="v", processes=8, device="cuda",
-    devices="GPU, 8 × H200", precision="bf16", free_bytes=10**12,
+    settings={"lr": 0.01, "zero_stage": 1}, tokenizer="t", data="d", valid="v", files={"train.bin": "a"},
+    processes=8, device="cuda", devices="GPU, 8 × H200", precision="bf16", free_bytes=10**12,
 )  # fmt: skip
 LINK = Link(bytes_a_second=2e9, round_trip_seconds=0.001)
 
@@ -26,9 +28,9 @@ def health_of(second: Report | None = None, **links: Link) -> Health:
 
 
 def test_nothing_is_wrong() -> None:
-    health = health_of()
-    assert health.faults() == [] and not list(health.warnings())
-    header, first, second = health.table()
+    found = health_of()
+    assert found.faults() == [] and not list(found.warnings())
+    header, first, second = found.table()
     assert "beta" in second and "10.0.0.2" in second and "2.0 GB/s to 0" in second and "+0.00 s" in second
     assert header.index("address") == first.index("10.0.0.1") == second.index("10.0.0.2")
 
@@ -43,6 +45,7 @@ def test_nothing_is_wrong() -> None:
         ("tokenizer", "x", ("another tokenizer", "copy")),
         ("data", "x", ("other training data", "manifest")),
         ("valid", "x", ("other validation data",)),
+        ("files", {"train.bin": "b"}, ("train.bin a, here b", "copy them")),
         ("processes", 4, ("8, here 4", "num_processes")),
         ("device", "cpu", ("cuda, here cpu", "CUDA_VISIBLE_DEVICES")),
         ("precision", "fp32", ("bf16, here fp32",)),
@@ -88,3 +91,18 @@ def test_a_slow_link_is_pointed_out() -> None:
     links[2, 0] = replace(LINK, bytes_a_second=1e8)
     (warning,) = Health(reports, links).warnings()
     assert "from a to c" in warning and "100.0 MB/s" in warning
+
+
+def test_a_copy_with_other_bytes_is_seen_by_its_sample(tmp_path: Path) -> None:
+    path = tmp_path / "train.bin"
+    content = bytearray(range(256)) * 1_000_000
+    path.write_bytes(content)
+    whole = health._sampled(path)
+    path.write_bytes(content)
+    assert health._sampled(path) == whole
+    path.write_bytes(content[: len(content) // 2] + bytes(len(content) // 2))  # a copy that broke off, of full size
+    assert health._sampled(path) != whole
+    path.write_bytes(content[:-1])
+    assert health._sampled(path) != whole
+    path.write_bytes(b"")
+    assert health._sampled(path) != whole
