@@ -24,7 +24,7 @@ class DataSettings(Settings):
     output_prefix: Text = "data/embedded/tokens"
     """Path and beginning of the name of the token files: <output_prefix>_text_document.bin and .idx."""
     num_workers: PositiveWhole | Auto = "auto"
-    """Worker processes; `auto` is one per core."""
+    """Worker processes, on a cluster those of each part; `auto` is one per core."""
     cluster: Literal["none", "slurm", "ray"] = "none"
     """Where step 2 tokenises: `none` is this machine; `slurm` submits an array of jobs (2_tokenize.sbatch), `ray` gives
     tasks to the Ray cluster that runs. All machines see this repository, the text and output_prefix at the same
