@@ -21,8 +21,10 @@ from made_tokens import discard_work
 
 from zerokara import hashing
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.corpus.inputs import find_files
+from zerokara.corpus.hub import HubFile
+from zerokara.corpus.inputs import InputFile, find_files
 from zerokara.corpus.packed import zstd_module
+from zerokara.corpus.reading import Range
 from zerokara.errors import RunError, UserError
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens import work_folder
@@ -331,3 +333,12 @@ def test_a_part_survives_the_way_over_the_disk(mixed: list[str], tmp_path: Path)
     assert replace(read, tasks=()) == replace(part, tasks=()) and sorted(map(repr, read.files)) == sorted(
         map(repr, part.files)
     )
+
+
+def test_a_file_on_the_hub_and_a_name_that_is_no_utf_8_keep_their_names(tmp_path: Path) -> None:
+    there = HubFile("owner/set", "c0ffee", "a/b.jsonl", 10, "git:1")
+    remote = InputFile(Path(there.name), 0, "jsonl", "none", 10, 0, there)
+    odd = InputFile(tmp_path / os.fsdecode(b"\xff.jsonl"), 1, "jsonl", "none", 5, 7)
+    tasks = [Task("0000000-000000000000000", 0, (Range(remote),)), Task("0000001-000000000000000", 1, (Range(odd),))]
+    Part(0, Tokenizer("a", "b", is_fast=False), "text", "line", 2, tasks).write(tmp_path)
+    assert list(Part.read(tmp_path, 0).tasks) == tasks
