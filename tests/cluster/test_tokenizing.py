@@ -9,7 +9,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
@@ -116,6 +117,19 @@ class Step:
             assert self._process.poll() is None and time.monotonic() < deadline, self.said()
             time.sleep(0.05)
 
+    def end_keeping(self, finished: Mapping[Path, int]) -> str:
+        """As `end`; meanwhile no shard is made again that was `finished`, by its file and that file's number."""
+        while self._process.poll() is None:
+            for path, number in finished.items():
+                with suppress(FileNotFoundError):  # the step is at its end
+                    assert path.stat().st_ino == number, f"{path.name} was made again"
+            time.sleep(0.5)
+        return self.end()
+
+    def finished(self) -> dict[Path, int]:
+        """The shards that are finished, with the numbers of their files."""
+        return {path: path.stat().st_ino for path in self.work_folder.glob(SHARD)}
+
     def end(self, seconds: float = 240) -> str:
         """What it printed, once it has ended well."""
         assert self._process.wait(seconds) == 0, self.said()
@@ -147,10 +161,10 @@ class TestSlurm:
     ) -> None:
         step = Step(hosts[0], settings, tmp_path / "out", "slurm", SLURM_CONF=str(tmp_path / "slurm.conf"))
         step.wait_for_shards_of("host-1")
-        finished = len(list(step.work_folder.glob(SHARD)))
+        finished = step.finished()
         hosts[1].crash()
-        said = step.end()
-        print(f"{finished} shards were finished when host-1 was lost\n{said}")
+        said = step.end_keeping(finished)
+        print(f"{len(finished)} shards were finished when host-1 was lost\n{said}")
         assert written(step.folder) == expected
         assert hosts[0].run("env", f"SLURM_CONF={tmp_path}/slurm.conf", "squeue", "-h") == ""
 
@@ -216,10 +230,10 @@ class TestRay:
     ) -> None:
         step = Step(hosts[0], settings, tmp_path / "out", "ray", RAY_ADDRESS="10.77.0.1:6379")
         step.wait_for_shards_of("host-1")
-        finished = len(list(step.work_folder.glob(SHARD)))
+        finished = step.finished()
         hosts[1].crash()
-        said = step.end()
-        print(f"{finished} shards were finished when host-1 was lost\n{said}")
+        said = step.end_keeping(finished)
+        print(f"{len(finished)} shards were finished when host-1 was lost\n{said}")
         assert written(step.folder) == expected
 
     def test_a_killed_step_leaves_nothing_at_work_and_goes_on(

@@ -54,3 +54,13 @@ def test_a_run_without_zero_does_not_import_deepspeed() -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(zerokara.__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def test_what_crosses_machines_is_said() -> None:
+    plain, told = updater.plan_lines("zero", 2, 16, "template.json", {}, nodes=2, micro_batches=4)
+    assert plain == "DeepSpeed's ZeRO, stage 2" and "2 machines for each of 4 micro batches: zero_stage: 1" in told
+    for nodes, micro_batches, stage in ((1, 4, 2), (2, 1, 2), (2, 4, 1)):
+        assert len(list(updater.plan_lines("zero", stage, 16, "t.json", {}, nodes, micro_batches))) == 1
+    template = {"zero_optimization": {"zero_hpz_partition_size": 8}}
+    _, hierarchical = updater.plan_lines("zero", 3, 16, "template.json", template, nodes=2, micro_batches=4)
+    assert "each 8 ranks" in hierarchical and "template.json switches it off" in hierarchical

@@ -39,11 +39,25 @@ def choose(zero_stage: int, optimizer: str, offload: str, data_parallel_size: in
 
 
 def plan_lines(
-    name: UpdaterName, zero_stage: int, data_parallel_size: int, template_name: str, template: dict[str, Any]
+    name: UpdaterName,
+    zero_stage: int,
+    data_parallel_size: int,
+    template_name: str,
+    template: dict[str, Any],
+    nodes: int = 1,
+    micro_batches: int = 1,
 ) -> Iterator[str]:
-    """Which updater updates the weights, and which settings of DeepSpeed's template therefore have no effect."""
+    """Which updater updates the weights, and which settings of DeepSpeed's template therefore have no effect.
+
+    Over several `nodes`, with so many `micro_batches` of a process in a step, also what crosses the links between them.
+    """
     if name == "zero":
         yield f"DeepSpeed's ZeRO, stage {zero_stage}"
+        if zero_stage == 2 and nodes > 1 and micro_batches > 1:
+            yield (
+                f"gradients cross the {nodes} machines for each of {micro_batches} micro batches: zero_stage: 1 sends "
+                "them once a step, where its gradients fit"
+            )
         hierarchy = template.get("zero_optimization", {}).get(HIERARCHY_KEY, 1)
         if hierarchy > 1:
             yield (

@@ -32,7 +32,7 @@ def plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
     batch = f"micro batch {config.micro_batch}, {micro_steps} gradient accumulation step{'s' * (micro_steps > 1)}"
     template = template_path(config.deepspeed_template).name
     updater_lines = updater.plan_lines(
-        plan.updater, config.zero_stage, plan.data_parallel_size, template, plan.template
+        plan.updater, config.zero_stage, plan.data_parallel_size, template, plan.template, plan.nodes, micro_steps
     )
     processes = f"{plan.num_processes}" + (f" on {plan.nodes} machines" if plan.nodes > 1 else "")
     return [
