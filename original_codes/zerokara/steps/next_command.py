@@ -50,7 +50,7 @@ class Step:
         return self.file.name
 
 
-_TRAINING_KEYS = frozenset(PretrainConfig.model_fields) - {"num_workers"}
+_TRAINING_KEYS = frozenset(PretrainConfig.model_fields) - {"num_workers", "cluster", "cluster_parts"}
 _UPLOAD_KEYS = frozenset({"output_tokenizer_and_model_dir", "huggingface_name", "private"})
 
 TRAIN_TOKENIZER = Step("python", "1_train_sentencepiece_tokenizer.py", other_names.TOKENIZER)

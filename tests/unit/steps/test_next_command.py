@@ -100,9 +100,11 @@ def test_names_with_spaces_quotes_and_yaml_in_them(name: str) -> None:
     assert Path(tokenized.input_tokenizer_file) == Path(name) / "tokenizer.model"
 
     given = ("--config", f"{folder}/it_config.yaml", "--set", f"output_model_dir={yaml(name)}", "--set", "lr=0.5")
-    _, trained, options = after(TOKENIZE, TRAIN, *given, "--set", f"text_field={yaml(name)}", "--set", "num_workers=3")
+    _, trained, options = after(
+        TOKENIZE, TRAIN, *given, "--set", f"text_field={yaml(name)}", "--set", "num_workers=3", "--set", "cluster=ray"
+    )
     assert (trained.output_model_dir, trained.lr, trained.text_field) == (name, 0.5, name)
-    assert trained.num_workers == "auto"  # of no use to step 3
+    assert (trained.num_workers, trained.cluster) == ("auto", "none")  # of no use to step 3
     write("convert_config.yaml")
     text, converted, _ = after(TRAIN, CONVERT, *given)
     assert Path(converted.input_model_dir) == Path(name)
