@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import rounding
+import torch
 from tiny import nothing_small
 
 from zerokara.training.processes import joining
@@ -29,11 +30,15 @@ def runs(train_runs: Callable, tmp_path_factory: pytest.TempPathFactory) -> dict
     together["two_stage3"]["deepspeed_template"] = str(nothing_small(tmp_path_factory.mktemp("template")))
     together["spoilt_stage3"] = {"zero_stage": 3, "spoil_at": ["decoder.final_layernorm.weight", 3]}
     together["spoilt"] = {"zero_stage": 2, "spoil_at": ["decoder.layers.0.mlp.linear_fc1.weight", 3]}
-    template = tmp_path_factory.mktemp("hierarchical") / "template.json"
+    folder = tmp_path_factory.mktemp("hierarchical")
+    template = folder / "template.json"
     pairs = {"zero_hpz_partition_size": 2, "stage3_param_persistence_threshold": 2000}
     template.write_text(json.dumps({"zero_optimization": pairs}), encoding="utf-8")
-    four = {"four_hierarchical": {"zero_stage": 3, "micro_batch_size": 1, "deepspeed_template": str(template)}}
-    return {**train_runs(alone), **train_runs(together, processes=2), **train_runs(four, processes=4)}
+    hierarchical = {"zero_stage": 3, "micro_batch_size": 1, "deepspeed_template": str(template)}
+    four = {"four_hierarchical": hierarchical, "four_resumed": {**hierarchical, "stop_at": 7}}
+    fours = train_runs(four, processes=4, folder=folder)
+    train_runs({"four_resumed": hierarchical}, processes=4, folder=folder)
+    return {**train_runs(alone), **train_runs(together, processes=2), **fours}
 
 
 @pytest.mark.parametrize(
@@ -53,6 +58,13 @@ def test_equals_one_process_with_one_micro_batch(runs: dict, name: str) -> None:
 @pytest.mark.parametrize("name", ["four_hierarchical", *[f"two_stage{stage}" for stage in range(4)]])
 def test_final_weights_are_those_of_one_process(runs: dict, name: str) -> None:
     rounding.assert_same_weights(runs[name].weights, runs["one"].weights, at_step=20)
+
+
+def test_hierarchical_partitioning_resumes_bit_for_bit(runs: dict) -> None:
+    """Copies of the weights before the checkpoint's would show in the first step."""
+    whole, resumed = runs["four_hierarchical"], runs["four_resumed"]
+    assert resumed.losses == whole.losses
+    assert all(torch.equal(resumed.weights[name], weight) for name, weight in whole.weights.items())
 
 
 @pytest.mark.parametrize(("suffix", "precision"), [("", "fp32"), ("_bf16", "bf16")])
