@@ -29,6 +29,8 @@ ASK_SECONDS = 5.0
 """Between two questions to the scheduler."""
 GRACE_SECONDS = 10.0
 """A file that another machine has written may be seen as much later (NFS keeps the lists of folders)."""
+QUEUE_SECONDS = 15.0
+"""After which it is told that nothing has started yet."""
 MAX_STARTS = 4
 """Of a part that finishes nothing."""
 
@@ -86,7 +88,8 @@ class _Waiting:
         self._scheduler, self._folder, self._queue = scheduler, folder, queue
         self._queues = {part.number: TaskQueue(part.tasks) for part in parts}
         self._at_work = scheduler.at_work(folder)
-        self._asked_at = time.monotonic()
+        self._began = self._asked_at = time.monotonic()
+        self._is_told_to_wait = False
         self._silence = ""
         self._missed_at: dict[int, float] = {}
         """When a part that has tasks left was first not at work."""
@@ -102,6 +105,7 @@ class _Waiting:
                 self._ask(now)
             with os.scandir(self._folder) as entries:
                 names = [entry.name for entry in entries]
+            self._tell_of_queue(names, now)
             for result in self._news(names):
                 self._queue.take_over(result.name, result.at_end)
                 self._note(result.name, result.at_end)
@@ -116,6 +120,16 @@ class _Waiting:
             time.sleep(POLL_SECONDS)
         if not self._queue.is_empty:
             raise RunError("all parts are done, and tasks are left: a bug in zerokara. The same command does the rest")
+
+    def _tell_of_queue(self, names: Sequence[str], now: float) -> None:
+        """Say that all parts wait for a machine, which may take hours, and when the first one does no more."""
+        has_started = any(name.startswith("part-") and name.endswith(".log") for name in names)
+        if has_started and self._is_told_to_wait:
+            log(f"  {self._scheduler.name}: the first part has started")
+            self._is_told_to_wait, self._began = False, float("inf")
+        elif not has_started and not self._is_told_to_wait and now - self._began > QUEUE_SECONDS:
+            log(f"  {self._scheduler.name}: all parts wait for a machine")
+            self._is_told_to_wait = True
 
     def _ask(self, now: float) -> None:
         self._asked_at = now

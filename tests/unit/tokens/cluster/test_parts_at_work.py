@@ -79,7 +79,7 @@ class LocalProcesses:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in (("POLL_SECONDS", 0.05), ("ASK_SECONDS", 0.1), ("GRACE_SECONDS", 0.5)):
+    for name, seconds in (("POLL_SECONDS", 0.05), ("ASK_SECONDS", 0.1), ("GRACE_SECONDS", 0.5), ("QUEUE_SECONDS", 0.3)):
         monkeypatch.setattr(coordinator, name, seconds)
 
 
@@ -239,6 +239,21 @@ def test_a_scheduler_that_does_not_answer_is_waited_for(
     assert scheduler.started == [[0, 1, 2]]
     discard_work(config)
     assert _files(config) == expected
+
+
+def test_waiting_in_the_queue_is_told(
+    config: PretrainConfig, scheduler: LocalProcesses, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def make_room(scheduler: LocalProcesses, folder: Path) -> None:
+        asked.append(scheduler.room)
+        scheduler.room = 2 if len(asked) > 15 else 0
+
+    asked: list[int] = []
+    scheduler.when = make_room
+    _encode(config, scheduler)
+    said = capfd.readouterr().out
+    assert said.count("all parts wait for a machine") == said.count("the first part has started") == 1
+    assert said.index("wait for a machine") < said.index("has started")
 
 
 def test_an_error_of_a_part_is_the_steps(config: PretrainConfig, scheduler: LocalProcesses, mixed: list[str]) -> None:
