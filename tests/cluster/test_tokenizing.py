@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -117,18 +117,17 @@ class Step:
             assert self._process.poll() is None and time.monotonic() < deadline, self.said()
             time.sleep(0.05)
 
-    def end_keeping(self, finished: Mapping[Path, int]) -> str:
-        """As `end`; meanwhile no shard is made again that was `finished`, by its file and that file's number."""
+    def lose(self, host: Host) -> None:
+        """Lose a host half-way, and end well; no shard that was finished is made again."""
+        self.wait_for_shards_of(host.name)
+        finished = {path: path.stat().st_ino for path in self.work_folder.glob(SHARD)}
+        host.crash()
         while self._process.poll() is None:
             for path, number in finished.items():
                 with suppress(FileNotFoundError):  # the step is at its end
                     assert path.stat().st_ino == number, f"{path.name} was made again"
             time.sleep(0.5)
-        return self.end()
-
-    def finished(self) -> dict[Path, int]:
-        """The shards that are finished, with the numbers of their files."""
-        return {path: path.stat().st_ino for path in self.work_folder.glob(SHARD)}
+        print(f"{len(finished)} shards were finished when {host.name} was lost\n{self.end()}")
 
     def end(self, seconds: float = 240) -> str:
         """What it printed, once it has ended well."""
@@ -160,11 +159,7 @@ class TestSlurm:
         self, hosts: list[Host], settings: list[str], expected: dict[str, bytes], tmp_path: Path
     ) -> None:
         step = Step(hosts[0], settings, tmp_path / "out", "slurm", SLURM_CONF=str(tmp_path / "slurm.conf"))
-        step.wait_for_shards_of("host-1")
-        finished = step.finished()
-        hosts[1].crash()
-        said = step.end_keeping(finished)
-        print(f"{len(finished)} shards were finished when host-1 was lost\n{said}")
+        step.lose(hosts[1])
         assert written(step.folder) == expected
         assert hosts[0].run("env", f"SLURM_CONF={tmp_path}/slurm.conf", "squeue", "-h") == ""
 
@@ -229,11 +224,7 @@ class TestRay:
         self, hosts: list[Host], settings: list[str], expected: dict[str, bytes], tmp_path: Path
     ) -> None:
         step = Step(hosts[0], settings, tmp_path / "out", "ray", RAY_ADDRESS="10.77.0.1:6379")
-        step.wait_for_shards_of("host-1")
-        finished = step.finished()
-        hosts[1].crash()
-        said = step.end_keeping(finished)
-        print(f"{len(finished)} shards were finished when host-1 was lost\n{said}")
+        step.lose(hosts[1])
         assert written(step.folder) == expected
 
     def test_a_killed_step_leaves_nothing_at_work_and_goes_on(

@@ -158,3 +158,21 @@ def test_tensor_parallelism_stays_inside_a_machine(settings) -> None:  # type: i
     plan = run_plan.make_plan(given, 2, nodes=2)
     with pytest.raises(UserError, match="tensor_parallel_size = 2: must divide the 1 processes of each machine"):
         run_plan.on_processes(plan, 2, "fp32")
+
+
+def test_a_hierarchy_of_the_users_own_is_checked_with_the_final_number_of_processes(settings, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """Where that is auto, the plan is first made for one."""
+    template = tmp_path / "template.json"
+    template.write_text('{"zero_optimization": {"zero_hpz_partition_size": 2}}', encoding="utf-8")
+    given = settings(
+        "zero_stage=3",
+        "optimizer=adamw",
+        "global_batch_size=12",
+        "micro_batch_size=1",
+        f"deepspeed_template={template}",
+    )
+    plan = run_plan.make_plan(given, 1)
+    assert run_plan.on_processes(plan, 4, "fp32").template["zero_optimization"]["zero_hpz_partition_size"] == 2
+    rule = "template.json: zero_hpz_partition_size = 2: must be a divisor of the 3 processes"
+    with pytest.raises(UserError, match=rule):
+        run_plan.on_processes(plan, 3, "fp32")

@@ -41,14 +41,14 @@ def runner(scheduler: Scheduler, num_parts: int) -> Callable[..., Generator[Tall
     def run(job: Job, queue: TaskQueue, num_workers: int) -> Generator[Tally | ShardResult, None, None]:
         del num_workers  # of this machine
         parts = _adopted(scheduler, job.folder)
-        if parts:
+        if is_adopted := bool(parts):
             log(f"  {scheduler.name}: {plural(len(parts), 'part')} of an earlier start are still at work")
         else:
             parts = _dealt(scheduler, job, queue, num_parts)
             first_log = part_path(job.folder, parts[0].number, "log")
             log(f"  {scheduler.name}: {plural(len(parts), 'part')}; what each prints: {first_log} …")
         try:
-            if not scheduler.at_work(job.folder):
+            if not is_adopted:
                 scheduler.start(job.folder, [part.number for part in parts])
             yield from _Waiting(scheduler, job.folder, queue, parts).results()
         finally:
@@ -87,7 +87,7 @@ class _Waiting:
     def __init__(self, scheduler: Scheduler, folder: Path, queue: TaskQueue, parts: Sequence[Part]):
         self._scheduler, self._folder, self._queue = scheduler, folder, queue
         self._queues = {part.number: TaskQueue(part.tasks) for part in parts}
-        self._at_work = scheduler.at_work(folder)
+        self._at_work = set(self._queues)  # until the scheduler is asked
         self._began = self._asked_at = time.monotonic()
         self._is_told_to_wait = False
         self._silence = ""

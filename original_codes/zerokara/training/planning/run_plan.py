@@ -131,8 +131,6 @@ def make_plan(
     """
     _check_batch(given, num_processes)
     template = load_template(template_path(given.deepspeed_template))
-    if fault := hierarchy_fault(template, given, num_processes):
-        raise UserError(replace(fault, where=str(template_path(given.deepspeed_template))))
     encoder = Encoder(given.input_tokenizer_file)
     data = planned_data.of_run(given, encoder)
     situation = situation_of(given, ModelShape.from_config(given, encoder.vocab_size), data.reading)
@@ -164,8 +162,11 @@ def _check_batch(config: RunConfig, num_processes: int) -> None:
         raise UserError(faults)
 
 
-def _check_machines(config: RunConfig, num_processes: int, nodes: int) -> None:
-    here = num_processes // nodes
+def _check_machines(plan: RunPlan, num_processes: int, nodes: int) -> None:
+    """Check what depends on the final number of processes: where it is `auto`, `make_plan` is given 1."""
+    config, here = plan.given, num_processes // nodes
+    if fault := hierarchy_fault(plan.given_template, config, num_processes):
+        raise UserError(replace(fault, where=str(template_path(config.deepspeed_template))))
     if nodes > 1 and here % config.tensor_parallel_size:
         rule = f"must divide the {here} processes of each machine: it communicates in every layer, within one machine"
         raise UserError(config.fault("tensor_parallel_size", rule, f"try {here}, or a divisor of it"))
@@ -178,9 +179,7 @@ def on_processes(plan: RunPlan, num_processes: int, precision: Literal["bf16", "
         UserError: the global batch cannot be shared among the processes, or a matrix among those of a machine.
     """
     _check_batch(plan.given, num_processes)
-    _check_machines(plan.given, num_processes, plan.nodes)
-    if fault := hierarchy_fault(plan.given_template, plan.given, num_processes):
-        raise UserError(replace(fault, where=str(template_path(plan.given.deepspeed_template))))
+    _check_machines(plan, num_processes, plan.nodes)
     config = plan.config.model_copy(update={"precision": precision})
     return replace(plan, config=config, num_processes=num_processes, updater=_updater(config, num_processes))
 
@@ -193,7 +192,7 @@ def on_nodes(plan: RunPlan, nodes: int) -> RunPlan:
     """
     number = nodes * plan.processes_per_node
     _check_batch(plan.given, number)
-    _check_machines(plan.given, number, nodes)
+    _check_machines(plan, number, nodes)
     return replace(plan, nodes=nodes, num_processes=number, updater=_updater(plan.config, number))
 
 
