@@ -11,10 +11,24 @@ address, token or password reaches a terminal or a log.
 
 from __future__ import annotations
 
+import io
 import os
 import re
-from collections.abc import Iterable
+import select
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+
+from zerokara.progress import plain
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as in shells (128 + SIGINT)."""
+UNREAD = 141
+"""Exit code if the reader of the output is gone, as in shells (128 + SIGPIPE)."""
+SAME_COMMAND = "the same command"
+"""Stands for the command of a step that was called neither by its script nor as a module."""
 
 
 class _ABSENT:
@@ -132,3 +146,52 @@ class RunError(Exception):
 
 class Stopped(KeyboardInterrupt):
     """A step was stopped as by Ctrl-C, and the same command would not resume it; the message says what would."""
+
+
+def guarded(work: Callable[[], None], again: str = SAME_COMMAND) -> int:
+    """Run `work` and turn its errors into messages and an exit code. An unexpected one keeps its traceback, redacted.
+
+    `again` is the command that resumes interrupted work; it is not mentioned if it is empty.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # characters that the encoding lacks are escaped
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        work()
+    except UserError as error:
+        for fault in error.faults:
+            print(f"error: {plain(str(fault))}", file=sys.stderr)
+        return error.exit_code
+    except RunError as error:
+        print(f"failed: {plain(str(error))}", file=sys.stderr)
+        return error.exit_code
+    except Exception as error:
+        if isinstance(error, BrokenPipeError) and _is_unread():
+            print(f"stopped: the output is no longer read; to resume: {again or SAME_COMMAND}", file=sys.stderr)
+            return UNREAD
+        if isinstance(error, OSError) and error.filename is not None:
+            message = f"failed: cannot read or write {shown(os.fsdecode(error.filename))}: {error.strerror or error}"
+        else:  # unexpected
+            message = traceback.format_exc().rstrip()
+        print(plain(redacted(message)), file=sys.stderr)
+        return RunError.exit_code
+    except Stopped as stop:
+        print(f"stopped; {stop}", file=sys.stderr)
+        return INTERRUPTED
+    except KeyboardInterrupt:
+        print(f"stopped; to resume: {again}" if again else "stopped", file=sys.stderr)
+        return INTERRUPTED
+    _is_unread()
+    return 0
+
+
+def _is_unread() -> bool:
+    """Whether the reader of a pipe is gone (``| head``); if so, nothing more is printed."""
+    with suppress(OSError):  # stdout is not a file in a test
+        output = select.poll()
+        output.register(sys.stdout.fileno(), 0)
+        if any(events & select.POLLERR for _, events in output.poll(0)):
+            # Otherwise Python would report it once more at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return True
+    return False

@@ -66,7 +66,7 @@ def test_a_killed_training_process_is_told_as_such(tiny_data: dict[str, str], tm
     [trainer] = [
         child
         for child in psutil.Process(process.pid).children(recursive=True)
-        if "zerokara.steps.train" in child.cmdline()
+        if "zerokara.training.worker" in child.cmdline()
     ]
     trainer.send_signal(signal.SIGKILL)
     words, _ = process.communicate(timeout=60)

@@ -19,10 +19,8 @@ from zerokara.training import launching
 from zerokara.training.launching import LocalPlan
 from zerokara.training.planning import recipe, run_plan
 from zerokara.training.planning.memory_forecast import Device
-from zerokara.training.spawning import Commands
 from zerokara.training.trial_launch import try_steps
 
-STEP_3 = "zerokara.steps.train"
 MEASURED: dict[str, tuple[SizeName, SizeName]] = {"cpu": ("1M", "10M"), "cuda": ("60M", "350M")}
 """Sizes whose steps are measured, by device: what users train there lies between or near them."""
 _BATCH = {"cpu": 8, "cuda": 64}
@@ -118,9 +116,7 @@ class Planner:
         """FLOPs and seconds of a token."""
         settings = {**settings, "micro_batch_size": "auto", "warmup_fraction": 0.0}
         local = self.local_plan(**settings)
-        arguments = ["--config", str(self.config_path)]
-        arguments += [part for each in (*self.overrides, *overrides(settings)) for part in ("--set", each)]
-        trial = try_steps(local.plan, local.memory_forecast, Commands(STEP_3, "plan", tuple(arguments), "", ""))
+        trial = try_steps(local.plan, local.memory_forecast)
         return local.plan.shape.flops_per_token(), trial.result.seconds_per_step / local.plan.schedule.batch_tokens
 
     def memory(self, name: SizeName) -> Memory:

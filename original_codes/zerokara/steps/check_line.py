@@ -17,8 +17,8 @@ from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.settings import Settings
 from zerokara.config.tokenizer_config import TokenizerConfig
-from zerokara.errors import Fault, UserError
-from zerokara.steps import command, outputs
+from zerokara.errors import Fault, UserError, guarded
+from zerokara.steps import outputs
 
 _Config = TypeVar("_Config", bound=Settings)
 _ONE_BY_ONE = "or run the steps one by one"
@@ -69,4 +69,4 @@ def _same(one: str | Path, other: str | Path) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(command.guarded(lambda: check_line(sys.argv[1:4])))
+    sys.exit(guarded(lambda: check_line(sys.argv[1:4])))

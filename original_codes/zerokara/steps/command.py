@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import io
 import os
-import select
-import sys
-import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from zerokara.config.loading import load
 from zerokara.config.rendering import help_text
 from zerokara.config.settings import Settings
-from zerokara.errors import RunError, Stopped, UserError, redacted, shown
-from zerokara.progress import plain
+from zerokara.errors import guarded
 from zerokara.steps.next_command import COMMAND_NAME, again
-from zerokara.steps.options import SAME_COMMAND, Options
+from zerokara.steps.options import Options
 
 _Config = TypeVar("_Config", bound=Settings)
 REDO_HELP = "do it again, and replace the outputs of an earlier run"
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as in shells (128 + SIGINT)."""
-UNREAD = 141
-"""Exit code if the reader of the output is gone, as in shells (128 + SIGPIPE)."""
 
 
 def parse(
@@ -96,7 +85,6 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "verify_resume": {"type": _steps, "nargs": "?", "const": 3, "metavar": "N"},
     "join": {"metavar": "HOST[:PORT]"},
     "host": {"metavar": "HOST[:PORT]"},
-    "test": {"metavar": "CHECKPOINT"},
     "evaluate": {"nargs": "?", "const": "", "metavar": "CHECKPOINT"},
 }
 """Flags that not every step has: arguments of argparse's `add_argument`."""
@@ -108,65 +96,11 @@ def run(
     config_class: type[_Config],
     default_config: str,
     doc: str,
-    *,
-    is_part: bool = False,
     **flags: str,
 ) -> int:
     """Load the configuration, run a step, and return its exit code; errors are printed on stderr.
 
-    A step that `is_part` of another one, which started it, does not print the command to resume. `flags`: as in
-    `parse`, `redo` among them.
+    `flags`: as in `parse`, `redo` among them.
     """
     options = parse(argv, config_class, default_config, doc, **flags)
-    if is_part:
-        options = replace(options, again="")
     return guarded(lambda: main(load(config_class, options.config_path, options.overrides), options), options.again)
-
-
-def guarded(work: Callable[[], None], again: str = SAME_COMMAND) -> int:
-    """Run `work` and turn its errors into messages and an exit code. An unexpected one keeps its traceback, redacted.
-
-    `again` is the command that resumes interrupted work; it is not mentioned if it is empty.
-    """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # characters that the encoding lacks are escaped
-            stream.reconfigure(errors="backslashreplace")
-    try:
-        work()
-    except UserError as error:
-        for fault in error.faults:
-            print(f"error: {plain(str(fault))}", file=sys.stderr)
-        return error.exit_code
-    except RunError as error:
-        print(f"failed: {plain(str(error))}", file=sys.stderr)
-        return error.exit_code
-    except Exception as error:
-        if isinstance(error, BrokenPipeError) and _is_unread():
-            print(f"stopped: the output is no longer read; to resume: {again or SAME_COMMAND}", file=sys.stderr)
-            return UNREAD
-        if isinstance(error, OSError) and error.filename is not None:
-            message = f"failed: cannot read or write {shown(os.fsdecode(error.filename))}: {error.strerror or error}"
-        else:  # unexpected
-            message = traceback.format_exc().rstrip()
-        print(plain(redacted(message)), file=sys.stderr)
-        return RunError.exit_code
-    except Stopped as stop:
-        print(f"stopped; {stop}", file=sys.stderr)
-        return INTERRUPTED
-    except KeyboardInterrupt:
-        print(f"stopped; to resume: {again}" if again else "stopped", file=sys.stderr)
-        return INTERRUPTED
-    _is_unread()
-    return 0
-
-
-def _is_unread() -> bool:
-    """Whether the reader of a pipe is gone (``| head``); if so, nothing more is printed."""
-    with suppress(OSError):  # stdout is not a file in a test
-        output = select.poll()
-        output.register(sys.stdout.fileno(), 0)
-        if any(events & select.POLLERR for _, events in output.poll(0)):
-            # Otherwise Python would report it once more at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return True
-    return False

@@ -22,8 +22,8 @@ from zerokara.config.loading import load
 from zerokara.config.other_names import ConfigFile
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.settings import Settings
-from zerokara.errors import UserError
-from zerokara.steps.options import SAME_COMMAND, Options
+from zerokara.errors import SAME_COMMAND, UserError
+from zerokara.steps.options import Options
 
 COMMAND_NAME = "ZEROKARA_COMMAND"
 """Environment variable with the name by which the user called a shell script."""

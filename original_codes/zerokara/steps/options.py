@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-SAME_COMMAND = "the same command"
-"""Stands for the command of a step that was called neither by its script nor as a module."""
+from zerokara.errors import SAME_COMMAND
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,5 @@ class Options:
     """Where the first of several machines waits for this one; None on the first, or on a lone one."""
     host: str | None = None
     """The address of this machine, the first of several; None for that of its default route."""
-    test: str | None = None
-    """Checkpoint with which a training process reads the test examples."""
     again: str = SAME_COMMAND
     """The command that resumes this one."""

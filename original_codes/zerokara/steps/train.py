@@ -1,15 +1,14 @@
 """Step 3: train a model with DeepSpeed and megatron-core, resuming from the newest checkpoint.
 
 In: the .bin/.idx files of step 2 and a configuration. Out: a run folder with checkpoints, metrics and plots.
-Called by a person, it checks everything and starts the training processes; called by the launcher, it is one of them.
+It checks everything, plans the run once, and starts the training processes, which get the plan as a file.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from zerokara.config.pretrain_config import PretrainConfig
@@ -21,44 +20,24 @@ from zerokara.training import launching, resume_proof, run_manifest, task_test
 from zerokara.training.nodes.machines import HOST, JOIN, Machines, without_values
 from zerokara.training.planning import processors, recipe, run_folder, run_plan
 from zerokara.training.planning.run_plan import RunPlan
-from zerokara.training.processes import launcher, leaving
 from zerokara.training.spawning import Commands
 
 DEFAULT_CONFIG = "config.yaml"
 EVALUATE_HELP = "validate a checkpoint and stop: a folder, its name or step, best, or if none is given the newest"
-TEST_HELP = "read the test examples once, with this checkpoint"
 REDO_HELP = "start over; a run that lies there is set aside under another name, which is printed, and never deleted"
 JOIN_HELP = "train with the machine that waits there: the line that it has printed"
 HOST_HELP = "this machine's address for the others, where `nodes` is above 1; by default that of its default route"
 VERIFY_HELP = "prove in 2·N steps (3 if N is not given) that this run would resume exactly, and stop"
 
 
-@dataclass(frozen=True)
-class StepNames:
-    """What a step that trains is called."""
-
-    module: str
-    """Run by each training process."""
-    title: str
-    """At the head of its plan."""
-    config_name: str
-    """Its default configuration file."""
-
-
-_NAMES = StepNames("zerokara.steps.train", "step 3 train", DEFAULT_CONFIG)
-
-
 def main(argv: Sequence[str]) -> int:
     """Entry point of the step."""
-    doc = __doc__ or ""
-    if launcher.is_training_process():
-        return command.run(work, argv, PretrainConfig, DEFAULT_CONFIG, doc, is_part=True, evaluate=EVALUATE_HELP)
     return command.run(
-        lambda config, options: launch(config, options, argv, _NAMES),
+        lambda config, options: launch(config, options, argv, "step 3 train", DEFAULT_CONFIG),
         argv,
         PretrainConfig,
         DEFAULT_CONFIG,
-        doc,
+        __doc__ or "",
         verify_resume=VERIFY_HELP,
         evaluate=EVALUATE_HELP,
         redo=REDO_HELP,
@@ -67,13 +46,16 @@ def main(argv: Sequence[str]) -> int:
     )
 
 
-def launch(config: RunConfig, options: command.Options, argv: Sequence[str], names: StepNames) -> None:
-    """Check, show the plan, train in other processes, and record the run."""
+def launch(config: RunConfig, options: command.Options, argv: Sequence[str], title: str, config_name: str) -> None:
+    """Check, show the plan, train in other processes, and record the run.
+
+    `title` is what the step is called at the head of its plan, `config_name` its default configuration file.
+    """
     trains = not options.verify_resume and options.evaluate is None
     here = without_values(argv, (JOIN, HOST))
     machines = Machines.of(config, options.join, options.host, next_command.again(here)) if trains else Machines.lone()
     try:
-        _launch(config, options, argv, names, machines)
+        _launch(config, options, argv, title, config_name, machines)
     except UserError as error:
         if not options.dry_run:
             machines.report_faults(error.faults)
@@ -81,7 +63,7 @@ def launch(config: RunConfig, options: command.Options, argv: Sequence[str], nam
 
 
 def _launch(
-    config: RunConfig, options: command.Options, argv: Sequence[str], names: StepNames, machines: Machines
+    config: RunConfig, options: command.Options, argv: Sequence[str], title: str, config_name: str, machines: Machines
 ) -> None:
     processors.check_devices(config)
     num_processes = 1 if config.num_processes == "auto" else config.num_processes
@@ -90,8 +72,7 @@ def _launch(
     outputs.check_writable(outputs.of_run(config), unless=run_manifest.record_path(plan))
     # A second --redo would set the new run aside itself.
     options = replace(options, again=next_command.again(argv, without=("--redo",)))
-    following = _next(config, options, names.config_name)
-    commands = Commands(names.module, names.title, tuple(argv), options.again, following)
+    commands = Commands(title, options.again, _next(config, options, config_name))
     if options.verify_resume:
         launching.check_init_from(plan)
         local = launching.on_this_machine(plan)
@@ -125,18 +106,6 @@ def _train(plan: RunPlan, commands: Commands, options: command.Options, machines
     summary(f"trained {plan.run_dir}", run_manifest.summary_rows(made, newest, plan.run_dir), commands.convert)
 
 
-def work(config: RunConfig, options: command.Options) -> None:
-    """Be a training process."""
-    launcher.end_with_agent()
-    number, here = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    plan = run_plan.make_plan(config, number, launcher.precision(config), nodes=number // here)
-    # This is the border: everything below imports torch, and the configuration has been checked.
-    from zerokara.training import worker
-
-    evaluate = Path(options.evaluate) if options.evaluate else None
-    worker.work(plan, is_trial=options.dry_run, evaluate=evaluate, test=Path(options.test) if options.test else None)
-
-
 def _next(config: RunConfig, options: command.Options, own_name: str = DEFAULT_CONFIG) -> str:
     """The command that comes after this step."""
     if config.traits.no_class:  # step 4 would refuse it
@@ -147,7 +116,4 @@ def _next(config: RunConfig, options: command.Options, own_name: str = DEFAULT_C
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1:])
-    if launcher.is_training_process():
-        leaving.leave(code)
-    sys.exit(code)
+    sys.exit(main(sys.argv[1:]))

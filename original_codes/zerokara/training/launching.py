@@ -30,7 +30,7 @@ from zerokara.training.planning.consumption import check_epochs, table_lines, wa
 from zerokara.training.planning.memory_forecast import MachineMemory, MemoryForecast
 from zerokara.training.planning.micro_batch import MicroBatchChoice, first_choice
 from zerokara.training.planning.plan_rows import data_rows, plan_rows
-from zerokara.training.planning.run_plan import RunPlan
+from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan
 from zerokara.training.planning.schedule import learning_rate_change
 from zerokara.training.processes import launcher
 from zerokara.training.spawning import Commands, processes_text, spawn
@@ -183,17 +183,18 @@ def start(
         if dry_run:
             if machines.are_several:
                 print(f"  this machine alone is tried: start without --dry-run to compare all {machines.number}")
-            try_steps(on_one_machine(local.plan), local.memory_forecast, commands)
+            try_steps(on_one_machine(local.plan), local.memory_forecast)
             return None
         if machines.are_several:
-            plan = _claim_together(local, commands, redo, machines, held)
+            plan, claims = _claim_together(local, redo, machines, held)
         else:
-            plan, choice = _with_micro_batch(local, commands, redo)
+            plan, choice = _with_micro_batch(local, redo)
             _claim(plan, choice, redo)
-        return plan, _train_to_the_end(plan, commands, machines)
+            claims = True
+        return plan, _train_to_the_end(plan, commands, machines, plan.run_dir / PLAN_NAME if claims else None)
 
 
-def _with_micro_batch(local: LocalPlan, commands: Commands, redo: bool) -> tuple[RunPlan, MicroBatchChoice | None]:
+def _with_micro_batch(local: LocalPlan, redo: bool) -> tuple[RunPlan, MicroBatchChoice | None]:
     """Return the plan with its final micro batch; and the choice, where it is a new one."""
     plan = local.plan
     forecast, before = local.memory_forecast, None if redo else MicroBatchChoice.read(plan.run_dir)
@@ -201,7 +202,7 @@ def _with_micro_batch(local: LocalPlan, commands: Commands, redo: bool) -> tuple
     if plan.given.micro_batch_size != "auto" or is_kept:
         return plan, None
     if local.available.device == "cuda":
-        tried = try_steps(on_one_machine(plan), local.memory_forecast, commands).plan
+        tried = try_steps(on_one_machine(plan), local.memory_forecast).plan
         plan = run_plan.with_micro_batch(plan, tried.config.micro_batch)
     return plan, MicroBatchChoice.of(forecast, plan.config.micro_batch)
 
@@ -216,9 +217,9 @@ def _claim(plan: RunPlan, choice: MicroBatchChoice | None, redo: bool) -> None:
 
 
 def _claim_together(
-    local: LocalPlan, commands: Commands, redo: bool, machines: Machines, held: contextlib.ExitStack
-) -> RunPlan:
-    """Meet the other machines, and claim the run folder on one machine of those that share it.
+    local: LocalPlan, redo: bool, machines: Machines, held: contextlib.ExitStack
+) -> tuple[RunPlan, bool]:
+    """Meet the other machines, and claim the run folder on one machine of those that share it; and whether here.
 
     Raises:
         UserError: they must not start; names every fault of all.
@@ -226,17 +227,18 @@ def _claim_together(
     plan, choice = local.plan, None
     meeting = held.enter_context(machines.met())
     if machines.is_first:
-        plan, choice = _with_micro_batch(local, commands, redo)
+        plan, choice = _with_micro_batch(local, redo)
         meeting.tell("micro_batch", plan.config.micro_batch)
     # Before the first machine knows, it may have tried several, and compiled for each.
     plan = run_plan.with_micro_batch(plan, int(meeting.hear_from_first("micro_batch", TRIAL_SECONDS)))
     plan = machines.agreed(plan, launcher.device_rows(plan.processes_per_node)[0][1], local.available.device)
-    if machines.claims(plan.run_dir):
+    claims = machines.claims(plan.run_dir)
+    if claims:
         if not machines.is_first:
             held.enter_context(run_lock.held(plan.given))
         _claim(plan, choice, redo)
     machines.wait_until_all("claimed")
-    return plan
+    return plan, claims
 
 
 def on_one_machine(plan: RunPlan) -> RunPlan:
@@ -244,10 +246,10 @@ def on_one_machine(plan: RunPlan) -> RunPlan:
     return run_plan.on_nodes(plan, 1)
 
 
-def _train_to_the_end(plan: RunPlan, commands: Commands, machines: Machines) -> Path:
+def _train_to_the_end(plan: RunPlan, commands: Commands, machines: Machines, path: Path | None) -> Path:
     print(f"starting {processes_text(plan)}; importing torch takes seconds", flush=True)
     try:
-        if code := spawn(plan, commands, machines=machines):
+        if code := spawn(plan, "train", machines=machines, path=path):
             from_where = f" from the newest checkpoint in {plan.run_dir}" if checkpoint.all_steps(plan.run_dir) else ""
             reached = max((line["step"] for line in metrics.read(plan.run_dir)), default=0)
             after = f" after step {reached:,}" if reached else ""
@@ -286,7 +288,7 @@ def evaluate(plan: RunPlan, commands: Commands, name: str) -> None:
     opening(f"{commands.title}, evaluate: {folder} on {tokens} tokens, {processes_text(plan)}")
     for _, value in launcher.device_rows(plan.num_processes):
         print(f"  {value}")
-    if code := spawn(plan, commands, "--evaluate", str(folder)):
+    if code := spawn(plan, "evaluate", str(folder)):
         raise RunError(f"the evaluation ended with exit code {code}; the messages above say why")
 
 

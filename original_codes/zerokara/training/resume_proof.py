@@ -5,32 +5,25 @@ new processes from that checkpoint N more. Losses, weights and optimizer state m
 for bit where one process computes on a CPU. Elsewhere the order of additions is not fixed (a GPU adds in the order in
 which its blocks end, several processes in that of their messages), so that even two unbroken runs differ in the last
 digits: there `LOSS_TOLERANCE` and `STATE_TOLERANCE` decide.
-
-Called by the launcher as a module, it is one of the training processes: ``python -m … CONFIG.yaml LAST_STEP``.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from zerokara import checkpoint, file_lock
-from zerokara.config.rendering import as_yaml
-from zerokara.config.resolved import load_run
-from zerokara.durable import make_folders, write_text
+from zerokara.durable import make_folders
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.progress import bytes_text
 from zerokara.training.monitoring import metrics
 from zerokara.training.planning import run_folder
-from zerokara.training.planning.run_plan import RunPlan, make_plan
-from zerokara.training.processes import launcher
+from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan
+from zerokara.training.spawning import spawn
 
-MODULE = "zerokara.training.resume_proof"
 LOCK_NAME = "proof.lock"
 LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 1e-2}
 """Nats a token, where bits cannot be asked for: ten times the difference that sharing the work out otherwise makes."""
@@ -183,26 +176,8 @@ def _deleted_afterwards(folder: Path, needed: int) -> Iterator[None]:
 
 def _train(plan: RunPlan, run_dir: Path, last_step: int) -> None:
     settings = plan.config.model_copy(update={**_QUIET, "output_model_dir": str(run_dir)})
-    config_path = run_dir.with_suffix(".yaml")
-    write_text(config_path, as_yaml(settings))
-    code = launcher.launch(MODULE, [str(config_path), str(last_step)], plan.num_processes)
-    if code == launcher.INTERRUPTED:
-        raise KeyboardInterrupt
-    if code:
+    settings._origin = plan.config._origin
+    plan = replace(plan, config=settings, given=settings)
+    run_folder.claim(plan)
+    if code := spawn(plan, "prove", str(last_step), path=run_dir / PLAN_NAME):
         raise RunError(f"the training ended with exit code {code}, so nothing is proved; the messages above say why")
-
-
-def _main(config_path: Path, last_step: int) -> None:
-    settings = load_run(config_path)
-    plan = make_plan(settings, int(os.environ["WORLD_SIZE"]), launcher.precision(settings))
-    if int(os.environ["RANK"]) == 0:
-        run_folder.claim(plan)
-    # This is the border: from here on torch is imported.
-    from zerokara.training.trainer import open_trainer
-
-    with open_trainer(plan, stop_after=last_step, validates=False) as trainer:
-        trainer.train()
-
-
-if __name__ == "__main__":
-    _main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,51 +1,58 @@
-"""Starting the training processes of a plan from the launching process."""
+"""Starting the training processes of a plan from the launching process: they get the plan as a file."""
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from zerokara.progress import plural
-from zerokara.training.nodes.machines import HOST, JOIN, Machines, without_values
-from zerokara.training.planning.run_plan import RunPlan
+from zerokara.training.nodes.machines import Machines
+from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan
 from zerokara.training.processes import launcher
+
+WORKER = "zerokara.training.worker"
 
 
 @dataclass(frozen=True)
 class Commands:
-    """How the training processes are started, and what a person types."""
+    """What the step is called, and what a person types after it."""
 
-    module: str
-    """Run by each training process: ``python -m module arguments``."""
     title: str
-    """What the step is called, at the head of its plan."""
-    arguments: tuple[str, ...]
+    """At the head of its plan."""
     resume: str
     """Resumes the run."""
     convert: str
     """Converts what the run has made so far."""
 
 
-def spawn(plan: RunPlan, commands: Commands, *further: str, machines: Machines | None = None) -> int:
-    """Run the training processes, with `further` arguments; return their exit code, 0 or another.
+def spawn(plan: RunPlan, *work: str, machines: Machines | None = None, path: Path | None = None) -> int:
+    """Run the training processes, which do `work` (`worker.main`); return their exit code, 0 or another.
 
-    Those of this machine alone, or as one of several `machines`.
+    Those of this machine alone, or as one of several `machines`. `path` is the file of the plan, where the run folder
+    has one; otherwise a temporary one is written.
 
     Raises:
         KeyboardInterrupt: they were asked to stop.
     """
-    arguments = without_values(commands.arguments, (JOIN, HOST))
-    arguments = [argument for argument in arguments if argument not in ("--redo", "--dry-run")]
-    chosen = {**{each.key: each.value for each in plan.advice}, "micro_batch_size": plan.config.micro_batch}
-    for key, value in chosen.items():
-        arguments += ["--set", f"{key}={value}"]
-    arguments += further
-    if machines is not None and machines.are_several:
-        code = machines.run(commands.module, arguments, plan)
-    else:
-        code = launcher.launch(commands.module, arguments, plan.num_processes)
+    with contextlib.nullcontext(path) if path else _temporary(plan) as plan_path:
+        arguments = [str(plan_path), *work]
+        if machines is not None and machines.are_several:
+            code = machines.run(WORKER, arguments, plan)
+        else:
+            code = launcher.launch(WORKER, arguments, plan.num_processes)
     if code == launcher.INTERRUPTED:
         raise KeyboardInterrupt
     return code
+
+
+@contextlib.contextmanager
+def _temporary(plan: RunPlan) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="zerokara-plan-") as folder:
+        plan.write(path := Path(folder, PLAN_NAME))
+        yield path
 
 
 def processes_text(plan: RunPlan) -> str:

@@ -57,7 +57,7 @@ def _is_tested(plan: RunPlan, folder: Path) -> bool:
 
 def _read_test_examples(plan: RunPlan, commands: Commands, folder: Path, num_examples: int) -> None:
     opening(f"{commands.title}: reading the {num_examples:,} test examples, once, with {folder.name}")
-    if code := spawn(plan, commands, "--test", str(folder)):
+    if code := spawn(plan, "test", str(folder)):
         raise RunError(f"the test ended with exit code {code}; the messages above say why. To test: {commands.resume}")
 
 

@@ -28,7 +28,7 @@ from zerokara.training.loop import StepRecord, train_step
 from zerokara.training.planning.memory_forecast import MachineMemory
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.run import Run, join, open_run
-from zerokara.training.trial_launch import RESULT_FILE_NAME, TrialResult
+from zerokara.training.trial_launch import TrialResult
 
 MIN_STEPS, MAX_STEPS = 3, 33
 MEASURED_SECONDS = 3.0
@@ -49,8 +49,8 @@ aten/src/ATen/native/transformers/attention.cpp and torch/nn/attention/varlen.py
 _OWN_KERNELS = {BlockedAttention.__name__: "matrix products of blocks of queries"}
 
 
-def run_trial(plan: RunPlan) -> None:
-    """Train a few steps in this process and the others, log speed and memory, write nothing.
+def run_trial(plan: RunPlan, result_path: Path) -> None:
+    """Train a few steps in this process and the others, log speed and memory, write nothing but the result.
 
     Raises:
         RunError: a process did not answer, or a loss was not finite.
@@ -58,7 +58,7 @@ def run_trial(plan: RunPlan) -> None:
     processes = join(plan)
     available = MachineMemory.available(plan.processes_per_node, devices.gpu_memory(processes.device))
     run = open_run(plan, processes)
-    _log_result(run, _steps(run), available)
+    _log_result(run, _steps(run), available, result_path)
 
 
 def _steps(run: Run) -> list[StepRecord]:
@@ -129,7 +129,7 @@ def attention_kernels(operators: Collection[str]) -> str:
     return f"attention by {' and by '.join(fused) or plain}"
 
 
-def _log_result(run: Run, records: Sequence[StepRecord], available: MachineMemory) -> None:
+def _log_result(run: Run, records: Sequence[StepRecord], available: MachineMemory, path: Path) -> None:
     processes, schedule = run.processes, run.plan.schedule
     seconds = median(record.seconds for record in records[1:])
     peak = processes.max(devices.peak_memory(processes.device))
@@ -140,5 +140,5 @@ def _log_result(run: Run, records: Sequence[StepRecord], available: MachineMemor
         "saves not counted"
     )
     processes.log(f"memory: {run.plan.memory_forecast(available).measured_text(int(peak))}")
-    if processes.is_first and (path := os.environ.get(RESULT_FILE_NAME)):
-        write_json(Path(path), asdict(TrialResult(int(peak), seconds)))
+    if processes.is_first:
+        write_json(path, asdict(TrialResult(int(peak), seconds)))

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,10 +14,7 @@ from zerokara.training.planning.memory_forecast import MemoryForecast
 from zerokara.training.planning.micro_batch import choose_micro_batch
 from zerokara.training.planning.run_plan import RunPlan, with_micro_batch
 from zerokara.training.processes import launcher
-from zerokara.training.spawning import Commands, processes_text, spawn
-
-RESULT_FILE_NAME = "ZEROKARA_TRIAL_FILE"
-"""Environment variable with the file into which the first process of a trial writes its `TrialResult`, as JSON."""
+from zerokara.training.spawning import processes_text, spawn
 
 
 @dataclass(frozen=True)
@@ -41,7 +35,7 @@ class Trial:
     result: TrialResult
 
 
-def try_steps(plan: RunPlan, forecast: MemoryForecast, commands: Commands) -> Trial:
+def try_steps(plan: RunPlan, forecast: MemoryForecast) -> Trial:
     """Train a few steps that leave nothing behind.
 
     Raises:
@@ -49,13 +43,13 @@ def try_steps(plan: RunPlan, forecast: MemoryForecast, commands: Commands) -> Tr
     """
     print(f"trying a few steps in {processes_text(plan)}", flush=True)
     if plan.given.micro_batch_size != "auto":
-        if (result := _tried(plan, commands)) is None:
+        if (result := _tried(plan)) is None:
             raise _failed(launcher.OUT_OF_MEMORY)
         return Trial(plan, result)
-    return _on_gpu(plan, forecast, commands) if forecast.machine.device == "cuda" else _on_cpu(plan, forecast, commands)
+    return _on_gpu(plan, forecast) if forecast.machine.device == "cuda" else _on_cpu(plan, forecast)
 
 
-def _on_gpu(plan: RunPlan, forecast: MemoryForecast, commands: Commands) -> Trial:
+def _on_gpu(plan: RunPlan, forecast: MemoryForecast) -> Trial:
     """Find the largest micro batch that fits, from the measured peaks of small ones."""
     layout, limit_bytes = forecast.layout, forecast.peak_limit_bytes
     sequence_bytes = min_activation_bytes(replace(layout, micro_batch_size=1))
@@ -66,7 +60,7 @@ def _on_gpu(plan: RunPlan, forecast: MemoryForecast, commands: Commands) -> Tria
         if size in results:
             break
         print(f"micro_batch_size: auto: trying {size}", flush=True)
-        results[size] = result = _tried(with_micro_batch(plan, size), commands)
+        results[size] = result = _tried(with_micro_batch(plan, size))
         fits = result is not None and result.peak_bytes <= limit_bytes
         held = "ran out of memory" if result is None else f"held {bytes_text(result.peak_bytes)}"
         print(f"micro_batch_size: auto: {size} {'fits' if fits else 'does not fit'}: a process {held}", flush=True)
@@ -76,9 +70,9 @@ def _on_gpu(plan: RunPlan, forecast: MemoryForecast, commands: Commands) -> Tria
     return Trial(with_micro_batch(plan, size), chosen)
 
 
-def _on_cpu(plan: RunPlan, forecast: MemoryForecast, commands: Commands) -> Trial:
+def _on_cpu(plan: RunPlan, forecast: MemoryForecast) -> Trial:
     """Try the size of the plan, and smaller ones where it runs out of memory."""
-    while (result := _tried(plan, commands)) is None:
+    while (result := _tried(plan)) is None:
         smaller = [size for size in forecast.layout.micro_batch_sizes if size <= plan.config.micro_batch // 2]
         if not smaller:
             raise _failed(launcher.OUT_OF_MEMORY)
@@ -87,26 +81,16 @@ def _on_cpu(plan: RunPlan, forecast: MemoryForecast, commands: Commands) -> Tria
     return Trial(plan, result)
 
 
-def _tried(plan: RunPlan, commands: Commands) -> TrialResult | None:
+def _tried(plan: RunPlan) -> TrialResult | None:
     """Run a trial; None where a process ran out of memory."""
-    with _result_file() as path:
-        code = spawn(plan, commands, "--dry-run")
+    with tempfile.TemporaryDirectory(prefix="zerokara-trial-") as folder:
+        path = Path(folder, "result.json")
+        code = spawn(plan, "trial", str(path))
         if code == launcher.OUT_OF_MEMORY:
             return None
         if code:
             raise _failed(code)
         return TrialResult(**json.loads(path.read_bytes()))
-
-
-@contextmanager
-def _result_file() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="zerokara-trial-") as folder:
-        path = Path(folder, "result.json")
-        os.environ[RESULT_FILE_NAME] = str(path)
-        try:
-            yield path
-        finally:
-            del os.environ[RESULT_FILE_NAME]
 
 
 def _failed(code: int) -> RunError:

@@ -1,4 +1,6 @@
-"""A training process: what it does with its plan. If it runs out of memory or loses the others, it says why.
+"""A training process: ``python -m zerokara.training.worker PLAN WORK``, as the launching process starts it.
+
+It reads the plan from its file and does its work. If it runs out of memory or loses the others, it says why:
 
 torch tells a GPU's lack of memory by a class of its own, and a CPU's only by the text of a RuntimeError; the same holds
 for a lost connection between processes.
@@ -7,20 +9,21 @@ for a lost connection between processes.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 import torch.distributed
 
-from zerokara.errors import RunError
+from zerokara.errors import RunError, guarded
 from zerokara.training import task_test
 from zerokara.training.compute import devices
 from zerokara.training.evaluation import evaluate_checkpoint
 from zerokara.training.planning.memory_forecast import MachineMemory, MemoryForecast
-from zerokara.training.planning.run_plan import RunPlan
-from zerokara.training.processes import launcher
+from zerokara.training.planning.run_plan import RunPlan, on_nodes, read_plan
+from zerokara.training.processes import launcher, leaving
 from zerokara.training.trainer import open_trainer
 from zerokara.training.trial import run_trial
 
@@ -42,17 +45,34 @@ class OutOfMemory(RunError):
     exit_code = launcher.OUT_OF_MEMORY
 
 
-def work(plan: RunPlan, is_trial: bool = False, evaluate: Path | None = None, test: Path | None = None) -> None:
-    """Train a plan; or only try a few steps, evaluate a checkpoint, or read the test examples with one."""
+def main(arguments: Sequence[str]) -> int:
+    """Do the work that `arguments` name: the file of a plan, and what `work` takes. Return the exit code."""
+    launcher.end_with_agent()
+    path, *what = arguments
+    return guarded(lambda: work(_plan_of(Path(path)), *what), again="")
+
+
+def _plan_of(path: Path) -> RunPlan:
+    """The plan for the machines that are left: torch's agents go on where one is lost."""
+    plan = read_plan(path)
+    nodes = int(os.environ["WORLD_SIZE"]) // int(os.environ["LOCAL_WORLD_SIZE"])
+    return plan if nodes == plan.nodes else on_nodes(plan, nodes)
+
+
+def work(plan: RunPlan, what: str, argument: str = "") -> None:
+    """``train``; ``prove LAST_STEP`` trains so far, without validation; ``trial RESULT_FILE`` only tries a few steps;
+    ``evaluate CHECKPOINT`` and ``test CHECKPOINT`` read the validation and the test data with it.
+    """
     with _explained(plan, devices.local_device()):
-        if is_trial:
-            run_trial(plan)
-        elif evaluate is not None:
-            evaluate_checkpoint(plan, evaluate)
-        elif test is not None:
-            task_test.test(plan, test)
+        if what == "trial":
+            run_trial(plan, Path(argument))
+        elif what == "evaluate":
+            evaluate_checkpoint(plan, Path(argument))
+        elif what == "test":
+            task_test.test(plan, Path(argument))
         else:
-            with open_trainer(plan) as trainer:
+            proves = what == "prove"
+            with open_trainer(plan, int(argument) if proves else None, validates=not proves) as trainer:
                 trainer.train()
     # NCCL asks for it. After a failure it could wait for the others: the process just ends.
     torch.distributed.destroy_process_group()
@@ -100,3 +120,7 @@ def _lost_connection_text(error: BaseException) -> str:
 
 def _rank() -> str:
     return os.environ.get("RANK", "0")
+
+
+if __name__ == "__main__":
+    leaving.leave(main(sys.argv[1:]))

@@ -10,7 +10,6 @@ from zerokara.config.model_sizes import SIZES
 from zerokara.errors import UserError
 from zerokara.forecast import machine
 from zerokara.forecast.machine import Planner, size_settings
-from zerokara.training.spawning import Commands
 from zerokara.training.trial_launch import Trial, TrialResult
 
 
@@ -30,16 +29,15 @@ def test_a_size_takes_the_place_of_the_users(planner: Planner) -> None:
 def test_two_sizes_are_tried_and_their_tokens_counted(planner: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
 
-    def steps(plan, forecast, commands: Commands) -> Trial:  # type: ignore[no-untyped-def]
+    def steps(plan, forecast) -> Trial:  # type: ignore[no-untyped-def]
         seconds_of_token = 1e-5 + 1e-11 * plan.shape.flops_per_token()
-        tried.append((plan.shape.hidden_size, commands.arguments))
+        tried.append((plan.config.model_size, plan.shape.hidden_size, plan.config.precision))
         return Trial(plan, TrialResult(1, seconds_of_token * plan.schedule.batch_tokens))
 
     monkeypatch.setattr(machine, "try_steps", steps)
     speed = planner.measure_speed()
     assert speed.seconds_per_token == pytest.approx(1e-5) and speed.seconds_per_flop == pytest.approx(1e-11)
-    assert [width for width, _ in tried] == [SIZES["1M"].hidden_size, SIZES["10M"].hidden_size]
-    assert all("model_size=1M" in tried[0][1] and "precision=fp32" in arguments for _, arguments in tried)
+    assert tried == [(size, SIZES[size].hidden_size, "fp32") for size in ("1M", "10M")]
 
 
 def test_what_does_not_fit_is_seen(planner: Planner) -> None:

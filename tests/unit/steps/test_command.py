@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from zerokara import progress
-from zerokara.errors import Fault, RunError, UserError, shown
+from zerokara.errors import Fault, RunError, UserError, guarded, shown
 from zerokara.steps import command
 
 
@@ -21,7 +21,7 @@ def test_a_traceback_holds_no_secret(capsys: pytest.CaptureFixture[str]) -> None
         except ValueError as error:
             raise KeyError("hf_abcdefghijABCDEFGHIJ0123456789") from error
 
-    assert command.guarded(broken) == 1
+    assert guarded(broken) == 1
     printed = capsys.readouterr().err
     assert "ValueError: https://…@hub/f?…" in printed and "KeyError: 'hf_…'" in printed and "in broken" in printed
 
@@ -31,12 +31,12 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
         def work() -> None:
             raise error
 
-        return command.guarded(work)
+        return guarded(work)
 
     assert raising(UserError([Fault(where="a", rule="one"), Fault(where="b", rule="two")])) == 2
     assert raising(RunError("broke")) == 1
     assert raising(KeyboardInterrupt()) == 130
-    assert command.guarded(lambda: None) == 0
+    assert guarded(lambda: None) == 0
     assert capsys.readouterr().err.splitlines()[:3] == ["error: a: one", "error: b: two", "failed: broke"]
 
 
@@ -44,13 +44,13 @@ def test_an_error_of_the_system_about_a_file_is_told_in_a_line(capsys: pytest.Ca
     def gone() -> None:
         raise FileNotFoundError(2, "No such file or directory", "corpus/a.jsonl")
 
-    assert command.guarded(gone) == 1
+    assert guarded(gone) == 1
     assert capsys.readouterr().err == "failed: cannot read or write corpus/a.jsonl: No such file or directory\n"
 
     def ours() -> None:
         raise OSError("something that names no file")
 
-    assert command.guarded(ours) == 1
+    assert guarded(ours) == 1
     printed = capsys.readouterr().err
     assert printed.startswith("Traceback") and printed.endswith("OSError: something that names no file\n")
 
@@ -64,7 +64,7 @@ def test_a_terminal_obeys_no_name_or_text_of_others(capsys: pytest.CaptureFixtur
     def wrong() -> None:
         raise UserError(Fault(where="config.yaml:3", value=name, rule="is of no format known here"))
 
-    assert (command.guarded(unreadable), command.guarded(wrong)) == (1, 2)
+    assert (guarded(unreadable), guarded(wrong)) == (1, 2)
     progress.log(name)
     progress.opening(name)
     progress.summary("step 2: done", [(name, name)])
@@ -89,7 +89,7 @@ def test_help_that_nobody_reads_is_no_traceback(step: str) -> None:
 @pytest.mark.parametrize(("words", "code"), [(1, 0), (100_000, 141)])
 def test_a_reader_that_leaves_is_no_traceback(words: int, code: int) -> None:
     """As in ``bash 2_tokenize.sh | head -1``: what is done is done, what is not done stops."""
-    program = f"from zerokara.steps import command; raise SystemExit(command.guarded(lambda: print('word ' * {words})))"
+    program = f"from zerokara.errors import guarded; raise SystemExit(guarded(lambda: print('word ' * {words})))"
     reading, writing = os.pipe()
     os.close(reading)
     environment = {**os.environ, "PYTHONPATH": str(Path(command.__file__).parents[2]), "PYTHONUNBUFFERED": ""}

@@ -14,6 +14,7 @@ from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.settings import Settings
 from zerokara.config.tokenizer_config import TokenizerConfig
+from zerokara.errors import SAME_COMMAND, guarded
 from zerokara.steps import command, next_command, train, train_tokenizer
 from zerokara.steps.next_command import CONVERT, COUNT_TOKENS, TOKENIZE, TRAIN, TRAIN_TOKENIZER, UPLOAD, Step
 
@@ -161,7 +162,7 @@ def test_the_scripts_are_named_as_the_user_called_this_one(path: str, monkeypatc
     monkeypatch.setattr(sys, "argv", ["6_upload.py"])
     assert next_command.again(["--config", "a b.yaml"]) == "python 6_upload.py --config 'a b.yaml'"
     monkeypatch.setattr(sys, "argv", ["-m"])
-    assert next_command.again([]) == next_command.SAME_COMMAND
+    assert next_command.again([]) == SAME_COMMAND
 
 
 def test_what_was_stopped_is_told_by_the_command_that_was_typed(
@@ -177,8 +178,8 @@ def test_what_was_stopped_is_told_by_the_command_that_was_typed(
     config, _ = pasted(TRAIN, capsys.readouterr().err.partition("to resume: ")[2])
     assert config.output_model_dir == "it's"
     assert shlex.split(next_command.again(["--redo", *argv], without=("--redo",)))[2:] == argv
-    assert command.run(stop, argv, PretrainConfig, "config.yaml", "", is_part=True) == 130
-    assert capsys.readouterr().err == "stopped\n"  # it was not typed by anybody
+    assert guarded(lambda: stop(config, command.Options(Path("config.yaml"))), again="") == 130
+    assert capsys.readouterr().err == "stopped\n"  # a training process: it was not typed by anybody
 
 
 def test_no_option_is_guessed_from_its_beginning() -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from zerokara import hashing, manifest
-from zerokara.steps import command, tokenize, train_tokenizer
+from zerokara.errors import guarded
+from zerokara.steps import tokenize, train_tokenizer
 
 RAW = os.fsdecode(b"d\xe9\x1b[31m")
 SPELT = r"d\xe9\u001b[31m"
@@ -76,6 +77,6 @@ def test_what_a_terminal_cannot_show_is_spelt_out(monkeypatch: pytest.MonkeyPatc
     for encoding in ("ascii", "utf-8"):
         printed = io.BytesIO()
         monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding=encoding))
-        assert command.guarded(lambda: print("→", RAW)) == 0
+        assert guarded(lambda: print("→", RAW)) == 0
         sys.stdout.flush()
         assert printed.getvalue() == "→ ".encode(encoding, "backslashreplace") + b"d\\udce9\x1b[31m\n"

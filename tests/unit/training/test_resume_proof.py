@@ -120,6 +120,6 @@ def test_a_run_that_is_too_short_is_told(plan: RunPlan) -> None:
 
 
 def test_a_training_that_fails_proves_nothing(plan: RunPlan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resume_proof.launcher, "launch", lambda *_: 1)
+    monkeypatch.setattr(resume_proof, "spawn", lambda *_, **__: 1)
     with pytest.raises(RunError, match="exit code 1"):
         resume_proof.prove(plan, 2)

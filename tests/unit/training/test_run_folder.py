@@ -231,7 +231,7 @@ def test_a_folder_that_is_refused_or_aborted_is_gone_again(settings, tmp_path: P
     with run_lock.held(deep):
         run_folder.claim(run_plan.make_plan(deep, 1))
     names = {path.name for path in Path(deep.output_model_dir).iterdir()}
-    assert names == {run_folder.IDENTITY_NAME, RESOLVED_NAME, run_folder.TOKENIZER_NAME}
+    assert names == {run_folder.IDENTITY_NAME, RESOLVED_NAME, run_plan.PLAN_NAME, run_folder.TOKENIZER_NAME}
 
 
 def test_a_second_command_is_told_at_once_who_holds_the_folder(settings, tiny_data: dict[str, str]) -> None:  # type: ignore[no-untyped-def]

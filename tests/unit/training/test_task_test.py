@@ -15,7 +15,7 @@ from zerokara.training import finetune_record, task_test
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.spawning import Commands
 
-COMMANDS = Commands("module", "step 7", (), "again", "next")
+COMMANDS = Commands("step 7", "again", "next")
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,10 +14,8 @@ from zerokara.training import trial_launch
 from zerokara.training.planning.memory_forecast import MachineMemory
 from zerokara.training.planning.run_plan import RunPlan, make_plan, with_micro_batch
 from zerokara.training.processes import launcher
-from zerokara.training.spawning import Commands
 
 GB = 10**9
-COMMANDS = Commands("module", "step 3 train", (), "resume", "convert")
 
 
 @pytest.fixture
@@ -32,14 +29,14 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, bytes_of_sequence: int, memory: in
     """Let a trial take so much memory for each sequence of its micro batch; gives the sizes that were tried."""
     tried: list[int] = []
 
-    def spawn(plan: RunPlan, commands: Commands, *further: str) -> int:
-        assert further == ("--dry-run",)
+    def spawn(plan: RunPlan, work: str, path: str) -> int:
+        assert work == "trial"
         tried.append(plan.config.micro_batch)
         peak = GB + plan.config.micro_batch * bytes_of_sequence
         if peak > memory:
             return launcher.OUT_OF_MEMORY
         result = {"peak_bytes": peak, "seconds_per_step": 0.5}
-        Path(os.environ[trial_launch.RESULT_FILE_NAME]).write_text(json.dumps(result), encoding="ascii")
+        Path(path).write_text(json.dumps(result), encoding="ascii")
         return code
 
     monkeypatch.setattr(trial_launch, "spawn", spawn)
@@ -49,14 +46,14 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, bytes_of_sequence: int, memory: in
 def test_on_a_gpu_the_largest_that_fits_is_found_in_few_trials(plan: RunPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = stand_in(monkeypatch, GB, memory=40 * GB)
     forecast = plan.memory_forecast(MachineMemory(40 * GB, 100 * GB))
-    assert trial_launch.try_steps(plan, forecast, COMMANDS).plan.config.micro_batch == 32
+    assert trial_launch.try_steps(plan, forecast).plan.config.micro_batch == 32
     assert tried == [1, 2, 32]
 
 
 def test_on_a_cpu_it_is_halved_until_it_fits(plan: RunPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = stand_in(monkeypatch, GB, memory=20 * GB)
     forecast = plan.memory_forecast(MachineMemory(None, 100 * GB))
-    assert trial_launch.try_steps(plan, forecast, COMMANDS).plan.config.micro_batch == 16
+    assert trial_launch.try_steps(plan, forecast).plan.config.micro_batch == 16
     assert tried == [64, 32, 16]
 
 
@@ -64,21 +61,21 @@ def test_on_a_cpu_it_is_halved_until_it_fits(plan: RunPlan, monkeypatch: pytest.
 def test_where_nothing_fits_it_fails(plan: RunPlan, monkeypatch: pytest.MonkeyPatch, gpu_bytes: int | None) -> None:
     stand_in(monkeypatch, 50 * GB, memory=20 * GB)
     with pytest.raises(RunError, match=str(launcher.OUT_OF_MEMORY)):
-        trial_launch.try_steps(plan, plan.memory_forecast(MachineMemory(gpu_bytes, 100 * GB)), COMMANDS)
+        trial_launch.try_steps(plan, plan.memory_forecast(MachineMemory(gpu_bytes, 100 * GB)))
 
 
 def test_a_size_that_the_user_chose_is_tried_alone(plan: RunPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = replace(plan, given=plan.given.model_copy(update={"micro_batch_size": 64}))
     tried = stand_in(monkeypatch, GB, memory=20 * GB)
     with pytest.raises(RunError):
-        trial_launch.try_steps(chosen, plan.memory_forecast(MachineMemory(None, 100 * GB)), COMMANDS)
+        trial_launch.try_steps(chosen, plan.memory_forecast(MachineMemory(None, 100 * GB)))
     assert tried == [64]
     tried = stand_in(monkeypatch, GB, memory=80 * GB)
-    assert trial_launch.try_steps(chosen, plan.memory_forecast(MachineMemory(None, 100 * GB)), COMMANDS).plan is chosen
+    assert trial_launch.try_steps(chosen, plan.memory_forecast(MachineMemory(None, 100 * GB))).plan is chosen
 
 
 def test_another_failure_is_passed_on(plan: RunPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = stand_in(monkeypatch, GB, memory=80 * GB, code=1)
     with pytest.raises(RunError, match="exit code 1"):
-        trial_launch.try_steps(plan, plan.memory_forecast(MachineMemory(None, 100 * GB)), COMMANDS)
+        trial_launch.try_steps(plan, plan.memory_forecast(MachineMemory(None, 100 * GB)))
     assert tried == [64]

@@ -25,7 +25,7 @@ def test_the_process_groups_are_destroyed_at_the_end_and_not_after_a_failure(
 ) -> None:
     destroyed: list[bool] = []
 
-    def trial(_: Any) -> None:
+    def trial(*_: Any) -> None:
         assert not destroyed
         if error:
             raise error
@@ -34,7 +34,7 @@ def test_the_process_groups_are_destroyed_at_the_end_and_not_after_a_failure(
     monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: destroyed.append(True))
     if error:
         with pytest.raises(type(error)):
-            worker.work(plan, is_trial=True)
+            worker.work(plan, "trial", "result.json")
     else:
-        worker.work(plan, is_trial=True)
+        worker.work(plan, "trial", "result.json")
     assert destroyed == ([] if error else [True])

@@ -18,7 +18,7 @@ from zerokara.errors import Fault, UserError
 from zerokara.examples.facts import CHAT_TEMPLATE_NAME
 from zerokara.progress import bytes_text
 from zerokara.training.planning import run_lock, setting_names
-from zerokara.training.planning.run_plan import RunPlan
+from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan
 
 TOKENIZER_NAME = "tokenizer.model"
 MANIFEST_NAME = "manifest.json"
@@ -60,6 +60,7 @@ def claim(plan: RunPlan) -> list[str]:
         write_text(run_dir / CHAT_TEMPLATE_NAME, plan.data.examples.chat_template)
     write_json(run_dir / IDENTITY_NAME, identity_of(plan))
     write_text(run_dir / RESOLVED_NAME, as_yaml(config))
+    plan.write(run_dir / PLAN_NAME)
     return changes
 
 
@@ -231,7 +232,7 @@ def _free_name(run_dir: Path) -> Path:
 
 
 def _is_half_written(path: Path) -> bool:
-    names = (IDENTITY_NAME, RESOLVED_NAME, TOKENIZER_NAME, CHAT_TEMPLATE_NAME)
+    names = (IDENTITY_NAME, RESOLVED_NAME, PLAN_NAME, TOKENIZER_NAME, CHAT_TEMPLATE_NAME)
     return path.name.endswith(PARTIAL_SUFFIX) and path.name.startswith(names)
 
 

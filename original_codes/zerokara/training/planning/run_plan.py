@@ -1,18 +1,24 @@
 """The plan of a run: everything that is known before training starts, worked out in one place and without torch.
 
-The same function serves the launching process, which shows the plan and finds every fault in under a second, and the
-training processes, which open it (`training.run`).
+The launching process makes it once, finding every fault in under a second, resolves each `auto`, and writes it to a
+file. The training processes get that file and nothing else: they read it (`read_plan`), and open it (`training.run`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import orjson
+
+from zerokara.config.finetune_run_config import FinetuneRunConfig
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.run_config import RunConfig
-from zerokara.errors import UserError
+from zerokara.config.settings import Origin
+from zerokara.durable import write_json
+from zerokara.errors import RunError, UserError
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.reading import Reading
 from zerokara.tokenizer.encoder import Encoder
@@ -26,6 +32,10 @@ from zerokara.training.planning.memory_forecast import MachineMemory, MemoryFore
 from zerokara.training.planning.planned_data import PlannedData, RunObjective
 from zerokara.training.planning.recipe import Advice
 from zerokara.training.planning.schedule import Schedule
+
+PLAN_NAME = "plan.json"
+"""In a run folder: the plan of its newest start."""
+_CONFIG_CLASSES: dict[str, type[RunConfig]] = {each.__name__: each for each in (PretrainConfig, FinetuneRunConfig)}
 
 
 @dataclass(frozen=True)
@@ -109,6 +119,62 @@ class RunPlan:
             self.config, self.shape, self.num_processes, machine.device, self.template, self.nodes
         )
         return MemoryForecast(layout, machine)
+
+    def write(self, path: Path) -> None:
+        """Write the plan to a file, as JSON: what was chosen, and what its inputs are recognised by."""
+        origin = self.given._origin
+        content = {
+            "class": type(self.config).__name__,
+            "resolved": self.config.model_dump(mode="json"),
+            "requested": self.given.model_dump(mode="json"),
+            "origin": {"path": origin.path, "lines": origin.lines, "overridden": sorted(origin.overridden)},
+            "recipe": [asdict(each) for each in self.advice],
+            "num_processes": self.num_processes,
+            "nodes": self.nodes,
+            "deepspeed_template": self.given_template,
+            "tokenizer_sha256": self.tokenizer_sha256,
+            "data_sha256": self.data_sha256,
+        }
+        write_json(path, content)
+
+
+def read_plan(path: Path) -> RunPlan:
+    """Read a plan that `RunPlan.write` wrote, and open its tokenizer and its data.
+
+    Raises:
+        RunError: the tokenizer or the token files were replaced since.
+        UserError: they are gone.
+    """
+    content = orjson.loads(path.read_bytes())
+    origin = Origin(**{**content["origin"], "overridden": frozenset(content["origin"]["overridden"])})
+    made = []
+    for name in ("resolved", "requested"):
+        config = _CONFIG_CLASSES[content["class"]].model_validate_json(orjson.dumps(content[name]))
+        config._origin = origin
+        made.append(config)
+    config, given = made
+    encoder = Encoder(config.input_tokenizer_file)
+    data = planned_data.of_run(config, encoder)
+    for what, was, now in (
+        (config.input_tokenizer_file, content["tokenizer_sha256"], encoder.sha256),
+        (config.output_prefix, content["data_sha256"], data.sha256),
+    ):
+        if was != now:
+            raise RunError(f"{what}: was replaced after the run was planned; start it again")
+    return RunPlan(
+        config=config,
+        given=given,
+        shape=ModelShape.from_config(config, encoder.vocab_size),
+        schedule=schedule_of(config, data.reading),
+        num_processes=content["num_processes"],
+        given_template=content["deepspeed_template"],
+        updater=_updater(config, content["num_processes"]),
+        tokenizer_sha256=encoder.sha256,
+        encoder=encoder,
+        data=data,
+        nodes=content["nodes"],
+        advice=tuple(Advice(**each) for each in content["recipe"]),
+    )
 
 
 def make_plan(

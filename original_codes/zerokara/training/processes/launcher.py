@@ -22,7 +22,7 @@ from typing import Any, Literal
 import psutil
 
 from zerokara.config.training_settings import MachineSettings
-from zerokara.errors import RunError
+from zerokara.errors import INTERRUPTED, RunError
 from zerokara.model import loopback
 from zerokara.parent_death_signal import end_with_parent
 from zerokara.progress import plural
@@ -34,8 +34,6 @@ OUT_OF_MEMORY = 12
 """Exit code of a training process that ran out of memory and reported it (ENOMEM)."""
 LOST_CONNECTION = 13
 """Exit code of a training process that lost the others: it can do nothing for it."""
-INTERRUPTED = 130
-"""Exit code of a run that was asked to stop (128 + SIGINT, as shells have it)."""
 END_SECONDS = 15.0
 """How long after one process has failed the others may take to end. One that waits for a collective in C or on the
 device never runs a signal handler, and is killed then."""
@@ -45,11 +43,6 @@ _POLL_SECONDS = 0.2
 def may_restart(exit_code: int) -> bool:
     """Whether a process that ended so may do better if it is started again: it was killed, or lost another."""
     return exit_code < 0 or exit_code == LOST_CONNECTION
-
-
-def is_training_process() -> bool:
-    """Whether this process was started by the launcher."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def _cuda() -> Any:

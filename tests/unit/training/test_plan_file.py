@@ -1,0 +1,44 @@
+"""The plan of a run as a file: what the training processes read is what the launching process planned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+import pytest
+
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.errors import RunError
+from zerokara.training.planning.run_plan import RunPlan, make_plan, read_plan, with_micro_batch
+
+
+@pytest.fixture
+def plan(tiny_data: dict[str, str]) -> RunPlan:
+    stages = "stages=[{tokens: 5000, order: sequential}, {tokens: rest, order: shuffle}]"
+    overrides = ["lr=auto", "optimizer=auto", "sample_prompts=[ab, c]", "max_hours=1.5", stages]
+    return with_micro_batch(make_plan(load(PretrainConfig, tiny_data["config"], overrides), 2, "fp32"), 1)
+
+
+def test_what_is_read_is_what_was_planned(plan: RunPlan, tmp_path: Path) -> None:
+    plan.write(tmp_path / "plan.json")
+    read = read_plan(tmp_path / "plan.json")
+    assert (read.config, read.given) == (plan.config, plan.given)
+    assert read.config.precision == "fp32" and read.config.micro_batch == 1
+    assert read.config.where("seq_len") == plan.config.where("seq_len")
+    assert (read.shape, read.schedule, read.updater) == (plan.shape, plan.schedule, plan.updater)
+    assert (read.num_processes, read.nodes, read.template) == (plan.num_processes, plan.nodes, plan.template)
+    assert [(each.key, each.text) for each in read.advice] == [(each.key, each.text) for each in plan.advice]
+    assert plan.advice and read.reading.identity() == plan.reading.identity()
+    assert read.consumption == plan.consumption
+    read.write(tmp_path / "again.json")
+    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "plan.json").read_bytes()
+
+
+@pytest.mark.parametrize("hashed", ["data_sha256", "tokenizer_sha256"])
+def test_files_that_were_replaced_since_are_refused(plan: RunPlan, tmp_path: Path, hashed: str) -> None:
+    path = tmp_path / "plan.json"
+    plan.write(path)
+    path.write_bytes(orjson.dumps({**orjson.loads(path.read_bytes()), hashed: "0" * 64}))
+    with pytest.raises(RunError, match="replaced"):
+        read_plan(path)
