@@ -30,10 +30,9 @@ from torch.profiler import ProfilerActivity, profile
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import loopback
-from zerokara.steps import train
-from zerokara.training import loop
+from zerokara.training import loop, worker
 from zerokara.training.planning import run_folder
-from zerokara.training.planning.run_plan import make_plan
+from zerokara.training.planning.run_plan import PLAN_NAME, make_plan
 from zerokara.training.processes import launcher, rendezvous
 
 FIRST_STEP, NUM_STEPS = 4, 2
@@ -47,7 +46,8 @@ def main() -> None:
     report, options = Path(sys.argv[1]), sys.argv[2:]
     settings = [value for option, value in itertools.pairwise(options) if option == "--set"]
     config = load(PretrainConfig, "/dev/null", settings)
-    run_folder.claim(make_plan(config, 1, launcher.precision(config)))
+    plan = make_plan(config, 1, launcher.precision(config))
+    run_folder.claim(plan)
     on_gpu = torch.cuda.is_available()
     os.environ.update(loopback.environment() | ({} if on_gpu else {"DS_ACCELERATOR": "cpu"}))
     seen = profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU])
@@ -70,7 +70,7 @@ def main() -> None:
     loop.train_step = profiled
     with rendezvous.held() as variables:
         os.environ.update(variables | launcher.rank_environment(0, 1))
-        sys.exit(train.main(options))
+        sys.exit(worker.main([str(plan.run_dir / PLAN_NAME), "train"]))
 
 
 def wait() -> None:

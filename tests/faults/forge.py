@@ -1,12 +1,12 @@
 """Starts training processes by the dozen: everything is imported once, and each start is a fork that takes no time.
 
 Reads jobs as JSON lines on stdin and runs one at a time, as the training process of step 3 or 7 that the launcher would
-start: the same entry point, one rank. Writes {"pid": …} when a job was started, {"ended": true} when it ended, and
-after a further line on stdin {"code": …} (minus the signal's number, where a signal ended it).
+start: the same entry point, one rank, and the plan as a file. Writes {"pid": …} when a job was started, {"ended": true}
+when it ended, and after a further line on stdin {"code": …} (minus the signal's number, where a signal ended it).
 
-A job: ``step`` (``train`` or ``finetune``), its ``arguments`` (--config FILE, --set KEY=VALUE, …) and ``options``,
-``log`` (where its output goes), ``events`` (where it records what it does, as JSON lines, see `_record_events`), and
-``fault``, done to the process from within:
+A job: ``step`` (``train`` or ``finetune``), its ``arguments`` (--config FILE, --set KEY=VALUE, …), the worker's
+``work``, ``log`` (where its output goes), ``events`` (where it records what it does, as JSON lines, see
+`_record_events`), and ``fault``, done to the process from within:
 
 ========================  ============================================================================================
 {}                        none
@@ -59,11 +59,10 @@ from zerokara.config.run_config import RunConfig
 from zerokara.errors import UserError
 from zerokara.examples.preparation import ExampleFiles
 from zerokara.samples.batches import Batches
-from zerokara.steps import finetune, train
-from zerokara.training import batch_loader, evaluation, finetuning, loop, run, saving, task_evaluation, trainer
+from zerokara.training import batch_loader, evaluation, finetuning, loop, run, saving, task_evaluation, trainer, worker
 from zerokara.training.compute import engine
 from zerokara.training.planning import cores, run_folder
-from zerokara.training.planning.run_plan import make_plan
+from zerokara.training.planning.run_plan import PLAN_NAME, make_plan
 from zerokara.training.processes import launcher
 
 PACKAGE = str(Path(zerokara.__file__).parent)
@@ -71,7 +70,6 @@ LOADED_LATE = (
     "numpy.ma",
     "sentencepiece.sentencepiece_model_pb2",
     "zerokara.training.compute.zero_updater",
-    "zerokara.training.worker",
 )
 """Modules that a training process loads in its start."""
 HOLD_SECONDS = 60
@@ -114,10 +112,14 @@ def _work(job: dict[str, Any]) -> None:
             os.dup2(output, descriptor)
         os.environ.update(launcher.rank_environment(0, 1))
         with armed(job["fault"], job["events"]):
-            if not job["options"]:
-                loaded = _config(job)
-                run_folder.claim(make_plan(loaded, 1, launcher.precision(loaded)))
-            code = {"train": train, "finetune": finetune}[job["step"]].main([*job["arguments"], *job["options"]])
+            loaded = _config(job)
+            plan = make_plan(loaded, 1, launcher.precision(loaded))
+            if job["work"] == ["train"]:
+                run_folder.claim(plan)
+                path = plan.run_dir / PLAN_NAME
+            else:
+                plan.write(path := Path(job["log"]).with_name(PLAN_NAME))
+            code = worker.main([str(path), *job["work"]])
     except UserError as error:
         print(error, flush=True)
         code = 2

@@ -43,7 +43,7 @@ class Forge:
     """Whose training processes these are: of ``train`` or ``finetune``."""
 
     def start(
-        self, run_dir: Path, fault: dict[str, Any] | None = None, options: tuple[str, ...] = (), **settings: Any
+        self, run_dir: Path, fault: dict[str, Any] | None = None, work: tuple[str, ...] = ("train",), **settings: Any
     ) -> None:
         """Start training in `run_dir`; `settings` are those of config.yaml."""
         if self.pid:  # of a test that failed
@@ -53,7 +53,7 @@ class Forge:
             arguments += ["--set", f"{key}={value}"]
         for path in (self._log_path, self._events_path):
             path.write_bytes(b"")
-        job = {"step": self.step, "arguments": arguments, "options": options, "fault": fault or {}}
+        job = {"step": self.step, "arguments": arguments, "work": work, "fault": fault or {}}
         self._send({**job, "log": str(self._log_path), "events": str(self._events_path)})
         self.pid = self._receive()["pid"]
 
@@ -70,10 +70,10 @@ class Forge:
         return self.wait()
 
     def run(
-        self, run_dir: Path, fault: dict[str, Any] | None = None, options: tuple[str, ...] = (), **settings: Any
+        self, run_dir: Path, fault: dict[str, Any] | None = None, work: tuple[str, ...] = ("train",), **settings: Any
     ) -> int:
         """Start and wait."""
-        self.start(run_dir, fault, options, **settings)
+        self.start(run_dir, fault, work, **settings)
         return self.wait()
 
     @property

@@ -124,18 +124,18 @@ def test_full_in_the_middle_of_a_save(tuning: Forge, small: Disk, tuned: Trained
 
 def test_a_test_that_finds_the_disk_full_is_made_again(tuning: Forge, small: Disk, tuned: Trained) -> None:
     """Nothing of it stays but the message; the same command tests again, and the result is that of the first time."""
-    test = ("--test", str(checkpoint.best(tuned.folder)))
-    assert tuning.run(tuned.folder, options=test, **SETTINGS) == 0, tuning.log
+    test = ("test", str(checkpoint.best(tuned.folder)))
+    assert tuning.run(tuned.folder, work=test, **SETTINGS) == 0, tuning.log
     expected = {name: (tuned.folder / name).read_bytes() for name in (RESULT_NAME, ANSWERS_NAME)}
     with Fault("ENOSPC in the test of a fine-tuning"):
         assert tuning.run(small.run_dir, **SETTINGS) == 0, tuning.log
-        test = ("--test", str(small.run_dir / checkpoint.best(tuned.folder).name))  # type: ignore[union-attr]
+        test = ("test", str(small.run_dir / checkpoint.best(tuned.folder).name))  # type: ignore[union-attr]
         small.fill()
-        assert tuning.run(small.run_dir, options=test, **SETTINGS) == 1
+        assert tuning.run(small.run_dir, work=test, **SETTINGS) == 1
         assert "No space left on device" in tuning.log and "Traceback" not in tuning.log, tuning.log
         assert not any((small.seen / name).exists() for name in expected)
         small.clear()
-        assert tuning.run(small.run_dir, options=test, **SETTINGS) == 0, tuning.log
+        assert tuning.run(small.run_dir, work=test, **SETTINGS) == 0, tuning.log
         assert {name: (small.seen / name).read_bytes() for name in expected} == expected
 
 

@@ -50,7 +50,7 @@ def test_step_3_is_measured_and_profiled(root: Path, tmp_path: Path) -> None:
     assert before == earlier and found["name"] == "125m-seed=3-2"
     assert found["updater"] == "zerokara's own, not DeepSpeed's ZeRO" and found["steps"] == 3
     assert found["tokens_per_second"] > 0 and found["save"] and found["compile_seconds"] is None
-    assert found["second_start_seconds"] > 0 and 5 < found["start_seconds"] + found["second_start_seconds"] < 300
+    assert found["second_start_seconds"] > 0 and 1 < found["start_seconds"] + found["second_start_seconds"] < 300
     assert 2e8 < found["memory_bytes"] <= found["host_bytes"] and 0 < found["least_bytes"] <= found["ample_bytes"]
     shown = found["profile"]
     assert 0 <= shown["idle"] < 1 and sum(took for _, took in shown["kernels"]) > 0

@@ -23,7 +23,7 @@ def tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the checkpoints that were tested; each leaves a result."""
     names: list[str] = []
 
-    def test(plan: RunPlan, commands: Commands, option: str, folder: str) -> int:
+    def test(plan: RunPlan, work: str, folder: str) -> int:
         names.append(Path(folder).name)
         result = {"checkpoint": names[-1], "metric": plan.config.metric}  # type: ignore[attr-defined]
         (plan.run_dir / "test_result.json").write_text(json.dumps(result), encoding="utf-8")
