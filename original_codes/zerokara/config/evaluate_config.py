@@ -64,17 +64,6 @@ class TextSettings(Settings):
     that know nothing of each other, 0.75 takes four times the time and predicts a little better."""
 
 
-class ProbeSettings(Settings):
-    """Questions made from texts: what a model has learned of word order and words, in any language"""
-
-    minimal_pairs: NaturalWhole = 500
-    """Minimal pairs of each kind made from each of `texts`: a sentence against itself with two neighbouring words
-    exchanged, or with one word replaced by another of like length and frequency; guessing gives 50 %. 0: none."""
-    cloze: NaturalWhole = 500
-    """Last-word questions made from each of `texts`: which of four words of like frequency ends the sentence; guessing
-    gives 25 %. 0: none."""
-
-
 class HarnessSettings(Settings):
     """Tasks of lm-evaluation-harness, which needs packages of its own and is given no network"""
 
@@ -85,5 +74,5 @@ class HarnessSettings(Settings):
     """Examples of each of these tasks; `auto` takes all."""
 
 
-class EvaluateConfig(HarnessSettings, TaskSettings, ProbeSettings, TextSettings, EvaluatedModels):
+class EvaluateConfig(HarnessSettings, TaskSettings, TextSettings, EvaluatedModels):
     """Evaluation."""

@@ -22,12 +22,13 @@ import numpy as np
 import regex
 from numpy.typing import NDArray
 
-from zerokara.evaluation.words import UNSPACED
 from zerokara.progress import Progress
 
 NGRAM = 13
 MIN_TOKENS = 8
-_TOKEN = regex.compile(rf"(?V1)[{UNSPACED}]\p{{M}}*|[\w--[{UNSPACED}]]+")
+_UNSPACED = r"\p{Hiragana}\p{Katakana}\p{Han}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
+"""Scripts that put no space between words: each character, with its marks, counts as one."""
+_TOKEN = regex.compile(rf"(?V1)[{_UNSPACED}]\p{{M}}*|[\w--[{_UNSPACED}]]+")
 Hashes = NDArray[np.uint64]
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 """Odd, so that no bit of a hash is lost (the golden ratio in 64 bits)."""

@@ -102,15 +102,8 @@ def measured(
     models: Sequence[LoadedModel],
 ) -> Iterator[Section]:
     """Every section that the configuration asks for, each as soon as it is measured."""
-    from zerokara.evaluation import bits_per_byte, probes
+    from zerokara.evaluation import bits_per_byte
 
-    asked = probes.Settings(
-        config.minimal_pairs,
-        config.cloze,
-        None if config.batch_tokens == "auto" else config.batch_tokens,
-        config.seed,
-        Path(config.output_dir) / CACHE_NAME / "probes",
-    )
     settings = bits_per_byte.Settings(
         context_length=None if config.context_length == "auto" else config.context_length,
         min_context=config.min_context,
@@ -118,16 +111,12 @@ def measured(
         seed=config.seed,
         cache=Path(config.output_dir) / CACHE_NAME / "bits_per_byte",
     )
-    items = [probes.items_of(text, asked) for text in read]
     losses: list[list[bits_per_byte.Measured]] = [[] for _ in read]
-    scored: list[dict[str, Any]] = [{} for _ in read]
     for model in models:  # each is loaded once for all texts
         for number, text in enumerate(read):
             losses[number].append(bits_per_byte.measure_model(model, text, settings))
-            scored[number][model.name] = probes.ask(model, text, items[number], asked)
-    for text, of_text, found, given in zip(read, losses, items, scored, strict=True):
+    for text, of_text in zip(read, losses, strict=True):
         yield bits_per_byte.section(text, of_text, settings)
-        yield from probes.sections(text, found, given, asked)
     answers = Path(config.output_dir) / CACHE_NAME / "answers"
     yield from task_measurement.measured(tasks, models, seed=config.seed, cache=answers)
     if config.lm_eval_tasks:

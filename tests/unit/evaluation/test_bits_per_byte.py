@@ -19,7 +19,7 @@ from evaluated_models import CONTEXT, save
 from zerokara.config.evaluate_config import EvaluateConfig
 from zerokara.config.loading import load
 from zerokara.errors import UserError
-from zerokara.evaluation import bits_per_byte, probes
+from zerokara.evaluation import bits_per_byte
 from zerokara.evaluation import models as models_module
 from zerokara.evaluation.bits_per_byte import Reading, Settings, measure, reading_of
 from zerokara.evaluation.models import SEES_LATER_TOKENS, LoadedModel, open_models
@@ -171,10 +171,6 @@ def test_a_model_that_sees_what_comes_after_is_not_measured(tmp_path: Path) -> N
     row = row_of(both, cache=tmp_path / "cache")
     assert row.value is None and SEES_LATER_TOKENS in row.notes and not (tmp_path / "cache").exists()
     assert row_of(causal).value
-    settings = probes.Settings(minimal_pairs=0, cloze=4)
-    documents = ("We go by the old road. He goes by the long way. We go by the new road. She goes by the old way.",)
-    (cloze,) = probes.measure([both], MeasuredText("text", documents, 1), settings)
-    assert cloze.rows[0].value is None and cloze.rows[0].notes == (SEES_LATER_TOKENS,)
 
 
 def test_a_loss_that_is_no_number_is_not_ranked_and_not_kept(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -232,12 +228,12 @@ def test_the_step_loads_each_model_once_for_all_texts(
         return load_weights(folder, *others)
 
     monkeypatch.setattr(models_module, "_load", counts)
-    config = EvaluateConfig(output_dir=str(tmp_path), texts=("a", "b"), minimal_pairs=2, cloze=0)
+    config = EvaluateConfig(output_dir=str(tmp_path), texts=("a", "b"))
     texts = [MeasuredText(name, TEXT.documents[:number], 4) for number, name in enumerate(("a", "b"), 2)]
     opened = open_models([folders["gpt2"], folders["llama"]], "cpu")
     sections = list(evaluate.measured(config, texts, [], opened))
-    assert [sections[0].name, sections[3].name] == ["bits per byte: a", "bits per byte: b"]
-    assert len(sections) == 6 and loaded == ["gpt2", "llama"]
+    assert [section.name for section in sections] == ["bits per byte: a", "bits per byte: b"]
+    assert loaded == ["gpt2", "llama"]
 
 
 def test_one_model_is_in_memory_at_a_time(models: dict[str, LoadedModel]) -> None:
