@@ -71,7 +71,7 @@ class Planner:
         """What a law holds for: the kind of model, the tokenizer, the data and the recipe."""
         plan = self.local_plan().plan
         model = f"{plan.config.architecture} {plan.config.seq_len} {self.alone['optimizer']}"
-        return f"{model} {plan.encoder.sha256} {plan.data_sha256} {plan.config.eval_tokens} {recipe.VERSION}"
+        return f"{model} {plan.encoder.sha256} {plan.data.sha256} {plan.config.eval_tokens} {recipe.VERSION}"
 
     @cached_property
     def alone(self) -> dict[str, Any]:

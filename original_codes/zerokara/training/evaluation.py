@@ -102,14 +102,14 @@ class Validation:
 
     def __init__(self, plan: RunPlan, device: torch.device, prefix: Path | None = None):
         """`prefix` is of other token files than the validation's: those of a test, which are one source."""
-        config, all_sources = plan.config, plan.reading.sources
+        config, all_sources = plan.config, plan.data.reading.sources
         self._device, self._micro_batch_size = device, config.micro_batch
         numbered = [(number, each) for number, each in enumerate(all_sources) if each.num_valid_tokens or prefix]
         self._positions, sources = tuple(number for number, _ in numbered), [each for _, each in numbered]
         self._names = [source.name for source in sources]
         self._token_bytes = plan.encoder.piece_bytes()
         self._kinds = np.full(plan.encoder.vocab_size, TEXT)
-        self._kinds[plan.objective.sentinel_ids] = SENTINEL
+        self._kinds[plan.data.objective.sentinel_ids] = SENTINEL
         self._kinds[plan.encoder.eos_id] = END
         self._is_of_kind_VK = torch.eye(NUM_KINDS, dtype=torch.float64, device=device)[torch.from_numpy(self._kinds)]
         max_tokens = None if config.eval_tokens == "all" or prefix else config.eval_tokens
@@ -187,7 +187,7 @@ def _report(plan: RunPlan, folder: Path, result: ValidationResult) -> None:
         "checkpoint": folder.name,
         "step": step,
         "precision": plan.config.precision,
-        "tokenizer_sha256": plan.tokenizer_sha256,
+        "tokenizer_sha256": plan.encoder.sha256,
         **result.as_json(),
         "sources": [score.name for score in result.sources],
         "logged_valid_loss": logged,

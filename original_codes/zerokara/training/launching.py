@@ -95,11 +95,11 @@ def _on_processes(plan: RunPlan) -> RunPlan:
     config, precision = plan.given, launcher.precision(plan.given)
     number = plan.nodes * launcher.num_processes(config)
     if config.num_processes != "auto" or config.tensor_parallel_size > 1 or launcher.gpu_bytes() is not None:
-        return run_plan.on_processes(plan, number, precision)
+        return run_plan.on_processes(plan, number, precision=precision)
     micro_batch = 1 if config.micro_batch_size == "auto" else config.micro_batch_size
     for count in cores.process_counts(plan.schedule.batch_tokens // plan.nodes):
         if count == 1 or plan.config.global_batch % (plan.nodes * count * micro_batch) == 0:
-            found = run_plan.on_processes(plan, plan.nodes * count, precision)
+            found = run_plan.on_processes(plan, plan.nodes * count, precision=precision)
             forecast = found.memory_forecast(MachineMemory.available(count, None))
             if count == 1 or forecast.changed(micro_batch_size=micro_batch).fits:
                 break
@@ -243,7 +243,7 @@ def _claim_together(
 
 def on_one_machine(plan: RunPlan) -> RunPlan:
     """Return the plan for this machine alone, for what is tried here: it holds at least as much as among several."""
-    return run_plan.on_nodes(plan, 1)
+    return run_plan.on_processes(plan, plan.processes_per_node, 1)
 
 
 def _train_to_the_end(plan: RunPlan, commands: Commands, machines: Machines, path: Path | None) -> Path:
@@ -284,7 +284,7 @@ def evaluate(plan: RunPlan, commands: Commands, name: str) -> None:
     run_folder.check_same_run(plan)
     folder = run_folder.find_checkpoint(plan, name)
     plan = on_this_machine(plan).plan
-    tokens = count_text(plan.num_valid_tokens)
+    tokens = count_text(plan.data.num_valid_tokens)
     opening(f"{commands.title}, evaluate: {folder} on {tokens} tokens, {processes_text(plan)}")
     for _, value in launcher.device_rows(plan.num_processes):
         print(f"  {value}")

@@ -41,7 +41,7 @@ class Logbook:
 
     def __init__(self, plan: RunPlan, position: Position, state: TrainingState, processes: Processes):
         """Open the records of a start that begins at `state`."""
-        self._plan, self._position, self._order = plan, position, plan.reading.order()
+        self._plan, self._position, self._order = plan, position, plan.data.reading.order()
         self._device, self._log = processes.device, processes.log
         self._started, self._earlier_seconds = time.monotonic(), state.seconds
         self._window: list[StepRecord] = []
@@ -209,7 +209,7 @@ class Logbook:
     def log_stages(self, step: int, resumed: bool = False) -> None:
         """Log which stages begin in the step after `step`, and for a resumed run the stage that it is in."""
         next_samples = range(self._position.samples(step), self._position.samples(step + 1))
-        for message in stage_messages(self._plan.reading, self._order, next_samples, resumed):
+        for message in stage_messages(self._plan.data.reading, self._order, next_samples, resumed):
             self._log(f"step {step + 1}  {message}")
 
     def flush(self) -> None:

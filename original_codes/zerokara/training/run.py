@@ -106,8 +106,8 @@ def open_run(plan: RunPlan, processes: Processes, resume_from: Path | None = Non
     elif compilation.compiles_functions(config.compile, processes.device.type):
         compilation.start_functions(model, *batch)
     share = BatchLayout(config.global_batch, config.micro_batch, parallel.data_size())
-    reading = plan.reading
-    batches = Batches(reading.tokens(), reading.order(), share, plan.objective, parallel.data_rank())
+    reading = plan.data.reading
+    batches = Batches(reading.tokens(), reading.order(), share, plan.data.objective, parallel.data_rank())
     return Run(plan, processes, model, engine, state, batches)
 
 
@@ -177,8 +177,8 @@ def state_of(plan: RunPlan, step: int, samples: int, facts: dict[str, object], s
         tokens=samples * plan.schedule.sample_tokens,
         seconds=seconds,
         shape=plan.shape.as_json(),
-        tokenizer_sha256=plan.tokenizer_sha256,
-        data_sha256=plan.data_sha256,
+        tokenizer_sha256=plan.encoder.sha256,
+        data_sha256=plan.data.sha256,
         precision=plan.config.precision,
         facts=facts,
     )

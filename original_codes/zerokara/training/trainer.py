@@ -109,7 +109,7 @@ class Trainer:
         self._layers = run.model.all_layers()
         self.divergence = DivergenceCheck(run.model, config.seed)
         self.validation: Validation | None = None
-        if validates and plan.num_valid_tokens:
+        if validates and plan.data.num_valid_tokens:
             self.validation = Validation(plan, device)
         self.task: TaskEvaluation | None = None
         if validates and isinstance(config, FinetuneRunConfig) and config.metric != "loss":
@@ -118,7 +118,7 @@ class Trainer:
         self.sampler: Sampler | None = None
         if config.sample_prompts:
             texts, length = config.sample_prompts, config.sample_tokens
-            self.sampler = Sampler(plan.encoder, plan.objective, texts, length, config.seed, device)
+            self.sampler = Sampler(plan.encoder, plan.data.objective, texts, length, config.seed, device)
         self.logbook = Logbook(plan, run.position, run.state, processes)
         if processes.is_first:
             stop.watch(TimeLimits(config, plan.checkpoint_bytes, lambda: self.logbook.seconds).look)
@@ -227,7 +227,7 @@ class Trainer:
     def _report_bad_samples(self, record: StepRecord) -> None:
         run = self.run
         consumed = run.position.samples(record.step - 1)
-        found = bad_samples.find(run.engine.module, run.batches, run.plan.reading, consumed)
+        found = bad_samples.find(run.engine.module, run.batches, run.plan.data.reading, consumed)
         self.logbook.log_skipped(record, found)
 
     def save(self, step: int) -> None:

@@ -22,7 +22,7 @@ from zerokara.training import task_test
 from zerokara.training.compute import devices
 from zerokara.training.evaluation import evaluate_checkpoint
 from zerokara.training.planning.memory_forecast import MachineMemory, MemoryForecast
-from zerokara.training.planning.run_plan import RunPlan, on_nodes, read_plan
+from zerokara.training.planning.run_plan import RunPlan, on_processes, read_plan
 from zerokara.training.processes import launcher, leaving
 from zerokara.training.trainer import open_trainer
 from zerokara.training.trial import run_trial
@@ -56,7 +56,7 @@ def _plan_of(path: Path) -> RunPlan:
     """The plan for the machines that are left: torch's agents go on where one is lost."""
     plan = read_plan(path)
     nodes = int(os.environ["WORLD_SIZE"]) // int(os.environ["LOCAL_WORLD_SIZE"])
-    return plan if nodes == plan.nodes else on_nodes(plan, nodes)
+    return plan if nodes == plan.nodes else on_processes(plan, nodes * plan.processes_per_node, nodes)
 
 
 def work(plan: RunPlan, what: str, argument: str = "") -> None:

@@ -25,8 +25,8 @@ def prepared(span_data: dict[str, str], *settings: str) -> RunPlan:
 
 def counted(plan: RunPlan, epochs: int) -> tuple[np.ndarray, int]:
     """How often each id is a target that the loss counts, and in how many samples."""
-    reading = plan.reading
-    batches = Batches(reading.tokens(), reading.order(), BatchLayout(64, 64), plan.objective)
+    reading = plan.data.reading
+    batches = Batches(reading.tokens(), reading.order(), BatchLayout(64, 64), plan.data.objective)
     counts = np.zeros(plan.encoder.vocab_size)
     starts = range(0, epochs * reading.samples_per_epoch - 64, 64)
     for start in starts:
@@ -39,9 +39,9 @@ def test_a_t5_is_measured_by_what_its_decoder_predicts(span_data: dict[str, str]
     plan = prepared(span_data, *T5)
     counts, num_samples = counted(plan, EPOCHS)
     corpus = token_counts(IndexedTokens(plan.data.train_prefix))
-    expected, lengths = plan.objective.target_counts(corpus), plan.objective.lengths
+    expected, lengths = plan.data.objective.target_counts(corpus), plan.data.objective.lengths
     assert expected.sum() == pytest.approx(lengths.target) and lengths.num_spans > 1
-    sentinels = plan.objective.sentinel_ids
+    sentinels = plan.data.objective.sentinel_ids
     used, unused = sentinels[: lengths.num_spans], sentinels[lengths.num_spans :]
     assert (counts[used] == num_samples).all() and (expected[used] == 1).all() and not counts[unused].any()
     # A text of 28 thousand tokens is cut at the same places in each epoch, and the last of a sample is always masked.
@@ -54,11 +54,11 @@ def test_a_t5_is_measured_by_what_its_decoder_predicts(span_data: dict[str, str]
 def test_a_t5_is_measured_exactly_where_samples_begin_anywhere(span_data: dict[str, str]) -> None:
     plan = prepared(span_data, *T5)
     tokens = np.asarray(IndexedTokens(plan.data.train_prefix).tokens, dtype=np.int64)
-    num_samples, taken = 60_000, plan.objective.lengths.raw
+    num_samples, taken = 60_000, plan.data.objective.lengths.raw
     starts = np.random.default_rng(0).integers(0, len(tokens), num_samples)
-    batch = plan.objective(tokens[(starts[:, None] + np.arange(taken)) % len(tokens)], np.arange(num_samples))
+    batch = plan.data.objective(tokens[(starts[:, None] + np.arange(taken)) % len(tokens)], np.arange(num_samples))
     counts = np.bincount(batch.labels.ravel(), minlength=plan.encoder.vocab_size)
-    expected = num_samples * plan.objective.target_counts(np.bincount(tokens))
+    expected = num_samples * plan.data.objective.target_counts(np.bincount(tokens))
     # Each count is that of independent draws, give or take their standard deviation.
     assert (np.abs(counts - expected) / np.sqrt(np.maximum(1, expected))).max() < 5
     # The entropy of counts is too low, by about half the number of ids over the number of targets (Miller, 1955).

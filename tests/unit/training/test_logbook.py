@@ -39,7 +39,10 @@ def logbook(run_dir: Path, state: TrainingState = START, rank: int = 0, mixed: b
     stages = (MixedStage((1, 3), None, "shuffle"),) if mixed else ()
     reading = DataPlan(run_dir / "train", SOURCES, causal(32), 1, "shuffle", stages)
     schedule = Schedule.from_config(config, config.lengths.raw, samples_per_epoch=160)
-    plan = cast(RunPlan, SimpleNamespace(config=config, run_dir=run_dir, reading=reading, schedule=schedule))
+    plan = cast(
+        RunPlan,
+        SimpleNamespace(config=config, run_dir=run_dir, data=SimpleNamespace(reading=reading), schedule=schedule),
+    )
     return Logbook(plan, Position.resumed_from(state, 8, 32), state, Processes(torch.device("cpu"), rank))
 
 

@@ -30,7 +30,7 @@ def test_the_head_of_the_data_is_shown_as_text(tiny_data: dict[str, str]) -> Non
     rows = dict(plan_rows.data_rows(plan))
     shown = rows["data begins"].partition(" = ")[2].strip("'")
     assert len(shown) > 20 and shown in Path(tiny_data["input_jsonl"]).read_text(encoding="utf-8")
-    assert rows["tokenizer"].startswith(f"sha256 {plan.tokenizer_sha256[:12]}")
+    assert rows["tokenizer"].startswith(f"sha256 {plan.encoder.sha256[:12]}")
 
 
 @pytest.mark.parametrize("place", [3, -3])

@@ -145,19 +145,19 @@ def test_without_init_from_nothing_is_imported_for_it(settings, monkeypatch: pyt
 def test_a_plan_for_several_machines(settings) -> None:  # type: ignore[no-untyped-def]
     plan = run_plan.make_plan(settings("num_processes=2", "nodes=2", "micro_batch_size=2"), 4, nodes=2)
     assert (plan.num_processes, plan.processes_per_node, plan.data_parallel_size) == (4, 2, 4)
-    alone = run_plan.on_nodes(plan, 1)
+    alone = run_plan.on_processes(plan, 2, 1)
     assert (alone.num_processes, alone.nodes, alone.data_parallel_size) == (2, 1, 2)
     room = launching.MachineMemory(gpu_bytes=None, main_bytes=10**10)
     assert plan.memory_forecast(room).pools[0].num_processes == 2, "those of one machine share its memory"
     with pytest.raises(UserError, match="global_batch_size"):
-        run_plan.on_nodes(plan, 3)
+        run_plan.on_processes(plan, 6, 3)
 
 
 def test_tensor_parallelism_stays_inside_a_machine(settings) -> None:  # type: ignore[no-untyped-def]
     given = settings("num_processes=1", "nodes=2", "tensor_parallel_size=2", "micro_batch_size=2", "optimizer=adamw")
     plan = run_plan.make_plan(given, 2, nodes=2)
     with pytest.raises(UserError, match="tensor_parallel_size = 2: must divide the 1 processes of each machine"):
-        run_plan.on_processes(plan, 2, "fp32")
+        run_plan.on_processes(plan, 2)
 
 
 def test_a_hierarchy_of_the_users_own_is_checked_with_the_final_number_of_processes(settings, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -172,7 +172,7 @@ def test_a_hierarchy_of_the_users_own_is_checked_with_the_final_number_of_proces
         f"deepspeed_template={template}",
     )
     plan = run_plan.make_plan(given, 1)
-    assert run_plan.on_processes(plan, 4, "fp32").template["zero_optimization"]["zero_hpz_partition_size"] == 2
+    assert run_plan.on_processes(plan, 4).template["zero_optimization"]["zero_hpz_partition_size"] == 2
     rule = "template.json: zero_hpz_partition_size = 2: must be a divisor of the 3 processes"
     with pytest.raises(UserError, match=rule):
-        run_plan.on_processes(plan, 3, "fp32")
+        run_plan.on_processes(plan, 3)

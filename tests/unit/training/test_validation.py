@@ -50,7 +50,7 @@ def test_bits_per_byte_are_of_the_text_alone(span_data: dict[str, str], architec
     found = result.as_json()
 
     labels, nats = by_hand(plan, model)
-    end, sentinels = plan.encoder.eos_id, plan.objective.sentinel_ids
+    end, sentinels = plan.encoder.eos_id, plan.data.objective.sentinel_ids
     is_end, is_sentinel = labels == end, np.isin(labels, sentinels)
     is_text = ~is_end & ~is_sentinel
     num_bytes = plan.encoder.piece_bytes()[labels].sum()
@@ -105,7 +105,7 @@ def test_step_8_measures_the_same(tiny_data: dict[str, str], tmp_path: Path, set
 def by_hand(plan: run_plan.RunPlan, model: torch.nn.Module) -> tuple[np.ndarray, np.ndarray]:
     """The ids that a validation predicts, and the nats of each, in double precision from the logits."""
     labels, nats = [], []
-    for _, batch in evaluation_batches(plan.data.valid_prefix, plan.objective, plan.encoder.eos_id).batches(4):
+    for _, batch in evaluation_batches(plan.data.valid_prefix, plan.data.objective, plan.encoder.eos_id).batches(4):
         inputs, labels_BT, mask_BT, *others = batch_loader.as_tensors(batch)
         with torch.no_grad():
             logits = model(inputs, None, None, *others)[..., : plan.encoder.vocab_size].double()

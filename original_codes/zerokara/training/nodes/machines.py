@@ -140,7 +140,7 @@ class Machines:
         if not self._count:
             raise RunError("the run has started without this machine; it may join the next start")
         if self._count != plan.nodes:
-            plan = run_plan.on_nodes(plan, self._count)
+            plan = run_plan.on_processes(plan, self._count * plan.processes_per_node, self._count)
         seconds = health.seconds_of(self._count)
         print(f"{self._count} machines are here; comparing them takes {seconds:.0f} s", flush=True)
         own = health.report_of(plan, self._meeting.address, (device, devices))

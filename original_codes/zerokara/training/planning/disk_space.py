@@ -19,7 +19,7 @@ def max_checkpoints(plan: RunPlan, save_interval: int) -> int:
     if isinstance(config, FinetuneConfig) and config.keep_best:  # each validation that finds a better one saves it
         save_interval = min(save_interval, config.eval_interval)
     # One more than is kept: an old one is deleted only when the new one is whole.
-    standing = config.keep_last + 1 + (1 if config.keep_best and plan.num_valid_tokens else 0)
+    standing = config.keep_last + 1 + (1 if config.keep_best and plan.data.num_valid_tokens else 0)
     if config.keep_every:
         standing += num_steps // math.lcm(config.keep_every, save_interval)
     return min(-(-num_steps // save_interval), standing)
@@ -61,7 +61,7 @@ def _what_fits_on_disk(plan: RunPlan, room: int) -> str:
         # So few saves that all of them may stay; or, where every so many are kept, few enough of these.
         unit = config.keep_every or 1
         times = -(-num_steps // (unit * room))
-        besides = config.keep_last + 1 + (1 if config.keep_best and plan.num_valid_tokens else 0)
+        besides = config.keep_last + 1 + (1 if config.keep_best and plan.data.num_valid_tokens else 0)
         if config.keep_every and room >= besides:
             times = min(times, num_steps // (unit * (room - besides + 1)) + 1)
         keeping = f" with keep_every: {unit * times}" if config.keep_every else ""

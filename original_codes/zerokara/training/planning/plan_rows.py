@@ -23,7 +23,7 @@ _CHECKED_IDS = 1 << 20
 def plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
     """Return what the run will do, by name."""
     config, shape, schedule = plan.config, plan.shape, plan.schedule
-    train, valid = count_text(plan.data.num_train_tokens), count_text(plan.num_valid_tokens)
+    train, valid = count_text(plan.data.num_train_tokens), count_text(plan.data.num_valid_tokens)
     length = (
         f"{schedule.num_steps:,} steps × {config.global_batch} sequences = {count_text(schedule.num_tokens)} "
         f"tokens = {schedule.epochs_at(schedule.num_steps):.3f} epochs; {schedule.warmup_steps} warm-up steps"
@@ -51,7 +51,7 @@ def plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
 
 def _example_rows(plan: RunPlan) -> list[tuple[str, str]]:
     """What became of the examples of a fine-tuning, and how they are packed."""
-    examples, reading = plan.data.examples, plan.reading
+    examples, reading = plan.data.examples, plan.data.reading
     if examples is None or not isinstance(reading, ExampleData):
         return []
     rows, counts = reading.tokens(), examples.train.counts
@@ -85,7 +85,7 @@ def data_rows(plan: RunPlan) -> list[tuple[str, str]]:
     head = np.asarray(tokens[:_HEAD_TOKENS], dtype=np.int64)
     return [
         ("data begins", f"{' '.join(str(one) for one in head[:8])} … = {plan.encoder.decode(head.tolist())!r}"),
-        ("tokenizer", f"sha256 {plan.tokenizer_sha256[:12]}…, the one that the data was made with"),
+        ("tokenizer", f"sha256 {plan.encoder.sha256[:12]}…, the one that the data was made with"),
     ]
 
 
@@ -95,7 +95,7 @@ def baseline_text(unigram_entropy: float) -> str:
 
 
 def _length_text(plan: RunPlan) -> str:
-    lengths = plan.objective.lengths
+    lengths = plan.data.objective.lengths
     if not lengths.num_noise_tokens:
         return f"sequences of {lengths.input} tokens"
     return (
@@ -105,7 +105,7 @@ def _length_text(plan: RunPlan) -> str:
 
 
 def _order_text(plan: RunPlan) -> str:
-    reading = plan.reading
+    reading = plan.data.reading
     masked = ", intra-document masking" if plan.config.intra_document_masking else ""
     if len(reading.stages) > 1:
         return f"{len(reading.stages)} stages{masked}"

@@ -38,9 +38,9 @@ def identity_of(plan: RunPlan) -> dict[str, Any]:
         **plan.shape.as_json(),
         "seed": config.seed,
         "order": config.order,
-        "tokenizer_sha256": plan.tokenizer_sha256,
-        "data_sha256": plan.data_sha256,
-        "curriculum": plan.reading.identity(),
+        "tokenizer_sha256": plan.encoder.sha256,
+        "data_sha256": plan.data.sha256,
+        "curriculum": plan.data.reading.identity(),
         "intra_document_masking": config.intra_document_masking,
     }
 
@@ -182,7 +182,7 @@ def find_checkpoint(plan: RunPlan, name: str) -> Path:
             with.
     """
     run_dir = plan.run_dir
-    if not plan.num_valid_tokens:
+    if not plan.data.num_valid_tokens:
         raise UserError(_nothing_to_validate_with(plan))
     if not name:
         newest = checkpoint.newest_complete(run_dir)
@@ -204,7 +204,7 @@ def find_checkpoint(plan: RunPlan, name: str) -> Path:
     state = checkpoint.read_state(folder)
     for what, was, now in (
         ("model", state.shape, plan.shape.as_json()),
-        ("tokenizer", state.tokenizer_sha256, plan.tokenizer_sha256),
+        ("tokenizer", state.tokenizer_sha256, plan.encoder.sha256),
     ):
         if was != now:
             raise UserError(Fault(where=str(folder), rule=f"is of another {what} than the configuration's"))

@@ -20,7 +20,6 @@ from zerokara.config.settings import Origin
 from zerokara.durable import write_json
 from zerokara.errors import RunError, UserError
 from zerokara.model.shapes import ModelShape
-from zerokara.samples.reading import Reading
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.training.compute import optimizers, updater
 from zerokara.training.compute.deepspeed_settings import hierarchy_fault, load_template, with_hierarchy
@@ -29,7 +28,7 @@ from zerokara.training.planning import planned_data, recipe
 from zerokara.training.planning.consumption import Consumption, consumption, schedule_of, situation_of
 from zerokara.training.planning.memory import TrainingLayout
 from zerokara.training.planning.memory_forecast import MachineMemory, MemoryForecast
-from zerokara.training.planning.planned_data import PlannedData, RunObjective
+from zerokara.training.planning.planned_data import PlannedData
 from zerokara.training.planning.recipe import Advice
 from zerokara.training.planning.schedule import Schedule
 
@@ -46,47 +45,43 @@ class RunPlan:
     """The settings; `precision` is resolved, and `micro_batch_size` once it is chosen (`with_micro_batch`)."""
     given: RunConfig
     """The settings as the user gave them, with the `recipe` in place of its `auto`."""
-    shape: ModelShape
-    schedule: Schedule
-    num_processes: int
-    given_template: dict[str, Any]
-    """The user's DeepSpeed settings."""
-    updater: UpdaterName
-    """What updates the weights."""
-    tokenizer_sha256: str
     encoder: Encoder
     """The tokenizer."""
     data: PlannedData
     """What it trains on, and validates with."""
+    given_template: dict[str, Any]
+    """The user's DeepSpeed settings."""
+    num_processes: int
     nodes: int = 1
     """Machines, with equally many of the processes."""
     advice: tuple[Advice, ...] = ()
     """What the recipe chose, and why."""
 
-    @property
-    def objective(self) -> RunObjective:
-        """Turns samples into model inputs and targets."""
-        return self.data.objective
+    @cached_property
+    def shape(self) -> ModelShape:
+        """The model."""
+        return ModelShape.from_config(self.config, self.encoder.vocab_size)
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """Length and learning rate."""
+        return schedule_of(self.config, self.data.reading)
+
+    @cached_property
+    def consumption(self) -> Consumption:
+        """Tokens and epochs that the run takes of each source."""
+        return consumption(self.data.reading, self.schedule)
 
     @property
-    def reading(self) -> Reading:
-        """The training samples and their order."""
-        return self.data.reading
+    def updater(self) -> UpdaterName:
+        """What updates the weights."""
+        config = self.config
+        return updater.choose(config.zero_stage, config.optimizer_name, config.offload, self.data_parallel_size)
 
     @property
     def template(self) -> dict[str, Any]:
         """The DeepSpeed settings that are not ours, for these processes."""
         return with_hierarchy(self.given_template, self.config, self.num_processes, self.nodes)
-
-    @property
-    def data_sha256(self) -> str:
-        """One hash for the training data."""
-        return self.data.sha256
-
-    @property
-    def num_valid_tokens(self) -> int:
-        """Tokens of the validation data; 0 without any."""
-        return self.data.num_valid_tokens
 
     @property
     def run_dir(self) -> Path:
@@ -102,11 +97,6 @@ class RunPlan:
     def data_parallel_size(self) -> int:
         """Data-parallel ranks, which share the global batch."""
         return self.num_processes // self.config.tensor_parallel_size
-
-    @cached_property
-    def consumption(self) -> Consumption:
-        """Tokens and epochs that the run takes of each source."""
-        return consumption(self.reading, self.schedule)
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -132,8 +122,8 @@ class RunPlan:
             "num_processes": self.num_processes,
             "nodes": self.nodes,
             "deepspeed_template": self.given_template,
-            "tokenizer_sha256": self.tokenizer_sha256,
-            "data_sha256": self.data_sha256,
+            "tokenizer_sha256": self.encoder.sha256,
+            "data_sha256": self.data.sha256,
         }
         write_json(path, content)
 
@@ -161,20 +151,9 @@ def read_plan(path: Path) -> RunPlan:
     ):
         if was != now:
             raise RunError(f"{what}: was replaced after the run was planned; start it again")
-    return RunPlan(
-        config=config,
-        given=given,
-        shape=ModelShape.from_config(config, encoder.vocab_size),
-        schedule=schedule_of(config, data.reading),
-        num_processes=content["num_processes"],
-        given_template=content["deepspeed_template"],
-        updater=_updater(config, content["num_processes"]),
-        tokenizer_sha256=encoder.sha256,
-        encoder=encoder,
-        data=data,
-        nodes=content["nodes"],
-        advice=tuple(Advice(**each) for each in content["recipe"]),
-    )
+    advice = tuple(Advice(**each) for each in content["recipe"])
+    template, num_processes, nodes = (content[key] for key in ("deepspeed_template", "num_processes", "nodes"))
+    return RunPlan(config, given, encoder, data, template, num_processes, nodes, advice)
 
 
 def make_plan(
@@ -186,9 +165,8 @@ def make_plan(
 ) -> RunPlan:
     """Plan a run from its configuration, the tokenizer and the token files; `precision` replaces an `auto`.
 
-    `num_processes` are those of all `nodes` together.
-
-    `kept` are the settings with which this run was last started (`run_folder.kept_settings`).
+    `num_processes` are those of all `nodes` together; where the setting is `auto`, 1 until `on_processes`. `kept` are
+    the settings with which this run was last started (`run_folder.kept_settings`).
 
     Raises:
         UserError: the token files are missing or were made with another tokenizer; the tokenizer lacks what is needed;
@@ -203,63 +181,33 @@ def make_plan(
     given, advice = recipe.resolve(given, situation, kept)
     _check_batch(given, num_processes)
     config = given.model_copy(update={"precision": precision}) if precision else given
-    shape = ModelShape.from_config(config, encoder.vocab_size)
-    if shape.padded_vocab_size % config.tensor_parallel_size:
-        rows = f"{shape.padded_vocab_size}, the {encoder.vocab_size} pieces of the tokenizer and their padding"
+    plan = RunPlan(config, given, encoder, data, template, num_processes, nodes, advice)
+    if plan.shape.padded_vocab_size % config.tensor_parallel_size:
+        rows = f"{plan.shape.padded_vocab_size}, the {encoder.vocab_size} pieces of the tokenizer and their padding"
         raise UserError(config.fault("tensor_parallel_size", f"must divide {rows}", "try a power of two"))
-    return RunPlan(
-        config=config,
-        given=given,
-        shape=shape,
-        schedule=schedule_of(config, data.reading),
-        num_processes=num_processes,
-        given_template=template,
-        updater=_updater(config, num_processes),
-        tokenizer_sha256=encoder.sha256,
-        encoder=encoder,
-        data=data,
-        nodes=nodes,
-        advice=advice,
-    )
+    _ = plan.schedule  # its faults belong to the planning
+    return plan
 
 
-def _check_batch(config: RunConfig, num_processes: int) -> None:
-    if faults := list(config.batch_faults(num_processes)):
-        raise UserError(faults)
+def on_processes(
+    plan: RunPlan, num_processes: int, nodes: int | None = None, precision: Literal["bf16", "fp32"] | None = None
+) -> RunPlan:
+    """Return the same plan for other processes, on as many machines as before or on `nodes`; `precision` resolves it.
 
-
-def _check_machines(plan: RunPlan, num_processes: int, nodes: int) -> None:
-    """Check what depends on the final number of processes: where it is `auto`, `make_plan` is given 1."""
-    config, here = plan.given, num_processes // nodes
+    Raises:
+        UserError: the global batch cannot be shared among the processes, or a matrix among those of a machine; the
+            template states another hierarchy.
+    """
+    config, nodes = plan.given, nodes or plan.nodes
+    here, tensor_parallel_size = num_processes // nodes, config.tensor_parallel_size
+    _check_batch(config, num_processes)
     if fault := hierarchy_fault(plan.given_template, config, num_processes):
         raise UserError(replace(fault, where=str(template_path(config.deepspeed_template))))
-    if nodes > 1 and here % config.tensor_parallel_size:
+    if nodes > 1 and here % tensor_parallel_size:
         rule = f"must divide the {here} processes of each machine: it communicates in every layer, within one machine"
         raise UserError(config.fault("tensor_parallel_size", rule, f"try {here}, or a divisor of it"))
-
-
-def on_processes(plan: RunPlan, num_processes: int, precision: Literal["bf16", "fp32"]) -> RunPlan:
-    """Return the same plan for another number of processes, with `precision` resolved.
-
-    Raises:
-        UserError: the global batch cannot be shared among the processes, or a matrix among those of a machine.
-    """
-    _check_batch(plan.given, num_processes)
-    _check_machines(plan, num_processes, plan.nodes)
-    config = plan.config.model_copy(update={"precision": precision})
-    return replace(plan, config=config, num_processes=num_processes, updater=_updater(config, num_processes))
-
-
-def on_nodes(plan: RunPlan, nodes: int) -> RunPlan:
-    """Return the same plan for another number of machines, each with as many processes.
-
-    Raises:
-        UserError: the global batch cannot be shared among the processes.
-    """
-    number = nodes * plan.processes_per_node
-    _check_batch(plan.given, number)
-    _check_machines(plan, number, nodes)
-    return replace(plan, nodes=nodes, num_processes=number, updater=_updater(plan.config, number))
+    chosen = plan.config.model_copy(update={"precision": precision}) if precision else plan.config
+    return replace(plan, config=chosen, num_processes=num_processes, nodes=nodes)
 
 
 def with_micro_batch(plan: RunPlan, micro_batch: int) -> RunPlan:
@@ -274,6 +222,6 @@ def template_path(deepspeed_template: str) -> Path:
     return Path(__file__).resolve().parents[3] / "ds_config_gpt_TEMPLATE.json"
 
 
-def _updater(config: RunConfig, num_processes: int) -> UpdaterName:
-    data_parallel_size = num_processes // config.tensor_parallel_size
-    return updater.choose(config.zero_stage, config.optimizer_name, config.offload, data_parallel_size)
+def _check_batch(config: RunConfig, num_processes: int) -> None:
+    if faults := list(config.batch_faults(num_processes)):
+        raise UserError(faults)
