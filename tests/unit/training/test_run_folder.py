@@ -58,7 +58,7 @@ def begin(plan: RunPlan) -> Path:
 
 def test_a_changed_setting_is_announced_and_another_shape_refused(settings) -> None:  # type: ignore[no-untyped-def]
     begin(run_plan.make_plan(settings(), 1))
-    assert run_folder.claim(run_plan.make_plan(settings(), 1)) == []
+    assert run_folder.check_same_run(run_plan.make_plan(settings(), 1)) == []
     assert run_folder.check_same_run(run_plan.make_plan(settings("lr=0.02", "num_workers=1"), 1)) == ["lr: 0.01 → 0.02"]
     with refused("num_layers", "2", "3"):
         run_folder.check_same_run(run_plan.make_plan(settings("num_layers=3"), 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from pathlib import Path
 from typing import Any
@@ -45,14 +46,14 @@ def identity_of(plan: RunPlan) -> dict[str, Any]:
     }
 
 
-def claim(plan: RunPlan) -> list[str]:
-    """Make the run folder, or take the one of this run; return a message for each setting that changed since.
+def claim(plan: RunPlan) -> None:
+    """Make the run folder, or take the one of this run.
 
     Raises:
         UserError: the folder holds another run, or foreign files; nothing in it is touched.
     """
     run_dir, config = plan.run_dir, plan.given
-    changes = check_same_run(plan)
+    check_same_run(plan)
     run_dir.mkdir(parents=True, exist_ok=True)
     if not is_begun(run_dir) or not (run_dir / TOKENIZER_NAME).exists():
         write_bytes(run_dir / TOKENIZER_NAME, Path(config.input_tokenizer_file).read_bytes())
@@ -61,7 +62,6 @@ def claim(plan: RunPlan) -> list[str]:
     write_json(run_dir / IDENTITY_NAME, identity_of(plan))
     write_text(run_dir / RESOLVED_NAME, as_yaml(config))
     plan.write(run_dir / PLAN_NAME)
-    return changes
 
 
 def kept_settings(config: RunConfig) -> RunConfig | None:
@@ -76,9 +76,13 @@ def kept_settings(config: RunConfig) -> RunConfig | None:
 
 
 def check_same_run(plan: RunPlan) -> list[str]:
-    """As `claim`, without changing anything."""
+    """Check that the run folder is free or this run's; return a message for each setting that changed since its start.
+
+    Raises:
+        UserError: the folder holds another run, or foreign files.
+    """
     run_dir, config = plan.run_dir, plan.given
-    check_ours(plan)
+    _check_ours(plan)
     if not is_begun(run_dir):
         return []
     was, now = orjson.loads((run_dir / IDENTITY_NAME).read_bytes()), identity_of(plan)
@@ -88,23 +92,25 @@ def check_same_run(plan: RunPlan) -> list[str]:
         rule = "belongs to another run: " + "; ".join(differing)
         remedy = "choose another output_model_dir, or use --redo to set that run aside and start over"
         raise UserError(config.fault("output_model_dir", rule, remedy))
-    return _changed_settings(run_dir / RESOLVED_NAME, config)
+    before: dict[str, Any] = {}
+    if (planned := run_dir / PLAN_NAME).exists():  # earlier versions wrote none
+        before = orjson.loads(planned.read_bytes())["requested"]
+    wanted = config.model_dump(mode="json", exclude=_UNREPORTED_KEYS)
+    return [f"{key}: {before[key]} → {value}" for key, value in wanted.items() if before.get(key, value) != value]
 
 
-def check_ours(plan: RunPlan) -> None:
-    """Check that the run folder is empty or holds a run.
-
-    Raises:
-        UserError: it holds other files.
-    """
+def _check_ours(plan: RunPlan) -> None:
+    """Check that the run folder is empty or holds a run."""
     run_dir = plan.run_dir
     if not run_dir.exists() or (run_dir / IDENTITY_NAME).exists():
         return
-    # A start may have been killed before it wrote its first file.
-    others = [path for path in run_dir.iterdir() if path.name not in run_lock.NAMES and not _is_half_written(path)]
-    if others:
-        rule = "must be an empty folder or a run folder; it holds other files"
-        raise UserError(plan.given.fault("output_model_dir", rule, "choose another folder"))
+    # A start may have been killed before it wrote its first file, or while it did.
+    ours = (IDENTITY_NAME, RESOLVED_NAME, PLAN_NAME, TOKENIZER_NAME, CHAT_TEMPLATE_NAME)
+    for path in run_dir.iterdir():
+        is_half_written = path.name.endswith(PARTIAL_SUFFIX) and path.name.startswith(ours)
+        if path.name not in run_lock.NAMES and not is_half_written:
+            rule = "must be an empty folder or a run folder; it holds other files"
+            raise UserError(plan.given.fault("output_model_dir", rule, "choose another folder"))
 
 
 def is_begun(run_dir: Path) -> bool:
@@ -122,23 +128,20 @@ def check_redo(plan: RunPlan) -> list[str]:
         UserError: it holds foreign files, or something that the new run reads.
     """
     run_dir, config = plan.run_dir, plan.given
-    check_ours(plan)
+    _check_ours(plan)
     if not is_begun(run_dir):
         return []
     rule = f"lies in the run folder {run_dir}, which --redo would set aside"
     remedy = "move it, or choose another output_model_dir"
-    read: dict[str, tuple[str, ...]] = {
-        key: (getattr(config, key),) for key in _INPUT_KEYS if getattr(config, key) not in ("", "auto")
-    }
-    for key in _DATA_KEYS:
-        read[key] = tuple(entry.removeprefix("@") for entry in getattr(config, key, ()))
-    here = run_dir.resolve()
-    faults = [
-        config.fault(key, rule, remedy)
-        for key, paths in read.items()
-        if any(Path(path).expanduser().resolve().is_relative_to(here) for path in paths)
-    ]
-    if config.path.resolve().is_relative_to(here):
+    faults = []
+    for key in (*_INPUT_KEYS, *_DATA_KEYS):
+        value = getattr(config, key, ())
+        for name in (value,) if isinstance(value, str) else value:
+            path = Path(name.removeprefix("@")).expanduser().resolve()
+            if name not in ("", "auto") and path.is_relative_to(run_dir.resolve()):
+                faults.append(config.fault(key, rule, remedy))
+                break
+    if config.path.resolve().is_relative_to(run_dir.resolve()):
         faults.append(Fault(str(config.path), rule, remedy="copy it elsewhere, and name the copy by --config"))
     if faults:
         raise UserError(faults)
@@ -146,8 +149,10 @@ def check_redo(plan: RunPlan) -> list[str]:
     reached = f"its newest checkpoint is of step {steps[-1]:,}" if steps else "it has no checkpoint"
     size = bytes_text(sum(path.stat().st_size for path in run_dir.rglob("*") if path.is_file()))
     standing = "complete, " if (run_dir / MANIFEST_NAME).exists() else ""
-    if steps and not standing and _resumes(plan):
-        standing = "which this command resumes without --redo, "
+    if steps and not standing:
+        with contextlib.suppress(UserError):
+            check_same_run(plan)
+            standing = "which this command resumes without --redo, "
     return [
         f"--redo sets the run {run_dir} aside as {_free_name(run_dir)}: {standing}{reached}, {size}",
         f"once you no longer need it: {shlex.join(['rm', '-r', str(_free_name(run_dir))])}",
@@ -183,23 +188,27 @@ def find_checkpoint(plan: RunPlan, name: str) -> Path:
     """
     run_dir = plan.run_dir
     if not plan.data.num_valid_tokens:
-        raise UserError(_nothing_to_validate_with(plan))
+        rule, remedy = "step 2 kept no documents for validation", ", and run step 2 again with --redo"
+        if plan.data.examples is not None:
+            rule, remedy = (
+                "gives no validation examples, and valid_data names none",
+                " or name valid_data, and train with --redo",
+            )
+        raise UserError(plan.given.fault("valid_fraction", rule, f"give it a share{remedy}"))
     if not name:
-        newest = checkpoint.newest_complete(run_dir)
-        if newest is None:
+        folder = checkpoint.newest_complete(run_dir)
+        if folder is None:
             raise UserError(Fault(where=str(run_dir), rule="holds no whole checkpoint", remedy="train first"))
-        folder = newest
     else:
         marked = run_dir / name  # `best` and `latest` are files that name a checkpoint
         named = marked.read_text(encoding="utf-8").strip() if marked.is_file() else name
         number = int(name) if name.isdecimal() else -1
         candidates = [Path(named), run_dir / named, checkpoint.folder_of(run_dir, number)]
-        there = [path for path in candidates if path.is_dir()]
-        if not there:
+        folder = next((path for path in candidates if path.is_dir()), None)
+        if folder is None:
             steps = ", ".join(str(step) for step in checkpoint.all_steps(run_dir)) or "none"
             rule = f"is no checkpoint, neither by itself nor in {run_dir}; that has those of the steps {steps}"
             raise UserError(Fault(where="--evaluate", rule=rule, value=name))
-        folder = there[0]
         checkpoint.check(folder)
     state = checkpoint.read_state(folder)
     for what, was, now in (
@@ -211,42 +220,8 @@ def find_checkpoint(plan: RunPlan, name: str) -> Path:
     return folder
 
 
-def _nothing_to_validate_with(plan: RunPlan) -> Fault:
-    if plan.data.examples is not None:
-        rule = "gives no validation examples, and valid_data names none"
-        return plan.given.fault("valid_fraction", rule, "give it a share or name valid_data, and train with --redo")
-    rule = "step 2 kept no documents for validation"
-    return plan.given.fault("valid_fraction", rule, "give it a share, and run step 2 again with --redo")
-
-
-def _resumes(plan: RunPlan) -> bool:
-    try:
-        check_same_run(plan)
-    except UserError:
-        return False
-    return True
-
-
 def _free_name(run_dir: Path) -> Path:
     return unused_name(run_dir.resolve() if run_dir.is_symlink() else run_dir, ASIDE_ENDING)
-
-
-def _is_half_written(path: Path) -> bool:
-    names = (IDENTITY_NAME, RESOLVED_NAME, PLAN_NAME, TOKENIZER_NAME, CHAT_TEMPLATE_NAME)
-    return path.name.endswith(PARTIAL_SUFFIX) and path.name.startswith(names)
-
-
-def _changed_settings(path: Path, config: RunConfig) -> list[str]:
-    if not path.exists():
-        return []
-    before = load_run(path)
-    if type(before) is not type(config):
-        return []  # refused already: the identities differ
-    return [
-        f"{key}: {getattr(before, key)} → {getattr(config, key)}"
-        for key in type(config).model_fields
-        if key not in _UNREPORTED_KEYS and getattr(before, key) != getattr(config, key)
-    ]
 
 
 def _only_longer(was: dict[str, Any] | None, now: dict[str, Any] | None) -> bool:
