@@ -34,7 +34,7 @@ def assert_refused(run: Training, *words: tuple[str, ...]) -> None:
 
 
 def test_every_fault_of_all_machines_at_once(three: list[Host], train: Callable[..., Training], tmp_path: Path) -> None:
-    """Other settings, another zerokara, other data and tokenizer, and a pair that does not reach each other."""
+    """Other settings, another zerokara, other data and another tokenizer."""
     other = tmp_path / "other"
     other.mkdir()
     data = make_data(other, num_documents=140)
@@ -44,7 +44,6 @@ def test_every_fault_of_all_machines_at_once(three: list[Host], train: Callable[
         (copy / name).symlink_to(ROOT / name)
     with open(copy / "original_codes/zerokara/progress.py", "a", encoding="utf-8") as file:
         file.write("# a change of one's own\n")
-    three[1].run("ip", "route", "add", "blackhole", three[2].address)
     run = train(
         three,
         num_processes=2,
@@ -61,7 +60,6 @@ def test_every_fault_of_all_machines_at_once(three: list[Host], train: Callable[
         ("host-2 (", "other training data"),
         ("host-2 (", "other validation data"),
         ("host-2 (", "another tokenizer"),
-        ("host-1", "host-2", "cannot exchange data with machine"),
     )
 
 

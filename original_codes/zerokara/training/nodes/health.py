@@ -1,7 +1,7 @@
-"""What must hold before several machines train together, found out in a minute and shown in one table.
+"""What must hold before several machines train together, compared in seconds and shown in one table.
 
-Each machine reports what it has; all compare the reports with the first machine's, and measure their links. A fault on
-any machine keeps all from starting, and each of them prints every fault of all.
+Each machine reports what it has, and all compare the reports with the first machine's. A fault on any machine keeps all
+from starting, and each of them prints every fault of all.
 """
 
 from __future__ import annotations
@@ -12,10 +12,7 @@ import os
 import platform
 import shutil
 import socket
-import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +21,6 @@ import orjson
 from zerokara.errors import Fault, UserError
 from zerokara.progress import bytes_text
 from zerokara.tokens.layout import bin_path, idx_path
-from zerokara.training.nodes import links
-from zerokara.training.nodes.links import Link
 from zerokara.training.nodes.meeting import Meeting
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.planning.setting_names import PLACES
@@ -36,8 +31,6 @@ MAX_CLOCK_SECONDS = 5.0
 """By how much clocks may differ: modification times and logs are compared across machines."""
 SAMPLES, SAMPLE_BYTES = 256, 64 * 1024
 """Blocks of each token file that are compared, and their size."""
-SLOW_SHARE = 0.5
-"""A link with less than so much of the median's speed is pointed out."""
 COMPARED = {
     "code": ("another zerokara", "check out the same commit on every machine, without changes of its own"),
     "python": ("another Python", "run ./setup.sh with the same Python on every machine"),
@@ -53,191 +46,86 @@ COMPARED = {
 }
 """What must be the same on all machines: what to call a difference, and its remedy."""
 
-
-@dataclass(frozen=True)
-class Report:
-    """What one machine has. JSON."""
-
-    host: str
-    address: str
-    code: str
-    python: str
-    packages: dict[str, str]
-    settings: dict[str, Any]
-    tokenizer: str
-    data: str
-    valid: str
-    files: dict[str, str]
-    """Of the token files of both splits, by name (`_sampled`)."""
-    processes: int
-    device: str
-    """``cpu`` or ``cuda``."""
-    devices: str
-    """For people."""
-    precision: str
-    free_bytes: int
-    faults: tuple[str, ...] = ()
-    """What this machine's own checks have found."""
+Report = dict[str, Any]
+"""What one machine has (`report_of`, `faulty_report`), as JSON."""
 
 
-@dataclass(frozen=True)
-class Health:
-    """What the machines have found out about each other."""
-
-    reports: list[Report]
-    """In the order of the machines."""
-    links: dict[tuple[int, int], Link]
-    """What each machine (the first index) found of its link to another."""
-
-    def faults(self) -> list[Fault]:
-        """Everything that keeps them from training together."""
-        return [*self._own(), *self._differing(), *self._unreachable(), *self._clocks()]
-
-    def _own(self) -> Iterator[Fault]:
-        for index, report in enumerate(self.reports):
-            yield from (Fault(_name(index, report), text) for text in report.faults)
-
-    def _differing(self) -> Iterator[Fault]:
-        first = asdict(self.reports[0])
-        for index, report in enumerate(self.reports[1:], start=1):
-            if report.faults:
-                continue  # what it could not find out differs, of course
-            own = asdict(report)
-            same_manifests = all(own[key] == first[key] for key in ("data", "valid"))
-            for key, (what, remedy) in COMPARED.items():
-                was, now = first[key], own[key]
-                if was != now and (key != "files" or same_manifests):
-                    rule = f"has {what} than {self.reports[0].host}: {_difference(was, now)}"
-                    yield Fault(_name(index, report), rule, remedy=remedy)
-
-    def _unreachable(self) -> Iterator[Fault]:
-        for (one, other), link in sorted(self.links.items()):
-            if link.fault and (one < other or not self.links.get((other, one), Link()).fault):
-                there = self.reports[other]
-                rule = f"cannot exchange data with {_name(other, there)}: {link.fault}"
-                remedy = "let all TCP ports through between these machines, in both directions"
-                yield Fault(_name(one, self.reports[one]), rule, remedy=remedy)
-
-    def _clocks(self) -> Iterator[Fault]:
-        for index, report in enumerate(self.reports[1:], start=1):
-            link = self.links.get((0, index), Link())
-            if not link.fault and abs(link.clock_seconds) - link.round_trip_seconds > MAX_CLOCK_SECONDS:
-                side = "ahead of" if link.clock_seconds > 0 else "behind"
-                rule = f"its clock is {abs(link.clock_seconds):.1f} s {side} that of {self.reports[0].host}"
-                yield Fault(_name(index, report), rule, remedy="set it right: timedatectl set-ntp true")
-
-    def table(self) -> list[str]:
-        """One line for each machine, below a header."""
-        header = ("machine", "address", "zerokara", "data", "processes", "disk free", "clock", "slowest link")
-        rows = [header]
-        for index, report in enumerate(self.reports):
-            clock = self.links.get((0, index), Link()) if index else Link()
-            own = [(link.bytes_a_second, other) for (one, other), link in self.links.items() if one == index]
-            slowest = min(own, default=None)
-            rows.append((
-                f"{index} {report.host}",
-                report.address,
-                report.code[:8],
-                report.data[:8],
-                f"{report.processes} {report.devices}",
-                bytes_text(report.free_bytes),
-                f"{clock.clock_seconds:+.2f} s" if index and not clock.fault else "",
-                f"{bytes_text(slowest[0])}/s to {slowest[1]}" if slowest else "",
-            ))  # fmt: skip
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-    def warnings(self) -> Iterator[str]:
-        """Links that slow all down."""
-        speeds = sorted(link.bytes_a_second for link in self.links.values() if not link.fault)
-        if len(speeds) < 4:
-            return
-        median = speeds[len(speeds) // 2]
-        for (one, other), link in sorted(self.links.items()):
-            if not link.fault and link.bytes_a_second < SLOW_SHARE * median:
-                speeds_text = f"{bytes_text(link.bytes_a_second)}/s, where half of all have {bytes_text(median)}/s"
-                ends = f"from {self.reports[other].host} to {self.reports[one].host}"
-                yield f"the link {ends} is slow, and each step waits for it: {speeds_text}"
+def report_of(plan: RunPlan, address: str, met_at: float, device: str, devices: str) -> Report:
+    """Return what this machine has; `met_at` is its clock when all were there, `devices` is `device` for display."""
+    return _machine(plan.run_dir, address, met_at) | {
+        "code": _code_hash(),
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "settings": _settings(plan),
+        "tokenizer": plan.encoder.sha256,
+        "data": plan.data.sha256,
+        "valid": plan.data.valid_sha256,
+        "files": _token_files(plan),
+        "processes": plan.processes_per_node,
+        "device": device,
+        "devices": devices,
+        "precision": plan.config.precision,
+    }
 
 
-def report_of(plan: RunPlan | None, address: str, devices: tuple[str, str], faults: Sequence[str] = ()) -> Report:
-    """This machine's report; `plan` is None where its own checks have failed. `devices`: the kind, and for people."""
-    there = Path(plan.run_dir if plan else ".").absolute()
-    folder = next(each for each in (there, *there.parents) if each.exists())
-    return Report(
-        host=socket.gethostname(),
-        address=address,
-        code=_code_hash(),
-        python=platform.python_version(),
-        packages={name: _version(name) for name in PACKAGES},
-        settings=_settings(plan) if plan else {},
-        tokenizer=plan.encoder.sha256 if plan else "",
-        data=plan.data.sha256 if plan else "",
-        valid=plan.data.valid_sha256 if plan else "",
-        files=_token_files(plan) if plan else {},
-        processes=plan.processes_per_node if plan else 0,
-        device=devices[0],
-        devices=devices[1],
-        precision=plan.config.precision if plan else "",
-        free_bytes=shutil.disk_usage(folder).free,
-        faults=tuple(faults),
-    )
+def faulty_report(address: str, met_at: float, faults: Sequence[Fault]) -> Report:
+    """Return the report of a machine whose own checks have found faults."""
+    return _machine(Path.cwd(), address, met_at) | {"faults": [str(each) for each in faults]}
 
 
-def examine(meeting: Meeting, count: int, own: Report) -> Health:
-    """Exchange reports, and measure the links of all pairs; every machine calls it at the same time.
+def _machine(folder: Path, address: str, met_at: float) -> Report:
+    folder = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+    free_bytes = shutil.disk_usage(folder).free
+    return {"host": socket.gethostname(), "address": address, "free_bytes": free_bytes, "clock": met_at}
+
+
+def exchange(meeting: Meeting, count: int, own: Report) -> list[Report]:
+    """Return the reports of all machines, in their order; every machine calls it at the same time.
 
     Raises:
         UserError: a machine has not reported.
     """
-    meeting.tell("report", asdict(own))
-    heard = [meeting.hear("report", index) for index in range(count)]
-    if silent := [index for index, content in enumerate(heard) if content is None]:
+    meeting.tell("report", own)
+    reports = [meeting.hear("report", index) for index in range(count)]
+    if silent := [index for index, content in enumerate(reports) if content is None]:
         rule = "has come, and has not reported within a minute"
         raise UserError(Fault(f"machine {index}", rule, remedy="see what it prints") for index in silent)
-    reports = [_read(content) for content in heard]
-    meeting.tell("links", {str(other): asdict(link) for other, link in _measured(meeting, count, reports).items()})
-    found: dict[tuple[int, int], Link] = {}
-    for index in range(count):
-        content = meeting.hear("links", index, 2 * links.TIMEOUT_SECONDS * count + 60)
-        by_other: Any = content or {}
-        found |= {(index, int(other)): Link(**link) for other, link in by_other.items()}
-    return Health(reports, found)
+    return reports
 
 
-def _measured(meeting: Meeting, count: int, reports: Sequence[Report]) -> dict[int, Link]:
-    """The links of this machine, round by round; the one of a pair that came earlier listens.
-
-    A machine may come late to a pair, from one that has waited in vain: each waits for the other's word before the time
-    for an answer begins, or the fault of one pair would be found in others too.
-    """
-    found: dict[int, Link] = {}
-    patience = links.TIMEOUT_SECONDS * count + 60
-    with ThreadPoolExecutor(1) as thread:
-        for number, other in links.pairs_of(meeting.index, count):
-            if meeting.index < other:
-                with links.listen(meeting.address) as server:
-                    meeting.tell(f"port/{number}", server.getsockname()[1])
-                    if meeting.hear(f"coming/{number}", other, patience) is None:
-                        found[other] = Link(fault="it did not come")
-                    else:
-                        found[other] = thread.submit(links.measure_as_server, server).result()
-            else:
-                port: Any = meeting.hear(f"port/{number}", other, patience)
-                meeting.tell(f"coming/{number}", True)
-                if port is None:
-                    found[other] = Link(fault="it opened no port")
-                else:
-                    found[other] = links.measure_as_client(reports[other].address, port)
-    return found
+def faults(reports: Sequence[Report]) -> Iterator[Fault]:
+    """Yield everything that keeps the machines from training together."""
+    first = reports[0]
+    for index, report in enumerate(reports):
+        where = f"machine {index}, {report['host']} ({report['address']})"
+        if "faults" in report:
+            yield from (Fault(where, text) for text in report["faults"])
+            continue  # what it could not find out differs, of course
+        same_manifests = all(report[key] == first.get(key) for key in ("data", "valid"))
+        for key, (what, remedy) in COMPARED.items():
+            if "faults" not in first and report[key] != first[key] and (key != "files" or same_manifests):
+                rule = f"has {what} than {first['host']}: {_difference(first[key], report[key])}"
+                yield Fault(where, rule, remedy=remedy)
+        ahead = report["clock"] - first["clock"]
+        if abs(ahead) > MAX_CLOCK_SECONDS:
+            rule = f"its clock is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} that of {first['host']}"
+            yield Fault(where, rule, remedy="set it right: timedatectl set-ntp true")
 
 
-def _read(content: Any) -> Report:
-    return Report(**{**content, "faults": tuple(content["faults"])})
-
-
-def _name(index: int, report: Report) -> str:
-    return f"machine {index}, {report.host} ({report.address})"
+def table(reports: Sequence[Report]) -> list[str]:
+    """Return one line for each machine, below a header."""
+    rows = [("machine", "address", "zerokara", "data", "processes", "disk free")]
+    for index, report in enumerate(reports):
+        rows.append((
+            f"{index} {report['host']}",
+            report["address"],
+            report.get("code", "")[:8],
+            report.get("data", "")[:8],
+            f"{report.get('processes', 0)} {report.get('devices', '')}",
+            bytes_text(report["free_bytes"]),
+        ))  # fmt: skip
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _difference(was: Any, now: Any) -> str:
@@ -291,13 +179,3 @@ def _version(name: str) -> str:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return "(none)"
-
-
-def seconds_of(count: int) -> float:
-    """About how long `examine` takes."""
-    return len(links.rounds(count)) * (links.SECONDS + 0.3) + 2
-
-
-def now() -> float:
-    """Seconds since the epoch, by this machine's clock."""
-    return time.time()

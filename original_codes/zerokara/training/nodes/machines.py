@@ -53,6 +53,8 @@ class Machines:
     _has_met: bool = field(init=False, default=False)
     _count: int = field(init=False, default=0)
     """How many have come; 0 for one that came too late."""
+    _met_at: float = field(init=False, default=0.0)
+    """This machine's clock when all were there."""
 
     @classmethod
     def of(cls, config: MachineSettings, join: str | None, host: str | None, again: str) -> Machines:
@@ -116,6 +118,7 @@ class Machines:
         self._has_met = True
         with opened as self._meeting:
             self._count = self._meeting.wait_for_all(self.number, self.least)
+            self._met_at = time.time()
             yield self._meeting
 
     def report_faults(self, faults: Sequence[Fault]) -> None:
@@ -125,12 +128,10 @@ class Machines:
         from zerokara.training.nodes import health
 
         with contextlib.suppress(UserError, RunError), self.met() as met:
-            health.examine(
-                met, self._count, health.report_of(None, met.address, ("", ""), [str(each) for each in faults])
-            )
+            health.exchange(met, self._count, health.faulty_report(met.address, self._met_at, faults))
 
     def agreed(self, plan: RunPlan, devices: str, device: str) -> RunPlan:
-        """Compare what the machines have and measure their links; show it, and return the plan for those that came.
+        """Compare what the machines have; show it, and return the plan for those that came.
 
         Raises:
             UserError: they must not start together; has every fault of all.
@@ -141,15 +142,12 @@ class Machines:
             raise RunError("the run has started without this machine; it may join the next start")
         if self._count != plan.nodes:
             plan = run_plan.on_processes(plan, self._count * plan.processes_per_node, self._count)
-        seconds = health.seconds_of(self._count)
-        print(f"{self._count} machines are here; comparing them takes {seconds:.0f} s", flush=True)
-        own = health.report_of(plan, self._meeting.address, (device, devices))
-        found = health.examine(self._meeting, self._count, own)
-        for line in found.table():
+        own = health.report_of(plan, self._meeting.address, self._met_at, device, devices)
+        reports = health.exchange(self._meeting, self._count, own)
+        print(f"{self._count} machines are here:", flush=True)
+        for line in health.table(reports):
             print(f"  {line}")
-        for warning in found.warnings():
-            print(f"  warning: {warning}")
-        if faults := found.faults():
+        if faults := list(health.faults(reports)):
             raise UserError(faults)
         return plan
 
