@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import IO
 
 import orjson
+import psutil
 
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 """Error numbers of file systems without locks: NFS without its lock daemon, Lustre without ``flock``, some FUSE."""
-_WRITE_SECONDS = 0.02
+_PAUSE_SECONDS = 0.02
 _warned: set[Path] = set()
 """Folders whose file system was reported to have no locks."""
 
@@ -38,15 +39,78 @@ class Holder:
         """Whether it is on this machine."""
         return self.host == socket.gethostname()
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended on this machine, but perhaps for what the kernel has still to clear up."""
+        with suppress(psutil.NoSuchProcess):
+            return self.is_here and psutil.Process(self.pid).status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+        return self.is_here
+
     def __str__(self) -> str:
         return f"process {self.pid}" + ("" if self.is_here else f" on {self.host}")
 
 
-def try_lock(file: IO[bytes]) -> bool:
-    """Lock a file that is open for writing; return False if another process has locked it.
+def acquire(path: Path, seconds: float = 0.0) -> IO[bytes] | None:
+    """Make a file, lock it, and write this process into it; the lock lasts until the returned file is closed.
 
-    On a file system without locks it prints a warning and returns True.
+    Returns None if another process still holds it after `seconds`.
     """
+    deadline = time.monotonic() + seconds
+    while True:
+        file = open(path, "ab")  # noqa: SIM115  # held open on purpose
+        is_locked = _try_lock(file)
+        # Its holder may have just ended and deleted the file: then another file has the name.
+        if is_locked and is_linked(file, path):
+            file.truncate(0)
+            file.write(orjson.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
+            file.flush()
+            return file
+        file.close()
+        if not is_locked:
+            if time.monotonic() >= deadline:
+                return None
+            time.sleep(_PAUSE_SECONDS)
+
+
+def release(file: IO[bytes], path: Path) -> None:
+    """Delete a locked file, if it still has the name `path`, and give up its lock."""
+    if is_linked(file, path):
+        path.unlink()
+    file.close()
+
+
+@contextmanager
+def held(path: Path) -> Iterator[bool]:
+    """Make a file and hold its lock as long as the block lasts; the file is deleted afterwards.
+
+    Yields False, and holds nothing, if another process has it.
+    """
+    file = acquire(path)
+    try:
+        yield file is not None
+    finally:
+        if file is not None:
+            release(file, path)
+
+
+def read_holder(path: Path) -> Holder | None:
+    """Return the process that holds the lock of a file; None if it is unknown. (It writes itself after locking.)"""
+    for _ in range(5):
+        with suppress(FileNotFoundError, orjson.JSONDecodeError):
+            return Holder(**orjson.loads(path.read_bytes()))
+        time.sleep(_PAUSE_SECONDS)
+    return None
+
+
+def is_linked(file: IO[bytes], path: Path) -> bool:
+    """Whether an open file has the name `path`."""
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    return False
+
+
+def _try_lock(file: IO[bytes]) -> bool:
+    """Lock an open file, unless another process has locked it. Without locks it prints a warning and returns True."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -64,50 +128,3 @@ def try_lock(file: IO[bytes]) -> bool:
                 flush=True,
             )
     return True
-
-
-def is_linked(file: IO[bytes], path: Path) -> bool:
-    """Whether an open file still has its name: the holder of the lock before may have deleted it."""
-    with suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    return False
-
-
-def write_holder(file: IO[bytes]) -> None:
-    """Write this process into a file whose lock it holds."""
-    file.truncate(0)
-    file.write(orjson.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
-    file.flush()
-
-
-def read_holder(path: Path) -> Holder | None:
-    """The process that holds the lock of a file; None if it is unknown. (It writes itself a moment after locking.)"""
-    for _ in range(5):
-        with suppress(FileNotFoundError, orjson.JSONDecodeError):
-            return Holder(**orjson.loads(path.read_bytes()))
-        time.sleep(_WRITE_SECONDS)
-    return None
-
-
-@contextmanager
-def held(path: Path) -> Iterator[bool]:
-    """Make a file and hold its lock as long as the block lasts; the file is deleted afterwards.
-
-    Yields False, and holds nothing, if another process has it.
-    """
-    while True:
-        file = open(path, "ab")  # noqa: SIM115  # closed below
-        if not try_lock(file):
-            file.close()
-            yield False
-            return
-        if is_linked(file, path):
-            break
-        file.close()  # its holder has just ended and deleted the file
-    try:
-        write_holder(file)
-        yield True
-    finally:
-        if is_linked(file, path):
-            path.unlink()
-        file.close()

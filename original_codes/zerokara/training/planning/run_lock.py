@@ -1,20 +1,17 @@
 """Locks of a run folder: one command and one run at a time.
 
-Two files in it are locked with flock(2), which the kernel releases when a process ends, however it ends:
-``command.lock`` by the command that a person typed, from before torch is imported to its end, with its process id
-inside; and ``lock`` by the first training process, which may outlive a command that was killed, in order to save.
+Two files in it are locked (`file_lock`): ``command.lock`` by the command that a person typed, from before torch is
+imported to its end; and ``lock`` by the first training process, which may outlive a command that was killed, in order
+to save.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
-
-import psutil
 
 from zerokara import file_lock
 from zerokara.config.training_settings import TrainingSettings
@@ -25,10 +22,10 @@ LOCK_NAME = "lock"
 COMMAND_LOCK_NAME = "command.lock"
 NAMES = (LOCK_NAME, COMMAND_LOCK_NAME)
 LOCK_SECONDS = 60
-GRACE_SECONDS, _PAUSE_SECONDS = 1.0, 0.02
-"""A lock may be held for an instant by `check_free`, or by a killed command until the kernel has cleaned it up."""
+GRACE_SECONDS = 1.0
+"""A lock may be held for an instant by `check_free`."""
 _DYING_SECONDS = 30.0
-"""Cleaning up takes longer where the threads of the killed command wait for a core."""
+"""The kernel cleans up behind a killed command, which takes long where its threads wait for a core."""
 
 
 def lock(run_dir: Path) -> IO[bytes]:
@@ -37,15 +34,15 @@ def lock(run_dir: Path) -> IO[bytes]:
     Raises:
         RunError: another process holds it, and did not release it within a minute.
     """
-    file = open(run_dir / LOCK_NAME, "ab")  # noqa: SIM115  # held open on purpose
-    for attempt in range(LOCK_SECONDS):
-        if file_lock.try_lock(file):
-            return file
-        if not attempt:
-            print(f"another process is training in {run_dir}; waiting for it to save and exit", flush=True)
-        time.sleep(1)
-    file.close()
-    raise RunError(f"{run_dir}: another process is training here; stop it first, or choose another output_model_dir")
+    file = file_lock.acquire(run_dir / LOCK_NAME)
+    if file is None:
+        print(f"another process is training in {run_dir}; waiting for it to save and exit", flush=True)
+        file = file_lock.acquire(run_dir / LOCK_NAME, LOCK_SECONDS)
+    if file is None:
+        raise RunError(
+            f"{run_dir}: another process is training here; stop it first, or choose another output_model_dir"
+        )
+    return file
 
 
 def check_free(config: TrainingSettings) -> None:
@@ -54,9 +51,9 @@ def check_free(config: TrainingSettings) -> None:
     Raises:
         UserError: one is; names its process.
     """
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError), open(_path(config), "r+b") as file:
-        if not _try_lock(file, config):
-            raise _in_use(config)
+    path = _path(config)
+    if path.exists():
+        file_lock.release(_acquire(config), path)
 
 
 @contextlib.contextmanager
@@ -72,17 +69,13 @@ def held(config: TrainingSettings) -> Iterator[None]:
     """
     run_dir = Path(config.output_model_dir)
     made = make_folders(run_dir)
-    path = _path(config)
-    file = _lock_command(config)
+    file = _acquire(config)
     try:
-        file_lock.write_holder(file)
         if (run_dir / LOCK_NAME).exists():
             lock(run_dir).close()
         yield
     finally:
-        if file_lock.is_linked(file, path):
-            path.unlink()
-        file.close()
+        file_lock.release(file, _path(config))
         with contextlib.suppress(OSError):  # it is not empty any more
             for folder in made:
                 folder.rmdir()
@@ -105,44 +98,14 @@ def _path(config: TrainingSettings) -> Path:
     return Path(config.output_model_dir) / COMMAND_LOCK_NAME
 
 
-def _lock_command(config: TrainingSettings) -> IO[bytes]:
+def _acquire(config: TrainingSettings) -> IO[bytes]:
     path = _path(config)
-    while True:
-        file = open(path, "ab")  # noqa: SIM115  # held open on purpose
-        if not _try_lock(file, config):
-            file.close()
-            raise _in_use(config)
-        if file_lock.is_linked(file, path):
-            return file
-        file.close()  # its holder has just ended and deleted the file
-
-
-def _try_lock(file: IO[bytes], config: TrainingSettings) -> bool:
-    """Lock a file; return False if another command holds its lock."""
-    started = time.monotonic()
-    while not file_lock.try_lock(file):
-        waited = time.monotonic() - started
-        if waited > _DYING_SECONDS or (waited > GRACE_SECONDS and not _is_dying(file_lock.read_holder(_path(config)))):
-            return False
-        time.sleep(_PAUSE_SECONDS)
-    return True
-
-
-def _is_dying(holder: file_lock.Holder | None) -> bool:
-    """Whether a process on this machine has ended, except for the kernel's cleaning up."""
-    if holder is None or not holder.is_here:
-        return False
-    try:
-        return psutil.Process(holder.pid).status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-    except psutil.NoSuchProcess:
-        return True
-
-
-def _in_use(config: TrainingSettings) -> UserError:
-    holder = file_lock.read_holder(_path(config))
+    file = file_lock.acquire(path, GRACE_SECONDS)
+    if file is None and (holder := file_lock.read_holder(path)) and holder.has_ended:
+        file = file_lock.acquire(path, _DYING_SECONDS)
+    if file is not None:
+        return file
+    holder = file_lock.read_holder(path)
     stop = f", stop it (kill {holder.pid}: it saves and exits)" if holder and holder.is_here else ""
-    rule, remedy = (
-        f"is in use by {holder or 'another command'}",
-        f"wait for it{stop}, or choose another output_model_dir",
-    )
-    return UserError(config.fault("output_model_dir", rule, remedy))
+    rule = f"is in use by {holder or 'another command'}"
+    raise UserError(config.fault("output_model_dir", rule, f"wait for it{stop}, or choose another output_model_dir"))
