@@ -7,4 +7,4 @@ python="$root/.venv/bin/python"
 export PYTHONPATH="$root/original_codes${PYTHONPATH:+:$PYTHONPATH}"
 export PYTHONSAFEPATH=1 # a file of the current folder is never taken for a package
 export ZEROKARA_COMMAND="bash $0"
-exec "$python" -m zerokara.steps.train "$@"
+exec "$python" -m zerokara.steps train "$@"

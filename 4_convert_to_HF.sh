@@ -8,4 +8,4 @@ export PYTHONPATH="$root/original_codes${PYTHONPATH:+:$PYTHONPATH}"
 export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-PASSIVE}" # idle threads sleep and leave the cores to other programs
 export PYTHONSAFEPATH=1 # a file of the current folder is never taken for a package
 export ZEROKARA_COMMAND="bash $0"
-exec "$python" -m zerokara.steps.convert_to_hf "$@"
+exec "$python" -m zerokara.steps convert_to_hf "$@"

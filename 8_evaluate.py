@@ -8,7 +8,7 @@ if sys.path[0] == ROOT:  # a file beside this one is never taken for a package
     del sys.path[0]
 sys.path.insert(0, os.path.join(ROOT, "original_codes"))
 
-from zerokara.steps.environment import enter  # noqa: E402
+from zerokara.steps import enter  # noqa: E402
 
 if __name__ == "__main__":
     enter(ROOT)

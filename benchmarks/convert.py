@@ -76,7 +76,7 @@ def compare(folder: Path, size: str, dtype: str, rounds: int) -> None:
         subprocess.run([*again, "make"], check=True)
     print(f"{size} parameters, {dtype}, {len(os.sched_getaffinity(0))} cores", flush=True)
     commands = {
-        "ours": [sys.executable, "-m", "zerokara.steps.convert_to_hf", "--config", str(folder / "convert.yaml"),
+        "ours": [sys.executable, "-m", "zerokara.steps", "convert_to_hf", "--config", str(folder / "convert.yaml"),
                  "--set", f"dtype={dtype}", "--redo"],
         "theirs": [*again, "theirs"],
     }  # fmt: skip

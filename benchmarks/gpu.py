@@ -1,6 +1,6 @@
 """Step 3 on a GPU, measured: `benchmarks/gpu.sh` says what its parts are, and calls it.
 
-Every number is of the command ``python -m zerokara.steps.train`` on token files that step 2 made from random words, as
+Every number is of the command ``python -m zerokara.steps train`` on token files that step 2 made from random words, as
 a user starts it: from its metrics.jsonl, from its log (the times at which lines come) and from a look at its memory.
 What a profile shows is of a second run of the same settings (gpu_profile.py), so that it costs the first nothing; that
 run finds the compiled layers in torch's cache, as a user's second start does.
@@ -148,7 +148,7 @@ def make_data(folder: Path, num_words: int, num_documents: int) -> None:
     with open(folder / "corpus.jsonl", "w", encoding="utf-8") as file:
         for _ in range(num_documents):
             file.write(json.dumps({"text": " " + " ".join(chance.choices(words, k=1000))}) + "\n")
-    command = [sys.executable, "-m", "zerokara.steps.tokenize", *as_options(data_settings(folder))]
+    command = [sys.executable, "-m", "zerokara.steps", "tokenize", *as_options(data_settings(folder))]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
@@ -182,7 +182,7 @@ def settings_of(job: Job, given: argparse.Namespace, folder: Path) -> list[str]:
 def measure(name: str, job: Job, given: argparse.Namespace, folder: Path, deadline: float) -> dict[str, Any]:
     """Train once as a user does, and once more under the profiler."""
     settings, run_dir, cache = settings_of(job, given, folder), folder / "run", folder / f"compiled-{name}"
-    command = [sys.executable, "-m", "zerokara.steps.train", *as_options([*settings, f"output_model_dir={run_dir}"])]
+    command = [sys.executable, "-m", "zerokara.steps", "train", *as_options([*settings, f"output_model_dir={run_dir}"])]
     try:
         run = watch(command, name, given.results, cache, deadline)
         found = {"size": job.size, "settings": [*job.settings, *given.set], **versions(), **facts_of(run, run_dir)}

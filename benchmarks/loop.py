@@ -131,7 +131,7 @@ def make_data(folder: Path) -> list[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "original_codes")}
     for step, settings in placed.items():
         arguments = [part for setting in settings for part in ("--set", setting)]
-        command = [sys.executable, "-m", f"zerokara.steps.{step}", *arguments]
+        command = [sys.executable, "-m", "zerokara.steps", step, *arguments]
         subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
     return placed["tokenize"]
 

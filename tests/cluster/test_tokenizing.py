@@ -136,7 +136,7 @@ class Step:
 
     def interrupt(self) -> int:
         """Ctrl-C; the exit code."""
-        self._host.run("pkill", "-INT", "-f", "zerokara.steps.tokenize")
+        self._host.run("pkill", "-INT", "-f", "zerokara.steps tokenize")
         return self._process.wait(120)
 
     def kill(self) -> None:

@@ -144,7 +144,7 @@ def test_a_request_to_stop_on_either_machine_saves_and_stops_both(
     for number in (0, 1):
         run = train(hosts, name=f"stopped-{number}", **ENDLESS)
         run.wait_for("step 7/")
-        hosts[number].run("pkill", "-INT", "-f", "^[^ ]*python3? -m zerokara.steps.train")
+        hosts[number].run("pkill", "-INT", "-f", "^[^ ]*python3? -m zerokara.steps train")
         assert run.wait(60) == [130, 130], run.log(0) + run.log(1)
         assert "saved" in run.log(0)
         assert [host.num_processes() for host in hosts] == [0, 0]
@@ -172,7 +172,7 @@ def test_what_a_killed_command_leaves_behind_saves_and_ends(hosts: list[Host], t
     run = train(hosts, **ENDLESS)
     run.wait_for("step 60/")
     started = time.monotonic()
-    hosts[1].run("pkill", "-KILL", "-f", "^[^ ]*python3? -m zerokara.steps.train")
+    hosts[1].run("pkill", "-KILL", "-f", "^[^ ]*python3? -m zerokara.steps train")
     assert run.wait(60)[0] in (1, 130), run.log(0)
     assert "saved" in run.log(0) and time.monotonic() - started < GONE_SECONDS
     assert [host.num_processes() for host in hosts] == [0, 0]

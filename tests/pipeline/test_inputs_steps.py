@@ -69,7 +69,7 @@ def hub() -> Iterator[Any]:
 def _run(root: Path, place: Path, url: str, script: str, *settings: str) -> subprocess.CompletedProcess[str]:
     own = {"HF_ENDPOINT": url, "HF_HOME": str(place / "home"), "NO_PROXY": "127.0.0.1,localhost"}
     options = [word for setting in settings for word in ("--set", setting)]
-    command = [sys.executable, "-m", f"zerokara.steps.{script}", *options]
+    command = [sys.executable, "-m", "zerokara.steps", script, *options]
     environment = os.environ | own | {"PYTHONPATH": str(root / "original_codes")}
     return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=120)
 

@@ -20,7 +20,7 @@ ADDRESS_SPACE = 3_400_000_000
 
 def step_3(*settings: str, limit: int | None = None) -> subprocess.Popen[str]:
     config, *changes = settings
-    command = [sys.executable, "-m", "zerokara.steps.train", "--config", config]
+    command = [sys.executable, "-m", "zerokara.steps", "train", "--config", config]
     for change in changes:
         command += ["--set", change]
     return subprocess.Popen(
@@ -72,6 +72,6 @@ def test_a_killed_training_process_is_told_as_such(tiny_data: dict[str, str], tm
     words, _ = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "SIGKILL" in words
-    assert f"{run_dir}: python -m zerokara.steps.train " in words
+    assert f"{run_dir}: python -m zerokara.steps train " in words
     newest = run_dir / (run_dir / "latest").read_text(encoding="utf-8").strip()
     assert (newest / "manifest.json").exists()

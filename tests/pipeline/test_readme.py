@@ -11,13 +11,13 @@ from typing import get_args
 
 import pytest
 
-from zerokara.config import other_names
 from zerokara.config.finetune_config import DataFormat
 from zerokara.config.loading import load
 from zerokara.config.model_sizes import SIZES
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.model.shapes import ModelShape
+from zerokara.steps.command import STEPS
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "original_codes" / "zerokara"
@@ -63,7 +63,7 @@ def test_every_command_exists_and_knows_its_options(command: str) -> None:
 
 
 def test_every_example_of_settings_loads(tmp_path: Path) -> None:
-    classes = {file.name: file.config_class for file in other_names.FILES}
+    classes = {step.config_name: step.config_class for step in STEPS}
     shown = set()
     for example in blocks("yaml"):
         parts = re.split(r"^# (\w+\.yaml)$", example, flags=re.MULTILINE)[1:]
@@ -76,7 +76,7 @@ def test_every_example_of_settings_loads(tmp_path: Path) -> None:
 
 
 def test_settings_and_files_named_in_the_text_exist() -> None:
-    fields = {key for file in other_names.FILES for key in file.config_class.model_fields}
+    fields = {key for step in STEPS for key in step.config_class.model_fields}
     named = set(re.findall(r"`([a-z]+(?:_[a-z]+)+)(?:: [^`]*)?`", README))
     named -= {"expert_load", "expert_dropped", "router_entropy"}  # of metrics.jsonl
     named -= READY_SETS | set(get_args(DataFormat))
@@ -86,7 +86,7 @@ def test_settings_and_files_named_in_the_text_exist() -> None:
 
 
 def test_settings_named_in_the_glossary_exist() -> None:
-    fields = {key for file in other_names.FILES for key in file.config_class.model_fields}
+    fields = {key for step in STEPS for key in step.config_class.model_fields}
     named = set(re.findall(r"`([a-z]+(?:_[a-z]+)+)`", (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")))
     assert named - fields <= {"grad_norm", "inverse_sqrt", "valid_end_nats", "valid_sentinel_nats"}, named - fields
 

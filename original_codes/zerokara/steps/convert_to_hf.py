@@ -5,8 +5,7 @@ The folder appears only if the logits, the greedy continuations and the token id
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,8 @@ from zerokara.config.convert_config import ConvertConfig
 from zerokara.durable import ASIDE_ENDING, unused_name
 from zerokara.huggingface import check_corpus, checkpoint_source, exported_folder, output_folder
 from zerokara.progress import bytes_text, opening, plain, seconds_text, summary
-from zerokara.steps import command, next_command, outputs
+from zerokara.steps import command, outputs
 from zerokara.tokenizer.encoder import Encoder
-
-
-def main(argv: Sequence[str]) -> int:
-    """Command line of step 4; gives the exit code."""
-    return command.run(convert, argv, ConvertConfig, "convert_config.yaml", __doc__ or "")
 
 
 def convert(config: ConvertConfig, options: command.Options) -> None:
@@ -109,7 +103,7 @@ def _print_samples(samples: list[dict[str, Any]], is_encoder_decoder: bool) -> N
 
 
 def _next(config: ConvertConfig, options: command.Options, is_encoder_decoder: bool) -> str:
-    upload = next_command.render(next_command.UPLOAD, options, "convert_config.yaml", config, flags=["--dry-run"])
+    upload = command.next_command(command.UPLOAD, options, config, flags=["--dry-run"])
     folder, notebook = config.output_tokenizer_and_model_dir, notebook_for(is_encoder_decoder)
     return f"next: try {folder} in {notebook}, or list what an upload would send: {upload}"
 
@@ -119,5 +113,5 @@ def notebook_for(is_encoder_decoder: bool) -> str:
     return "5_fill_masked_spans_with_model.ipynb" if is_encoder_decoder else "5_play_with_model.ipynb"
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+main = partial(command.run, command.CONVERT, convert, __doc__)
+"""Command line of the step; takes its arguments, gives the exit code."""

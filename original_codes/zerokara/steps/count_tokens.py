@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+from functools import partial
 
 from zerokara import manifest
 from zerokara.config.editing import write_values
@@ -14,7 +13,7 @@ from zerokara.errors import UserError
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import bytes_text, log, summary
 from zerokara.samples.data_plan import DataPlan
-from zerokara.steps import command, next_command, outputs
+from zerokara.steps import command, outputs
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.count import SplitCount, count
 from zerokara.tokens.layout import TokenPaths, bin_path
@@ -49,7 +48,7 @@ def count_tokens(config: PretrainConfig, options: command.Options) -> None:
             write_values(options.config_path, {"train_tokens": train_tokens})
         action = "dry run: would write" if options.dry_run else "written:"
         rows.append(("config", f"{action} train_tokens: {train_tokens} into {options.config_path}"))
-    following = next_command.render(next_command.TRAIN, options, "config.yaml", config)
+    following = command.next_command(command.TRAIN, options, config)
     summary(f"{bin_path(paths.train)}", rows, None if mixture else following)
     if mixture:
         log("\n".join(["", *mixture, f"next: {following}"]))
@@ -107,10 +106,5 @@ def _split_text(split: SplitCount | None, lengths: SampleLengths) -> str:
     )
 
 
-def main(argv: Sequence[str]) -> int:
-    """Command line of the count; gives the exit code."""
-    return command.run(count_tokens, argv, PretrainConfig, "config.yaml", __doc__ or "", write=WRITE_HELP)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+main = partial(command.run, command.COUNT_TOKENS, count_tokens, __doc__, write=WRITE_HELP)
+"""Command line of the step; takes its arguments, gives the exit code."""

@@ -7,9 +7,9 @@ costs only its own time.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from importlib import metadata
 from itertools import groupby
 from pathlib import Path
@@ -34,18 +34,12 @@ if TYPE_CHECKING:
     from zerokara.evaluation.tasks import Task
     from zerokara.evaluation.texts import MeasuredText
 
-DEFAULT_CONFIG = "evaluate_config.yaml"
 STEP = outputs.EVALUATION_STEP
 RESULTS_NAME, PAGE_NAME, MANIFEST_NAME = outputs.EVALUATION_NAMES
 CACHE_NAME = "cache"
 _PLACES = frozenset({"models", "output_dir", "texts", "pretraining_data", "device", "batch_tokens"})
 """Settings that name inputs and outputs, or change no result."""
 REDO = "replace the results of an earlier run (what was measured stays in the cache, by content)"
-
-
-def main(argv: Sequence[str]) -> int:
-    """Command line of step 8; gives the exit code."""
-    return command.run(evaluate, argv, EvaluateConfig, DEFAULT_CONFIG, __doc__ or "", redo=REDO)
 
 
 def evaluate(config: EvaluateConfig, options: command.Options) -> None:
@@ -180,5 +174,5 @@ def _model_of(models: Sequence[LoadedModel], name: str) -> LoadedModel:
     return next(model for model in models if model.folder == Path(name))
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+main = partial(command.run, command.EVALUATE, evaluate, __doc__, redo=REDO)
+"""Command line of the step; takes its arguments, gives the exit code."""

@@ -14,17 +14,14 @@ from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.steps import command, train
 from zerokara.training import finetuning
 
-DEFAULT_CONFIG = "finetune_config.yaml"
-
 
 def main(argv: Sequence[str]) -> int:
     """Entry point of the step."""
     return command.run(
+        command.FINETUNE,
         lambda config, options: _launch(config, options, argv),
+        __doc__,
         argv,
-        FinetuneConfig,
-        DEFAULT_CONFIG,
-        __doc__ or "",
         verify_resume=train.VERIFY_HELP,
         evaluate=train.EVALUATE_HELP,
         redo=train.REDO_HELP,
@@ -36,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
 def _launch(config: FinetuneConfig, options: command.Options, argv: Sequence[str]) -> None:
     """Prepare the examples, and train as step 3 does."""
     run_config = finetuning.prepared(finetuning.with_model(config), options.redo)
-    train.launch(run_config, options, argv, "step 7 finetune", DEFAULT_CONFIG)
+    train.launch(run_config, options, argv, "step 7 finetune")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from zerokara.config.data_settings import DataSettings
 from zerokara.config.loading import load
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import UserError
-from zerokara.steps.next_command import TRAIN_TOKENIZER
+from zerokara.steps.command import TRAIN_TOKENIZER
 from zerokara.steps.outputs import TOKENIZER_NAMES, TOKENIZER_STEP
 
 

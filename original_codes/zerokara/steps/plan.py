@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import math
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from zerokara.config.editing import write_values
@@ -26,14 +26,16 @@ from zerokara.forecast.runs import SmallRuns
 from zerokara.forecast.sizes import Budget, Candidate, candidate, recommended
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import bytes_text, count_text, log, opening, seconds_text, summary
-from zerokara.steps import command, next_command
+from zerokara.steps import command
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.count import Counts, count
 
-HOURS_HELP = "hours of training that there are"
-TOKENS_HELP = "tokens to train on, whatever time that takes"
-FIT_HELP = "train small models for some minutes (10 if none are given), and predict the bits per byte of each size"
-WRITE_HELP = "write the recommended size, its tokens and the recipe into the configuration file, keeping its comments"
+HELP = {
+    "hours": "hours of training that there are",
+    "tokens": "tokens to train on, whatever time that takes",
+    "fit": "train small models for some minutes (10 if none are given), and predict the bits per byte of each size",
+    "write": "write the recommended size, its tokens and the recipe into the configuration file, keeping its comments",
+}
 RUNS_FOLDER, LAW_NAME = "runs", "law.json"
 
 
@@ -160,16 +162,8 @@ def _conclude(
         write_values(options.config_path, values)
     if options.write:
         rows.append(("config", f"{'dry run: would write' if options.dry_run else 'written:'} {options.config_path}"))
-    summary("plan", rows, next_command.render(next_command.TRAIN, options, "config.yaml", config))
+    summary("plan", rows, command.next_command(command.TRAIN, options, config))
 
 
-def main(argv: Sequence[str]) -> int:
-    """Command line of the plan; gives the exit code."""
-    return command.run(
-        plan, argv, PretrainConfig, "config.yaml", __doc__ or "", hours=HOURS_HELP, tokens=TOKENS_HELP, fit=FIT_HELP,
-        write=WRITE_HELP,
-    )  # fmt: skip
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+main = partial(command.run, command.PLAN, plan, __doc__, **HELP)
+"""Command line of the step; takes its arguments, gives the exit code."""

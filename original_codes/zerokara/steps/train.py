@@ -11,18 +11,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.run_config import RunConfig
 from zerokara.errors import UserError
 from zerokara.progress import summary
-from zerokara.steps import command, next_command, outputs
+from zerokara.steps import command, outputs
 from zerokara.training import launching, resume_proof, run_manifest, task_test
 from zerokara.training.nodes.machines import HOST, JOIN, Machines, without_values
 from zerokara.training.planning import processors, recipe, run_folder, run_plan
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.spawning import Commands
 
-DEFAULT_CONFIG = "config.yaml"
 EVALUATE_HELP = "validate a checkpoint and stop: a folder, its name or step, best, or if none is given the newest"
 REDO_HELP = "start over; a run that lies there is set aside under another name, which is printed, and never deleted"
 JOIN_HELP = "train with the machine that waits there: the line that it has printed"
@@ -33,11 +31,10 @@ VERIFY_HELP = "prove in 2·N steps (3 if N is not given) that this run would res
 def main(argv: Sequence[str]) -> int:
     """Entry point of the step."""
     return command.run(
-        lambda config, options: launch(config, options, argv, "step 3 train", DEFAULT_CONFIG),
+        command.TRAIN,
+        lambda config, options: launch(config, options, argv, "step 3 train"),
+        __doc__,
         argv,
-        PretrainConfig,
-        DEFAULT_CONFIG,
-        __doc__ or "",
         verify_resume=VERIFY_HELP,
         evaluate=EVALUATE_HELP,
         redo=REDO_HELP,
@@ -46,33 +43,31 @@ def main(argv: Sequence[str]) -> int:
     )
 
 
-def launch(config: RunConfig, options: command.Options, argv: Sequence[str], title: str, config_name: str) -> None:
+def launch(config: RunConfig, options: command.Options, argv: Sequence[str], title: str) -> None:
     """Check, show the plan, train in other processes, and record the run.
 
-    `title` is what the step is called at the head of its plan, `config_name` its default configuration file.
+    `title` is what the step is called at the head of its plan.
     """
     trains = not options.verify_resume and options.evaluate is None
     here = without_values(argv, (JOIN, HOST))
-    machines = Machines.of(config, options.join, options.host, next_command.again(here)) if trains else Machines.lone()
+    machines = Machines.of(config, options.join, options.host, command.again(here)) if trains else Machines.lone()
     try:
-        _launch(config, options, argv, title, config_name, machines)
+        _launch(config, options, argv, title, machines)
     except UserError as error:
         if not options.dry_run:
             machines.report_faults(error.faults)
         raise
 
 
-def _launch(
-    config: RunConfig, options: command.Options, argv: Sequence[str], title: str, config_name: str, machines: Machines
-) -> None:
+def _launch(config: RunConfig, options: command.Options, argv: Sequence[str], title: str, machines: Machines) -> None:
     processors.check_devices(config)
     num_processes = 1 if config.num_processes == "auto" else config.num_processes
     kept = None if options.redo or not recipe.is_needed(config) else run_folder.kept_settings(config)
     plan = run_plan.make_plan(config, num_processes * machines.number, kept=kept, nodes=machines.number)
     outputs.check_writable(outputs.of_run(config), unless=run_manifest.record_path(plan))
     # A second --redo would set the new run aside itself.
-    options = replace(options, again=next_command.again(argv, without=("--redo",)))
-    commands = Commands(title, options.again, _next(config, options, config_name))
+    options = replace(options, again=command.again(argv, without=("--redo",)))
+    commands = Commands(title, options.again, _next(config, options))
     if options.verify_resume:
         launching.check_init_from(plan)
         local = launching.on_this_machine(plan)
@@ -106,13 +101,13 @@ def _train(plan: RunPlan, commands: Commands, options: command.Options, machines
     summary(f"trained {plan.run_dir}", run_manifest.summary_rows(made, newest, plan.run_dir), commands.convert)
 
 
-def _next(config: RunConfig, options: command.Options, own_name: str = DEFAULT_CONFIG) -> str:
+def _next(config: RunConfig, options: command.Options) -> str:
     """The command that comes after this step."""
     if config.traits.no_class:  # step 4 would refuse it
         return f"{options.again} --evaluate"
     run_dir = str(Path(config.output_model_dir))
     made = {"input_model_dir": run_dir, "output_tokenizer_and_model_dir": f"{run_dir}_hf"}
-    return next_command.render(next_command.CONVERT, options, own_name, config, made)
+    return command.next_command(command.CONVERT, options, config, made)
 
 
 if __name__ == "__main__":

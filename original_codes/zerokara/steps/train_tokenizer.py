@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +15,11 @@ from zerokara.corpus.format_check import check_formats
 from zerokara.corpus.inputs import InputFile, find_files, for_manifest
 from zerokara.durable import made_folder
 from zerokara.progress import bytes_text, opening, plural, seconds_text, summary
-from zerokara.steps import command, next_command, outputs
+from zerokara.steps import command, outputs
 
 if TYPE_CHECKING:
     from zerokara.tokenizer.building import BuiltTokenizer
     from zerokara.tokenizer.memory import SampleBudget
-
-DEFAULT_CONFIG = "sentence_piece_config.yaml"
 
 
 def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
@@ -104,13 +102,8 @@ def _work(config: TokenizerConfig, files: Sequence[InputFile], others: list[Path
 
 def _next(config: TokenizerConfig, options: command.Options) -> str:
     made = {"input_tokenizer_file": str(Path(config.output_dir) / "tokenizer.model")}
-    return next_command.render(next_command.TOKENIZE, options, DEFAULT_CONFIG, config, made)
+    return command.next_command(command.TOKENIZE, options, config, made)
 
 
-def main(argv: Sequence[str]) -> int:
-    """Command line of step 1; gives the exit code."""
-    return command.run(train_tokenizer, argv, TokenizerConfig, DEFAULT_CONFIG, __doc__ or "")
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+main = partial(command.run, command.TRAIN_TOKENIZER, train_tokenizer, __doc__)
+"""Command line of the step; takes its arguments, gives the exit code."""

@@ -6,9 +6,8 @@ part of this export. The token comes from `hf auth login` or from HF_TOKEN in th
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from zerokara import manifest
@@ -17,14 +16,7 @@ from zerokara.errors import UserError
 from zerokara.huggingface import exported_folder
 from zerokara.progress import bytes_text, opening, seconds_text, summary
 from zerokara.publishing import model_card
-from zerokara.steps import command, next_command, outputs
-
-DEFAULT_CONFIG = "convert_config.yaml"
-
-
-def main(argv: Sequence[str]) -> int:
-    """Command line of step 6; gives the exit code."""
-    return command.run(upload, argv, ConvertConfig, DEFAULT_CONFIG, __doc__ or "")
+from zerokara.steps import command, outputs
 
 
 def upload(config: ConvertConfig, options: command.Options) -> None:
@@ -54,7 +46,7 @@ def upload(config: ConvertConfig, options: command.Options) -> None:
             print(f"  {record.path:<{width}}  {record.bytes:>15,} bytes")
         print(f"dry run: nothing was sent; an upload would send {total:,} bytes in {len(files)} files")
         named = "" if name else f"write huggingface_name: user/name into {options.config_path}, then "
-        print(f"next: {named}{next_command.render(next_command.UPLOAD, options, DEFAULT_CONFIG, config)}")
+        print(f"next: {named}{command.next_command(command.UPLOAD, options, config)}")
         return
     done = hub.upload(folder, files, name, private=config.private, replace=options.redo)
     work = manifest.StepSpec("upload", {"repository": name}, inputs={"export": folder / exported_folder.MANIFEST_NAME})
@@ -76,5 +68,5 @@ def upload(config: ConvertConfig, options: command.Options) -> None:
     summary("step 6 upload: done", rows, model_card.usage_command(made.facts["model"], name, prompt))
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+main = partial(command.run, command.UPLOAD, upload, __doc__)
+"""Command line of the step; takes its arguments, gives the exit code."""

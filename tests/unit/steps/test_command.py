@@ -80,7 +80,7 @@ def test_help_that_nobody_reads_is_no_traceback(step: str) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     environment = {**os.environ, "PYTHONPATH": str(Path(command.__file__).parents[2])}
-    command_line = [sys.executable, "-m", f"zerokara.steps.{step}", "--help"]
+    command_line = [sys.executable, "-m", "zerokara.steps", step, "--help"]
     done = subprocess.run(command_line, env=environment, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writing)
     assert (done.returncode, done.stderr) == (0, "")

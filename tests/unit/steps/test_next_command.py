@@ -9,14 +9,11 @@ from typing import Any
 
 import pytest
 
-from zerokara.config.convert_config import ConvertConfig
 from zerokara.config.loading import load
-from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.settings import Settings
-from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import SAME_COMMAND, guarded
-from zerokara.steps import command, next_command, train, train_tokenizer
-from zerokara.steps.next_command import CONVERT, COUNT_TOKENS, TOKENIZE, TRAIN, TRAIN_TOKENIZER, UPLOAD, Step
+from zerokara.steps import command, train, train_tokenizer
+from zerokara.steps.command import CONVERT, COUNT_TOKENS, TOKENIZE, TRAIN, TRAIN_TOKENIZER, UPLOAD, Step
 
 NASTY = ['it\'s a "run" $HOME', "yes", "a: b #c", "1e3", "[x]", "モデル/é", "-dash", "tab\there", "back\\slash"]
 
@@ -30,9 +27,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def called(step: Step, *argv: str, redo: bool = False) -> tuple[Any, command.Options]:
     """What a step has loaded that was called with `argv`."""
-    config_class = step.config_class
-    options = command.parse(argv, config_class, step.config_name, "")
-    return load(config_class, options.config_path, options.overrides), options
+    options = command.parse(step, "", argv)
+    return load(step.config_class, options.config_path, options.overrides), options
 
 
 def pasted(step: Step, text: str) -> tuple[Any, command.Options]:
@@ -54,9 +50,7 @@ def after(step: Step, following: Step, *argv: str) -> tuple[str, Any, command.Op
     text = {
         TRAIN_TOKENIZER: train_tokenizer._next,
         TRAIN: train._next,
-    }.get(step, lambda config, options: next_command.render(following, options, step.config_name, config))(
-        config, options
-    )
+    }.get(step, lambda config, options: command.next_command(following, options, config))(config, options)
     return text, *pasted(following, text)
 
 
@@ -71,12 +65,12 @@ def test_with_the_files_as_shipped_there_is_nothing_to_add() -> None:
             write(name)
         assert after(step, following)[0] == f"{following.runner} {following.script}"
     config, options = called(CONVERT)
-    text = next_command.render(UPLOAD, options, CONVERT.config_name, config, flags=["--dry-run"])
+    text = command.next_command(UPLOAD, options, config, flags=["--dry-run"])
     assert text == "python 6_upload.py --dry-run" and pasted(UPLOAD, text)[1].dry_run
 
 
 def test_a_model_that_no_class_holds_is_not_sent_to_the_conversion(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(next_command.COMMAND_NAME, "bash 3_train_node1.sh")
+    monkeypatch.setenv(command.COMMAND_NAME, "bash 3_train_node1.sh")
     write("config.yaml", architecture="t5_moe")
     config, options = called(TRAIN, "--set", "lr=0.01")
     words = shlex.split(train._next(config, options))
@@ -88,7 +82,7 @@ def test_names_with_spaces_quotes_and_yaml_in_them(name: str) -> None:
     folder = f"con fig/{name}"
     write(f"{folder}/it_sentence_piece_config.yaml")
     write(f"{folder}/it_config.yaml")
-    yaml = next_command._as_yaml
+    yaml = command._as_yaml
     _, tokenized, options = after(
         TRAIN_TOKENIZER,
         TOKENIZE,
@@ -101,11 +95,8 @@ def test_names_with_spaces_quotes_and_yaml_in_them(name: str) -> None:
     assert Path(tokenized.input_tokenizer_file) == Path(name) / "tokenizer.model"
 
     given = ("--config", f"{folder}/it_config.yaml", "--set", f"output_model_dir={yaml(name)}", "--set", "lr=0.5")
-    _, trained, options = after(
-        TOKENIZE, TRAIN, *given, "--set", f"text_field={yaml(name)}", "--set", "num_workers=3", "--set", "cluster=ray"
-    )
+    _, trained, options = after(TOKENIZE, TRAIN, *given, "--set", f"text_field={yaml(name)}")
     assert (trained.output_model_dir, trained.lr, trained.text_field) == (name, 0.5, name)
-    assert (trained.num_workers, trained.cluster) == ("auto", "none")  # of no use to step 3
     write("convert_config.yaml")
     text, converted, _ = after(TRAIN, CONVERT, *given)
     assert Path(converted.input_model_dir) == Path(name)
@@ -125,9 +116,9 @@ def test_a_file_that_names_this_run_is_taken_as_it_is_and_another_runs_is_not() 
     assert text.count("--set") == 2
     assert converted.input_model_dir == "models/ro" and converted.output_tokenizer_and_model_dir == "models/ro_hf"
     write("convert_config.yaml", dtype="fp64")  # it cannot be loaded, so nothing that it says is relied upon
-    assert "input_model_dir=models/it" in next_command.render(
-        CONVERT, called(TRAIN)[1], "config.yaml", called(TRAIN)[0], {"input_model_dir": "models/it"}
-    )
+    config, options = called(TRAIN)
+    made = {"input_model_dir": "models/it"}
+    assert "input_model_dir=models/it" in command.next_command(CONVERT, options, config, made)
 
 
 @pytest.mark.parametrize(
@@ -144,25 +135,25 @@ def test_a_file_that_names_this_run_is_taken_as_it_is_and_another_runs_is_not() 
 def test_the_file_that_belongs_to_this_one(
     own: str, files: list[str], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(next_command.COMMAND_NAME, "bash zero kara/3_train_node1.sh")
+    monkeypatch.setenv(command.COMMAND_NAME, "bash zero kara/3_train_node1.sh")
     for name in (own, *files):
         write(name)
-    assert next_command._config_beside(Path(own), "config.yaml", "convert_config.yaml") == Path(expected)
+    assert command._config_beside(Path(own), "config.yaml", "convert_config.yaml") == Path(expected)
 
 
 @pytest.mark.parametrize("path", ["4_convert_to_HF.sh", "/opt/zero kara/4_convert_to_HF.sh"])
 def test_the_scripts_are_named_as_the_user_called_this_one(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(next_command.COMMAND_NAME, f"bash {path}")
+    monkeypatch.setenv(command.COMMAND_NAME, f"bash {path}")
     write("convert_config.yaml")
     config, options = called(CONVERT, "--set", "dtype=fp32")
-    words = shlex.split(next_command.render(UPLOAD, options, CONVERT.config_name, config))
-    assert words == ["python", str(Path(path).parent / "6_upload.py")]
+    words = shlex.split(command.next_command(UPLOAD, options, config))
+    assert words == ["python", str(Path(path).parent / "6_upload.py"), "--set", "dtype=fp32"]
     assert shlex.split(options.again) == ["bash", path, "--set", "dtype=fp32"]
-    monkeypatch.delenv(next_command.COMMAND_NAME)
+    monkeypatch.delenv(command.COMMAND_NAME)
     monkeypatch.setattr(sys, "argv", ["6_upload.py"])
-    assert next_command.again(["--config", "a b.yaml"]) == "python 6_upload.py --config 'a b.yaml'"
+    assert command.again(["--config", "a b.yaml"]) == "python 6_upload.py --config 'a b.yaml'"
     monkeypatch.setattr(sys, "argv", ["-m"])
-    assert next_command.again([]) == SAME_COMMAND
+    assert command.again([]) == SAME_COMMAND
 
 
 def test_what_was_stopped_is_told_by_the_command_that_was_typed(
@@ -172,23 +163,23 @@ def test_what_was_stopped_is_told_by_the_command_that_was_typed(
         raise KeyboardInterrupt
 
     write("my config.yaml")
-    monkeypatch.setenv(next_command.COMMAND_NAME, "bash 3_train_node1.sh")
+    monkeypatch.setenv(command.COMMAND_NAME, "bash 3_train_node1.sh")
     argv = ["--config", "my config.yaml", "--set", "output_model_dir=it's"]
-    assert command.run(stop, argv, PretrainConfig, "config.yaml", "") == 130
+    assert command.run(TRAIN, stop, "", argv) == 130
     config, _ = pasted(TRAIN, capsys.readouterr().err.partition("to resume: ")[2])
     assert config.output_model_dir == "it's"
-    assert shlex.split(next_command.again(["--redo", *argv], without=("--redo",)))[2:] == argv
+    assert shlex.split(command.again(["--redo", *argv], without=("--redo",)))[2:] == argv
     assert guarded(lambda: stop(config, command.Options(Path("config.yaml"))), again="") == 130
     assert capsys.readouterr().err == "stopped\n"  # a training process: it was not typed by anybody
 
 
 def test_no_option_is_guessed_from_its_beginning() -> None:
     with pytest.raises(SystemExit):
-        command.parse(["--re"], TokenizerConfig, "sentence_piece_config.yaml", "")
+        command.parse(TRAIN_TOKENIZER, "", ["--re"])
 
 
-def test_each_step_names_settings_that_exist() -> None:
-    for step in next_command.STEPS:
-        assert step.needed_keys <= set(step.config_class.model_fields)
-    assert "seed" not in TOKENIZE.needed_keys  # step 1 has one too, for something else
-    assert UPLOAD.needed_keys < set(ConvertConfig.model_fields)
+def test_what_another_step_calls_by_the_same_name_is_not_passed_on() -> None:
+    write("sentence_piece_config.yaml")
+    write("config.yaml")
+    text, tokenized, _ = after(TRAIN_TOKENIZER, TOKENIZE, "--set", "seed=5", "--set", "text_field=body")
+    assert tokenized.text_field == "body" and "seed" not in text

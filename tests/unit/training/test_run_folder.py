@@ -24,7 +24,7 @@ from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.resolved import RESOLVED_NAME
 from zerokara.errors import RunError, UserError
-from zerokara.steps import next_command, train
+from zerokara.steps import command, train
 from zerokara.training import run_manifest
 from zerokara.training.planning import run_folder, run_lock, run_plan, setting_names
 from zerokara.training.planning.run_plan import RunPlan
@@ -156,7 +156,7 @@ def test_the_command_that_resumes_has_no_redo_once_the_old_run_is_set_aside(
     """Pasted with it, it would set aside the run that it was to resume; without it too early, resume the old one."""
     run_dir = begin(run_plan.make_plan(settings(), 1))
     typed = ["--config", tiny_data["config"], "--set", f"output_model_dir={run_dir}", "--set", "num_processes=1"]
-    monkeypatch.setenv(next_command.COMMAND_NAME, "bash 3_train_node1.sh")
+    monkeypatch.setenv(command.COMMAND_NAME, "bash 3_train_node1.sh")
     monkeypatch.setattr(launcher, "launch", lambda *_: launcher.INTERRUPTED)
 
     def printed(code: int) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from zerokara import manifest
@@ -12,7 +13,7 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.format_check import check_formats
 from zerokara.corpus.inputs import InputFile, find_files, for_manifest
 from zerokara.progress import bytes_text, count_text, log, opening, plural, summary
-from zerokara.steps import command, inputs, next_command, outputs
+from zerokara.steps import command, inputs, outputs
 from zerokara.tokens import work_folder
 from zerokara.tokens.accounts import SourceTally, check_bad_fraction
 from zerokara.tokens.cluster import schedulers
@@ -91,10 +92,9 @@ def _log_plan(config: DataSettings, files: Sequence[InputFile], prepared: Prepar
 
 
 def _next_commands(config: PretrainConfig, options: command.Options) -> str:
-    steps = (next_command.COUNT_TOKENS, next_command.TRAIN)
-    return "\nthen: ".join(next_command.render(step, options, "config.yaml", config) for step in steps)
+    steps = (command.COUNT_TOKENS, command.TRAIN)
+    return "\nthen: ".join(command.next_command(step, options, config) for step in steps)
 
 
-def main(argv: Sequence[str]) -> int:
-    """Command line of step 2; returns the exit code."""
-    return command.run(tokenize, argv, PretrainConfig, "config.yaml", __doc__ or "")
+main = partial(command.run, command.TOKENIZE, tokenize, __doc__)
+"""Command line of the step; takes its arguments, gives the exit code."""
