@@ -205,7 +205,7 @@ def make(folder: Path, size: tuple[int, ...]) -> None:
     import torch
 
     from zerokara.config.pretrain_config import PretrainConfig
-    from zerokara.config.rendering import as_yaml
+    from zerokara.config.writing import as_yaml
     from zerokara.huggingface import families, weight_rules
     from zerokara.model.shapes import ModelShape
 

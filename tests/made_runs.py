@@ -13,7 +13,7 @@ import torch
 from zerokara import checkpoint, hashing
 from zerokara.checkpoint import store
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.config.rendering import as_yaml
+from zerokara.config.writing import as_yaml
 from zerokara.model import builder, parallel
 from zerokara.model.shapes import ModelShape
 

@@ -54,8 +54,7 @@ from zerokara.checkpoint import folders, tensor_file
 from zerokara.checkpoint.store import CheckpointStore
 from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.config.loading import load
-from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.config.run_config import RunConfig
+from zerokara.config.pretrain_config import PretrainConfig, RunConfig
 from zerokara.errors import UserError
 from zerokara.examples.preparation import ExampleFiles
 from zerokara.samples.batches import Batches

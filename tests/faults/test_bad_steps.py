@@ -11,7 +11,7 @@ from faults.running import COMMON, LEFT_OUT, SHORT, Fault, Forge, assert_equal, 
 from tiny import Trained
 
 from zerokara import checkpoint
-from zerokara.config.sample_lengths import causal
+from zerokara.config.data import causal
 from zerokara.samples.documents import SampleDocuments
 from zerokara.samples.packed import PackedTokens
 from zerokara.samples.sources import read_sources

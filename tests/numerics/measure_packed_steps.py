@@ -18,9 +18,9 @@ import torch._inductor.compile_fx  # which torch.optim and DeepSpeed load when t
 import torch.distributed
 from forked import answers
 
+from zerokara.config.data import packed
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.config.sample_lengths import packed
 from zerokara.model import parallel
 from zerokara.model.builder import build
 from zerokara.model.experts import Routing

@@ -10,7 +10,7 @@ import rounding
 import torch
 from shapes import shape_of
 
-from zerokara.config.sample_lengths import causal
+from zerokara.config.data import causal
 from zerokara.model import attention, decoder, parallel
 from zerokara.model.builder import build
 from zerokara.model.decoder import Decoder

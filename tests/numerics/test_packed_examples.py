@@ -14,7 +14,7 @@ from made_examples import Example, conversation, pair, write_examples
 from shapes import shape_of
 from wide_weights import spread_weights
 
-from zerokara.config.sample_lengths import SampleLengths, packed
+from zerokara.config.data import SampleLengths, packed
 from zerokara.huggingface.families import SpecialIds
 from zerokara.huggingface.live_model import stock_model_of
 from zerokara.model import biased_attention, decoder, encoder_decoder, parallel

@@ -18,7 +18,7 @@ from programs import answers_of
 from shapes import shape_of
 from tiny import nothing_small
 
-from zerokara.config.sample_lengths import packed
+from zerokara.config.data import packed
 from zerokara.model import compilation, experts, parallel
 from zerokara.model.builder import Model, build
 from zerokara.model.experts import Routing

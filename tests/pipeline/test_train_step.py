@@ -16,7 +16,7 @@ import pytest
 import rounding
 
 from zerokara import checkpoint, manifest
-from zerokara.config.resolved import RESOLVED_NAME, load_run
+from zerokara.config.loading import RESOLVED_NAME, load_run
 from zerokara.huggingface import families, to_hf, tokenizer_json
 from zerokara.model.shapes import ModelShape
 from zerokara.tokenizer.encoder import Encoder

@@ -1,5 +1,5 @@
-"""The YAML files as frozen objects: strict loading, one error that lists every fault.
+"""The YAML files as frozen objects: strict loading (`loading`), one error that lists every fault.
 
-`loading` reads a file into one of three classes: `tokenizer_config` (step 1), `pretrain_config` (steps 2 and 3) or
-`convert_config` (steps 4 and 6). `rendering` writes them back, with their docstrings as comments.
+Each file is a class of its own, which consists of components: `ModelSettings`, `DataSettings`, `DataOrderSettings`,
+`ScheduleSettings`, `OptimSettings`, `MachineSettings`, `MonitoringSettings`. Code takes the component that it reads.
 """

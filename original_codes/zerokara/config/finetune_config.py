@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
+from zerokara.config.data import SampleLengths, packed
+from zerokara.config.machine import EngineSettings
+from zerokara.config.optim import LearningRateSchedule, OptimizerName
+from zerokara.config.pretrain_config import RunConfig
 from zerokara.config.settings import (
     Auto,
     Fraction,
@@ -18,7 +22,6 @@ from zerokara.config.settings import (
     Words,
     rule,
 )
-from zerokara.config.training_settings import EngineSettings, LearningRateSchedule, OptimizerName
 from zerokara.errors import Fault
 
 
@@ -152,3 +155,23 @@ class FinetuneConfig(EngineSettings, TaskSettings, ExampleSettings):
             yield self.fault("label_words", f"gives {twice[0]!r} to two labels", "give each label a text of its own")
         if any(not word.strip() for word in words):
             yield self.fault("label_words", "gives an empty text to a label", "give each label a text")
+
+
+class FinetuneRunConfig(FinetuneConfig, RunConfig):
+    """All settings of a fine-tuning run: `finetune_config.yaml`, and the model's from its folder."""
+
+    packs_examples: ClassVar[bool] = True
+    packed_target_length: PositiveWhole = 1
+    """t5: tokens in a packed decoder target, as the examples need them; for a decoder 1."""
+
+    @property
+    def source_entries(self) -> tuple[str, ...]:
+        """`train_data`, which is one source."""
+        return (", ".join(self.train_data),)
+
+    @property
+    def lengths(self) -> SampleLengths:
+        """Lengths of a packed training sequence."""
+        assert self.packed_length != "auto", "packed_length: auto was not resolved"
+        target = self.packed_target_length if self.traits.is_encoder_decoder else self.packed_length
+        return packed(self.packed_length, target, self.traits.is_encoder_decoder)

@@ -1,30 +1,68 @@
 """YAML file → frozen configuration object, strictly: one error that lists every fault with file and line.
 
-Pure: it reads that one file and nothing else. YAML 1.2, so that ``6e-4`` is a number and ``no`` is a word.
+YAML 1.2, so that ``6e-4`` is a number and ``no`` is a word. A file may come from anywhere, so it holds names and values
+that are written out: a tag (``!!python/object``) could make an object, and a few lines of aliases expand to gigabytes.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Sequence, Set
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
+from ruamel.yaml import YAML
+from ruamel.yaml.composer import MaxDepthExceededError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
-from zerokara.config import other_names, plain_yaml
+from zerokara.config.convert_config import ConvertConfig
+from zerokara.config.evaluate_config import EvaluateConfig
+from zerokara.config.finetune_config import ExampleSettings, FinetuneConfig, FinetuneRunConfig
+from zerokara.config.pretrain_config import PretrainConfig, RunConfig
 from zerokara.config.settings import Origin, Settings
+from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import Fault, UserError, shown
 
+FILES: dict[str, type[Settings]] = {
+    "sentence_piece_config.yaml": TokenizerConfig,
+    "finetune_config.yaml": FinetuneConfig,
+    "convert_config.yaml": ConvertConfig,
+    "evaluate_config.yaml": EvaluateConfig,
+    "config.yaml": PretrainConfig,
+}
+"""The settings of each file. A set in `model_configs/` has a prefix before the name; the last ends all the others."""
+RESOLVED_NAME = "config_resolved.yaml"
+"""In a run folder: all settings of its newest start."""
+
 _Config = TypeVar("_Config", bound=Settings)
+_MAX_BYTES = 256 * 1024
+"""The shipped files have 13 kB with their comments."""
+_MAX_LEVELS = 8
+"""No setting has more than four."""
 _MAX_UNKNOWN = 50
 """Unknown settings that are named one by one; a file with more is something else."""
+_RENAMED = {
+    "learning_rate": "lr",
+    "lr_decay_style": "lr_schedule",
+    "train_iters": "max_steps",
+    "batch_size": "global_batch_size",
+    "train_batch_size": "global_batch_size",
+    "clip_grad": "gradient_clipping",
+    "num_gpus": "num_processes",
+    "expert_parallel_size": "zero_stage",
+    "bf16": "precision",
+    "fp16": "precision",
+    "data_path": "output_prefix",
+    "tokenized_data_path": "output_prefix",
+    "isolate_documents": "intra_document_masking",
+    "model_prefix": "output_dir",
+}
+"""Names in other programs, and former ones of ours, that are spelt too differently to be found by their letters."""
 
 
 def load(config_class: type[_Config], path: str | Path, overrides: Sequence[str] = ()) -> _Config:
@@ -35,13 +73,11 @@ def load(config_class: type[_Config], path: str | Path, overrides: Sequence[str]
     """
     faults: list[Fault] = []
     values, lines = _read_file(Path(path), faults)
+    _check_is_the_file(path, values, config_class)
     overridden = _apply(overrides, values, faults)
     origin = Origin(str(path), lines, frozenset(overridden))
 
-    unknown = [key for key in values if key not in config_class.model_fields]
-    if unknown:
-        _check_is_the_file(path, lines.keys() & values.keys(), unknown, config_class)
-    for key in unknown:
+    for key in [key for key in values if key not in config_class.model_fields]:
         faults.append(_unknown(key, values.pop(key), config_class, origin))
     wrong: set[str] = set()
     try:
@@ -51,84 +87,114 @@ def load(config_class: type[_Config], path: str | Path, overrides: Sequence[str]
         for detail in error.errors():
             by_key.setdefault(_key_of(detail), []).append(detail)
             wrong.add(str(detail["loc"][0]))
-        faults.extend(_invalid(key, details, origin, config_class) for key, details in by_key.items())
+        faults += [_invalid(key, details, origin, config_class) for key, details in by_key.items()]
         # Every setting has a default: with it in place of the wrong values, the rules can check the valid ones.
         config = config_class(**{key: value for key, value in values.items() if key not in wrong})
     config._origin = origin
-    broken = list(config.rule_faults(wrong))
-    faults.extend(_causes(broken, config_class, path, origin) if overridden else broken)
+    faults += config.rule_faults(wrong)
     if faults:
         raise UserError(sorted(faults, key=lambda fault: lines.get(fault.key or "", 0)))
     return config
 
 
-def _check_is_the_file(path: str | Path, keys: Set[str], unknown: Sequence[str], config_class: type[Settings]) -> None:
-    """Check that a file with `unknown` settings is not another step's: that is one fault, and not one a line.
+def load_run(path: Path) -> RunConfig:
+    """Load the settings of a run, as its folder holds them: of a pretraining, or of a fine-tuning.
 
     Raises:
-        UserError: it is.
+        UserError: there is no such file, or it is none of ours.
     """
-    meant = other_names.better_fit(keys, config_class)
-    if meant:
-        own = other_names.file_of(config_class)
-        rule = f"holds the settings of {meant.steps} ({meant.name}), not those of {own.steps} ({own.name})"
-        raise UserError(Fault(str(path), rule, remedy=f"name the right file, e.g. --config {own.name}"))
-    if len(unknown) > _MAX_UNKNOWN:
-        rule = f"has {len(unknown):,} unknown settings, beginning with {', '.join(unknown[:5])}"
-        raise UserError(Fault(str(path), rule, remedy="is it the right file for this step?"))
+    own = ExampleSettings.model_fields.keys() - PretrainConfig.model_fields.keys()
+    of_finetuning = not own.isdisjoint(_read_file(path, [])[0])
+    return load(FinetuneRunConfig if of_finetuning else PretrainConfig, path)
 
 
-def _causes(broken: list[Fault], config_class: type[Settings], path: str | Path, origin: Origin) -> Iterator[Fault]:
-    """The broken rules; those that the file breaks by itself do not cite the command line."""
-    in_file: set[tuple[str | None, str]] = set()
-    if broken:
-        try:
-            load(config_class, path)
-        except UserError as error:
-            in_file = {(fault.key, fault.rule) for fault in error.faults}
-    for fault in broken:
-        yield replace(fault, where=origin.where(fault.key or "")) if (fault.key, fault.rule) in in_file else fault
+def text_of(path: Path) -> str:
+    """The text of a settings file.
+
+    Raises:
+        FileNotFoundError: there is none.
+        UserError: it is too large, or cannot be read as UTF-8.
+    """
+    try:
+        with open(path, "rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
+            rule = f"is larger than {_MAX_BYTES // 1024} kB, as no configuration is"
+            raise UserError(Fault(str(path), rule, remedy="name many files by a folder, a glob or a list"))
+        return content.decode("utf-8-sig")
+    except FileNotFoundError:
+        raise
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(Fault(where=str(path), rule=f"cannot be read as UTF-8 text ({error})")) from error
+
+
+def read_value(text: str) -> Any:
+    """The value of a YAML text, None of an empty one.
+
+    Raises:
+        YAMLError: it is not YAML, or has a tag.
+    """
+    node = _yaml().compose(text)
+    return None if node is None else _value(node)
+
+
+def _yaml() -> YAML:
+    yaml = YAML(typ="safe", pure=True)
+    yaml.max_depth = _MAX_LEVELS
+    return yaml
+
+
+def _value(node: Node) -> Any:
+    try:
+        return _yaml().constructor.construct_object(node, deep=True)
+    except ValueError as error:  # a date in the 13th month
+        raise YAMLError(str(error)) from error
+
+
+def _problem(error: YAMLError) -> str:
+    if isinstance(error, MaxDepthExceededError):
+        return f"lists or mappings in more than {_MAX_LEVELS} levels; no setting has so many"
+    return getattr(error, "problem", None) or str(error)
 
 
 def _read_file(path: Path, faults: list[Fault]) -> tuple[dict[str, Any], dict[str, int]]:
+    """The values of a file, and the line of each, nested ones as ``key[1].name``."""
     try:
-        text = plain_yaml.text_of(path)
+        text = text_of(path)
     except FileNotFoundError:
-        raise UserError(
-            Fault(where=str(path), rule="there is no such configuration file", remedy="name one with --config PATH")
-        ) from None
-    try:
-        root = plain_yaml.compose(text)
-    except MarkedYAMLError as error:
-        mark = error.problem_mark
-        line = mark.line + 1 if mark else 1
-        remedy = _quoting(text[mark.index :]) if mark else ""
-        if isinstance(error, plain_yaml.NotPlainError):
-            rule = str(error.problem)
-        else:
-            rule, remedy = f"is not valid YAML: {error.problem}", remedy or "write `key: value`"
-        raise UserError(Fault(where=f"{path}:{line}", rule=rule, remedy=remedy)) from error
-    except YAMLError as error:
-        raise UserError(Fault(where=str(path), rule=f"is not valid YAML: {error}")) from error
+        rule = "there is no such configuration file"
+        raise UserError(Fault(str(path), rule, remedy="name one with --config PATH")) from None
     values: dict[str, Any] = {}
     lines: dict[str, int] = {}
-    if root is None:
-        return values, lines
-    if not isinstance(root, MappingNode):
-        raise UserError(Fault(where=f"{path}:1", rule="must be a list of `key: value` lines"))
-    _note_lines(root, "", str(path), lines, faults)
+    try:
+        root = _yaml().compose(text)
+        if root is None:
+            return values, lines
+        if not isinstance(root, MappingNode):
+            raise UserError(Fault(where=f"{path}:1", rule="must be a list of `key: value` lines"))
+        _note_lines(root, "", str(path), lines, faults)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark
+        remedy = (_quoting(text[mark.index :]) if mark else "") or "write `key: value`"
+        where = f"{path}:{mark.line + 1 if mark else 1}"
+        raise UserError(Fault(where, f"is not plain YAML: {_problem(error)}", remedy=remedy)) from error
+    except YAMLError as error:
+        raise UserError(Fault(where=str(path), rule=f"is not plain YAML: {error}")) from error
     for key_node, value_node in root.value:
         key = str(key_node.value)
         try:
-            values[key] = plain_yaml.value(value_node)
+            values[key] = _value(value_node)
         except YAMLError as error:
-            rule = f"is not a YAML value ({getattr(error, 'problem', None) or error})"
+            rule = f"is not a YAML value ({_problem(error)})"
             faults.append(Fault(f"{path}:{lines[key]}", rule, key, remedy="put it in quotes if it is meant as text"))
     return values, lines
 
 
 def _note_lines(node: Node, place: str, path: str, lines: dict[str, int], faults: list[Fault]) -> None:
     """Note the line of each value, nested ones as ``key[1].name``; a name that is given twice is a fault."""
+    if node.anchor is not None:
+        problem = "an anchor (&) or alias (*); write the value out"
+        raise MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
     if isinstance(node, SequenceNode):
         for index, item in enumerate(node.value):
             lines[f"{place}[{index}]"] = item.start_mark.line + 1
@@ -136,6 +202,9 @@ def _note_lines(node: Node, place: str, path: str, lines: dict[str, int], faults
     elif isinstance(node, MappingNode):
         kept = []
         for key_node, value_node in node.value:
+            if not isinstance(key_node, ScalarNode):
+                problem = "a list or a mapping as a key; a key is a word"
+                raise MarkedYAMLError(problem=problem, problem_mark=key_node.start_mark)
             key = f"{place}.{key_node.value}" if place else str(key_node.value)
             line = key_node.start_mark.line + 1
             if key in lines:
@@ -149,6 +218,7 @@ def _note_lines(node: Node, place: str, path: str, lines: dict[str, int], faults
 
 
 def _apply(overrides: Sequence[str], values: dict[str, Any], faults: list[Fault]) -> set[str]:
+    """Put the values of the command line in place of the file's; return their keys."""
     overridden = set()
     for text in overrides:
         key, equals, value = text.partition("=")
@@ -158,16 +228,15 @@ def _apply(overrides: Sequence[str], values: dict[str, Any], faults: list[Fault]
             continue
         try:
             # The shell takes the quotes of --set init_from='': nothing is the empty text, as '' in the file.
-            values[key] = plain_yaml.read_value(value) if value.strip() else ""
+            values[key] = read_value(value) if value.strip() else ""
             overridden.add(key)
         except ReaderError:
             rule = "must be UTF-8 text without control characters"
             remedy = "name such a file by its folder, or by a pattern"
             faults.append(Fault("--set", rule, key, value=shown(value), remedy=remedy))
         except YAMLError as error:
-            reason = getattr(error, "problem", None) or error
-            remedy = _quoting(value)
-            faults.append(Fault("--set", f"is not a YAML value ({reason})", key, value=value, remedy=remedy))
+            rule = f"is not a YAML value ({_problem(error)})"
+            faults.append(Fault("--set", rule, key, value=value, remedy=_quoting(value)))
     return overridden
 
 
@@ -177,14 +246,41 @@ def _quoting(rest: str) -> str:
     return f'put it in quotes: "{word}"' if word[:1] in ("@", "`", "*", "&", "%", "!") else ""
 
 
+def _check_is_the_file(path: str | Path, values: dict[str, Any], config_class: type[Settings]) -> None:
+    """Check that a file is not another step's, or something else: that is one fault, and not one a line.
+
+    Raises:
+        UserError: it is.
+    """
+
+    def num_known(each: type[Settings]) -> int:
+        return len(values.keys() & each.model_fields.keys())
+
+    own = next((name for name, each in FILES.items() if each is config_class), RESOLVED_NAME)
+    best = max(FILES, key=lambda name: num_known(FILES[name]))
+    unknown = [key for key in values if key not in config_class.model_fields]
+    if num_known(FILES[best]) > num_known(config_class):
+        rule = f"holds the settings of {best}, not those of {own}"
+        raise UserError(Fault(str(path), rule, remedy=f"name the right file, e.g. --config {own}"))
+    if len(unknown) > _MAX_UNKNOWN:
+        rule = f"has {len(unknown):,} unknown settings, beginning with {', '.join(unknown[:5])}"
+        raise UserError(Fault(str(path), rule, remedy="is it the right file for this step?"))
+
+
 def _unknown(key: str, value: object, config_class: type[Settings], origin: Origin) -> Fault:
+    known = config_class.model_fields
     root = re.split(r"[.\[]", key)[0]
-    if root != key and root in config_class.model_fields:  # --set stages[1].order=…
-        rule = "a part of a value cannot be set by itself"
+    if root != key and root in known:  # --set stages[1].order=…
         remedy = f"set the whole of it (--set '{root}=[…]'), or edit it in the file"
-    else:
-        rule, remedy = "there is no such setting", other_names.remedy_for(key, config_class)
-    return Fault(where=origin.where(key), key=key, value=value, rule=rule, remedy=remedy)
+        return Fault(origin.where(key), "a part of a value cannot be set by itself", key, value, remedy)
+    elsewhere = [name for name, each in FILES.items() if key in each.model_fields]
+    near = difflib.get_close_matches(key, known, n=1)
+    if _RENAMED.get(key) in known:
+        near = [_RENAMED[key]]
+    elif elsewhere:
+        return Fault(origin.where(key), "there is no such setting", key, value, f"it belongs in {elsewhere[0]}")
+    remedy = f"did you mean {near[0]}?" if near else "remove it"
+    return Fault(origin.where(key), "there is no such setting", key, value, remedy)
 
 
 def _key_of(detail: ErrorDetails) -> str:
@@ -199,30 +295,24 @@ def _key_of(detail: ErrorDetails) -> str:
     return key
 
 
-def _item_keys(key: str, config_class: type[Settings]) -> list[str]:
-    """The keys that an item of a list of mappings may have; `key` is one of an item, ``stages[1].order``."""
-    item, *_ = get_args(config_class.model_fields[key.partition("[")[0]].annotation)
-    return list(item.model_fields)
-
-
 def _invalid(key: str, details: list[ErrorDetails], origin: Origin, config_class: type[Settings]) -> Fault:
-    if details[0]["type"] == "extra_forbidden":
-        known = _item_keys(key, config_class)
-        near = difflib.get_close_matches(key.rpartition(".")[2], known, n=1)
-        remedy = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-        return Fault(origin.where(key), "there is no such setting", key, value=details[0]["input"], remedy=remedy)
-    # A union (`a number or "auto"`) reports one error for each of its members: they are alternatives.
-    rules = list(dict.fromkeys(_rule_text(detail) for detail in details))
+    """The fault of a value that pydantic refuses; `details` are its alternatives (`a number or "auto"`)."""
     value = details[0]["input"]
-    hint = ""
+    if details[0]["type"] == "extra_forbidden":  # in an item of a list of mappings, stages[1].order
+        item, *_ = get_args(config_class.model_fields[key.partition("[")[0]].annotation)
+        near = difflib.get_close_matches(key.rpartition(".")[2], item.model_fields, n=1)
+        remedy = f"did you mean {near[0]}?" if near else f"there are {', '.join(item.model_fields)}"
+        return Fault(origin.where(key), "there is no such setting", key, value, remedy)
+    rules = list(dict.fromkeys(_rule_text(detail) for detail in details))
+    remedy = ""
     if isinstance(value, str) and any("number" in rule for rule in rules):
-        hint = "write a number without quotes or units"
-    if isinstance(value, str) and value.lower() in ("yes", "no", "on", "off") and "true or false" in " ".join(rules):
-        hint = f"write {'true' if value.lower() in ('yes', 'on') else 'false'}"
+        remedy = "write a number without quotes or units"
+    if isinstance(value, str) and value.lower() in ("yes", "no", "on", "off") and "true or false" in rules:
+        remedy = f"write {'true' if value.lower() in ('yes', 'on') else 'false'}"
     if details[0]["type"] == "string_pattern_mismatch":
         value = shown(value)
     value = list(value) if isinstance(value, tuple) else value
-    return Fault(where=origin.where(key), key=key, value=value, rule="must be " + " or ".join(rules), remedy=hint)
+    return Fault(origin.where(key), "must be " + " or ".join(rules), key, value, remedy)
 
 
 _RULES = {
@@ -245,6 +335,7 @@ _RULES = {
     "literal_error": "{expected}",
     "too_short": "a list of at least {min_length}",
 }
+"""Our words for pydantic's kinds of error."""
 
 
 def _rule_text(detail: ErrorDetails) -> str:

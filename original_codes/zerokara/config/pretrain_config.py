@@ -1,15 +1,74 @@
-"""`config.yaml`: the data (step 2 and count), the model, and the training (step 3)."""
+"""`config.yaml` as a whole (`PretrainConfig`), and what a training process reads of any run (`RunConfig`)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from zerokara.config.curriculum import declared_tokens
-from zerokara.config.data_settings import DataSettings
-from zerokara.config.run_config import RunConfig
-from zerokara.config.settings import rule
+from zerokara.config.data import DataOrderSettings, DataSettings, declared_tokens
+from zerokara.config.machine import EngineSettings
+from zerokara.config.model import ModelSettings
+from zerokara.config.settings import Settings, rule
 from zerokara.errors import Fault
+
+
+class StartSettings(Settings):
+    """The weights to start from (step 3)."""
+
+    init_from: str = ""
+    """Hugging Face folder with the weights to start from (continued pretraining); empty to initialize from the seed.
+    Architecture, sizes and tokenizer must be those of that model (step 3 names each that differs), the weights must be
+    *.safetensors; no code of the folder is run. A run that has started resumes from its own checkpoints."""
+    resize_vocabulary: Literal["none", "mean"] = "none"
+    """What to do if the tokenizer has more pieces than the one of init_from: `none` refuses it, `mean` starts each new
+    embedding as the mean of the model's own."""
+
+
+class TrainingSettings(EngineSettings, DataOrderSettings, StartSettings):
+    """All settings of step 3 but those of the data and the model."""
+
+
+class RunConfig(TrainingSettings, ModelSettings):
+    """Model and training of a run; `PretrainConfig` and `FinetuneRunConfig` add their data to it."""
+
+    packs_examples: ClassVar[bool] = False
+    """Whether a sample holds whole examples, and padding behind them."""
+
+    @property
+    def source_entries(self) -> tuple[str, ...]:
+        """The entries of the configuration that name the training data, one for each source."""
+        raise NotImplementedError
+
+    if TYPE_CHECKING:  # fields of the classes that add the data, where they stand among their like
+        input_tokenizer_file: str
+        """The tokenizer: a SentencePiece model."""
+        output_prefix: str
+        """Path and beginning of the name of the token files."""
+
+    @property
+    def initial_std(self) -> float:
+        """`init_std` with `auto` resolved; 0 stands for T5's own rule, which goes with Adafactor."""
+        t5_rule = self.init_std == "auto" and self.traits.is_encoder_decoder and self.optimizer == "adafactor"
+        return 0.0 if t5_rule else super().initial_std
+
+    @rule("tensor_parallel_size", "architecture", "hidden_size", "num_attn_heads", "num_kv_heads", "ffn_hidden_size")
+    def _tensor_parallel_divides_the_layers(self) -> Iterator[Fault]:
+        size = self.tensor_parallel_size
+        heads = {"num_attn_heads": self.heads, "num_kv_heads": self.kv_heads}
+        shared = {**heads, "ffn_hidden_size": self.ffn_size}
+        wrong = [f"{key} = {number}" for key, number in shared.items() if number % size]
+        if wrong:
+            most = math.gcd(*shared.values())
+            possible = [number for number in range(1, most + 1) if most % number == 0]
+            rule_text = f"must divide {', '.join(shared)}: {' and '.join(wrong)} cannot be split over {size} processes"
+            yield self.fault("tensor_parallel_size", rule_text, f"one of {possible}")
+
+    @rule("architecture", "tensor_parallel_size")
+    def _experts_are_not_split(self) -> Iterator[Fault]:
+        if self.tensor_parallel_size > 1 and self.traits.moe_every:
+            rule_text = f"must be 1 for architecture {self.architecture}: its experts are not split"
+            yield self.fault("tensor_parallel_size", rule_text, "shard their state with zero_stage 1, 2 or 3 instead")
 
 
 class PretrainConfig(RunConfig, DataSettings):

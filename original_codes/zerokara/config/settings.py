@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -99,7 +99,8 @@ def rule(*keys: str) -> Callable[[_RuleType], _RuleType]:
 class Settings(BaseModel):
     """Base of the configuration classes."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+    # Only the classes that are loaded are compiled, not those that they consist of: it takes most of their import.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, defer_build=True)
 
     _origin: Origin = PrivateAttr(default_factory=Origin)
 
@@ -132,13 +133,10 @@ class Settings(BaseModel):
         where = self._origin.where(key, dict.fromkeys([*others, *re.findall(r"\w+", rule)]))
         return Fault(where=where, key=key, value=shown, rule=rule, remedy=remedy)
 
-    def rule_faults(self, wrong_keys: set[str]) -> Iterator[Fault]:
+    def rule_faults(self, wrong_keys: Set[str] = frozenset()) -> Iterator[Fault]:
         """The faults of every rule that reads none of `wrong_keys`."""
-        seen = set()
         for parent in type(self).__mro__:
-            for name, method in vars(parent).items():
-                keys = getattr(method, "rule_keys", None)
-                if keys and name not in seen and not wrong_keys & set(keys):
-                    seen.add(name)
-                    for fault in method(self):
-                        yield replace(fault, where=self._origin.where(fault.key or "", keys))
+            for method in list(vars(parent).values()):
+                keys = getattr(method, "rule_keys", ())
+                if keys and wrong_keys.isdisjoint(keys):
+                    yield from method(self)

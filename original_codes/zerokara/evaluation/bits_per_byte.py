@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zerokara.config.sample_lengths import MIN_CONTEXT
+from zerokara.config.data import MIN_CONTEXT
 from zerokara.evaluation import cache
 from zerokara.evaluation.intervals import SMALL_SAMPLE
 from zerokara.evaluation.measures import Measure, share

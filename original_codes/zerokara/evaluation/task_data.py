@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerokara.config.evaluation_tasks import TaskSettings
+from zerokara.config.evaluate_config import TaskSettings
 from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.corpus import reading as corpus_reading
 from zerokara.corpus.documents import Document, TxtDocument

@@ -8,8 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from zerokara.config.architectures import SizeName
 from zerokara.config.loading import load
-from zerokara.config.model_sizes import SizeName
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.forecast import ladder
 from zerokara.forecast.seats import Seat, seats

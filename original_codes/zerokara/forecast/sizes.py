@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zerokara.config.model_sizes import SizeName
+from zerokara.config.architectures import SizeName
 from zerokara.forecast.law import Prediction, ScalingLaw
 from zerokara.model.shapes import ModelShape
 

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from itertools import zip_longest
 
 from zerokara.config.convert_config import ConvertSettings
-from zerokara.config.data_settings import DataSettings
-from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.config.run_config import RunConfig
+from zerokara.config.data import DataSettings
+from zerokara.config.pretrain_config import PretrainConfig, RunConfig
 from zerokara.corpus import inputs, reading
 from zerokara.errors import UserError
 from zerokara.examples.preparation import ExampleFiles

@@ -16,9 +16,9 @@ import orjson
 
 from zerokara import checkpoint, hashing
 from zerokara.config.convert_config import ConvertSettings
-from zerokara.config.finetune_run_config import FinetuneRunConfig
-from zerokara.config.resolved import RESOLVED_NAME, load_run
-from zerokara.config.run_config import RunConfig
+from zerokara.config.finetune_config import FinetuneRunConfig
+from zerokara.config.loading import RESOLVED_NAME, load_run
+from zerokara.config.pretrain_config import RunConfig
 from zerokara.errors import Fault, UserError
 from zerokara.model.shapes import ModelShape
 

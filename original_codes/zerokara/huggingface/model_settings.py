@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from zerokara.config.model_settings import ModelSettings
+from zerokara.config.model import ModelSettings
 from zerokara.errors import Fault, UserError
 from zerokara.huggingface import families, from_hf
 from zerokara.huggingface.families import Family

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from zerokara import manifest
-from zerokara.config.resolved import RESOLVED_NAME, load_run
+from zerokara.config.loading import RESOLVED_NAME, load_run
 from zerokara.errors import UserError
 from zerokara.huggingface.exported_folder import MANIFEST_NAME
 from zerokara.tokens.indexed import IndexedTokens

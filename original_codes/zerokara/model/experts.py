@@ -35,7 +35,7 @@ import torch.distributed
 from torch import Tensor
 from torch.nn.functional import grouped_mm, linear
 
-from zerokara.config.training_settings import OptimizationSettings
+from zerokara.config.optim import OptimSettings
 from zerokara.model import parallel
 from zerokara.model.auxiliary_loss import AuxiliaryLoss
 from zerokara.model.feed_forward import activate, plain_activate
@@ -57,7 +57,7 @@ class Routing:
     """c; 0 is no limit."""
 
     @classmethod
-    def from_config(cls, config: OptimizationSettings) -> Routing:
+    def from_config(cls, config: OptimSettings) -> Routing:
         """The routing of a run."""
         return cls(config.router_aux_loss_coef, config.router_z_loss_coef, config.expert_capacity_factor)
 

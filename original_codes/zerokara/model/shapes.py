@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from zerokara.config.architectures import ARCHITECTURES, Architecture
-from zerokara.config.model_settings import ModelSettings
+from zerokara.config.model import ModelSettings
 from zerokara.progress import count_text
 
 VOCABULARY_MULTIPLE = 128

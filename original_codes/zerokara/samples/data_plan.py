@@ -13,10 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from zerokara.config.curriculum import OrderKind, Stage
-from zerokara.config.data_settings import DataSettings
-from zerokara.config.sample_lengths import SampleLengths
-from zerokara.config.training_settings import DataOrderSettings
+from zerokara.config.data import DataOrderSettings, DataSettings, OrderKind, SampleLengths, Stage
 from zerokara.errors import Fault, UserError
 from zerokara.samples.apportionment import whole_weights
 from zerokara.samples.documents import DocumentId, SampleDocuments

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zerokara.config.sample_lengths import MIN_CONTEXT
+from zerokara.config.data import MIN_CONTEXT
 from zerokara.samples import packing
 from zerokara.samples.objective import Batch, Causal, Objective, document_offsets
 from zerokara.samples.windows import Window, stride_of, windows

@@ -14,8 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from zerokara.config.curriculum import OrderKind
-from zerokara.config.sample_lengths import SampleLengths
+from zerokara.config.data import OrderKind, SampleLengths
 from zerokara.samples import packing
 from zerokara.samples.documents import DocumentId
 from zerokara.samples.mixed_order import MixedStage

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zerokara.config.curriculum import OrderKind
+from zerokara.config.data import OrderKind
 from zerokara.samples.apportionment import Apportionment
 from zerokara.samples.order import KeyedPermutation, SampleOrder, mix
 

@@ -17,8 +17,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from zerokara.config.model_settings import ModelSettings
-from zerokara.config.sample_lengths import SampleLengths
+from zerokara.config.data import SampleLengths
+from zerokara.config.model import ModelSettings
 from zerokara.errors import Fault, UserError
 from zerokara.samples import spans
 from zerokara.tokenizer.encoder import Encoder

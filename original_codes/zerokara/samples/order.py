@@ -20,7 +20,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from zerokara.config.curriculum import OrderKind
+from zerokara.config.data import OrderKind
 
 NUM_ROUNDS = 8
 """4 make a strong permutation of a large set (Luby and Rackoff, 1988); sets of a few bits need more."""

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zerokara.config.sample_lengths import SampleLengths
+from zerokara.config.data import SampleLengths
 from zerokara.errors import Fault, UserError
 from zerokara.tokens.indexed import IndexedTokens
 from zerokara.tokens.layout import bin_path

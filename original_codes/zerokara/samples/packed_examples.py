@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zerokara.config.sample_lengths import SampleLengths
+from zerokara.config.data import SampleLengths
 from zerokara.samples import packing
 from zerokara.tokens.indexed import EXAMPLES_STEP, IndexedTokens
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from zerokara.config.sample_lengths import SampleLengths
+from zerokara.config.data import SampleLengths
 from zerokara.samples.objective import Batch, Prompt, document_offsets, first_in_segment
 from zerokara.samples.packed_examples import Ids, PackedRows
 from zerokara.tokenizer.encoder import Encoder

@@ -1,6 +1,6 @@
 """Span corruption (Raffel et al., 2020): a raw text → the encoder's input and the decoder's target.
 
-Of n tokens N are noise, in M masked spans; both follow from the length (`config.sample_lengths`), so that all samples
+Of n tokens N are noise, in M masked spans; both follow from the length (`config.data`), so that all samples
 have the same lengths. A text begins with a span that is kept, then a masked one, and so on in turn; every way to cut
 the N noise tokens into M spans, and the others into M, is equally likely. The encoder input is the text with a sentinel
 token in place of each masked span, and an end token; the decoder target is each sentinel followed by the tokens of its
@@ -20,7 +20,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from zerokara.config.sample_lengths import SampleLengths
+from zerokara.config.data import SampleLengths
 from zerokara.samples.order import GOLDEN, mix, mix_many
 
 Ids = NDArray[np.int64]

@@ -18,16 +18,15 @@ from typing import Any
 
 from ruamel.yaml.error import YAMLError
 
-from zerokara.config import plain_yaml
 from zerokara.config.convert_config import ConvertConfig
-from zerokara.config.data_settings import DataSettings
+from zerokara.config.data import DataSettings
 from zerokara.config.evaluate_config import EvaluateConfig
 from zerokara.config.finetune_config import FinetuneConfig
-from zerokara.config.loading import load
+from zerokara.config.loading import load, read_value
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.config.rendering import help_text
 from zerokara.config.settings import Settings
 from zerokara.config.tokenizer_config import TokenizerConfig
+from zerokara.config.writing import help_text
 from zerokara.errors import SAME_COMMAND, UserError, guarded
 
 COMMAND_NAME = "ZEROKARA_COMMAND"
@@ -221,7 +220,7 @@ def _names(step: Step, config_path: Path, key: str, made: str) -> bool:
 def _as_yaml(text: str) -> str:
     """A text as ``--set`` reads it: in quotes if YAML would take it for something else."""
     try:
-        if plain_yaml.read_value(text) == text:
+        if read_value(text) == text:
             return text
     except YAMLError:
         pass

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 from zerokara import manifest
-from zerokara.config.editing import write_values
-from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.config.sample_lengths import SampleLengths
-from zerokara.config.training_settings import OptimizationSettings, TrainingSettings
+from zerokara.config.data import SampleLengths
+from zerokara.config.optim import ScheduleSettings
+from zerokara.config.pretrain_config import PretrainConfig, TrainingSettings
+from zerokara.config.writing import write_values
 from zerokara.errors import UserError
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import bytes_text, log, summary
@@ -89,7 +89,7 @@ def _length_text(config: TrainingSettings, train_tokens: int, epoch_tokens: int)
     return f"auto: {train_tokens:,} tokens, {epochs}"
 
 
-def _run_text(config: OptimizationSettings, schedule: Schedule) -> str:
+def _run_text(config: ScheduleSettings, schedule: Schedule) -> str:
     limit = ", which max_steps sets" if schedule.num_steps == config.max_steps else ""
     return (
         f"{schedule.num_steps:,} steps{limit}, of {schedule.batch_tokens:,} tokens each: {schedule.num_tokens:,} "

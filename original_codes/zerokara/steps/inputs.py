@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from zerokara import manifest
-from zerokara.config.data_settings import DataSettings
+from zerokara.config.data import DataSettings
 from zerokara.config.loading import load
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import UserError

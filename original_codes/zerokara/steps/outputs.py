@@ -16,11 +16,11 @@ import orjson
 from zerokara import manifest
 from zerokara.checkpoint.folders import IDENTITY_NAME
 from zerokara.config.convert_config import ConvertConfig, ConvertSettings
-from zerokara.config.data_settings import DataSettings
+from zerokara.config.data import DataSettings
+from zerokara.config.optim import ScheduleSettings
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.settings import Settings
 from zerokara.config.tokenizer_config import TokenizerConfig
-from zerokara.config.training_settings import OptimizationSettings
 from zerokara.corpus.inputs import InputFile
 from zerokara.errors import Fault, UserError
 from zerokara.huggingface.exported_folder import UPLOAD_RECORD_NAME
@@ -81,7 +81,7 @@ def token_files(config: DataSettings) -> list[Path]:
     return [*files, paths.quarantine, paths.manifest]
 
 
-def of_run(config: OptimizationSettings) -> Iterator[Fault]:
+def of_run(config: ScheduleSettings) -> Iterator[Fault]:
     """Step 3."""
     folder = Path(config.output_model_dir)
     yield from _first(config, "output_model_dir", [reason_against_folder(folder), *map(_inside, _runs_around(folder))])
@@ -114,7 +114,7 @@ def evaluation_files(config: EvaluateConfig) -> list[Path]:
     return [Path(config.output_dir, name) for name in EVALUATION_NAMES]
 
 
-def of_count(config: OptimizationSettings, config_path: Path) -> Iterator[Fault]:
+def of_count(config: ScheduleSettings, config_path: Path) -> Iterator[Fault]:
     """``count_tokens.py --write``, which changes the configuration itself."""
     reason = reason_against_file(config_path)
     if reason:

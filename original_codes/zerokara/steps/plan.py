@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from zerokara.config.editing import write_values
-from zerokara.config.model_sizes import SIZES
+from zerokara.config.architectures import SIZES
 from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.writing import write_values
 from zerokara.durable import make_folders, write_json
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.forecast import ladder, plot

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from zerokara import manifest
-from zerokara.config.data_settings import DataSettings
+from zerokara.config.data import DataSettings
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.format_check import check_formats
 from zerokara.corpus.inputs import InputFile, find_files, for_manifest

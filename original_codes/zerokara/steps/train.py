@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from zerokara.config.run_config import RunConfig
+from zerokara.config.pretrain_config import RunConfig
 from zerokara.errors import UserError
 from zerokara.progress import summary
 from zerokara.steps import command, outputs

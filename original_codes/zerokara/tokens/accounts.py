@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zerokara.config.data_settings import DataSettings
+from zerokara.config.data import DataSettings
 from zerokara.corpus.documents import HARMLESS
 from zerokara.corpus.inputs import InputFile
 from zerokara.errors import RunError, UserError

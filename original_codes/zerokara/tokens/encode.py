@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from zerokara import hashing
-from zerokara.config.data_settings import DataSettings
+from zerokara.config.data import DataSettings
 from zerokara.corpus.inputs import InputFile, check_unchanged
 from zerokara.corpus.sizes import total_plain_bytes
 from zerokara.errors import RunError, UserError, shown

@@ -21,7 +21,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from zerokara.config.data_settings import DataSettings
+from zerokara.config.data import DataSettings
 from zerokara.durable import sync_folder, write_json
 from zerokara.progress import Progress
 from zerokara.tokens import splits

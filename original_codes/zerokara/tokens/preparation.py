@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-from zerokara.config.data_settings import DataSettings
+from zerokara.config.data import DataSettings
 from zerokara.corpus.inputs import InputFile
 from zerokara.corpus.reading import Document, Range, read
 from zerokara.corpus.sizes import bytes_before, plain_bytes, total_plain_bytes

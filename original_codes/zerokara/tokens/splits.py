@@ -13,7 +13,7 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-from zerokara.config.data_settings import DataSettings
+from zerokara.config.data import DataSettings
 from zerokara.errors import UserError
 
 _CHUNK = 1 << 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from zerokara.config.data_settings import DataSettings
+from zerokara.config.data import DataSettings
 from zerokara.corpus.inputs import InputFile
 from zerokara.errors import shown
 from zerokara.progress import bytes_text, plural, seconds_text

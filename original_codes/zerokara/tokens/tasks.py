@@ -21,7 +21,7 @@ from zerokara.corpus.reading import Range, has_unknown_size, ranges
 from zerokara.resources import available_cores
 
 if TYPE_CHECKING:  # what the fork server imports leaves out the classes of the configuration
-    from zerokara.config.data_settings import DataSettings
+    from zerokara.config.data import DataSettings
 
 
 MIN_TASK_BYTES = 1024 * 1024

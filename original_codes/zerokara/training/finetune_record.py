@@ -11,7 +11,7 @@ from pathlib import Path
 
 import orjson
 
-from zerokara.config.finetune_run_config import FinetuneRunConfig
+from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.durable import write_bytes
 from zerokara.evaluation import baselines, metrics
 from zerokara.evaluation.baselines import Baseline

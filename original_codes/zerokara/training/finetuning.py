@@ -9,8 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from zerokara.config.finetune_config import FinetuneConfig
-from zerokara.config.finetune_run_config import FinetuneRunConfig
+from zerokara.config.finetune_config import FinetuneConfig, FinetuneRunConfig
 from zerokara.errors import UserError
 from zerokara.examples import preparation
 from zerokara.examples.preparation import ExampleFiles

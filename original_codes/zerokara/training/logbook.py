@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from zerokara.checkpoint import TrainingState
-from zerokara.config.finetune_run_config import FinetuneRunConfig
+from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.progress import bytes_text, count_text, seconds_text
 from zerokara.samples.mixed_order import MixedOrder
 from zerokara.training import sampling

@@ -15,7 +15,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from zerokara.config.finetune_run_config import FinetuneRunConfig
+from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.evaluation import metrics
 from zerokara.evaluation.intervals import Interval
 from zerokara.examples import chat_template

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from zerokara import checkpoint
-from zerokara.config.finetune_run_config import FinetuneRunConfig
+from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.durable import ASIDE_ENDING, unused_name, write_bytes, write_json
 from zerokara.errors import RunError
 from zerokara.progress import Progress, log, opening

@@ -14,7 +14,7 @@ import psutil
 
 from zerokara import checkpoint, progress
 from zerokara.checkpoint import Retention
-from zerokara.config.finetune_run_config import FinetuneRunConfig
+from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.errors import RunError
 from zerokara.model.experts import statistics
 from zerokara.progress import seconds_text

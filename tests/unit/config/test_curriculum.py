@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from zerokara.config.curriculum import Stage, declared_tokens
+from zerokara.config.data import Stage, declared_tokens
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.config.rendering import as_yaml, help_text
+from zerokara.config.writing import as_yaml, help_text
 from zerokara.errors import UserError
 
 GOOD = """\

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from zerokara.config.editing import write_values
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.writing import write_values
 from zerokara.errors import RunError, UserError
 
 TEXT = """# A run of mine.

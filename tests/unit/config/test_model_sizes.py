@@ -5,7 +5,7 @@ from typing import get_args
 import pytest
 from configs import config_of
 
-from zerokara.config.model_sizes import SIZES, SizeName
+from zerokara.config.architectures import SIZES, SizeName
 from zerokara.errors import UserError
 from zerokara.model.shapes import ModelShape
 

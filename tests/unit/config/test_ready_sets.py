@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from zerokara.config.convert_config import ConvertConfig
-from zerokara.config.data_settings import DataSettings
+from zerokara.config.data import DataSettings
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.tokenizer_config import TokenizerConfig

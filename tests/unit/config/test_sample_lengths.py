@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from configs import config_of
 
-from zerokara.config.sample_lengths import SampleLengths, causal, with_spans
+from zerokara.config.data import SampleLengths, causal, with_spans
 from zerokara.model.shapes import ModelShape
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from zerokara.config.evaluation_tasks import TaskSettings
+from zerokara.config.evaluate_config import TaskSettings
 from zerokara.config.loading import load
 from zerokara.errors import UserError
 from zerokara.evaluation import task_data

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from zerokara.config.evaluation_tasks import TaskSettings
+from zerokara.config.evaluate_config import TaskSettings
 from zerokara.config.loading import load
 from zerokara.evaluation import answers, task_data, task_measurement
 from zerokara.evaluation import cache as kept

@@ -15,7 +15,7 @@ import orjson
 import pytest
 from toy_tokenizers import TrainToy
 
-from zerokara.config import sample_lengths
+from zerokara.config.data import packed
 from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.errors import UserError
 from zerokara.examples.preparation import ExampleFiles, prepare
@@ -266,7 +266,7 @@ def test_an_example_that_fills_a_row_is_kept_and_one_more_token_is_too_much(
     fits = read if encodes else read + learned - 1
     kept = prepared(tmp_path, encoder, [record], encodes=encodes, length=fits, redo=True)
     assert (kept.train.counts.kept, kept.train.counts.cut) == (1, 0)
-    lengths = sample_lengths.packed(fits, 64 if encodes else fits, encodes)
+    lengths = packed(fits, 64 if encodes else fits, encodes)
     rows = PackedExamples(kept.train.prefix, lengths, encodes, encoder.pad_id)
     assert len(rows) == 1 and rows.num_positions == (read + learned if encodes else fits)
     (tmp_path / "short").mkdir()
@@ -297,7 +297,7 @@ def test_answers_that_are_cut_away_with_their_questions_are_counted_and_told(tmp
     counts = files.train.counts
     assert len(segments(files)) == 2 and counts.cut == 1 and whole.cut_learned_tokens == 0
     assert counts.cut_learned_tokens == whole.learned_tokens - counts.learned_tokens > 0
-    lengths = sample_lengths.packed(13, 13, False)
+    lengths = packed(13, 13, False)
     reading = ExampleData(files.train.prefix, lengths, False, encoder.pad_id, 0)
     plan: Any = SimpleNamespace(data=SimpleNamespace(examples=files), reading=reading)
     told = f"{counts.cut_learned_tokens} tokens of answers were cut away"

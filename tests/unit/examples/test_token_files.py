@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from zerokara.config.sample_lengths import packed
+from zerokara.config.data import packed
 from zerokara.errors import UserError
 from zerokara.examples.token_files import ExampleTokens, example_writer
 from zerokara.samples.packed_examples import PackedExamples

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from zerokara.config.model_sizes import SIZES
+from zerokara.config.architectures import SIZES
 from zerokara.errors import UserError
 from zerokara.forecast import machine
 from zerokara.forecast.machine import Planner, size_settings

@@ -5,7 +5,7 @@ import math
 import pytest
 from configs import config_of
 
-from zerokara.config.model_sizes import SIZES
+from zerokara.config.architectures import SIZES
 from zerokara.forecast.law import MeasuredRun, ScalingLaw, fit
 from zerokara.forecast.sizes import Budget, Candidate, Memory, Speed, candidate, fresh_worth, recommended
 from zerokara.model.shapes import ModelShape

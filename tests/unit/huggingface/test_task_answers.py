@@ -14,8 +14,7 @@ from toy_tokenizers import TrainToy, toy_lines
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 from wide_weights import spread_weights
 
-from zerokara.config.finetune_config import FinetuneConfig
-from zerokara.config.finetune_run_config import FinetuneRunConfig
+from zerokara.config.finetune_config import FinetuneConfig, FinetuneRunConfig
 from zerokara.evaluation import answers
 from zerokara.examples.preparation import prepare
 from zerokara.huggingface import tokenizer_json

@@ -9,7 +9,7 @@ import pytest
 
 from zerokara import manifest
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.config.rendering import as_yaml
+from zerokara.config.writing import as_yaml
 from zerokara.hashing import sha256_of
 from zerokara.huggingface.validation_text import validation_text
 from zerokara.tokens.indexed import write_documents

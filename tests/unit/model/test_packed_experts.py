@@ -12,7 +12,7 @@ from made_examples import conversation, pair, write_examples
 from shapes import shape_of
 from torch import Tensor
 
-from zerokara.config.sample_lengths import packed
+from zerokara.config.data import packed
 from zerokara.model.builder import Model, build
 from zerokara.model.experts import PADDING, MixtureOfExperts, Routing, experts_of, statistics
 from zerokara.samples.packed_examples import PackedExamples

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from zerokara.config.sample_lengths import causal
+from zerokara.config.data import causal
 from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.samples.objective import Batch, Causal
 from zerokara.samples.order import SampleOrder

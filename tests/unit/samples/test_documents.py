@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from token_sources import some_lengths, write_sources
 
-from zerokara.config.sample_lengths import causal
+from zerokara.config.data import causal
 from zerokara.durable import atomic_file
 from zerokara.samples.documents import DocumentId, SampleDocuments
 from zerokara.samples.packed import PackedTokens

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from span_texts import merged
 
-from zerokara.config import sample_lengths
+from zerokara.config import data
 from zerokara.samples.evaluation import SampleBatches, evaluation_batches
 from zerokara.samples.objective import Batch, Causal, SpanCorruption
 from zerokara.samples.windows import stride_of
@@ -18,7 +18,7 @@ DOCUMENTS = [[10, 11, 12, END], [20, 21, END], [*range(30, 39), END]]
 
 
 def causal(seq_len: int, masking_eod_id: int | None = None) -> Causal:
-    return Causal(sample_lengths.causal(seq_len), masking_eod_id)
+    return Causal(data.causal(seq_len), masking_eod_id)
 
 
 def test_the_example_of_the_docstring(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def lengths_of(batch: Batch) -> list[int]:
 
 
 def with_gaps() -> SpanCorruption:
-    lengths = sample_lengths.with_spans(8, 0.3, 1.5)  # of 8 tokens 2 or 3 are noise
+    lengths = data.with_spans(8, 0.3, 1.5)  # of 8 tokens 2 or 3 are noise
     return SpanCorruption(lengths, seed=1, sentinels=np.arange(99, 89, -1), end_id=2, start_id=3)
 
 

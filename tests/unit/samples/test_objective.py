@@ -5,7 +5,7 @@ import pytest
 from configs import config_of
 from span_texts import merged
 
-from zerokara.config.sample_lengths import causal, with_spans
+from zerokara.config.data import causal, with_spans
 from zerokara.errors import UserError
 from zerokara.samples.objective import Causal, Prompt, SpanCorruption, objective, prompt_inputs
 from zerokara.tokenizer.encoder import Encoder

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from zerokara.config.sample_lengths import causal
+from zerokara.config.data import causal
 from zerokara.errors import UserError
 from zerokara.samples.packed import PackedTokens
 from zerokara.tokens.indexed import write_documents

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from made_examples import conversation, pair, write_examples
 
-from zerokara.config.finetune_run_config import FinetuneRunConfig
+from zerokara.config.data import SampleLengths, packed
+from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.config.sample_lengths import SampleLengths, packed
 from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.samples.example_data import ExampleData
 from zerokara.samples.order import SampleOrder

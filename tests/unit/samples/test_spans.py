@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from span_texts import merged
 
-from zerokara.config.sample_lengths import SampleLengths, with_spans
+from zerokara.config.data import SampleLengths, with_spans
 from zerokara.samples import spans
 
 SENTINELS = np.arange(1000, 900, -1)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from zerokara import manifest
-from zerokara.config.sample_lengths import causal
+from zerokara.config.data import causal
 from zerokara.errors import UserError
 from zerokara.tokens.count import check_belongs, count
 from zerokara.tokens.indexed import IndexedTokens, write_documents

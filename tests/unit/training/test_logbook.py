@@ -14,7 +14,7 @@ import torch
 from configs import config_of
 
 from zerokara.checkpoint import TrainingState
-from zerokara.config.sample_lengths import causal
+from zerokara.config.data import causal
 from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.mixed_order import MixedStage
 from zerokara.samples.sources import TokenSource

@@ -12,8 +12,8 @@ import pytest
 from configs import config_of
 from matplotlib.figure import Figure
 
-from zerokara.config.rendering import as_yaml
-from zerokara.config.resolved import RESOLVED_NAME
+from zerokara.config.loading import RESOLVED_NAME
+from zerokara.config.writing import as_yaml
 from zerokara.training.monitoring import drawing, plots
 from zerokara.training.monitoring.drawing import Drawing
 

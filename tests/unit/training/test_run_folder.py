@@ -20,9 +20,8 @@ import pytest
 from tiny import ROOT
 
 from zerokara import checkpoint
-from zerokara.config.loading import load
+from zerokara.config.loading import RESOLVED_NAME, load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.config.resolved import RESOLVED_NAME
 from zerokara.errors import RunError, UserError
 from zerokara.steps import command, train
 from zerokara.training import run_manifest

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from zerokara.config.sample_lengths import causal
+from zerokara.config.data import causal
 from zerokara.model import parallel
 from zerokara.samples.objective import Causal
 from zerokara.tokenizer.encoder import Encoder

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from zerokara.checkpoint.folders import folder_of
-from zerokara.config.finetune_run_config import FinetuneRunConfig
+from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.training import finetune_record, task_test
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.spawning import Commands

@@ -6,7 +6,7 @@ import importlib.util
 import os
 from collections.abc import Callable, Generator, Sequence
 
-from zerokara.config.data_settings import DataSettings
+from zerokara.config.data import DataSettings
 from zerokara.corpus.inputs import InputFile
 from zerokara.corpus.sizes import total_plain_bytes
 from zerokara.errors import UserError

@@ -12,8 +12,8 @@ from typing import Any
 
 import orjson
 
-from zerokara.config import plain_yaml
-from zerokara.config.training_settings import TrainingSettings
+from zerokara.config.loading import text_of
+from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.errors import Fault, UserError
 
 _OFFLOADED: dict[str, tuple[str, ...]] = {
@@ -128,7 +128,7 @@ def load_template(path: Path) -> dict[str, Any]:
         UserError: it is missing, not JSON, or sets a key that config.yaml owns; names every such key.
     """
     try:
-        text = plain_yaml.text_of(path)
+        text = text_of(path)
         template = orjson.loads(text)
     except FileNotFoundError:
         raise UserError(Fault(where=str(path), rule="there is no such file", remedy="see deepspeed_template")) from None

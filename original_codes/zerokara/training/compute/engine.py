@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from zerokara.config.training_settings import TrainingSettings
+from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.model.builder import Model
 from zerokara.training.compute import devices, optimizers
 

@@ -37,7 +37,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from zerokara.config.training_settings import OptimizationSettings
+from zerokara.config.optim import OptimSettings
 from zerokara.model.parameters import is_layer_matrix, is_relative_position_bias
 from zerokara.model.shapes import ModelShape, TensorShape
 from zerokara.progress import count_text
@@ -118,7 +118,7 @@ class ParameterGroup:
     names: tuple[str, ...]
 
 
-def parameter_groups(config: OptimizationSettings, parameters: Mapping[str, TensorShape]) -> list[ParameterGroup]:
+def parameter_groups(config: OptimSettings, parameters: Mapping[str, TensorShape]) -> list[ParameterGroup]:
     """The non-empty groups; each parameter is in one."""
     found: dict[tuple[Algorithm, ParameterKind], list[str]] = {}
     for name, shape in parameters.items():
@@ -135,7 +135,7 @@ def parameter_groups(config: OptimizationSettings, parameters: Mapping[str, Tens
     ]
 
 
-def plan_lines(config: OptimizationSettings, shape: ModelShape) -> list[str]:
+def plan_lines(config: OptimSettings, shape: ModelShape) -> list[str]:
     """The parameters of each algorithm and their weight decay, a line for each algorithm."""
     parameters = shape.parameter_shapes()
     lines: dict[Algorithm, list[str]] = {}

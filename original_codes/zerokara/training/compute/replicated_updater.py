@@ -18,7 +18,7 @@ import torch.distributed
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from zerokara.config.training_settings import TrainingSettings
+from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.model import parallel
 from zerokara.model.builder import Model
 from zerokara.training.compute import devices, optimizers, torch_optimizers

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zerokara.config.training_settings import TrainingSettings
+from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.model.parameters import row_blocks
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute import optimizers

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
-from zerokara.config.training_settings import TrainingSettings
+from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.training.compute.deepspeed_settings import HIERARCHY_KEY
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from deepspeed.utils import (
 )
 from torch import Tensor
 
-from zerokara.config.training_settings import TrainingSettings
+from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.model import parallel
 from zerokara.model.builder import Model
 from zerokara.training.compute import devices, torch_optimizers

@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure  # needs no display and no global state, as pyplot does
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter, StrMethodFormatter
 
-from zerokara.config.resolved import RESOLVED_NAME, load_run
+from zerokara.config.loading import RESOLVED_NAME, load_run
 from zerokara.durable import atomic_file
 from zerokara.errors import UserError
 from zerokara.training.monitoring import metrics

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zerokara.config.training_settings import MachineSettings
+from zerokara.config.machine import MachineSettings
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.progress import plural
 from zerokara.training.nodes.addresses import DEFAULT_PORT, Endpoint, check_own, interface_of, own_address

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from zerokara.config.training_settings import DataOrderSettings, OptimizationSettings, TrainingSettings
+from zerokara.config.data import DataOrderSettings
+from zerokara.config.optim import ScheduleSettings
+from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.errors import Fault, UserError
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.mixed_order import MixedOrder
@@ -72,7 +74,7 @@ class Consumption:
     """False where `used_tokens` are shares of a partial epoch."""
 
 
-def schedule_of(config: OptimizationSettings, plan: Reading) -> Schedule:
+def schedule_of(config: ScheduleSettings, plan: Reading) -> Schedule:
     """The schedule of a run that reads `plan`."""
     stage_samples = [stage.num_samples for stage in plan.stages]
     return Schedule.from_config(config, plan.lengths.raw, plan.samples_per_epoch, stage_samples)
@@ -119,7 +121,7 @@ def table_lines(table: Consumption) -> Iterator[str]:
     yield from (_use_line(use, table.exact) for use in table.sources)
 
 
-def warnings(config: OptimizationSettings, schedule: Schedule, table: Consumption) -> Iterator[str]:
+def warnings(config: ScheduleSettings, schedule: Schedule, table: Consumption) -> Iterator[str]:
     """A line for each stage that the run ends before: where it would begin, where the run ends, and what would do."""
     if config.max_steps == schedule.num_steps:
         remedy = f"raise max_steps above {schedule.num_steps:,}"

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable
 
-from zerokara.config.training_settings import OptimizationSettings
+from zerokara.config.optim import ScheduleSettings
 from zerokara.errors import UserError
 from zerokara.progress import seconds_text
 
@@ -30,7 +30,7 @@ class TimeLimits:
 
     def __init__(
         self,
-        config: OptimizationSettings,
+        config: ScheduleSettings,
         checkpoint_bytes: int,
         seconds: Callable[[], float],
         clock: Callable[[], float] = time.time,
@@ -52,7 +52,7 @@ class TimeLimits:
         return ""
 
 
-def are_used_up(config: OptimizationSettings, trained_seconds: float) -> bool:
+def are_used_up(config: ScheduleSettings, trained_seconds: float) -> bool:
     """Whether a run that was trained so long has had its `max_hours`."""
     return config.max_hours != "auto" and trained_seconds >= config.max_hours * HOUR
 
@@ -67,7 +67,7 @@ def remedy(take: str) -> str:
     return f"{RAISE}; or take what is there: {take}"
 
 
-def check_hours(config: OptimizationSettings, checkpoint_bytes: int, trained_seconds: float, take: str) -> None:
+def check_hours(config: ScheduleSettings, checkpoint_bytes: int, trained_seconds: float, take: str) -> None:
     """See that the limits leave anything to do; `take` is the command that converts what is there.
 
     Raises:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from zerokara.config.training_settings import TrainingSettings
+from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.model import attention_blocks, parameters
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute import optimizers, updater

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from zerokara import resources
-from zerokara.config.training_settings import TrainingSettings
+from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.errors import UserError
 from zerokara.progress import bytes_text
 from zerokara.training.planning.memory import (

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zerokara import manifest
-from zerokara.config.finetune_run_config import FinetuneRunConfig
-from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.config.run_config import RunConfig
+from zerokara.config.finetune_config import FinetuneRunConfig
+from zerokara.config.pretrain_config import PretrainConfig, RunConfig
 from zerokara.errors import Fault, UserError
 from zerokara.examples.layout import ExamplePaths
 from zerokara.examples.preparation import ExampleFiles

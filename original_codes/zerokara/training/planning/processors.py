@@ -19,7 +19,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from zerokara.config.training_settings import MachineSettings
+from zerokara.config.machine import MachineSettings
 from zerokara.errors import Fault, UserError
 from zerokara.resources import available_cores
 

@@ -11,9 +11,9 @@ import orjson
 
 from zerokara import checkpoint
 from zerokara.checkpoint.folders import IDENTITY_NAME
-from zerokara.config.rendering import as_yaml
-from zerokara.config.resolved import RESOLVED_NAME, load_run
-from zerokara.config.run_config import RunConfig
+from zerokara.config.loading import RESOLVED_NAME, load_run
+from zerokara.config.pretrain_config import RunConfig
+from zerokara.config.writing import as_yaml
 from zerokara.durable import ASIDE_ENDING, PARTIAL_SUFFIX, unused_name, write_bytes, write_json, write_text
 from zerokara.errors import Fault, UserError
 from zerokara.examples.facts import CHAT_TEMPLATE_NAME

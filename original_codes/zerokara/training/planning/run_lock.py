@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from zerokara import file_lock
-from zerokara.config.training_settings import TrainingSettings
+from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.durable import make_folders
 from zerokara.errors import RunError, UserError
 

@@ -13,9 +13,8 @@ from typing import Any, Literal
 
 import orjson
 
-from zerokara.config.finetune_run_config import FinetuneRunConfig
-from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.config.run_config import RunConfig
+from zerokara.config.finetune_config import FinetuneRunConfig
+from zerokara.config.pretrain_config import PretrainConfig, RunConfig
 from zerokara.config.settings import Origin
 from zerokara.durable import write_json
 from zerokara.errors import RunError, UserError

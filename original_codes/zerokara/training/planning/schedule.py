@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from zerokara.config.optim import ScheduleSettings
 from zerokara.config.settings import resolved
-from zerokara.config.training_settings import OptimizationSettings
 from zerokara.errors import UserError
 
 
@@ -34,7 +34,7 @@ class Schedule:
     @classmethod
     def from_config(
         cls,
-        config: OptimizationSettings,
+        config: ScheduleSettings,
         sample_tokens: int,
         samples_per_epoch: int,
         stage_samples: Sequence[int | None] = (),
@@ -154,7 +154,7 @@ _LENGTH = ("train_tokens", "epochs", "max_steps", "stages", "global_batch_size",
 
 
 def num_samples(
-    config: OptimizationSettings, sample_tokens: int, samples_per_epoch: int, stage_samples: Sequence[int | None] = ()
+    config: ScheduleSettings, sample_tokens: int, samples_per_epoch: int, stage_samples: Sequence[int | None] = ()
 ) -> float:
     """The sequences of a run that no `max_steps` ends; arguments as those of `Schedule.from_config`."""
     if config.train_tokens != "auto":
@@ -169,7 +169,7 @@ def _is_open(stage_samples: Sequence[int | None]) -> bool:
 
 
 def _num_steps(
-    config: OptimizationSettings, sample_tokens: int, samples_per_epoch: int, stage_samples: Sequence[int | None]
+    config: ScheduleSettings, sample_tokens: int, samples_per_epoch: int, stage_samples: Sequence[int | None]
 ) -> int:
     declared, is_open = sum(samples or 0 for samples in stage_samples), _is_open(stage_samples)
     samples = num_samples(config, sample_tokens, samples_per_epoch, stage_samples)
@@ -183,7 +183,7 @@ def _num_steps(
     return num_steps if config.max_steps == "auto" else min(num_steps, config.max_steps)
 
 
-def _warmup_steps(config: OptimizationSettings, num_steps: int) -> int:
+def _warmup_steps(config: ScheduleSettings, num_steps: int) -> int:
     """Fewer than there are steps: at least one comes after the warm-up."""
     if config.warmup_steps == "auto":
         return min(round(resolved(config.warmup_fraction) * num_steps), num_steps - 1)
@@ -194,7 +194,7 @@ def _warmup_steps(config: OptimizationSettings, num_steps: int) -> int:
     return config.warmup_steps
 
 
-def _decay_steps(config: OptimizationSettings, num_steps: int, warmup_steps: int) -> int:
+def _decay_steps(config: ScheduleSettings, num_steps: int, warmup_steps: int) -> int:
     decay_steps = max(1, round(config.decay_fraction * num_steps))
     room = num_steps - warmup_steps
     # A share of the run and a number of steps: only here is it known whether both find room in it. (Of two shares the

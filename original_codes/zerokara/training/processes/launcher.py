@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import psutil
 
-from zerokara.config.training_settings import MachineSettings
+from zerokara.config.machine import MachineSettings
 from zerokara.errors import INTERRUPTED, RunError
 from zerokara.model import loopback
 from zerokara.parent_death_signal import end_with_parent

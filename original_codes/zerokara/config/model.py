@@ -7,10 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from zerokara.config import sample_lengths
-from zerokara.config.architectures import ARCHITECTURES, Architecture, Name
-from zerokara.config.model_sizes import HEAD_DIM, ModelSize, SizeName, size_named
-from zerokara.config.sample_lengths import SampleLengths
+from zerokara.config.architectures import ARCHITECTURES, HEAD_DIM, Architecture, ModelSize, Name, SizeName, size_named
+from zerokara.config.data import SampleLengths, causal, with_spans
 from zerokara.config.settings import Auto, NaturalWhole, PositiveNumber, PositiveWhole, Settings, as_tuple, rule
 from zerokara.errors import Fault
 
@@ -173,8 +171,8 @@ class ModelSettings(Settings):
     def lengths(self) -> SampleLengths:
         """Lengths of a training sample: raw tokens, inputs and targets."""
         if self.traits.objective == "causal":
-            return sample_lengths.causal(self.seq_len)
-        return sample_lengths.with_spans(self.seq_len, self.noise_density, self.mean_span_length)
+            return causal(self.seq_len)
+        return with_spans(self.seq_len, self.noise_density, self.mean_span_length)
 
     @rule("model_size", "num_layers", "hidden_size", "num_attn_heads")
     def _a_size_is_given_once(self) -> Iterator[Fault]:

@@ -1,16 +1,27 @@
-"""Configuration object → commented YAML, and the help text of a step: both from docstrings."""
+"""Configuration object → commented YAML, and the help text of a step: both from docstrings. Changes of a user's file.
+
+``python -m zerokara.config.writing config.yaml model_configs/*.yaml`` rewrites the comments of files, and keeps their
+values: run it after a docstring or a field changed.
+"""
 
 from __future__ import annotations
 
 import io
+import re
+import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 from ruamel.yaml import YAML
 
+from zerokara.config.loading import FILES, load
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.settings import Settings
+from zerokara.durable import write_text
+from zerokara.errors import RunError, UserError
 
 
 def as_yaml(config: Settings) -> str:
@@ -74,3 +85,51 @@ def _value_text(value: Any) -> str:
     stream = io.StringIO()
     yaml.dump([value], stream)  # a bare scalar would be followed by an end mark
     return stream.getvalue().strip()[1:-1]
+
+
+def write_values(config_path: Path, values: Mapping[str, int | float | str]) -> None:
+    """Change the values of these keys in a YAML file of step 3, append those that it lacks, and nothing else.
+
+    Raises:
+        RunError: the file does not load to the same configuration with just these values; it is left as it was.
+    """
+    after = config_path.read_bytes().decode("utf-8")
+    for key, value in values.items():
+        after = _with_value(after, key, _as_yaml(value))
+    trial = config_path.with_name(config_path.name + ".trial.partial")
+    expected = load(PretrainConfig, config_path, [f"{key}={_as_yaml(value)}" for key, value in values.items()])
+    try:
+        trial.write_bytes(after.encode("utf-8"))
+        as_expected = load(PretrainConfig, trial).model_dump() == expected.model_dump()
+    except UserError:
+        as_expected = False
+    finally:
+        trial.unlink(missing_ok=True)
+    if not as_expected:
+        raise RunError(
+            f"{config_path}: cannot change {', '.join(values)} without touching something else; write by hand: "
+            + "; ".join(f"{key}: {_as_yaml(value)}" for key, value in values.items())
+        )
+    write_text(config_path, after)
+
+
+def _with_value(text: str, key: str, value: str) -> str:
+    pattern = re.compile(rf"""^({re.escape(key)}[ \t]*:[ \t]*)("[^"\n]*"|'[^'\n]*'|[^\s#]+)?""", re.MULTILINE)
+    if pattern.search(text):
+        return pattern.sub(lambda match: f"{match[1].rstrip()} {value}", text, count=1)
+    return text + ("" if text.endswith("\n") or not text else "\n") + f"{key}: {value}\n"
+
+
+def _as_yaml(value: int | float | str) -> str:
+    """A scalar as our YAML reads it back; `''` is the empty text."""
+    return repr(value) if isinstance(value, int | float) else value or "''"
+
+
+def class_for(path: Path) -> type[Settings]:
+    """The class of the settings in a file, by the end of its name."""
+    return next((FILES[name] for name in FILES if path.name.endswith(name)), PretrainConfig)
+
+
+if __name__ == "__main__":
+    for argument in sys.argv[1:]:
+        write_text(Path(argument), as_yaml(load(class_for(Path(argument)), argument)))

@@ -1,0 +1,187 @@
+"""The data: text to tokens (step 2), the order and the stages in which they are read, and the lengths of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from zerokara.config.settings import (
+    Auto,
+    Fraction,
+    NaturalNumber,
+    NaturalWhole,
+    PositiveNumber,
+    PositiveWhole,
+    Settings,
+    Text,
+    Words,
+    as_tuple,
+)
+
+Weights = Annotated[Literal["proportional"] | tuple[NaturalNumber, ...], BeforeValidator(as_tuple)]
+OrderKind = Literal["shuffle", "sequential"]
+MIN_CONTEXT = 0.5
+"""Share of the context that, in bits per byte, stands before each token of a document that is longer than it."""
+
+
+class DataSettings(Settings):
+    """Text to tokens (step 2)."""
+
+    input_jsonl: Words = ("data/embedded/corpus.jsonl",)
+    """Raw text, each entry one source: a file (.jsonl or .txt, each plain, .gz or .zst; .parquet), a glob, a folder, a
+    file that lists such entries ("@files.txt"), or a dataset on the Hub (hf://datasets/owner/name[@revision][/path])."""
+    text_field: Text = "text"
+    """Field of a JSON line, or column of a .parquet, that holds the text."""
+    txt_document: Literal["file", "line"] = "file"
+    """Whether a document of a .txt file is the whole `file` or each `line`."""
+    input_tokenizer_file: Text = "tokenizers/embedded/tokenizer.model"
+    """The tokenizer.model of step 1, or another SentencePiece model, such as that of the model that init_from names."""
+    output_prefix: Text = "data/embedded/tokens"
+    """Path and beginning of the name of the token files: <output_prefix>_text_document.bin and .idx."""
+    num_workers: PositiveWhole | Auto = "auto"
+    """Worker processes, on a cluster those of each part; `auto` is one per core."""
+    cluster: Literal["none", "slurm", "ray"] = "none"
+    """Where step 2 tokenises: `none` is this machine; `slurm` submits an array of jobs (2_tokenize.sbatch), `ray` gives
+    tasks to the Ray cluster that runs. All machines see this repository, the text and output_prefix at the same
+    paths."""
+    cluster_parts: PositiveWhole | Auto = "auto"
+    """Parts of the work on a cluster, each for one machine; as many run at once as the cluster has room for. `auto` is
+    one for each 8 GB of text, 4 at least."""
+    max_bad_fraction: Fraction = 0.01
+    """Largest tolerated share of bad documents, and of bad bytes of the files on disk; above either the step fails. Bad
+    are lines that are no documents or longer than 64 MiB, and what damaged files lost or cannot verify (all of a
+    truncated packed file)."""
+    valid_fraction: Annotated[float, Field(ge=0, le=0.5)] = 0.01
+    """Share of each source's documents held out for validation: drawn at random, never trained on; 0 for none."""
+    valid_min_documents: NaturalWhole = 10
+    """Least number of validation documents from each source (unless valid_fraction is 0)."""
+    split_seed: NaturalWhole = 1234
+    """Seed of that draw."""
+
+
+class Stage(BaseModel):
+    """One stage of a curriculum. A setting not given is None; `order` and `source_weights` are then the run's."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+    tokens: PositiveWhole | Literal["rest"] | None = None
+    """Tokens to train on in this stage; in the last stage `rest` is the remainder of the run."""
+    source_weights: Weights | None = None
+    """As in the run."""
+    source_tokens: Annotated[tuple[NaturalWhole, ...], BeforeValidator(as_tuple)] | None = None
+    """Instead of tokens and weights: the exact number of tokens from each entry of input_jsonl."""
+    order: OrderKind | None = None
+    """As in the run."""
+    name: Text | None = None
+    """Name of the stage in the log."""
+
+    def __repr_args__(self) -> Iterator[tuple[str, Any]]:
+        """Only the settings that are given."""
+        yield from ((key, value) for key in type(self).model_fields if (value := getattr(self, key)) is not None)
+
+    @property
+    def num_tokens(self) -> int | None:
+        """Tokens of the stage; None for `rest`."""
+        if self.source_tokens is not None:
+            return sum(self.source_tokens)
+        return self.tokens if isinstance(self.tokens, int) else None
+
+
+def declared_tokens(stages: Sequence[Stage]) -> int | None:
+    """Tokens of all stages together; None when there are none, or the last is `rest`."""
+    counts = [stage.num_tokens for stage in stages]
+    known = [count for count in counts if count is not None]
+    return sum(known) if known and len(known) == len(counts) else None
+
+
+class DataOrderSettings(Settings):
+    """The order of the data (step 3)."""
+
+    order: OrderKind = "shuffle"
+    """`shuffle` reads the sequences in a new random order each epoch, `sequential` in the order of the corpus."""
+    source_weights: Weights = "proportional"
+    """Mixture of the entries of input_jsonl (sources): `proportional` reads every token equally often; or a weight for
+    each, e.g. [3, 1] reads three tokens of the first for every one of the second, whatever their sizes."""
+    max_epochs_per_source: PositiveNumber = 16.0
+    """Most epochs of any one source; a run that would need more is refused before it starts."""
+    stages: Annotated[tuple[Stage, ...], BeforeValidator(as_tuple)] = ()
+    """Curriculum: consecutive stages of the run, for two sources e.g. [{tokens: 8e9, source_weights: [3, 1]}, {tokens:
+    rest, source_weights: [0, 1], order: sequential, name: finish}]. Each has `tokens` (a number, or `rest` for the
+    last) and its own `source_weights` and `order` where they differ from those above; or, instead of tokens and
+    weights, `source_tokens`: an exact number for each source. A stage with another order than the one before restarts
+    the sources that it reads. With train_tokens auto the run is as long as its stages, and `rest` is `epochs` times the
+    training tokens."""
+    intra_document_masking: bool = False
+    """Intra-document masking: attention stays within each document of a sequence, and positions restart. Somewhat
+    slower; good for short documents."""
+
+    @property
+    def is_mixture(self) -> bool:
+        """Whether each source is cut into samples by itself, and read by weight or in stages."""
+        return bool(self.stages) or self.source_weights != "proportional"
+
+
+@dataclass(frozen=True)
+class SampleLengths:
+    """The lengths of a training sample, in tokens."""
+
+    raw: int
+    """Tokens taken from the corpus."""
+    input: int
+    """Input tokens of the model, or of its encoder where it has one."""
+    target: int
+    """Predicted tokens."""
+    overlap: int = 0
+    """Tokens beyond `raw` that the sample shares with the next one."""
+    num_noise_tokens: int = 0
+    """Tokens hidden from the encoder."""
+    num_spans: int = 0
+    """Masked spans that hold the noise tokens."""
+
+    def samples_in(self, num_tokens: int) -> int:
+        """Number of samples in `num_tokens` tokens."""
+        return max(0, (num_tokens - self.overlap) // self.raw)
+
+    @property
+    def requirement(self) -> str:
+        """The least number of tokens that makes a sample, for people."""
+        if self.num_noise_tokens:
+            return f"{self.raw:,} (an encoder input of {self.input:,} after span corruption)"
+        return f"seq_len + {self.overlap} = {self.raw + self.overlap:,}"
+
+
+def causal(seq_len: int) -> SampleLengths:
+    """Lengths for next-token prediction: a sample's last label is the next one's first token."""
+    return SampleLengths(raw=seq_len, input=seq_len, target=seq_len, overlap=1)
+
+
+def packed(input_length: int, target_length: int, is_encoder_decoder: bool) -> SampleLengths:
+    """Lengths for rows of packed examples; of an encoder-decoder, both its inputs count as tokens of the corpus."""
+    raw = input_length + target_length if is_encoder_decoder else input_length
+    return SampleLengths(raw=raw, input=input_length, target=target_length)
+
+
+def with_spans(seq_len: int, noise_density: float, mean_span_length: float) -> SampleLengths:
+    """Lengths for span corruption (Raffel et al., 2020) with an encoder input of `seq_len` tokens, 3 or more.
+
+    The raw length n is the longest whose encoder input still fits. N = round(n · density) of its tokens are noise, in
+    M = round(N / mean length) masked spans. The encoder input is the other n − N tokens, a sentinel for each span and
+    an end token; the decoder target is the noise tokens, a sentinel for each span and an end token. The input length is
+    met exactly, except where half of the tokens or more are noise in spans of one token: there it may be one shorter.
+    Source of the form and of the roundings: T5's preprocessors (`random_spans_helper`).
+
+    Example: density 0.15, mean length 3, encoder input 512. Then n = 568, N = 85, M = 28, the target has 114 tokens.
+    """
+    lengths = _of_raw(2, noise_density, mean_span_length)
+    while (longer := _of_raw(lengths.raw + 1, noise_density, mean_span_length)).input <= seq_len:
+        lengths = longer
+    return lengths
+
+
+def _of_raw(raw: int, noise_density: float, mean_span_length: float) -> SampleLengths:
+    noise = min(max(round(raw * noise_density), 1), raw - 1)
+    spans = min(max(round(noise / mean_span_length), 1), raw - noise)
+    return SampleLengths(raw, raw - noise + spans + 1, noise + spans + 1, num_noise_tokens=noise, num_spans=spans)

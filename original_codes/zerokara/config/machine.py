@@ -1,0 +1,170 @@
+"""Where a run is computed, what is recorded of it, and the rules between these and its optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from zerokara.config.optim import OptimSettings, ScheduleSettings
+from zerokara.config.settings import (
+    Auto,
+    NaturalNumber,
+    NaturalWhole,
+    PositiveWhole,
+    Settings,
+    Text,
+    Words,
+    resolved,
+    rule,
+)
+from zerokara.errors import Fault
+
+
+class MachineSettings(Settings):
+    """The machine (steps 3 and 7): none of this changes what is learned."""
+
+    num_processes: PositiveWhole | Auto = "auto"
+    """Training processes on each machine; `auto` is one per GPU (CUDA_VISIBLE_DEVICES applies), or on a CPU one per
+    core, as far as the batch and the memory go round. At most as many as there are GPUs, or cores."""
+    nodes: PositiveWhole | Auto = "auto"
+    """Machines (nodes) that train together, each with num_processes. The command on the first one prints the line for
+    the others. `auto` is 1, or in a Slurm step the number of its nodes."""
+    min_nodes: PositiveWhole | Auto = "auto"
+    """Machines that are enough to start, and to go on with when others are lost; `auto` is all of them."""
+    max_restarts: NaturalWhole = 3
+    """Several machines: how often the run starts again from its newest checkpoint, without anybody's help, after a
+    process was killed or a machine was lost."""
+    tensor_parallel_size: PositiveWhole = 1
+    """Tensor parallelism: processes over which the matrices of each layer are split, for models too large for one GPU;
+    within one node."""
+    micro_batch_size: PositiveWhole | Auto = 8
+    """Sequences that one process computes at a time; gradients are accumulated up to global_batch_size. `auto` is the
+    largest that fits into the GPU's memory and divides the batch, or the fastest on a CPU; a run keeps it as long as it
+    resumes with the same settings."""
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    """Number format of the computation: `bf16`, `fp32`, or `auto`: bf16 if the hardware supports it. The optimizer has
+    fp32 master weights in any case."""
+    zero_stage: Annotated[NaturalWhole, Field(le=3)] = 1
+    """ZeRO stage (DeepSpeed): what is sharded over the processes. 0 nothing, 1 the optimizer state, 2 also the
+    gradients, 3 also the weights."""
+    offload: Literal["none", "optimizer", "all"] = "none"
+    """Offload from the GPU to main memory: the `optimizer` state (zero_stage 1 to 3), or `all`, the weights too
+    (zero_stage 3). Slower, for models that do not fit otherwise."""
+    activation_checkpointing: Literal["off", "selective", "full"] = "off"
+    """Activations that are recomputed in the backward pass to save memory: none, those of the feed-forward half of each
+    layer (`selective`: keeps less than half), or all (`full`: keeps only each layer's input, a third more compute)."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """Whether torch.compile compiles each layer, which takes half a minute at the first start; with zero_stage 3 or
+    tensor_parallel_size above 1, only single functions between the layers' communication. `auto` is on for a GPU."""
+    deepspeed_template: Text = "auto"
+    """JSON file with further DeepSpeed settings; `auto` is original_codes/ds_config_gpt_TEMPLATE.json."""
+
+    @rule("nodes", "min_nodes")
+    def _fewer_nodes_are_fewer(self) -> Iterator[Fault]:
+        if self.nodes != "auto" and self.min_nodes != "auto" and self.min_nodes > self.nodes:
+            yield self.fault("min_nodes", f"must be at most nodes = {self.nodes}", f"try {self.nodes}, or auto")
+
+    @property
+    def micro_batch(self) -> int:
+        """`micro_batch_size`, after `auto` has been resolved by the plan of the run."""
+        return resolved(self.micro_batch_size)
+
+
+class MonitoringSettings(Settings):
+    """Monitoring and checkpoints (steps 3 and 7)."""
+
+    log_interval: PositiveWhole = 10
+    """Steps between lines in the log and in metrics.jsonl."""
+    eval_interval: PositiveWhole = 100
+    """Steps between validations; there is always one at the last step."""
+    eval_tokens: PositiveWhole | Literal["all"] = "all"
+    """Validation tokens used each time: the first documents of each source, in proportion."""
+    sample_prompts: Words = ()
+    """Prompts that the model continues at each validation, into samples.md in the run folder."""
+    sample_tokens: PositiveWhole = 64
+    """Most tokens to generate per prompt; each takes a forward pass over all prompts."""
+    save_interval: PositiveWhole = 100
+    """Steps between checkpoints; there is always one at the last step."""
+    keep_last: PositiveWhole = 2
+    """Newest checkpoints to keep."""
+    keep_every: NaturalWhole = 0
+    """Also keep every checkpoint whose step is a multiple of this; 0 for none."""
+    keep_best: bool = True
+    """Also keep the checkpoint with the lowest validation loss."""
+    max_skipped_steps: NaturalWhole = 3
+    """Consecutive steps that may be skipped because of a non-finite loss or gradient, or a loss spike; one more stops
+    the run."""
+    spike_sigmas: NaturalNumber = 0.0
+    """Skip a step with a loss spike: a loss this many standard deviations above that of recent steps; 0 for never."""
+    plots: bool = True
+    """Plot the curves into plots/*.png in the run folder, at each validation and at the end."""
+    tensorboard: bool = True
+    """Write TensorBoard files into the run folder (view them with: tensorboard --logdir <output_model_dir>)."""
+    wandb: Literal["off", "offline", "online"] = "off"
+    """Weights & Biases: `off`, `offline` (files only), or `online` (needs WANDB_API_KEY in the environment)."""
+    wandb_project: Text = "zerokara"
+    """Name of the Weights & Biases project."""
+
+    @rule("keep_every", "save_interval")
+    def _kept_steps_are_saved(self) -> Iterator[Fault]:
+        if self.keep_every % self.save_interval:
+            nearest = max(1, round(self.keep_every / self.save_interval)) * self.save_interval
+            rule_text = f"must be a multiple of save_interval = {self.save_interval}"
+            yield self.fault("keep_every", rule_text, f"try {nearest}")
+
+
+class EngineSettings(MonitoringSettings, MachineSettings, OptimSettings, ScheduleSettings):
+    """Schedule, optimizer, machine and monitoring: what pretraining and fine-tuning share."""
+
+    @rule("global_batch_size", "micro_batch_size", "num_processes", "nodes", "tensor_parallel_size")
+    def _micro_divides_global(self) -> Iterator[Fault]:
+        processes = self.tensor_parallel_size if self.num_processes == "auto" else self.num_processes
+        yield from self.batch_faults(processes * (1 if self.nodes == "auto" else self.nodes))
+
+    @rule("offload", "zero_stage")
+    def _offload_needs_zero(self) -> Iterator[Fault]:
+        least = {"none": 0, "optimizer": 1, "all": 3}[self.offload]
+        if self.zero_stage < least:
+            rule_text = f"needs zero_stage {least} or more; it is {self.zero_stage}"
+            yield self.fault("offload", rule_text, f"set zero_stage: {least}, or offload: none")
+
+    @rule("optimizer", "zero_stage", "tensor_parallel_size", "offload")
+    def _some_optimizers_need_whole_matrices(self) -> Iterator[Fault]:
+        if self.optimizer in ("adamw", "auto"):
+            return
+        needs = f"with optimizer: {self.optimizer}, which needs whole matrices"
+        if self.zero_stage > 1:
+            rule_text = f"must be 0 or 1 {needs}: at 2 and 3 DeepSpeed partitions them anywhere"
+            yield self.fault("zero_stage", rule_text, "set zero_stage: 1, or optimizer: adamw")
+        if self.tensor_parallel_size > 1:
+            rule_text = f"must be 1 {needs}: tensor parallelism splits them"
+            yield self.fault("tensor_parallel_size", rule_text, "set tensor_parallel_size: 1, or optimizer: adamw")
+        if self.offload != "none":
+            rule_text = f"must be none {needs}: DeepSpeed's offload moves partitions of them"
+            yield self.fault("offload", rule_text, "set offload: none and zero_stage: 1, or optimizer: adamw")
+
+    def batch_faults(self, num_processes: int) -> Iterator[Fault]:
+        """The fault, if any, of splitting a global batch over `num_processes` in whole micro batches."""
+        if num_processes % self.tensor_parallel_size:
+            rule_text = f"must divide the number of processes, {num_processes}"
+            yield self.fault("tensor_parallel_size", rule_text, "lower it, or change num_processes")
+            return
+        ranks = num_processes // self.tensor_parallel_size
+        if self.global_batch_size == "auto":
+            return  # it is known once the tokens are counted
+        micro = 1 if self.micro_batch_size == "auto" else self.micro_batch_size
+        step = micro * ranks
+        if self.global_batch_size % step == 0:
+            return
+        what = "processes" if self.tensor_parallel_size == 1 else "(processes ÷ tensor_parallel_size)"
+        if step > self.global_batch_size and self.global_batch_size % ranks == 0:
+            fitting = max(n for n in range(1, micro) if self.global_batch_size % (n * ranks) == 0)
+            rule_text = f"times {what} = {ranks} must divide global_batch_size = {self.global_batch_size}"
+            yield self.fault("micro_batch_size", rule_text, f"try {fitting}, or auto")
+            return
+        lower = self.global_batch_size // step * step
+        tries = " or ".join(str(size) for size in (lower, lower + step) if size)
+        rule_text = f"must be a multiple of micro_batch_size × {what} = {micro} × {ranks} = {step}"
+        yield self.fault("global_batch_size", rule_text, f"try {tries}")

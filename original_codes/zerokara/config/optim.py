@@ -1,0 +1,153 @@
+"""How long a run trains, at which learning rate, and how the weights are updated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from zerokara.config.settings import (
+    Auto,
+    NaturalNumber,
+    NaturalWhole,
+    PositiveNumber,
+    PositiveWhole,
+    Settings,
+    Text,
+    resolved,
+    rule,
+)
+from zerokara.errors import Fault
+
+LearningRateSchedule = Literal["cosine", "linear", "constant", "inverse_sqrt", "wsd"]
+OptimizerName = Literal["adamw", "adafactor", "muon"]
+
+
+class ScheduleSettings(Settings):
+    """The run: its folder, length and learning rate (steps 3 and 7)."""
+
+    output_model_dir: Text = "models/embedded"
+    """Run folder: checkpoints, metrics.jsonl, TensorBoard, plots."""
+    train_tokens: PositiveWhole | Auto = "auto"
+    """Tokens to train on; `auto` is `epochs` times the training tokens."""
+    epochs: PositiveNumber = 1.0
+    """Epochs (passes over the training data) if train_tokens is auto; ignored otherwise."""
+    max_steps: PositiveWhole | Auto = "auto"
+    """Upper limit on the optimizer steps: a longer run ends here, with its learning rate at min_lr; `auto` is no
+    limit."""
+    max_hours: PositiveNumber | Auto = "auto"
+    """Upper limit on the hours of training, over all starts of the run; it then saves and stops, wherever its learning
+    rate is. With a higher limit the same command resumes it."""
+    max_hours_per_start: PositiveNumber | Auto = "auto"
+    """Upper limit on the hours from one start of the command until it has saved and stopped, for machines with a time
+    limit (Slurm's --time); the same command resumes the run."""
+    global_batch_size: PositiveWhole | Auto = "auto"
+    """Sequences in one optimizer step, over all processes. `auto` grows with the tokens of the run."""
+    lr: PositiveNumber | Auto = "auto"
+    """Peak learning rate. `auto` follows the model's size and the tokens of the run."""
+    min_lr: NaturalNumber | Auto = "auto"
+    """Learning rate at the last step; `auto` is 0."""
+    lr_schedule: LearningRateSchedule | Auto = "auto"
+    """How the learning rate decays from lr to min_lr after the warm-up: `cosine`, `linear`, `inverse_sqrt` (1/√step, as
+    T5), `wsd` (warm-up, stable, decay: constant, then linear over the last decay_fraction); or `constant`, no decay.
+    `auto` is `linear`."""
+    warmup_fraction: Annotated[float, Field(ge=0, lt=1)] | Auto = "auto"
+    """Fraction of the steps in which the learning rate rises linearly from 0 to lr (warm-up). `auto` is as many steps
+    as the optimizer needs."""
+    warmup_steps: NaturalWhole | Auto = "auto"
+    """Warm-up as a number of steps; `auto` uses warmup_fraction."""
+    decay_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """Fraction of the steps, at the end, over which `wsd` decays from lr to min_lr."""
+
+    @property
+    def global_batch(self) -> int:
+        """`global_batch_size`, after the plan of the run has resolved `auto`."""
+        return resolved(self.global_batch_size)
+
+    @property
+    def peak_lr(self) -> float:
+        """`lr`, after the plan of the run has resolved `auto`."""
+        return resolved(self.lr)
+
+    @property
+    def last_lr(self) -> float:
+        """`min_lr`, after the plan of the run has resolved `auto`."""
+        return resolved(self.min_lr)
+
+    @property
+    def schedule_name(self) -> LearningRateSchedule:
+        """`lr_schedule`, after the plan of the run has resolved `auto`."""
+        return resolved(self.lr_schedule)
+
+    @rule("lr", "min_lr")
+    def _min_lr_is_lower(self) -> Iterator[Fault]:
+        if self.lr != "auto" and self.min_lr != "auto" and self.min_lr > self.lr:
+            yield self.fault("min_lr", f"must be at most lr = {self.lr:g}", f"try {self.lr / 10:g}")
+
+    @rule("lr_schedule", "warmup_fraction", "warmup_steps", "decay_fraction")
+    def _warmup_and_decay_fit(self) -> Iterator[Fault]:
+        if self.warmup_fraction == "auto":
+            return
+        room = round(1 - self.warmup_fraction, 9)
+        if self.lr_schedule == "wsd" and self.warmup_steps == "auto" and self.decay_fraction > room:
+            rule_text = f"must leave room for warmup_fraction = {self.warmup_fraction:g}: the two sum to at most 1"
+            yield self.fault("decay_fraction", rule_text, f"try at most {room:g}")
+
+
+class OptimSettings(Settings):
+    """The optimizer (steps 3 and 7)."""
+
+    optimizer: OptimizerName | Auto = "auto"
+    """`adamw`; `adafactor` (as T5: hardly any optimizer memory, update size relative to the weights: try lr 0.01); or
+    `muon` for the matrices of the layers with AdamW for the rest (one lr serves both). The latter two need zero_stage 0
+    or 1. `auto` is `muon` for decoders without experts wherever it can run, and `adamw` otherwise."""
+    adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """AdamW: decay rate of the first moment."""
+    adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    """AdamW: decay rate of the second moment."""
+    adam_epsilon: PositiveNumber = 1e-8
+    """AdamW: epsilon of the denominator."""
+    muon_momentum: Annotated[float, Field(ge=0, lt=1)] | Auto = "auto"
+    """Muon: momentum. `auto` is the lower, the higher lr is: 0.88 to 0.95."""
+    weight_decay: NaturalNumber | Auto = "auto"
+    """Weight decay, decoupled: multiplied by the learning rate (for adafactor by the relative one; T5 has 0). Not
+    applied to norms and biases. `auto` follows lr and the length of the run."""
+    relative_attention_lr_multiplier: PositiveNumber | Auto = "auto"
+    """t5: learning rate of the relative position bias, as a multiple of lr. The bias starts near 0.01 and attends to
+    neighbours only at values of several units, so it must learn faster. `auto` is 30, with adafactor 1 as in T5."""
+    router_aux_loss_coef: NaturalNumber = 0.01
+    """Experts: coefficient of the auxiliary load-balancing loss (Switch Transformer), computed per sequence, of packed
+    examples without the padding."""
+    router_z_loss_coef: NaturalNumber = 0.001
+    """Experts: coefficient of the router z-loss, which keeps the router's logits small (ST-MoE)."""
+    expert_capacity_factor: NaturalNumber = 0.0
+    """Experts: capacity factor in training, the tokens of a sequence (in fine-tuning, of an example) that one expert
+    accepts as a multiple of an even share, e.g. 1.25; tokens beyond it are dropped. 0 is no limit. Validation and the
+    exported model have no limit."""
+    gradient_clipping: NaturalNumber = 1.0
+    """Maximum norm of the gradient; 0 for no clipping."""
+    seed: NaturalWhole = 1234
+    """Seed of the initial weights and of the order of the data."""
+
+    @property
+    def optimizer_name(self) -> OptimizerName:
+        """`optimizer`, after the plan of the run has resolved `auto`."""
+        return resolved(self.optimizer)
+
+    @property
+    def momentum(self) -> float:
+        """`muon_momentum`, after the plan of the run has resolved `auto`."""
+        return resolved(self.muon_momentum)
+
+    @property
+    def matrix_decay(self) -> float:
+        """`weight_decay`, after the plan of the run has resolved `auto`."""
+        return resolved(self.weight_decay)
+
+    @property
+    def bias_lr_multiplier(self) -> float:
+        """`relative_attention_lr_multiplier` with `auto` resolved."""
+        if self.relative_attention_lr_multiplier != "auto":
+            return self.relative_attention_lr_multiplier
+        return 1.0 if self.optimizer == "adafactor" else 30.0
