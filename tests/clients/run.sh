@@ -3,7 +3,7 @@
 # way (some 0.5 GB, the first time), then runs the tests of this folder.
 #
 #   bash tests/clients/run.sh                       all clients
-#   bash tests/clients/run.sh transformers4         one or several: transformers4 ctranslate2 llama_cpp trl
+#   bash tests/clients/run.sh transformers4         one or several: transformers4 ctranslate2 llama_cpp trl harness
 #                                                   transformers_js (this one needs Node.js, and is left out without)
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -52,7 +52,7 @@ javascript() { # javascript FOLDER LOCK
 
 clients=("$@")
 if ((!$#)); then
-    clients=(transformers4 ctranslate2 llama_cpp trl)
+    clients=(transformers4 ctranslate2 llama_cpp trl harness)
     if command -v npm >/dev/null; then clients+=(transformers_js); else echo "transformers_js is left out: no npm here"; fi
 fi
 tests=()
@@ -61,6 +61,7 @@ for client in "${clients[@]}"; do
     [[ -f ${tests[-1]} ]] || { echo "run.sh: there is no client $client; see $0" >&2 && exit 2; }
     case $client in
         transformers4) packages transformers4 tests/clients/requirements-transformers4.lock ;;
+        harness) packages harness tests/clients/requirements-harness.lock ;;
         transformers_js) javascript transformers.js tests/clients/requirements-javascript.lock ;;
         trl) packages training tests/clients/requirements-training.lock ;;&
         ctranslate2 | llama_cpp) packages inference tests/clients/requirements-inference.lock ;;&

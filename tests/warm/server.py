@@ -31,8 +31,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-SKIPPED = ("lm_eval",)
-"""Parts of module names that need packages which are not installed."""
 LOADED_LATE = (
     "deepspeed", "deepspeed.runtime.zero.stage_1_and_2", "numpy.ma", "pyarrow", "safetensors.torch",
     "sentencepiece.sentencepiece_model_pb2", "sklearn.metrics", "torch.utils.tensorboard",
@@ -66,9 +64,8 @@ def _import_everything() -> None:
     import zerokara
 
     for module in pkgutil.walk_packages(zerokara.__path__, "zerokara."):
-        if not any(part in module.name for part in SKIPPED):
-            with contextlib.suppress(ImportError):
-                importlib.import_module(module.name)
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module.name)
     for name in LOADED_LATE:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)

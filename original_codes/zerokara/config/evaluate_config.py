@@ -136,15 +136,5 @@ class TaskSettings(Settings):
             yield self.fault("pretraining_data", "has no effect without tasks", "remove it, or add a task")
 
 
-class HarnessSettings(Settings):
-    """Tasks of lm-evaluation-harness, which needs packages of its own and is given no network"""
-
-    lm_eval_tasks: Words = ()
-    """YAML files of tasks, folders of such files, or names of tasks that come with it, whose data must be on this
-    machine. Code that such a file names is run. It needs the packages of requirements-lm-eval.lock."""
-    lm_eval_limit: PositiveWhole | Auto = "auto"
-    """Examples of each of these tasks; `auto` takes all."""
-
-
-class EvaluateConfig(HarnessSettings, TaskSettings, TextSettings, EvaluatedModels):
+class EvaluateConfig(TaskSettings, TextSettings, EvaluatedModels):
     """Evaluation."""

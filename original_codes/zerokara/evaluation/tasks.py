@@ -14,7 +14,7 @@ from itertools import combinations
 from math import isnan
 from typing import Any
 
-from zerokara.evaluation import baselines, diacritics, metrics, overlap
+from zerokara.evaluation import baselines, metrics, overlap
 from zerokara.evaluation.answers import Answers, Prompt
 from zerokara.evaluation.baselines import Pair
 from zerokara.evaluation.intervals import percent
@@ -76,8 +76,8 @@ class System:
     """A model or a baseline on the test data of a task."""
 
     name: str
-    measures: list[Measure]
-    """The task's metric first, then those of the report on diacritics, if the task is such."""
+    measure: Measure
+    """The task's metric."""
     answers: Answers | None
     """None for a baseline."""
     unmatched: Unmatched | None
@@ -88,23 +88,16 @@ class System:
         """Whether it is a baseline."""
         return self.answers is None
 
-    @property
-    def metric(self) -> Measure:
-        """The task's metric."""
-        return self.measures[0]
-
 
 def sections(
     task: Task, answers: Mapping[str, Answers], overlaps: Mapping[str, Overlap], seed: int = 0
 ) -> list[Section]:
     """The results of a task, given each model's answers by its name, and what overlaps by what it is compared with.
 
-    The first section is the task's metric on all test examples; then come the same without the examples that overlap,
-    and the measures of the report on diacritics.
+    The first section is the metric on all test examples; then comes the same without the examples that overlap.
     """
-    letters = _diacritisable(task)
-    found = [_system(task, letters, name, each.outputs, each) for name, each in answers.items()]
-    found += [_system(task, letters, each.name, each.outputs) for each in _baselines(task, seed)]
+    found = [_system(task, name, each.outputs, each) for name, each in answers.items()]
+    found += [_system(task, each.name, each.outputs) for each in _baselines(task, seed)]
     warnings = [*task.warnings, *(_overlap_warning(name, each) for name, each in overlaps.items() if each.found)]
     facts = {
         "examples": len(task.references),
@@ -115,21 +108,13 @@ def sections(
             for name, each in overlaps.items()
         },
     }
-    title = _title(task, found[0].metric)
-    made = [_section(title, [system.metric for system in found], found, seed, tuple(warnings), facts)]
+    title = f"task: {task.name}, {found[0].measure.name.replace('_', ' ')}"
+    made = [_section(title, [system.measure for system in found], found, seed, tuple(warnings), facts)]
     for name, each in overlaps.items():
         if each.found and each.rest:
-            rest = [system.metric.subset(each.rest) for system in found]
+            rest = [system.measure.subset(each.rest) for system in found]
             made.append(_section(f"{title}, without what occurs in the {name}", rest, found, seed))
-    for number in range(1, len(found[0].measures)):
-        measures = [system.measures[number] for system in found]
-        if measures[0].name != task.metric:
-            made.append(_section(_title(task, measures[0]), measures, found, seed))
     return made
-
-
-def _title(task: Task, measure: Measure) -> str:
-    return f"task: {task.name}, {measure.name.replace('_', ' ')}"
 
 
 def _section(
@@ -179,27 +164,9 @@ def _section(
     )
 
 
-def _system(
-    task: Task, letters: frozenset[str] | None, name: str, outputs: list[str], answers: Answers | None = None
-) -> System:
-    measures = [metrics.METRICS[task.metric](outputs, task.references)]
-    if letters is not None:
-        measures += diacritics.report(outputs, task.references, task.sources, letters)
-    return System(
-        name,
-        measures,
-        answers,
-        metrics.unmatched(outputs, task.labels) if task.labels else None,
-    )
-
-
-def _diacritisable(task: Task) -> frozenset[str] | None:
-    """The letters that may carry marks, if the task is to restore diacritics; else None."""
-    if task.labels or task.conversations:
-        return None
-    if not diacritics.restores_diacritics(zip(task.sources, task.references, strict=True)):
-        return None
-    return diacritics.diacritisable(target for _, target in task.train)
+def _system(task: Task, name: str, outputs: list[str], answers: Answers | None = None) -> System:
+    unmatched = metrics.unmatched(outputs, task.labels) if task.labels else None
+    return System(name, metrics.METRICS[task.metric](outputs, task.references), answers, unmatched)
 
 
 def _baselines(task: Task, seed: int) -> Iterator[baselines.Baseline]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from importlib import metadata
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from zerokara.config.evaluate_config import EvaluateConfig
 from zerokara.corpus import inputs
 from zerokara.durable import write_json, write_text
 from zerokara.errors import UserError
-from zerokara.evaluation import lm_eval, table, task_data, task_measurement, texts
+from zerokara.evaluation import table, task_data, task_measurement, texts
 from zerokara.evaluation.folders import check_folder, model_files
 from zerokara.evaluation.intervals import LEVEL
 from zerokara.evaluation.results import Section
@@ -62,8 +61,6 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
     opening(f"step 8 evaluate: {plural(len(config.models), 'model')} on {on} → {folder}")
     read = list(texts.read(config, files, config.seed))
     tasks = [task_data.read(config, each, config.seed) for each in task_files]
-    if config.lm_eval_tasks:
-        lm_eval.check_data(config.lm_eval_tasks, config.where("lm_eval_tasks"))
     if options.dry_run:
         print("dry run: nothing was written")
         return
@@ -113,12 +110,6 @@ def measured(
         yield bits_per_byte.section(text, of_text, settings)
     answers = Path(config.output_dir) / CACHE_NAME / "answers"
     yield from task_measurement.measured(tasks, models, seed=config.seed, cache=answers)
-    if config.lm_eval_tasks:
-        limit = None if config.lm_eval_limit == "auto" else config.lm_eval_limit
-        cache = Path(config.output_dir) / CACHE_NAME / "lm_eval"
-        yield from lm_eval.measure(
-            models, config.lm_eval_tasks, config.where("lm_eval_tasks"), limit, config.seed, cache
-        )
 
 
 def _check(config: EvaluateConfig, files: Sequence[inputs.InputFile]) -> None:
@@ -128,10 +119,8 @@ def _check(config: EvaluateConfig, files: Sequence[inputs.InputFile]) -> None:
         UserError: nothing is to be measured, a folder is no model, or an input is an output.
     """
     faults = [fault for name in config.models if (fault := check_folder(Path(name)))]
-    if config.lm_eval_tasks:
-        faults += lm_eval.check(config.lm_eval_tasks, config.where("lm_eval_tasks"))[1]
-    if not config.texts and not config.tasks and not config.lm_eval_tasks:
-        remedy = "name held-out text, e.g. data/held_out.jsonl, tasks, or lm_eval_tasks"
+    if not config.texts and not config.tasks:
+        remedy = "name held-out text, e.g. data/held_out.jsonl, or tasks"
         faults.append(config.fault("texts", "nothing is to be measured", remedy))
     if faults:
         raise UserError(faults)
@@ -151,10 +140,6 @@ def _work(
     read: dict[str, Sequence[Path | manifest.RemoteFile]] = {"models": weights}
     for source, members in groupby(files, key=lambda file: file.source):
         read[f"texts[{source}]"] = inputs.for_manifest(list(members))
-    if config.lm_eval_tasks:
-        settings["lm_eval_tasks"] = [Path(task).name for task in config.lm_eval_tasks]
-        settings["lm_eval"] = metadata.version("lm-eval")
-        read["lm_eval_tasks"] = lm_eval.files(config.lm_eval_tasks)
     for each in task_files:
         read[f"tasks[{each.number}].test_data"] = inputs.for_manifest(each.test)
         read[f"tasks[{each.number}].train_data"] = inputs.for_manifest(each.train)

@@ -1,0 +1,55 @@
+"""lm-evaluation-harness takes an export by the command that docs/evaluation.md shows, and measures what step 8 does."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from client_exports import PACKAGES, ROOT, Exports
+from made_runs import corpus_lines
+
+from zerokara.evaluation import bits_per_byte
+from zerokara.evaluation.models import open_models
+from zerokara.evaluation.texts import MeasuredText
+
+PREFIX = "prefix_token_id=2"
+
+
+def test_the_documented_command_gives_our_bits_per_byte(exports: Exports, tmp_path: Path) -> None:
+    documents = tuple(corpus_lines(20))
+    page = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    for folder in ("models", "tasks", "data"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "models" / "my_model_hf").symlink_to(exports["llama"])
+    (task,) = re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
+    (tmp_path / "tasks" / "held_out.yaml").write_text(task, encoding="utf-8")
+    lines = (json.dumps({"text": document}) + "\n" for document in documents)
+    (tmp_path / "data" / "held_out.jsonl").write_text("".join(lines), encoding="utf-8")
+    (model,) = open_models([exports["llama"]], "cpu")
+    (row,) = bits_per_byte.measure([model], MeasuredText("text", documents, 20), bits_per_byte.Settings()).rows
+    assert row.value is not None
+    (command,) = re.findall(r"```bash\n\S*/lm_eval (run .*?)```", page, flags=re.DOTALL)
+    assert model.tokenizer.eos_token_id == 2 and PREFIX in command
+    assert harness(command, tmp_path) == pytest.approx(row.value, abs=1e-3)
+    assert abs(harness(command.replace(PREFIX, "prefix_token_id=9"), tmp_path) - row.value) > 2e-3
+
+
+def harness(command: str, place: Path) -> float:
+    """The bits per byte that the harness finds, without network."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(PACKAGES / "harness"),
+        "HF_HOME": str(place / "cache"),
+        "HF_HUB_OFFLINE": "1",
+    }
+    words = [sys.executable, "-m", "lm_eval", *shlex.split(command)]
+    done = subprocess.run(words, cwd=place, env=environment, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    newest = max((place / "evaluation" / "harness").rglob("results_*.json"), key=os.path.getmtime)
+    return float(json.loads(newest.read_text(encoding="utf-8"))["results"]["held_out"]["bits_per_byte,none"])
