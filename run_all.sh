@@ -85,7 +85,7 @@ step() { # step NAME COMMAND...: runs one step and records its time; a failing s
 }
 
 step "setup" ./setup.sh
-step "settings" "$python" -m zerokara.steps.check_line "$tokenizer_config" "$config" "$convert_config"
+step "settings" "$python" -m zerokara.steps preflight "$tokenizer_config" "$config" "$convert_config"
 if [[ $dry_run ]]; then
     printf '\ndry run: nothing was written\n'
     exit 0

@@ -47,7 +47,6 @@ FLOORS = {
     "resources": 0,
     "markdown": 0,
     "parent_death_signal": 0,
-    "writable": 0,
 }
 """Where each room stands; it may import its own floor and those below."""
 

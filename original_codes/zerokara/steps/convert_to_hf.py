@@ -14,7 +14,7 @@ from zerokara.config.convert_config import ConvertConfig
 from zerokara.durable import ASIDE_ENDING, unused_name
 from zerokara.huggingface import check_corpus, checkpoint_source, exported_folder, output_folder
 from zerokara.progress import bytes_text, opening, plain, seconds_text, summary
-from zerokara.steps import command, outputs
+from zerokara.steps import command, preflight
 from zerokara.tokenizer.encoder import Encoder
 
 
@@ -22,7 +22,6 @@ def convert(config: ConvertConfig, options: command.Options) -> None:
     """Do step 4, or say that it is done, or what it would do."""
     folder = Path(config.output_tokenizer_and_model_dir)
     manifest_path = folder / exported_folder.MANIFEST_NAME
-    outputs.check_writable(outputs.of_export(config), unless=manifest_path)
     source = checkpoint_source.find(config)
     output_folder.check_class(source)
     output_folder.check_place(config, source)
@@ -34,7 +33,7 @@ def convert(config: ConvertConfig, options: command.Options) -> None:
         _print_samples(done.facts["samples"], is_encoder_decoder)
         print(following)
         return
-    outputs.check_writable(outputs.of_export(config))
+    preflight.check(config, preflight.of_export(config))
     output_folder.check_space(config, source)
     files = check_corpus.files_for(config, source.config)
     opening(f"step 4 convert: {source.folder} ({source.shape.size_text}) → {folder} ({config.dtype}), then the proofs")

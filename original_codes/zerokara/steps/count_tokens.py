@@ -13,7 +13,7 @@ from zerokara.errors import UserError
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import bytes_text, log, summary
 from zerokara.samples.data_plan import DataPlan
-from zerokara.steps import command, outputs
+from zerokara.steps import command
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.count import SplitCount, count
 from zerokara.tokens.layout import TokenPaths, bin_path
@@ -25,8 +25,6 @@ WRITE_HELP = "write the tokens of `epochs` epochs into the configuration file as
 
 def count_tokens(config: PretrainConfig, options: command.Options) -> None:
     """Print the table, and set `train_tokens` in the configuration file when asked."""
-    if options.write:
-        outputs.check_writable(outputs.of_count(config, options.config_path))
     counts, lengths, paths = count(config.output_prefix), config.lengths, TokenPaths(config.output_prefix)
     samples = lengths.samples_in(counts.train.tokens)
     if samples == 0:

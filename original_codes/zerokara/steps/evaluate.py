@@ -25,7 +25,7 @@ from zerokara.evaluation.intervals import LEVEL
 from zerokara.evaluation.results import Section
 from zerokara.evaluation.task_data import TaskFiles
 from zerokara.progress import bytes_text, log, opening, plural, seconds_text, summary
-from zerokara.steps import command, outputs
+from zerokara.steps import command, preflight
 
 if TYPE_CHECKING:
     from zerokara.evaluation.models import LoadedModel
@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from zerokara.evaluation.tasks import Task
     from zerokara.evaluation.texts import MeasuredText
 
-STEP = outputs.EVALUATION_STEP
-RESULTS_NAME, PAGE_NAME, MANIFEST_NAME = outputs.EVALUATION_NAMES
+STEP = "evaluate"
+OUTPUT_NAMES = ("results.json", "report.html", "manifest.json")
+"""The manifest last."""
 CACHE_NAME = "cache"
 _PLACES = frozenset({"models", "output_dir", "texts", "pretraining_data", "device", "batch_tokens"})
 """Settings that name inputs and outputs, or change no result."""
@@ -45,8 +46,7 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
     """Do step 8, or say that it is done, or what it would do."""
     started = time.monotonic()
     folder = Path(config.output_dir)
-    manifest_path = folder / MANIFEST_NAME
-    outputs.check_writable(outputs.of_evaluation(config), unless=manifest_path)
+    results_path, page_path, manifest_path = written = [folder / name for name in OUTPUT_NAMES]
     files, task_files = texts.find(config), task_data.find(config)
     _check(config, files)
     work = _work(config, files, task_files)
@@ -55,7 +55,7 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
         opening(f"step 8 evaluate: done already, {folder} (--redo: again)")
         print("\n".join(done.facts["table"]))
         return
-    outputs.check_writable(outputs.of_evaluation(config))
+    preflight.check(config, preflight.Outputs("output_dir", written, STEP), texts=files)
     size = bytes_text(sum(file.bytes for file in files))
     on = f"{plural(len(files), 'file')} ({size}) and {plural(len(task_files), 'task')}"
     opening(f"step 8 evaluate: {plural(len(config.models), 'model')} on {on} → {folder}")
@@ -75,13 +75,13 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
         log("\n".join(table.lines(section)))
         sections.append(section)
     cards = [card.add(Path(name), _model_of(models, name).name, sections) for name in config.add_to_card]
-    write_json(folder / RESULTS_NAME, _results(models, sections))
-    write_text(folder / PAGE_NAME, page.page(sections))
-    made = {"results": [folder / RESULTS_NAME, folder / PAGE_NAME]}
+    write_json(results_path, _results(models, sections))
+    write_text(page_path, page.page(sections))
+    made = {"results": [results_path, page_path]}
     facts = {"table": [line for section in sections for line in table.lines(section)]}
     hashes = {key: value for model in models for key, value in model.hashes.items()}
     manifest.write(manifest_path, work, made, facts, time.monotonic() - started, hashes)
-    rows = [("results", str(folder / RESULTS_NAME)), ("page", str(folder / PAGE_NAME))]
+    rows = [("results", str(results_path)), ("page", str(page_path))]
     rows += [("model card", str(each)) for each in cards]
     summary("step 8 evaluate: done", [*rows, ("time", seconds_text(time.monotonic() - started))])
 
@@ -124,7 +124,6 @@ def _check(config: EvaluateConfig, files: Sequence[inputs.InputFile]) -> None:
         faults.append(config.fault("texts", "nothing is to be measured", remedy))
     if faults:
         raise UserError(faults)
-    outputs.check_inputs(config, "texts", files, outputs.evaluation_files(config))
 
 
 def _work(

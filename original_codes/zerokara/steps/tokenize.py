@@ -13,7 +13,7 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.format_check import check_formats
 from zerokara.corpus.inputs import InputFile, find_files, for_manifest
 from zerokara.progress import bytes_text, count_text, log, opening, plural, summary
-from zerokara.steps import command, inputs, outputs
+from zerokara.steps import command, preflight
 from zerokara.tokens import work_folder
 from zerokara.tokens.accounts import SourceTally, check_bad_fraction
 from zerokara.tokens.cluster import schedulers
@@ -28,9 +28,8 @@ from zerokara.tokens.workers import start_fork_server
 def tokenize(config: PretrainConfig, options: command.Options) -> None:
     """Tokenize the corpus, unless that is done already; with --dry-run only say what would be done."""
     started, paths = time.monotonic(), TokenPaths(config.output_prefix)
-    inputs.check_tokenizer_file(config)
+    preflight.check_tokenizer_file(config)
     files = find_files(config.input_jsonl, config.where("input_jsonl"))
-    outputs.check_inputs(config, "input_jsonl", files, outputs.token_files(config))
     work = manifest_work(config, files)
     if done := manifest.already_done(paths.manifest, work, redo=options.redo):
         check_bad_fraction(config, SourceTally.from_facts(done.facts), paths)
@@ -39,7 +38,7 @@ def tokenize(config: PretrainConfig, options: command.Options) -> None:
         opening(f"step 2 tokenise: done already, {bin_path(paths.train)} was made from the same text (--redo: again)")
         log(f"next: {_next_commands(config, options)}")
         return
-    outputs.check_writable(outputs.of_tokens(config))
+    preflight.check(config, preflight.of_tokens(config), input_jsonl=files)
     check_formats(files, config.text_field, config.txt_document, config.where("text_field"))
     scheduler = schedulers.scheduler_of(config)
     if scheduler is None:
@@ -74,7 +73,7 @@ def manifest_work(config: DataSettings, files: Sequence[InputFile]) -> manifest.
         "input_jsonl": for_manifest(files),
     }
     keys = {"files_per_source": "input_jsonl (number of files of each entry)"}
-    return manifest.StepSpec(outputs.TOKENS_STEP, settings, inputs, lambda name: keys.get(name, name))
+    return manifest.StepSpec(preflight.TOKENS_STEP, settings, inputs, lambda name: keys.get(name, name))
 
 
 def _log_plan(config: DataSettings, files: Sequence[InputFile], prepared: PreparedEncoding) -> None:

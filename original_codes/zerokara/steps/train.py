@@ -14,7 +14,7 @@ from pathlib import Path
 from zerokara.config.pretrain_config import RunConfig
 from zerokara.errors import UserError
 from zerokara.progress import summary
-from zerokara.steps import command, outputs
+from zerokara.steps import command, preflight
 from zerokara.training import launching, resume_proof, run_manifest, task_test
 from zerokara.training.nodes.machines import HOST, JOIN, Machines, without_values
 from zerokara.training.planning import processors, recipe, run_folder, run_plan
@@ -64,7 +64,6 @@ def _launch(config: RunConfig, options: command.Options, argv: Sequence[str], ti
     num_processes = 1 if config.num_processes == "auto" else config.num_processes
     kept = None if options.redo or not recipe.is_needed(config) else run_folder.kept_settings(config)
     plan = run_plan.make_plan(config, num_processes * machines.number, kept=kept, nodes=machines.number)
-    outputs.check_writable(outputs.of_run(config), unless=run_manifest.record_path(plan))
     # A second --redo would set the new run aside itself.
     options = replace(options, again=command.again(argv, without=("--redo",)))
     commands = Commands(title, options.again, _next(config, options))
@@ -74,7 +73,7 @@ def _launch(config: RunConfig, options: command.Options, argv: Sequence[str], ti
         launching.check_memory(local)
         resume_proof.prove(local.plan, options.verify_resume)
     elif options.evaluate is not None:
-        outputs.check_writable(outputs.of_run(config))
+        preflight.check(config, preflight.of_run(config))
         launching.evaluate(plan, commands, options.evaluate)
     else:
         _train(plan, commands, options, machines)
@@ -86,7 +85,7 @@ def _train(plan: RunPlan, commands: Commands, options: command.Options, machines
         print(f"{commands.title}: {plan.run_dir} is complete already; --redo sets it aside and trains again")
         print(f"next: {commands.convert}")
         return
-    outputs.check_writable(outputs.of_run(plan.given))
+    preflight.check(plan.given, preflight.of_run(plan.given))
     trained = launching.start(plan, commands, changes, options.redo, options.dry_run, machines)
     if trained is None:
         written = "nothing was written" if plan.data.examples is None else "nothing was written but the examples"

@@ -15,7 +15,7 @@ from zerokara.corpus.format_check import check_formats
 from zerokara.corpus.inputs import InputFile, find_files, for_manifest
 from zerokara.durable import made_folder
 from zerokara.progress import bytes_text, opening, plural, seconds_text, summary
-from zerokara.steps import command, outputs
+from zerokara.steps import command, preflight
 
 if TYPE_CHECKING:
     from zerokara.tokenizer.building import BuiltTokenizer
@@ -29,7 +29,6 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
     from zerokara.tokenizer.morphemes import analyser_of
 
     files = find_files(config.input, config.fault("input", "").where)
-    outputs.check_inputs(config, "input", files, outputs.tokenizer_files(config))
     others = [report_tokenizers.find_file(name) for name in config.compare_with]
     for path in others:
         report_tokenizers.open_tokenizer(path)
@@ -40,7 +39,7 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
         opening(f"step 1 tokenizer: done already, {model_path} was made from the same text (--redo: again)")
         print(f"next: {_next(config, options)}")
         return
-    outputs.check_writable(outputs.of_tokenizer(config))
+    preflight.check(config, preflight.of_tokenizer(config), input=files)
     analyser = analyser_of(config)
     check_formats(files, config.text_field, config.txt_document, config.fault("text_field", "").where)
     budget = memory.budget(config, files)
@@ -97,7 +96,7 @@ def _work(config: TokenizerConfig, files: Sequence[InputFile], others: list[Path
     if others:
         inputs["compare_with"] = others
     keys = {"files_per_source": "input (number of files of each entry)"}
-    return manifest.StepSpec(outputs.TOKENIZER_STEP, settings, inputs, lambda name: keys.get(name, name))
+    return manifest.StepSpec(preflight.TOKENIZER_STEP, settings, inputs, lambda name: keys.get(name, name))
 
 
 def _next(config: TokenizerConfig, options: command.Options) -> str:

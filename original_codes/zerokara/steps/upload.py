@@ -16,7 +16,7 @@ from zerokara.errors import UserError
 from zerokara.huggingface import exported_folder
 from zerokara.progress import bytes_text, opening, seconds_text, summary
 from zerokara.publishing import model_card
-from zerokara.steps import command, outputs
+from zerokara.steps import command, preflight
 
 
 def upload(config: ConvertConfig, options: command.Options) -> None:
@@ -32,7 +32,8 @@ def upload(config: ConvertConfig, options: command.Options) -> None:
     if reason:
         raise UserError(config.fault("huggingface_name", f"is not a repository name: {reason}"))
     made = exported_folder.proved(folder)
-    outputs.check_writable(outputs.of_upload(config))
+    record_path = folder / exported_folder.UPLOAD_RECORD_NAME
+    preflight.check(config, preflight.Outputs("output_tokenizer_and_model_dir", [record_path]))
     exported_folder.check_unchanged(folder, made)
     files = exported_folder.files(made)
     total = sum(record.bytes for record in files)
@@ -51,7 +52,7 @@ def upload(config: ConvertConfig, options: command.Options) -> None:
     done = hub.upload(folder, files, name, private=config.private, replace=options.redo)
     work = manifest.StepSpec("upload", {"repository": name}, inputs={"export": folder / exported_folder.MANIFEST_NAME})
     facts = {"url": done.url, "commit": done.commit, "private": done.private, "files": len(files), "bytes": total}
-    manifest.write(folder / exported_folder.UPLOAD_RECORD_NAME, work, {}, facts, time.monotonic() - started)
+    manifest.write(record_path, work, {}, facts, time.monotonic() - started)
     rows = [
         ("repository", f"{done.url} ({'private' if done.private else 'public'})"),
         ("commit", done.commit),

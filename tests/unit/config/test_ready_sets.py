@@ -13,7 +13,8 @@ from zerokara.config.data import DataSettings
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.tokenizer_config import TokenizerConfig
-from zerokara.steps import check_line
+from zerokara.errors import UserError
+from zerokara.steps import preflight
 
 ROOT = Path(__file__).resolve().parents[3]
 KINDS = {"sentence_piece": TokenizerConfig, "": PretrainConfig, "convert": ConvertConfig}
@@ -47,7 +48,7 @@ def loaded(name: str) -> tuple[TokenizerConfig, PretrainConfig, ConvertConfig]:
 def test_a_set_is_whole_and_its_steps_fit_together(name: str) -> None:
     assert [path.name for path in files(name) if not path.is_file()] == []
     tokenizer, training, converting = loaded(name)
-    assert list(check_line.chain_faults(tokenizer, training, converting)) == []
+    assert list(preflight.chain_faults(tokenizer, training, converting)) == []
     assert tokenizer.input == training.input_jsonl
     assert (training.output_model_dir, converting.output_tokenizer_and_model_dir) == (
         f"models/{name}",
@@ -84,10 +85,10 @@ def write(folder: Path, **changed: str) -> list[str]:
 
 
 def test_what_a_step_reads_is_what_the_one_before_it_wrote(tmp_path: Path) -> None:
-    check_line.check_line(write(tmp_path))
-    check_line.check_line(write(tmp_path, convert_config="input_model_dir: here/run/global_step20\n"))
-    with pytest.raises(check_line.UserError) as caught:
-        check_line.check_line(
+    preflight.check_line(write(tmp_path))
+    preflight.check_line(write(tmp_path, convert_config="input_model_dir: here/run/global_step20\n"))
+    with pytest.raises(UserError) as caught:
+        preflight.check_line(
             write(
                 tmp_path,
                 config="output_model_dir: here/run\ninput_tokenizer_file: there/tokenizer.model\n",
@@ -111,6 +112,6 @@ def test_the_faults_of_all_three_files_are_told(tmp_path: Path) -> None:
         "config": "num_layer: 2\n",
         "convert_config": "dtype: fp64\n",
     }
-    with pytest.raises(check_line.UserError) as caught:
-        check_line.check_line(write(tmp_path, **wrong))
+    with pytest.raises(UserError) as caught:
+        preflight.check_line(write(tmp_path, **wrong))
     assert [fault.key for fault in caught.value.faults] == ["vocab_size", "num_layer", "dtype"]

@@ -17,7 +17,7 @@ from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import Fault
 from zerokara.huggingface import output_folder
 from zerokara.huggingface.exported_folder import STEP
-from zerokara.steps import outputs, tokenize, train_tokenizer
+from zerokara.steps import preflight, tokenize, train_tokenizer
 from zerokara.tokenizer import sampling
 from zerokara.tokens import encode
 from zerokara.tokens.layout import TokenPaths
@@ -89,15 +89,15 @@ def test_another_steps_folder_is_none_of_step_1(
 
 def faults_of(config_class: type[TokenizerConfig] | type[PretrainConfig], **values: str) -> list[Fault]:
     made = config_class(**values)  # type: ignore[arg-type]
-    found = outputs.of_tokenizer(made) if isinstance(made, TokenizerConfig) else outputs.of_tokens(made)
-    return list(found)
+    of = preflight.of_tokenizer(made) if isinstance(made, TokenizerConfig) else preflight.of_tokens(made)
+    return list(preflight.faults(made, of))
 
 
 def test_a_step_that_was_killed_knows_its_own_files(tmp_path: Path) -> None:
     """Between the first name that a file took and the manifest."""
     (tmp_path / "tokenizer.model").touch()
     assert faults_of(TokenizerConfig, output_dir=str(tmp_path))
-    (tmp_path / outputs.WORK_NAME).mkdir()
+    (tmp_path / preflight.WORK_NAME).mkdir()
     assert not faults_of(TokenizerConfig, output_dir=str(tmp_path))
     paths = TokenPaths(str(tmp_path / "tokens"))
     Path(f"{paths.train}.bin").touch()
@@ -137,7 +137,7 @@ def test_a_run_after_a_killed_one_that_is_stopped_disowns_nothing(
         raise KeyboardInterrupt
 
     first, second = tmp_path / "tokenizer", tmp_path / "tokens"
-    (first / outputs.WORK_NAME).mkdir(parents=True)
+    (first / preflight.WORK_NAME).mkdir(parents=True)
     (first / "tokenizer.model").touch()
     paths = TokenPaths(str(second))
     Path(f"{paths.train}.bin").touch()
@@ -158,7 +158,7 @@ def test_a_file_beside_what_a_manifest_names_is_not_ours(tmp_path: Path) -> None
     manifest.write(tmp_path / "manifest.json", manifest.StepSpec("train_tokenizer", {}), made, {}, 1.0)
     assert not faults_of(TokenizerConfig, output_dir=str(tmp_path))
     (tmp_path / "report.html").touch()
-    (tmp_path / outputs.LOG_NAME).write_text(outputs.LOG_HEADER + "of a training that failed\n", encoding="utf-8")
+    (tmp_path / preflight.LOG_NAME).write_text(preflight.LOG_HEADER + "of a training that failed\n", encoding="utf-8")
     assert [fault.rule for fault in faults_of(TokenizerConfig, output_dir=str(tmp_path))] == [
         f"cannot be written: {tmp_path} holds report.html, which no run of this step wrote"
     ]
@@ -191,15 +191,16 @@ def test_what_a_step_writes_is_not_its_input(
 def test_no_step_writes_into_a_run(tmp_path: Path) -> None:
     (tmp_path / "run.json").touch()
     inside = str(tmp_path / "deep" / "er")
-    export = ConvertConfig(output_tokenizer_and_model_dir=inside)
+    run, export = config_of(output_model_dir=inside), ConvertConfig(output_tokenizer_and_model_dir=inside)
     for faults in (
         faults_of(TokenizerConfig, output_dir=inside),
         faults_of(PretrainConfig, output_prefix=inside),
-        list(outputs.of_run(config_of(output_model_dir=inside))),
-        list(outputs.of_export(export)),
+        list(preflight.faults(run, preflight.of_run(run))),
+        list(preflight.faults(export, preflight.of_export(export))),
     ):
         assert len(faults) == 1 and f"run folder {tmp_path}" in faults[0].rule
-    assert not list(outputs.of_run(config_of(output_model_dir=tmp_path))), "the run itself resumes"
+    run = config_of(output_model_dir=tmp_path)
+    assert not list(preflight.faults(run, preflight.of_run(run))), "the run itself resumes"
 
 
 def test_what_somebody_wrote_into_an_export_is_found(tmp_path: Path) -> None:

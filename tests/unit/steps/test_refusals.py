@@ -44,7 +44,6 @@ REFUSED: list[tuple[int, str, str]] = [
     (3, "output_prefix=nowhere/tokens", "nowhere/tokens"),
     (3, "seq_len=0", "seq_len = 0: "),
     (4, "input_model_dir=nowhere", "input_model_dir = nowhere: "),
-    (4, "output_tokenizer_and_model_dir=empty.txt", "output_tokenizer_and_model_dir = empty.txt: "),
     (4, "dtype=fp17", "dtype = fp17: "),
     (6, "output_tokenizer_and_model_dir=there huggingface_name=a/b", "there"),
     (6, "huggingface_name=a/b/c", "huggingface_name = a/b/c: "),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,10 +15,13 @@ from configs import config_of
 
 from zerokara import manifest
 from zerokara.config.convert_config import ConvertConfig
+from zerokara.config.loading import load
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.settings import Settings
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import UserError
-from zerokara.huggingface.exported_folder import MANIFEST_NAME, STEP
-from zerokara.steps import check_line, count_tokens, outputs, tokenize, train, train_tokenizer, upload
+from zerokara.huggingface.exported_folder import MANIFEST_NAME, STEP, UPLOAD_RECORD_NAME
+from zerokara.steps import preflight, tokenize, train, train_tokenizer, upload
 from zerokara.tokens.layout import TokenPaths
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -61,14 +66,12 @@ def test_a_place_below_a_file_is_refused(
     before = left(blocked.parents[1])
     assert main([*given, *(["--dry-run"] if dry else [])]) == 2
     printed = capfd.readouterr()
-    assert f"error: --set: {key} = {blocked}: " in printed.err and f"{blocked.parent} is a file" in printed.err
+    assert f"error: --set: {key} = {blocked}: " in printed.err and f"{blocked.parent}: Not a directory" in printed.err
     assert not printed.out and left(blocked.parents[1]) == before
 
 
 @pytest.mark.parametrize("dry", [True, False])
-@pytest.mark.parametrize(
-    ("module", "key"), [("train", "output_model_dir"), ("convert_to_hf", "output_tokenizer_and_model_dir")]
-)
+@pytest.mark.parametrize(("module", "key"), [("train", "output_model_dir"), ("convert_to_hf", "input_model_dir")])
 def test_torch_is_not_loaded_before_it(
     module: str, key: str, dry: bool, tiny_data: dict[str, str], blocked: Path
 ) -> None:
@@ -92,61 +95,46 @@ def test_the_record_of_an_upload(tmp_path: Path, dry: bool, capsys: pytest.Captu
     work, files = manifest.StepSpec(STEP, {}), {"all": [tmp_path / "config.json"]}
     manifest.write(tmp_path / MANIFEST_NAME, work, files, {"proof": {"holds": True}}, 1.0)
     given = settings(f"output_tokenizer_and_model_dir={tmp_path}", "huggingface_name=ada/first")
-    (tmp_path / outputs.UPLOAD_RECORD_NAME).mkdir()
+    (tmp_path / UPLOAD_RECORD_NAME).mkdir()
     assert upload.main(["--config", "/dev/null", *given, *(["--dry-run"] if dry else [])]) == 2
     printed = capsys.readouterr().err
     assert f"output_tokenizer_and_model_dir = {tmp_path}: " in printed
-    assert f"{outputs.UPLOAD_RECORD_NAME} is a folder" in printed
+    assert f"{UPLOAD_RECORD_NAME} is a folder" in printed
 
 
-@pytest.mark.parametrize("dry", [True, False])
-def test_the_configuration_that_a_count_is_written_into(
-    tiny_data: dict[str, str], dry: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(outputs, "reason_against_file", lambda _: "Read-only file system")
-    options = ["--config", tiny_data["config"]]
-    assert count_tokens.main(options) == 0, "without --write nothing is written"
-    assert count_tokens.main([*options, "--write", *(["--dry-run"] if dry else [])]) == 2
-    assert f"error: {tiny_data['config']}: train_tokens = " in capsys.readouterr().err
+def keys_of(*checks: tuple[Settings, preflight.Outputs]) -> list[str | None]:
+    return [fault.key for config, outputs in checks for fault in preflight.faults(config, outputs)]
 
 
 def test_each_file_that_a_step_leaves_is_asked_for(tmp_path: Path) -> None:
     tokenizer = TokenizerConfig(output_dir=str(tmp_path))
     training = config_of(output_prefix=tmp_path / "tokens")
     paths = TokenPaths(training.output_prefix)
-    assert not [*outputs.of_tokenizer(tokenizer), *outputs.of_tokens(training)]
-    for path in (tmp_path / "report.html", tmp_path / outputs.LOG_NAME, tmp_path / "manifest.json"):
+    first, second = (tokenizer, preflight.of_tokenizer(tokenizer)), (training, preflight.of_tokens(training))
+    assert keys_of(first, second) == []
+    for path in (tmp_path / "report.html", tmp_path / preflight.LOG_NAME, tmp_path / "manifest.json"):
         path.mkdir()
-        assert [fault.key for fault in outputs.of_tokenizer(tokenizer)] == ["output_dir"], path
+        assert keys_of(first) == ["output_dir"], path
         path.rmdir()
     for path in (Path(f"{paths.train}.bin"), Path(f"{paths.valid}.idx"), paths.quarantine, paths.manifest):
         path.mkdir()
-        assert [fault.key for fault in outputs.of_tokens(training)] == ["output_prefix"], path
+        assert keys_of(second) == ["output_prefix"], path
         path.rmdir()
     paths.work_folder.touch()
-    assert [fault.key for fault in outputs.of_tokens(training)] == ["output_prefix"]
+    assert keys_of(second) == ["output_prefix"]
     long = config_of(output_prefix=tmp_path / ("n" * 215))
-    assert [fault.key for fault in outputs.of_tokens(long)] == ["output_prefix"], "its files' names are longer"
+    assert keys_of((long, preflight.of_tokens(long))) == ["output_prefix"], "its files' names are longer"
 
 
 def test_an_export_takes_the_place_of_a_folder_but_of_no_file(tmp_path: Path) -> None:
     def printed(folder: Path) -> list[str | None]:
-        return [fault.key for fault in outputs.of_export(ConvertConfig(output_tokenizer_and_model_dir=str(folder)))]
+        config = ConvertConfig(output_tokenizer_and_model_dir=str(folder))
+        return keys_of((config, preflight.of_export(config)))
 
     (tmp_path / "file").touch()
     assert printed(tmp_path) == printed(tmp_path / "new" / "newer") == []
     assert printed(tmp_path / "file") == printed(tmp_path / "file" / "x") == ["output_tokenizer_and_model_dir"]
     assert printed(Path("/proc")) == ["output_tokenizer_and_model_dir"], "a mount point"
-
-
-def test_work_that_is_done_needs_no_room(tmp_path: Path) -> None:
-    faults = list(outputs.of_run(config_of(output_model_dir="/proc/run")))
-    assert [fault.key for fault in faults] == ["output_model_dir"]
-    record = tmp_path / "manifest.json"
-    with pytest.raises(UserError):
-        outputs.check_writable(faults, unless=record)
-    record.touch()
-    outputs.check_writable(faults, unless=record)
 
 
 def test_a_line_is_told_all_of_them_at_once(tmp_path: Path) -> None:
@@ -159,6 +147,75 @@ def test_a_line_is_told_all_of_them_at_once(tmp_path: Path) -> None:
     for name, text in texts.items():
         (tmp_path / f"{name}.yaml").write_text(text, encoding="utf-8")
     with pytest.raises(UserError) as caught:
-        check_line.check_line([str(tmp_path / f"{name}.yaml") for name in texts])
+        preflight.check_line([str(tmp_path / f"{name}.yaml") for name in texts])
     keys = ["output_dir", "output_prefix", "output_model_dir", "output_tokenizer_and_model_dir"]
     assert [fault.key for fault in caught.value.faults] == keys
+
+
+@pytest.fixture
+def unprivileged() -> Iterator[Path]:
+    """A folder that its user may only read, and a user without privileges: root may write anywhere."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        folder = Path(name)
+        folder.chmod(0o555)
+        user = os.geteuid()
+        if user == 0:
+            os.seteuid(65534)
+        try:
+            yield folder
+        finally:
+            os.seteuid(user)
+            folder.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("new/newer/newest", ""),
+        ("x" * 200, ""),
+        ("file/below/it", os.strerror(errno.ENOTDIR)),
+        ("folder", "folder is a folder"),
+        ("link/below", "link is a broken link"),
+        ("n" * 240, "240 bytes"),
+        (f"new/{'語' * 80}", "240 bytes"),
+        ("/proc/model", "/proc: "),
+    ],
+)
+def test_what_is_in_the_way_is_named_and_nothing_is_left(tmp_path: Path, name: str, reason: str) -> None:
+    (tmp_path / "file").write_text("text", encoding="utf-8")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    before = left(tmp_path), tmp_path.stat().st_mtime_ns
+    found = preflight._reason_against(tmp_path / name)
+    assert reason in found and bool(found) == bool(reason)
+    assert (left(tmp_path), tmp_path.stat().st_mtime_ns) == before
+
+
+def test_a_folder_in_which_the_user_may_not_write_is_told(unprivileged: Path) -> None:
+    for path in (unprivileged / "file", unprivileged / "new" / "newer"):
+        assert preflight._reason_against(path) == f"{unprivileged}: {os.strerror(errno.EACCES)}"
+
+
+def test_a_missing_tokenizer_is_told_with_the_newest_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("config.yaml").write_text("lr: 1e-3\ninput_tokenizer_file: tokenizers/it/tokenizer.model\n", "utf-8")
+    config = load(PretrainConfig, "config.yaml")
+
+    def remedy(rule: str) -> str:
+        with pytest.raises(UserError) as raised:
+            preflight.check_tokenizer_file(config)
+        (fault,) = raised.value.faults
+        assert (fault.where, fault.key) == ("config.yaml:2", "input_tokenizer_file") and rule in fault.rule
+        return fault.remedy
+
+    assert "step 1" in remedy("no such")
+    for age, name in enumerate(["newer", "older", "it"]):
+        Path("tokenizers", name).mkdir(parents=True)
+        model = Path("tokenizers", name, "tokenizer.model")
+        model.write_bytes(b"" if name == "it" else b"a model")
+        os.utime(model, (1e9 - age, 1e9 - age))
+    assert "tokenizers/newer/tokenizer.model" in remedy("empty")
+    model.write_bytes(b"a model")
+    preflight.check_tokenizer_file(config)

@@ -1,0 +1,213 @@
+"""What each step writes, checked before any work and by ``--dry-run``: it can be written, and it is nobody else's.
+
+A step replaces the outputs of an earlier run of the same step, which it knows by the manifest. Any other file of such a
+name belongs to somebody else and stays, without ``--redo`` and with it.
+
+`run_all.sh` checks its three configuration files here, before any of the steps spends hours.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zerokara import manifest
+from zerokara.checkpoint.folders import IDENTITY_NAME
+from zerokara.config.convert_config import ConvertConfig, ConvertSettings
+from zerokara.config.data import DataSettings
+from zerokara.config.loading import load
+from zerokara.config.optim import ScheduleSettings
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.settings import Settings
+from zerokara.config.tokenizer_config import TokenizerConfig
+from zerokara.corpus.inputs import InputFile
+from zerokara.durable import PARTIAL_SUFFIX
+from zerokara.errors import Fault, UserError, guarded
+from zerokara.tokenizer.layout import LOG_HEADER, LOG_NAME, MODEL_NAME, TOKENIZER_NAMES, WORK_NAME
+from zerokara.tokens.layout import TokenPaths, bin_path, idx_path
+
+TOKENIZER_STEP, TOKENS_STEP = "train_tokenizer", "tokenize"
+"""Names of steps 1 and 2 in their manifests."""
+_MAX_NAME_BYTES = 235
+"""A file system's 255, less what `durable` appends to a name while writing."""
+_MARKS = (LOG_HEADER.encode(), b'{"file":')
+"""First bytes of our log and quarantine file: a run that failed leaves them without a manifest."""
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a step writes."""
+
+    key: str
+    """The setting that names the place."""
+    files: Sequence[Path]
+    """The manifest last."""
+    step: str = ""
+    """The step's name in the manifest; empty where the room itself knows whose the files are."""
+    under_way: bool = False
+    """Whether an earlier run was killed before it had written the manifest: the files are its own."""
+
+
+def of_tokenizer(config: TokenizerConfig) -> Outputs:
+    """Step 1."""
+    folder = Path(config.output_dir)
+    files = [folder / name for name in (*TOKENIZER_NAMES, LOG_NAME, "manifest.json")]
+    return Outputs("output_dir", files, TOKENIZER_STEP, (folder / WORK_NAME).is_dir())
+
+
+def of_tokens(config: DataSettings) -> Outputs:
+    """Step 2."""
+    paths = TokenPaths(config.output_prefix)
+    files = [path_of(prefix) for prefix in (paths.train, paths.valid) for path_of in (bin_path, idx_path)]
+    files += [paths.work_folder / "plan.json", paths.quarantine, paths.manifest]
+    return Outputs("output_prefix", files, TOKENS_STEP, any(paths.work_folder.glob("*.json")))
+
+
+def of_run(config: ScheduleSettings) -> Outputs:
+    """Steps 3 and 7."""
+    return Outputs("output_model_dir", [Path(config.output_model_dir, IDENTITY_NAME)])
+
+
+def of_export(config: ConvertSettings) -> Outputs:
+    """Step 4, which makes a folder beside an existing one and replaces it."""
+    folder = Path(config.output_tokenizer_and_model_dir)
+    beside = folder.with_name(folder.name + PARTIAL_SUFFIX)
+    return Outputs("output_tokenizer_and_model_dir", [beside / "manifest.json", folder / "manifest.json"])
+
+
+def check(config: Settings, outputs: Outputs, **inputs: Sequence[InputFile]) -> None:
+    """Check that a step can write its outputs, and that none of them is among its `inputs`, by setting.
+
+    Raises:
+        UserError: names the setting and the files.
+    """
+    written = {_identity(path) for path in outputs.files if os.path.exists(path)}
+    found = []
+    for key, files in inputs.items():
+        both = [file.name for file in files if file.remote is None and _identity(file.path) in written]
+        if both:
+            rule = f"names {', '.join(both[:5])}, which this step writes itself"
+            found.append(config.fault(key, rule, "rename or move the input"))
+    if found := found or list(faults(config, outputs)):
+        raise UserError(found)
+
+
+def faults(config: Settings, outputs: Outputs) -> Iterator[Fault]:
+    """Why a step cannot write its outputs: the first reason."""
+    key, place, record = outputs.key, outputs.files[0].absolute(), outputs.files[-1]
+    if reason := next(filter(None, map(_reason_against, outputs.files)), ""):
+        yield config.fault(key, f"cannot be written: {reason}", "choose a folder where you may write")
+        return
+    markers = (folder / IDENTITY_NAME for folder in place.resolve().parents)
+    if marker := next((each for each in markers if each.exists() and each != place.resolve()), None):
+        rule = f"is in the run folder {marker.parent}, which is set aside or deleted as a whole"
+        yield config.fault(key, rule, "choose a folder outside of it")
+        return
+    if not outputs.step:
+        return
+    made = manifest.read(record) if record.exists() else None
+    if made and made.step != outputs.step:
+        rule = f"cannot be written: {record} is of step {made.step!r}"
+        yield config.fault(key, rule, f"choose another {key}, or move those files away")
+        return
+    ours = {record.parent / one.path for files in made.outputs.values() for one in files} if made else set()
+    others = [path for path in outputs.files[:-1] if path.exists() and path not in ours and not _is_left_by_us(path)]
+    if others and not outputs.under_way:
+        names = ", ".join(path.name for path in others)
+        rule = f"cannot be written: {record.parent} holds {names}, which no run of this step wrote"
+        yield config.fault(key, rule, f"choose another {key}, or move {'them' if others[1:] else 'it'} away")
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino
+
+
+def _reason_against(file: Path) -> str:
+    """Why `file` cannot be written; empty if it can.
+
+    A temporary file in the nearest folder that exists tells: permission bits do not bind root, a read-only file system
+    does. `tempfile` makes one without a name (open(2), O_TMPFILE) where it can, and removes it at once.
+    """
+    file = file.absolute()
+    if os.path.isdir(file):
+        return f"{file} is a folder"
+    if long := next((name for name in file.parts if len(os.fsencode(name)) > _MAX_NAME_BYTES), ""):
+        return f"the name {long[:30]}… has {len(os.fsencode(long))} bytes, and may have {_MAX_NAME_BYTES}"
+    folder = next(folder for folder in file.parents if os.path.lexists(folder))
+    if not folder.exists():
+        return f"{folder} is a broken link"
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return ""
+    except OSError as error:
+        return f"{folder}: {error.strerror}"
+
+
+def _is_left_by_us(path: Path) -> bool:
+    with open(path, "rb") as file:
+        return file.read(100).startswith(_MARKS)
+
+
+def check_tokenizer_file(config: DataSettings) -> None:
+    """Check that `input_tokenizer_file` names a file with content.
+
+    Raises:
+        UserError: it does not; the remedy names the newest tokenizer in the folders beside.
+    """
+    path = Path(config.input_tokenizer_file)
+    if path.is_file() and path.stat().st_size:
+        return
+    rule = "the tokenizer file is empty" if path.is_file() else "there is no such tokenizer file"
+    beside = sorted(path.parent.parent.glob(f"*/{MODEL_NAME}"), key=lambda model: model.stat().st_mtime_ns)
+    made = next((model for model in reversed(beside) if model.stat().st_size), None)
+    remedy = f"write input_tokenizer_file: {made}" if made else "make one with step 1, and name its tokenizer.model"
+    raise UserError(config.fault("input_tokenizer_file", rule, remedy))
+
+
+def chain_faults(tokenizer: TokenizerConfig, training: PretrainConfig, converting: ConvertConfig) -> Iterator[Fault]:
+    """The faults of a step that does not read what the step before it writes."""
+    made, run = os.path.join(tokenizer.output_dir, MODEL_NAME), training.output_model_dir
+    if os.path.abspath(training.input_tokenizer_file) != os.path.abspath(made):
+        rule = f"is not the tokenizer of step 1, {made} (output_dir, {tokenizer.where('output_dir')})"
+        yield training.fault("input_tokenizer_file", rule, f"write {made}, or run the steps one by one")
+    checkpoint = Path(os.path.abspath(converting.input_model_dir))
+    if Path(os.path.abspath(run)) not in (checkpoint, checkpoint.parent):
+        rule = f"is not the run of step 3, {run} (output_model_dir, {training.where('output_model_dir')})"
+        yield converting.fault("input_model_dir", rule, f"write {run}, or run the steps one by one")
+
+
+def check_line(paths: Sequence[str]) -> None:
+    """Check the files of steps 1, 2 to 3, and 4 to 6, and print that they are in order.
+
+    Raises:
+        UserError: with the faults of all three.
+    """
+    found: list[Fault] = []
+    loaded: list[Any] = []
+    classes: tuple[type[Settings], ...] = (TokenizerConfig, PretrainConfig, ConvertConfig)
+    for config_class, path in zip(classes, paths, strict=True):
+        try:
+            loaded.append(load(config_class, path))
+        except UserError as error:
+            found += error.faults
+    if not found:
+        tokenizer, training, converting = loaded
+        found += chain_faults(tokenizer, training, converting)
+        found += faults(tokenizer, of_tokenizer(tokenizer))
+        found += faults(training, of_tokens(training))
+        found += faults(training, of_run(training))
+        found += faults(converting, of_export(converting))
+    if found:
+        raise UserError(found)
+    for path in paths:
+        print(f"{path}: in order")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Command line of the check of a pipeline; gives the exit code."""
+    return guarded(lambda: check_line(argv))
