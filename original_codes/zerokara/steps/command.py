@@ -18,14 +18,9 @@ from typing import Any
 
 from ruamel.yaml.error import YAMLError
 
-from zerokara.config.convert_config import ConvertConfig
 from zerokara.config.data import DataSettings
-from zerokara.config.evaluate_config import EvaluateConfig
-from zerokara.config.finetune_config import FinetuneConfig
-from zerokara.config.loading import load, read_value
-from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.loading import FILES, load, read_value
 from zerokara.config.settings import Settings
-from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.config.writing import help_text
 from zerokara.errors import SAME_COMMAND, UserError, guarded
 
@@ -39,20 +34,24 @@ class Step:
 
     runner: str
     script: str
-    config_class: type[Settings]
     config_name: str
     """The default configuration file."""
 
+    @property
+    def config_class(self) -> type[Settings]:
+        """The class of its settings."""
+        return FILES[self.config_name]
 
-TRAIN_TOKENIZER = Step("python", "1_train_sentencepiece_tokenizer.py", TokenizerConfig, "sentence_piece_config.yaml")
-TOKENIZE = Step("bash", "2_tokenize.sh", PretrainConfig, "config.yaml")
-COUNT_TOKENS = Step("python", "count_tokens.py", PretrainConfig, "config.yaml")
-PLAN = Step("python", "0_plan.py", PretrainConfig, "config.yaml")
-TRAIN = Step("bash", "3_train_node1.sh", PretrainConfig, "config.yaml")
-CONVERT = Step("bash", "4_convert_to_HF.sh", ConvertConfig, "convert_config.yaml")
-UPLOAD = Step("python", "6_upload.py", ConvertConfig, "convert_config.yaml")
-FINETUNE = Step("bash", "7_finetune.sh", FinetuneConfig, "finetune_config.yaml")
-EVALUATE = Step("python", "8_evaluate.py", EvaluateConfig, "evaluate_config.yaml")
+
+TRAIN_TOKENIZER = Step("python", "1_train_sentencepiece_tokenizer.py", "sentence_piece_config.yaml")
+TOKENIZE = Step("bash", "2_tokenize.sh", "config.yaml")
+COUNT_TOKENS = Step("python", "count_tokens.py", "config.yaml")
+PLAN = Step("python", "0_plan.py", "config.yaml")
+TRAIN = Step("bash", "3_train_node1.sh", "config.yaml")
+CONVERT = Step("bash", "4_convert_to_HF.sh", "convert_config.yaml")
+UPLOAD = Step("python", "6_upload.py", "convert_config.yaml")
+FINETUNE = Step("bash", "7_finetune.sh", "finetune_config.yaml")
+EVALUATE = Step("python", "8_evaluate.py", "evaluate_config.yaml")
 STEPS = (PLAN, TRAIN_TOKENIZER, TOKENIZE, COUNT_TOKENS, TRAIN, CONVERT, UPLOAD, FINETUNE, EVALUATE)
 
 
@@ -162,7 +161,7 @@ def next_command(
     What was given by ``--set`` is passed on if that step has the setting. `made` are settings that name the outputs of
     this step; they are passed on together unless the next step's file already names the first, or something inside it.
     """
-    own_name = next(each.config_name for each in STEPS if isinstance(config, each.config_class))
+    own_name = next(name for name, config_class in FILES.items() if isinstance(config, config_class))
     path = _config_beside(options.config_path, own_name, step.config_name)
     # Step 1's seed is not the seed of a run.
     known = (DataSettings if step is TOKENIZE else step.config_class).model_fields
