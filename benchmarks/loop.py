@@ -32,6 +32,7 @@ from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus import embedded
 from zerokara.progress import bytes_text, count_text
+from zerokara.training.compute.engine import master_weights, optimizer_state
 from zerokara.training.host_copy import HostCopy
 from zerokara.training.loop import StepRecord
 from zerokara.training.planning import run_folder
@@ -92,7 +93,7 @@ class Timed:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._engine, name)
-        if name not in ("accumulate", "update", "finish_micro_batch"):
+        if name not in ("accumulate", "update"):
             return value
 
         def timed(*arguments: Any) -> Any:
@@ -195,7 +196,7 @@ def synchronous_seconds(watched: Watched, number: int) -> float:
 
 
 def _copy(watched: Watched, copy: HostCopy) -> dict[str, dict[str, Any]]:
-    parts = {"weights": watched.run.engine.weights(), "moments": watched.run.engine.moments()}
+    parts = {"weights": master_weights(watched.run.engine), "moments": optimizer_state(watched.run.engine)}
     return {part: {name: copy.put(name, tensor) for name, tensor in parts[part]} for part in parts}
 
 

@@ -24,7 +24,7 @@ from zerokara.config.pretrain_config import PretrainConfig  # noqa: E402
 from zerokara.hashing import MAX_THREADS  # noqa: E402
 from zerokara.model.shapes import ModelShape  # noqa: E402
 from zerokara.training.compute import optimizers  # noqa: E402
-from zerokara.training.compute.deepspeed_settings import with_hierarchy  # noqa: E402
+from zerokara.training.compute.updater import with_hierarchy  # noqa: E402
 from zerokara.training.planning import memory  # noqa: E402
 from zerokara.training.planning.memory import TrainingLayout  # noqa: E402
 

@@ -14,8 +14,9 @@ from zerokara.model import loopback, parallel
 from zerokara.model.builder import Model
 from zerokara.model.megatron_core import parallel_state
 from zerokara.training.compute import updater
-from zerokara.training.compute.deepspeed_settings import load_template
+from zerokara.training.compute.devices import local_device
 from zerokara.training.compute.engine import Engine
+from zerokara.training.compute.updater import load_template
 from zerokara.training.planning.run_plan import template_path
 from zerokara.training.processes.joining import init_process_group
 
@@ -56,6 +57,4 @@ def require_backend(backend: str) -> None:
 def engine_of(model: Model, settings: PretrainConfig, chosen_for: int = 1) -> Engine:
     """Open an engine for a lone process, with the updater that a run of `chosen_for` data-parallel ranks has."""
     chosen = updater.choose(settings.zero_stage, settings.optimizer, settings.offload, chosen_for)
-    return updater.open_engine(
-        model, settings, chosen, data_parallel_size=1, template=load_template(template_path("auto"))
-    )
+    return updater.open_engine(model, settings, chosen, load_template(template_path("auto")), local_device())

@@ -59,7 +59,8 @@ from zerokara.errors import UserError
 from zerokara.examples.preparation import ExampleFiles
 from zerokara.samples.batches import Batches
 from zerokara.training import batch_loader, evaluation, finetuning, loop, run, saving, task_evaluation, trainer, worker
-from zerokara.training.compute import engine
+from zerokara.training.compute.replicated import ReplicatedEngine
+from zerokara.training.compute.zero import ZeroEngine
 from zerokara.training.planning import cores, run_folder
 from zerokara.training.planning.run_plan import PLAN_NAME, make_plan
 from zerokara.training.processes import launcher
@@ -68,9 +69,9 @@ PACKAGE = str(Path(zerokara.__file__).parent)
 LOADED_LATE = (
     "numpy.ma",
     "sentencepiece.sentencepiece_model_pb2",
-    "zerokara.training.compute.zero_updater",
 )
 """Modules that a training process loads in its start."""
+ENGINES = ReplicatedEngine, ZeroEngine
 HOLD_SECONDS = 60
 """Nothing is held for longer."""
 
@@ -281,12 +282,16 @@ def _spoil_losses(patches: contextlib.ExitStack, positions: set[int]) -> None:
 
 def _spoil_gradients(patches: contextlib.ExitStack, steps: set[int]) -> None:
     """Let a gradient overflow: the loss is divided by next to nothing before the backward pass."""
-    accumulate, step = engine.Engine.accumulate, _clock(patches)
+    step = _clock(patches)
 
-    def spoilt(self: Any, batch: Any, global_tokens: float, *others: Any) -> Any:
-        return accumulate(self, batch, 1e-300 if step() in steps else global_tokens, *others)
+    def spoiling(accumulate: Callable[..., Any]) -> Callable[..., Any]:
+        def spoilt(self: Any, batch: Any, global_tokens: float, *others: Any) -> Any:
+            return accumulate(self, batch, 1e-300 if step() in steps else global_tokens, *others)
 
-    _patch(patches, engine.Engine, "accumulate", spoilt)
+        return spoilt
+
+    for engine in ENGINES:
+        _patch(patches, engine, "accumulate", spoiling(engine.accumulate))
 
 
 def _hold(
@@ -404,7 +409,8 @@ def _signal_at(patches: contextlib.ExitStack, number: int, where: str, at_step: 
     if where == "start":
         sending(run, "build_model")
     elif where == "step":
-        sending(engine.Engine, "accumulate", lambda: step() == at_step)
+        for engine in ENGINES:
+            sending(engine, "accumulate", lambda: step() == at_step)
     elif where == "validation":
         _patch(patches, evaluation, "BATCHES_BETWEEN_LOOKS", 2)
         sending(evaluation, "to_device", lambda: step() > 1)

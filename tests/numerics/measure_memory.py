@@ -22,8 +22,9 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
 from zerokara.model.builder import build
 from zerokara.model.shapes import ModelShape
-from zerokara.training.compute import updater, zero_updater  # noqa: F401  # DeepSpeed, once for all processes
-from zerokara.training.compute.deepspeed_settings import load_template
+from zerokara.training.compute import updater, zero  # noqa: F401  # DeepSpeed, once for all processes
+from zerokara.training.compute.engine import master_weights, optimizer_state
+from zerokara.training.compute.updater import load_template
 from zerokara.training.planning.run_plan import template_path
 
 VOCABULARY = 500
@@ -58,7 +59,7 @@ def train(config: PretrainConfig) -> dict[str, int]:
     first_layer = next(iter(model.all_layers()))
     chosen = updater.choose(config.zero_stage, config.optimizer, config.offload, parallel.data_size())
     template = load_template(template_path(config.deepspeed_template))
-    engine = updater.open_engine(model, config, chosen, parallel.data_size(), template)
+    engine = updater.open_engine(model, config, chosen, template, torch.device("cpu"))
     del model
     within, between = [0], [0]
 
@@ -69,9 +70,7 @@ def train(config: PretrainConfig) -> dict[str, int]:
     first_layer.register_forward_pre_hook(at_end_of_backward, with_kwargs=True)
     generator = torch.Generator().manual_seed(parallel.data_rank())
     for _ in range(2):
-        for index in range(config.global_batch_size // config.micro_batch // parallel.data_size()):
-            if index:
-                engine.finish_micro_batch()
+        for _ in range(config.global_batch_size // config.micro_batch // parallel.data_size()):
             inputs, labels = (
                 torch.randint(4, VOCABULARY, (config.micro_batch, length), generator=generator)
                 for length in (config.lengths.input, config.lengths.target)
@@ -79,7 +78,7 @@ def train(config: PretrainConfig) -> dict[str, int]:
             engine.accumulate([inputs, labels, torch.ones(labels.shape)], float(labels.numel()))
             between.append(settled_bytes() - before)
         engine.update(1e-3)
-    saved = sum(4 * tensor.numel() for part in (engine.weights(), engine.moments()) for _, tensor in part)
+    saved = sum(4 * tensor.numel() for part in (master_weights(engine), optimizer_state(engine)) for _, tensor in part)
     return {"within": max(within), "between": max(between), "saved": saved}
 
 

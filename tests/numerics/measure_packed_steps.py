@@ -29,8 +29,8 @@ from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.samples.example_data import ExampleData
 from zerokara.samples.pairs import Pairs
 from zerokara.training.batch_loader import StepBatches, as_tensors
-from zerokara.training.compute import updater, zero_updater  # noqa: F401  # DeepSpeed, once for all processes
-from zerokara.training.compute.deepspeed_settings import load_template
+from zerokara.training.compute import updater, zero  # noqa: F401  # DeepSpeed, once for all processes
+from zerokara.training.compute.updater import load_template
 from zerokara.training.guards import StepGuard
 from zerokara.training.loop import train_step
 from zerokara.training.planning.run_plan import template_path
@@ -56,7 +56,7 @@ def train(config: PretrainConfig, folder: Path, own_tokens: bool) -> dict[str, A
     model = build(shape, seed=1, routing=Routing.from_config(config))
     chosen = updater.choose(config.zero_stage, config.optimizer, config.offload, parallel.data_size())
     template = load_template(template_path(config.deepspeed_template))
-    engine = updater.open_engine(model, config, chosen, parallel.data_size(), template)
+    engine = updater.open_engine(model, config, chosen, template, torch.device("cpu"))
     data = ExampleData(folder / ("pairs" if both else "conversations"), lengths, both, PAD, seed=3)
     layout = BatchLayout(config.global_batch_size, config.micro_batch, parallel.data_size())
     objective = Pairs(lengths, PAD if both else None)

@@ -28,9 +28,9 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import initial_weights, parallel
 from zerokara.model.builder import build
 from zerokara.model.shapes import ModelShape
-from zerokara.training.compute import devices, updater, zero_updater  # noqa: F401  # DeepSpeed, once for all processes
-from zerokara.training.compute.deepspeed_settings import load_template
-from zerokara.training.compute.engine import Engine
+from zerokara.training.compute import devices, updater, zero  # noqa: F401  # DeepSpeed, once for all processes
+from zerokara.training.compute.engine import Engine, master_weights, start_from
+from zerokara.training.compute.updater import load_template
 from zerokara.training.planning.run_plan import template_path
 
 VOCABULARY = 500
@@ -59,7 +59,7 @@ def resident(name: str = "VmRSS") -> int:
 def digest_of(engine: Engine, is_whole: bool) -> str:
     """A hash of all weights."""
     found = hashlib.sha256()
-    weights = [*engine.weights(), *(engine.module.named_parameters() if is_whole else ())]
+    weights = [*master_weights(engine), *(engine.module.named_parameters() if is_whole else ())]
     for _, weight in weights:
         found.update(weight.detach().float().contiguous().numpy().tobytes())
     return found.hexdigest()
@@ -77,10 +77,9 @@ def start(config: PretrainConfig) -> dict[str, Any]:
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # VmHWM begins anew (proc(5))
     before, begun = resident(), time.monotonic()
     with Draws() as draws:
-        engine = updater.open_engine(
-            build(shape, seed=None), config, chosen, parallel.data_size(), template, has_weights=False
-        )
-        engine.start_from(initial_weights.drawn_by_all(shape, SEED, torch.device("cpu")))
+        cpu = torch.device("cpu")
+        engine = updater.open_engine(build(shape, seed=None), config, chosen, template, cpu, has_weights=False)
+        start_from(engine, initial_weights.drawn_by_all(shape, SEED, cpu))
     found = {"seconds": time.monotonic() - begun, "peak": resident("VmHWM") - before, "held": resident() - before}
     digest = digest_of(engine, is_whole=config.zero_stage < 3 and config.tensor_parallel_size == 1)
     return found | {"drawn": draws.count, "probes": probe.call_count, "digest": digest}

@@ -29,8 +29,8 @@ from zerokara.model.experts import Routing
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.objective import Causal
 from zerokara.training.batch_loader import StepBatches, as_tensors
-from zerokara.training.compute import updater, zero_updater  # noqa: F401  # DeepSpeed, once for all processes
-from zerokara.training.compute.deepspeed_settings import load_template
+from zerokara.training.compute import updater, zero  # noqa: F401  # DeepSpeed, once for all processes
+from zerokara.training.compute.updater import load_template
 from zerokara.training.guards import StepGuard
 from zerokara.training.loop import train_step
 from zerokara.training.planning.run_plan import template_path
@@ -99,7 +99,7 @@ def watch(config: PretrainConfig) -> dict[str, Any]:
     model = build(ModelShape.from_config(config, VOCABULARY), seed=1, routing=Routing.from_config(config))
     chosen = updater.choose(config.zero_stage, config.optimizer, config.offload, parallel.data_size())
     template = load_template(template_path(config.deepspeed_template))
-    engine = updater.open_engine(model, config, chosen, parallel.data_size(), template)
+    engine = updater.open_engine(model, config, chosen, template, torch.device("cpu"))
     divergence = DivergenceCheck(model, config.seed)
     generator = torch.Generator().manual_seed(parallel.data_rank())
     guard = StepGuard(config.spike_sigmas, config.max_skipped_steps)

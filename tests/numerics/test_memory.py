@@ -13,7 +13,7 @@ from programs import answers_of
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model.shapes import ModelShape
-from zerokara.training.compute.deepspeed_settings import load_template
+from zerokara.training.compute.updater import load_template
 from zerokara.training.planning.memory import SAVE_COPY, TrainingLayout, state_parts
 from zerokara.training.planning.run_plan import template_path
 

@@ -19,7 +19,7 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.huggingface import families, weight_rules
 from zerokara.model.builder import build
 from zerokara.model.shapes import ModelShape
-from zerokara.training.compute.engine import Engine
+from zerokara.training.compute.engine import Engine, load_state, master_weights, optimizer_state
 
 NUM_STEPS, BATCH, LENGTH, VOCAB = 20, 4, 24, 300
 SETTINGS: dict[str, Any] = {
@@ -58,9 +58,7 @@ def settings_and_shape(**overrides: Any) -> tuple[PretrainConfig, ModelShape]:
 
 def accumulate(engine: Engine, ids: Tensor) -> float:
     nats = 0.0
-    for index, part in enumerate(ids.split(2)):
-        if index:
-            engine.finish_micro_batch()
+    for part in ids.split(2):
         nats += engine.accumulate([part[:, :-1], part[:, 1:], torch.ones(part[:, 1:].shape)], COUNT).item()
     return nats / COUNT
 
@@ -218,7 +216,7 @@ def test_the_norm_is_torchs_and_clipped_gradients_enter_the_state(
     accumulate(engine, ids)
     rounding.assert_same_loss(engine.update(0.01), norm)  # of one step, so as near as its loss
     clipped = {name: parameter.grad for name, parameter in plain.named_parameters()}
-    for key, moment in engine.moments():
+    for key, moment in optimizer_state(engine):
         name, _, kind = key.rpartition(".")
         gradient = clipped[name]
         assert gradient is not None
@@ -251,7 +249,6 @@ def test_a_skipped_step_changes_nothing(overrides: dict[str, Any], how: str, bat
         one.update(0.01)
     ids, weight = batches[1], math.inf if how == "not finite" else 1.0
     engine.accumulate([ids[:2, :-1], ids[:2, 1:], torch.ones(2, LENGTH)], COUNT)
-    engine.finish_micro_batch()
     engine.accumulate([ids[2:, :-1], ids[2:, 1:], torch.full((2, LENGTH), weight)], COUNT)
     if how == "not finite":
         assert not math.isfinite(engine.update(0.01))
@@ -261,8 +258,10 @@ def test_a_skipped_step_changes_nothing(overrides: dict[str, Any], how: str, bat
     for one in (engine, other):
         accumulate(one, batches[2])
     assert engine.update(0.01) == other.update(0.01) and engine.num_updates == 2
-    expected = {name: tensor.clone() for part in (other.weights(), other.moments()) for name, tensor in part}
-    for name, tensor in [*engine.weights(), *engine.moments()]:
+    expected = {
+        name: tensor.clone() for part in (master_weights(other), optimizer_state(other)) for name, tensor in part
+    }
+    for name, tensor in [*master_weights(engine), *optimizer_state(engine)]:
         assert torch.equal(tensor, expected[name]), name
 
 
@@ -281,9 +280,10 @@ def test_a_loaded_state_is_computed_with(overrides: dict[str, Any], batches: lis
     first = engine_of(build(shape, seed=1), settings, chosen_for=2)
     accumulate(first, batches[0])
     first.update(0.01)
-    weights, moments = ({name: tensor.clone() for name, tensor in part} for part in (first.weights(), first.moments()))
+    parts = master_weights(first), optimizer_state(first)
+    weights, moments = ({name: tensor.clone() for name, tensor in part} for part in parts)
     second = engine_of(build(shape, seed=2), settings, chosen_for=2)
-    second.load_state(weights, moments, first.num_updates)
+    load_state(second, weights, moments, first.num_updates)
     for ids in batches[1:3]:
         assert accumulate(second, ids) == accumulate(first, ids)
         assert second.update(0.01) == first.update(0.01)

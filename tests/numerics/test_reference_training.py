@@ -22,8 +22,9 @@ from zerokara.huggingface import families, weight_rules
 from zerokara.model import parallel
 from zerokara.model.builder import build
 from zerokara.model.shapes import ModelShape
-from zerokara.training.compute import zero_updater
-from zerokara.training.compute.deepspeed_settings import settings_for
+from zerokara.training.compute import updater, zero
+from zerokara.training.compute.engine import master_weights
+from zerokara.training.compute.updater import settings_for
 from zerokara.training.planning.schedule import Schedule
 
 NUM_STEPS, BATCH, VOCAB = 20, 4, 300
@@ -186,11 +187,11 @@ def test_precision_is_as_configured_or_nothing_starts(
     engine = engine_of(model, settings, chosen_for=2)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
-    assert {weight.dtype for _, weight in engine.weights()} == {torch.float32}
+    assert {weight.dtype for _, weight in master_weights(engine)} == {torch.float32}
     if zero_stage:  # the twin: DeepSpeed gets another precision than the configuration states
         other = "fp32" if precision == "bf16" else "bf16"
         wrong = settings_for(config_of(**stated, precision=other), 1, {})
-        monkeypatch.setattr(zero_updater, "settings_for", lambda *_: wrong)
+        monkeypatch.setattr(updater, "settings_for", lambda *_: wrong)
         with pytest.raises(AssertionError, match="precision"):
             engine_of(build(shape), settings, chosen_for=2)
 
@@ -204,7 +205,7 @@ def test_zero_3_gets_a_partitioned_model(monkeypatch: pytest.MonkeyPatch) -> Non
         whole.extend(parameter.numel() for parameter in model.parameters())
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(zero_updater.deepspeed, "initialize", initialize)
+    monkeypatch.setattr(zero.deepspeed, "initialize", initialize)
     with pytest.raises(KeyboardInterrupt):
         engine_of(build(ModelShape.from_config(settings, VOCAB)), settings)
     assert whole and not any(whole)

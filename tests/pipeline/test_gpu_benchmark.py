@@ -96,9 +96,7 @@ def test_a_group_of_another_backend_is_left(python_path: None) -> None:
             config = config_of(num_layers=1, hidden_size=32, num_attn_heads=2, seq_len=16, zero_stage=2)
             engine = engine_of(build(ModelShape.from_config(config, 100), seed=1), config)
             ids = torch.ones(config.micro_batch, 16, dtype=torch.long)
-            for index in range(config.global_batch_size // config.micro_batch):
-                if index:
-                    engine.finish_micro_batch()
+            for _ in range(config.global_batch_size // config.micro_batch):
                 engine.accumulate([ids, ids, torch.ones(ids.shape)], float(ids.numel()))
             assert engine.update(1e-3) > 0
             leave()

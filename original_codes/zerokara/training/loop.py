@@ -75,9 +75,7 @@ def train_step(
     (global_tokens,) = processes.sum([counts * batches.num_tokens])
     global_sequences = sum(len(one[0]) for one in batches.micro_batches) * parallel.data_size()
     nats = torch.zeros((), device=device)  # not read here: the host goes on while the device works
-    for index, micro_batch in enumerate(batches.micro_batches):
-        if index:
-            engine.finish_micro_batch()
+    for micro_batch in batches.micro_batches:
         nats += engine.accumulate(on_device(micro_batch, device), global_tokens, global_sequences)
     requests = torch.full_like(nats, float(stop()), dtype=torch.float64)
     numbers = processes.sum_on_device(torch.stack([counts * nats.double(), requests]))

@@ -26,7 +26,7 @@ from zerokara.progress import count_text
 from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.training.batch_loader import BatchLoader
 from zerokara.training.compute import updater
-from zerokara.training.compute.engine import Engine
+from zerokara.training.compute.engine import Engine, load_state, start_from, state_shapes
 from zerokara.training.planning.memory_forecast import MachineMemory
 from zerokara.training.planning.position import Position
 from zerokara.training.planning.run_plan import RunPlan
@@ -92,7 +92,7 @@ def open_run(plan: RunPlan, processes: Processes, resume_from: Path | None = Non
     """
     config = plan.config
     model = build_model(plan, processes)
-    engine = updater.open_engine(model, config, plan.updater, parallel.data_size(), plan.template, has_weights=False)
+    engine = updater.open_engine(model, config, plan.updater, plan.template, processes.device, has_weights=False)
     # Of the groups that DeepSpeed has made.
     joining.set_timeouts()
     authentication.authenticate(joining.ANSWER_SECONDS)
@@ -123,16 +123,16 @@ def _resumed(engine: Engine, folder: Path, plan: RunPlan, processes: Processes, 
         state = checkpoint.parse_state(
             processes.text_of(sent_by, path.read_text(encoding="utf-8") if reads else None), path
         )
-        shapes, names = engine.state_shapes(), plan.shape.parameter_shapes().keys()
+        shapes, names = state_shapes(engine), plan.shape.parameter_shapes().keys()
         of_weights = {name: shape for name, shape in shapes.items() if name in names}
         of_moments = {name: shape for name, shape in shapes.items() if name not in names}
         weights = SentTensors(checkpoint.read_weights(folder) if reads else None, sent_by, of_weights, processes.device)
         moments = SentTensors(checkpoint.read_moments(folder) if reads else None, sent_by, of_moments, processes.device)
         processes.log(f"process {sent_by} sends the checkpoint to those that do not see it")
     if state.optimizer == optimizer:
-        engine.load_state(weights, moments, state.updates)
+        load_state(engine, weights, moments, state.updates)
     else:
-        engine.start_from(weights.items())
+        start_from(engine, weights.items())
         processes.log(f"optimizer was {state.optimizer}, is {optimizer}: the optimizer state restarts from zero")
     processes.log(f"resuming from {folder}: step {state.step}, {count_text(state.tokens)} tokens done")
     return state
@@ -141,12 +141,12 @@ def _resumed(engine: Engine, folder: Path, plan: RunPlan, processes: Processes, 
 def _first_state(engine: Engine, plan: RunPlan, processes: Processes) -> TrainingState:
     init_from = plan.config.init_from
     if init_from:
-        engine.start_from(_sent_by_first(Path(init_from), plan, processes))
+        start_from(engine, _sent_by_first(Path(init_from), plan, processes))
         surplus = from_hf.num_surplus_rows(Path(init_from), plan.shape)
         without = f", without {surplus:,} rows of its embedding that no token has" if surplus else ""
         processes.log(f"starting from the weights of {init_from}{without}")
     else:
-        engine.start_from(initial_weights.drawn_by_all(plan.shape, plan.config.seed, processes.device))
+        start_from(engine, initial_weights.drawn_by_all(plan.shape, plan.config.seed, processes.device))
     facts: dict[str, object] = {"init_from": init_from} if init_from else {}
     return state_of(plan, step=0, samples=0, facts=facts, seconds=0.0)
 

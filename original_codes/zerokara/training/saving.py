@@ -29,7 +29,7 @@ from zerokara.checkpoint.store import CheckpointStore
 from zerokara.checkpoint.writers import Writers
 from zerokara.errors import RunError
 from zerokara.progress import seconds_text
-from zerokara.training.compute.engine import Engine
+from zerokara.training.compute.engine import Engine, master_weights, optimizer_state, state_shapes
 from zerokara.training.host_copy import HostCopy
 from zerokara.training.processes.folder_sharing import FolderSharing
 from zerokara.training.processes.joining import Processes
@@ -59,7 +59,7 @@ class Saver:
         """`sharing` are the processes that see this run folder: together they write a checkpoint into it."""
         self._engine, self._processes, self._sharing = engine, processes, sharing
         self._share = Share(sharing.index, len(sharing.ranks))
-        shapes = engine.state_shapes()
+        shapes = state_shapes(engine)
         num_bytes = 4 * sum(map(math.prod, shapes.values()))
         self._writers = Writers(self._share, processes.message_store(f"checkpoints/{sharing.ranks[0]}"))
         self._store = CheckpointStore(run_dir, retention, self._log, resumed_from, self._writers, num_bytes)
@@ -77,7 +77,7 @@ class Saver:
         self._wait_for_own()
         started = time.monotonic()
         tensors: dict[str, dict[str, Tensor]] = {WEIGHTS: {}, OPTIMIZER: {}}
-        for part, gathered in ((WEIGHTS, self._engine.weights()), (OPTIMIZER, self._engine.moments())):
+        for part, gathered in ((WEIGHTS, master_weights(self._engine)), (OPTIMIZER, optimizer_state(self._engine))):
             for name, whole in gathered:
                 if rows := self._share.rows(whole.shape):
                     tensors[part][name] = self._copy.put(name, whole[rows.start : rows.stop] if whole.dim() else whole)

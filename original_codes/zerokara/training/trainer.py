@@ -20,6 +20,7 @@ from zerokara.model.experts import statistics
 from zerokara.progress import seconds_text
 from zerokara.training import bad_samples
 from zerokara.training.compute import devices
+from zerokara.training.compute.engine import master_weights
 from zerokara.training.evaluation import Validation
 from zerokara.training.guards import StepGuard, TooManySkippedSteps
 from zerokara.training.logbook import Logbook
@@ -208,7 +209,7 @@ class Trainer:
                 result = self.validation(module, give_up)
                 if result is None:
                     return False
-                answered = None if self.task is None else self.task(self.run.engine.weights(), give_up)
+                answered = None if self.task is None else self.task(master_weights(self.run.engine), give_up)
                 if answered is None and self.task is not None:
                     return False
                 self.logbook.log_validation(step, result)

@@ -8,7 +8,7 @@ import pytest
 from configs import config_of
 
 from zerokara.errors import UserError
-from zerokara.training.compute.deepspeed_settings import (
+from zerokara.training.compute.updater import (
     HIERARCHY_KEY,
     hierarchy_fault,
     load_template,

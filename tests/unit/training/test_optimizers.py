@@ -13,7 +13,7 @@ from zerokara.errors import UserError
 from zerokara.model.parameters import row_blocks
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute import optimizers, torch_optimizers
-from zerokara.training.compute.deepspeed_settings import settings_for
+from zerokara.training.compute.updater import settings_for
 
 SMALL = {"hidden_size": 64, "num_kv_heads": 2, "ffn_hidden_size": 96}
 

@@ -1,49 +1,41 @@
-"""A model in training: gradient accumulation, updates, and the whole training state in and out, by parameter name.
+"""What the two engines do alike: their contract, and the training state in and out by parameter name.
 
-In: a model with fp32 weights. Out: gradients of the mean loss over the global batch, updates of the weights, and the
-training state *by parameter name, unsharded, in fp32*, whatever the optimizer, the ZeRO stage and the number of
-processes are. So a checkpoint knows nothing of these, and a run resumes with another stage or another number of
-processes. `updater` says which of the two implementations serves a run.
+The state is unsharded and in fp32, whatever the optimizer, the ZeRO stage and the number of processes are: a checkpoint
+knows nothing of these, and a run resumes with another stage or another number of processes. `updater` says which engine
+serves a run.
 """
 
 from __future__ import annotations
 
-import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.model.builder import Model
-from zerokara.training.compute import devices, optimizers
+from zerokara.training.compute import optimizers
 
 Accept = Callable[[list[float]], bool]
 """Whether a step with these numbers may change the weights; every rank answers alike."""
 
 
-class Engine(ABC):
+class Engine(Protocol):
     """Holds the weights of this process (its shard, where tensor parallelism cuts them) and updates them.
 
-    One step is: `accumulate` for each micro batch, `finish_micro_batch` between two of them, then `update`.
-    Gradients are accumulated in fp32, and summed in fp32 over the data-parallel ranks; they are never averaged.
+    One step is: `accumulate` for each micro batch, then `update`. Gradients are accumulated in fp32, and summed in fp32
+    over the data-parallel ranks; they are never averaged.
     """
 
+    model: Model
+    """As built."""
     module: torch.nn.Module
-    """The model, to be called for evaluation; under ZeRO 3 every process must take part."""
-    gradient_factor = 1.0
-    """By what `_backward` multiplies the gradient of its loss; the sum over ranks divides by it again."""
-
-    def __init__(self, model: Model, config: TrainingSettings):
-        self._config, self._sharding = config, model.sharding
-        self._shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-        self._device = devices.local_device()
-        self._auxiliary, self._target_len = model.auxiliary, model.shape.target_len
-        self._weigh_auxiliary_losses(math.inf)  # none yet; the weight is where the model is
+    """What computes, to be called for evaluation; under ZeRO 3 every process must take part."""
+    shapes: dict[str, tuple[int, ...]]
+    """The parameters of this process."""
+    optimizer_name: str
 
     @property
-    @abstractmethod
     def num_updates(self) -> int:
         """Updates made, those of earlier starts included; skipped steps do not count."""
 
@@ -56,113 +48,43 @@ class Engine(ABC):
         gradient becomes that of the mean over these tokens. `global_sequences` is the number of sequences in it; None
         where every position of a sequence is predicted.
         """
-        self._weigh_auxiliary_losses(global_sequences or global_tokens / self._target_len)
-        nats: Tensor = self.module(*batch)
-        self._backward(nats / global_tokens)
-        return nats.detach()
 
-    def _backward(self, loss: Tensor) -> None:
-        """Accumulate the gradient of `loss`."""
-        loss.backward()
-
-    def finish_micro_batch(self) -> None:  # noqa: B027  # not every engine has something to do
-        """End a micro batch that is not the last of its step."""
-
-    def _weigh_auxiliary_losses(self, global_sequences: float) -> None:
-        """Beside the mean of the nats over the tokens stands the mean of the attached losses over the sequences."""
-        if self._auxiliary:
-            self._auxiliary.set_weight(self.gradient_factor / global_sequences, self._device)
-
-    def update(
-        self, learning_rate: float, numbers: Tensor | None = None, accept: Accept = lambda numbers: True
-    ) -> float:
+    def update(self, learning_rate: float, numbers: Tensor | None = None, accept: Accept = lambda _: True) -> float:
         """Sum over ranks, clip, update the weights, clear the gradients; return the gradient norm before clipping.
 
-        `numbers` [N] in float64 on the device are read together with the norm, the only time in a step that the host
-        waits for the device, and handed to `accept`. If that refuses them, or the norm is not finite, the gradients are
-        dropped: weights, moments and counts stay as they are.
+        `numbers` [N] in float64 on the device are read with the norm (`read_once`) and handed to `accept`. If that
+        rejects them, or the norm is not finite, the step is skipped: weights, optimizer state and counts stay.
         """
-        if numbers is None:
-            numbers = torch.zeros(0, dtype=torch.float64, device=self._device)
-        return self._update(learning_rate, numbers, accept)
 
-    @abstractmethod
-    def _update(self, learning_rate: float, numbers: Tensor, accept: Accept) -> float:
-        """See `update`."""
-
-    def start_from(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Set all fp32 weights, unsharded, by parameter name and in any order; the optimizer restarts.
-
-        Each tensor is let go before the next is asked for: beside what it trains with, a process holds one.
-        """
-        written = set()
-        for name, whole in weights:
-            self._write(name, None, self._sharding.local(name, whole))
-            written.add(name)
-            del whole
-        assert written == self._shapes.keys(), f"no weights for {sorted(self._shapes.keys() - written)}"
-        self._take_up_written(num_updates=0)
-
-    def load_state(self, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor], num_updates: int) -> None:
-        """Set the fp32 weights by parameter name, and the optimizer state by ``<parameter>.<key>`` or none of it.
-
-        All tensors are unsharded. Without its state the optimizer restarts, and `num_updates` is 0.
-        """
-        assert moments or not num_updates, "an optimizer without its state has made no updates"
-        for name in self._shapes:
-            self._write(name, None, self._sharding.local(name, weights[name]))
-            for key in self._keys(name) if moments else ():
-                self._write(name, key, self._sharding.local(name, moments[f"{name}.{key}"]))
-        self._take_up_written(num_updates)
-
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the fp32 master weights by parameter name, unsharded; every process must read them all.
-
-        A tensor may be the training's own, on its device: copy it before asking for the next.
-        """
-        for name in self._shapes:
-            yield name, self._sharding.gathered(name, self._read(name, None))
-
-    def moments(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the optimizer state as ``<parameter>.<key>`` (`optimizers.state_shapes`); as `weights`."""
-        for name in self._shapes:
-            for key in self._keys(name):
-                yield f"{name}.{key}", self._sharding.gathered(name, self._read(name, key))
-
-    def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of `weights` and `moments`, by name."""
-        shapes: dict[str, tuple[int, ...]] = {}
-        for name, local in self._shapes.items():
-            whole = tuple(self._sharding.whole_shape(name, torch.Size(local)))
-            shapes[name] = whole
-            kept = optimizers.state_shapes(self._config.optimizer_name, name, whole)
-            shapes |= {f"{name}.{key}": shape for key, shape in kept.items()}
-        return shapes
-
-    def _keys(self, name: str) -> list[str]:
-        return list(optimizers.state_shapes(self._config.optimizer_name, name, self._shapes[name]))
-
-    def _write_local(self, weights: Mapping[str, Tensor]) -> None:
-        """Set the fp32 weights of this process, its shards, if there are any."""
-        if weights:
-            for name, local in weights.items():
-                self._write(name, None, local)
-            self._take_up_written(num_updates=0)
-
-    @abstractmethod
-    def _read(self, name: str, key: str | None) -> Tensor:
+    def read(self, name: str, key: str | None) -> Tensor:
         """Return the optimizer state `key` of a parameter, or with None its fp32 master weights.
 
         Every process must ask, and every process gets it. It may be the training's own tensor: copy it to keep it.
         """
 
-    @abstractmethod
-    def _write(self, name: str, key: str | None, value: Tensor) -> None:
-        """Set what `_read` returns, from a value that every process has; call `_take_up_written` at the end."""
+    def write(self, name: str, key: str | None, value: Tensor) -> None:
+        """Set what `read` returns, from a value that every process has; call `sync_from_master` at the end."""
 
-    @abstractmethod
-    def _take_up_written(self, num_updates: int) -> None:
-        """Take up what was written, as the state after `num_updates` updates."""
+    def sync_from_master(self, num_updates: int) -> None:
+        """Copy the master weights to those of the computation; set the number of updates."""
+
+
+def weigh_auxiliary_losses(
+    model: Model, device: torch.device, global_tokens: float, global_sequences: float | None, factor: float = 1.0
+) -> None:
+    """Add to the mean of the nats over the tokens that of the attached losses over the sequences (`accumulate`).
+
+    `factor` is by what the engine multiplies the gradient of its loss.
+    """
+    if model.auxiliary:
+        model.auxiliary.set_weight(factor / (global_sequences or global_tokens / model.shape.target_len), device)
+
+
+def read_once(norm: Tensor, numbers: Tensor | None) -> tuple[float, list[float]]:
+    """Return the gradient norm and `numbers`: the only time in a step that the host waits for the device."""
+    together = norm.double().view(1)
+    value, *others = (together if numbers is None else torch.cat([together, numbers])).tolist()
+    return value, others
 
 
 def take_weights(model: Model, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
@@ -175,3 +97,64 @@ def take_weights(model: Model, dtype: torch.dtype, device: torch.device) -> dict
         taken[name] = parameter.detach()
         parameter.data = torch.empty(parameter.shape, dtype=dtype, device=device)
     return taken
+
+
+def start_from(engine: Engine, weights: Iterable[tuple[str, Tensor]]) -> None:
+    """Set all fp32 weights, unsharded, by parameter name and in any order; the optimizer restarts.
+
+    Streams tensors: peak extra memory is one tensor.
+    """
+    written = set()
+    for name, whole in weights:
+        engine.write(name, None, engine.model.sharding.local(name, whole))
+        written.add(name)
+        del whole
+    assert written == engine.shapes.keys(), f"no weights for {sorted(engine.shapes.keys() - written)}"
+    engine.sync_from_master(num_updates=0)
+
+
+def load_state(
+    engine: Engine, weights: Mapping[str, Tensor], optimizer_state: Mapping[str, Tensor], num_updates: int
+) -> None:
+    """Set the fp32 weights by parameter name, and the optimizer state by ``<parameter>.<key>`` or none of it.
+
+    All tensors are unsharded. Without its state the optimizer restarts, and `num_updates` is 0.
+    """
+    assert optimizer_state or not num_updates, "an optimizer without its state has made no updates"
+    local = engine.model.sharding.local
+    for name in engine.shapes:
+        engine.write(name, None, local(name, weights[name]))
+        for key in _keys(engine, name) if optimizer_state else ():
+            engine.write(name, key, local(name, optimizer_state[f"{name}.{key}"]))
+    engine.sync_from_master(num_updates)
+
+
+def master_weights(engine: Engine) -> Iterator[tuple[str, Tensor]]:
+    """Yield the fp32 master weights by parameter name, unsharded; every process must read them all.
+
+    A tensor may be the training's own, on its device: copy it before asking for the next.
+    """
+    for name in engine.shapes:
+        yield name, engine.model.sharding.gathered(name, engine.read(name, None))
+
+
+def optimizer_state(engine: Engine) -> Iterator[tuple[str, Tensor]]:
+    """Yield the optimizer state as ``<parameter>.<key>`` (`optimizers.state_shapes`); as `master_weights`."""
+    for name in engine.shapes:
+        for key in _keys(engine, name):
+            yield f"{name}.{key}", engine.model.sharding.gathered(name, engine.read(name, key))
+
+
+def state_shapes(engine: Engine) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of `master_weights` and `optimizer_state`, by name."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, local in engine.shapes.items():
+        whole = tuple(engine.model.sharding.whole_shape(name, torch.Size(local)))
+        shapes[name] = whole
+        kept = optimizers.state_shapes(engine.optimizer_name, name, whole)
+        shapes |= {f"{name}.{key}": shape for key, shape in kept.items()}
+    return shapes
+
+
+def _keys(engine: Engine, name: str) -> list[str]:
+    return list(optimizers.state_shapes(engine.optimizer_name, name, engine.shapes[name]))

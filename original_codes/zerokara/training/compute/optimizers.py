@@ -1,33 +1,24 @@
-"""The optimizers: which algorithm updates which parameter, its state, what that costs, and where it can run.
+"""The optimizers: which algorithm updates which parameter, its state, and what that costs.
 
-=========  =======================  ===============================  ===========================  ===================
-optimizer  parameters               algorithm                        state, fp32, of R × C        stages, TP, offload
-=========  =======================  ===============================  ===========================  ===================
-adamw      all                      torch.optim.AdamW, fused         exp_avg, exp_avg_sq: R × C   0 to 3, any, any
-adafactor  all                      transformers' Adafactor          exp_avg_sq_row: R,           0 and 1, 1, none
-                                                                     exp_avg_sq_col: C;
-                                                                     of a vector exp_avg_sq: R
-muon       matrices of the layers   `compute.muon.Muon`              momentum_buffer: R × C       0 and 1, 1, none
-           all others               torch.optim.AdamW, fused         exp_avg, exp_avg_sq: R × C
-=========  =======================  ===============================  ===========================  ===================
+=========  =======================  ================================  ===========================
+optimizer  parameters               algorithm                         state in fp32, of R × C
+=========  =======================  ================================  ===========================
+adamw      all                      torch.optim.AdamW, fused          exp_avg, exp_avg_sq: R × C
+adafactor  all                      `torch_optimizers.Adafactor`, as  exp_avg_sq_row: R,
+                                    in the T5 papers                  exp_avg_sq_col: C;
+                                                                      of a vector exp_avg_sq: R
+muon       matrices of the layers   `torch_optimizers.Muon`           momentum_buffer: R × C
+           all others               torch.optim.AdamW, fused          exp_avg, exp_avg_sq: R × C
+=========  =======================  ================================  ===========================
 
-exp_avg and exp_avg_sq are the first and second moments, momentum_buffer is Muon's momentum. Beside the state stand, in
-bytes a parameter, the weights of the computation (2 in bf16, 4 in fp32), the gradient in fp32 (4) and in bf16 the fp32
-master weights (4). Adafactor's state is next to nothing: 10 bytes in bf16 where AdamW has 18. At stage 1, each of N
-processes holds 1/N of the state and of bf16's master weights (Adafactor: 6 + 4/N), and all of the rest.
-
-Adafactor and Muon need whole matrices, with their rows and columns: DeepSpeed's ZeRO and offload, and tensor
-parallelism, cut them (`updater`).
+Beside the state stand, in bytes a parameter, the weights of the computation (2 in bf16, 4 in fp32), the gradient in
+fp32 (4) and in bf16 the fp32 master weights (4). Adafactor's state is next to nothing: 10 bytes in bf16 where AdamW has
+18. Adafactor and Muon need whole matrices: ZeRO stages 0 and 1, without offload and tensor parallelism.
 
 The relative position bias learns `relative_attention_lr_multiplier` times as fast as the rest, without weight decay: a
 weight of a matrix is some hundredths, a bias grows to several units.
 
-Adafactor is as in the T5 papers (Shazeer and Stern, 2018; Raffel et al., 2020): second moments by rows and columns with
-a decay of 1 − step^−0.8, an update of at most root mean square 1, scaled with that of the weights, no first moment, and
-the learning rate of our schedule. torch.optim.Adafactor (2.13) is another one: it takes no learning rate above 1/√step,
-and puts epsilon elsewhere.
-
-Pure Python: a plan states what an optimizer costs before torch is loaded. `torch_optimizers` makes them.
+Pure Python: a plan states what an optimizer costs before torch is loaded.
 """
 
 from __future__ import annotations
@@ -43,7 +34,7 @@ from zerokara.model.shapes import ModelShape, TensorShape
 from zerokara.progress import count_text
 
 Algorithm = Literal["adamw", "adafactor", "muon"]
-TITLES: dict[Algorithm, str] = {"adamw": "AdamW", "adafactor": "Adafactor", "muon": "Muon"}
+_TITLES: dict[Algorithm, str] = {"adamw": "AdamW", "adafactor": "Adafactor", "muon": "Muon"}
 
 
 def algorithm_of(optimizer: str, name: str, shape: TensorShape) -> Algorithm:
@@ -65,22 +56,17 @@ def state_shapes(optimizer: str, name: str, shape: TensorShape) -> dict[str, Ten
     return {"exp_avg": shape, "exp_avg_sq": shape}
 
 
-def state_bytes(optimizer: str, shape: ModelShape) -> int:
-    """Size of a whole model's optimizer state, as in a checkpoint."""
-    return 4 * sum(
+def checkpoint_bytes(optimizer: str, shape: ModelShape) -> int:
+    """Size of a whole model's checkpoint: the fp32 weights and the optimizer state."""
+    return 4 * shape.num_parameters() + 4 * sum(
         math.prod(state)
         for name, of_parameter in shape.parameter_shapes().items()
         for state in state_shapes(optimizer, name, of_parameter).values()
     )
 
 
-def checkpoint_bytes(optimizer: str, shape: ModelShape) -> int:
-    """Size of a checkpoint: the fp32 weights and the optimizer state."""
-    return 4 * shape.num_parameters() + state_bytes(optimizer, shape)
-
-
 def owners_of(sizes: Mapping[str, int], num_owners: int) -> dict[str, int]:
-    """The owner of each tensor (0 to `num_owners` - 1) where stage 1 cuts none of them (`ReplicatedUpdater`).
+    """The owner of each tensor (0 to `num_owners` - 1) where stage 1 cuts none of them (`ReplicatedEngine`).
 
     The largest first, to whoever has least.
     """
@@ -99,13 +85,6 @@ _KIND_TITLES: dict[ParameterKind, tuple[str, str]] = {
 }
 
 
-def kind_of(name: str, shape: TensorShape) -> ParameterKind:
-    """The kind of a parameter, which fixes its weight decay and learning rate: only matrices decay."""
-    if is_relative_position_bias(name):
-        return "relative_position_bias"
-    return "matrix" if len(shape) > 1 else "vector"
-
-
 @dataclass(frozen=True)
 class ParameterGroup:
     """Parameters that share an algorithm, a weight decay and a learning rate."""
@@ -119,10 +98,13 @@ class ParameterGroup:
 
 
 def parameter_groups(config: OptimSettings, parameters: Mapping[str, TensorShape]) -> list[ParameterGroup]:
-    """The non-empty groups; each parameter is in one."""
+    """The non-empty groups; each parameter is in one. Only matrices decay."""
     found: dict[tuple[Algorithm, ParameterKind], list[str]] = {}
     for name, shape in parameters.items():
-        found.setdefault((algorithm_of(config.optimizer_name, name, shape), kind_of(name, shape)), []).append(name)
+        kind: ParameterKind = "matrix" if len(shape) > 1 else "vector"
+        if is_relative_position_bias(name):
+            kind = "relative_position_bias"
+        found.setdefault((algorithm_of(config.optimizer_name, name, shape), kind), []).append(name)
     return [
         ParameterGroup(
             algorithm,
@@ -145,4 +127,4 @@ def plan_lines(config: OptimSettings, shape: ModelShape) -> list[str]:
         decay = f"weight decay {group.weight_decay:g}" if group.kind == "matrix" else "no decay"
         faster = f", {group.lr_scale:g} times the learning rate" if group.lr_scale != 1 else ""
         lines.setdefault(group.algorithm, []).append(f"{len(group.names)} {kind} ({numbers}) {decay}{faster}")
-    return [f"{TITLES[algorithm]}: {', '.join(parts)}" for algorithm, parts in lines.items()]
+    return [f"{_TITLES[algorithm]}: {', '.join(parts)}" for algorithm, parts in lines.items()]

@@ -1,8 +1,32 @@
-"""Torch optimizers for a model's parameters, as `optimizers` assigns them: made, loaded with a state, and driven."""
+"""Torch optimizers for a model's parameters, as `optimizers` assigns them, with Muon and Adafactor written here.
+
+Muon: momentum orthogonalized by Newton-Schulz (Jordan et al., 2024, kellerjordan.github.io/posts/muon), with the update
+scaled as in "Muon is Scalable for LLM Training" (Liu et al., 2025, arXiv 2502.16982, section 2.2), to the root mean
+square of one of AdamW's, so that AdamW's learning rate and weight decay serve both:
+
+    M ← μ·M + G          O = orthogonal(G + μ·M)          W ← W − lr·(0.2·√max(R, C)·O + weight_decay·W)
+
+Why not an existing one: torch.optim.Muon (2.13) rounds to bf16 whatever the dtype of the weights, so that fp32 runs on
+one process and on two diverge after a few steps, and does not split `linear_qkv`. DeepSpeed's (0.19.8,
+runtime/zero/muon) computes the gradient norm, and clips, after the orthogonalization, scales otherwise, and is compiled
+by torch.compile while the run waits.
+
+Adafactor without a first moment (Shazeer and Stern, 2018, algorithm 6), with a learning rate from outside. For a
+gradient G of weights W, with β = 1 − t^−0.8 at update t:
+
+    V ← β·V + (1 − β)·(G² + ε1), of a matrix only the means of its rows and of its columns
+    U = G / √V        U ← U / max(1, RMS(U) / d)        W ← W − α·U − α·weight_decay·W, α = lr · max(ε2, RMS(W))
+
+Why not an existing one: those of transformers (5.23) and torch (2.13) read the root mean square of each tensor, so that
+the host waits for the device once or twice a tensor. Here all of it stays on the device.
+
+Shape suffixes: R rows, C columns.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,9 +36,18 @@ from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.model.parameters import row_blocks
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute import optimizers
-from zerokara.training.compute.adafactor import Adafactor
-from zerokara.training.compute.muon import Muon
 from zerokara.training.compute.optimizers import Algorithm
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Coefficients of the quintic Newton-Schulz iteration (Jordan et al.): steepest at 0, so that five rounds bring every
+singular value to between 0.7 and 1.2."""
+ROUNDS = 5
+RMS_OF_ADAMW = 0.2
+"""The usual root mean square of AdamW's updates (Liu et al., 2025)."""
+DECAY, CLIPPING, EPSILONS = -0.8, 1.0, (1e-30, 1e-3)
+"""Adafactor's exponent of t, d, and (ε1, ε2): the paper's."""
+CHUNK = 2**25
+"""Numbers of the tensors that Adafactor updates together: as many are held once more meanwhile."""
 
 
 def build(
@@ -26,7 +59,21 @@ def build(
     for group in optimizers.parameter_groups(config, parameters):
         entry = {"params": [tensors[name] for name in group.names], "weight_decay": group.weight_decay}
         groups.setdefault(group.algorithm, []).append({**entry, "lr_scale": group.lr_scale})
-    return {algorithm: _optimizer(algorithm, config, each, tensors, shape) for algorithm, each in groups.items()}
+    made: dict[Algorithm, torch.optim.Optimizer] = {}
+    for algorithm, each in groups.items():
+        if algorithm == "adamw":
+            betas = config.adam_beta1, config.adam_beta2
+            made["adamw"] = torch.optim.AdamW(each, config.peak_lr, betas, config.adam_epsilon, fused=True)
+        elif algorithm == "adafactor":
+            made["adafactor"] = Adafactor(each, config.peak_lr)
+        else:
+            blocks = {
+                tensor: [torch.from_numpy(rows).to(tensor.device) for rows in row_blocks(name, shape)]
+                for name, tensor in tensors.items()
+            }
+            dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
+            made["muon"] = Muon(each, config.peak_lr, config.momentum, config.matrix_decay, blocks, dtype)
+    return made
 
 
 def make_state(optimizer: str, made: Mapping[Algorithm, torch.optim.Optimizer], tensors: Mapping[str, Tensor]) -> None:
@@ -61,21 +108,107 @@ def set_count(made: Mapping[Algorithm, torch.optim.Optimizer], num_updates: int)
                 state["step"].fill_(num_updates)
 
 
-def _optimizer(
-    algorithm: Algorithm,
-    config: TrainingSettings,
-    groups: list[dict[str, Any]],
-    tensors: Mapping[str, Tensor],
-    shape: ModelShape,
-) -> torch.optim.Optimizer:
-    if algorithm == "adamw":
-        betas = config.adam_beta1, config.adam_beta2
-        return torch.optim.AdamW(groups, lr=config.peak_lr, betas=betas, eps=config.adam_epsilon, fused=True)
-    if algorithm == "adafactor":
-        return Adafactor(groups, config.peak_lr)
-    blocks = {
-        tensor: [torch.from_numpy(rows).to(tensor.device) for rows in row_blocks(name, shape)]
-        for name, tensor in tensors.items()
-    }
-    dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
-    return Muon(groups, config.peak_lr, config.momentum, config.matrix_decay, blocks, dtype)
+class Muon(torch.optim.Optimizer):
+    """Updates matrices, each whole; a parameter of three dimensions is one matrix for each expert."""
+
+    def __init__(
+        self,
+        groups: Sequence[dict[str, Any]],
+        lr: float,
+        momentum: float,
+        weight_decay: float,
+        blocks: Mapping[Tensor, Sequence[Tensor]],
+        dtype: torch.dtype,
+    ):
+        """`blocks` are the rows of each matrix in parameters that hold several; `dtype` is that of the products."""
+        super().__init__(groups, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        self._blocks, self._dtype = blocks, dtype
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update the parameters from their gradients."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(parameter)
+                momentum_RC = state["momentum_buffer"]
+                momentum_RC.mul_(group["momentum"]).add_(parameter.grad)
+                direction_RC = parameter.grad.add(momentum_RC, alpha=group["momentum"])
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                blocks = self._blocks.get(parameter, ())
+                directions = direction_RC.unbind() if parameter.dim() == 3 else (direction_RC,)
+                matrices = parameter.unbind() if parameter.dim() == 3 else (parameter,)
+                for matrix_RC, towards_RC in zip(matrices, directions, strict=True):
+                    if not blocks:
+                        matrix_RC.add_(self._scaled(towards_RC), alpha=-group["lr"])
+                    for rows in blocks:
+                        matrix_RC.index_add_(0, rows, self._scaled(towards_RC[rows]), alpha=-group["lr"])
+
+    def _scaled(self, matrix_RC: Tensor) -> Tensor:
+        scale = RMS_OF_ADAMW * math.sqrt(max(matrix_RC.shape))
+        return orthogonal(matrix_RC, self._dtype).to(matrix_RC.dtype).mul_(scale)
+
+
+def orthogonal(matrix_RC: Tensor, dtype: torch.dtype) -> Tensor:
+    """The nearest matrix with orthogonal rows or columns, roughly: singular values between 0.7 and 1.2, in `dtype`."""
+    a, b, c = COEFFICIENTS
+    wide = matrix_RC if matrix_RC.size(0) <= matrix_RC.size(1) else matrix_RC.T
+    # Divided by its Frobenius norm, its largest singular value is at most 1, where the iteration converges.
+    wide = (wide / wide.norm().clamp(min=1e-7)).to(dtype)
+    for _ in range(ROUNDS):
+        gram = wide @ wide.T
+        wide = torch.addmm(wide, torch.addmm(gram, gram, gram, beta=b, alpha=c), wide, beta=a)
+    return wide if matrix_RC.size(0) <= matrix_RC.size(1) else wide.T
+
+
+class Adafactor(torch.optim.Optimizer):
+    """Updates fp32 tensors in place. Its state is `exp_avg_sq_row` and `exp_avg_sq_col`, of a vector `exp_avg_sq`."""
+
+    def __init__(self, groups: Sequence[dict[str, Any]], lr: float):
+        """Each group has its `weight_decay`."""
+        super().__init__(groups, {"lr": lr, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update the parameters from their gradients."""
+        for group in self.param_groups:
+            for parameters in _chunks([each for each in group["params"] if each.grad is not None]):
+                directions = [self._direction(each) for each in parameters]
+                clips = (_root_mean_squares(directions) / CLIPPING).clamp(min=1.0)
+                rates = group["lr"] * _root_mean_squares(parameters).clamp(min=EPSILONS[1])
+                torch._foreach_mul_(directions, list((rates / clips).unbind()))
+                if group["weight_decay"]:
+                    torch._foreach_mul_(parameters, list((1 - group["weight_decay"] * rates).unbind()))
+                torch._foreach_sub_(parameters, directions)
+
+    def _direction(self, parameter: Tensor) -> Tensor:
+        """The gradient over the root of the second moment, which is updated."""
+        gradient, state = parameter.grad, self.state[parameter]
+        assert gradient is not None
+        state["step"] += 1
+        weight = math.pow(state["step"], DECAY)  # 1 − β
+        squares = gradient.square().add_(EPSILONS[0])
+        if parameter.dim() < 2:
+            return state["exp_avg_sq"].lerp_(squares, weight).rsqrt().mul_(gradient)
+        rows, columns = state["exp_avg_sq_row"], state["exp_avg_sq_col"]
+        rows.lerp_(squares.mean(dim=-1), weight)
+        columns.lerp_(squares.mean(dim=-2), weight)
+        by_row = (rows / rows.mean(dim=-1, keepdim=True)).rsqrt_().unsqueeze(-1)
+        return torch.mul(by_row, columns.unsqueeze(-2).rsqrt(), out=squares).mul_(gradient)
+
+
+def _root_mean_squares(tensors: list[Tensor]) -> Tensor:
+    norms = torch._foreach_norm(tensors)
+    return torch.stack(torch._foreach_div(norms, [math.sqrt(each.numel()) for each in tensors]))
+
+
+def _chunks(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    chunk: list[Tensor] = []
+    for parameter in parameters:
+        if chunk and sum(each.numel() for each in chunk) + parameter.numel() > CHUNK:
+            yield chunk
+            chunk = []
+        chunk.append(parameter)
+    if chunk:
+        yield chunk

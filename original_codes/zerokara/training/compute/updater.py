@@ -1,41 +1,95 @@
-"""Which of the two implementations of `engine.Engine` updates the weights of a run.
+"""Which engine updates the weights of a run, and the settings of DeepSpeed where it is DeepSpeed's.
 
-=====================  ==========================================================  ===================================
-updater                serves                                                      sharded over data-parallel ranks
-=====================  ==========================================================  ===================================
-`ReplicatedUpdater`    ZeRO stage 0; stage 1 of a lone data-parallel rank;         nothing; at stage 1 the fp32 master
-(ours)                 Adafactor and Muon at stages 0 and 1                        weights and the optimizer state, by
-                                                                                   whole tensors
-`ZeroUpdater`          AdamW at ZeRO stages 1 to 3, with or without offload        stage 1: master weights and state;
-(DeepSpeed's)                                                                      2: gradients too; 3: weights too
-=====================  ==========================================================  ===================================
-
-Why two: DeepSpeed's stage 0 accumulates bf16 gradients in bf16, and its stages 1 to 3 cut a flat buffer of parameters
+`replicated.ReplicatedEngine` (ours) serves ZeRO stage 0, stage 1 of a lone data-parallel rank, and Adafactor and Muon;
+`zero.ZeroEngine` (DeepSpeed's) serves AdamW at all other stages, and every offload. Why two: DeepSpeed's stage 0
+accumulates bf16 gradients in bf16 and takes twice as long, and its stages 1 to 3 cut a flat buffer of parameters
 anywhere, so that no matrix keeps the rows and columns that Adafactor and Muon need. A lone rank at stage 1 has nothing
 to shard, and DeepSpeed's copies of the gradients took a tenth of a step of 40M parameters on two cores.
 
-Without torch on import: the plan names the updater before anything heavy is imported.
+DeepSpeed gets the settings that our configuration owns, and the user's template for all others. Without torch or
+deepspeed on import: a plan names the engine, and checks the template, before anything heavy is loaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import orjson
+
+from zerokara.config.loading import text_of
 from zerokara.config.pretrain_config import TrainingSettings
-from zerokara.training.compute.deepspeed_settings import HIERARCHY_KEY
+from zerokara.errors import Fault, UserError
 
 if TYPE_CHECKING:
+    import torch
+
     from zerokara.model.builder import Model
     from zerokara.training.compute.engine import Engine
 
 UpdaterName = Literal["replicated", "zero"]
+HIERARCHY_KEY = "zero_hpz_partition_size"
+_OFFLOADED: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "optimizer": ("offload_optimizer",),
+    "all": ("offload_optimizer", "offload_param"),
+}
+"""What DeepSpeed keeps on the CPU, by our setting `offload`."""
+_OWNED = {
+    "train_batch_size": "global_batch_size",
+    "train_micro_batch_size_per_gpu": "micro_batch_size",
+    "gradient_accumulation_steps": "global_batch_size and micro_batch_size",
+    "gradient_clipping": "gradient_clipping",
+    "zero_optimization.stage": "zero_stage",
+    "zero_optimization.offload_optimizer.device": "offload",
+    "zero_optimization.offload_param.device": "offload",
+    "bf16.enabled": "precision",
+    "fp16": "precision",
+    "fp16.enabled": "precision",
+    "optimizer": "lr and adam_*",
+    "scheduler": "lr_schedule",
+    "data_types.grad_accum_dtype": "precision",
+    "communication_data_type": "nothing (always fp32)",
+    "timers.throughput.enabled": "nothing (always false)",
+    "zero_allow_untested_optimizer": "nothing (always true)",
+    "zero_force_ds_cpu_optimizer": "nothing (always false)",
+    "steps_per_print": "log_interval",
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+}
+"""DeepSpeed's key and the key of config.yaml that sets it."""
 
 
 def choose(zero_stage: int, optimizer: str, offload: str, data_parallel_size: int) -> UpdaterName:
     """Which updater serves a run; `data_parallel_size` ranks share the global batch."""
     nothing_to_shard = zero_stage == 1 and data_parallel_size == 1 and offload == "none"
     return "replicated" if zero_stage == 0 or optimizer != "adamw" or nothing_to_shard else "zero"
+
+
+def open_engine(
+    model: Model,
+    config: TrainingSettings,
+    updater: UpdaterName,
+    template: dict[str, Any],
+    device: torch.device,
+    has_weights: bool = True,
+) -> Engine:
+    """Hand `model`, whose weights must be fp32, to an engine; its weights become the master weights unrounded.
+
+    Without `has_weights` those of the model are undefined, and so are the engine's until `engine.start_from` or
+    `engine.load_state` sets them.
+    """
+    if updater == "replicated":
+        from zerokara.training.compute.replicated import ReplicatedEngine
+
+        return ReplicatedEngine(model, config, device, has_weights)
+    from zerokara.model import parallel
+    from zerokara.training.compute.zero import ZeroEngine  # DeepSpeed takes seconds to import
+
+    settings = settings_for(config, parallel.data_size(), template, device.type)
+    return ZeroEngine(model, config, settings, device, has_weights)
 
 
 def plan_lines(
@@ -74,23 +128,111 @@ def plan_lines(
         yield f"so {template_name} has no effect on this run ({', '.join(template)})"
 
 
-def open_engine(
-    model: Model,
-    config: TrainingSettings,
-    updater: UpdaterName,
-    data_parallel_size: int,
-    template: dict[str, Any],
-    has_weights: bool = True,
-) -> Engine:
-    """Hand `model`, whose weights must be fp32, to an updater; its weights become the master weights unrounded.
+def overlaps(zero_stage: int, device_type: str, template: Mapping[str, Any]) -> bool:
+    """Whether DeepSpeed sums gradients over the ranks beside the backward pass: as the template says, or on a GPU.
 
-    Without `has_weights` those of the model are undefined, and so are the engine's until `Engine.start_from` or
-    `Engine.load_state` sets them.
+    At stages 2 and 3, which sum those of each micro batch; stage 1 in bf16 cannot (runtime/bf16_optimizer.py), and in
+    fp32 would gain only in the last micro batch of a step. On a CPU both would run on the same cores.
     """
-    if updater == "replicated":
-        from zerokara.training.compute.replicated_updater import ReplicatedUpdater
+    stated = template.get("zero_optimization", {}).get("overlap_comm")
+    return bool(stated) if stated is not None else zero_stage >= 2 and device_type == "cuda"
 
-        return ReplicatedUpdater(model, config, has_weights)
-    from zerokara.training.compute.zero_updater import ZeroUpdater  # DeepSpeed takes seconds to import
 
-    return ZeroUpdater(model, config, data_parallel_size, template, has_weights)
+def with_hierarchy(
+    template: Mapping[str, Any], config: TrainingSettings, num_processes: int, nodes: int
+) -> dict[str, Any]:
+    """The template with hierarchical partitioning (ZeRO++, arXiv 2306.10209) where it helps and is not stated.
+
+    At stage 3 each machine then keeps the gathered weights of a step, cut over its own processes: one gathering of each
+    step crosses the links between machines, and all others stay inside.
+    """
+    zero, here = template.get("zero_optimization", {}), num_processes // nodes
+    helps = config.zero_stage == 3 and nodes > 1 and here > 1
+    if not helps or HIERARCHY_KEY in zero or config.tensor_parallel_size > 1 or config.offload != "none":
+        return dict(template)
+    return {**template, "zero_optimization": {**zero, HIERARCHY_KEY: here}}
+
+
+def hierarchy_fault(template: Mapping[str, Any], config: TrainingSettings, num_processes: int) -> Fault | None:
+    """What is wrong with the user's own hierarchical partitioning."""
+    size = template.get("zero_optimization", {}).get(HIERARCHY_KEY, 1)
+    if size == 1:
+        return None
+    if not isinstance(size, int) or size < 1 or num_processes % size:
+        rule = f"must be a divisor of the {num_processes} processes"
+    elif config.zero_stage != 3 or config.tensor_parallel_size > 1 or config.offload != "none":
+        rule = "needs zero_stage 3, tensor_parallel_size 1 and offload none"
+    else:
+        return None
+    return Fault("deepspeed_template", rule, HIERARCHY_KEY, size, "leave it out: over machines it is chosen")
+
+
+def settings_for(
+    config: TrainingSettings, num_processes: int, template: dict[str, Any], device_type: str = "cpu"
+) -> dict[str, Any]:
+    """DeepSpeed's configuration as a dictionary, for processes that compute on a device of this type."""
+    bf16 = config.precision == "bf16"
+    owned: dict[str, Any] = {
+        "train_batch_size": config.global_batch,
+        "train_micro_batch_size_per_gpu": config.micro_batch,
+        "gradient_accumulation_steps": config.global_batch // (config.micro_batch * num_processes),
+        "gradient_clipping": config.gradient_clipping,
+        "zero_optimization": {
+            "stage": config.zero_stage,
+            "overlap_comm": overlaps(config.zero_stage, device_type, template),
+            **{part: {"device": "cpu"} for part in _OFFLOADED[config.offload]},
+        },
+        "bf16": {"enabled": bf16},
+        # Our optimizer is torch's fused AdamW, which DeepSpeed has on no list; it is tested in tests/numerics. So it is
+        # under offload, on the CPU: DeepSpeedCPUAdam would be compiled while the run waits.
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 2**31,
+        # In bf16 DeepSpeed would sum gradients over the ranks in bf16: each addition would round.
+        "communication_data_type": "fp32",
+        # It would wait for the device twice in each micro batch.
+        "timers": {"throughput": {"enabled": False}},
+    }
+    if bf16:
+        # Adding micro batches up in bf16 would round each time, and make accumulation change the result.
+        owned["data_types"] = {"grad_accum_dtype": "fp32"}
+    return _merged(template, owned)
+
+
+def load_template(path: Path) -> dict[str, Any]:
+    """Read the user's template.
+
+    Raises:
+        UserError: it is missing, not JSON, or sets a key that config.yaml owns; names every such key.
+    """
+    try:
+        text = text_of(path)
+        template = orjson.loads(text)
+    except FileNotFoundError:
+        raise UserError(Fault(where=str(path), rule="there is no such file", remedy="see deepspeed_template")) from None
+    except orjson.JSONDecodeError as error:
+        raise UserError(Fault(where=f"{path}:{error.lineno}", rule=f"is not JSON: {error.msg}")) from error
+    if not isinstance(template, dict):
+        raise UserError(Fault(where=str(path), rule="must hold one JSON object"))
+    faults = []
+    for key, setting in _OWNED.items():
+        *above, last = key.split(".")
+        place = template
+        for name in above:
+            place = below if isinstance(below := place.get(name), dict) else {}
+        if last in place:
+            found = re.search(rf'"{re.escape(last)}"\s*:', text)
+            line = text[: found.start()].count("\n") + 1 if found else 1
+            rule = f"belongs to config.yaml ({setting})"
+            faults.append(Fault(f"{path}:{line}", rule, key, place[last], "remove it here"))
+    if faults:
+        raise UserError(faults)
+    return template
+
+
+def _merged(template: dict[str, Any], owned: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(template)
+    for key, value in owned.items():
+        below = template.get(key)
+        merged[key] = _merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return merged

@@ -22,7 +22,7 @@ from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.model import attention_blocks, parameters
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute import optimizers, updater
-from zerokara.training.compute.deepspeed_settings import HIERARCHY_KEY, overlaps
+from zerokara.training.compute.updater import HIERARCHY_KEY, overlaps
 
 ACTIVATION_MARGIN = 3.5
 """Activations of eager layers over `min_activation_bytes`: 1.4 (gpt2) to 3.4 (qwen3 in bf16), counted on a CPU."""
@@ -149,7 +149,7 @@ def state_parts(layout: TrainingLayout) -> list[MemoryPart]:
 
 
 def _replicated_parts(layout: TrainingLayout) -> list[MemoryPart]:
-    """Of `compute.replicated_updater`: at stage 1 each tensor has one owner, with its master weights and its state."""
+    """Of `compute.replicated`: at stage 1 each tensor has one owner, with its master weights and its state."""
     sizes, count = layout.local_sizes, sum(layout.local_sizes.values())
     shapes = layout.shape.parameter_shapes()
     owners = optimizers.owners_of(sizes, layout.data_parallel_size if layout.zero_stage else 1)

@@ -21,8 +21,7 @@ from zerokara.errors import RunError, UserError
 from zerokara.model.shapes import ModelShape
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.training.compute import optimizers, updater
-from zerokara.training.compute.deepspeed_settings import hierarchy_fault, load_template, with_hierarchy
-from zerokara.training.compute.updater import UpdaterName
+from zerokara.training.compute.updater import UpdaterName, hierarchy_fault, load_template, with_hierarchy
 from zerokara.training.planning import planned_data, recipe
 from zerokara.training.planning.consumption import Consumption, consumption, schedule_of, situation_of
 from zerokara.training.planning.memory import TrainingLayout
