@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from zerokara.config.settings import PositiveWhole, Settings, Text, Words, rule
+from zerokara.config.settings import PositiveWhole, Settings, Text, Words
 from zerokara.errors import Fault
 
 
@@ -44,13 +44,11 @@ class UploadSettings(Settings):
     license: Text = "apache-2.0"
     """Licence identifier for the model card."""
 
-    @rule("huggingface_name")
-    def _name_is_whole(self) -> Iterator[Fault]:
+    def rules(self) -> Iterator[Fault]:
         part = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?"
         if self.huggingface_name and not re.fullmatch(f"{part}/{part}", self.huggingface_name):
-            yield self.fault(
-                "huggingface_name", "must be user/name in letters, digits, `-`, `_`, `.`", "e.g. my-team/first"
-            )
+            rule = "must be user/name in letters, digits, `-`, `_`, `.`"
+            yield self.fault("huggingface_name", rule, "e.g. my-team/first")
 
 
 class ConvertConfig(UploadSettings, ConvertSettings):

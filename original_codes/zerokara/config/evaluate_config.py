@@ -10,11 +10,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from zerokara.config.data import MIN_CONTEXT
 from zerokara.config.finetune_config import DataFormat, LabelWords
-from zerokara.config.settings import Auto, NaturalWhole, PositiveWhole, Settings, Text, Words, as_tuple, rule
+from zerokara.config.settings import Auto, NaturalWhole, PositiveWhole, Settings, Text, Words, as_tuple
 from zerokara.errors import Fault
 
 TaskMetric = Literal["accuracy", "macro_f1", "exact_match", "word_accuracy", "chrf"]
-PLACE_OF_INPUT = "{input}"
 
 
 class EvaluatedModels(Settings):
@@ -35,16 +34,13 @@ class EvaluatedModels(Settings):
     seed: NaturalWhole = 1234
     """Random seed of the documents drawn and of the resampling that gives the intervals."""
 
-    @rule("models")
-    def _has_models(self) -> Iterator[Fault]:
-        if not self.models:
+    def rules(self) -> Iterator[Fault]:
+        folders = [normpath(name) for name in self.models]
+        if not folders:
             yield self.fault("models", "must name at least one Hugging Face folder", "e.g. models/embedded_hf")
-        if len({*map(normpath, self.models)}) < len(self.models):
+        if len(set(folders)) < len(folders):
             yield self.fault("models", "names a folder twice")
-
-    @rule("models", "add_to_card")
-    def _cards_are_of_models(self) -> Iterator[Fault]:
-        if others := [name for name in self.add_to_card if normpath(name) not in map(normpath, self.models)]:
+        if others := [name for name in self.add_to_card if normpath(name) not in folders]:
             yield self.fault("add_to_card", f"names {others[0]}, which is not among models")
 
 
@@ -68,28 +64,21 @@ class TextSettings(Settings):
 
 
 class EvaluationTask(BaseModel):
-    """One task: test data, how it is asked, and how the answers are judged."""
+    """One task: test data, how it is asked, and how the answers are judged; its keys are those of a fine-tuning."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     name: Text
     """Name in all tables."""
     test_data: Words
-    """Test examples: files as train_data in finetune_config.yaml."""
     train_data: Words = ()
     """Training examples, from which baselines learn, and with which the test examples are compared."""
     data_format: DataFormat | Auto = "auto"
-    """As in finetune_config.yaml."""
     input_field: Text | Auto = "auto"
-    """As in finetune_config.yaml."""
     output_field: Text | Auto = "auto"
-    """As in finetune_config.yaml."""
     label_words: LabelWords = Field(default_factory=dict)
-    """As in finetune_config.yaml."""
     prompt_template: str = "auto"
-    """As in finetune_config.yaml."""
     system_prompt: str = ""
-    """As in finetune_config.yaml."""
     metric: TaskMetric | Auto = "auto"
     """`auto` is accuracy for labels, exact_match for texts."""
     max_new_tokens: PositiveWhole | Auto = "auto"
@@ -117,21 +106,16 @@ class TaskSettings(Settings):
     max_task_examples: PositiveWhole | Literal["all"] = "all"
     """Test examples of each task that are used, drawn at random; `all` of them."""
 
-    @rule("tasks")
-    def _tasks_differ_and_have_a_place_for_the_input(self) -> Iterator[Fault]:
+    def rules(self) -> Iterator[Fault]:
         names = [task.name for task in self.tasks]
         for number, task in enumerate(self.tasks):
             if names.index(task.name) != number:
                 yield self.fault(f"tasks[{number}].name", "is the name of two tasks", "give each a name of its own")
             if not task.test_data:
                 yield self.fault(f"tasks[{number}].test_data", "must name at least one file")
-            template = task.prompt_template
-            if template != "auto" and template.count(PLACE_OF_INPUT) != 1:
-                rule_text = f"must hold {PLACE_OF_INPUT} once, where the text goes"
-                yield self.fault(f"tasks[{number}].prompt_template", rule_text, f'e.g. "{PLACE_OF_INPUT}\\n"')
-
-    @rule("pretraining_data", "tasks")
-    def _pretraining_data_has_a_use(self) -> Iterator[Fault]:
+            if task.prompt_template != "auto" and task.prompt_template.count("{input}") != 1:
+                rule = "must hold {input} once, where the text goes"
+                yield self.fault(f"tasks[{number}].prompt_template", rule, 'e.g. "{input}\\n"')
         if self.pretraining_data and not self.tasks:
             yield self.fault("pretraining_data", "has no effect without tasks", "remove it, or add a task")
 

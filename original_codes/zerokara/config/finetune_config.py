@@ -20,7 +20,6 @@ from zerokara.config.settings import (
     Settings,
     Text,
     Words,
-    rule,
 )
 from zerokara.errors import Fault
 
@@ -132,24 +131,15 @@ class FinetuneConfig(EngineSettings, TaskSettings, ExampleSettings):
     keep_best: bool = True
     """Also keep the checkpoint with the best metric; each validation that finds a better one saves it."""
 
-    @rule("prompt_template")
-    def _template_has_a_place_for_the_input(self) -> Iterator[Fault]:
+    def rules(self) -> Iterator[Fault]:
         if self.prompt_template != "auto" and self.prompt_template.count("{input}") != 1:
             yield self.fault("prompt_template", "must hold {input} once, where the text goes", 'e.g. "{input}\\n"')
-
-    @rule("metric", "data_format")
-    def _metric_fits_the_format(self) -> Iterator[Fault]:
         if self.metric in ("accuracy", "macro_f1") and self.data_format not in ("auto", "text_label"):
-            rule_text = f"is for labels, and data_format is {self.data_format}"
-            yield self.fault("metric", rule_text, "set metric: exact_match, or data_format: text_label")
-
-    @rule("metric", "valid_data", "valid_fraction")
-    def _metric_has_examples(self) -> Iterator[Fault]:
+            rule = f"is for labels, and data_format is {self.data_format}"
+            yield self.fault("metric", rule, "set metric: exact_match, or data_format: text_label")
         if self.metric != "loss" and not self.valid_data and not self.valid_fraction:
-            yield self.fault("metric", "needs validation examples", "give valid_data, or a valid_fraction above 0")
-
-    @rule("label_words")
-    def _label_words_differ(self) -> Iterator[Fault]:
+            rule = "needs validation examples: valid_data, or a valid_fraction above 0"
+            yield self.fault("metric", rule, "give one of them")
         words = list(self.label_words.values())
         if twice := sorted({word for word in words if words.count(word) > 1}):
             yield self.fault("label_words", f"gives {twice[0]!r} to two labels", "give each label a text of its own")

@@ -17,7 +17,6 @@ from zerokara.config.settings import (
     Text,
     Words,
     resolved,
-    rule,
 )
 from zerokara.errors import Fault
 
@@ -61,15 +60,18 @@ class MachineSettings(Settings):
     deepspeed_template: Text = "auto"
     """JSON file with further DeepSpeed settings; `auto` is original_codes/ds_config_gpt_TEMPLATE.json."""
 
-    @rule("nodes", "min_nodes")
-    def _fewer_nodes_are_fewer(self) -> Iterator[Fault]:
-        if self.nodes != "auto" and self.min_nodes != "auto" and self.min_nodes > self.nodes:
-            yield self.fault("min_nodes", f"must be at most nodes = {self.nodes}", f"try {self.nodes}, or auto")
-
     @property
     def micro_batch(self) -> int:
-        """`micro_batch_size`, after `auto` has been resolved by the plan of the run."""
+        """`micro_batch_size`, after the plan of the run has resolved `auto`."""
         return resolved(self.micro_batch_size)
+
+    def rules(self) -> Iterator[Fault]:
+        if self.nodes != "auto" and self.min_nodes != "auto" and self.min_nodes > self.nodes:
+            yield self.fault("min_nodes", f"must be at most nodes = {self.nodes}", f"try {self.nodes}, or auto")
+        least = {"none": 0, "optimizer": 1, "all": 3}[self.offload]
+        if self.zero_stage < least:
+            rule = f"needs zero_stage {least} or more; it is {self.zero_stage}"
+            yield self.fault("offload", rule, f"set zero_stage: {least}, or offload: none")
 
 
 class MonitoringSettings(Settings):
@@ -107,64 +109,52 @@ class MonitoringSettings(Settings):
     wandb_project: Text = "zerokara"
     """Name of the Weights & Biases project."""
 
-    @rule("keep_every", "save_interval")
-    def _kept_steps_are_saved(self) -> Iterator[Fault]:
+    def rules(self) -> Iterator[Fault]:
         if self.keep_every % self.save_interval:
             nearest = max(1, round(self.keep_every / self.save_interval)) * self.save_interval
-            rule_text = f"must be a multiple of save_interval = {self.save_interval}"
-            yield self.fault("keep_every", rule_text, f"try {nearest}")
+            rule = f"must be a multiple of save_interval = {self.save_interval}"
+            yield self.fault("keep_every", rule, f"try {nearest}")
 
 
 class EngineSettings(MonitoringSettings, MachineSettings, OptimSettings, ScheduleSettings):
     """Schedule, optimizer, machine and monitoring: what pretraining and fine-tuning share."""
 
-    @rule("global_batch_size", "micro_batch_size", "num_processes", "nodes", "tensor_parallel_size")
-    def _micro_divides_global(self) -> Iterator[Fault]:
+    def rules(self) -> Iterator[Fault]:
         processes = self.tensor_parallel_size if self.num_processes == "auto" else self.num_processes
         yield from self.batch_faults(processes * (1 if self.nodes == "auto" else self.nodes))
-
-    @rule("offload", "zero_stage")
-    def _offload_needs_zero(self) -> Iterator[Fault]:
-        least = {"none": 0, "optimizer": 1, "all": 3}[self.offload]
-        if self.zero_stage < least:
-            rule_text = f"needs zero_stage {least} or more; it is {self.zero_stage}"
-            yield self.fault("offload", rule_text, f"set zero_stage: {least}, or offload: none")
-
-    @rule("optimizer", "zero_stage", "tensor_parallel_size", "offload")
-    def _some_optimizers_need_whole_matrices(self) -> Iterator[Fault]:
-        if self.optimizer in ("adamw", "auto"):
-            return
-        needs = f"with optimizer: {self.optimizer}, which needs whole matrices"
-        if self.zero_stage > 1:
-            rule_text = f"must be 0 or 1 {needs}: at 2 and 3 DeepSpeed partitions them anywhere"
-            yield self.fault("zero_stage", rule_text, "set zero_stage: 1, or optimizer: adamw")
-        if self.tensor_parallel_size > 1:
-            rule_text = f"must be 1 {needs}: tensor parallelism splits them"
-            yield self.fault("tensor_parallel_size", rule_text, "set tensor_parallel_size: 1, or optimizer: adamw")
-        if self.offload != "none":
-            rule_text = f"must be none {needs}: DeepSpeed's offload moves partitions of them"
-            yield self.fault("offload", rule_text, "set offload: none and zero_stage: 1, or optimizer: adamw")
+        if self.optimizer not in ("adamw", "auto"):
+            needs = f"with optimizer: {self.optimizer}, which needs whole matrices"
+            remedy = "or optimizer: adamw"
+            if self.zero_stage > 1:
+                rule = f"must be 0 or 1 {needs}: at 2 and 3 DeepSpeed partitions them anywhere"
+                yield self.fault("zero_stage", rule, f"set zero_stage: 1, {remedy}")
+            if self.tensor_parallel_size > 1:
+                rule = f"must be 1 {needs}: tensor parallelism splits them"
+                yield self.fault("tensor_parallel_size", rule, f"set tensor_parallel_size: 1, {remedy}")
+            if self.offload != "none":
+                rule = f"must be none {needs}: DeepSpeed's offload moves partitions of them"
+                yield self.fault("offload", rule, f"set offload: none and zero_stage: 1, {remedy}")
 
     def batch_faults(self, num_processes: int) -> Iterator[Fault]:
         """The fault, if any, of splitting a global batch over `num_processes` in whole micro batches."""
-        if num_processes % self.tensor_parallel_size:
-            rule_text = f"must divide the number of processes, {num_processes}"
-            yield self.fault("tensor_parallel_size", rule_text, "lower it, or change num_processes")
+        others = ["num_processes", "nodes"]
+        ranks, rest = divmod(num_processes, self.tensor_parallel_size)
+        if rest:
+            rule = f"must divide the number of processes, {num_processes}"
+            yield self.fault("tensor_parallel_size", rule, "lower it, or change num_processes", others)
             return
-        ranks = num_processes // self.tensor_parallel_size
-        if self.global_batch_size == "auto":
-            return  # it is known once the tokens are counted
         micro = 1 if self.micro_batch_size == "auto" else self.micro_batch_size
-        step = micro * ranks
-        if self.global_batch_size % step == 0:
+        # A batch of `auto` is known once the tokens are counted.
+        if self.global_batch_size == "auto" or self.global_batch_size % (micro * ranks) == 0:
             return
         what = "processes" if self.tensor_parallel_size == 1 else "(processes ÷ tensor_parallel_size)"
-        if step > self.global_batch_size and self.global_batch_size % ranks == 0:
+        if micro * ranks > self.global_batch_size and self.global_batch_size % ranks == 0:
             fitting = max(n for n in range(1, micro) if self.global_batch_size % (n * ranks) == 0)
-            rule_text = f"times {what} = {ranks} must divide global_batch_size = {self.global_batch_size}"
-            yield self.fault("micro_batch_size", rule_text, f"try {fitting}, or auto")
+            rule = f"times {what} = {ranks} must divide global_batch_size = {self.global_batch_size}"
+            yield self.fault("micro_batch_size", rule, f"try {fitting}, or auto", others)
             return
+        step = micro * ranks
         lower = self.global_batch_size // step * step
         tries = " or ".join(str(size) for size in (lower, lower + step) if size)
-        rule_text = f"must be a multiple of micro_batch_size × {what} = {micro} × {ranks} = {step}"
-        yield self.fault("global_batch_size", rule_text, f"try {tries}")
+        rule = f"must be a multiple of micro_batch_size × {what} = {micro} × {ranks} = {step}"
+        yield self.fault("global_batch_size", rule, f"try {tries}", others)

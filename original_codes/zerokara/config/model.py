@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from zerokara.config.architectures import ARCHITECTURES, HEAD_DIM, Architecture, ModelSize, Name, SizeName, size_named
 from zerokara.config.data import SampleLengths, causal, with_spans
-from zerokara.config.settings import Auto, NaturalWhole, PositiveNumber, PositiveWhole, Settings, as_tuple, rule
+from zerokara.config.settings import Auto, NaturalWhole, PositiveNumber, PositiveWhole, Settings, as_tuple
 from zerokara.errors import Fault
 
 Layers = Annotated[tuple[NaturalWhole, ...], BeforeValidator(as_tuple)]
@@ -87,36 +87,37 @@ class ModelSettings(Settings):
         """The building blocks of the architecture."""
         return ARCHITECTURES[self.architecture]
 
+    # The settings above with `auto` resolved.
+
     @property
     def layers(self) -> int:
-        """`num_layers` with `auto` resolved."""
         return self._named_size.num_layers if self.num_layers == "auto" else self.num_layers
 
     @property
     def width(self) -> int:
-        """`hidden_size` with `auto` resolved."""
         return self._named_size.hidden_size if self.hidden_size == "auto" else self.hidden_size
 
     @property
     def heads(self) -> int:
-        """`num_attn_heads` with `auto` resolved."""
         if self.num_attn_heads != "auto":
             return self.num_attn_heads
         return self._named_size.num_attn_heads if self.hidden_size == "auto" else max(1, self.width // HEAD_DIM)
 
     @property
     def _named_size(self) -> ModelSize:
-        # Without a name there is a fault (`_a_size_is_given_once`); the other rules go on with some size.
+        # Without a name there is a fault (the first rule); the other rules go on with some size.
         return size_named(self.model_size or "5M", self.traits.is_encoder_decoder)
 
     @property
     def kv_heads(self) -> int:
-        """`num_kv_heads` with `auto` resolved."""
         return self.heads if self.num_kv_heads == "auto" else self.num_kv_heads
 
     @property
+    def head_dimension(self) -> int:
+        return self.width // self.heads if self.head_dim == "auto" else self.head_dim
+
+    @property
     def ffn_size(self) -> int:
-        """`ffn_hidden_size` with `auto` resolved."""
         if self.ffn_hidden_size != "auto":
             return self.ffn_hidden_size
         if not self.traits.gated:
@@ -125,31 +126,29 @@ class ModelSettings(Settings):
 
     @property
     def epsilon(self) -> float:
-        """`norm_epsilon` with `auto` resolved."""
         if self.norm_epsilon != "auto":
             return self.norm_epsilon
         return 1e-6 if self.traits.is_encoder_decoder else 1e-5
 
     @property
     def initial_std(self) -> float:
-        """`init_std` with `auto` resolved, where T5's own rule does not apply."""
+        """Not where T5's own rule applies."""
         return 0.02 if self.init_std == "auto" else self.init_std
 
     @property
     def expert_ffn_size(self) -> int:
-        """`moe_ffn_hidden_size` with `auto` resolved."""
         return self.ffn_size if self.moe_ffn_hidden_size == "auto" else self.moe_ffn_hidden_size
 
     @property
     def top_k(self) -> int:
-        """`experts_per_token` with `auto` resolved; 0 without experts."""
+        """0 without experts."""
         if not self.traits.moe_every:
             return 0
         return self.traits.experts_per_token if self.experts_per_token == "auto" else self.experts_per_token
 
     @property
     def expert_layers(self) -> tuple[int, ...]:
-        """`moe_layers` in ascending order, with `auto` resolved; empty without experts."""
+        """In ascending order; empty without experts."""
         every = self.traits.moe_every
         if not every:
             return ()
@@ -158,13 +157,7 @@ class ModelSettings(Settings):
         return tuple(sorted(set(self.moe_layers)))
 
     @property
-    def head_dimension(self) -> int:
-        """`head_dim` with `auto` resolved."""
-        return self.width // self.heads if self.head_dim == "auto" else self.head_dim
-
-    @property
     def ties_embeddings(self) -> bool:
-        """`tie_word_embeddings` with `auto` resolved."""
         return not self.traits.is_encoder_decoder if self.tie_word_embeddings == "auto" else self.tie_word_embeddings
 
     @property
@@ -174,80 +167,56 @@ class ModelSettings(Settings):
             return causal(self.seq_len)
         return with_spans(self.seq_len, self.noise_density, self.mean_span_length)
 
-    @rule("model_size", "num_layers", "hidden_size", "num_attn_heads")
-    def _a_size_is_given_once(self) -> Iterator[Fault]:
+    def rules(self) -> Iterator[Fault]:
+        architecture = f"architecture {self.architecture}"
         sizes = {key: getattr(self, key) for key in ("num_layers", "hidden_size", "num_attn_heads")}
         missing = [key for key, value in sizes.items() if value == "auto"]
         if self.model_size and not missing:
             given = ", ".join(f"{key}: {value}" for key, value in sizes.items())
-            rule_text = f"has no effect: {given} stand beside it"
-            yield self.fault("model_size", rule_text, "set these to auto, or model_size to ''")
+            yield self.fault("model_size", f"has no effect: {given} stand beside it", "set these to auto, or it to ''")
         elif missing and not self.model_size:
-            rule_text = "takes its value from model_size, which is empty"
-            yield self.fault(missing[0], rule_text, "give a number, or model_size: 125M")
+            rule = "takes its value from model_size, which is empty"
+            yield self.fault(missing[0], rule, "give a number, or model_size: 125M")
 
-    @rule("hidden_size", "num_attn_heads", "head_dim")
-    def _heads_divide_hidden_size(self) -> Iterator[Fault]:
+        heads = f"num_attn_heads = {self.heads}"
         if self.head_dim == "auto" and self.width % self.heads:
             lower = self.width // self.heads * self.heads
             remedy = f"try {lower or self.heads} or {lower + self.heads}, or give head_dim"
-            yield self.fault("hidden_size", f"must be a multiple of num_attn_heads = {self.heads}", remedy)
-
-    @rule("architecture", "hidden_size", "num_attn_heads", "head_dim")
-    def _rotary_needs_an_even_head_dim(self) -> Iterator[Fault]:
-        divides = self.head_dim != "auto" or self.width % self.heads == 0
-        if self.traits.positions == "rotary" and divides and self.head_dimension % 2:
+            yield self.fault("hidden_size", f"must be a multiple of {heads}", remedy)
+        elif self.traits.positions == "rotary" and self.head_dimension % 2:
             key = "hidden_size" if self.head_dim == "auto" else "head_dim"
-            yield self.fault(key, f"must give an even head_dim for rotary positions; it is {self.head_dimension}")
-
-    @rule("num_attn_heads", "num_kv_heads", "architecture")
-    def _kv_heads_divide_heads(self) -> Iterator[Fault]:
+            rule = f"must give an even head_dim for {architecture} (rotary positions), with {heads}: it is"
+            yield self.fault(key, f"{rule} {self.head_dimension}")
         if self.heads % self.kv_heads:
             divisors = [n for n in range(1, self.heads + 1) if self.heads % n == 0]
-            rule_text = f"must divide num_attn_heads = {self.heads}"
-            yield self.fault("num_kv_heads", rule_text, f"one of {divisors}")
+            yield self.fault("num_kv_heads", f"must divide {heads}", f"one of {divisors}")
         elif not self.traits.supports_gqa and self.kv_heads != self.heads:
-            rule_text = f"must be auto for architecture {self.architecture}, which has no grouped-query attention"
-            yield self.fault("num_kv_heads", rule_text)
+            yield self.fault("num_kv_heads", f"must be auto for {architecture}, which has no grouped-query attention")
 
-    @rule("architecture", "num_layers", "moe_layers")
-    def _moe_layers_exist(self) -> Iterator[Fault]:
-        if not self.traits.moe_every:
-            return
-        if not self.expert_layers or self.expert_layers[-1] >= self.layers:
-            rule_text = f"must name some of the {self.layers} layers, counted from 0"
-            yield self.fault("moe_layers", rule_text, f"e.g. [{self.layers - 1}]")
-        elif self.architecture == "mixtral" and len(self.expert_layers) < self.layers:
-            rule_text = "must be auto for architecture mixtral, which has experts in all layers"
-            yield self.fault("moe_layers", rule_text, "take architecture: qwen3_moe")
-        elif self.architecture == "switch" and not switch_step(self.layers, self.expert_layers):
-            rule_text = (
-                "must be 1, 1 + n, 1 + 2n, … for architecture switch, as in transformers' class: num_layers // n layers"
-            )
-            yield self.fault("moe_layers", rule_text, "auto, or take architecture: t5_moe")
-
-    @rule("architecture", "num_experts", "experts_per_token")
-    def _enough_experts_for_a_token(self) -> Iterator[Fault]:
+        if self.traits.moe_every:
+            if not self.expert_layers or self.expert_layers[-1] >= self.layers:
+                rule = f"must name some of the num_layers = {self.layers} layers, counted from 0"
+                yield self.fault("moe_layers", rule, f"e.g. [{self.layers - 1}]")
+            elif self.architecture == "mixtral" and len(self.expert_layers) < self.layers:
+                rule = f"must be auto for {architecture}, which has experts in all num_layers"
+                yield self.fault("moe_layers", rule, "take architecture: qwen3_moe")
+            elif self.architecture == "switch" and not switch_step(self.layers, self.expert_layers):
+                rule = (
+                    f"must be 1, 1 + n, 1 + 2n, … for {architecture} (transformers' class): num_layers // n layers"
+                )
+                yield self.fault("moe_layers", rule, "auto, or take architecture: t5_moe")
         if self.top_k > self.num_experts:
             yield self.fault("experts_per_token", f"must be at most num_experts = {self.num_experts}")
         elif self.architecture == "switch" and self.top_k != 1:
-            rule_text = "must be 1 for architecture switch"
-            yield self.fault("experts_per_token", rule_text, "auto, or take architecture: t5_moe")
-
-    @rule("architecture", "ffn_hidden_size", "moe_ffn_hidden_size")
-    def _switch_experts_have_the_dense_size(self) -> Iterator[Fault]:
+            yield self.fault("experts_per_token", f"must be 1 for {architecture}", "auto, or take architecture: t5_moe")
         if self.architecture == "switch" and self.expert_ffn_size != self.ffn_size:
-            rule_text = f"must be ffn_hidden_size = {self.ffn_size} for architecture switch"
-            yield self.fault("moe_ffn_hidden_size", rule_text, "auto")
+            rule = f"must be ffn_hidden_size = {self.ffn_size} for {architecture}"
+            yield self.fault("moe_ffn_hidden_size", rule, "auto")
 
-    @rule("architecture", "relative_attention_num_buckets", "relative_attention_max_distance")
-    def _max_distance_exceeds_the_exact_buckets(self) -> Iterator[Fault]:
         exact = self.relative_attention_num_buckets // 2
         if self.traits.positions == "relative" and self.relative_attention_max_distance <= exact:
-            rule_text = f"must be more than half of relative_attention_num_buckets ({exact} exact distances)"
-            yield self.fault("relative_attention_max_distance", rule_text, f"try {8 * exact}")
-
-    @rule("architecture", "seq_len")
-    def _a_masked_span_fits(self) -> Iterator[Fault]:
+            rule = f"must be more than half of relative_attention_num_buckets ({exact} exact distances)"
+            yield self.fault("relative_attention_max_distance", rule, f"try {8 * exact}")
         if self.traits.objective != "causal" and self.seq_len < 3:
-            yield self.fault("seq_len", "must be at least 3: a token, a sentinel and an end token", "try 128")
+            rule = f"must be at least 3 for {architecture}: a token, a sentinel and an end token"
+            yield self.fault("seq_len", rule, "try 128")

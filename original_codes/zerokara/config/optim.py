@@ -16,7 +16,6 @@ from zerokara.config.settings import (
     Settings,
     Text,
     resolved,
-    rule,
 )
 from zerokara.errors import Fault
 
@@ -70,29 +69,14 @@ class ScheduleSettings(Settings):
         """`lr`, after the plan of the run has resolved `auto`."""
         return resolved(self.lr)
 
-    @property
-    def last_lr(self) -> float:
-        """`min_lr`, after the plan of the run has resolved `auto`."""
-        return resolved(self.min_lr)
-
-    @property
-    def schedule_name(self) -> LearningRateSchedule:
-        """`lr_schedule`, after the plan of the run has resolved `auto`."""
-        return resolved(self.lr_schedule)
-
-    @rule("lr", "min_lr")
-    def _min_lr_is_lower(self) -> Iterator[Fault]:
+    def rules(self) -> Iterator[Fault]:
         if self.lr != "auto" and self.min_lr != "auto" and self.min_lr > self.lr:
             yield self.fault("min_lr", f"must be at most lr = {self.lr:g}", f"try {self.lr / 10:g}")
-
-    @rule("lr_schedule", "warmup_fraction", "warmup_steps", "decay_fraction")
-    def _warmup_and_decay_fit(self) -> Iterator[Fault]:
-        if self.warmup_fraction == "auto":
-            return
-        room = round(1 - self.warmup_fraction, 9)
-        if self.lr_schedule == "wsd" and self.warmup_steps == "auto" and self.decay_fraction > room:
-            rule_text = f"must leave room for warmup_fraction = {self.warmup_fraction:g}: the two sum to at most 1"
-            yield self.fault("decay_fraction", rule_text, f"try at most {room:g}")
+        if self.lr_schedule == "wsd" and self.warmup_steps == "auto" and self.warmup_fraction != "auto":
+            room = round(1 - self.warmup_fraction, 9)
+            if self.decay_fraction > room:
+                rule = f"must leave room for warmup_fraction = {self.warmup_fraction:g}: the two sum to at most 1"
+                yield self.fault("decay_fraction", rule, f"try at most {room:g}", ["lr_schedule", "warmup_steps"])
 
 
 class OptimSettings(Settings):
@@ -134,11 +118,6 @@ class OptimSettings(Settings):
     def optimizer_name(self) -> OptimizerName:
         """`optimizer`, after the plan of the run has resolved `auto`."""
         return resolved(self.optimizer)
-
-    @property
-    def momentum(self) -> float:
-        """`muon_momentum`, after the plan of the run has resolved `auto`."""
-        return resolved(self.muon_momentum)
 
     @property
     def matrix_decay(self) -> float:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from zerokara.config.data import DataOrderSettings, DataSettings, declared_tokens
 from zerokara.config.machine import EngineSettings
 from zerokara.config.model import ModelSettings
-from zerokara.config.settings import Settings, rule
+from zerokara.config.settings import Settings
 from zerokara.errors import Fault
 
 
@@ -52,23 +52,17 @@ class RunConfig(TrainingSettings, ModelSettings):
         t5_rule = self.init_std == "auto" and self.traits.is_encoder_decoder and self.optimizer == "adafactor"
         return 0.0 if t5_rule else super().initial_std
 
-    @rule("tensor_parallel_size", "architecture", "hidden_size", "num_attn_heads", "num_kv_heads", "ffn_hidden_size")
-    def _tensor_parallel_divides_the_layers(self) -> Iterator[Fault]:
+    def rules(self) -> Iterator[Fault]:
         size = self.tensor_parallel_size
-        heads = {"num_attn_heads": self.heads, "num_kv_heads": self.kv_heads}
-        shared = {**heads, "ffn_hidden_size": self.ffn_size}
-        wrong = [f"{key} = {number}" for key, number in shared.items() if number % size]
-        if wrong:
+        shared = {"num_attn_heads": self.heads, "num_kv_heads": self.kv_heads, "ffn_hidden_size": self.ffn_size}
+        if wrong := [f"{key} = {number}" for key, number in shared.items() if number % size]:
             most = math.gcd(*shared.values())
             possible = [number for number in range(1, most + 1) if most % number == 0]
-            rule_text = f"must divide {', '.join(shared)}: {' and '.join(wrong)} cannot be split over {size} processes"
-            yield self.fault("tensor_parallel_size", rule_text, f"one of {possible}")
-
-    @rule("architecture", "tensor_parallel_size")
-    def _experts_are_not_split(self) -> Iterator[Fault]:
-        if self.tensor_parallel_size > 1 and self.traits.moe_every:
-            rule_text = f"must be 1 for architecture {self.architecture}: its experts are not split"
-            yield self.fault("tensor_parallel_size", rule_text, "shard their state with zero_stage 1, 2 or 3 instead")
+            rule = f"must divide {', '.join(shared)}: {' and '.join(wrong)} cannot be split over {size} processes"
+            yield self.fault("tensor_parallel_size", rule, f"one of {possible}", ["architecture", "hidden_size"])
+        if size > 1 and self.traits.moe_every:
+            rule = f"must be 1 for architecture {self.architecture}: its experts are not split"
+            yield self.fault("tensor_parallel_size", rule, "shard their state with zero_stage 1, 2 or 3 instead")
 
 
 class PretrainConfig(RunConfig, DataSettings):
@@ -79,9 +73,8 @@ class PretrainConfig(RunConfig, DataSettings):
         """`input_jsonl`."""
         return self.input_jsonl
 
-    @rule("input_jsonl", "source_weights", "stages", "train_tokens")
-    def _curriculum_holds_together(self) -> Iterator[Fault]:
-        """Nothing here looks at the data: `samples` sees how many sequences a source holds."""
+    def rules(self) -> Iterator[Fault]:
+        # Nothing here looks at the data: `samples` sees how many sequences a source holds.
         yield from self._weight_faults("source_weights", self.source_weights)
         for index, stage in enumerate(self.stages):
             place = f"stages[{index}]"
@@ -97,21 +90,18 @@ class PretrainConfig(RunConfig, DataSettings):
                 yield self.fault(f"{place}.tokens", "must be a number in every stage but the last")
         known = declared_tokens(self.stages)
         if known is not None and self.train_tokens != "auto" and self.train_tokens > known:
-            rule_text = f"is more than the {known:,} tokens of all stages together"
-            yield self.fault("train_tokens", rule_text, "set it to auto, or let a last stage have `tokens: rest`")
+            rule = f"is more than the {known:,} tokens of all stages together"
+            yield self.fault("train_tokens", rule, "set it to auto, or let a last stage have `tokens: rest`")
+        if self.intra_document_masking and self.traits.is_encoder_decoder:
+            rule = f"must be false for architecture {self.architecture}, whose masked spans may cross documents"
+            yield self.fault("intra_document_masking", rule)
 
     def _weight_faults(self, key: str, weights: Sequence[float] | str | None) -> Iterator[Fault]:
         if weights is None or isinstance(weights, str):
             return
         entries = self.input_jsonl
         if len(weights) != len(entries):
-            rule_text = f"must have one number for each of the {len(entries)} entries of input_jsonl: "
-            yield self.fault(key, rule_text + ", ".join(entries))
+            rule = f"must have one number for each of the {len(entries)} entries of input_jsonl: "
+            yield self.fault(key, rule + ", ".join(entries))
         elif math.fsum(weights) <= 0:
             yield self.fault(key, "must have a number above 0")
-
-    @rule("architecture", "intra_document_masking")
-    def _only_decoders_mask_documents(self) -> Iterator[Fault]:
-        if self.intra_document_masking and self.traits.is_encoder_decoder:
-            rule_text = f"must be false for architecture {self.architecture}, whose masked spans may cross documents"
-            yield self.fault("intra_document_masking", rule_text)

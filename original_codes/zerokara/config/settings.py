@@ -1,15 +1,14 @@
 """Base of the configuration classes: frozen typed fields, a docstring under each, and rules between them.
 
 The docstring under a field states its meaning, unit and range; it is both the help text and the comment in the shipped
-YAML, where the docstring of the class is the heading. A rule names the keys that it reads, so that it runs only if
-those are valid by themselves.
+YAML, where the docstring of the class is the heading.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -58,42 +57,23 @@ Text = Annotated[str, Field(min_length=1, pattern=r"^[^\x00-\x08\x0a-\x1f\x7f-\x
 
 @dataclass(frozen=True)
 class Origin:
-    """The file that the values came from, and the line of each key (or the option that set it), also nested."""
+    """The file that the values came from, the line of each key, also nested (``stages[1].order``), and `--set` keys."""
 
     path: str = "(defaults)"
     lines: dict[str, int] = field(default_factory=dict)
     overridden: frozenset[str] = frozenset()
 
-    def where(self, key: str, others: Iterable[str] = ()) -> str:
+    def where(self, key: str, others: Sequence[str] = ()) -> str:
         """``config.yaml:14``, or ``--set`` for a key set on the command line.
 
-        A nested value is named as in Python, ``stages[1].order``; if it has no line, its parent's is given. Of the
-        `others`, whose values matter as well, those set on the command line are named: ``config.yaml:14, --set lr``.
+        Of the `others`, which matter as well, those set on the command line are named: ``config.yaml:14, --set lr``.
         """
         if {key, re.split(r"[.\[]", key)[0]} & self.overridden:
             return "--set"
-        return ", ".join([self._line(key), *(f"--set {other}" for other in others if other in self.overridden)])
-
-    def _line(self, key: str) -> str:
-        while key:
-            if key in self.lines:
-                return f"{self.path}:{self.lines[key]}"
+        while key and key not in self.lines:  # a nested value without a line has its parent's
             key = key[: max(key.rfind("."), key.rfind("["), 0)]
-        return self.path
-
-
-SettingsRule = Callable[[Any], Iterator[Fault]]
-_RuleType = TypeVar("_RuleType", bound=SettingsRule)
-
-
-def rule(*keys: str) -> Callable[[_RuleType], _RuleType]:
-    """Mark a method that yields the faults between `keys`; it runs only if each of these is valid by itself."""
-
-    def mark(method: _RuleType) -> _RuleType:
-        method.rule_keys = keys  # type: ignore[attr-defined]
-        return method
-
-    return mark
+        place = f"{self.path}:{self.lines[key]}" if key else self.path
+        return ", ".join([place, *(f"--set {other}" for other in dict.fromkeys(others) if other in self.overridden)])
 
 
 class Settings(BaseModel):
@@ -130,13 +110,18 @@ class Settings(BaseModel):
         if isinstance(shown, BaseModel):
             shown = shown.model_dump(exclude_none=True)
         shown = list(shown) if isinstance(shown, tuple) else shown
-        where = self._origin.where(key, dict.fromkeys([*others, *re.findall(r"\w+", rule)]))
+        where = self._origin.where(key, [*others, *re.findall(r"\w+", rule)])
         return Fault(where=where, key=key, value=shown, rule=rule, remedy=remedy)
 
+    def rules(self) -> Iterator[Fault]:
+        """The faults between valid values, by the rules of this class alone. A rule names each setting that it reads:
+        it is not applied where one of these is wrong by itself."""
+        yield from ()
+
     def rule_faults(self, wrong_keys: Set[str] = frozenset()) -> Iterator[Fault]:
-        """The faults of every rule that reads none of `wrong_keys`."""
-        for parent in type(self).__mro__:
-            for method in list(vars(parent).values()):
-                keys = getattr(method, "rule_keys", ())
-                if keys and wrong_keys.isdisjoint(keys):
-                    yield from method(self)
+        """The faults by the rules of all its components, but for those that read one of `wrong_keys`."""
+        for component in type(self).__mro__:
+            if issubclass(component, Settings) and "rules" in vars(component):
+                for fault in component.rules(self):
+                    if wrong_keys.isdisjoint(re.findall(r"\w+", f"{fault.key} {fault.rule}")):
+                        yield fault

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from zerokara.config.settings import Auto, Fraction, NaturalWhole, PositiveWhole, Settings, Text, Words, rule
+from zerokara.config.settings import Auto, Fraction, NaturalWhole, PositiveWhole, Settings, Text, Words
 from zerokara.errors import Fault
 
 NUM_BYTE_PIECES = 256
@@ -71,11 +71,6 @@ class TokenizerConfig(Settings):
     """Other tokenizers to compare with in the report: SentencePiece .model files, Hugging Face tokenizer.json files,
     folders that hold one, or models on the Hub (hf://owner/name) after `hf download owner/name tokenizer.json`."""
 
-    @rule("input")
-    def _has_input(self) -> Iterator[Fault]:
-        if not self.input:
-            yield self.fault("input", "must name at least one file", "e.g. data/corpus.jsonl")
-
     @property
     def num_fixed_pieces(self) -> int:
         """The pieces that are not learnt: control, line end, user symbols, bytes, reserved pieces, sentinel tokens."""
@@ -87,43 +82,33 @@ class TokenizerConfig(Settings):
         """The pieces behind those of SentencePiece's trainer: reserved pieces and sentinel tokens."""
         return len(self.reserved_pieces) + self.extra_ids
 
-    @rule("vocab_size", "byte_fallback", "extra_ids", "user_defined_symbols", "reserved_pieces")
-    def _vocabulary_holds_fixed_pieces(self) -> Iterator[Fault]:
-        fixed = self.num_fixed_pieces
-        if self.vocab_size <= fixed:
-            yield self.fault(
-                "vocab_size",
-                f"must be greater than the {fixed} fixed pieces (control, reserved, bytes, user symbols, sentinels)",
-                f"try {max(1000, 4 * fixed)}",
+    def rules(self) -> Iterator[Fault]:
+        if not self.input:
+            yield self.fault("input", "must name at least one file", "e.g. data/corpus.jsonl")
+        if self.vocab_size <= self.num_fixed_pieces:
+            rule = (
+                f"must be greater than the {self.num_fixed_pieces} fixed pieces (control, reserved_pieces, those of "
+                "byte_fallback, user_defined_symbols, extra_ids)"
             )
-
-    @rule("user_defined_symbols")
-    def _symbols_are_new(self) -> Iterator[Fault]:
+            yield self.fault("vocab_size", rule, f"try {max(1000, 4 * self.num_fixed_pieces)}")
         for symbol in self.user_defined_symbols:
             if symbol in ("<unk>", "<s>", "</s>", "<pad>", "\n", "") or symbol.startswith("<extra_id_"):
                 yield self.fault("user_defined_symbols", f"must not contain {symbol!r}, which is a piece already")
             elif re.fullmatch("<0x[0-9A-Fa-f]{2}>", symbol):
                 yield self.fault("user_defined_symbols", f"must not contain {symbol!r}, the name of a byte piece")
             elif any(character.isspace() or character in "\u2581\u2585\0" for character in symbol):
-                wrong = f"must not contain {symbol!r}: a symbol has no spaces, and neither U+2581, U+2585 nor NUL"
-                yield self.fault("user_defined_symbols", wrong)
-        if len(set(self.user_defined_symbols)) < len(self.user_defined_symbols):
-            yield self.fault("user_defined_symbols", "must not contain a symbol twice")
-
-    @rule("reserved_pieces", "user_defined_symbols")
-    def _reserved_pieces_are_no_text(self) -> Iterator[Fault]:
+                rule = f"must not contain {symbol!r}: a symbol has no spaces, and neither U+2581, U+2585 nor NUL"
+                yield self.fault("user_defined_symbols", rule)
         for piece in self.reserved_pieces:
             if not _RESERVED_NAME.fullmatch(piece):
-                wrong = f"must not contain {piece!r}: a name is <|letters, digits or _|>, which no ordinary text spells"
-                yield self.fault("reserved_pieces", wrong, "e.g. <|user|>")
+                rule = f"must not contain {piece!r}: a name is <|letters, digits or _|>, which no ordinary text spells"
+                yield self.fault("reserved_pieces", rule, "e.g. <|user|>")
             elif piece in self.user_defined_symbols:
-                wrong = f"must not contain {piece!r}, which is one of reserved_pieces"
-                yield self.fault("user_defined_symbols", wrong, "leave it in one of the two")
-        if len(set(self.reserved_pieces)) < len(self.reserved_pieces):
-            yield self.fault("reserved_pieces", "must not contain a piece twice")
-
-    @rule("add_dummy_prefix", "user_defined_symbols")
-    def _symbols_without_prefix(self) -> Iterator[Fault]:
+                rule = f"must not contain {piece!r}, which is one of reserved_pieces"
+                yield self.fault("user_defined_symbols", rule, "leave it in one of the two")
+        for key in ("user_defined_symbols", "reserved_pieces"):
+            if len(set(getattr(self, key))) < len(getattr(self, key)):
+                yield self.fault(key, "must not contain a piece twice")
         if self.add_dummy_prefix and self.user_defined_symbols:
-            wrong = "cannot be combined with user_defined_symbols: the Hugging Face tokenizer could not be exact"
-            yield self.fault("add_dummy_prefix", wrong, "leave it false")
+            rule = "cannot be combined with user_defined_symbols: the Hugging Face tokenizer could not be exact"
+            yield self.fault("add_dummy_prefix", rule, "leave it false")

@@ -27,8 +27,8 @@ from zerokara.errors import RunError, UserError
 def as_yaml(config: Settings) -> str:
     """YAML text that loads again to an equal object, grouped, each key under its docstring."""
     lines: list[str] = []
-    for group, keys in _groups(type(config)):
-        lines += ["", f"# {'─' * 3} {_heading(group)} {'─' * max(3, 100 - len(_heading(group)))}"]
+    for heading, keys in _groups(type(config)):
+        lines += ["", f"# {'─' * 3} {heading} {'─' * max(3, 100 - len(heading))}"]
         for key in keys:
             lines += [f"# {line}" for line in textwrap.wrap(_doc(type(config), key), 108)]
             lines.append(f"{key}: {_value_text(getattr(config, key))}".replace(": \n", ":\n"))
@@ -38,8 +38,8 @@ def as_yaml(config: Settings) -> str:
 def help_text(config_class: type[Settings]) -> str:
     """Every setting with its default and meaning."""
     lines = []
-    for group, keys in _groups(config_class):
-        lines.append(f"\n{_heading(group)}")
+    for heading, keys in _groups(config_class):
+        lines.append(f"\n{heading}")
         for key in keys:
             default = config_class.model_fields[key].get_default(call_default_factory=True)
             lines.append(f"  {key}: {_value_text(default)}")
@@ -47,24 +47,17 @@ def help_text(config_class: type[Settings]) -> str:
     return "\n".join(lines)
 
 
-def _groups(config_class: type[Settings]) -> Iterator[tuple[type[Settings], list[str]]]:
-    """The component classes of a configuration and the keys of each, in the order of the file (Python's lookup order
-    reversed); a key that a later class changes stays where it was."""
+def _groups(config_class: type[Settings]) -> Iterator[tuple[str, list[str]]]:
+    """The headings of a configuration and the keys below each, in the order of the file: the docstrings and the fields
+    of its components, in Python's lookup order reversed; a key that a later class changes stays where it was."""
     seen: set[str] = set()
-    for group in reversed(config_class.__mro__):
-        if isinstance(group, type) and issubclass(group, Settings):
-            keys = [key for key in _own_fields(group) if key not in seen]
+    for component in reversed(config_class.__mro__):
+        if issubclass(component, Settings):
+            annotated = vars(component).get("__annotations__", {})
+            keys = [key for key in annotated if key in component.model_fields and key not in seen]
             seen.update(keys)
             if keys:
-                yield group, keys
-
-
-def _heading(group: type[Settings]) -> str:
-    return (group.__doc__ or "").rstrip(".")
-
-
-def _own_fields(group: type[Settings]) -> list[str]:
-    return [key for key in vars(group).get("__annotations__", {}) if key in group.model_fields]
+                yield (component.__doc__ or "").rstrip("."), keys
 
 
 def _doc(config_class: type[Settings], key: str) -> str:

@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from zerokara.config.pretrain_config import TrainingSettings
+from zerokara.config.settings import resolved
 from zerokara.model.parameters import row_blocks
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute import optimizers
@@ -72,7 +73,7 @@ def build(
                 for name, tensor in tensors.items()
             }
             dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
-            made["muon"] = Muon(each, config.peak_lr, config.momentum, config.matrix_decay, blocks, dtype)
+            made["muon"] = Muon(each, config.peak_lr, resolved(config.muon_momentum), config.matrix_decay, blocks, dtype)
     return made
 
 

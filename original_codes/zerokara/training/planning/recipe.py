@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from zerokara.config.pretrain_config import TrainingSettings
+from zerokara.config.settings import resolved
 from zerokara.errors import Fault, UserError
 from zerokara.model.shapes import ModelShape
 
@@ -234,7 +235,7 @@ def _reason_to_keep(kept: Any, now: Any) -> str:
 
 def _faults(given: TrainingSettings, config: TrainingSettings) -> list[Fault]:
     """The faults between values that were written and values that were chosen."""
-    if config.last_lr > config.peak_lr:
+    if resolved(config.min_lr) > config.peak_lr:
         rule = f"must be at most lr, for which auto is {config.peak_lr:g}"
         return [given.fault("min_lr", rule, "set it to auto")]
     return []

@@ -57,9 +57,9 @@ class Schedule:
             sample_tokens=sample_tokens,
             samples_per_epoch=samples_per_epoch,
             lr=config.peak_lr,
-            min_lr=config.last_lr,
-            shape=config.schedule_name,
-            decay_steps=_decay_steps(config, num_steps, warmup_steps) if config.schedule_name == "wsd" else 0,
+            min_lr=resolved(config.min_lr),
+            shape=resolved(config.lr_schedule),
+            decay_steps=_decay_steps(config, num_steps, warmup_steps) if config.lr_schedule == "wsd" else 0,
         )
 
     @property
