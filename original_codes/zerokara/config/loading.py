@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Set
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -18,13 +18,12 @@ from ruamel.yaml import YAML
 from ruamel.yaml.composer import MaxDepthExceededError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
-from ruamel.yaml.reader import ReaderError
 
 from zerokara.config.convert_config import ConvertConfig
 from zerokara.config.evaluate_config import EvaluateConfig
 from zerokara.config.finetune_config import ExampleSettings, FinetuneConfig, FinetuneRunConfig
 from zerokara.config.pretrain_config import PretrainConfig, RunConfig
-from zerokara.config.settings import Origin, Settings
+from zerokara.config.settings import TEXT_PATTERN, Origin, Settings
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.errors import Fault, UserError, shown
 
@@ -45,7 +44,7 @@ _MAX_BYTES = 256 * 1024
 _MAX_LEVELS = 8
 """No setting has more than four."""
 _MAX_UNKNOWN = 50
-"""Unknown settings that are named one by one; a file with more is something else."""
+"""Unknown settings that are named one by one."""
 _RENAMED = {
     "learning_rate": "lr",
     "lr_decay_style": "lr_schedule",
@@ -73,7 +72,7 @@ def load(config_class: type[_Config], path: str | Path, overrides: Sequence[str]
     """
     faults: list[Fault] = []
     values, lines = _read_file(Path(path), faults)
-    _check_is_the_file(path, values, config_class)
+    _check_is_the_file(path, values.keys(), config_class)
     overridden = _apply(overrides, values, faults)
     origin = Origin(str(path), lines, frozenset(overridden))
 
@@ -108,24 +107,23 @@ def load_run(path: Path) -> RunConfig:
     return load(FinetuneRunConfig if of_finetuning else PretrainConfig, path)
 
 
-def text_of(path: Path) -> str:
-    """The text of a settings file.
+def text_of(path: Path, named_by: str) -> str:
+    """The text of a settings file, which is named by an option or a setting.
 
     Raises:
-        FileNotFoundError: there is none.
-        UserError: it is too large, or cannot be read as UTF-8.
+        UserError: there is none; it is too large, or cannot be read as UTF-8.
     """
     try:
         with open(path, "rb") as file:
             content = file.read(_MAX_BYTES + 1)
-        if len(content) > _MAX_BYTES:
-            rule = f"is larger than {_MAX_BYTES // 1024} kB, as no configuration is"
-            raise UserError(Fault(str(path), rule, remedy="name many files by a folder, a glob or a list"))
-        return content.decode("utf-8-sig")
+        if len(content) <= _MAX_BYTES:
+            return content.decode("utf-8-sig")
     except FileNotFoundError:
-        raise
+        raise UserError(Fault(str(path), "there is no such file", remedy=f"name one with {named_by}")) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(Fault(where=str(path), rule=f"cannot be read as UTF-8 text ({error})")) from error
+        raise UserError(Fault(str(path), f"cannot be read as UTF-8 text ({error})")) from error
+    rule = f"is larger than {_MAX_BYTES // 1024} kB, as no configuration is"
+    raise UserError(Fault(str(path), rule, remedy="name many files by a folder, a glob or a list"))
 
 
 def read_value(text: str) -> Any:
@@ -154,32 +152,24 @@ def _value(node: Node) -> Any:
 def _problem(error: YAMLError) -> str:
     if isinstance(error, MaxDepthExceededError):
         return f"lists or mappings in more than {_MAX_LEVELS} levels; no setting has so many"
-    return getattr(error, "problem", None) or str(error)
+    return getattr(error, "problem", None) or str(error).partition("\n")[0]
 
 
 def _read_file(path: Path, faults: list[Fault]) -> tuple[dict[str, Any], dict[str, int]]:
     """The values of a file, and the line of each, nested ones as ``key[1].name``."""
-    try:
-        text = text_of(path)
-    except FileNotFoundError:
-        rule = "there is no such configuration file"
-        raise UserError(Fault(str(path), rule, remedy="name one with --config PATH")) from None
+    text = text_of(path, "--config PATH")
     values: dict[str, Any] = {}
     lines: dict[str, int] = {}
     try:
-        root = _yaml().compose(text)
-        if root is None:
-            return values, lines
+        root = _yaml().compose(text) or MappingNode("", [])
         if not isinstance(root, MappingNode):
             raise UserError(Fault(where=f"{path}:1", rule="must be a list of `key: value` lines"))
         _note_lines(root, "", str(path), lines, faults)
-    except MarkedYAMLError as error:
-        mark = error.problem_mark
-        remedy = (_quoting(text[mark.index :]) if mark else "") or "write `key: value`"
-        where = f"{path}:{mark.line + 1 if mark else 1}"
-        raise UserError(Fault(where, f"is not plain YAML: {_problem(error)}", remedy=remedy)) from error
     except YAMLError as error:
-        raise UserError(Fault(where=str(path), rule=f"is not plain YAML: {error}")) from error
+        mark = error.problem_mark if isinstance(error, MarkedYAMLError) else None
+        remedy = (_quoting(text[mark.index :]) if mark else "") or "write `key: value`"
+        where = f"{path}:{mark.line + 1}" if mark else str(path)
+        raise UserError(Fault(where, f"is not plain YAML: {_problem(error)}", remedy=remedy)) from error
     for key_node, value_node in root.value:
         key = str(key_node.value)
         try:
@@ -230,13 +220,9 @@ def _apply(overrides: Sequence[str], values: dict[str, Any], faults: list[Fault]
             # The shell takes the quotes of --set init_from='': nothing is the empty text, as '' in the file.
             values[key] = read_value(value) if value.strip() else ""
             overridden.add(key)
-        except ReaderError:
-            rule = "must be UTF-8 text without control characters"
-            remedy = "name such a file by its folder, or by a pattern"
-            faults.append(Fault("--set", rule, key, value=shown(value), remedy=remedy))
         except YAMLError as error:
             rule = f"is not a YAML value ({_problem(error)})"
-            faults.append(Fault("--set", rule, key, value=value, remedy=_quoting(value)))
+            faults.append(Fault("--set", rule, key, shown(value), _quoting(value)))
     return overridden
 
 
@@ -246,41 +232,43 @@ def _quoting(rest: str) -> str:
     return f'put it in quotes: "{word}"' if word[:1] in ("@", "`", "*", "&", "%", "!") else ""
 
 
-def _check_is_the_file(path: str | Path, values: dict[str, Any], config_class: type[Settings]) -> None:
+def _check_is_the_file(path: str | Path, keys: Set[str], config_class: type[Settings]) -> None:
     """Check that a file is not another step's, or something else: that is one fault, and not one a line.
 
     Raises:
         UserError: it is.
     """
-
-    def num_known(each: type[Settings]) -> int:
-        return len(values.keys() & each.model_fields.keys())
-
-    own = next((name for name, each in FILES.items() if each is config_class), RESOLVED_NAME)
-    best = max(FILES, key=lambda name: num_known(FILES[name]))
-    unknown = [key for key in values if key not in config_class.model_fields]
-    if num_known(FILES[best]) > num_known(config_class):
-        rule = f"holds the settings of {best}, not those of {own}"
-        raise UserError(Fault(str(path), rule, remedy=f"name the right file, e.g. --config {own}"))
-    if len(unknown) > _MAX_UNKNOWN:
-        rule = f"has {len(unknown):,} unknown settings, beginning with {', '.join(unknown[:5])}"
-        raise UserError(Fault(str(path), rule, remedy="is it the right file for this step?"))
+    num_known = {each: len(keys & each.model_fields.keys()) for each in (config_class, *FILES.values())}
+    best = max(FILES, key=lambda name: num_known[FILES[name]])
+    rule = remedy = ""
+    if num_known[FILES[best]] > num_known[config_class]:
+        own = next((name for name, each in FILES.items() if each is config_class), RESOLVED_NAME)
+        rule, remedy = f"holds the settings of {best}, not those of {own}", f"name the right file: --config {own}"
+    elif len(keys) - num_known[config_class] > _MAX_UNKNOWN:
+        rule, remedy = f"holds {len(keys):,} settings, most of them unknown", "is it the right file for this step?"
+    if rule:
+        raise UserError(Fault(str(path), rule, remedy=remedy))
 
 
 def _unknown(key: str, value: object, config_class: type[Settings], origin: Origin) -> Fault:
     known = config_class.model_fields
+    rule = "there is no such setting"
     root = re.split(r"[.\[]", key)[0]
     if root != key and root in known:  # --set stages[1].order=…
+        rule = "a part of a value cannot be set by itself"
         remedy = f"set the whole of it (--set '{root}=[…]'), or edit it in the file"
-        return Fault(origin.where(key), "a part of a value cannot be set by itself", key, value, remedy)
-    elsewhere = [name for name, each in FILES.items() if key in each.model_fields]
+    elif _RENAMED.get(key) in known:
+        remedy = f"did you mean {_RENAMED[key]}?"
+    elif elsewhere := [name for name, each in FILES.items() if key in each.model_fields]:
+        remedy = f"it belongs in {elsewhere[0]}"
+    else:
+        remedy = _nearest(key, known, "remove it")
+    return Fault(origin.where(key), rule, key, value, remedy)
+
+
+def _nearest(key: str, known: Iterable[str], otherwise: str) -> str:
     near = difflib.get_close_matches(key, known, n=1)
-    if _RENAMED.get(key) in known:
-        near = [_RENAMED[key]]
-    elif elsewhere:
-        return Fault(origin.where(key), "there is no such setting", key, value, f"it belongs in {elsewhere[0]}")
-    remedy = f"did you mean {near[0]}?" if near else "remove it"
-    return Fault(origin.where(key), "there is no such setting", key, value, remedy)
+    return f"did you mean {near[0]}?" if near else otherwise
 
 
 def _key_of(detail: ErrorDetails) -> str:
@@ -300,49 +288,40 @@ def _invalid(key: str, details: list[ErrorDetails], origin: Origin, config_class
     value = details[0]["input"]
     if details[0]["type"] == "extra_forbidden":  # in an item of a list of mappings, stages[1].order
         item, *_ = get_args(config_class.model_fields[key.partition("[")[0]].annotation)
-        near = difflib.get_close_matches(key.rpartition(".")[2], item.model_fields, n=1)
-        remedy = f"did you mean {near[0]}?" if near else f"there are {', '.join(item.model_fields)}"
+        remedy = _nearest(key.rpartition(".")[2], item.model_fields, f"there are {', '.join(item.model_fields)}")
         return Fault(origin.where(key), "there is no such setting", key, value, remedy)
     rules = list(dict.fromkeys(_rule_text(detail) for detail in details))
     remedy = ""
-    if isinstance(value, str) and any("number" in rule for rule in rules):
-        remedy = "write a number without quotes or units"
-    if isinstance(value, str) and value.lower() in ("yes", "no", "on", "off") and "true or false" in rules:
-        remedy = f"write {'true' if value.lower() in ('yes', 'on') else 'false'}"
-    if details[0]["type"] == "string_pattern_mismatch":
+    if isinstance(value, str):
+        word = value.lower()
+        if "true or false" in rules and word in ("yes", "no", "on", "off"):
+            remedy = f"write {'true' if word in ('yes', 'on') else 'false'}"
+        elif any("number" in rule for rule in rules):
+            remedy = "write a number without quotes or units"
         value = shown(value)
     value = list(value) if isinstance(value, tuple) else value
     return Fault(origin.where(key), "must be " + " or ".join(rules), key, value, remedy)
 
 
-_RULES = {
+_WORDS = {
     "missing": "given",
     "int_type": "a whole number",
     "int_from_float": "a whole number",
     "float_type": "a number",
-    "finite_number": "a finite number",
     "string_type": "text",
     "string_too_short": "text that is not empty",
-    "string_pattern_mismatch": "text without control characters (line ends, escapes)",
     "bool_type": "true or false",
     "tuple_type": "a list",
     "model_type": "a mapping (name: value, …)",
-    "greater_than": "greater than {gt:g}",
-    "greater_than_equal": "at least {ge:g}",
-    "less_than": "less than {lt:g}",
-    "less_than_equal": "at most {le:g}",
-    "multiple_of": "a multiple of {multiple_of:g}",
-    "literal_error": "{expected}",
-    "too_short": "a list of at least {min_length}",
 }
-"""Our words for pydantic's kinds of error."""
+"""Our words for some of pydantic's kinds of error; those of the others are plain enough."""
 
 
 def _rule_text(detail: ErrorDetails) -> str:
-    template = _RULES.get(detail["type"])
-    if template is None:
-        return f"valid ({detail['msg']})"
-    rule_text = template.format(**detail.get("ctx", {}))
+    if detail["type"] == "string_pattern_mismatch":
+        pattern = detail["ctx"]["pattern"]
+        return "text without control characters" if pattern == TEXT_PATTERN else f"text of the form {pattern}"
+    words = _WORDS.get(detail["type"], detail["msg"].removeprefix("Input should be "))
     if len(detail["loc"]) > 2 and str(detail["loc"][-2]).startswith("tuple["):  # one member of a union
-        return f"a list in which each is {rule_text}"
-    return rule_text
+        return f"a list in which each is {words}"
+    return words

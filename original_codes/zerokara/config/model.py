@@ -201,9 +201,7 @@ class ModelSettings(Settings):
                 rule = f"must be auto for {architecture}, which has experts in all num_layers"
                 yield self.fault("moe_layers", rule, "take architecture: qwen3_moe")
             elif self.architecture == "switch" and not switch_step(self.layers, self.expert_layers):
-                rule = (
-                    f"must be 1, 1 + n, 1 + 2n, … for {architecture} (transformers' class): num_layers // n layers"
-                )
+                rule = f"must be 1, 1 + n, 1 + 2n, … for {architecture} (transformers' class): num_layers // n layers"
                 yield self.fault("moe_layers", rule, "auto, or take architecture: t5_moe")
         if self.top_k > self.num_experts:
             yield self.fault("experts_per_token", f"must be at most num_experts = {self.num_experts}")

@@ -51,7 +51,8 @@ PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NaturalNumber = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Words = Annotated[tuple[str, ...], BeforeValidator(_listed)]
-Text = Annotated[str, Field(min_length=1, pattern=r"^[^\x00-\x08\x0a-\x1f\x7f-\x9f]*$")]
+TEXT_PATTERN = r"^[^\x00-\x08\x0a-\x1f\x7f-\x9f]*$"
+Text = Annotated[str, Field(min_length=1, pattern=TEXT_PATTERN)]
 """A name or a path, without control characters (but the tab), which would break a log line or steer a terminal."""
 
 

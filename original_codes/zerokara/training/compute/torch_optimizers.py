@@ -73,7 +73,8 @@ def build(
                 for name, tensor in tensors.items()
             }
             dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
-            made["muon"] = Muon(each, config.peak_lr, resolved(config.muon_momentum), config.matrix_decay, blocks, dtype)
+            momentum = resolved(config.muon_momentum)
+            made["muon"] = Muon(each, config.peak_lr, momentum, config.matrix_decay, blocks, dtype)
     return made
 
 

@@ -206,10 +206,8 @@ def load_template(path: Path) -> dict[str, Any]:
         UserError: it is missing, not JSON, or sets a key that config.yaml owns; names every such key.
     """
     try:
-        text = text_of(path)
+        text = text_of(path, "deepspeed_template")
         template = orjson.loads(text)
-    except FileNotFoundError:
-        raise UserError(Fault(where=str(path), rule="there is no such file", remedy="see deepspeed_template")) from None
     except orjson.JSONDecodeError as error:
         raise UserError(Fault(where=f"{path}:{error.lineno}", rule=f"is not JSON: {error.msg}")) from error
     if not isinstance(template, dict):
