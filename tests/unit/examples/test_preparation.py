@@ -299,7 +299,7 @@ def test_answers_that_are_cut_away_with_their_questions_are_counted_and_told(tmp
     assert counts.cut_learned_tokens == whole.learned_tokens - counts.learned_tokens > 0
     lengths = packed(13, 13, False)
     reading = ExampleData(files.train.prefix, lengths, False, encoder.pad_id, 0)
-    plan: Any = SimpleNamespace(data=SimpleNamespace(examples=files), reading=reading)
+    plan: Any = SimpleNamespace(data=SimpleNamespace(examples=files, reading=reading))
     told = f"{counts.cut_learned_tokens} tokens of answers were cut away"
     assert told in str(plan_rows._example_rows(plan))
     kept = replace(files, train=replace(files.train, counts=replace(counts, cut_learned_tokens=0)))
