@@ -34,8 +34,6 @@ from zerokara.training.compute.updater import load_template
 from zerokara.training.guards import StepGuard
 from zerokara.training.loop import train_step
 from zerokara.training.planning.run_plan import template_path
-from zerokara.training.processes import divergence as divergence_module
-from zerokara.training.processes.divergence import DivergenceCheck
 from zerokara.training.processes.joining import Processes
 
 VOCABULARY, END = 500, 2
@@ -100,7 +98,6 @@ def watch(config: PretrainConfig) -> dict[str, Any]:
     chosen = updater.choose(config.zero_stage, config.optimizer, config.offload, parallel.data_size())
     template = load_template(template_path(config.deepspeed_template))
     engine = updater.open_engine(model, config, chosen, template, torch.device("cpu"))
-    divergence = DivergenceCheck(model, config.seed)
     generator = torch.Generator().manual_seed(parallel.data_rank())
     guard = StepGuard(config.spike_sigmas, config.max_skipped_steps)
     processes = Processes(torch.device("cpu"), torch.distributed.get_rank())
@@ -124,25 +121,17 @@ def watch(config: PretrainConfig) -> dict[str, Any]:
 
     def step(number: int) -> None:
         train_step(engine, processes, take, number, 1e-3, guard, lambda: False)
-        divergence.check(number)
 
-    seen, to_list, begin = Watch(), torch.Tensor.tolist, divergence_module.Arriving
+    seen, to_list = Watch(), torch.Tensor.tolist
 
     # A list is read from a CPU's memory without the dispatcher; on a GPU it waits.
     def counted(tensor: torch.Tensor) -> Any:
         seen.waits["tolist"] += not seen.is_hosts(tensor)
         return to_list(tensor)
 
-    # Copied while the device goes on: the host waits for this copy alone, and a step later it is there.
-    def arriving(numbers: torch.Tensor) -> Any:
-        copy = numbers.clone()
-        seen.add_hosts(copy)
-        return begin(copy)
-
-    with mock.patch.object(divergence_module, "Arriving", arriving):
-        step(1)
-        with seen, mock.patch.object(torch.Tensor, "tolist", counted):
-            step(2)
+    step(1)
+    with seen, mock.patch.object(torch.Tensor, "tolist", counted):
+        step(2)
     return {"waits": seen.waits, "moved": seen.moved}
 
 

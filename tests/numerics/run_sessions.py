@@ -24,9 +24,10 @@ import torch.distributed
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import RunError
+from zerokara.training.loop import StepRecord
 from zerokara.training.planning import run_folder
 from zerokara.training.planning.run_plan import make_plan
-from zerokara.training.processes import divergence, launcher
+from zerokara.training.processes import launcher
 from zerokara.training.trainer import Trainer, open_trainer
 
 
@@ -40,7 +41,6 @@ for collective in ("_object_to_tensor", "_tensor_to_object"):  # torch's collect
 # As for NCCL, where a library states none; for gloo it would be the 30 minutes of ours.
 assert hasattr(torch.distributed.distributed_c10d, "_get_default_timeout")
 torch.distributed.distributed_c10d._get_default_timeout = lambda backend: datetime.timedelta(minutes=10)
-divergence.STEPS_TO_COMPARE_ALL = 1  # every weight is compared between the processes after every step
 
 
 def optimizer_bytes(trainer: Trainer) -> int:
@@ -51,16 +51,17 @@ def optimizer_bytes(trainer: Trainer) -> int:
     return sum(value.numel() * value.element_size() for value in values if isinstance(value, torch.Tensor))
 
 
-def spoil(trainer: Trainer, name: str, at_step: int) -> None:
-    """Change one number of a parameter in the last process, after the update of a step."""
-    check, parameter = trainer.divergence.check, trainer.divergence._parameters[name]
+def watch_weights(trainer: Trainer, name: str = "", at_step: int = 0) -> None:
+    """Compare the weights after every step; before that, change one number of `name` in the last process at a step."""
+    at_edge, parameters = trainer.at_edge, trainer.divergence._parameters
 
-    def spoiling(step: int) -> None:
-        if step == at_step and int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
-            parameter.data.view(-1)[5] += 2**-10
-        check(step)
+    def watching(record: StepRecord) -> bool:
+        if record.step == at_step and int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
+            parameters[name].data.view(-1)[5] += 2**-10
+        trainer.divergence.check(record.step)
+        return at_edge(record)
 
-    trainer.divergence.check = spoiling  # type: ignore[method-assign]
+    trainer.at_edge = watching  # type: ignore[method-assign]
 
 
 def train(config_path: str, job: dict[str, Any]) -> None:
@@ -72,6 +73,7 @@ def train(config_path: str, job: dict[str, Any]) -> None:
     if int(os.environ["RANK"]) == 0:
         run_folder.claim(plan)
     with open_trainer(plan) as trainer:
+        watch_weights(trainer, *(spoil_at or ()))
         if stop_at is not None:
             at_edge = trainer.at_edge
 
@@ -94,7 +96,6 @@ def train(config_path: str, job: dict[str, Any]) -> None:
         if spoil_at is None:
             trainer.train()
         else:
-            spoil(trainer, *spoil_at)
             try:
                 trainer.train()
             except RunError as error:

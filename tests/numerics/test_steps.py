@@ -48,8 +48,8 @@ def test_gradients_are_summed_in_fp32_and_weights_move_as_they_compute(seen: dic
     moved = seen[name]["moved"]
     kinds = {(operation, dtype) for operation, dtype in (kind.split() for kind in moved)}
     sums = {"allreduce", "reduce", "reduce_scatter", "_reduce_scatter_base"}
-    # Beside gradients: the numbers of a step in fp64, the bits of weights that are compared.
-    assert {dtype for operation, dtype in kinds if operation in sums} <= {"float32", "float64", "int32"}
+    # Beside gradients: the numbers of a step in fp64.
+    assert {dtype for operation, dtype in kinds if operation in sums} <= {"float32", "float64"}
     of_weights = {dtype for operation, dtype in kinds if operation not in sums}
     assert of_weights <= {"bfloat16" if settings["precision"] == "bf16" else "float32"}
     if settings["tensor_parallel_size"] == 1:

@@ -76,6 +76,6 @@ def test_a_run_resumes_with_another_tensor_parallel_size(runs: dict, name: str) 
 
 def test_a_replicated_weight_that_diverged_stops_the_run(runs: dict) -> None:
     message = (runs["spoilt"].folder / "spoilt.txt").read_text(encoding="utf-8")
-    for part in ("step 4", "process 0", "process 1", "decoder.layers.1.pre_mlp_layernorm.weight", "element 5"):
+    for part in ("steps 4 to 4", "process 0", "process 1", "decoder.layers.1.pre_mlp_layernorm.weight"):
         assert part in message
     assert not (runs["spoilt"].folder / "latest").exists()

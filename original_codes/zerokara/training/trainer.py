@@ -108,7 +108,7 @@ class Trainer:
         plan, config, processes = run.plan, run.plan.config, run.processes
         device = processes.device
         self._layers = run.model.all_layers()
-        self.divergence = DivergenceCheck(run.model, config.seed)
+        self.divergence = DivergenceCheck(run.model, run.state.step)
         self.validation: Validation | None = None
         if validates and plan.data.num_valid_tokens:
             self.validation = Validation(plan, device)
@@ -179,7 +179,6 @@ class Trainer:
         config, step = self.run.plan.config, record.step
         is_last = step == self.run.plan.schedule.num_steps
         stops = record.stop_requested or step == self._stop_after
-        self.divergence.check(step)
         self.logbook.add(record)
         if record.skip_reason:
             self._report_bad_samples(record)
@@ -202,6 +201,7 @@ class Trainer:
 
     def _validate(self, step: int, to_the_end: bool = False) -> bool:
         """Validate; return False when it was given up because somebody asked to stop."""
+        self.divergence.check(step)
         module = self.run.engine.module
         give_up = None if to_the_end else self.stop.requested_anywhere
         with self.logbook.pace.pause("validation"):
@@ -233,7 +233,7 @@ class Trainer:
 
     def save(self, step: int) -> None:
         """Save the state after `step`; every process must call it."""
-        self.divergence.confirm()
+        self.divergence.check(step)
         run, book, guard = self.run, self.logbook, self.guard
         self.state = replace(
             state_of(run.plan, step, run.position.samples(step), dict(book.facts), book.seconds),

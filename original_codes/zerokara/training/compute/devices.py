@@ -89,26 +89,6 @@ def read(numbers: Tensor) -> list[float]:
     return values
 
 
-class Arriving:
-    """Numbers on their way from the device: reading them later waits for the copy alone."""
-
-    def __init__(self, numbers: Tensor):
-        """Begin to copy."""
-        self._event: torch.cuda.Event | None = None
-        self._numbers = numbers
-        if numbers.is_cuda:
-            self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-            self._numbers.copy_(numbers, non_blocking=True)
-            self._event = torch.cuda.Event()
-            self._event.record()
-
-    def read(self) -> list[float]:
-        """Return the numbers."""
-        if self._event is not None:
-            self._event.synchronize()
-        return read(self._numbers)
-
-
 def keep_freed_memory() -> None:
     """On a CPU, let freed memory stay with this process for its next tensor, as torch does on a GPU.
 
