@@ -26,7 +26,7 @@ OPTIONAL = {"sniffio", "tabulate", "wcwidth"}
 MODULES = (
     "zerokara.steps.train", "zerokara.steps.tokenize", "zerokara.training.worker",
     "zerokara.training.compute.replicated", "zerokara.training.compute.zero",
-    "zerokara.training.monitoring.tensorboard", "pytest",
+    "zerokara.training.monitoring.trackers", "pytest",
 )  # fmt: skip
 
 

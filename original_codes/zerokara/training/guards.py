@@ -2,22 +2,36 @@
 
 Any other step is skipped: weights, optimizer moments and the optimizer's step count stay as they were. It still counts
 as a step: the position in the data and the learning rate move on, so that both stay functions of the step number. The
-guard's state is saved in the checkpoint, so a resumed run judges as an unbroken one does.
+guard's state is saved in the checkpoint, so a resumed run judges as an unbroken one does. To name the documents that
+are to blame, the loss of every sequence of the batch is computed by itself.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed
 
 from zerokara.checkpoint import TrainingState
 from zerokara.errors import RunError
+from zerokara.model import parallel
+from zerokara.samples.batches import Batches
+from zerokara.samples.reading import Reading
+from zerokara.training.batch_loader import to_device
 
 WINDOW_STEPS = 100
 """Most recent good losses that a loss spike is measured against."""
 FEWEST_STEPS = 20
 """With fewer good losses nothing is called a spike: the loss falls steeply at the start, and the standard deviation of
 a few values says little."""
+MOST_SEQUENCES = 3
+"""Sequences named if all losses are finite: those of the highest loss."""
+MOST_RANGES = 8
+"""Ranges of documents logged for one sequence."""
 
 
 class TooManySkippedSteps(RunError):
@@ -86,3 +100,50 @@ class StepGuard:
                 "from the newest checkpoint with a lower learning rate (--set lr=…), or allow more skipped steps "
                 "(--set max_skipped_steps=…)"
             )
+
+
+def find_bad_samples(
+    module: torch.nn.Module, batches: Batches, reading: Reading, consumed: int
+) -> list[dict[str, Any]]:
+    """Return the sequences of the batch at `consumed` whose loss is not finite, or else those of the highest loss.
+
+    Each is an entry of metrics.jsonl: ``position`` in the order of the run, ``sample`` (its number in the token files),
+    ``loss`` (nats per token, with the weights before the step), and ``documents``: ranges of consecutive training
+    documents, by source and counted from 0; of a fine-tuning, of its examples. Every process must call it; the cost is
+    a forward pass over the batch, sequence by sequence.
+    """
+    device = next(module.parameters()).device
+    losses = torch.zeros(batches.layout.global_batch_size, dtype=torch.float64, device=device)
+    # Tensor-parallel ranks compute the same sequences: one of them counts.
+    counts = parallel.tensor_rank() == 0
+    module.eval()
+    with torch.no_grad():
+        for position, batch in batches.single_samples(consumed):
+            nats = module(*to_device(batch, device)).double() / max(1.0, float(batch.loss_mask.sum()))
+            if counts:
+                losses[position - consumed] = nats
+    module.train()
+    torch.distributed.all_reduce(losses)
+    values: list[float] = losses.tolist()
+    chosen = [index for index, loss in enumerate(values) if not math.isfinite(loss)]
+    chosen = chosen or sorted(range(len(values)), key=lambda index: -values[index])[:MOST_SEQUENCES]
+    _, samples = batches.order.at_many(consumed + np.array(chosen, dtype=np.int64))
+    found = []
+    for index, sample in zip(chosen, samples.tolist(), strict=True):
+        documents: list[dict[str, Any]] = []
+        for place in reading.documents_in(sample):
+            source, number = reading.sources[place.source].name, place.document
+            if documents and documents[-1]["source"] == source and documents[-1]["last"] == number - 1:
+                documents[-1]["last"] = number
+            else:  # packed examples need not be consecutive
+                documents.append({"source": source, "first": number, "last": number})
+        loss = values[index] if math.isfinite(values[index]) else str(values[index])  # JSON has no nan
+        found.append({"position": consumed + index, "sample": sample, "loss": loss, "documents": documents})
+    return found
+
+
+def bad_sample_text(sample: dict[str, Any]) -> str:
+    """An entry of `find_bad_samples` for the log."""
+    ranges = [f"documents {each['first']} to {each['last']} of {each['source']}" for each in sample["documents"]]
+    more = f" and {len(ranges) - MOST_RANGES} more" if len(ranges) > MOST_RANGES else ""
+    return f"loss {float(sample['loss']):.4f}: {', '.join(ranges[:MOST_RANGES])}{more}"

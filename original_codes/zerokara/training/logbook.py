@@ -1,12 +1,17 @@
-"""The records of a run in progress: the log line, `metrics.jsonl` and the watchers beside it, samples and plots.
+"""The records of a run in progress: the log line, `metrics.jsonl` and the trackers beside it, samples and plots.
 
 Every process has a logbook, since its facts go into the checkpoint's state; only the first one writes and logs.
+
+Time left: the time of a step is an exponential moving average over the last steps. A kind of pause that this start has
+not had yet (a validation before the first one) counts nothing; once measured, each further one counts as long as the
+last.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -17,15 +22,12 @@ from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.progress import bytes_text, count_text, seconds_text
 from zerokara.samples.mixed_order import MixedOrder
 from zerokara.training import sampling
-from zerokara.training.bad_samples import BadSample
 from zerokara.training.compute import devices
 from zerokara.training.evaluation import ValidationResult
+from zerokara.training.guards import bad_sample_text
 from zerokara.training.loop import StepRecord
-from zerokara.training.monitoring.drawing import Drawing
-from zerokara.training.monitoring.metrics import Recorder, Watcher
-from zerokara.training.monitoring.pace import Pace
-from zerokara.training.monitoring.tensorboard import TensorBoard
-from zerokara.training.monitoring.weights_and_biases import WeightsAndBiases
+from zerokara.training.monitoring.metrics import Recorder, Tracker
+from zerokara.training.monitoring.trackers import Plots, TensorBoard, WeightsAndBiases
 from zerokara.training.planning.consumption import stage_messages
 from zerokara.training.planning.position import Position
 from zerokara.training.planning.run_plan import RunPlan
@@ -34,6 +36,8 @@ from zerokara.training.sampling import Sample
 from zerokara.training.task_evaluation import TaskResult
 
 _UNLOGGED = "unlogged_losses"
+_KEEP = 0.98
+"""Weight of a step relative to the one after it: the average of the time is over some fifty steps."""
 
 
 class Logbook:
@@ -46,32 +50,32 @@ class Logbook:
         self._started, self._earlier_seconds = time.monotonic(), state.seconds
         self._window: list[StepRecord] = []
         self._last_step: float | None = None
+        self._step_seconds = self._step_weight = self._paused = 0.0
+        self._num_steps = 0
+        self._pauses = {"validation": 0.0, "save": 0.0}
         self._peak_flops = devices.peak_flops(self._device)
-        intervals = {"validation": plan.config.eval_interval, "save": plan.config.save_interval}
-        self.pace = Pace(plan.schedule.num_steps, intervals)
-        """Speed of the run; its `pause` is to be held around every validation and save."""
         self._has_metric = isinstance(plan.config, FinetuneRunConfig) and plan.config.metric != "loss"
         self.facts: dict[str, Any] = dict(state.facts)
         """Numbers for the checkpoint's state and the model card."""
         self._recorder: Recorder | None = None
-        self._drawing: Drawing | None = None
+        self._drawing: Plots | None = None
         if processes.is_first:
-            self._open(state)
+            self._open(plan, state)
         if self._device.type == "cuda" and self._peak_flops is None:
             name = torch.cuda.get_device_name(self._device)
             self._log(f"mfu is n/a: the peak of {name} is not in training/compute/devices.py")
 
-    def _open(self, state: TrainingState) -> None:
-        config, run_dir = self._plan.config, self._plan.run_dir
-        watchers: dict[str, Callable[[], Watcher]] = {}
+    def _open(self, plan: RunPlan, state: TrainingState) -> None:
+        config, run_dir = plan.config, plan.run_dir
+        trackers: dict[str, Callable[[], Tracker]] = {}
         if config.tensorboard:
-            watchers["tensorboard"] = lambda: TensorBoard(run_dir, state.step)
+            trackers["tensorboard"] = lambda: TensorBoard(run_dir, state.step)
         if config.wandb != "off":
-            watchers["wandb"] = lambda: WeightsAndBiases(run_dir, config, self._log)
-        self._recorder = Recorder(run_dir, state.step, watchers, self._log)
+            trackers["wandb"] = lambda: WeightsAndBiases(run_dir, config, self._log)
+        self._recorder = Recorder(run_dir, state.step, trackers, self._log)
         sampling.forget_after(run_dir, state.step if state.step else -1)
         if config.plots:
-            self._drawing = Drawing(run_dir, self._log)
+            self._drawing = Plots(run_dir, self._log)
         if state.step:
             self._record({"step": state.step, "tokens": state.tokens, "resumed": True, "seconds": state.seconds})
 
@@ -80,13 +84,34 @@ class Logbook:
         """Time spent in this run, earlier starts included."""
         return self._earlier_seconds + time.monotonic() - self._started
 
+    @contextmanager
+    def pause(self, kind: str) -> Iterator[None]:
+        """Measure a ``validation`` or a ``save``, for as long as the block lasts: it is no part of a step's time."""
+        started = time.monotonic()
+        yield
+        self._pauses[kind] = time.monotonic() - started
+        self._paused += self._pauses[kind]
+
+    def seconds_left(self, step: int) -> float:
+        """Time from the end of `step`, its own pauses included, to the end of the run."""
+        config, num_steps = self._plan.config, self._plan.schedule.num_steps
+        left = (num_steps - step) * self._step_seconds / self._step_weight if self._step_weight else 0.0
+        for kind, interval in (("validation", config.eval_interval), ("save", config.save_interval)):
+            num_pauses = num_steps // interval - (step - 1) // interval + bool(num_steps % interval)
+            left += num_pauses * self._pauses[kind]
+        return left
+
     def add(self, record: StepRecord) -> None:
         """Add one step to the next `log_step`; one that was skipped only counts for the speed."""
-        now, paused = time.monotonic(), self.pace.take_paused()
+        now = time.monotonic()
         if self._last_step is not None:  # from the end of one step to that of the next, its edge included
-            record = replace(record, seconds=now - self._last_step - paused)
-        self._last_step = now
-        self.pace.step(record.seconds)
+            record = replace(record, seconds=now - self._last_step - self._paused)
+        self._last_step, self._paused = now, 0.0
+        if self._num_steps == 1:  # the first step of a start is slow, unlike all others
+            self._step_seconds = self._step_weight = 0.0
+        self._num_steps += 1
+        self._step_seconds = self._step_seconds * _KEEP + record.seconds
+        self._step_weight = self._step_weight * _KEEP + 1
         if not record.skip_reason:
             self._window.append(record)
             # In the checkpoint, so that a resumed run logs the mean over all steps since the last line.
@@ -111,12 +136,16 @@ class Logbook:
             "learning_rate": record.learning_rate,
             "grad_norm": record.grad_norm,
             "tokens_per_second": speed,
-            "mfu": self._mfu(speed),
+            "mfu": None,
             "memory_bytes": devices.peak_memory(self._device),
             "seconds": self.seconds,
-            "seconds_left": self.pace.seconds_left(record.step),
+            "seconds_left": self.seconds_left(record.step),
             **{name: list(values) for name, values in (layer_statistics or {}).items()},
         }
+        if self._peak_flops:
+            # Model FLOPs utilization: the share of the devices' peak that the model's own arithmetic takes.
+            peak = self._peak_flops * self._plan.num_processes
+            line["mfu"] = speed * self._plan.shape.flops_per_token() / peak
         if isinstance(self._order, MixedOrder):
             counts = self._order.counts(position.samples(record.step))
             line["source_tokens"] = [count * schedule.sample_tokens for count in counts]
@@ -132,26 +161,14 @@ class Logbook:
             f"{seconds_text(line['seconds_left'])} left"
         )
 
-    def _mfu(self, tokens_per_second: float) -> float | None:
-        """Model FLOPs utilization: the share of the devices' peak that the model's own arithmetic takes."""
-        if not self._peak_flops:
-            return None
-        return tokens_per_second * self._plan.shape.flops_per_token() / (self._peak_flops * self._plan.num_processes)
-
-    def log_skipped(self, record: StepRecord, bad_samples: Sequence[BadSample]) -> None:
+    def log_skipped(self, record: StepRecord, bad_samples: list[dict[str, Any]]) -> None:
         """Record and log a step that was skipped, and the samples that are to blame."""
-        step = record.step
-        self._record(
-            {
-                "step": step,
-                "tokens": self._position.tokens(step),
-                "skipped": record.skip_reason,
-                "bad_samples": [sample.as_json() for sample in bad_samples],
-            }
-        )
-        self._log(f"step {step}  SKIPPED, the weights are unchanged: {record.skip_reason}")
+        step, reason = record.step, record.skip_reason
+        tokens = self._position.tokens(step)
+        self._record({"step": step, "tokens": tokens, "skipped": reason, "bad_samples": bad_samples})
+        self._log(f"step {step}  SKIPPED, the weights are unchanged: {reason}")
         for sample in bad_samples:
-            self._log(f"step {step}    {sample}")
+            self._log(f"step {step}    {bad_sample_text(sample)}")
 
     def log_validation(self, step: int, result: ValidationResult) -> None:
         """Record and log a validation."""

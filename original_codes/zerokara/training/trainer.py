@@ -18,11 +18,10 @@ from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.errors import RunError
 from zerokara.model.experts import statistics
 from zerokara.progress import seconds_text
-from zerokara.training import bad_samples
 from zerokara.training.compute import devices
 from zerokara.training.compute.engine import master_weights
 from zerokara.training.evaluation import Validation
-from zerokara.training.guards import StepGuard, TooManySkippedSteps
+from zerokara.training.guards import StepGuard, TooManySkippedSteps, find_bad_samples
 from zerokara.training.logbook import Logbook
 from zerokara.training.loop import StepRecord, train
 from zerokara.training.planning import run_lock
@@ -204,7 +203,7 @@ class Trainer:
         self.divergence.check(step)
         module = self.run.engine.module
         give_up = None if to_the_end else self.stop.requested_anywhere
-        with self.logbook.pace.pause("validation"):
+        with self.logbook.pause("validation"):
             if self.validation is not None:
                 result = self.validation(module, give_up)
                 if result is None:
@@ -228,7 +227,7 @@ class Trainer:
     def _report_bad_samples(self, record: StepRecord) -> None:
         run = self.run
         consumed = run.position.samples(record.step - 1)
-        found = bad_samples.find(run.engine.module, run.batches, run.plan.data.reading, consumed)
+        found = find_bad_samples(run.engine.module, run.batches, run.plan.data.reading, consumed)
         self.logbook.log_skipped(record, found)
 
     def save(self, step: int) -> None:
@@ -244,5 +243,5 @@ class Trainer:
             earlier_updates=step - guard.skipped_steps - run.engine.num_updates,
         )
         book.flush()
-        with book.pace.pause("save"):
+        with book.pause("save"):
             self.saver.save(self.state)

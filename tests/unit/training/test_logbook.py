@@ -18,7 +18,6 @@ from zerokara.config.data import causal
 from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.mixed_order import MixedStage
 from zerokara.samples.sources import TokenSource
-from zerokara.training.bad_samples import BadSample
 from zerokara.training.evaluation import Score, ValidationResult
 from zerokara.training.logbook import Logbook
 from zerokara.training.loop import StepRecord
@@ -33,9 +32,11 @@ START = TrainingState(0, 0, 0, 0.0, {}, "t", "d", "fp32", {})
 SOURCES = (TokenSource("a.jsonl", 0, 33 * 40), TokenSource("b.jsonl", 33 * 40, 33 * 120))
 
 
-def logbook(run_dir: Path, state: TrainingState = START, rank: int = 0, mixed: bool = False) -> Logbook:
+def logbook(
+    run_dir: Path, state: TrainingState = START, rank: int = 0, mixed: bool = False, max_steps: int = 10, **more: Any
+) -> Logbook:
     """A run of 10 steps of 8 sequences of 32 tokens, an epoch being 160 sequences."""
-    config = config_of(output_model_dir=run_dir, max_steps=10)
+    config = config_of(output_model_dir=run_dir, max_steps=max_steps, **more)
     stages = (MixedStage((1, 3), None, "shuffle"),) if mixed else ()
     reading = DataPlan(run_dir / "train", SOURCES, causal(32), 1, "shuffle", stages)
     schedule = Schedule.from_config(config, config.lengths.raw, samples_per_epoch=160)
@@ -62,7 +63,7 @@ def test_the_edge_of_a_step_counts_to_its_time_and_pauses_do_not(tmp_path: Path,
     book = logbook(tmp_path)
     book.add(record(1, 5.0))  # its own time: nothing came before it
     clock[0] += 3
-    with book.pace.pause("save"):
+    with book.pause("save"):
         clock[0] += 7
     book.add(record(2, 5.0))
     book.log_step()
@@ -74,7 +75,7 @@ def test_a_validation_before_the_first_step_does_not_make_the_next_one_faster(
     tmp_path: Path, clock: list[float]
 ) -> None:
     book = logbook(tmp_path)
-    with book.pace.pause("validation"):
+    with book.pause("validation"):
         clock[0] += 60
     book.add(record(1, 5.0))
     clock[0] += 3
@@ -82,6 +83,34 @@ def test_a_validation_before_the_first_step_does_not_make_the_next_one_faster(
     book.log_step()
     book.close()
     assert metrics.read(tmp_path)[0]["tokens_per_second"] == 2 * 256 / (2 + 3)
+
+
+def test_time_left_counts_steps_validations_and_saves(tmp_path: Path, clock: list[float]) -> None:
+    book = logbook(tmp_path, max_steps=100, epochs=5, eval_interval=10, save_interval=30)
+
+    def steps(first: int, last: int, seconds: float) -> None:
+        for step in range(first, last + 1):
+            clock[0] += seconds
+            book.add(record(step, 5.0))
+
+    assert book.seconds_left(0) == 0  # nothing is known yet
+    book.add(record(1, 5.0))
+    assert book.seconds_left(1) == 99 * 2
+    steps(2, 21, 3.0)  # the first step of a start no longer counts
+    assert book.seconds_left(21) == pytest.approx(79 * 3)
+    for kind, seconds in (("validation", 7), ("save", 11)):
+        with book.pause(kind):
+            clock[0] += seconds
+    # After step 21: validations at 30, 40, … 100; saves at 30, 60, 90 and at the end.
+    assert book.seconds_left(21) == pytest.approx(79 * 3 + 8 * 7 + 4 * 11)
+    # A step is logged before its own pauses.
+    assert book.seconds_left(30) == pytest.approx(70 * 3 + 8 * 7 + 4 * 11)
+    assert book.seconds_left(31) == pytest.approx(69 * 3 + 7 * 7 + 3 * 11)
+    assert book.seconds_left(100) == pytest.approx(7 + 11)
+    clock[0] -= 18
+    steps(22, 99, 6.0)
+    assert 5 < book.seconds_left(99) - 18 < 6, "it follows a change of speed"
+    book.close()
 
 
 def test_a_logged_step_is_the_mean_of_the_steps_since_the_last(
@@ -134,14 +163,16 @@ def test_a_resumed_run_logs_the_mean_over_the_break(tmp_path: Path) -> None:
 def test_a_skipped_step_is_recorded_with_its_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     book = logbook(tmp_path)
     skipped = record(3, math.nan, skip_reason="the loss is nan")
-    book.log_skipped(skipped, [BadSample(17, 4, math.nan, (("a.jsonl", 2, 2), ("b.jsonl", 0, 5)))])
-    book.close()
-    (line,) = metrics.read(tmp_path)
     documents = [{"source": "a.jsonl", "first": 2, "last": 2}, {"source": "b.jsonl", "first": 0, "last": 5}]
     sample = {"position": 17, "sample": 4, "loss": "nan", "documents": documents}
+    book.log_skipped(skipped, [sample])
+    book.close()
+    (line,) = metrics.read(tmp_path)
     assert line == {"step": 3, "tokens": 768, "skipped": "the loss is nan", "bad_samples": [sample]}
     shown = capsys.readouterr().out
-    assert "the loss is nan" in shown and "document 2 of a.jsonl" in shown and "documents 0 to 5 of b.jsonl" in shown
+    assert (
+        "the loss is nan" in shown and "documents 2 to 2 of a.jsonl" in shown and "documents 0 to 5 of b.jsonl" in shown
+    )
 
 
 def test_the_facts_keep_the_first_the_last_and_the_best_validation(tmp_path: Path) -> None:
@@ -201,5 +232,5 @@ def test_only_the_first_process_writes_and_all_keep_the_facts(
     book.log_samples(1, [Sample("a", "b", "c")])
     book.flush()
     book.close()
-    assert book.facts["loss"] == 5.0 and book.pace.seconds_per_step == 2.0
+    assert book.facts["loss"] == 5.0
     assert not list(tmp_path.iterdir()) and not capsys.readouterr().out

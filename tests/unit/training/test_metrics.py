@@ -1,4 +1,4 @@
-"""``metrics.jsonl`` and the watchers beside it: each step once, and no failure there stops a training."""
+"""``metrics.jsonl`` and the trackers beside it: each step once, and no failure there stops a training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from zerokara.training.monitoring import metrics
 from zerokara.training.monitoring.metrics import Recorder
-from zerokara.training.monitoring.tensorboard import TensorBoard
+from zerokara.training.monitoring.trackers import TensorBoard
 
 
 def step_line(step: int, **values: Any) -> dict[str, Any]:
@@ -90,18 +90,15 @@ def test_tensorboard_shows_each_step_once_across_resumes(tmp_path: Path) -> None
     assert "speed/mfu" not in shown
 
 
-class FakeWatcher:
-    """A watcher that keeps what it is shown, and fails with `error` if there is one."""
+class FakeTracker:
+    """A tracker that keeps what it is shown, and fails with `error` if there is one."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.shown: list[dict[str, float]] = []
         self.num_calls, self._error = 0, error
 
-    def numbers(self, step: int, values: dict[str, float]) -> None:
+    def show(self, step: int, values: dict[str, float]) -> None:
         self.shown.append(values)
-        self.flush()
-
-    def text(self, step: int, name: str, markdown: str) -> None:
         self.flush()
 
     def flush(self) -> None:
@@ -119,13 +116,13 @@ def test_every_number_of_every_kind_of_line_is_a_curve_in_a_group(tmp_path: Path
         "valid_end_nats", "valid_sentinel_nats",
     )  # fmt: skip
     lists = ("source_tokens", "expert_load", "expert_dropped", "router_entropy", "valid_loss_by_source")
-    watcher = FakeWatcher()
-    recorder = Recorder(tmp_path, 0, {"fake": lambda: watcher})
+    tracker = FakeTracker()
+    recorder = Recorder(tmp_path, 0, {"fake": lambda: tracker})
     recorder.record({"step": 1, "tokens": 9} | dict.fromkeys(numbers, 2.0) | {name: [3.0, 4.0] for name in lists})
     recorder.record({"step": 2, "tokens": 9, "skipped": "the loss is nan", "bad_samples": [{"position": 1}]})
     recorder.record({"step": 2, "tokens": 9, "resumed": True, "mfu": None})
     recorder.close()
-    assert watcher.shown[0] == {
+    assert tracker.shown[0] == {
         "data/tokens": 9, "data/epoch": 2, "train/loss": 2, "train/learning_rate": 2, "train/grad_norm": 2,
         "speed/tokens_per_second": 2, "speed/mfu": 2, "speed/memory_bytes": 2, "speed/seconds": 2,
         "speed/seconds_left": 2, "valid/loss": 2, "valid/bits_per_byte": 2, "valid/tokens": 2,
@@ -134,15 +131,15 @@ def test_every_number_of_every_kind_of_line_is_a_curve_in_a_group(tmp_path: Path
         "router/expert_dropped/0": 3, "router/expert_dropped/1": 4, "router/entropy/0": 3, "router/entropy/1": 4,
         "valid/loss_by_source/0": 3, "valid/loss_by_source/1": 4,
     }  # fmt: skip
-    assert watcher.shown[1:] == [{"data/tokens": 9, "train/skipped": 1}, {"data/tokens": 9}]
+    assert tracker.shown[1:] == [{"data/tokens": 9, "train/skipped": 1}, {"data/tokens": 9}]
 
 
 @pytest.mark.parametrize(("fails_at_start", "num_calls"), [(True, 0), (False, 1)])
-def test_a_watcher_that_fails_is_dropped_and_logged_once(tmp_path: Path, fails_at_start: bool, num_calls: int) -> None:
+def test_a_tracker_that_fails_is_dropped_and_logged_once(tmp_path: Path, fails_at_start: bool, num_calls: int) -> None:
     full = OSError(errno.ENOSPC, "No space left on device")
-    failing, good, messages = FakeWatcher(full), FakeWatcher(), list[str]()
+    failing, good, messages = FakeTracker(full), FakeTracker(), list[str]()
 
-    def start() -> FakeWatcher:
+    def start() -> FakeTracker:
         if fails_at_start:
             raise full
         return failing

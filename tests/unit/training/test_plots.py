@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 
 from zerokara.config.loading import RESOLVED_NAME
 from zerokara.config.writing import as_yaml
-from zerokara.training.monitoring import drawing, plots
-from zerokara.training.monitoring.drawing import Drawing
+from zerokara.training.monitoring import plots, trackers
+from zerokara.training.monitoring.trackers import Plots
 
 
 def run_lines(**more: Any) -> list[dict[str, Any]]:
@@ -111,16 +111,10 @@ def test_counts_are_labelled_briefly(count: float, label: str) -> None:
     assert plots._count_formatter()(count) == label
 
 
-def test_a_long_curve_keeps_its_ends() -> None:
-    tokens, values = plots._thinned(range(10_001), range(10_001))
-    assert (tokens[0], tokens[-1], len(tokens)) == (0, 10_000, 3335) and values == tokens
-    assert plots._thinned([1, 2], [3, 4]) == ([1, 2], [3, 4]) and plots._thinned([], []) == ([], [])
-
-
 def test_two_are_never_drawn_at_once_and_the_last_is_waited_for(tmp_path: Path) -> None:
     write_run(tmp_path / "run")
     messages: list[str] = []
-    plots_of_run = Drawing(tmp_path / "run", messages.append)
+    plots_of_run = Plots(tmp_path / "run", messages.append)
     plots_of_run.refresh()
     first = plots_of_run._process
     assert first is not None
@@ -135,9 +129,9 @@ def test_two_are_never_drawn_at_once_and_the_last_is_waited_for(tmp_path: Path) 
 
 
 def test_a_drawing_that_fails_is_logged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drawing, "_MODULE", "zerokara.no_such_module")
+    monkeypatch.setattr(trackers, "_PLOTS_MODULE", "zerokara.no_such_module")
     messages: list[str] = []
-    plots_of_run = Drawing(tmp_path, messages.append)
+    plots_of_run = Plots(tmp_path, messages.append)
     plots_of_run.finish()
     plots_of_run.finish()
     (message,) = messages
@@ -145,25 +139,18 @@ def test_a_drawing_that_fails_is_logged_once(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_drawing_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drawing, "_FINISH_SECONDS", 0.01)
+    monkeypatch.setattr(trackers, "_DRAWING_SECONDS", 0.01)
     write_run(tmp_path / "run")
     messages: list[str] = []
-    Drawing(tmp_path / "run", messages.append).finish()
+    Plots(tmp_path / "run", messages.append).finish()
     (message,) = messages
     assert "0.01 s" in message
 
 
-@pytest.mark.parametrize("killed_with_the_run", [True, False])
-def test_a_drawing_that_is_killed_leaves_no_unfinished_file(tmp_path: Path, killed_with_the_run: bool) -> None:
-    folder = tmp_path / "plots"
+def test_what_a_killed_drawing_left_is_deleted_by_the_next(tmp_path: Path) -> None:
+    write_run(tmp_path / "run")
+    folder = tmp_path / "run" / "plots"
     folder.mkdir()
-    unfinished = folder / "loss.png.77.partial"
-    plots_of_run = Drawing(tmp_path, lambda _: None)
-    plots_of_run.refresh()
-    unfinished.touch()
-    if killed_with_the_run:
-        Drawing(tmp_path, lambda _: None)  # the next start of the run
-    else:
-        plots_of_run.finish()
-    assert not unfinished.exists()
-    plots_of_run.finish()
+    (folder / "loss.png.77.partial").touch()
+    Plots(tmp_path / "run", lambda _: None).finish()
+    assert all(path.suffix == ".png" for path in folder.iterdir())

@@ -17,9 +17,9 @@ import pytest
 from configs import config_of
 
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.training.monitoring import metrics, weights_and_biases
+from zerokara.training.monitoring import metrics, trackers
 from zerokara.training.monitoring.metrics import Recorder
-from zerokara.training.monitoring.weights_and_biases import WeightsAndBiases
+from zerokara.training.monitoring.trackers import WeightsAndBiases
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 HOST = "the-name-of-this-machine"
@@ -53,8 +53,8 @@ def settings_in(folder: Path, mode: str) -> PretrainConfig:
 
 def open_recorder(run_dir: Path, mode: str, resumed_step: int, messages: list[str]) -> Recorder:
     settings = settings_in(run_dir, mode)
-    watchers = {"wandb": lambda: WeightsAndBiases(run_dir, settings, messages.append)}
-    return Recorder(run_dir, resumed_step, watchers, messages.append)
+    opened = {"wandb": lambda: WeightsAndBiases(run_dir, settings, messages.append)}
+    return Recorder(run_dir, resumed_step, opened, messages.append)
 
 
 def assert_nothing_of_the_machine(sent: bytes, folder: Path) -> None:
@@ -159,7 +159,7 @@ def test_online_nothing_of_the_machine_is_sent(tmp_path: Path, monkeypatch: pyte
 def test_only_the_last_name_of_a_path_is_shared() -> None:
     given = {"a": "/srv/ada/x.jsonl", "b": ["data/", "hf://datasets/ada/poems@v1", 3, None], "sample_prompts": ["a/b"]}
     given |= {"stages": [{"order": "shuffle"}], "c": "https://ada:secret@host/f.json?token=1"}
-    assert weights_and_biases.shared(given) == {
+    assert trackers.shared(given) == {
         "a": "x.jsonl", "b": ["data", "poems@v1", 3, None], "sample_prompts": ["a/b"], "stages": [{"order": "shuffle"}],
         "c": "f.json?…",
     }  # fmt: skip
@@ -170,7 +170,7 @@ def test_a_server_that_cannot_be_reached_delays_nothing(tmp_path: Path, monkeypa
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    monkeypatch.setattr(weights_and_biases, "INIT_SECONDS", 2)
+    monkeypatch.setattr(trackers, "INIT_SECONDS", 2)
     messages: list[str] = []
     began = time.monotonic()
     recorder = open_recorder(tmp_path, "online", 0, messages)

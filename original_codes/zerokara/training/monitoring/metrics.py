@@ -1,4 +1,4 @@
-"""The numbers of a run: ``metrics.jsonl``, which has each step once, also after a resume, and the watchers beside it.
+"""The numbers of a run: ``metrics.jsonl``, which has each step once, also after a resume, and the trackers beside it.
 
 Lines of ``metrics.jsonl``, each with ``step`` and ``tokens`` (trained on so far):
 
@@ -16,7 +16,7 @@ Lines of ``metrics.jsonl``, each with ``step`` and ``tokens`` (trained on so far
 * a skipped step: ``skipped`` (the reason), ``bad_samples``;
 * the step that a start resumed from: ``resumed`` (true), ``seconds``.
 
-Watchers (TensorBoard, Weights & Biases) are shown the same numbers as curves in groups: ``train/loss`` (`_TAGS`).
+Trackers (TensorBoard, Weights & Biases) are shown the same numbers as curves in groups: ``train/loss`` (`_curves`).
 """
 
 from __future__ import annotations
@@ -24,22 +24,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 
 from zerokara.durable import write_bytes
 from zerokara.progress import log
+from zerokara.training.monitoring.trackers import TensorBoard, WeightsAndBiases
 
 FILE_NAME = "metrics.jsonl"
+Tracker = TensorBoard | WeightsAndBiases
 _TAGS = {
-    "valid_loss": "valid/loss",
-    "valid_bits_per_byte": "valid/bits_per_byte",
-    "valid_end_nats": "valid/end_nats",
-    "valid_sentinel_nats": "valid/sentinel_nats",
-    "valid_tokens": "valid/tokens",
-    "valid_loss_by_source": "valid/loss_by_source",
-    "valid_bits_per_byte_by_source": "valid/bits_per_byte_by_source",
     "tokens_per_second": "speed/tokens_per_second",
     "mfu": "speed/mfu",
     "memory_bytes": "speed/memory_bytes",
@@ -52,7 +47,7 @@ _TAGS = {
     "expert_dropped": "router/expert_dropped",
     "router_entropy": "router/entropy",
 }
-"""Curve of each number, in the group by which watchers arrange curves; every other number is in ``train/``."""
+"""Curve of a number in the group by which trackers arrange curves; all others are in ``valid/`` and ``train/``."""
 _NO_CURVES = ("step", "resumed", "bad_samples", "valid_source_positions")
 
 
@@ -81,26 +76,10 @@ def forget_after(run_dir: Path, step: int) -> None:
         write_bytes(path, content)
 
 
-class Watcher(Protocol):
-    """A viewer that is shown a run's numbers and texts."""
-
-    def numbers(self, step: int, values: dict[str, float]) -> None:
-        """Show numbers of a step."""
-
-    def text(self, step: int, name: str, markdown: str) -> None:
-        """Show a text of a step."""
-
-    def flush(self) -> None:
-        """Bring everything to disk."""
-
-    def close(self) -> None:
-        """Bring everything to disk, and end."""
-
-
 class Recorder:
-    """Writes lines to ``metrics.jsonl`` and shows them to the watchers; only the first process has one.
+    """Writes lines to ``metrics.jsonl`` and shows them to the trackers; only the first process has one.
 
-    No failure in here ends the training: lines that the disk refuses are kept until it takes them, and a watcher that
+    No failure in here ends the training: lines that the disk refuses are kept until it takes them, and a tracker that
     fails is dropped. Both are logged once.
     """
 
@@ -108,63 +87,46 @@ class Recorder:
         self,
         run_dir: Path,
         resumed_step: int,
-        watchers: Mapping[str, Callable[[], Watcher]],
+        trackers: Mapping[str, Callable[[], Tracker]],
         log: Callable[[str], None] = log,
     ):
-        """Record a start that resumes from `resumed_step` (0: a new run); `watchers` opens each watcher by name."""
-        self._log = log
+        """Record a start that resumes from `resumed_step` (0: a new run); `trackers` opens each tracker by name."""
+        self._path, self._log = run_dir / FILE_NAME, log
         forget_after(run_dir, resumed_step)
-        self._lines = _LineFile(run_dir / FILE_NAME, log)
-        self._watchers: dict[str, Watcher] = {}
-        for name, start in watchers.items():
+        self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115  # closed in `close`
+        self._size = self._file.tell()
+        self._waiting, self._is_refused = b"", False
+        self._trackers: dict[str, Tracker] = {}
+        for name, start in trackers.items():
             try:
-                self._watchers[name] = start()
-            except Exception as error:  # whatever fails in a watcher, the training continues
+                self._trackers[name] = start()
+            except Exception as error:  # whatever fails in a tracker, the training continues
                 self._log_dropped(name, error)
 
     def record(self, line: dict[str, Any]) -> None:
         """Write one line."""
-        self._lines.write(orjson.dumps(line) + b"\n")
+        self._waiting += orjson.dumps(line) + b"\n"
+        self._write()
         curves = _curves(line)
-        self._for_each_watcher(lambda watcher: watcher.numbers(line["step"], curves))
+        self._for_each_tracker(lambda tracker: tracker.show(line["step"], curves))
 
     def text(self, step: int, name: str, markdown: str) -> None:
-        """Show a text to the watchers."""
-        self._for_each_watcher(lambda watcher: watcher.text(step, name, markdown))
+        """Show a text to the trackers."""
+        self._for_each_tracker(lambda tracker: tracker.show(step, {name: markdown}))
 
     def flush(self) -> None:
         """Bring everything to disk: a checkpoint that refers to it is about to be written."""
-        self._lines.sync()
-        self._for_each_watcher(lambda watcher: watcher.flush())
+        self._sync()
+        self._for_each_tracker(lambda tracker: tracker.flush())
 
     def close(self) -> None:
         """Bring everything to disk, and end."""
-        self._lines.close()
-        self._for_each_watcher(lambda watcher: watcher.close())
+        self._sync()
+        self._file.close()
+        self._for_each_tracker(lambda tracker: tracker.close())
 
-    def _for_each_watcher(self, call: Callable[[Watcher], None]) -> None:
-        for name, watcher in list(self._watchers.items()):
-            try:
-                call(watcher)
-            except Exception as error:  # as above
-                del self._watchers[name]
-                self._log_dropped(name, error)
-
-    def _log_dropped(self, name: str, error: Exception) -> None:
-        self._log(f"{name}: {error or type(error).__name__}; training continues without it")
-
-
-class _LineFile:
-    """A file that whole lines are appended to; lines that the disk refuses wait for the next write."""
-
-    def __init__(self, path: Path, log: Callable[[str], None]):
-        self._path, self._log = path, log
-        self._file = open(path, "ab", buffering=0)  # noqa: SIM115  # closed in `close`
-        self._size = self._file.tell()
-        self._waiting, self._is_refused = b"", False
-
-    def write(self, line: bytes) -> None:
-        self._waiting += line
+    def _write(self) -> None:
+        """Append the lines that wait, whole; those that the disk refuses go on waiting."""
         try:
             written = self._file.write(self._waiting) or 0
             if written < len(self._waiting):
@@ -176,29 +138,36 @@ class _LineFile:
                 self._log(f"{self._path}: {reason}; new lines are kept in memory until they can be written")
             self._is_refused = True
         else:
-            self._size += len(self._waiting)
+            self._size += written
             self._waiting, self._is_refused = b"", False
 
-    def sync(self) -> None:
-        if self._waiting:
-            self.write(b"")
+    def _sync(self) -> None:
+        self._write()
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
             self._log(f"{self._path}: {error.strerror or error}")
 
-    def close(self) -> None:
-        self.sync()
-        self._file.close()
+    def _for_each_tracker(self, call: Callable[[Tracker], None]) -> None:
+        for name, tracker in list(self._trackers.items()):
+            try:
+                call(tracker)
+            except Exception as error:  # as above
+                del self._trackers[name]
+                self._log_dropped(name, error)
+
+    def _log_dropped(self, name: str, error: Exception) -> None:
+        self._log(f"{name}: {error or type(error).__name__}; training continues without it")
 
 
 def _curves(line: dict[str, Any]) -> dict[str, float]:
     """The numbers of a line by curve: each number of a list by itself, and 1 where a step was skipped."""
     curves: dict[str, float] = {}
     for name, value in line.items():
-        tag = _TAGS.get(name, f"train/{name}")
         if name in _NO_CURVES:
             continue
+        group = f"valid/{name.removeprefix('valid_')}" if name.startswith("valid_") else f"train/{name}"
+        tag = _TAGS.get(name, group)
         if name == "skipped":
             curves[tag] = 1
         elif isinstance(value, list):

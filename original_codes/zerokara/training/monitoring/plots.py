@@ -4,7 +4,7 @@
 with all of them, and each by itself: ``loss``, ``bits_per_byte``, ``learning_rate``, ``grad_norm``, ``throughput``,
 where sources are mixed ``sources``, and where layers have experts ``experts``. Each file appears whole.
 
-Matplotlib is imported here and nowhere else; training runs this module in a process of its own (`drawing`).
+Matplotlib is imported here and nowhere else; training runs this module in a process of its own (`trackers.Plots`).
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from matplotlib.figure import Figure  # needs no display and no global state, as
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter, StrMethodFormatter
 
 from zerokara.config.loading import RESOLVED_NAME, load_run
-from zerokara.durable import atomic_file
+from zerokara.durable import PARTIAL_SUFFIX, atomic_file
 from zerokara.errors import UserError
 from zerokara.training.monitoring import metrics
-from zerokara.training.monitoring.drawing import FOLDER_NAME
 
 BLUE, RED, GREEN, PURPLE, YELLOW, GREY = "#4477aa", "#cc3344", "#228833", "#aa3377", "#bb8800", "#777777"
 """Distinct for colour-blind readers too. Source: Paul Tol's bright scheme, a little darker."""
@@ -46,9 +45,6 @@ _STYLE = {
     "lines.linewidth": 1.4,
     "lines.solid_capstyle": "round",
 }
-_MOST_POINTS = 4000
-"""Points of a curve: more than the picture is wide."""
-
 _NAME_CHARACTERS = 28
 """Longest name of a curve: a legend should not hide the curves."""
 
@@ -61,13 +57,14 @@ Panel = Callable[[Axes, Lines, Names], None]
 
 def draw(run_dir: Path) -> list[Path]:
     """Draw all plots of a run; none before there is a logged step."""
+    folder = run_dir / "plots"
+    for partial in folder.glob(f"*{PARTIAL_SUFFIX}"):  # of a drawing that was killed; there is never more than one
+        partial.unlink(missing_ok=True)
     lines, names = metrics.read(run_dir), curve_names(run_dir)
     panels = {name: panel for name, (panel, key) in _PANELS.items() if any(line.get(key) for line in lines)}
     if "loss" not in panels:
         return []
-    folder = run_dir / FOLDER_NAME
     folder.mkdir(exist_ok=True)
-    drawn = []
     with matplotlib.rc_context(_STYLE):
         rows = -(-len(panels) // 2)
         figure = Figure(figsize=(11, 3.1 * rows + 0.5), layout="constrained")
@@ -77,13 +74,15 @@ def draw(run_dir: Path) -> list[Path]:
             _fill(axes, panel, lines, names)
         for axes in grid[len(panels) :]:
             axes.set_axis_off()
-        drawn.append(_save(figure, folder / "overview.png"))
+        figures = {"overview": figure}
         for name, panel in panels.items():
-            figure = Figure(figsize=(8, 4.5), layout="constrained")
-            figure.suptitle(run_dir.name, fontsize=9, color=GREY)
-            _fill(figure.subplots(), panel, lines, names)
-            drawn.append(_save(figure, folder / f"{name}.png"))
-    return drawn
+            figures[name] = Figure(figsize=(8, 4.5), layout="constrained")
+            figures[name].suptitle(run_dir.name, fontsize=9, color=GREY)
+            _fill(figures[name].subplots(), panel, lines, names)
+        for name, figure in figures.items():
+            with atomic_file(folder / f"{name}.png") as file:
+                figure.savefig(file, dpi=120, format="png")
+    return [folder / f"{name}.png" for name in figures]
 
 
 def curve_names(run_dir: Path) -> Names:
@@ -114,9 +113,8 @@ def _fill(axes: Axes, panel: Panel, lines: Lines, names: Names) -> None:
 
 def _loss(axes: Axes, lines: Lines, names: Names) -> None:
     tokens, losses = _curve(lines, "loss")
-    smooth = _smoothed(losses)
-    axes.plot(*_thinned(tokens, losses), color=BLUE, alpha=0.35, linewidth=0.9, label="training")
-    axes.plot(*_thinned(tokens, smooth), color=BLUE, label="training, smoothed")
+    axes.plot(tokens, losses, color=BLUE, alpha=0.35, linewidth=0.9, label="training")
+    axes.plot(tokens, _smoothed(losses), color=BLUE, label="training, smoothed")
     axes.plot(*_curve(lines, "valid_loss"), color=RED, marker="o", markersize=3, label="validation")
     axes.set_title("Loss")
     axes.set_ylabel("nats per token")
@@ -144,7 +142,7 @@ def _validated(lines: Lines, names: Names) -> list[str]:
 
 
 def _learning_rate(axes: Axes, lines: Lines, names: Names) -> None:
-    axes.plot(*_thinned(*_curve(lines, "learning_rate")), color=GREEN)
+    axes.plot(*_curve(lines, "learning_rate"), color=GREEN)
     axes.set_title("Learning rate")
     axes.set_ylabel("learning rate")
     axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3), useMathText=True)
@@ -153,7 +151,7 @@ def _learning_rate(axes: Axes, lines: Lines, names: Names) -> None:
 
 def _grad_norm(axes: Axes, lines: Lines, names: Names) -> None:
     tokens, norms = _curve(lines, "grad_norm")
-    axes.plot(*_thinned(tokens, norms), color=PURPLE, linewidth=0.9, label="gradient norm")
+    axes.plot(tokens, norms, color=PURPLE, linewidth=0.9, label="gradient norm")
     skipped = [line["tokens"] for line in lines if "skipped" in line]
     if skipped:
         top = max(norms, default=1.0)
@@ -165,20 +163,21 @@ def _grad_norm(axes: Axes, lines: Lines, names: Names) -> None:
 
 def _throughput(axes: Axes, lines: Lines, names: Names) -> None:
     tokens, speeds = _curve(lines, "tokens_per_second")
-    axes.plot(*_thinned(tokens, speeds), color=YELLOW, linewidth=1, label="tokens per second")
+    axes.plot(tokens, speeds, color=YELLOW, linewidth=1, label="tokens per second")
     axes.set_title("Throughput")
     axes.set_ylabel("tokens per second")
     axes.yaxis.set_major_formatter(_count_formatter())
     axes.set_ylim(0, 1.15 * max(speeds))
     shares = [line["mfu"] / line["tokens_per_second"] for line in lines if line.get("mfu")]
     if shares:  # the same curve, as a share of the device's peak
-        other = axes.secondary_yaxis("right", functions=(_times(100 * shares[-1]), _times(0.01 / shares[-1])))
-        other.set_ylabel("MFU, %")
+        percent = 100 * shares[-1]
+        functions = (lambda speed: speed * percent, lambda mfu: mfu / percent)
+        axes.secondary_yaxis("right", functions=functions).set_ylabel("MFU, %")
 
 
 def _sources(axes: Axes, lines: Lines, names: Names) -> None:
     labels, columns = zip(*_lists(lines, "source_tokens", names), strict=True)
-    tokens, colors = columns[0][0], list(map(_color, range(len(columns))))
+    tokens, colors = columns[0][0], [SOURCE_COLORS[n % len(SOURCE_COLORS)] for n in range(len(columns))]
     axes.stackplot(tokens, *(values for _, values in columns), colors=colors, labels=labels, alpha=0.85, linewidth=0)
     axes.set_title("Tokens by source")
     axes.set_ylabel("tokens")
@@ -220,11 +219,7 @@ def _lists(lines: Lines, key: str, names: Names) -> Iterator[tuple[str, tuple[li
 
 def _plot_lists(axes: Axes, lines: Lines, key: str, names: Names) -> None:
     for number, (name, curve) in enumerate(_lists(lines, key, names)):
-        axes.plot(*_thinned(*curve), color=_color(number), linewidth=1, label=name)
-
-
-def _color(number: int) -> str:
-    return SOURCE_COLORS[number % len(SOURCE_COLORS)]
+        axes.plot(*curve, color=SOURCE_COLORS[number % len(SOURCE_COLORS)], linewidth=1, label=name)
 
 
 def _smoothed(values: Sequence[float]) -> list[float]:
@@ -237,13 +232,6 @@ def _smoothed(values: Sequence[float]) -> list[float]:
         total, weight = total * keep + value, weight * keep + 1
         averages.append(total / weight)
     return averages
-
-
-def _thinned(tokens: Sequence[float], values: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Every n-th point of a long curve, and its last."""
-    every = -(-len(tokens) // _MOST_POINTS) or 1
-    last = slice(-1, None) if (len(tokens) - 1) % every else slice(0)
-    return [*tokens[::every], *tokens[last]], [*values[::every], *values[last]]
 
 
 def _use_log_scale(axes: Axes, values: Sequence[float]) -> None:
@@ -263,16 +251,6 @@ def _count_formatter() -> FuncFormatter:
     """Labels counts as 0.5, 500, 2.5k, 10M, 1.5B."""
     engineering = EngFormatter(sep="")
     return FuncFormatter(lambda value, _: engineering(value).replace("G", "B") if abs(value) >= 1 else f"{value:g}")
-
-
-def _times(factor: float) -> Callable[[Any], Any]:
-    return lambda value: value * factor
-
-
-def _save(figure: Figure, path: Path) -> Path:
-    with atomic_file(path) as file:
-        figure.savefig(file, dpi=120, format="png")
-    return path
 
 
 if __name__ == "__main__":
