@@ -359,8 +359,7 @@ def test_resume_is_proved_on_the_users_own_configuration(
         assert process.returncode == 0, output
         assert ("proved: equal bit for bit" if name == "one" else "proved: equal") in output
         assert "resuming from" in output and "valid_loss" not in output and "wandb" not in output
-        for step in (4, 5, 6):
-            assert f"\n  {step:>9}  " in output
+        assert "losses differ by at most" in output
         assert everything(tmp_path / name) == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
 

@@ -92,10 +92,15 @@ class Plots:
         threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         environment = {**os.environ, **threads, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command = [sys.executable, "-P", "-m", _PLOTS_MODULE, str(self._run_dir), str(niceness)]
-        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
         self._process, self._started = None, time.monotonic()
         try:
-            self._process = subprocess.Popen(command, env=environment, **streams)
+            self._process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+            )
         except OSError as error:
             self._log_once(str(error))
 
