@@ -29,7 +29,7 @@ from typing import Any
 
 import orjson
 
-from zerokara.config.run_config import RunConfig
+from zerokara.config.pretrain_config import RunConfig
 from zerokara.durable import write_json
 from zerokara.errors import redacted
 
