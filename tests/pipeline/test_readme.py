@@ -13,11 +13,10 @@ import pytest
 
 from zerokara.config.architectures import SIZES
 from zerokara.config.finetune_config import DataFormat
-from zerokara.config.loading import load
+from zerokara.config.loading import FILES, load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.model.shapes import ModelShape
-from zerokara.steps.command import STEPS
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "original_codes" / "zerokara"
@@ -63,20 +62,19 @@ def test_every_command_exists_and_knows_its_options(command: str) -> None:
 
 
 def test_every_example_of_settings_loads(tmp_path: Path) -> None:
-    classes = {step.config_name: step.config_class for step in STEPS}
     shown = set()
     for example in blocks("yaml"):
         parts = re.split(r"^# (\w+\.yaml)$", example, flags=re.MULTILINE)[1:]
         assert parts, "an example must say of which file it is: # config.yaml"
         for name, text in zip(parts[::2], parts[1::2], strict=True):
             (tmp_path / name).write_text(text, encoding="utf-8")
-            assert load(classes[name], tmp_path / name)
+            assert load(FILES[name], tmp_path / name)
             shown.add(name)
-    assert shown == set(classes)
+    assert shown == set(FILES)
 
 
 def test_settings_and_files_named_in_the_text_exist() -> None:
-    fields = {key for step in STEPS for key in step.config_class.model_fields}
+    fields = {key for config_class in FILES.values() for key in config_class.model_fields}
     named = set(re.findall(r"`([a-z]+(?:_[a-z]+)+)(?:: [^`]*)?`", README))
     named -= {"expert_load", "expert_dropped", "router_entropy"}  # of metrics.jsonl
     named -= READY_SETS | set(get_args(DataFormat))
@@ -86,7 +84,7 @@ def test_settings_and_files_named_in_the_text_exist() -> None:
 
 
 def test_settings_named_in_the_glossary_exist() -> None:
-    fields = {key for step in STEPS for key in step.config_class.model_fields}
+    fields = {key for config_class in FILES.values() for key in config_class.model_fields}
     named = set(re.findall(r"`([a-z]+(?:_[a-z]+)+)`", (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")))
     assert named - fields <= {"grad_norm", "inverse_sqrt", "valid_end_nats", "valid_sentinel_nats"}, named - fields
 

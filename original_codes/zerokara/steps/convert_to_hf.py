@@ -21,17 +21,16 @@ from zerokara.tokenizer.encoder import Encoder
 def convert(config: ConvertConfig, options: command.Options) -> None:
     """Do step 4, or say that it is done, or what it would do."""
     folder = Path(config.output_tokenizer_and_model_dir)
-    manifest_path = folder / exported_folder.MANIFEST_NAME
     source = checkpoint_source.find(config)
     output_folder.check_class(source)
     output_folder.check_place(config, source)
     is_encoder_decoder = source.shape.traits.is_encoder_decoder
-    following = _next(config, options, is_encoder_decoder)
-    done = manifest.already_done(manifest_path, exported_folder.work(source, config), redo=options.redo)
+    work = exported_folder.work(source, config)
+    done = manifest.already_done(folder / exported_folder.MANIFEST_NAME, work, redo=options.redo)
     if done is not None:
         opening(f"step 4 convert: done already, {folder} was made from {source.folder} (--redo: again)")
         _print_samples(done.facts["samples"], is_encoder_decoder)
-        print(following)
+        print(_next(config, options, is_encoder_decoder))
         return
     preflight.check(config, preflight.of_export(config))
     output_folder.check_space(config, source)
@@ -51,45 +50,28 @@ def convert(config: ConvertConfig, options: command.Options) -> None:
     made = export.export(source, config, documents)
     _print_samples(made.facts["samples"], is_encoder_decoder)
     summary("step 4 convert: done", _rows(made))
-    print(following)
+    print(_next(config, options, is_encoder_decoder))
 
 
 def _rows(made: manifest.Manifest) -> list[tuple[str, str]]:
-    model, logits, ids = made.facts["model"], made.facts["proof"]["logits"], made.facts["proof"]["token_ids"]
-    size = sum(record.bytes for record in made.outputs["weights"])
+    model, proof = made.facts["model"], made.facts["proof"]
+    logits, ids, chat = proof["logits"], proof["token_ids"], proof.get("chat")
+    size = bytes_text(sum(record.bytes for record in made.outputs["weights"]))
+    difference = f"max difference {logits['max_difference']:.2g} (allowed {logits['tolerance']:g})"
+    in_bf16 = f"max difference {logits['bf16_max_difference']:.2g}, top-1 agreement {logits['bf16_argmax_equal']:.2%}"
+    generated = f"{logits['greedy_tokens']} tokens after {logits['greedy_prompts']} prompts"
+    texts = f"{ids['lines']:,} lines, {ids['whole_texts']:,} whole texts and {ids['hard_texts']} hard texts"
     rows = [
-        ("model", f"{model['class']}, {model['parameters']:,} parameters, {model['dtype']}, {bytes_text(size)}"),
-        (
-            "logits",
-            f"max difference {logits['max_difference']:.2g} (allowed {logits['tolerance']:g}) over "
-            f"{logits['positions']:,} tokens, standard deviation {logits['logit_std']:.2f}",
-        ),
-        ("arg max", f"equal at every position, {logits['argmax_ties']} ties"),
-        (
-            "greedy",
-            f"{logits['greedy_tokens']} tokens after {logits['greedy_prompts']} prompts equal, "
-            f"{logits['greedy_ties']} ties",
-        ),
-        (
-            "bf16",
-            f"max difference {logits['bf16_max_difference']:.2g}, top-1 agreement {logits['bf16_argmax_equal']:.2%}",
-        ),
-        (
-            "token ids",
-            f"{ids['lines']:,} lines compared: {ids['equal']:,} equal, {ids['ties']:,} ties; also "
-            f"{ids['whole_texts']:,} whole texts and {ids['hard_texts']} hard texts",
-        ),
-        *_chat_rows(made.facts["proof"].get("chat")),
-        ("time", seconds_text(made.seconds)),
+        ("model", f"{model['class']}, {model['parameters']:,} parameters, {model['dtype']}, {size}"),
+        ("logits", f"{difference} over {logits['positions']:,} tokens, arg max equal, {logits['argmax_ties']} ties"),
+        ("bf16", in_bf16),
+        ("greedy", f"{generated} equal, {logits['greedy_ties']} ties"),
+        ("token ids", f"{texts} equal, {ids['ties']:,} ties"),
     ]
-    return rows + [("note", note) for note in logits["notes"]]
-
-
-def _chat_rows(chat: dict[str, Any] | None) -> list[tuple[str, str]]:
-    if chat is None:
-        return []
-    own = f" and {chat['own']:,} of the training data" if chat["own"] else ""
-    return [("chat template", f"{chat['made']:,} made conversations{own} compared: equal, {chat['ties']:,} ties")]
+    if chat is not None:
+        own = f" and {chat['own']:,} of the training data" if chat["own"] else ""
+        rows.append(("chat template", f"{chat['made']:,} made conversations{own} equal, {chat['ties']:,} ties"))
+    return [*rows, ("time", seconds_text(made.seconds)), *(("note", note) for note in logits["notes"])]
 
 
 def _print_samples(samples: list[dict[str, Any]], is_encoder_decoder: bool) -> None:
@@ -102,7 +84,7 @@ def _print_samples(samples: list[dict[str, Any]], is_encoder_decoder: bool) -> N
 
 
 def _next(config: ConvertConfig, options: command.Options, is_encoder_decoder: bool) -> str:
-    upload = command.next_command(command.UPLOAD, options, config, flags=["--dry-run"])
+    upload = command.next_command("6_upload.py", options, config, flags=["--dry-run"])
     folder, notebook = config.output_tokenizer_and_model_dir, notebook_for(is_encoder_decoder)
     return f"next: try {folder} in {notebook}, or list what an upload would send: {upload}"
 
@@ -112,5 +94,5 @@ def notebook_for(is_encoder_decoder: bool) -> str:
     return "5_fill_masked_spans_with_model.ipynb" if is_encoder_decoder else "5_play_with_model.ipynb"
 
 
-main = partial(command.run, command.CONVERT, convert, __doc__)
+main = partial(command.run, "4_convert_to_HF.sh", convert, __doc__)
 """Command line of the step; takes its arguments, gives the exit code."""

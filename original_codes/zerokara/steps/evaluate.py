@@ -158,5 +158,5 @@ def _model_of(models: Sequence[LoadedModel], name: str) -> LoadedModel:
     return next(model for model in models if model.folder == Path(name))
 
 
-main = partial(command.run, command.EVALUATE, evaluate, __doc__, redo=REDO)
+main = partial(command.run, "8_evaluate.py", evaluate, __doc__, redo=REDO)
 """Command line of the step; takes its arguments, gives the exit code."""

@@ -7,34 +7,18 @@ answers that the model generates, the best checkpoint by it is kept, and the tes
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+from functools import partial
 
 from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.steps import command, train
 from zerokara.training import finetuning
 
 
-def main(argv: Sequence[str]) -> int:
-    """Entry point of the step."""
-    return command.run(
-        command.FINETUNE,
-        lambda config, options: _launch(config, options, argv),
-        __doc__,
-        argv,
-        verify_resume=train.VERIFY_HELP,
-        evaluate=train.EVALUATE_HELP,
-        redo=train.REDO_HELP,
-        join=train.JOIN_HELP,
-        host=train.HOST_HELP,
-    )
-
-
-def _launch(config: FinetuneConfig, options: command.Options, argv: Sequence[str]) -> None:
+def finetune(config: FinetuneConfig, options: command.Options) -> None:
     """Prepare the examples, and train as step 3 does."""
     run_config = finetuning.prepared(finetuning.with_model(config), options.redo)
-    train.launch(run_config, options, argv, "step 7 finetune")
+    train.launch(run_config, options, "step 7 finetune")
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+main = partial(command.run, "7_finetune.sh", finetune, __doc__, **train.HELP)
+"""Command line of the step; takes its arguments, gives the exit code."""

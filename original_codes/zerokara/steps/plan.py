@@ -162,8 +162,8 @@ def _conclude(
         write_values(options.config_path, values)
     if options.write:
         rows.append(("config", f"{'dry run: would write' if options.dry_run else 'written:'} {options.config_path}"))
-    summary("plan", rows, command.next_command(command.TRAIN, options, config))
+    summary("plan", rows, command.next_command("3_train_node1.sh", options, config))
 
 
-main = partial(command.run, command.PLAN, plan, __doc__, **HELP)
+main = partial(command.run, "0_plan.py", plan, __doc__, **HELP)
 """Command line of the step; takes its arguments, gives the exit code."""

@@ -91,9 +91,9 @@ def _log_plan(config: DataSettings, files: Sequence[InputFile], prepared: Prepar
 
 
 def _next_commands(config: PretrainConfig, options: command.Options) -> str:
-    steps = (command.COUNT_TOKENS, command.TRAIN)
+    steps = ("count_tokens.py", "3_train_node1.sh")
     return "\nthen: ".join(command.next_command(step, options, config) for step in steps)
 
 
-main = partial(command.run, command.TOKENIZE, tokenize, __doc__)
+main = partial(command.run, "2_tokenize.sh", tokenize, __doc__)
 """Command line of the step; takes its arguments, gives the exit code."""

@@ -6,9 +6,8 @@ It checks everything, plans the run once, and starts the training processes, whi
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from zerokara.config.pretrain_config import RunConfig
@@ -21,51 +20,38 @@ from zerokara.training.planning import processors, recipe, run_folder, run_plan
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.spawning import Commands
 
-EVALUATE_HELP = "validate a checkpoint and stop: a folder, its name or step, best, or if none is given the newest"
-REDO_HELP = "start over; a run that lies there is set aside under another name, which is printed, and never deleted"
-JOIN_HELP = "train with the machine that waits there: the line that it has printed"
-HOST_HELP = "this machine's address for the others, where `nodes` is above 1; by default that of its default route"
-VERIFY_HELP = "prove in 2·N steps (3 if N is not given) that this run would resume exactly, and stop"
+HELP = {
+    "redo": "start over; a run that lies there is set aside under another name, which is printed, and never deleted",
+    "verify_resume": "prove in 2·N steps (3 if N is not given) that this run would resume exactly, and stop",
+    "join": "train with the machine that waits there: the line that it has printed",
+    "host": "this machine's address for the others, where `nodes` is above 1; by default that of its default route",
+    "evaluate": "validate a checkpoint and stop: a folder, its name or step, best, or if none is given the newest",
+}
 
 
-def main(argv: Sequence[str]) -> int:
-    """Entry point of the step."""
-    return command.run(
-        command.TRAIN,
-        lambda config, options: launch(config, options, argv, "step 3 train"),
-        __doc__,
-        argv,
-        verify_resume=VERIFY_HELP,
-        evaluate=EVALUATE_HELP,
-        redo=REDO_HELP,
-        join=JOIN_HELP,
-        host=HOST_HELP,
-    )
-
-
-def launch(config: RunConfig, options: command.Options, argv: Sequence[str], title: str) -> None:
+def launch(config: RunConfig, options: command.Options, title: str = "step 3 train") -> None:
     """Check, show the plan, train in other processes, and record the run.
 
     `title` is what the step is called at the head of its plan.
     """
     trains = not options.verify_resume and options.evaluate is None
-    here = without_values(argv, (JOIN, HOST))
+    here = without_values(options.argv, (JOIN, HOST))
     machines = Machines.of(config, options.join, options.host, command.again(here)) if trains else Machines.lone()
     try:
-        _launch(config, options, argv, title, machines)
+        _launch(config, options, title, machines)
     except UserError as error:
         if not options.dry_run:
             machines.report_faults(error.faults)
         raise
 
 
-def _launch(config: RunConfig, options: command.Options, argv: Sequence[str], title: str, machines: Machines) -> None:
+def _launch(config: RunConfig, options: command.Options, title: str, machines: Machines) -> None:
     processors.check_devices(config)
     num_processes = 1 if config.num_processes == "auto" else config.num_processes
     kept = None if options.redo or not recipe.is_needed(config) else run_folder.kept_settings(config)
     plan = run_plan.make_plan(config, num_processes * machines.number, kept=kept, nodes=machines.number)
     # A second --redo would set the new run aside itself.
-    options = replace(options, again=command.again(argv, without=("--redo",)))
+    options = replace(options, again=command.again(options.argv, without=("--redo",)))
     commands = Commands(title, options.again, _next(config, options))
     if options.verify_resume:
         launching.check_init_from(plan)
@@ -106,8 +92,8 @@ def _next(config: RunConfig, options: command.Options) -> str:
         return f"{options.again} --evaluate"
     run_dir = str(Path(config.output_model_dir))
     made = {"input_model_dir": run_dir, "output_tokenizer_and_model_dir": f"{run_dir}_hf"}
-    return command.next_command(command.CONVERT, options, config, made)
+    return command.next_command("4_convert_to_HF.sh", options, config, made)
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+main = partial(command.run, "3_train_node1.sh", launch, __doc__, **HELP)
+"""Command line of the step; takes its arguments, gives the exit code."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zerokara import manifest
 from zerokara.config.tokenizer_config import TokenizerConfig
@@ -16,10 +16,6 @@ from zerokara.corpus.inputs import InputFile, find_files, for_manifest
 from zerokara.durable import made_folder
 from zerokara.progress import bytes_text, opening, plural, seconds_text, summary
 from zerokara.steps import command, preflight
-
-if TYPE_CHECKING:
-    from zerokara.tokenizer.building import BuiltTokenizer
-    from zerokara.tokenizer.memory import SampleBudget
 
 
 def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
@@ -35,9 +31,10 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
     folder = Path(config.output_dir)
     model_path, manifest_path = folder / "tokenizer.model", folder / "manifest.json"
     work = _work(config, files, others)
+    following = command.next_command("2_tokenize.sh", options, config, {"input_tokenizer_file": str(model_path)})
     if manifest.already_done(manifest_path, work, redo=options.redo) is not None:
         opening(f"step 1 tokenizer: done already, {model_path} was made from the same text (--redo: again)")
-        print(f"next: {_next(config, options)}")
+        print(f"next: {following}")
         return
     preflight.check(config, preflight.of_tokenizer(config), input=files)
     analyser = analyser_of(config)
@@ -70,22 +67,19 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
     seconds = time.monotonic() - started
     manifest.write(manifest_path, work, made, facts, seconds)
     building.discard_work(folder)
-    rows = [*_rows(built, budget), ("took", seconds_text(seconds)), ("report", str(folder / "report.html"))]
-    title = f"step 1 tokenizer: done, {built.report.vocab_size:,} pieces in {model_path}"
-    summary(title, rows, _next(config, options))
-
-
-def _rows(built: BuiltTokenizer, budget: SampleBudget) -> list[tuple[str, str]]:
     sample, report = built.sample, built.report
-    peak = bytes_text(built.trained.peak_memory_bytes)
-    return [
+    peak, expected = bytes_text(built.trained.peak_memory_bytes), bytes_text(budget.peak_bytes)
+    rows = [
         ("text offered", f"{bytes_text(sample.bytes_offered)}, {plural(sample.documents, 'document')}"),
         ("trained on", sample.use_text()),
         *report.rows(),
         ("verdict", report.verdict),
         ("pieces not used", f"{len(report.unused_pieces):,} in {bytes_text(report.usage_bytes)} of this text"),
-        ("memory", f"{peak} at the peak, estimated {bytes_text(budget.peak_bytes)}"),
+        ("memory", f"{peak} at the peak, estimated {expected}"),
+        ("took", seconds_text(seconds)),
+        ("report", str(folder / "report.html")),
     ]
+    summary(f"step 1 tokenizer: done, {report.vocab_size:,} pieces in {model_path}", rows, following)
 
 
 def _work(config: TokenizerConfig, files: Sequence[InputFile], others: list[Path]) -> manifest.StepSpec:
@@ -99,10 +93,5 @@ def _work(config: TokenizerConfig, files: Sequence[InputFile], others: list[Path
     return manifest.StepSpec(preflight.TOKENIZER_STEP, settings, inputs, lambda name: keys.get(name, name))
 
 
-def _next(config: TokenizerConfig, options: command.Options) -> str:
-    made = {"input_tokenizer_file": str(Path(config.output_dir) / "tokenizer.model")}
-    return command.next_command(command.TOKENIZE, options, config, made)
-
-
-main = partial(command.run, command.TRAIN_TOKENIZER, train_tokenizer, __doc__)
+main = partial(command.run, "1_train_sentencepiece_tokenizer.py", train_tokenizer, __doc__)
 """Command line of the step; takes its arguments, gives the exit code."""

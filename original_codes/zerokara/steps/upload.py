@@ -47,7 +47,7 @@ def upload(config: ConvertConfig, options: command.Options) -> None:
             print(f"  {record.path:<{width}}  {record.bytes:>15,} bytes")
         print(f"dry run: nothing was sent; an upload would send {total:,} bytes in {len(files)} files")
         named = "" if name else f"write huggingface_name: user/name into {options.config_path}, then "
-        print(f"next: {named}{command.next_command(command.UPLOAD, options, config)}")
+        print(f"next: {named}{command.next_command('6_upload.py', options, config)}")
         return
     done = hub.upload(folder, files, name, private=config.private, replace=options.redo)
     work = manifest.StepSpec("upload", {"repository": name}, inputs={"export": folder / exported_folder.MANIFEST_NAME})
@@ -69,5 +69,5 @@ def upload(config: ConvertConfig, options: command.Options) -> None:
     summary("step 6 upload: done", rows, model_card.usage_command(made.facts["model"], name, prompt))
 
 
-main = partial(command.run, command.UPLOAD, upload, __doc__)
+main = partial(command.run, "6_upload.py", upload, __doc__)
 """Command line of the step; takes its arguments, gives the exit code."""

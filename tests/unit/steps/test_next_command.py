@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from zerokara.config.loading import load
+from zerokara.config.loading import FILES, load
 from zerokara.config.settings import Settings
 from zerokara.errors import SAME_COMMAND, guarded
-from zerokara.steps import command, train, train_tokenizer
-from zerokara.steps.command import CONVERT, COUNT_TOKENS, TOKENIZE, TRAIN, TRAIN_TOKENIZER, UPLOAD, Step
+from zerokara.steps import command, train
+from zerokara.steps.command import SCRIPTS
 
+TRAIN_TOKENIZER, TOKENIZE, COUNT_TOKENS = "1_train_sentencepiece_tokenizer.py", "2_tokenize.sh", "count_tokens.py"
+TRAIN, CONVERT, UPLOAD = "3_train_node1.sh", "4_convert_to_HF.sh", "6_upload.py"
 NASTY = ['it\'s a "run" $HOME', "yes", "a: b #c", "1e3", "[x]", "モデル/é", "-dash", "tab\there", "back\\slash"]
 
 
@@ -25,16 +27,16 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def called(step: Step, *argv: str, redo: bool = False) -> tuple[Any, command.Options]:
+def called(step: str, *argv: str, redo: bool = False) -> tuple[Any, command.Options]:
     """What a step has loaded that was called with `argv`."""
     options = command.parse(step, "", argv)
-    return load(step.config_class, options.config_path, options.overrides), options
+    return load(FILES[SCRIPTS[step]], options.config_path, options.overrides), options
 
 
-def pasted(step: Step, text: str) -> tuple[Any, command.Options]:
+def pasted(step: str, text: str) -> tuple[Any, command.Options]:
     """What the step loads when its printed command is typed."""
     runner, script, *argv = shlex.split(text)
-    assert (runner, script) == (step.runner, step.script)
+    assert (runner, script) == ("bash" if step.endswith(".sh") else "python", step)
     assert "--redo" not in argv
     return called(step, *argv)
 
@@ -44,13 +46,11 @@ def write(name: str, **settings: object) -> None:
     Path(name).write_text("".join(f"{key}: {value}\n" for key, value in settings.items()), encoding="utf-8")
 
 
-def after(step: Step, following: Step, *argv: str) -> tuple[str, Any, command.Options]:
+def after(step: str, following: str, *argv: str) -> tuple[str, Any, command.Options]:
     """The command that `step`, called with `argv`, prints for `following`, and what that loads."""
     config, options = called(step, *argv)
-    text = {
-        TRAIN_TOKENIZER: train_tokenizer._next,
-        TRAIN: train._next,
-    }.get(step, lambda config, options: command.next_command(following, options, config))(config, options)
+    made = {"input_tokenizer_file": f"{config.output_dir}/tokenizer.model"} if step == TRAIN_TOKENIZER else None
+    text = train._next(config, options) if step == TRAIN else command.next_command(following, options, config, made)
     return text, *pasted(following, text)
 
 
@@ -61,9 +61,9 @@ def test_with_the_files_as_shipped_there_is_nothing_to_add() -> None:
         (COUNT_TOKENS, TRAIN),
         (TRAIN, CONVERT),
     ):
-        for name in {step.config_name, following.config_name}:
+        for name in {SCRIPTS[step], SCRIPTS[following]}:
             write(name)
-        assert after(step, following)[0] == f"{following.runner} {following.script}"
+        assert after(step, following)[0] in (f"python {following}", f"bash {following}")
     config, options = called(CONVERT)
     text = command.next_command(UPLOAD, options, config, flags=["--dry-run"])
     assert text == "python 6_upload.py --dry-run" and pasted(UPLOAD, text)[1].dry_run
@@ -138,7 +138,10 @@ def test_the_file_that_belongs_to_this_one(
     monkeypatch.setenv(command.COMMAND_NAME, "bash zero kara/3_train_node1.sh")
     for name in (own, *files):
         write(name)
-    assert command._config_beside(Path(own), "config.yaml", "convert_config.yaml") == Path(expected)
+    config, options = called(TRAIN, "--config", own)
+    words = shlex.split(command.next_command(CONVERT, options, config))
+    named = words[words.index("--config") + 1] if "--config" in words else "convert_config.yaml"
+    assert words[:2] == ["bash", "zero kara/4_convert_to_HF.sh"] and named == expected
 
 
 @pytest.mark.parametrize("path", ["4_convert_to_HF.sh", "/opt/zero kara/4_convert_to_HF.sh"])
