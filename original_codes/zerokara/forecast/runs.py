@@ -49,7 +49,6 @@ _QUIET: dict[str, Any] = {
     "wandb": "off",
 }
 """A run is validated and saved at its end only, and nobody watches it."""
-_STEP_3 = "zerokara.steps.train"
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,7 @@ class SmallRuns:
         folder, log = self.folder / self._key(rung), self.folder / f"{self._key(rung)}.log"
         settings = {**_QUIET, **self.planner.alone, **rung.settings, "output_model_dir": folder}
         settings |= {"train_tokens": rung.tokens, "eval_tokens": rung.eval_tokens, "global_batch_size": rung.batch}
-        command = [sys.executable, "-P", "-m", _STEP_3, "--config", str(self.planner.config_path)]
+        command = [sys.executable, "-P", "-m", "zerokara.steps", "train", "--config", str(self.planner.config_path)]
         command += [part for each in (*self.planner.overrides, *overrides(settings)) for part in ("--set", each)]
         environment = {**os.environ, **seat.environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         with open(log, "ab") as file:
