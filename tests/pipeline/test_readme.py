@@ -102,14 +102,17 @@ def test_the_table_of_sizes_is_right() -> None:
         settings = PretrainConfig(
             model_size=name, num_layers="auto", hidden_size="auto", num_attn_heads="auto", seq_len=2048
         )
-        assert (settings.layers, settings.width, settings.heads) == (int(layers), int(width), int(heads))
+        made = settings.resolved_sizes()
+        assert (made["num_layers"], made["hidden_size"]) == (int(layers), int(width))
+        assert made["num_attn_heads"] == int(heads)
         parameters = ModelShape.from_config(settings, vocab_size=int(pieces.replace(",", ""))).num_parameters()
         assert float(number) * units[unit] == pytest.approx(parameters, rel=0.04)
         assert float(tokens) * units[tokens_unit] == pytest.approx(20 * parameters, rel=0.15)
         assert float(disk) * units[disk_unit] == pytest.approx(12 * parameters, rel=0.25 if parameters < 4e7 else 0.03)
     shipped = load(PretrainConfig, ROOT / "config.yaml")
     told = re.search(r"\| ([\d.]+M), as shipped \|.*\| 4,000 \|", README)
-    assert told and SIZES[told[1]].num_layers == shipped.layers and SIZES[told[1]].hidden_size == shipped.width
+    made = shipped.resolved_sizes()
+    assert told and SIZES[told[1]] == (made["num_layers"], made["hidden_size"], made["num_attn_heads"])
 
 
 def test_the_ready_sets_have_the_parameters_that_are_told() -> None:

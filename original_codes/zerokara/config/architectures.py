@@ -7,7 +7,7 @@ here, and an entry in each of the tables that build, train and export it.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Name = Literal["llama", "qwen3", "gpt2", "mixtral", "qwen3_moe", "t5", "switch", "t5_moe"]
 
@@ -34,73 +34,58 @@ class Architecture:
     """Default of experts_per_token."""
     no_class: str = ""
     """Reason why no Hugging Face class can hold such a model; empty if one can."""
-    objective: Literal["causal", "span_corruption"] = "causal"
-    """Training objective: a key of `samples.objective.OBJECTIVES`."""
+
+    @property
+    def objective(self) -> Literal["causal", "span_corruption"]:
+        """Training objective: a key of `samples.objective.OBJECTIVES`."""
+        return "span_corruption" if self.is_encoder_decoder else "causal"
 
 
+_T5 = Architecture(positions="relative", supports_gqa=False, is_encoder_decoder=True)
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(),
     "qwen3": Architecture(qk_norm=True),
     "gpt2": Architecture(gated=False, has_biases=True, positions="learned", supports_gqa=False),
     "mixtral": Architecture(moe_every=1, experts_per_token=2),
     "qwen3_moe": Architecture(qk_norm=True, moe_every=1, experts_per_token=2),
-    "t5": Architecture(positions="relative", supports_gqa=False, is_encoder_decoder=True, objective="span_corruption"),
-    "switch": Architecture(
-        gated=False,
-        positions="relative",
-        supports_gqa=False,
-        is_encoder_decoder=True,
-        moe_every=2,
-        experts_per_token=1,
-        objective="span_corruption",
-    ),
-    "t5_moe": Architecture(
-        positions="relative",
-        supports_gqa=False,
-        is_encoder_decoder=True,
+    "t5": _T5,
+    "switch": replace(_T5, gated=False, moe_every=2, experts_per_token=1),
+    "t5_moe": replace(
+        _T5,
         moe_every=4,
         experts_per_token=2,
         no_class="SwitchTransformersForConditionalGeneration, the nearest, routes a token to one expert, is not gated, "
         "and has experts in layers 1, 1 + n, 1 + 2n, … only",
-        objective="span_corruption",
     ),
 }
 
-
 HEAD_DIM = 64
-
 SizeName = Literal["1M", "3M", "5M", "10M", "20M", "30M", "60M", "125M", "350M", "760M", "1.3B", "2.7B", "6.7B", "13B"]
 
 
-@dataclass(frozen=True)
-class ModelSize:
+class ModelSize(NamedTuple):
     """The shape that goes by a name."""
 
     num_layers: int
     hidden_size: int
-    head_dim: int = HEAD_DIM
-
-    @property
-    def num_attn_heads(self) -> int:
-        """As many as fill the hidden size."""
-        return self.hidden_size // self.head_dim
+    num_attn_heads: int
 
 
 SIZES: dict[SizeName, ModelSize] = {
-    "1M": ModelSize(4, 128),
-    "3M": ModelSize(5, 192),
-    "5M": ModelSize(4, 256),
-    "10M": ModelSize(6, 320),
-    "20M": ModelSize(7, 448),
-    "30M": ModelSize(8, 512),
-    "60M": ModelSize(10, 640),
-    "125M": ModelSize(12, 768),
-    "350M": ModelSize(24, 1024),
-    "760M": ModelSize(24, 1536, 96),
-    "1.3B": ModelSize(24, 2048, 128),
-    "2.7B": ModelSize(32, 2560, 80),
-    "6.7B": ModelSize(32, 4096, 128),
-    "13B": ModelSize(40, 5120, 128),
+    "1M": ModelSize(4, 128, 2),
+    "3M": ModelSize(5, 192, 3),
+    "5M": ModelSize(4, 256, 4),
+    "10M": ModelSize(6, 320, 5),
+    "20M": ModelSize(7, 448, 7),
+    "30M": ModelSize(8, 512, 8),
+    "60M": ModelSize(10, 640, 10),
+    "125M": ModelSize(12, 768, 12),
+    "350M": ModelSize(24, 1024, 16),
+    "760M": ModelSize(24, 1536, 16),
+    "1.3B": ModelSize(24, 2048, 16),
+    "2.7B": ModelSize(32, 2560, 32),
+    "6.7B": ModelSize(32, 4096, 32),
+    "13B": ModelSize(40, 5120, 40),
 }
 """The shape of each size, from the smallest to the largest: layers, hidden size and attention heads in good proportion.
 
@@ -112,9 +97,3 @@ figure 5).
 
 An encoder-decoder has half of the layers in the encoder, and half in the decoder.
 """
-
-
-def size_named(name: SizeName, is_encoder_decoder: bool) -> ModelSize:
-    """The shape of a model; of an encoder-decoder, whose layers count in each half, with half of the layers."""
-    size = SIZES[name]
-    return replace(size, num_layers=size.num_layers // 2) if is_encoder_decoder else size

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field
 
-from zerokara.config.architectures import ARCHITECTURES, HEAD_DIM, Architecture, ModelSize, Name, SizeName, size_named
+from zerokara.config.architectures import ARCHITECTURES, HEAD_DIM, SIZES, Architecture, Name, SizeName
 from zerokara.config.data import SampleLengths, causal, with_spans
 from zerokara.config.settings import Auto, NaturalWhole, PositiveNumber, PositiveWhole, Settings, as_tuple
 from zerokara.errors import Fault
 
+_Value = TypeVar("_Value")
 Layers = Annotated[tuple[NaturalWhole, ...], BeforeValidator(as_tuple)]
 
 
@@ -22,6 +23,10 @@ def switch_step(num_layers: int, expert_layers: tuple[int, ...]) -> int:
         if layers == expert_layers and num_layers // len(expert_layers) == step:
             return step
     return 0
+
+
+def _or(value: _Value | Auto, otherwise: _Value) -> _Value:
+    return otherwise if value == "auto" else value
 
 
 class ModelSettings(Settings):
@@ -87,79 +92,6 @@ class ModelSettings(Settings):
         """The building blocks of the architecture."""
         return ARCHITECTURES[self.architecture]
 
-    # The settings above with `auto` resolved.
-
-    @property
-    def layers(self) -> int:
-        return self._named_size.num_layers if self.num_layers == "auto" else self.num_layers
-
-    @property
-    def width(self) -> int:
-        return self._named_size.hidden_size if self.hidden_size == "auto" else self.hidden_size
-
-    @property
-    def heads(self) -> int:
-        if self.num_attn_heads != "auto":
-            return self.num_attn_heads
-        return self._named_size.num_attn_heads if self.hidden_size == "auto" else max(1, self.width // HEAD_DIM)
-
-    @property
-    def _named_size(self) -> ModelSize:
-        # Without a name there is a fault (the first rule); the other rules go on with some size.
-        return size_named(self.model_size or "5M", self.traits.is_encoder_decoder)
-
-    @property
-    def kv_heads(self) -> int:
-        return self.heads if self.num_kv_heads == "auto" else self.num_kv_heads
-
-    @property
-    def head_dimension(self) -> int:
-        return self.width // self.heads if self.head_dim == "auto" else self.head_dim
-
-    @property
-    def ffn_size(self) -> int:
-        if self.ffn_hidden_size != "auto":
-            return self.ffn_hidden_size
-        if not self.traits.gated:
-            return 4 * self.width
-        return -(-8 * self.width // (3 * 64)) * 64
-
-    @property
-    def epsilon(self) -> float:
-        if self.norm_epsilon != "auto":
-            return self.norm_epsilon
-        return 1e-6 if self.traits.is_encoder_decoder else 1e-5
-
-    @property
-    def initial_std(self) -> float:
-        """Not where T5's own rule applies."""
-        return 0.02 if self.init_std == "auto" else self.init_std
-
-    @property
-    def expert_ffn_size(self) -> int:
-        return self.ffn_size if self.moe_ffn_hidden_size == "auto" else self.moe_ffn_hidden_size
-
-    @property
-    def top_k(self) -> int:
-        """0 without experts."""
-        if not self.traits.moe_every:
-            return 0
-        return self.traits.experts_per_token if self.experts_per_token == "auto" else self.experts_per_token
-
-    @property
-    def expert_layers(self) -> tuple[int, ...]:
-        """In ascending order; empty without experts."""
-        every = self.traits.moe_every
-        if not every:
-            return ()
-        if self.moe_layers == "auto":
-            return tuple(range(every - 1, self.layers, every))
-        return tuple(sorted(set(self.moe_layers)))
-
-    @property
-    def ties_embeddings(self) -> bool:
-        return not self.traits.is_encoder_decoder if self.tie_word_embeddings == "auto" else self.tie_word_embeddings
-
     @property
     def lengths(self) -> SampleLengths:
         """Lengths of a training sample: raw tokens, inputs and targets."""
@@ -167,8 +99,41 @@ class ModelSettings(Settings):
             return causal(self.seq_len)
         return with_spans(self.seq_len, self.noise_density, self.mean_span_length)
 
+    def resolved_sizes(self) -> dict[str, Any]:
+        """The settings of the model's shape by name, each `auto` resolved; without experts theirs are 0."""
+        traits = self.traits
+        # Without a name there is a fault (the first rule); the other rules go on with some size.
+        named = SIZES[self.model_size or "5M"]
+        layers = _or(self.num_layers, named.num_layers // 2 if traits.is_encoder_decoder else named.num_layers)
+        width = _or(self.hidden_size, named.hidden_size)
+        heads = _or(self.num_attn_heads, named.num_attn_heads)
+        if self.num_attn_heads == "auto" and self.hidden_size != "auto":
+            heads = max(1, width // HEAD_DIM)
+        ffn_size = _or(self.ffn_hidden_size, -(-8 * width // (3 * 64)) * 64 if traits.gated else 4 * width)
+        every = traits.moe_every
+        moe_layers: tuple[int, ...] = _or(self.moe_layers, tuple(range(every - 1, layers, every)) if every else ())
+        experts = {
+            "num_experts": self.num_experts,
+            "experts_per_token": _or(self.experts_per_token, traits.experts_per_token),
+            "moe_ffn_hidden_size": _or(self.moe_ffn_hidden_size, ffn_size),
+            "moe_layers": tuple(sorted(set(moe_layers))),
+        }
+        return {
+            "num_layers": layers,
+            "hidden_size": width,
+            "num_attn_heads": heads,
+            "num_kv_heads": _or(self.num_kv_heads, heads),
+            "head_dim": _or(self.head_dim, width // heads),
+            "ffn_hidden_size": ffn_size,
+            "tie_word_embeddings": _or(self.tie_word_embeddings, not traits.is_encoder_decoder),
+            "norm_epsilon": _or(self.norm_epsilon, 1e-6 if traits.is_encoder_decoder else 1e-5),
+            "init_std": _or(self.init_std, 0.02),
+            **(experts if every else dict.fromkeys(experts, 0) | {"moe_layers": ()}),
+        }
+
     def rules(self) -> Iterator[Fault]:
         architecture = f"architecture {self.architecture}"
+        made = self.resolved_sizes()
         sizes = {key: getattr(self, key) for key in ("num_layers", "hidden_size", "num_attn_heads")}
         missing = [key for key, value in sizes.items() if value == "auto"]
         if self.model_size and not missing:
@@ -178,38 +143,41 @@ class ModelSettings(Settings):
             rule = "takes its value from model_size, which is empty"
             yield self.fault(missing[0], rule, "give a number, or model_size: 125M")
 
-        heads = f"num_attn_heads = {self.heads}"
-        if self.head_dim == "auto" and self.width % self.heads:
-            lower = self.width // self.heads * self.heads
-            remedy = f"try {lower or self.heads} or {lower + self.heads}, or give head_dim"
-            yield self.fault("hidden_size", f"must be a multiple of {heads}", remedy)
-        elif self.traits.positions == "rotary" and self.head_dimension % 2:
+        width, heads, head_dim = made["hidden_size"], made["num_attn_heads"], made["head_dim"]
+        if self.head_dim == "auto" and width % heads:
+            lower = width // heads * heads
+            remedy = f"try {lower or heads} or {lower + heads}, or give head_dim"
+            yield self.fault("hidden_size", f"must be a multiple of num_attn_heads = {heads}", remedy)
+        elif self.traits.positions == "rotary" and head_dim % 2:
             key = "hidden_size" if self.head_dim == "auto" else "head_dim"
-            rule = f"must give an even head_dim for {architecture} (rotary positions), with {heads}: it is"
-            yield self.fault(key, f"{rule} {self.head_dimension}")
-        if self.heads % self.kv_heads:
-            divisors = [n for n in range(1, self.heads + 1) if self.heads % n == 0]
-            yield self.fault("num_kv_heads", f"must divide {heads}", f"one of {divisors}")
-        elif not self.traits.supports_gqa and self.kv_heads != self.heads:
+            rule = f"must give an even head_dim for {architecture}, with num_attn_heads = {heads}: it is {head_dim}"
+            yield self.fault(key, rule)
+        if heads % made["num_kv_heads"]:
+            divisors = [n for n in range(1, heads + 1) if heads % n == 0]
+            yield self.fault("num_kv_heads", f"must divide num_attn_heads = {heads}", f"one of {divisors}")
+        elif not self.traits.supports_gqa and made["num_kv_heads"] != heads:
             yield self.fault("num_kv_heads", f"must be auto for {architecture}, which has no grouped-query attention")
 
         if self.traits.moe_every:
-            if not self.expert_layers or self.expert_layers[-1] >= self.layers:
-                rule = f"must name some of the num_layers = {self.layers} layers, counted from 0"
-                yield self.fault("moe_layers", rule, f"e.g. [{self.layers - 1}]")
-            elif self.architecture == "mixtral" and len(self.expert_layers) < self.layers:
+            layers, moe_layers = made["num_layers"], made["moe_layers"]
+            if not moe_layers or moe_layers[-1] >= layers:
+                rule = f"must name some of the num_layers = {layers} layers, counted from 0"
+                yield self.fault("moe_layers", rule, f"e.g. [{layers - 1}]")
+            elif self.architecture == "mixtral" and len(moe_layers) < layers:
                 rule = f"must be auto for {architecture}, which has experts in all num_layers"
                 yield self.fault("moe_layers", rule, "take architecture: qwen3_moe")
-            elif self.architecture == "switch" and not switch_step(self.layers, self.expert_layers):
+            elif self.architecture == "switch" and not switch_step(layers, moe_layers):
                 rule = f"must be 1, 1 + n, 1 + 2n, … for {architecture} (transformers' class): num_layers // n layers"
                 yield self.fault("moe_layers", rule, "auto, or take architecture: t5_moe")
-        if self.top_k > self.num_experts:
-            yield self.fault("experts_per_token", f"must be at most num_experts = {self.num_experts}")
-        elif self.architecture == "switch" and self.top_k != 1:
-            yield self.fault("experts_per_token", f"must be 1 for {architecture}", "auto, or take architecture: t5_moe")
-        if self.architecture == "switch" and self.expert_ffn_size != self.ffn_size:
-            rule = f"must be ffn_hidden_size = {self.ffn_size} for {architecture}"
-            yield self.fault("moe_ffn_hidden_size", rule, "auto")
+            if made["experts_per_token"] > self.num_experts:
+                yield self.fault("experts_per_token", f"must be at most num_experts = {self.num_experts}")
+        if self.architecture == "switch":
+            if made["experts_per_token"] != 1:
+                remedy = "auto, or take architecture: t5_moe"
+                yield self.fault("experts_per_token", f"must be 1 for {architecture}", remedy)
+            if made["moe_ffn_hidden_size"] != made["ffn_hidden_size"]:
+                rule = f"must be ffn_hidden_size = {made['ffn_hidden_size']} for {architecture}"
+                yield self.fault("moe_ffn_hidden_size", rule, "auto")
 
         exact = self.relative_attention_num_buckets // 2
         if self.traits.positions == "relative" and self.relative_attention_max_distance <= exact:

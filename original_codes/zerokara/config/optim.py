@@ -120,11 +120,6 @@ class OptimSettings(Settings):
         return resolved(self.optimizer)
 
     @property
-    def matrix_decay(self) -> float:
-        """`weight_decay`, after the plan of the run has resolved `auto`."""
-        return resolved(self.weight_decay)
-
-    @property
     def bias_lr_multiplier(self) -> float:
         """`relative_attention_lr_multiplier` with `auto` resolved."""
         if self.relative_attention_lr_multiplier != "auto":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from zerokara.config.data import DataOrderSettings, DataSettings, declared_tokens
 from zerokara.config.machine import EngineSettings
@@ -46,15 +46,14 @@ class RunConfig(TrainingSettings, ModelSettings):
         output_prefix: str
         """Path and beginning of the name of the token files."""
 
-    @property
-    def initial_std(self) -> float:
-        """`init_std` with `auto` resolved; 0 stands for T5's own rule, which goes with Adafactor."""
+    def resolved_sizes(self) -> dict[str, Any]:
+        """As of the model alone; an `init_std` of 0 stands for T5's own rule, which goes with Adafactor."""
         t5_rule = self.init_std == "auto" and self.traits.is_encoder_decoder and self.optimizer == "adafactor"
-        return 0.0 if t5_rule else super().initial_std
+        return {**super().resolved_sizes(), **({"init_std": 0.0} if t5_rule else {})}
 
     def rules(self) -> Iterator[Fault]:
         size = self.tensor_parallel_size
-        shared = {"num_attn_heads": self.heads, "num_kv_heads": self.kv_heads, "ffn_hidden_size": self.ffn_size}
+        shared = {key: self.resolved_sizes()[key] for key in ("num_attn_heads", "num_kv_heads", "ffn_hidden_size")}
         if wrong := [f"{key} = {number}" for key, number in shared.items() if number % size]:
             most = math.gcd(*shared.values())
             possible = [number for number in range(1, most + 1) if most % number == 0]

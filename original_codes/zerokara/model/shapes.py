@@ -88,27 +88,15 @@ class ModelShape:
         """The shape that a configuration and a tokenizer make."""
         return cls(
             architecture=config.architecture,
-            num_layers=config.layers,
-            hidden_size=config.width,
-            num_attn_heads=config.heads,
-            num_kv_heads=config.kv_heads,
-            ffn_hidden_size=config.ffn_size,
             seq_len=config.seq_len,
             vocab_size=vocab_size,
-            tie_word_embeddings=config.ties_embeddings,
             rope_theta=config.rope_theta,
-            norm_epsilon=config.epsilon,
-            init_std=config.initial_std,
-            head_dim=config.head_dimension,
             relative_attention_num_buckets=config.relative_attention_num_buckets,
             relative_attention_max_distance=config.relative_attention_max_distance,
             raw_len=config.lengths.raw,
             input_len=config.lengths.input,
             target_len=config.lengths.target,
-            num_experts=config.num_experts if config.expert_layers else 0,
-            experts_per_token=config.top_k,
-            moe_ffn_hidden_size=config.expert_ffn_size if config.expert_layers else 0,
-            moe_layers=config.expert_layers,
+            **config.resolved_sizes(),
         )
 
     @classmethod

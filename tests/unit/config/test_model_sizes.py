@@ -6,6 +6,7 @@ import pytest
 from configs import config_of
 
 from zerokara.config.architectures import SIZES, SizeName
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
 from zerokara.model.shapes import ModelShape
 
@@ -26,13 +27,17 @@ def test_every_name_has_a_shape_and_they_grow() -> None:
     assert [size.hidden_size for size in SIZES.values()] == sorted({size.hidden_size for size in SIZES.values()})
 
 
+def sizes_of(config: PretrainConfig) -> tuple[int, ...]:
+    return tuple(config.resolved_sizes()[key] for key in ("num_layers", "hidden_size", "num_attn_heads"))
+
+
 def test_what_is_given_stands() -> None:
     config = config_of(model_size="125M", **{**AUTO, "num_layers": 3})
-    assert (config.layers, config.width, config.heads) == (3, 768, 12)
+    assert sizes_of(config) == (3, 768, 12)
     config = config_of(model_size="760M", **{**AUTO, "hidden_size": 1024})
-    assert (config.layers, config.width, config.heads) == (24, 1024, 16)  # not its 16 heads of 96
+    assert sizes_of(config) == (24, 1024, 16)  # not its 16 heads of 96
     config = config_of(architecture="t5", model_size="60M", **AUTO)
-    assert config.layers == SIZES["60M"].num_layers // 2
+    assert config.resolved_sizes()["num_layers"] == SIZES["60M"].num_layers // 2
 
 
 @pytest.mark.parametrize(

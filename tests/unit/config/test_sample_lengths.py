@@ -40,7 +40,7 @@ def test_causal_samples_look_one_token_further() -> None:
 
 def test_a_configuration_has_them() -> None:
     settings = config_of(architecture="t5", seq_len=512)
-    assert settings.lengths.raw == 568 and settings.ties_embeddings is False
+    assert settings.lengths.raw == 568 and settings.resolved_sizes()["tie_word_embeddings"] is False
     denser = config_of(architecture="t5", seq_len=512, noise_density=0.5, mean_span_length=8)
     assert denser.lengths.target > settings.lengths.target
     shapes = [ModelShape.from_config(each, vocab_size=500) for each in (settings, denser)]

@@ -66,7 +66,7 @@ def test_the_korean_base_has_the_parameters_that_its_authors_state() -> None:
         architecture="t5_moe", num_layers=12, hidden_size=768, num_attn_heads=12, ffn_hidden_size=2048,
         num_experts=16, seq_len=512,
     )  # fmt: skip
-    assert settings.expert_layers == (3, 7, 11) and settings.top_k == 2
+    assert settings.resolved_sizes()["moe_layers"] == (3, 7, 11) and settings.resolved_sizes()["experts_per_token"] == 2
     shape = ModelShape.from_config(settings, vocab_size=50_358)
     assert shape.num_parameters(padded=False) == pytest.approx(700.6e6, rel=1e-3)
     assert shape.num_active_parameters() == pytest.approx(304.2e6, rel=1e-3)

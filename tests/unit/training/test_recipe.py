@@ -59,9 +59,9 @@ def test_published_sizes_come_near_what_is_published() -> None:
     situation = Situation.of(config, ModelShape.from_config(config, 32_000), 2.5e9 / 2048)
     muon = recipe.resolve(config, situation)[0]
     assert (muon.lr, muon.global_batch_size, muon.optimizer) == (0.0019, 64, "muon")
-    assert 0.03 < muon.matrix_decay < 0.2 and muon.muon_momentum == 0.95
+    assert 0.03 < muon.weight_decay < 0.2 and muon.muon_momentum == 0.95
     adamw = recipe.resolve(config.model_copy(update={"optimizer": "adamw"}), situation)[0]
-    assert adamw.lr == pytest.approx(0.003, rel=0.1) and adamw.matrix_decay == pytest.approx(0.1, rel=0.2)
+    assert adamw.lr == pytest.approx(0.003, rel=0.1) and adamw.weight_decay == pytest.approx(0.1, rel=0.2)
 
 
 @pytest.mark.parametrize(

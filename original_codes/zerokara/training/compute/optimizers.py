@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from zerokara.config.optim import OptimSettings
+from zerokara.config.settings import resolved
 from zerokara.model.parameters import is_layer_matrix, is_relative_position_bias
 from zerokara.model.shapes import ModelShape, TensorShape
 from zerokara.progress import count_text
@@ -109,7 +110,7 @@ def parameter_groups(config: OptimSettings, parameters: Mapping[str, TensorShape
         ParameterGroup(
             algorithm,
             kind,
-            weight_decay=config.matrix_decay if kind == "matrix" else 0.0,
+            weight_decay=resolved(config.weight_decay) if kind == "matrix" else 0.0,
             lr_scale=config.bias_lr_multiplier if kind == "relative_position_bias" else 1.0,
             names=tuple(names),
         )

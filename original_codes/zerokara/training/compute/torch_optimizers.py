@@ -74,7 +74,7 @@ def build(
             }
             dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
             momentum = resolved(config.muon_momentum)
-            made["muon"] = Muon(each, config.peak_lr, momentum, config.matrix_decay, blocks, dtype)
+            made["muon"] = Muon(each, config.peak_lr, momentum, resolved(config.weight_decay), blocks, dtype)
     return made
 
 

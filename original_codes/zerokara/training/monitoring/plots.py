@@ -95,7 +95,7 @@ def curve_names(run_dir: Path) -> Names:
     short = [name if len(name) <= _NAME_CHARACTERS else f"{name[: _NAME_CHARACTERS - 1]}…" for name in files]
     sources = [name if short.count(name) == 1 else f"{number} {name}" for number, name in enumerate(short, start=1)]
     stacks = ("encoder ", "decoder ") if settings.traits.is_encoder_decoder else ("",)
-    layers = [f"{stack}layer {layer}" for stack in stacks for layer in settings.expert_layers]
+    layers = [f"{stack}layer {layer}" for stack in stacks for layer in settings.resolved_sizes()["moe_layers"]]
     return {"source_tokens": sources, "expert_load": layers}
 
 
