@@ -15,8 +15,8 @@ from client_exports import PACKAGES, ROOT, Exports
 from made_runs import corpus_lines
 
 from zerokara.evaluation import bits_per_byte
+from zerokara.evaluation.inputs import MeasuredText
 from zerokara.evaluation.models import open_models
-from zerokara.evaluation.texts import MeasuredText
 
 PREFIX = "prefix_token_id=2"
 
@@ -48,7 +48,7 @@ def harness(command: str, place: Path) -> float:
         "HF_HOME": str(place / "cache"),
         "HF_HUB_OFFLINE": "1",
     }
-    words = [sys.executable, "-m", "lm_eval", *shlex.split(command)]
+    words = [sys.executable, "-m", "lm_eval", *shlex.split(command.replace("\\\n", ""))]
     done = subprocess.run(words, cwd=place, env=environment, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     newest = max((place / "evaluation" / "harness").rglob("results_*.json"), key=os.path.getmtime)

@@ -1,4 +1,4 @@
-"""A Hugging Face model and the prompts of a task → its answers, as text.
+"""A Hugging Face model and a task → its answers, as text; blocks of prompts that it answered before stay in the cache.
 
 The prompt is encoded as the model's own tokenizer does by default: with `<s>` where the tokenizer adds one, with `</s>`
 for an encoder, without one for a decoder, which is to go on. So a `</s>` that stands in a prompt is the token, as it is
@@ -7,18 +7,25 @@ in fine-tuning. Conversations go through the tokenizer's own chat template.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import islice
 from math import ceil
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from zerokara.errors import RunError
+from zerokara.evaluation import cache as kept
 from zerokara.examples.example_files import ANSWER_MARGIN
 from zerokara.progress import Progress
 
+if TYPE_CHECKING:
+    from zerokara.evaluation.models import LoadedModel
+
 Prompt = str | Sequence[Mapping[str, str]]
 """A text, or a conversation that ends with the user: ``role`` and ``content`` of each turn."""
+BLOCK_PROMPTS = 512
+"""Prompts that are answered at once; a run that is killed loses no more."""
 _MEASURED = 2_000
 """Expected answers, the longest by their characters, that are encoded to find the one with most tokens."""
 
@@ -35,16 +42,39 @@ class Answers:
     """Prompts that are longer than the model's context: it is not asked, and its answer is empty."""
 
 
-def answer(
-    model: Any,
-    tokenizer: Any,
+def answers_of(
+    model: LoadedModel,
     prompts: Sequence[Prompt],
-    *,
-    max_new_tokens: int,
-    give_up: Callable[[], bool] | None = None,
-    label: str = "generating answers",
-) -> Answers | None:
-    """Generate greedily an answer to each prompt; None where `give_up` said so.
+    expected: Sequence[str],
+    max_new_tokens: int | None,
+    name: str,
+    cache: Path | None = None,
+) -> Answers:
+    """The answers of a model to the prompts of the task `name`, of `max_new_tokens` or as many as `expected` ones have.
+
+    Raises:
+        RunError: the tokenizer has no end token, or no chat template for conversations.
+    """
+    limit = max_new_tokens or num_tokens_allowed(model.tokenizer, expected)
+    folder = kept.folder_of(cache, model.content, str(model.dtype), list(prompts), limit, BLOCK_PROMPTS)
+    found = Answers([], [], limit)
+    for index, start in enumerate(range(0, len(prompts), BLOCK_PROMPTS)):
+        asked = prompts[start : start + BLOCK_PROMPTS]
+        block = kept.read(folder, index, len(asked), Answers)
+        if block is None:
+            part = f", {start + 1:,} to {start + len(asked):,} of {len(prompts):,}" if len(asked) < len(prompts) else ""
+            label = f"{name}, {model.name}{part}"
+            block = answer(model.model, model.tokenizer, asked, max_new_tokens=limit, label=label)
+            kept.write(folder, index, asdict(block))
+        outputs, stopped = [*found.outputs, *block.outputs], [*found.stopped, *block.stopped]
+        found = Answers(outputs, stopped, limit, found.num_too_long + block.num_too_long)
+    return found
+
+
+def answer(
+    model: Any, tokenizer: Any, prompts: Sequence[Prompt], *, max_new_tokens: int, label: str = "generating answers"
+) -> Answers:
+    """Generate greedily an answer to each prompt.
 
     Raises:
         RunError: the tokenizer has no end token, or no chat template for conversations.
@@ -56,6 +86,7 @@ def answer(
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
     context = generation.context_length(model)
     asked = [number for number, each in enumerate(ids) if context is None or len(each) <= context]
+    outputs, stopped = [""] * len(ids), [False] * len(ids)
     with Progress(label, len(asked), unit="answer") as progress:
         found = generation.generate(
             model,
@@ -63,12 +94,9 @@ def answer(
             max_new_tokens=max_new_tokens,
             eos_id=ends,
             pad_id=pad_id,
-            give_up=give_up,
             progress=progress,
         )
-    if found is None:
-        return None
-    outputs, stopped = [""] * len(ids), [False] * len(ids)
+    assert found is not None, "nothing gives it up"
     for number, each in zip(asked, found, strict=True):
         outputs[number] = str(tokenizer.decode(each.ids, skip_special_tokens=True)).strip()
         stopped[number] = each.stopped
@@ -94,18 +122,14 @@ def prompt_ids(tokenizer: Any, prompt: Prompt, is_encoder_decoder: bool, ends: S
     """
     if isinstance(prompt, str):
         ids = list(tokenizer(prompt)["input_ids"])
-        return ids if is_encoder_decoder else _without_added_end(ids, tokenizer, prompt, ends)
+        if is_encoder_decoder or len(ids) < 2 or ids[-1] not in ends:
+            return ids
+        # Without the end that the tokenizer adds, but with one that the prompt spells.
+        spelled = list(tokenizer(prompt, add_special_tokens=False)["input_ids"])
+        return ids[:-1] if ids[-len(spelled) :] != spelled else ids
     if not tokenizer.chat_template:
         raise RunError("the tokenizer has no chat template, which conversations (messages) need")
     return list(tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, tokenize=True)["input_ids"])
-
-
-def _without_added_end(ids: list[int], tokenizer: Any, prompt: str, ends: Sequence[int]) -> list[int]:
-    """The ids without the end that the tokenizer adds, but with one that the prompt spells."""
-    if len(ids) < 2 or ids[-1] not in ends:
-        return ids
-    spelled = list(tokenizer(prompt, add_special_tokens=False)["input_ids"])
-    return ids[:-1] if ids[-len(spelled) :] != spelled else ids
 
 
 def num_tokens_allowed(tokenizer: Any, expected: Sequence[str]) -> int:

@@ -23,9 +23,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -36,11 +35,10 @@ from torch import Tensor
 
 from zerokara.config.data import MIN_CONTEXT
 from zerokara.evaluation import cache
-from zerokara.evaluation.intervals import SMALL_SAMPLE
-from zerokara.evaluation.measures import Measure, share
+from zerokara.evaluation.inputs import MeasuredText
+from zerokara.evaluation.measures import SMALL_SAMPLE, Measure, share
 from zerokara.evaluation.models import SEES_LATER_TOKENS, LoadedModel
 from zerokara.evaluation.results import PairedDifference, Row, Section
-from zerokara.evaluation.texts import MeasuredText
 from zerokara.progress import Progress, plural
 from zerokara.samples.windows import Window, stride_of, windows
 
@@ -121,12 +119,44 @@ def measure(models: Sequence[LoadedModel], text: MeasuredText, settings: Setting
 
 def measure_model(model: LoadedModel, text: MeasuredText, settings: Settings) -> Measured:
     """Measure one model on the documents of one text."""
-    row, losses = _losses_and_row(model, text, settings)
+    reading = reading_of(model, settings)
+    if isinstance(reading, str):
+        return Row(model.name, None, notes=(reading,)), None
+    is_less = reading.context_length < (settings.context_length or 0)
+    notes = [
+        f"start: {reading.start} ({reading.start_reason})",
+        f"context {reading.context_length:,}{' (the model takes no more)' if is_less else ''}",
+    ]
+    details: dict[str, Any] = {"reading": asdict(reading)}
+
+    def not_ranked(why: str) -> Measured:
+        return Row(model.name, None, notes=(*notes, why), details=details), None
+
+    if changed := _changed(model, text):
+        details["lost_documents"] = len(changed)
+        rule = f"not ranked: the tokenizer loses text, {len(changed):,} of {len(text.documents):,} documents do not"
+        return not_ranked(f"{rule} decode to themselves (the first is number {changed[0] + 1:,})")
+    losses = _losses(model, text, reading, settings)
     if losses is None:
-        return row, None
+        return not_ranked(SEES_LATER_TOKENS)
+    if wrong := len(text.documents) - losses.num_finite:
+        return not_ranked(f"not ranked: {plural(wrong, 'document')} without a finite loss")
     bits = [nats / math.log(2) for nats in losses.text_nats]
     measure = share("bits_per_byte", bits, text.bytes, higher_is_better=False)
-    return _row(model, row, losses, measure, settings.seed), measure
+    tokens = sum(losses.tokens)
+    end = sum(losses.end_nats) / len(losses.end_nats) if losses.end_nats else None
+    notes.append("no end token" if end is None else f"end of document: {end:.2f} nats")
+    details |= {
+        "bits": float(measure.statistics[:, 0].sum()),
+        "tokens": tokens,
+        "bytes_per_token": sum(text.bytes) / max(tokens, 1),
+        "nats_per_token": sum(losses.text_nats) / max(tokens, 1),
+        "end_nats_per_document": end,
+        "context_length_of_model": model.context_length,
+        "precision": str(model.dtype).removeprefix("torch."),
+    }
+    interval = measure.interval(settings.seed)
+    return Row(model.name, measure.value, interval, len(text.documents), tuple(notes), details), measure
 
 
 def section(text: MeasuredText, measured: Sequence[Measured], settings: Settings) -> Section:
@@ -158,6 +188,8 @@ def section(text: MeasuredText, measured: Sequence[Measured], settings: Settings
 
 def reading_of(model: LoadedModel, settings: Settings) -> Reading | str:
     """How the model reads documents, or why it cannot."""
+    if model.is_encoder_decoder:
+        return _OTHER_QUANTITY
     tokenizer = model.tokenizer
     first = tokenizer("a")["input_ids"][:1]
     end = tokenizer.eos_token_id
@@ -193,12 +225,10 @@ def losses_of(
     encoded: Sequence[Sequence[int]],
     reading: Reading,
     batch_tokens: int,
-    advance: Callable[[float], None] = lambda share: None,
+    progress: Progress,
+    num_bytes: int,
 ) -> Losses:
-    """Nats of each encoded document, computed in batches of windows of like length.
-
-    `advance` is told the share of the work that each batch was; all of them add up to 1.
-    """
+    """Nats of each encoded document, in batches of windows of like length; `progress` advances by `num_bytes`."""
     tail = [] if reading.end_id is None else [reading.end_id]
     tokens = [[reading.start_id, *ids, *tail] for ids in encoded]
     size = reading.context_length, reading.stride
@@ -209,7 +239,7 @@ def losses_of(
     for batch in _batches(all_windows, batch_tokens):
         for window, values in zip(batch, _window_nats(model, tokens, batch, batch_tokens), strict=True):
             nats[window.document][window.first_target : window.end] = values
-        advance(sum(window.num_inputs for window in batch) / num_inputs)
+        progress.advance(num_bytes * sum(window.num_inputs for window in batch) / num_inputs)
     ends = [float(each[-1]) for each in nats] if tail else []
     texts = [float(each[:-1].sum() if tail else each.sum()) for each in nats]
     return Losses([len(ids) for ids in encoded], texts, ends)
@@ -264,39 +294,17 @@ def _batches(sorted_windows: Sequence[Window], batch_tokens: int) -> Iterator[li
         yield batch
 
 
-def _losses_and_row(model: LoadedModel, text: MeasuredText, settings: Settings) -> tuple[Row, Losses | None]:
-    """The row of a model as far as it is known without its losses, and these; None for a model that is not ranked."""
-    row = Row(model.name, None)
-    if model.is_encoder_decoder:
-        return _noted(row, _OTHER_QUANTITY), None
-    reading = reading_of(model, settings)
-    if isinstance(reading, str):
-        return _noted(row, reading), None
-    row = _noted(row, f"start: {reading.start} ({reading.start_reason})", reading=asdict(reading))
-    is_less = reading.context_length < (settings.context_length or 0)
-    row = _noted(row, f"context {reading.context_length:,}{' (the model takes no more)' if is_less else ''}")
-    changed = list(_changed(model, text))
-    if changed:
-        rule = f"not ranked: the tokenizer loses text, {len(changed):,} of {len(text.documents):,} documents do not"
-        note = f"{rule} decode to themselves (the first is number {changed[0] + 1:,})"
-        return _noted(row, note, lost_documents=len(changed)), None
-    losses = _losses(model, text, reading, settings)
-    if losses is None:
-        return _noted(row, SEES_LATER_TOKENS), None
-    if wrong := len(text.documents) - losses.num_finite:
-        return _noted(row, f"not ranked: {plural(wrong, 'document')} without a finite loss"), None
-    return row, losses
-
-
-def _changed(model: LoadedModel, text: MeasuredText) -> Iterator[int]:
+def _changed(model: LoadedModel, text: MeasuredText) -> list[int]:
     """Numbers of the documents that the tokenizer does not give back."""
+    found = []
     with Progress(f"{model.name}, tokenizer on {text.name}", sum(text.bytes), "B") as progress:
         for numbers in _blocks(text):
             documents = [text.documents[number] for number in numbers]
             for number, document, ids in zip(numbers, documents, encode(model.tokenizer, documents), strict=True):
                 if not is_lossless(model.tokenizer, document, ids):
-                    yield number
-            progress.advance(sum(len(document.encode()) for document in documents))
+                    found.append(number)
+                progress.advance(len(document.encode()))
+    return found
 
 
 def _losses(model: LoadedModel, text: MeasuredText, reading: Reading, settings: Settings) -> Losses | None:
@@ -309,23 +317,17 @@ def _losses(model: LoadedModel, text: MeasuredText, reading: Reading, settings: 
     cached = [cache.read(folder, index, len(numbers), Losses) for index, numbers in enumerate(blocks)]
     if None in cached and not model.is_causal:
         return None
-    sizes = [sum(len(text.documents[number].encode()) for number in numbers) for numbers in blocks]
+    sizes = [sum(text.bytes[number] for number in numbers) for numbers in blocks]
     done = sum(size for size, block in zip(sizes, cached, strict=True) if block)
     with Progress(f"{model.name} on {text.name}", sum(sizes), "B", done=done) as progress:
-        for index, (numbers, size) in enumerate(zip(blocks, sizes, strict=True)):
-            block = cached[index]
+        for index, (numbers, block) in enumerate(zip(blocks, cached, strict=True)):
             if block is None:
                 encoded = encode(model.tokenizer, [text.documents[number] for number in numbers])
-                parts = partial(_advance, progress, size)
-                block = losses_of(model, encoded, reading, batch_tokens, parts)
+                block = losses_of(model, encoded, reading, batch_tokens, progress, sizes[index])
                 if block.num_finite == len(numbers):
                     cache.write(folder, index, asdict(block))
             found.extend(block)
     return found
-
-
-def _advance(progress: Progress, size: int, share: float) -> None:
-    progress.advance(size * share)
 
 
 def _blocks(text: MeasuredText) -> Iterator[range]:
@@ -337,29 +339,6 @@ def _blocks(text: MeasuredText) -> Iterator[range]:
             first, size = number, 0
         size += num_bytes
     yield range(first, len(text.documents))
-
-
-def _row(model: LoadedModel, row: Row, losses: Losses, measure: Measure, seed: int) -> Row:
-    tokens, (bits, total) = sum(losses.tokens), measure.statistics.sum(axis=0).tolist()
-    details: dict[str, Any] = {
-        **row.details,
-        "bits": bits,
-        "tokens": tokens,
-        "bytes_per_token": total / max(tokens, 1),
-        "nats_per_token": sum(losses.text_nats) / max(tokens, 1),
-        "end_nats_per_document": sum(losses.end_nats) / len(losses.end_nats) if losses.end_nats else None,
-        "context_length_of_model": model.context_length,
-        "precision": str(model.dtype).removeprefix("torch."),
-    }
-    end = details["end_nats_per_document"]
-    ending = "no end token" if end is None else f"end of document: {end:.2f} nats"
-    return Row(
-        model.name, measure.value, measure.interval(seed), len(measure.statistics), (*row.notes, ending), details
-    )
-
-
-def _noted(row: Row, note: str, **details: Any) -> Row:
-    return Row(row.model, row.value, row.interval, row.n, (*row.notes, note), {**row.details, **details})
 
 
 def _warnings(text: MeasuredText) -> Iterator[str]:

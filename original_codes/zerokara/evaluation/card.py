@@ -19,8 +19,7 @@ from huggingface_hub import EvalResult, ModelCard
 from zerokara import hashing
 from zerokara.durable import write_json, write_text
 from zerokara.errors import Fault, UserError
-from zerokara.evaluation.results import Row, Section
-from zerokara.evaluation.table import interval_text
+from zerokara.evaluation.results import Row, Section, interval_text
 from zerokara.huggingface import exported_folder
 
 CARD_NAME = "README.md"

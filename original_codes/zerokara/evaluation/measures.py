@@ -1,8 +1,12 @@
-"""A metric over examples that keeps what each of them adds, so that it can be resampled and restricted.
+"""A metric over examples that keeps what each of them adds, and its 95 % interval: what holds in 95 of 100 samples.
 
 Every metric of a task is a function of sums over the examples: of right answers, of words, of matching n-grams. A
 `Measure` keeps one row of statistics for each example; the bootstrap draws rows, adds them up, and computes the metric
-anew, and a subset of the examples (those that do not overlap the training data) is a subset of the rows.
+anew, and a subset of the examples (those that do not overlap the training data) is a subset of the rows. What is drawn
+is the unit that was sampled: a document, not its tokens, which resemble each other and would make the range too narrow.
+
+Sources: B. Efron and R. Tibshirani, An Introduction to the Bootstrap (1993), chapter 13 (percentile interval);
+E. B. Wilson, Probable Inference, the Law of Succession, and Statistical Inference (JASA 22, 1927).
 
 Shapes: N examples, K statistics, R resamples.
 """
@@ -11,17 +15,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import sqrt
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
-from zerokara.evaluation import intervals
-from zerokara.evaluation.intervals import NUM_RESAMPLES, Interval
-
 Statistics = NDArray[np.float64]
 Numbers = Sequence[float] | Statistics
-_CELLS = 4_000_000
-"""Counts drawn at once, 32 MB."""
+LEVEL = 0.95
+NUM_RESAMPLES = 2000
+"""Enough for the ends of a 95 % interval to move by less than a twentieth of its width from seed to seed."""
+SMALL_SAMPLE = 30
+"""Below this many units a percentile interval is too narrow: it holds the truth in 93 % of cases at 30, 90 % at 10."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A confidence interval."""
+
+    low: float
+    high: float
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether a difference with this interval is distinguished from none."""
+        return self.low > 0 or self.high < 0
+
+    def as_json(self) -> list[float]:
+        return [self.low, self.high]
 
 
 @dataclass(frozen=True)
@@ -40,7 +62,7 @@ class Measure:
         """The metric over all examples; NaN if there are none."""
         return float(self.of_sums(self.statistics.sum(axis=0)))
 
-    def subset(self, indices: Sequence[int] | NDArray[np.int64]) -> Measure:
+    def subset(self, indices: Sequence[int]) -> Measure:
         """The same metric over some of the examples."""
         return replace(self, statistics=self.statistics[np.asarray(indices, dtype=np.int64)])
 
@@ -52,10 +74,10 @@ class Measure:
         """
         if len(self.statistics) < 2:
             return None
-        if self._is_proportion:
-            return intervals.wilson(int(self.statistics[:, 0].sum()), len(self.statistics))
-        sums = _resampled_sums(self.statistics, seed)
-        return intervals.percentile_interval(_known(self.of_sums(sums)))
+        hits, totals = self.statistics[:, 0], self.statistics[:, 1:]
+        if self.of_sums is ratio and (totals == 1).all() and np.isin(hits, (0, 1)).all():
+            return wilson(int(hits.sum()), len(hits))
+        return _percentiles(self.of_sums(_resampled_sums(self.statistics, seed)))
 
     def difference(self, other: Measure, seed: int = 0) -> Interval | None:
         """The 95 % interval of this value minus the other's, which is of the same examples; None for fewer than two.
@@ -67,14 +89,7 @@ class Measure:
             return None
         sums = _resampled_sums(np.concatenate((self.statistics, other.statistics), axis=1), seed)
         ours, theirs = np.split(sums, [self.statistics.shape[1]], axis=1)
-        return intervals.percentile_interval(_known(self.of_sums(ours) - other.of_sums(theirs)))
-
-    @property
-    def _is_proportion(self) -> bool:
-        """Whether each example is a hit or none."""
-        return self.of_sums is ratio and bool(
-            (self.statistics[:, 1] == 1).all() and np.isin(self.statistics[:, 0], (0, 1)).all()
-        )
+        return _percentiles(self.of_sums(ours) - other.of_sums(theirs))
 
 
 def share(name: str, hits: Numbers, totals: Numbers, higher_is_better: bool = True) -> Measure:
@@ -93,30 +108,40 @@ def divided(numerator: Statistics, denominator: NDArray[np.float64] | NDArray[np
         return np.where(denominator > 0, numerator / denominator, np.nan)
 
 
-def _resampled_sums(statistics: Statistics, seed: int) -> Statistics:
-    """Sums of the statistics over examples drawn with replacement, [R, K].
+def wilson(successes: int, n: int) -> Interval:
+    """Wilson's score interval of a proportion; unlike the bootstrap it is right at 0 and at n, too.
 
-    Examples with the same statistics are drawn together, by how many of them a resample holds: of the 50,000 answers to
-    a question of yes or no only the number of right ones is drawn, a thousand times faster. Where most differ, drawing
-    each is faster.
+    Raises:
+        ValueError: n is not positive, or successes are not within 0 to n.
     """
+    if n < 1 or not 0 <= successes <= n:
+        raise ValueError(f"{successes} of {n} is no proportion")
+    z = NormalDist().inv_cdf((1 + LEVEL) / 2)
+    share = successes / n
+    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    low = 0.0 if successes == 0 else max(0.0, centre - half)
+    high = 1.0 if successes == n else min(1.0, centre + half)
+    return Interval(low, high)
+
+
+def percent(interval: Interval | None) -> Interval | None:
+    """An interval of a share, in per cent."""
+    return interval and Interval(100 * interval.low, 100 * interval.high)
+
+
+def _resampled_sums(statistics: Statistics, seed: int) -> Statistics:
+    """Sums of the statistics over examples drawn with replacement, [R, K]."""
     random, num = np.random.default_rng(seed), len(statistics)
-    rows, counts = np.unique(statistics, axis=0, return_counts=True)
-    are_distinct = len(rows) > num / 2
-    if are_distinct:
-        rows = statistics
-    at_once = max(1, _CELLS // len(rows))
-    parts = []
-    for start in range(0, NUM_RESAMPLES, at_once):
-        size = min(at_once, NUM_RESAMPLES - start)
-        if are_distinct:
-            drawn = [np.bincount(random.integers(0, num, num, np.int32), minlength=num) for _ in range(size)]
-            parts.append(np.array(drawn, np.float64) @ rows)
-        else:
-            parts.append(random.multinomial(num, counts / num, size=size) @ rows)
-    return np.concatenate(parts)
+    # scipy.stats.bootstrap would hold R·N·K numbers, and gives NaN where one resample has nothing to measure.
+    drawn = (np.bincount(random.integers(0, num, num, np.int32), minlength=num) for _ in range(NUM_RESAMPLES))
+    return np.array([counts @ statistics for counts in drawn])
 
 
-def _known(values: Statistics) -> Statistics:
-    """The values of those resamples in which there was something to measure."""
-    return values[~np.isnan(values)]
+def _percentiles(values: Statistics) -> Interval | None:
+    """The middle 95 % of those resampled values in which there was something to measure."""
+    known = values[~np.isnan(values)]
+    if not len(known):
+        return None
+    low, high = np.quantile(known, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Interval(float(low), float(high))

@@ -24,7 +24,7 @@ from transformers.utils import logging
 
 from zerokara import hashing
 from zerokara.errors import Fault, UserError
-from zerokara.evaluation.folders import model_files, short_names
+from zerokara.evaluation.inputs import model_files, short_names
 
 SEES_LATER_TOKENS = "not measured: sees the tokens after, so it does not predict them"
 NO_LIMIT_CONTEXT = 2048

@@ -1,15 +1,14 @@
-"""What a measurement gives: one `Section` of the results, the same for every kind, so that one table, one JSON file,
-one page and one model card show them all.
-
-In: what the modules of this room measured; out: plain values for JSON.
+"""What a measurement gives: one `Section`, the same for every kind, so that one table, one JSON file, one page and one
+model card show them all.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from zerokara.evaluation.intervals import Interval
+from zerokara.evaluation.measures import LEVEL, Interval
 
 
 @dataclass(frozen=True)
@@ -29,16 +28,6 @@ class Row:
     details: dict[str, Any] = field(default_factory=dict)
     """Further numbers for the JSON and the page; JSON values only."""
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "model": self.model,
-            "value": self.value,
-            "interval": _pair(self.interval),
-            "n": self.n,
-            "notes": list(self.notes),
-            "details": self.details,
-        }
-
 
 @dataclass(frozen=True)
 class PairedDifference:
@@ -49,9 +38,6 @@ class PairedDifference:
     difference: float
     interval: Interval | None = None
 
-    def as_json(self) -> dict[str, Any]:
-        return {"a": self.a, "b": self.b, "difference": self.difference, "interval": _pair(self.interval)}
-
 
 @dataclass(frozen=True)
 class Baseline:
@@ -60,9 +46,6 @@ class Baseline:
     name: str
     value: float
     interval: Interval | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        return {"name": self.name, "value": self.value, "interval": _pair(self.interval)}
 
 
 @dataclass(frozen=True)
@@ -92,18 +75,54 @@ class Section:
         return sorted(self.rows, key=lambda row: (row.value is None, sign * (row.value or 0)))
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "metric": self.metric,
-            "unit": self.unit,
-            "higher_is_better": self.higher_is_better,
-            "rows": [row.as_json() for row in self.rows],
-            "differences": [difference.as_json() for difference in self.differences],
-            "baselines": [baseline.as_json() for baseline in self.baselines],
-            "warnings": list(self.warnings),
-            "facts": self.facts,
-        }
+        found = asdict(self)
+        del found["digits"]
+        for each in (*found["rows"], *found["differences"], *found["baselines"]):
+            each["interval"] = each["interval"] and list(each["interval"].values())
+        return found
 
 
-def _pair(interval: Interval | None) -> list[float] | None:
-    return interval.as_json() if interval else None
+def table(section: Section) -> Iterator[str]:
+    """The table of a section: models, best first, baselines, differences, warnings, and what to know about each row."""
+    yield f"\n{section.name} ({section.unit}, {'higher' if section.higher_is_better else 'lower'} is better)"
+    rows = [(row.model, value_text(row.value, section), interval_text(row.interval, section), f"{row.n:,}")
+            for row in section.ranked()]  # fmt: skip
+    rows += [(f"({base.name})", value_text(base.value, section), interval_text(base.interval, section), "")
+             for base in section.baselines]  # fmt: skip
+    yield from _aligned([("", "value", f"{LEVEL:.0%} interval", "n"), *rows])
+    if section.differences:
+        yield "  differences on the same data (first less second)"
+        yield from _aligned(
+            [
+                (
+                    f"{each.a} - {each.b}",
+                    f"{each.difference:+.{section.digits}f}",
+                    interval_text(each.interval, section, "+"),
+                    "" if each.interval and each.interval.excludes_zero else "not distinguished",
+                )
+                for each in section.differences
+            ]
+        )
+    for row in section.rows:
+        yield from (f"  {row.model}: {note}" for note in row.notes)
+    yield from (f"  warning: {warning}" for warning in section.warnings)
+
+
+def value_text(value: float | None, section: Section) -> str:
+    """A value with the section's decimals; a dash for none."""
+    return "–" if value is None else f"{value:.{section.digits}f}"
+
+
+def interval_text(interval: Interval | None, section: Section, sign: str = "") -> str:
+    """``1.2034 to 1.2311``; empty for none."""
+    return "" if interval is None else " to ".join(f"{end:{sign}.{section.digits}f}" for end in interval.as_json())
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> Iterator[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        first, *others = (
+            cell.ljust(width) if place == 0 else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        yield "  " + "  ".join([first, *others]).rstrip()

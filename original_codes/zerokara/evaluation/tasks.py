@@ -1,28 +1,30 @@
 """A task → each model's score on its test data, with intervals, beside baselines, and without overlapping examples.
 
-In: a `Task` (sources, references, a metric, the pairs that models were fine-tuned on) and the answers of each model.
-Out: sections of the results: for each *system*, a model or a baseline, the metric with its 95 % interval over all test
-examples, and over those that do not occur in the training data, or in the pretraining corpus; and the paired
-differences between models, and of models to baselines.
+In: a `Task` (sources, references, a metric, the pairs that models were fine-tuned on) and the models. Out: sections of
+the results: for each *system*, a model or a baseline, the metric with its 95 % interval over all test examples, and
+over those that do not occur in the training data, or in the pretraining corpus; and the paired differences between
+models, and of models to baselines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, product
 from math import isnan
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from zerokara.evaluation import baselines, metrics, overlap
-from zerokara.evaluation.answers import Answers, Prompt
+from zerokara.evaluation.answers import Answers, Prompt, answers_of
 from zerokara.evaluation.baselines import Pair
-from zerokara.evaluation.intervals import percent
-from zerokara.evaluation.measures import Measure
-from zerokara.evaluation.metrics import Unmatched
+from zerokara.evaluation.measures import Measure, percent
 from zerokara.evaluation.overlap import Overlap
 from zerokara.evaluation.results import Baseline, PairedDifference, Row, Section
 from zerokara.progress import log, plural
+
+if TYPE_CHECKING:
+    from zerokara.evaluation.models import LoadedModel
 
 INPUT = "{input}"
 _MAX_SHOWN_CHARACTERS = 80
@@ -73,20 +75,31 @@ class Task:
 
 @dataclass(frozen=True)
 class System:
-    """A model or a baseline on the test data of a task."""
+    """A model or a baseline on test examples of a task."""
 
     name: str
     measure: Measure
-    """The task's metric."""
-    answers: Answers | None
-    """None for a baseline."""
-    unmatched: Unmatched | None
-    """Outputs that are no label's text; None where there are no labels."""
+    is_baseline: bool = False
+    notes: tuple[str, ...] = ()
+    """What a reader must know beside the value of a model."""
+    details: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def is_baseline(self) -> bool:
-        """Whether it is a baseline."""
-        return self.answers is None
+
+def measure_tasks(
+    read: Iterable[tuple[Task, dict[str, Overlap]]], models: Sequence[LoadedModel], *, seed: int, cache: Path | None
+) -> Iterator[Section]:
+    """Every section of every task, which comes with what overlaps; `cache` is a folder for answers.
+
+    Raises:
+        RunError: a model cannot be asked: it has no end token, or no chat template for conversations.
+    """
+    found = [(task, overlaps, dict[str, Answers]()) for task, overlaps in read]
+    for model in models:  # each answers all tasks before the next one is loaded
+        for task, _, answers in found:
+            prompts, expected = task.prompts(model.is_encoder_decoder), [*task.references, *task.labels]
+            answers[model.name] = answers_of(model, prompts, expected, task.max_new_tokens, task.name, cache)
+    for task, overlaps, answers in found:
+        yield from sections(task, answers, overlaps, seed)
 
 
 def sections(
@@ -96,9 +109,22 @@ def sections(
 
     The first section is the metric on all test examples; then comes the same without the examples that overlap.
     """
-    found = [_system(task, name, each.outputs, each) for name, each in answers.items()]
-    found += [_system(task, each.name, each.outputs) for each in _baselines(task, seed)]
-    warnings = [*task.warnings, *(_overlap_warning(name, each) for name, each in overlaps.items() if each.found)]
+    metric = metrics.METRICS[task.metric]
+    found = [_model(task, name, each) for name, each in answers.items()]
+    log(f"{task.name}: computing baselines from {plural(len(task.train), 'training example')}")
+    others = (
+        baselines.for_labels(task.train, task.sources, task.references, seed)
+        if task.labels
+        else baselines.for_texts(task.train, task.sources)
+    )
+    found += [System(each.name, metric(each.outputs, task.references), is_baseline=True) for each in others]
+    warnings = list(task.warnings)
+    for name, each in overlaps.items():
+        if each.found:
+            warnings.append(
+                f"{len(each.found):,} of {each.num_examples:,} test examples occur in the {name}: {len(each.exact):,} "
+                f"exactly, {len(each.by_ngram):,} by an n-gram of {overlap.NGRAM} tokens"
+            )
     facts = {
         "examples": len(task.references),
         "training_pairs": len(task.train),
@@ -109,101 +135,72 @@ def sections(
         },
     }
     title = f"task: {task.name}, {found[0].measure.name.replace('_', ' ')}"
-    made = [_section(title, [system.measure for system in found], found, seed, tuple(warnings), facts)]
+    made = [_section(title, found, seed, tuple(warnings), facts)]
     for name, each in overlaps.items():
         if each.found and each.rest:
-            rest = [system.measure.subset(each.rest) for system in found]
-            made.append(_section(f"{title}, without what occurs in the {name}", rest, found, seed))
+            rest = [System(one.name, one.measure.subset(each.rest), one.is_baseline) for one in found]
+            made.append(_section(f"{title}, without what occurs in the {name}", rest, seed))
     return made
+
+
+def _model(task: Task, name: str, answers: Answers) -> System:
+    notes: list[str] = []
+    stopped, too_long = answers.stopped, answers.num_too_long
+    details: dict[str, Any] = {"stopped": 100 * sum(stopped) / len(stopped), "too_long": too_long}
+    if too_long:
+        notes.append(f"{plural(too_long, 'prompt')} longer than the model's context: not answered")
+    if cut := stopped.count(False) - too_long:
+        notes.append(f"{cut:,} of {len(stopped):,} answers did not end by themselves")
+    if task.labels:
+        found = metrics.unmatched(answers.outputs, task.labels)
+        shown = [[text[:_MAX_SHOWN_CHARACTERS], count] for text, count in found.most_common]
+        details["unmatched"] = {"outputs": len(found.indices), "most_common": shown}
+        if shown:
+            rule = f"{len(found.indices):,} outputs are no label's text and count as wrong"
+            notes.append(f"{rule}, most often {shown[0][0]!r} ({shown[0][1]:,})")
+    measure = metrics.METRICS[task.metric](answers.outputs, task.references)
+    return System(name, measure, notes=tuple(notes), details=details)
 
 
 def _section(
     name: str,
-    measures: Sequence[Measure],
     systems: Sequence[System],
     seed: int,
     warnings: tuple[str, ...] = (),
     facts: dict[str, Any] | None = None,
 ) -> Section:
-    """One measure of all systems, in per cent; with `facts`, also what is to be said of their answers."""
-    first = measures[0]
-    values = [100 * measure.value for measure in measures]
-    found = [percent(measure.interval(seed)) for measure in measures]
-    models = [at for at, system in enumerate(systems) if not system.is_baseline]
-    others = [at for at, system in enumerate(systems) if system.is_baseline]
-    compared = [*combinations(models, 2), *((model, other) for model in models for other in others)]
+    """The measures of all systems, in per cent."""
+    metric = systems[0].measure.name
+    values = {system.name: 100 * system.measure.value for system in systems}
+    intervals = {system.name: percent(system.measure.interval(seed)) for system in systems}
+    models = [system for system in systems if not system.is_baseline]
+    others = [system for system in systems if system.is_baseline]
     return Section(
         name=name,
-        metric=first.name,
-        unit="" if first.name == "chrf" else "%",
-        higher_is_better=first.higher_is_better,
+        metric=metric,
+        unit="" if metric == "chrf" else "%",
+        higher_is_better=True,
         rows=tuple(
             Row(
-                systems[at].name,
-                None if isnan(values[at]) else values[at],
-                found[at],
-                len(measures[at].statistics),
-                tuple(_notes(systems[at])) if facts else (),
-                _details(systems[at]) if facts else {},
+                each.name,
+                None if isnan(values[each.name]) else values[each.name],
+                intervals[each.name],
+                len(each.measure.statistics),
+                each.notes,
+                each.details,
             )
-            for at in models
+            for each in models
         ),
         differences=tuple(
-            PairedDifference(
-                systems[a].name,
-                systems[b].name,
-                values[a] - values[b],
-                percent(measures[a].difference(measures[b], seed)),
-            )
-            for a, b in compared
-            if not isnan(values[a] - values[b])
+            PairedDifference(a.name, b.name, difference, percent(a.measure.difference(b.measure, seed)))
+            for a, b in (*combinations(models, 2), *product(models, others))
+            if not isnan(difference := values[a.name] - values[b.name])
         ),
-        baselines=tuple(Baseline(systems[at].name, values[at], found[at]) for at in others if not isnan(values[at])),
+        baselines=tuple(
+            Baseline(each.name, values[each.name], intervals[each.name])
+            for each in others
+            if not isnan(values[each.name])
+        ),
         warnings=warnings,
         facts=facts or {},
     )
-
-
-def _system(task: Task, name: str, outputs: list[str], answers: Answers | None = None) -> System:
-    unmatched = metrics.unmatched(outputs, task.labels) if task.labels else None
-    return System(name, metrics.METRICS[task.metric](outputs, task.references), answers, unmatched)
-
-
-def _baselines(task: Task, seed: int) -> Iterator[baselines.Baseline]:
-    log(f"{task.name}: computing baselines from {plural(len(task.train), 'training example')}")
-    if task.labels:
-        return baselines.for_labels(task.train, task.sources, task.references, seed)
-    return baselines.for_texts(task.train, task.sources)
-
-
-def _overlap_warning(name: str, found: Overlap) -> str:
-    return (
-        f"{len(found.found):,} of {found.num_examples:,} test examples occur in the {name}: {len(found.exact):,} "
-        f"exactly, {len(found.by_ngram):,} by an n-gram of {overlap.NGRAM} tokens"
-    )
-
-
-def _notes(system: System) -> Iterator[str]:
-    """What a reader must know beside the value of a model."""
-    assert system.answers is not None
-    stopped, too_long = system.answers.stopped, system.answers.num_too_long
-    if too_long:
-        yield f"{plural(too_long, 'prompt')} longer than the model's context: not answered"
-    if cut := stopped.count(False) - too_long:
-        yield f"{cut:,} of {len(stopped):,} answers did not end by themselves"
-    if system.unmatched and system.unmatched.indices:
-        text, count = system.unmatched.most_common[0]
-        yield (
-            f"{len(system.unmatched.indices):,} outputs are no label's text and count as wrong, "
-            f"most often {text[:_MAX_SHOWN_CHARACTERS]!r} ({count:,})"
-        )
-
-
-def _details(system: System) -> dict[str, Any]:
-    assert system.answers is not None
-    stopped = system.answers.stopped
-    found: dict[str, Any] = {"stopped": 100 * sum(stopped) / len(stopped), "too_long": system.answers.num_too_long}
-    if system.unmatched is not None:
-        shown = [[text[:_MAX_SHOWN_CHARACTERS], count] for text, count in system.unmatched.most_common]
-        found["unmatched"] = {"outputs": len(system.unmatched.indices), "most_common": shown}
-    return found

@@ -19,19 +19,18 @@ from zerokara.config.evaluate_config import EvaluateConfig
 from zerokara.corpus import inputs
 from zerokara.durable import write_json, write_text
 from zerokara.errors import UserError
-from zerokara.evaluation import table, task_data, task_measurement, texts
-from zerokara.evaluation.folders import check_folder, model_files
-from zerokara.evaluation.intervals import LEVEL
-from zerokara.evaluation.results import Section
+from zerokara.evaluation import task_data
+from zerokara.evaluation.inputs import MeasuredText, check_folder, find_texts, model_files, read_texts
+from zerokara.evaluation.measures import LEVEL
+from zerokara.evaluation.results import Section, table
 from zerokara.evaluation.task_data import TaskFiles
+from zerokara.evaluation.tasks import Task, measure_tasks
 from zerokara.progress import bytes_text, log, opening, plural, seconds_text, summary
 from zerokara.steps import command, preflight
 
 if TYPE_CHECKING:
     from zerokara.evaluation.models import LoadedModel
     from zerokara.evaluation.overlap import Overlap
-    from zerokara.evaluation.tasks import Task
-    from zerokara.evaluation.texts import MeasuredText
 
 STEP = "evaluate"
 OUTPUT_NAMES = ("results.json", "report.html", "manifest.json")
@@ -47,7 +46,7 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
     started = time.monotonic()
     folder = Path(config.output_dir)
     results_path, page_path, manifest_path = written = [folder / name for name in OUTPUT_NAMES]
-    files, task_files = texts.find(config), task_data.find(config)
+    files, task_files = find_texts(config), task_data.find(config)
     _check(config, files)
     work = _work(config, files, task_files)
     done = manifest.already_done(manifest_path, work, redo=options.redo)
@@ -59,7 +58,7 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
     size = bytes_text(sum(file.bytes for file in files))
     on = f"{plural(len(files), 'file')} ({size}) and {plural(len(task_files), 'task')}"
     opening(f"step 8 evaluate: {plural(len(config.models), 'model')} on {on} → {folder}")
-    read = list(texts.read(config, files, config.seed))
+    read = list(read_texts(config, files, config.seed))
     tasks = [task_data.read(config, each, config.seed) for each in task_files]
     if options.dry_run:
         print("dry run: nothing was written")
@@ -72,13 +71,13 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
     models = open_models([Path(name) for name in config.models], config.device, config.precision)
     sections = []
     for section in measured(config, read, zip(tasks, overlaps, strict=True), models):
-        log("\n".join(table.lines(section)))
+        log("\n".join(table(section)))
         sections.append(section)
     cards = [card.add(Path(name), _model_of(models, name).name, sections) for name in config.add_to_card]
     write_json(results_path, _results(models, sections))
     write_text(page_path, page.page(sections))
     made = {"results": [results_path, page_path]}
-    facts = {"table": [line for section in sections for line in table.lines(section)]}
+    facts = {"table": [line for section in sections for line in table(section)]}
     hashes = {key: value for model in models for key, value in model.hashes.items()}
     manifest.write(manifest_path, work, made, facts, time.monotonic() - started, hashes)
     rows = [("results", str(results_path)), ("page", str(page_path))]
@@ -109,7 +108,7 @@ def measured(
     for text, of_text in zip(read, losses, strict=True):
         yield bits_per_byte.section(text, of_text, settings)
     answers = Path(config.output_dir) / CACHE_NAME / "answers"
-    yield from task_measurement.measured(tasks, models, seed=config.seed, cache=answers)
+    yield from measure_tasks(tasks, models, seed=config.seed, cache=answers)
 
 
 def _check(config: EvaluateConfig, files: Sequence[inputs.InputFile]) -> None:

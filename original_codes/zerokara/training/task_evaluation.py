@@ -17,7 +17,7 @@ from torch import Tensor
 
 from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.evaluation import metrics
-from zerokara.evaluation.intervals import Interval
+from zerokara.evaluation.measures import Interval
 from zerokara.examples import chat_template
 from zerokara.examples.example_files import ExampleFiles
 from zerokara.examples.facts import CHAT_TEMPLATE_NAME

@@ -22,9 +22,10 @@ from zerokara.errors import UserError
 from zerokara.evaluation import bits_per_byte
 from zerokara.evaluation import models as models_module
 from zerokara.evaluation.bits_per_byte import Reading, Settings, measure, reading_of
+from zerokara.evaluation.inputs import MeasuredText
 from zerokara.evaluation.models import SEES_LATER_TOKENS, LoadedModel, open_models
 from zerokara.evaluation.results import Row
-from zerokara.evaluation.texts import MeasuredText
+from zerokara.progress import Progress
 from zerokara.steps import evaluate
 
 SHORT, LONG = "The naïve fox.", "the fox 日本語 \n  Größe " * 6
@@ -209,12 +210,13 @@ def test_a_folder_spelt_in_two_ways_is_named_twice(tmp_path: Path) -> None:
         load(EvaluateConfig, tmp_path / "evaluate_config.yaml")
 
 
-def test_progress_adds_up(models: dict[str, LoadedModel]) -> None:
-    model = models["gpt2"]
-    reading, shares = reading_of(model, Settings()), list[float]()
-    assert isinstance(reading, Reading)
-    bits_per_byte.losses_of(model, bits_per_byte.encode(model.tokenizer, TEXT.documents), reading, 70, shares.append)
-    assert len(shares) > 2 and sum(shares) == pytest.approx(1)
+def test_progress_adds_up(models: dict[str, LoadedModel], monkeypatch: pytest.MonkeyPatch) -> None:
+    advanced: list[float] = []
+    monkeypatch.setattr(Progress, "advance", lambda self, amount: advanced.append(amount))
+    row_of(models["gpt2"], batch_tokens=70)
+    tokenizing = len(TEXT.documents)
+    assert sum(advanced[:tokenizing]) == sum(TEXT.bytes)
+    assert len(advanced) > tokenizing + 2 and sum(advanced[tokenizing:]) == pytest.approx(sum(TEXT.bytes))
 
 
 def test_the_step_loads_each_model_once_for_all_texts(

@@ -12,9 +12,9 @@ from huggingface_hub import ModelCard
 
 from zerokara import manifest
 from zerokara.errors import UserError
-from zerokara.evaluation import card, page, plots, table
-from zerokara.evaluation.intervals import Interval
-from zerokara.evaluation.results import Baseline, PairedDifference, Row, Section
+from zerokara.evaluation import card, page
+from zerokara.evaluation.measures import Interval
+from zerokara.evaluation.results import Baseline, PairedDifference, Row, Section, table
 from zerokara.huggingface import exported_folder
 
 SECTION = Section(
@@ -53,7 +53,7 @@ class Texts(HTMLParser):
 
 
 def test_the_table_is_ranked_and_names_what_is_not() -> None:
-    lines = [line.split() for line in table.lines(SECTION)]
+    lines = [line.split() for line in table(SECTION)]
     assert [words[0] for words in lines[2:6]] == ["<b>&", "first", "none", "(unigram)"]
     assert lines[3] == ["first", "1.250", "1.200", "to", "1.300", "100"]
     assert ["first", "-", "<b>&", "+0.125", "+0.100", "to", "+0.150"] in lines
@@ -70,8 +70,8 @@ def test_the_page_shows_every_number_and_escapes_names() -> None:
 def test_sections_of_one_name_keep_their_own_plots() -> None:
     other = replace(SECTION, rows=(Row("only", 9.5),), differences=())
     made = page.page([SECTION, other])
-    assert made.count(plots.values(SECTION)) == made.count(plots.values(other)) == 1
-    assert made.count(plots.differences(SECTION)) == 1
+    assert made.count(page.value_plot(SECTION)) == made.count(page.value_plot(other)) == 1
+    assert made.count(page.difference_plot(SECTION)) == 1
 
 
 def test_json_holds_what_was_measured() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from zerokara.config.evaluate_config import TaskSettings
 from zerokara.config.loading import load
-from zerokara.evaluation import answers, task_data, task_measurement
+from zerokara.evaluation import answers, task_data, tasks
 from zerokara.evaluation import cache as kept
 from zerokara.evaluation.answers import Answers
 from zerokara.evaluation.overlap import Overlap
@@ -50,7 +50,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TaskSettings:
 def measure(settings: TaskSettings, models: list[Any], cache: Path | None) -> dict[str, dict[str, float | None]]:
     files = task_data.find(settings)
     read = [(task_data.read(settings, each, 1), dict[str, Overlap]()) for each in files]
-    sections = task_measurement.measured(read, models, seed=1, cache=cache)
+    sections = tasks.measure_tasks(read, models, seed=1, cache=cache)
     return {each.name: {row.model: row.value for row in each.rows} for each in sections}
 
 
@@ -76,7 +76,7 @@ def test_answers_are_kept_by_content(settings: TaskSettings, tmp_path: Path) -> 
 def test_answers_are_kept_in_blocks_and_a_damaged_one_is_asked_again(
     settings: TaskSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(task_measurement, "BLOCK_PROMPTS", 3)
+    monkeypatch.setattr(answers, "BLOCK_PROMPTS", 3)
     log: list[str] = []
     cache = tmp_path / "cache"
     first = measure(settings, [Parrot("a", "0", log)], cache)
@@ -91,8 +91,9 @@ def test_answers_are_kept_in_blocks_and_a_damaged_one_is_asked_again(
 
 def test_the_limit_is_the_tasks_or_that_of_its_answers(settings: TaskSettings) -> None:
     model: Any = Parrot("a", "0", [])
+    read = [task_data.read(settings, files, 1) for files in task_data.find(settings)]
     limits = [
-        task_measurement.answers_of(model, task_data.read(settings, files, 1)).max_new_tokens
-        for files in task_data.find(settings)
+        answers.answers_of(model, task.sources, task.references, task.max_new_tokens, task.name).max_new_tokens
+        for task in read
     ]
     assert limits == [3, 4] and answers.num_tokens_allowed(model.tokenizer, ["1234"]) == 6

@@ -10,7 +10,7 @@ import pytest
 
 from zerokara.config.evaluate_config import TextSettings
 from zerokara.errors import UserError
-from zerokara.evaluation import texts
+from zerokara.evaluation.inputs import MeasuredText, find_texts, read_texts
 
 
 def settings(folder: Path, *lines: str, **others: int) -> TextSettings:
@@ -18,8 +18,8 @@ def settings(folder: Path, *lines: str, **others: int) -> TextSettings:
     return TextSettings(texts=(str(folder / "held_out.jsonl"),), **others)
 
 
-def read(config: TextSettings, seed: int = 1) -> texts.MeasuredText:
-    (text,) = texts.read(config, texts.find(config), seed)
+def read(config: TextSettings, seed: int = 1) -> MeasuredText:
+    (text,) = read_texts(config, find_texts(config), seed)
     return text
 
 
@@ -57,7 +57,7 @@ def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
         (tmp_path / folder).mkdir()
         settings(tmp_path / folder, '{"text": "one"}')
     config = TextSettings(texts=tuple(str(tmp_path / folder / "held_out.jsonl") for folder in ("old", "new")))
-    names = [text.name for text in texts.read(config, texts.find(config), 1)]
+    names = [text.name for text in read_texts(config, find_texts(config), 1)]
     assert names == ["old/held_out.jsonl", "new/held_out.jsonl"]
 
 

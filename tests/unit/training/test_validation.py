@@ -16,8 +16,8 @@ from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.evaluation import bits_per_byte
 from zerokara.evaluation.bits_per_byte import Settings
+from zerokara.evaluation.inputs import MeasuredText
 from zerokara.evaluation.models import open_models
-from zerokara.evaluation.texts import MeasuredText
 from zerokara.huggingface import families, to_hf, tokenizer_json
 from zerokara.model.builder import build
 from zerokara.samples.evaluation import evaluation_batches

@@ -1,7 +1,8 @@
-"""Entries of the configuration → the documents that bits per byte are measured on.
+"""What step 8 is given: folders of Hugging Face models, as far as names tell, and text to measure bits per byte on.
 
-In: entries as those of `input_jsonl`. Out: `MeasuredText` for each, its documents drawn at random where the entry is
-larger than what may be measured. No torch here.
+In: `models` and `texts` of the configuration. Out: faults of folders, and `MeasuredText` for each entry of `texts`, its
+documents drawn at random where the entry is larger than what may be measured. No torch here: a wrong name is refused at
+once.
 """
 
 from __future__ import annotations
@@ -11,16 +12,49 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
 
 from zerokara.config.evaluate_config import TextSettings
-from zerokara.corpus import inputs, reading
+from zerokara.corpus import reading
 from zerokara.corpus.documents import HARMLESS, Document, TxtDocument
-from zerokara.errors import UserError
-from zerokara.evaluation.folders import short_names
+from zerokara.corpus.inputs import InputFile, find_files
+from zerokara.errors import Fault, UserError
 from zerokara.progress import log
+
+_CONTENT = (".safetensors", ".json", ".model", ".txt", ".jinja")
+"""Files that make a model what it is: weights, configuration, tokenizer (vocab.txt, merges.txt)."""
+_RECORDS = ("manifest.json", "upload.manifest.json", "trainer_state.json")
+
+
+def check_folder(folder: Path) -> Fault | None:
+    """What keeps a folder from being a model, as far as names tell; needs no torch."""
+    if not folder.is_dir():
+        return Fault(str(folder), "there is no such folder", remedy="name a Hugging Face folder on this machine")
+    if not (folder / "config.json").is_file():
+        return Fault(str(folder), "holds no config.json: it is not a Hugging Face model", remedy="name its folder")
+    if not list(folder.glob("*.safetensors")):
+        rule = "holds no .safetensors (weights in pickled files are not opened: they can run code)"
+        return Fault(str(folder), rule, remedy="save it again with model.save_pretrained(folder)")
+    return None
+
+
+def model_files(folder: Path) -> list[Path]:
+    """The files of a folder that make the model what it is, by name."""
+    files = [path for path in folder.iterdir() if path.is_file() and path.suffix in _CONTENT]
+    return sorted(path for path in files if path.name not in _RECORDS)
+
+
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """Each path's last parts, as many as tell them all apart."""
+    parts = [path.absolute().parts for path in paths]
+    for count in range(1, max(map(len, parts), default=0) + 1):
+        names = ["/".join(each[-count:]) for each in parts]
+        if len(set(names)) == len(names):
+            return names
+    return list(map(str, paths))
 
 
 @dataclass(frozen=True)
@@ -35,12 +69,12 @@ class MeasuredText:
     bad_lines: dict[str, int] = field(default_factory=dict)
     """Reasons why lines were not documents, and how many."""
 
-    @property
+    @cached_property
     def bytes(self) -> list[int]:
         """UTF-8 bytes of each document's text, without any end."""
         return [len(document.encode()) for document in self.documents]
 
-    @property
+    @cached_property
     def content(self) -> str:
         """SHA-256 over the documents."""
         digest = sha256()
@@ -50,16 +84,16 @@ class MeasuredText:
         return digest.hexdigest()
 
 
-def find(config: TextSettings) -> list[inputs.InputFile]:
+def find_texts(config: TextSettings) -> list[InputFile]:
     """The files of `texts`.
 
     Raises:
         UserError: an entry names nothing, or what cannot be read.
     """
-    return inputs.find_files(config.texts, config.where("texts")) if config.texts else []
+    return find_files(config.texts, config.where("texts")) if config.texts else []
 
 
-def read(config: TextSettings, files: Sequence[inputs.InputFile], seed: int) -> Iterator[MeasuredText]:
+def read_texts(config: TextSettings, files: Sequence[InputFile], seed: int) -> Iterator[MeasuredText]:
     """Read the entries, one after the other.
 
     Raises:
@@ -77,7 +111,7 @@ def read(config: TextSettings, files: Sequence[inputs.InputFile], seed: int) -> 
 
 
 def draw(
-    name: str, files: Sequence[inputs.InputFile], text_field: str, txt_document: TxtDocument, max_bytes: int, seed: int
+    name: str, files: Sequence[InputFile], text_field: str, txt_document: TxtDocument, max_bytes: int, seed: int
 ) -> MeasuredText:
     """Read all documents of `files` and keep at most `max_bytes` of them (at least one document), drawn at random.
 
