@@ -42,9 +42,10 @@ def train(config: PretrainConfig, compiled: bool) -> dict[str, Any]:
     calls: dict[str, int] = {}
     errors: list[str] = []
     if compiled:
-        compilation.start_functions(model, config.micro_batch, config.intra_document_masking, errors.append)
+        batch = config.micro_batch, config.intra_document_masking, errors.append
+        compilation.start(model, *batch, whole_layers=False)
         for fused in compilation.fused_functions():
-            fused._compiled = counted(fused._compiled, fused.name, calls)
+            fused._compiled = counted(fused._compiled, fused.function.__name__.strip("_"), calls)
         torch.compiler.set_stance("fail_on_recompile")
     nats = []
     for _ in range(STEPS):

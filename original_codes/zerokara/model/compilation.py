@@ -8,7 +8,7 @@ log line before and after; the result is cached in a folder of the user's, where
 On a GPU the softmax of the loss is compiled as well: there it costs more than the matrix products around it.
 
 ZeRO 3 gathers weights inside a layer, and tensor parallelism communicates there; no compiler sees through either. There
-what lies between is compiled function by function (`start_functions`): the softmax of the loss, activations, and the
+what lies between is compiled function by function (`Fused`): the softmax of the loss, activations, and the
 rotation of queries and keys by their positions. Norms are not among them: on a GPU torch has one kernel for each
 (native_layer_norm, _fused_rms_norm).
 """
@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from zerokara.model import feed_forward, loss, parallel
-from zerokara.model.fusion import Fused
 from zerokara.model.megatron_core import rope_utils
 from zerokara.progress import seconds_text
 
@@ -63,67 +63,50 @@ def start(
     intra_document_masking: bool,
     log: Callable[[str], None],
     packs_examples: bool = False,
+    whole_layers: bool = True,
 ) -> bool:
-    """Compile the layers of a `megatron.Model` on its device; False when it failed and they run eagerly.
+    """Compile the layers of a `megatron.Model` on its device, or functions alone; False when something runs eagerly.
 
-    With `intra_document_masking` batches come with segments, and where a run `packs_examples`, with their number. No
-    gradient and no weight is touched.
+    With `intra_document_masking` batches come with segments, and where a run `packs_examples`, with their number. Every
+    process must call it: one micro batch is computed. No gradient and no weight is touched.
     """
     device = next(model.parameters()).device
-    folder = _choose_cache_folder()
-    layers = model.all_layers()
+    arguments = model.blank_arguments(micro_batch_size, intra_document_masking, packs_examples, device)
+    layers = model.all_layers() if whole_layers else []
     eager = [layer.forward for layer in layers]
     for layer in layers:
         layer.forward = _CompiledForward(layer.forward)
-    if device.type == "cuda":
+    if not whole_layers or device.type == "cuda":
         loss.fused_softmax = Fused(loss.softmax_times_mask)
-    log(f"compiling the layers (torch.compile; cached in {folder} for the next start)")
+    if not whole_layers:
+        loss.fused_parallel_softmax = [Fused(each) for each in loss.PARALLEL_SOFTMAX]
+        feed_forward.fused_activate = Fused(feed_forward.plain_activate, num_differentiable=2)
+        rope_utils._apply_rotary_pos_emb_bshd = Fused(plain_rotate, num_differentiable=1)
+    what = "the layers" if whole_layers else "the loss, activations and rotary positions"
+    log(f"compiling {what} (torch.compile; cached in {_choose_cache_folder()} for the next start)")
     started = time.monotonic()
     try:
-        _warm_up(model, model.blank_arguments(micro_batch_size, intra_document_masking, packs_examples, device))
+        # Of layers forward and backward, its gradients not accumulated: DeepSpeed does not notice. Functions compile
+        # their own backward pass.
+        with torch.set_grad_enabled(whole_layers):
+            nats = model(*arguments)
+        if whole_layers:
+            torch.autograd.grad(nats, [parameter for parameter in model.parameters() if parameter.requires_grad])
     except Exception as error:  # whatever the compiler dislikes, training works without it
+        if not whole_layers:
+            raise
         for layer, forward in zip(layers, eager, strict=True):
             layer.forward = forward
         loss.fused_softmax = None
         log(f"not compiled, the layers run eagerly: {_first_line(error)}")
         return False
-    _log_errors(fused_functions(), log)
-    log(f"compiled in {seconds_text(time.monotonic() - started)}")
-    return True
-
-
-def start_functions(
-    model: Any,
-    micro_batch_size: int,
-    intra_document_masking: bool,
-    log: Callable[[str], None],
-    packs_examples: bool = False,
-) -> bool:
-    """Compile the functions of a `megatron.Model`, whose layers stay eager; False when one of them failed.
-
-    Every process must call it: one micro batch is computed, forward and without gradients, as in validation.
-    """
-    device = next(model.parameters()).device
-    folder = _choose_cache_folder()
-    fused = _fuse_functions()
-    log(f"compiling the loss, activations and rotary positions (torch.compile; cached in {folder} for the next start)")
-    started = time.monotonic()
-    with torch.no_grad():
-        model(*model.blank_arguments(micro_batch_size, intra_document_masking, packs_examples, device))
-    for each in fused:
+    for each in fused_functions():
         each.stop_learning()
-    _log_errors(fused, log)
+    failed = [each for each in fused_functions() if each.error]
+    for each in failed:
+        log(f"not compiled, runs eagerly: {each.function.__name__.strip('_')}: {_first_line(each.error)}")
     log(f"compiled in {seconds_text(time.monotonic() - started)}")
-    return not any(each.error for each in fused)
-
-
-def _fuse_functions() -> list[Fused]:
-    """Put compiled functions in the place of those that are called by themselves."""
-    loss.fused_softmax = Fused(loss.softmax_times_mask)
-    loss.fused_parallel_softmax = loss.ParallelSoftmax(*(Fused(each) for each in loss.PARALLEL_SOFTMAX))
-    feed_forward.fused_activate = Fused(feed_forward.plain_activate, num_differentiable=2)
-    rope_utils._apply_rotary_pos_emb_bshd = Fused(plain_rotate, num_differentiable=1)
-    return fused_functions()
+    return not failed
 
 
 def fused_functions() -> list[Fused]:
@@ -133,13 +116,7 @@ def fused_functions() -> list[Fused]:
     return [each for each in places if isinstance(each, Fused)]
 
 
-def _log_errors(fused: list[Fused], log: Callable[[str], None]) -> None:
-    for each in fused:
-        if each.error:
-            log(f"not compiled, runs eagerly: {each.name}: {_first_line(each.error)}")
-
-
-def _first_line(error: Exception) -> str:
+def _first_line(error: Exception | None) -> str:
     return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
 
 
@@ -170,10 +147,61 @@ class _CompiledForward:
         return chosen(hidden_states, *arguments, **named)
 
 
-def _warm_up(model: Any, arguments: list[torch.Tensor]) -> None:
-    """One micro batch forward and backward, its gradients computed but not accumulated: DeepSpeed does not notice."""
-    nats = model(*arguments)
-    torch.autograd.grad(nats, [parameter for parameter in model.parameters() if parameter.requires_grad])
+class Fused:
+    """A function compiled for the sizes of tensors that it is shown while `is_learning`; eager for others.
+
+    Should the compiler fail, the function runs eagerly from then on, and `error` says why. It fails in one place only:
+    within the call that shows it a new size, so that no process leaves a forward pass in which others communicate.
+    """
+
+    def __init__(self, function: Callable[..., Any], num_differentiable: int = 0):
+        """Its first `num_differentiable` arguments need gradients in training, where they are tensors.
+
+        Without any, the second size that it is shown is compiled for all further ones.
+        """
+        self.function, self._num_differentiable = function, num_differentiable
+        self._compiled = torch.compile(function, fullgraph=True, dynamic=False if num_differentiable else None)
+        self._sizes: set[Any] = set()
+        self.is_learning = True
+        """Whether it compiles for sizes that it has not met."""
+        self.error: Exception | None = None
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Call the function."""
+        sizes = tuple((each.shape, each.stride()) for each in arguments if isinstance(each, Tensor))
+        if self.is_learning and self.error is None and sizes not in self._sizes:
+            try:
+                self._learn(arguments, named)
+                self._sizes.add(sizes)
+            except Exception as error:  # whatever the compiler dislikes, training works without it
+                self.error = error
+        use = self._compiled if self.error is None and sizes in self._sizes else self.function
+        return use(*arguments, **named)
+
+    def stop_learning(self) -> None:
+        """Compile for no further size, unless one compiled function serves them all."""
+        self.is_learning = not self._num_differentiable
+
+    def _learn(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Compile as for evaluation; then forward and backward, on copies that nobody else sees."""
+        with torch.no_grad():
+            self._compiled(*arguments, **named)
+        if not self._num_differentiable:
+            return
+        with torch.enable_grad():
+            copies = (
+                _copy(each) if isinstance(each, Tensor) and index < self._num_differentiable else each
+                for index, each in enumerate(arguments)
+            )
+            self._compiled(*copies, **named).sum().backward()
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """A copy that needs a gradient: of equal strides, and a parameter if it is one, for the compiler looks at both."""
+    with torch.no_grad():
+        copied = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        copied.copy_(tensor)
+    return torch.nn.Parameter(copied) if isinstance(tensor, torch.nn.Parameter) else copied.requires_grad_()
 
 
 def _choose_cache_folder() -> str:

@@ -104,7 +104,7 @@ def open_run(plan: RunPlan, processes: Processes, resume_from: Path | None = Non
     if compilation.reason_against(config.compile, processes.device.type, config.zero_stage) is None:
         compilation.start(model, *batch)
     elif compilation.compiles_functions(config.compile, processes.device.type):
-        compilation.start_functions(model, *batch)
+        compilation.start(model, *batch, whole_layers=False)
     share = BatchLayout(config.global_batch, config.micro_batch, parallel.data_size())
     reading = plan.data.reading
     batches = Batches(reading.tokens(), reading.order(), share, plan.data.objective, parallel.data_rank())

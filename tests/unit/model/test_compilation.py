@@ -13,7 +13,7 @@ from shapes import shape_of
 
 from zerokara.model import compilation, loss
 from zerokara.model.builder import Decoder, build
-from zerokara.model.fusion import Fused
+from zerokara.model.compilation import Fused
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +66,7 @@ def test_a_function_that_does_not_compile_runs_eagerly(model: Decoder, monkeypat
     monkeypatch.setattr(torch, "compile", failing_compile)
     ids = torch.zeros(2, 16, dtype=torch.int64)
     expected, lines = model(ids, ids), []
-    assert not compilation.start_functions(model, 2, intra_document_masking=False, log=lines.append)
+    assert not compilation.start(model, 2, intra_document_masking=False, log=lines.append, whole_layers=False)
     assert [line.split(": ")[1:3] for line in lines[1:-1]] == [
         [name, "RuntimeError"] for name in ("softmax_times_mask", "plain_activate", "apply_rotary_pos_emb_bshd")
     ]
