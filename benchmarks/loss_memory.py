@@ -28,7 +28,7 @@ from torch.nn.functional import cross_entropy
 from zerokara.huggingface.families import TORCH_DTYPES
 from zerokara.model.loss import summed_cross_entropy
 from zerokara.progress import bytes_text
-from zerokara.training.compute import devices
+from zerokara.training.processes import joining
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -49,13 +49,13 @@ METHODS: dict[str, Loss] = {"chunked": chunked, "all logits": all_logits}
 
 def measure(method: str, given: argparse.Namespace) -> None:
     """Measure one method in this process."""
-    device, dtype = devices.local_device(), TORCH_DTYPES[given.precision]
+    device, dtype = joining.local_device(), TORCH_DTYPES[given.precision]
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     torch.manual_seed(0)
     hidden = torch.randn(given.tokens, given.hidden_size).to(device, dtype).requires_grad_()
     weight = (torch.randn(given.vocab_size, given.hidden_size) * 0.02).to(device, dtype).requires_grad_()
     labels = torch.randint(0, given.vocab_size, (given.tokens,)).to(device)
-    held, seconds, loss = devices.peak_memory(device), [], hidden.new_zeros(())
+    held, seconds, loss = joining.peak_memory(device), [], hidden.new_zeros(())
     for _ in range(3):
         hidden.grad = weight.grad = None
         started = time.perf_counter()
@@ -63,7 +63,7 @@ def measure(method: str, given: argparse.Namespace) -> None:
         loss.backward()
         value = loss.item()
         seconds.append(time.perf_counter() - started)
-    print(json.dumps({"memory": devices.peak_memory(device) - held, "seconds": min(seconds), "loss": value}))
+    print(json.dumps({"memory": joining.peak_memory(device) - held, "seconds": min(seconds), "loss": value}))
 
 
 def main() -> None:

@@ -53,8 +53,7 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.huggingface import families, weight_rules
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import bytes_text, count_text
-from zerokara.training.compute import devices
-from zerokara.training.processes import launcher
+from zerokara.training.processes import joining, launcher
 
 SHAPE = [
     "num_layers=8", "hidden_size=512", "num_attn_heads=8", "num_kv_heads=4", "ffn_hidden_size=1408", "seq_len=512",
@@ -81,7 +80,7 @@ class Task:
     @property
     def device(self) -> torch.device:
         """Where all of them compute."""
-        return devices.local_device()
+        return joining.local_device()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -141,7 +140,7 @@ def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]
 
     settings = task.settings
     if task.device.type == "cpu":
-        devices.keep_freed_memory()
+        joining.keep_freed_memory(True)
     os.environ.update(launcher.rank_environment(0, 1))
     init_process_group(task.device)
     parallel.start(settings.seed)
@@ -309,7 +308,7 @@ def contend(name: str, task_file: str) -> None:
     loss = run(task, turns, compiled)
     with torch.no_grad():
         losses = [float(loss(ids.to(task.device))) for ids in task.validation()]
-    turns.answer(validation=statistics.fmean(losses), memory=devices.peak_memory(task.device))
+    turns.answer(validation=statistics.fmean(losses), memory=joining.peak_memory(task.device))
 
 
 @dataclass

@@ -14,11 +14,10 @@ from zerokara.model import loopback, parallel
 from zerokara.model.builder import Model
 from zerokara.model.megatron_core import parallel_state
 from zerokara.training.compute import updater
-from zerokara.training.compute.devices import local_device
 from zerokara.training.compute.engine import Engine
 from zerokara.training.compute.updater import load_template
 from zerokara.training.planning.run_plan import template_path
-from zerokara.training.processes.joining import init_process_group
+from zerokara.training.processes.joining import init_process_group, local_device
 
 
 def join_alone(device: str = "cpu") -> None:

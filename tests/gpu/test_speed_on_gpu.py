@@ -15,7 +15,7 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import compilation, loss
 from zerokara.model.builder import Decoder, build
 from zerokara.model.shapes import ModelShape
-from zerokara.training.compute import devices
+from zerokara.training.logbook import peak_flops
 
 pytestmark = pytest.mark.gpu
 
@@ -65,7 +65,7 @@ def test_compiled_equals_written() -> None:
 @pytest.mark.skipif(REHEARSED, reason="the peak of a CPU is not in the table")
 def test_this_device_is_known() -> None:
     """Else MFU is n/a: add the device to `devices.PEAK_BF16_FLOPS`, with its source."""
-    assert devices.peak_flops(torch.device("cuda", 0)), torch.cuda.get_device_name(0)
+    assert peak_flops(name := torch.cuda.get_device_name(0)), name
 
 
 @pytest.mark.slow

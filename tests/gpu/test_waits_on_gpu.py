@@ -25,7 +25,7 @@ from zerokara.model.builder import build
 from zerokara.model.experts import Routing
 from zerokara.model.shapes import ModelShape
 from zerokara.training.batch_loader import StepBatches
-from zerokara.training.compute import devices
+from zerokara.training.compute import engine, replicated, zero
 from zerokara.training.guards import StepGuard
 from zerokara.training.loop import train_step
 from zerokara.training.processes.joining import Processes
@@ -55,7 +55,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 @contextmanager
 def waits_refused() -> Iterator[Counter[str]]:
-    """Make every wait an error but those of `devices.read` and DeepSpeed's; yields a count of these, by kind.
+    """Make every wait an error but those of `engine.read_once` and DeepSpeed's; yields a count of these, by kind.
 
     A read counts by the device of its numbers.
     """
@@ -72,8 +72,10 @@ def waits_refused() -> Iterator[Counter[str]]:
 
         return waiting
 
+    read_once = counted(engine.read_once, lambda norm, _: norm.device.type)
     with (
-        mock.patch.object(devices, "read", counted(devices.read, lambda numbers: numbers.device.type)),
+        mock.patch.object(replicated, "read_once", read_once),
+        mock.patch.object(zero, "read_once", read_once),
         mock.patch.object(torch.cuda, "synchronize", counted(torch.cuda.synchronize, lambda *_: SYNCHRONIZE)),
         mock.patch.object(
             torch.cuda.Stream, "synchronize", counted(torch.cuda.Stream.synchronize, lambda _: SYNCHRONIZE)
@@ -120,7 +122,7 @@ def check_third_step(settings: dict[str, Any], compiles: bool = False) -> None:
     """Two steps may wait (kernels are chosen, memory is taken); the third is watched, with its edge."""
     config = load(PretrainConfig, "/dev/null", [f"{key}={value}" for key, value in (COMMON | settings).items()])
     model = build(ModelShape.from_config(config, VOCABULARY), seed=1, routing=Routing.from_config(config))
-    engine = engine_of(model, config, chosen_for=2)
+    trained = engine_of(model, config, chosen_for=2)
     if compiles:
         assert compilation.start(model, config.micro_batch, config.intra_document_masking, log=print)
     guard = StepGuard(0.0, 0)
@@ -128,7 +130,7 @@ def check_third_step(settings: dict[str, Any], compiles: bool = False) -> None:
 
     def step(number: int) -> None:
         made = batches(config, generator)
-        train_step(engine, processes, lambda _: made, number, 1e-3, guard, lambda: False)
+        train_step(trained, processes, lambda _: made, number, 1e-3, guard, lambda: False)
 
     step(1)
     step(2)

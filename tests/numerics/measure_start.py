@@ -28,10 +28,11 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import initial_weights, parallel
 from zerokara.model.builder import build
 from zerokara.model.shapes import ModelShape
-from zerokara.training.compute import devices, updater, zero  # noqa: F401  # DeepSpeed, once for all processes
+from zerokara.training.compute import updater, zero  # noqa: F401  # DeepSpeed, once for all processes
 from zerokara.training.compute.engine import Engine, master_weights, start_from
 from zerokara.training.compute.updater import load_template
 from zerokara.training.planning.run_plan import template_path
+from zerokara.training.processes.joining import keep_freed_memory
 
 VOCABULARY = 500
 SEED = 1
@@ -68,7 +69,7 @@ def digest_of(engine: Engine, is_whole: bool) -> str:
 def start(config: PretrainConfig) -> dict[str, Any]:
     """Start as a run does."""
     warnings.simplefilter("ignore")
-    devices.give_back_freed_memory()
+    keep_freed_memory(False)
     chosen = updater.choose(config.zero_stage, config.optimizer, config.offload, parallel.data_size())
     template = load_template(template_path(config.deepspeed_template))
     shape = ModelShape.from_config(config, VOCABULARY)

@@ -78,20 +78,20 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         needs_gradient: bool,
     ) -> Tensor:
         total = torch.zeros((), dtype=torch.float32, device=hidden_ND.device)
-        grad_hidden_ND = torch.empty_like(hidden_ND) if needs_gradient else None
+        grad_hidden_ND = torch.empty_like(hidden_ND if needs_gradient else hidden_ND[:0])
         # The sum over chunks is kept in fp32: in bf16 each addition would round.
-        grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if needs_gradient else None
+        grad_weight_VD = torch.zeros_like(weight_VD if needs_gradient else weight_VD[:0], dtype=torch.float32)
         chunks = _chunks(hidden_ND, weight_VD, labels_N, mask_N, vocab_size, group, needs_gradient)
         for chunk, nats_C, grad_CV in chunks:
             total += (nats_C * mask_N[chunk]).sum()
-            if grad_hidden_ND is not None and grad_weight_VD is not None:
+            if needs_gradient and grad_CV is not None:
                 torch.mm(grad_CV, weight_VD, out=grad_hidden_ND[chunk])
                 if weight_VD.dtype == torch.float32:
                     grad_weight_VD.addmm_(grad_CV.t(), hidden_ND[chunk])
                 else:
                     grad_weight_VD += grad_CV.t() @ hidden_ND[chunk]
             del grad_CV  # freed before the next chunk's logits are made
-        if grad_hidden_ND is not None and grad_weight_VD is not None:
+        if needs_gradient:
             if group:
                 torch.distributed.all_reduce(grad_hidden_ND, group=group)
             ctx.save_for_backward(grad_hidden_ND, grad_weight_VD.to(weight_VD.dtype))

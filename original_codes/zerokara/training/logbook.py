@@ -9,6 +9,7 @@ last.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +23,6 @@ from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.progress import bytes_text, count_text, seconds_text
 from zerokara.samples.mixed_order import MixedOrder
 from zerokara.training import sampling
-from zerokara.training.compute import devices
 from zerokara.training.evaluation import ValidationResult
 from zerokara.training.guards import bad_sample_text
 from zerokara.training.loop import StepRecord
@@ -31,13 +31,53 @@ from zerokara.training.monitoring.trackers import Plots, TensorBoard, WeightsAnd
 from zerokara.training.planning.consumption import stage_messages
 from zerokara.training.planning.position import Position
 from zerokara.training.planning.run_plan import RunPlan
-from zerokara.training.processes.joining import Processes
+from zerokara.training.processes.joining import Processes, peak_memory
 from zerokara.training.sampling import Sample
 from zerokara.training.task_evaluation import TaskResult
 
 _UNLOGGED = "unlogged_losses"
 _KEEP = 0.98
 """Weight of a step relative to the one after it: the average of the time is over some fifty steps."""
+
+PEAK_BF16_FLOPS = {
+    # NVIDIA: the datasheet of each; those that state sparse numbers, halved.
+    "A100": 312e12,
+    "A800": 312e12,
+    "H100": 989e12,  # SXM
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H800": 989e12,
+    "H20": 148e12,
+    "GH200": 989e12,
+    "H200": 989e12,  # SXM
+    "H200 NVL": 835e12,
+    "B200": 2250e12,
+    "GB200": 2500e12,
+    "A10": 125e12,
+    "A10G": 70e12,
+    "A30": 165e12,
+    "A40": 150e12,
+    "L4": 121e12,
+    "L40": 181e12,
+    "L40S": 362e12,
+    "RTX A6000": 155e12,
+    "RTX 6000 Ada": 364e12,
+    # The architecture whitepapers of Ampere GA102, Ada and Blackwell, with fp32 accumulation, as training has it.
+    "RTX 3090": 71e12,
+    "RTX 3090 Ti": 80e12,
+    "RTX 4080": 97e12,
+    "RTX 4090": 165e12,
+    "RTX 5080": 113e12,
+    "RTX 5090": 210e12,
+    # AMD: the datasheet of each; torch shows each half of an MI250 as a device of its own.
+    "MI210": 181e12,
+    "MI250": 181e12,
+    "MI250X": 192e12,
+    "MI300A": 981e12,
+    "MI300X": 1307e12,
+    "MI325X": 1307e12,
+}
+"""Dense bf16 operations a second, by words of the name that torch gives. V100, T4 and older have no bf16."""
 
 
 class Logbook:
@@ -53,7 +93,8 @@ class Logbook:
         self._step_seconds = self._step_weight = self._paused = 0.0
         self._num_steps = 0
         self._pauses = {"validation": 0.0, "save": 0.0}
-        self._peak_flops = devices.peak_flops(self._device)
+        name = torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else ""
+        self._peak_flops = peak_flops(name)
         self._has_metric = isinstance(plan.config, FinetuneRunConfig) and plan.config.metric != "loss"
         self.facts: dict[str, Any] = dict(state.facts)
         """Numbers for the checkpoint's state and the model card."""
@@ -61,9 +102,8 @@ class Logbook:
         self._drawing: Plots | None = None
         if processes.is_first:
             self._open(plan, state)
-        if self._device.type == "cuda" and self._peak_flops is None:
-            name = torch.cuda.get_device_name(self._device)
-            self._log(f"mfu is n/a: the peak of {name} is not in training/compute/devices.py")
+        if name and self._peak_flops is None:
+            self._log(f"mfu is n/a: the peak of {name} is not in training/logbook.py")
 
     def _open(self, plan: RunPlan, state: TrainingState) -> None:
         config, run_dir = plan.config, plan.run_dir
@@ -137,7 +177,7 @@ class Logbook:
             "grad_norm": record.grad_norm,
             "tokens_per_second": speed,
             "mfu": None,
-            "memory_bytes": devices.peak_memory(self._device),
+            "memory_bytes": peak_memory(self._device),
             "seconds": self.seconds,
             "seconds_left": self.seconds_left(record.step),
             **{name: list(values) for name, values in (layer_statistics or {}).items()},
@@ -244,3 +284,9 @@ class Logbook:
     def _record(self, line: dict[str, Any]) -> None:
         if self._recorder is not None:
             self._recorder.record(line)
+
+
+def peak_flops(name: str) -> float | None:
+    """Dense bf16 operations a second of the GPU with this name, by the entry with the most of its words."""
+    fitting = [part for part in PEAK_BF16_FLOPS if re.search(rf"\b{re.escape(part)}\b", name)]
+    return PEAK_BF16_FLOPS[max(fitting, key=len)] if fitting else None

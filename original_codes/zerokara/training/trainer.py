@@ -18,7 +18,6 @@ from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.errors import RunError
 from zerokara.model.experts import statistics
 from zerokara.progress import seconds_text
-from zerokara.training.compute import devices
 from zerokara.training.compute.engine import master_weights
 from zerokara.training.evaluation import Validation
 from zerokara.training.guards import StepGuard, TooManySkippedSteps, find_bad_samples
@@ -30,7 +29,7 @@ from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes import folder_sharing
 from zerokara.training.processes.divergence import DivergenceCheck, ProcessesDiverged
 from zerokara.training.processes.folder_sharing import FolderSharing
-from zerokara.training.processes.joining import Processes
+from zerokara.training.processes.joining import Processes, local_device
 from zerokara.training.processes.stopping import FILE_NAME as STOP_NAME
 from zerokara.training.processes.stopping import StopRequest
 from zerokara.training.run import Run, join, open_run, state_of
@@ -46,7 +45,7 @@ def open_trainer(plan: RunPlan, stop_after: int | None = None, validates: bool =
     The run is left after step `stop_after`, and without validation where `validates` is false: both are for a caller
     that wants only a part of it.
     """
-    stop = StopRequest(devices.local_device())
+    stop = StopRequest(local_device())
     stop.listen()
     processes = join(plan)
     sharing = folder_sharing.find(processes, plan.run_dir)

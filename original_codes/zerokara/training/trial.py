@@ -22,11 +22,11 @@ from zerokara.errors import RunError
 from zerokara.model import compilation
 from zerokara.model.blocked_attention import BlockedAttention
 from zerokara.progress import count_text, seconds_text
-from zerokara.training.compute import devices
 from zerokara.training.guards import StepGuard
 from zerokara.training.loop import StepRecord, train_step
 from zerokara.training.planning.memory_forecast import MachineMemory
 from zerokara.training.planning.run_plan import RunPlan
+from zerokara.training.processes.joining import gpu_memory, peak_memory
 from zerokara.training.run import Run, join, open_run
 from zerokara.training.trial_launch import TrialResult
 
@@ -56,7 +56,7 @@ def run_trial(plan: RunPlan, result_path: Path) -> None:
         RunError: a process did not answer, or a loss was not finite.
     """
     processes = join(plan)
-    available = MachineMemory.available(plan.processes_per_node, devices.gpu_memory(processes.device))
+    available = MachineMemory.available(plan.processes_per_node, gpu_memory(processes.device))
     run = open_run(plan, processes)
     _log_result(run, _steps(run), available, result_path)
 
@@ -132,7 +132,7 @@ def attention_kernels(operators: Collection[str]) -> str:
 def _log_result(run: Run, records: Sequence[StepRecord], available: MachineMemory, path: Path) -> None:
     processes, schedule = run.processes, run.plan.schedule
     seconds = median(record.seconds for record in records[1:])
-    peak = processes.max(devices.peak_memory(processes.device))
+    peak = processes.max(peak_memory(processes.device))
     speed = f"{seconds_text(seconds)} a step, {count_text(schedule.batch_tokens / seconds)} tok/s"
     processes.log(
         f"trial of {len(records)} steps: loss {records[-1].loss:.3f}, {speed}; "

@@ -19,11 +19,10 @@ import torch.distributed
 
 from zerokara.errors import RunError, guarded
 from zerokara.training import task_test
-from zerokara.training.compute import devices
 from zerokara.training.evaluation import evaluate_checkpoint
 from zerokara.training.planning.memory_forecast import MachineMemory, MemoryForecast
 from zerokara.training.planning.run_plan import RunPlan, on_processes, read_plan
-from zerokara.training.processes import launcher, leaving
+from zerokara.training.processes import joining, launcher, leaving
 from zerokara.training.trainer import open_trainer
 from zerokara.training.trial import run_trial
 
@@ -63,7 +62,7 @@ def work(plan: RunPlan, what: str, argument: str = "") -> None:
     """``train``; ``prove LAST_STEP`` trains so far, without validation; ``trial RESULT_FILE`` only tries a few steps;
     ``evaluate CHECKPOINT`` and ``test CHECKPOINT`` read the validation and the test data with it.
     """
-    with _explained(plan, devices.local_device()):
+    with _explained(plan, joining.local_device()):
         if what == "trial":
             run_trial(plan, Path(argument))
         elif what == "evaluate":
@@ -86,7 +85,7 @@ def _explained(plan: RunPlan, device: torch.device) -> Iterator[None]:
         OutOfMemory: with the state by part, and the settings that would fit.
         LostConnection: another process is gone, or did not answer in time.
     """
-    forecast = plan.memory_forecast(MachineMemory.available(plan.processes_per_node, devices.gpu_memory(device)))
+    forecast = plan.memory_forecast(MachineMemory.available(plan.processes_per_node, joining.gpu_memory(device)))
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:

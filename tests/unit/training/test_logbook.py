@@ -19,7 +19,7 @@ from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.mixed_order import MixedStage
 from zerokara.samples.sources import TokenSource
 from zerokara.training.evaluation import Score, ValidationResult
-from zerokara.training.logbook import Logbook
+from zerokara.training.logbook import Logbook, peak_flops
 from zerokara.training.loop import StepRecord
 from zerokara.training.monitoring import metrics
 from zerokara.training.planning.position import Position
@@ -234,3 +234,35 @@ def test_only_the_first_process_writes_and_all_keep_the_facts(
     book.close()
     assert book.facts["loss"] == 5.0
     assert not list(tmp_path.iterdir()) and not capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "teraflops"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA A100 80GB PCIe", 312),
+        ("NVIDIA A10", 125),
+        ("NVIDIA A10G", 70),
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H200", 989),
+        ("NVIDIA H200 NVL", 835),
+        ("NVIDIA GH200 480GB", 989),
+        ("NVIDIA B200", 2250),
+        ("NVIDIA L4", 121),
+        ("NVIDIA L40S", 362),
+        ("NVIDIA RTX A6000", 155),
+        ("NVIDIA GeForce RTX 3090", 71),
+        ("NVIDIA GeForce RTX 3090 Ti", 80),
+        ("NVIDIA GeForce RTX 4090", 165),
+        ("AMD Instinct MI300X", 1307),
+        ("AMD Instinct MI250X", 192),
+    ],
+)
+def test_peaks_by_name(name: str, teraflops: int) -> None:
+    assert peak_flops(name) == teraflops * 1e12
+
+
+@pytest.mark.parametrize("name", ["Tesla V100-SXM2-32GB", "Tesla T4", "NVIDIA RTX A1000", "NVIDIA RTX A4000", ""])
+def test_what_is_not_known_is_not_guessed(name: str) -> None:
+    assert peak_flops(name) is None

@@ -142,14 +142,14 @@ class MemoryForecast:
 
     @property
     def peak_limit_bytes(self) -> float:
-        """The measured peak of a process (`devices.peak_memory`) up to which a trial has passed."""
+        """The measured peak of a process (`joining.peak_memory`) up to which a trial has passed."""
         pool = self.pools[0]
         uncounted = CUDA_CONTEXT_BYTES if self.machine.device == "cuda" else 0
         return SAFE_SHARE * pool.available_bytes / pool.num_processes - uncounted
 
     @property
     def can_keep_freed_memory(self) -> bool:
-        """Whether processes on a CPU may keep the memory they free, for speed (`devices.keep_freed_memory`)."""
+        """Whether processes on a CPU may keep the memory they free, for speed (`joining.keep_freed_memory`)."""
         pool, checkpointing = self.pools[0], self.layout.activation_checkpointing
         return checkpointing == "off" and KEPT_SHARE * pool.ample_bytes <= SAFE_SHARE * pool.available_bytes
 

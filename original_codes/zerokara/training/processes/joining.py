@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import datetime
 import itertools
 import os
+import resource
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +19,6 @@ from torch.distributed import PrefixStore, ProcessGroup, Store, TCPStore, distri
 from zerokara import progress
 from zerokara.errors import RunError
 from zerokara.model import parallel
-from zerokara.training.compute import devices
 from zerokara.training.planning import cores
 from zerokara.training.processes import authentication, rendezvous
 
@@ -30,6 +31,9 @@ ANSWER_SECONDS = 60
 TIMEOUT = datetime.timedelta(minutes=30)
 """How long a collective waits for the slowest process, in every group; what may take longer has a heartbeat
 (`Processes.from_first`)."""
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""Source: glibc's malloc.h."""
 
 
 @dataclass(frozen=True)
@@ -143,18 +147,16 @@ def join(processes_here: int, tensor_parallel_size: int, seed: int, keeps_freed_
     """Take a device, initialise torch.distributed, and form the process groups.
 
     `processes_here` share this machine's cores. `keeps_freed_memory` is for a process on a CPU that has room: see
-    `devices.keep_freed_memory`.
+    `keep_freed_memory`.
 
     Raises:
         RunError: a process did not answer, or is not part of this run.
     """
-    device = devices.local_device()
+    device = local_device()
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    elif keeps_freed_memory:
-        devices.keep_freed_memory()
     else:
-        devices.give_back_freed_memory()
+        keep_freed_memory(keeps_freed_memory)
     # On a GPU too: initial weights are drawn, and under offload weights updated, by the cores.
     torch.set_num_threads(cores.threads(processes_here))
     init_process_group(device)
@@ -220,3 +222,35 @@ def require_answers(host_group: ProcessGroup | None = None) -> None:
             f"not all {torch.distributed.get_world_size()} processes answered within {ANSWER_SECONDS} s: {message}. "
             "See what these processes printed, and whether they run at all"
         ) from error
+
+
+def local_device() -> torch.device:
+    """The device of this process, by LOCAL_RANK."""
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    return torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def gpu_memory(device: torch.device) -> int | None:
+    """Bytes of a GPU's memory; None for a CPU."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
+
+
+def peak_memory(device: torch.device) -> int:
+    """Most bytes that this process has held so far: of the GPU's memory, or of the machine's."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def keep_freed_memory(keeps: bool) -> None:
+    """On a CPU, let freed memory stay with this process for its next tensor, as torch does on a GPU, or give it back.
+
+    glibc gives large pieces back at once; to get them again the system clears each page, which for a tensor takes as
+    long as a pass over it, or ten: a training step of 40M parameters took 1.4 times as long. The price of keeping is
+    holes that nothing fills, a third more memory there. Elsewhere than with glibc nothing happens.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        if keeps:
+            mallopt(_M_TRIM_THRESHOLD, -1)
+        mallopt(_M_MMAP_THRESHOLD, 2**30 if keeps else 2**20)
