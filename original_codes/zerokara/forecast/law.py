@@ -71,6 +71,9 @@ class Prediction:
     low: float
     high: float
 
+    def __str__(self) -> str:
+        return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
+
 
 @dataclass(frozen=True)
 class ScalingLaw:

@@ -48,6 +48,9 @@ def check_place(settings: ConvertSettings, source: CheckpointSource) -> None:
     inside = {source.run_dir.resolve(), *source.run_dir.resolve().parents}
     if folder.resolve() in inside:
         raise UserError(settings.fault(key, f"holds the run {source.run_dir} itself", "choose another folder"))
+    if folder.is_mount():
+        rule = "is a mount point, which cannot be replaced"
+        raise UserError(settings.fault(key, rule, f"name a folder in it, {folder}/hf"))
     if not folder.exists() or not any(folder.iterdir()):
         return
     path = folder / MANIFEST_NAME

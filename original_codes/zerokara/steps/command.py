@@ -55,17 +55,13 @@ class Options:
     evaluate: str | None = None
     """Checkpoint to validate instead of running: a folder, a name, a step, or "" for the newest; None to run."""
     hours: float | None = None
-    """Hours of training that there are; None for no limit."""
     tokens: float | None = None
-    """Tokens to train on; None for no limit."""
     fit: float | None = None
-    """Minutes in which small models are trained to fit a scaling law; None for none."""
+    """Minutes for small models, to which a scaling law is fitted; None for none."""
     join: str | None = None
-    """Where the first of several machines waits for this one; None on the first, or on a lone one."""
     host: str | None = None
-    """The address of this machine, the first of several; None for that of its default route."""
     argv: Sequence[str] = ()
-    """The words of all of these."""
+    """The command line itself."""
     again: str = SAME_COMMAND
     """The command that resumes this one."""
 

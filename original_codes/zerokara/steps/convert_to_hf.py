@@ -95,4 +95,3 @@ def notebook_for(is_encoder_decoder: bool) -> str:
 
 
 main = partial(command.run, "4_convert_to_HF.sh", convert, __doc__)
-"""Command line of the step; takes its arguments, gives the exit code."""

@@ -74,4 +74,3 @@ def _split_text(split: SplitCount, lengths: SampleLengths) -> str:
 
 
 main = partial(command.run, "count_tokens.py", count_tokens, __doc__, write=WRITE_HELP)
-"""Command line of the step; takes its arguments, gives the exit code."""

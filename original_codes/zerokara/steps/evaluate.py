@@ -158,4 +158,3 @@ def _model_of(models: Sequence[LoadedModel], name: str) -> LoadedModel:
 
 
 main = partial(command.run, "8_evaluate.py", evaluate, __doc__, redo=REDO)
-"""Command line of the step; takes its arguments, gives the exit code."""

@@ -21,4 +21,3 @@ def finetune(config: FinetuneConfig, options: command.Options) -> None:
 
 
 main = partial(command.run, "7_finetune.sh", finetune, __doc__, **train.HELP)
-"""Command line of the step; takes its arguments, gives the exit code."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from zerokara.config.writing import write_values
 from zerokara.durable import make_folders, write_json
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.forecast import ladder, plot
-from zerokara.forecast.law import MeasuredRun, ScalingLaw, fit
+from zerokara.forecast.law import MeasuredRun, fit
 from zerokara.forecast.machine import LEFT_TO_RECIPE, Planner, size_settings
 from zerokara.forecast.runs import SmallRuns
 from zerokara.forecast.sizes import Budget, Candidate, candidate, recommended
@@ -36,72 +36,61 @@ HELP = {
     "fit": "train small models for some minutes (10 if none are given), and predict the bits per byte of each size",
     "write": "write the recommended size, its tokens and the recipe into the configuration file, keeping its comments",
 }
-RUNS_FOLDER, LAW_NAME = "runs", "law.json"
 
 
 def plan(config: PretrainConfig, options: command.Options) -> None:
     """Measure, print the table, and write the choice when asked."""
     if options.hours is None and options.tokens is None:
-        rule = "must be given, or --tokens: a plan is for what there is"
-        raise UserError(Fault("--hours", rule, remedy="e.g. --hours 8"))
+        raise UserError(Fault("--hours", "must be given, or --tokens", remedy="e.g. --hours 8"))
     if config.init_from:
         raise UserError(config.fault("init_from", "fixes the model's size: there is nothing to plan", "set it to ''"))
-    counts, encoder = count(config.output_prefix), Encoder(config.input_tokenizer_file)
+    counts, vocab_size = count(config.output_prefix), Encoder(config.input_tokenizer_file).vocab_size
     planner = Planner(options.config_path, tuple(options.overrides))
     opening(f"plan: {counts.train.tokens:,} training tokens in {config.output_prefix}")
     speed = planner.measure_speed()
     folder = Path(f"{config.output_prefix}_plan")
-    fitted = _fitted(config, options, planner, encoder, counts, folder)
-    budget = Budget(
-        options.hours or math.inf, options.tokens or math.inf, counts.train.tokens, config.max_epochs_per_source
-    )
-    law = fitted.law if fitted else None
-    candidates = [
-        candidate(name, _shape(planner, name, encoder), planner.memory(name), speed, budget, law) for name in SIZES
-    ]
+    runs = _small_runs(config, options, planner, vocab_size, counts, folder)
+    law = fit(runs) if runs else None
+    limits = options.hours or math.inf, options.tokens or math.inf
+    budget = Budget(*limits, counts.train.tokens, config.max_epochs_per_source)
+    candidates = []
+    for name in SIZES:
+        shape = ModelShape.from_config(planner.config(**size_settings(name)), vocab_size)
+        candidates.append(candidate(name, shape, planner.memory(name), speed, budget, law))
     chosen = recommended(candidates)
     if chosen is None:
         raise RunError("no size fits into the memory of this machine")
     shown = {each: planner.num_steps(each) for each in candidates if each.is_sensible or each is chosen}
-    for line in table(shown, chosen):
-        log(line)
+    log("\n".join(table(shown, chosen)))
     if others := [each.name for each in candidates if each not in shown]:
         log(f"  not shown, too large for this memory or for so few tokens: {', '.join(others)}")
-    if fitted:
-        plot.draw(folder / plot.PLOT_NAME, list(shown), chosen, fitted.law, fitted.runs)
-    _conclude(config, options, chosen, fitted, folder)
+    tokens, plot_path = int(chosen.tokens), folder / plot.PLOT_NAME
+    rows = [("take", f"model_size: {chosen.name}, train_tokens: {tokens:,} ({chosen.epochs:.2f} epochs)")]
+    if law:
+        plot.draw(plot_path, list(shown), chosen, law, runs)
+        rows += [("expect", f"{chosen.prediction} bits per byte of held-out text"), ("plot", str(plot_path))]
+    else:
+        rows.append(("bits per byte", "not known: --fit trains small models on this corpus and predicts them"))
+    if options.write:
+        if not options.dry_run:
+            values = {**LEFT_TO_RECIPE, **size_settings(chosen.name), "train_tokens": tokens}
+            write_values(options.config_path, values)
+        rows.append(("config", f"{'dry run: would write' if options.dry_run else 'written:'} {options.config_path}"))
+    summary("plan", rows, command.next_command("3_train_node1.sh", options, config))
 
 
-@dataclass(frozen=True)
-class _Fitted:
-    law: ScalingLaw
-    runs: list[MeasuredRun]
-
-
-def _shape(planner: Planner, name: str, encoder: Encoder) -> ModelShape:
-    return ModelShape.from_config(planner.config(**size_settings(name)), encoder.vocab_size)  # type: ignore[arg-type]
-
-
-def _fitted(
-    config: PretrainConfig,
-    options: command.Options,
-    planner: Planner,
-    encoder: Encoder,
-    counts: Counts,
-    folder: Path,
-) -> _Fitted | None:
-    """The law of the small runs: of those that --fit asks for, or of an earlier plan's; None where there are none."""
-    kept, identity = folder / LAW_NAME, planner.identity
+def _small_runs(
+    config: PretrainConfig, options: command.Options, planner: Planner, vocab_size: int, counts: Counts, folder: Path
+) -> list[MeasuredRun]:
+    """The small runs for a law: those that --fit asks for, or of an earlier plan; empty where there are none."""
+    kept, identity = folder / "law.json", planner.identity
     if options.fit is None:
         found = json.loads(kept.read_bytes()) if kept.exists() else {}
-        if found.get("identity") != identity:
-            return None
-        runs = [MeasuredRun(**run) for run in found["runs"]]
-        return _Fitted(fit(runs), runs)
+        return [MeasuredRun(**run) for run in found["runs"]] if found.get("identity") == identity else []
     if counts.valid is None:
         rule = "needs held-out documents, and step 2 left none"
         raise UserError(Fault("--fit", rule, remedy="plan without it, or do step 2 with valid_fraction above 0"))
-    shapes, unique_tokens = ladder.shapes(config, encoder.vocab_size), counts.train.tokens
+    shapes, unique_tokens = ladder.shapes(config, vocab_size), counts.train.tokens
     if unique_tokens < ladder.min_tokens(shapes):
         rule = f"needs a corpus of {ladder.min_tokens(shapes):,} training tokens; {config.output_prefix} has"
         raise UserError(Fault("--fit", rule, value=f"{unique_tokens:,}", remedy="plan without it"))
@@ -118,14 +107,14 @@ def _fitted(
         for rung in rungs:
             parameters, tokens = count_text(rung.shape.num_parameters()), count_text(rung.tokens)
             log(f"dry run: would train {parameters} parameters on {tokens} tokens, {seconds_text(rung.seconds(speed))}")
-        return None
-    small = SmallRuns(planner, folder / RUNS_FOLDER)
+        return []
+    small = SmallRuns(planner, folder / "runs")
     if options.redo:
         small.forget()
     runs = small.measure(rungs, speed, seats)
     make_folders(folder)
     write_json(kept, {"identity": identity, "runs": [asdict(run) for run in runs]})
-    return _Fitted(fit(runs), runs)
+    return runs
 
 
 def table(shown: Mapping[Candidate, int], chosen: Candidate) -> list[str]:
@@ -134,36 +123,12 @@ def table(shown: Mapping[Candidate, int], chosen: Candidate) -> list[str]:
     columns = f"{'parameters':>10} {'tokens':>8} {'epochs':>7} {'steps':>9} {'memory':>9} {'time':>14}"
     lines = [f"  {'size':<6} {columns}  {last}"]
     for each, steps in shown.items():
-        value = f"{each.tokens_per_parameter:.1f}"
-        if each.prediction:
-            value = f"{each.prediction.value:.3f} ({each.prediction.low:.3f} to {each.prediction.high:.3f})"
         lines.append(
             f"{'→' if each is chosen else ' '} {each.name:<6} {count_text(each.shape.num_parameters()):>10} "
             f"{count_text(each.tokens):>8} {each.epochs:>7.2f} {steps:>9,} {bytes_text(each.memory.num_bytes):>9} "
-            f"{seconds_text(3600 * each.hours):>14}  {value}"
+            f"{seconds_text(3600 * each.hours):>14}  {each.prediction or f'{each.tokens_per_parameter:.1f}'}"
         )
     return lines
 
 
-def _conclude(
-    config: PretrainConfig, options: command.Options, chosen: Candidate, fitted: _Fitted | None, folder: Path
-) -> None:
-    tokens = int(chosen.tokens)
-    rows = [("take", f"model_size: {chosen.name}, train_tokens: {tokens:,} ({chosen.epochs:.2f} epochs)")]
-    if fitted and chosen.prediction:
-        low, high = chosen.prediction.low, chosen.prediction.high
-        expected = f"{chosen.prediction.value:.3f} bits per byte of held-out text ({low:.3f} to {high:.3f})"
-        rows.append(("expect", expected))
-        rows.append(("plot", str(folder / plot.PLOT_NAME)))
-    else:
-        rows.append(("bits per byte", "not known: --fit trains small models on this corpus and predicts them"))
-    values = {**LEFT_TO_RECIPE, **size_settings(chosen.name), "train_tokens": tokens}
-    if options.write and not options.dry_run:
-        write_values(options.config_path, values)
-    if options.write:
-        rows.append(("config", f"{'dry run: would write' if options.dry_run else 'written:'} {options.config_path}"))
-    summary("plan", rows, command.next_command("3_train_node1.sh", options, config))
-
-
 main = partial(command.run, "0_plan.py", plan, __doc__, **HELP)
-"""Command line of the step; takes its arguments, gives the exit code."""

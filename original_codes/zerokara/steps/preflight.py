@@ -85,10 +85,11 @@ def check(config: Settings, outputs: Outputs, **inputs: Sequence[InputFile]) -> 
     Raises:
         UserError: names the setting and the files.
     """
-    written = {_identity(path) for path in outputs.files if os.path.exists(path)}
+    written = [path.stat() for path in outputs.files if os.path.exists(path)]
     found = []
     for key, files in inputs.items():
-        both = [file.name for file in files if file.remote is None and _identity(file.path) in written]
+        local = [file for file in files if file.remote is None]
+        both = [file.name for file in local if any(os.path.samestat(file.path.stat(), one) for one in written)]
         if both:
             rule = f"names {', '.join(both[:5])}, which this step writes itself"
             found.append(config.fault(key, rule, "rename or move the input"))
@@ -97,34 +98,25 @@ def check(config: Settings, outputs: Outputs, **inputs: Sequence[InputFile]) -> 
 
 
 def faults(config: Settings, outputs: Outputs) -> Iterator[Fault]:
-    """Why a step cannot write its outputs: the first reason."""
-    key, place, record = outputs.key, outputs.files[0].absolute(), outputs.files[-1]
+    """The first reason why a step cannot write its outputs, if there is one."""
+    key, place, record = outputs.key, outputs.files[0].resolve(), outputs.files[-1]
+    remedy = f"choose another {key}"
+    markers = [folder / IDENTITY_NAME for folder in place.parents]
     if reason := next(filter(None, map(_reason_against, outputs.files)), ""):
-        yield config.fault(key, f"cannot be written: {reason}", "choose a folder where you may write")
-        return
-    markers = (folder / IDENTITY_NAME for folder in place.resolve().parents)
-    if marker := next((each for each in markers if each.exists() and each != place.resolve()), None):
-        rule = f"is in the run folder {marker.parent}, which is set aside or deleted as a whole"
-        yield config.fault(key, rule, "choose a folder outside of it")
-        return
-    if not outputs.step:
-        return
-    made = manifest.read(record) if record.exists() else None
-    if made and made.step != outputs.step:
-        rule = f"cannot be written: {record} is of step {made.step!r}"
-        yield config.fault(key, rule, f"choose another {key}, or move those files away")
-        return
-    ours = {record.parent / one.path for files in made.outputs.values() for one in files} if made else set()
-    others = [path for path in outputs.files[:-1] if path.exists() and path not in ours and not _is_left_by_us(path)]
-    if others and not outputs.under_way:
-        names = ", ".join(path.name for path in others)
-        rule = f"cannot be written: {record.parent} holds {names}, which no run of this step wrote"
-        yield config.fault(key, rule, f"choose another {key}, or move {'them' if others[1:] else 'it'} away")
-
-
-def _identity(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_dev, status.st_ino
+        yield config.fault(key, f"cannot be written: {reason}", remedy)
+    elif marker := next((each for each in markers if each.exists() and each != place), None):
+        yield config.fault(key, f"is in the run folder {marker.parent}, which may be deleted as a whole", remedy)
+    elif outputs.step:
+        made = manifest.read(record) if record.exists() else None
+        ours = {record.parent / one.path for files in made.outputs.values() for one in files} if made else set()
+        others = [path for path in outputs.files[:-1] if path.exists() and not (path in ours or _is_left_by_us(path))]
+        if made and made.step != outputs.step:
+            rule = f"cannot be written: {record} is of step {made.step!r}"
+            yield config.fault(key, rule, f"{remedy}, or move those files away")
+        elif others and not outputs.under_way:
+            names = ", ".join(path.name for path in others)
+            rule = f"cannot be written: {record.parent} holds {names}, which no run of this step wrote"
+            yield config.fault(key, rule, f"{remedy}, or move {'them' if others[1:] else 'it'} away")
 
 
 def _reason_against(file: Path) -> str:
@@ -150,7 +142,7 @@ def _reason_against(file: Path) -> str:
 
 def _is_left_by_us(path: Path) -> bool:
     with open(path, "rb") as file:
-        return file.read(100).startswith(_MARKS)
+        return file.read(max(map(len, _MARKS))).startswith(_MARKS)
 
 
 def check_tokenizer_file(config: DataSettings) -> None:

@@ -96,4 +96,3 @@ def _next(config: RunConfig, options: command.Options) -> str:
 
 
 main = partial(command.run, "3_train_node1.sh", launch, __doc__, **HELP)
-"""Command line of the step; takes its arguments, gives the exit code."""

@@ -94,4 +94,3 @@ def _work(config: TokenizerConfig, files: Sequence[InputFile], others: list[Path
 
 
 main = partial(command.run, "1_train_sentencepiece_tokenizer.py", train_tokenizer, __doc__)
-"""Command line of the step; takes its arguments, gives the exit code."""

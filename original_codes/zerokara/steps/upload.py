@@ -28,8 +28,7 @@ def upload(config: ConvertConfig, options: command.Options) -> None:
     # This is the border: the configuration has been checked, and the Hub's library is imported.
     from zerokara.publishing import hub
 
-    reason = hub.check_name(name) if name else None
-    if reason:
+    if name and (reason := hub.check_name(name)):
         raise UserError(config.fault("huggingface_name", f"is not a repository name: {reason}"))
     made = exported_folder.proved(folder)
     record_path = folder / exported_folder.UPLOAD_RECORD_NAME
@@ -37,10 +36,8 @@ def upload(config: ConvertConfig, options: command.Options) -> None:
     exported_folder.check_unchanged(folder, made)
     files = exported_folder.files(made)
     total = sum(record.bytes for record in files)
-    visibility = "private" if config.private else "public"
-    opening(
-        f"step 6 upload: {len(files)} files, {bytes_text(total)} → {name or 'a repository to be named'} ({visibility})"
-    )
+    what, visibility = f"{len(files)} files, {bytes_text(total)}", "private" if config.private else "public"
+    opening(f"step 6 upload: {what} → {name or 'a repository to be named'} ({visibility})")
     if options.dry_run:
         width = max(len(record.path) for record in files)
         for record in files:
@@ -57,10 +54,7 @@ def upload(config: ConvertConfig, options: command.Options) -> None:
         ("repository", f"{done.url} ({'private' if done.private else 'public'})"),
         ("commit", done.commit),
         ("sent", f"{done.num_files_sent} files" if done.num_files_sent else "nothing: all files were there already"),
-        (
-            "compared",
-            f"{len(files)} files, {bytes_text(total)}: paths, sizes and hashes on the Hub are equal to these here",
-        ),
+        ("compared", f"{what}: paths, sizes and hashes on the Hub are equal to these here"),
         ("time", seconds_text(time.monotonic() - started)),
     ]
     if done.private and not config.private:
@@ -70,4 +64,3 @@ def upload(config: ConvertConfig, options: command.Options) -> None:
 
 
 main = partial(command.run, "6_upload.py", upload, __doc__)
-"""Command line of the step; takes its arguments, gives the exit code."""
