@@ -33,13 +33,13 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus import embedded
 from zerokara.progress import bytes_text, count_text
 from zerokara.training.compute.engine import master_weights, optimizer_state
-from zerokara.training.host_copy import HostCopy
 from zerokara.training.loop import StepRecord
 from zerokara.training.planning import run_folder
 from zerokara.training.planning.run_plan import make_plan
 from zerokara.training.processes import launcher
 from zerokara.training.processes.stopping import StopRequest
 from zerokara.training.run import Run, join, open_run
+from zerokara.training.saving import HostCopy
 from zerokara.training.trainer import Trainer
 
 SHAPE = [

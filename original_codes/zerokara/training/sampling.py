@@ -5,26 +5,13 @@ step). For span corruption a prompt has sentinel tokens ("The <extra_id_0> barks
 decoder's output is shown. Other control tokens and the padding rows of the vocabulary are never chosen; an
 end-of-document token ends the text. Neither training's random numbers nor any weight is touched.
 
-There is no cache: every token is a forward pass over all texts so far. That is simple, the same for every family, and
-costs as much as training on ``2 × prompts × (prompt + sample_tokens) × sample_tokens / 6`` tokens (a forward pass is a
-third of a step, and the texts are half as long on average). All processes take part, since under ZeRO 3 and tensor
+There is no cache: every token is a forward pass over all texts so far. That is the same for every family (stock Hugging
+Face models have none for some), needs no second copy of the weights, and costs as much as training on ``2 × prompts ×
+(prompt + sample_tokens) × sample_tokens / 6`` tokens. All processes take part, since under ZeRO 3 and tensor
 parallelism none has the whole model; the first one chooses each token and broadcasts it.
 
-``samples.md`` in the run folder has a section for each step. Texts are blocks of code: none can look like a section, or
-be rendered as markup by a viewer or TensorBoard::
-
-    ## step 100
-
-    **`Once upon a time`**
-
-    greedy:
-
-        and the
-        end
-
-    sampled:
-
-        ...
+``samples.md`` in the run folder has a section ``## step 100`` for each step. Texts are blocks of code: none can look
+like a section, or be rendered as markup by a viewer or TensorBoard.
 """
 
 from __future__ import annotations
@@ -41,7 +28,7 @@ from torch import Tensor
 
 from zerokara import markdown
 from zerokara.durable import write_text
-from zerokara.samples.objective import Prompt, prompt_inputs
+from zerokara.samples.objective import prompt_inputs
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.training.planning.planned_data import RunObjective
 
@@ -86,7 +73,10 @@ class Sampler:
         module.eval()
         with torch.no_grad():
             for _ in range(self._num_tokens):
-                for row, token in enumerate(self._next_tokens(self._last_logits(module, prompts, written), generators)):
+                first, named = prompt_inputs(prompts, written, self._encoder.eos_id)
+                arrays = {name: torch.from_numpy(array).to(self._device) for name, array in named.items()}
+                logits_B1V = module(torch.from_numpy(first).to(self._device), **arrays)
+                for row, token in enumerate(self._next_tokens(logits_B1V.squeeze(1), generators)):
                     ended[row] |= token == self._encoder.eos_id
                     if not ended[row]:
                         written[row].append(token)
@@ -95,13 +85,6 @@ class Sampler:
         module.train()
         texts = [self._encoder.decode_continuation(tokens) for tokens in written]
         return [Sample(*each) for each in zip(self._texts, texts[0::2], texts[1::2], strict=True)]
-
-    def _last_logits(self, module: torch.nn.Module, prompts: Sequence[Prompt], written: Sequence[list[int]]) -> Tensor:
-        """Logits of each text's next token, [B, padded V]."""
-        first, named = prompt_inputs(prompts, written, self._encoder.eos_id)
-        arrays = {name: torch.from_numpy(array).to(self._device) for name, array in named.items()}
-        logits_B1V: Tensor = module(torch.from_numpy(first).to(self._device), **arrays)
-        return logits_B1V.squeeze(1)
 
     def _next_tokens(self, logits_BV: Tensor, generators: Sequence[np.random.Generator]) -> list[int]:
         """Choose the next token of each row, in the first process for all.

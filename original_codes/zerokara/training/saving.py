@@ -11,14 +11,16 @@ it retries for `PATIENCE_SECONDS` more, and then the run fails.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import mmap
 import os
 import threading
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from zerokara import progress
@@ -30,7 +32,6 @@ from zerokara.checkpoint.writers import Writers
 from zerokara.errors import RunError
 from zerokara.progress import seconds_text
 from zerokara.training.compute.engine import Engine, master_weights, optimizer_state, state_shapes
-from zerokara.training.host_copy import HostCopy
 from zerokara.training.processes.folder_sharing import FolderSharing
 from zerokara.training.processes.joining import Processes
 
@@ -42,6 +43,63 @@ REMINDER_SECONDS = 30.0
 """Between two log lines while a save is being waited for."""
 _NICENESS = 10
 """Of the writing thread: where it shares a core with the training, the training goes first."""
+
+
+class HostCopy:
+    """Fp32 tensors by name in main memory, which a checkpoint is written from; each copy replaces the one before.
+
+    With a GPU the memory is pinned, so that copying runs at the speed of the bus: in a thread (`reserve`), since that
+    takes seconds, and ahead of the first save. Pages are mapped and registered with CUDA here because torch rounds its
+    own pinned memory up to powers of two: up to twice as much.
+    """
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._tensors: dict[str, Tensor] = {}
+        self._reserving: threading.Thread | None = None
+
+    def reserve(self, sizes: Mapping[str, int]) -> None:
+        """With a GPU, begin to pin memory for tensors of so many numbers by name."""
+
+        def allocate() -> None:
+            for name, count in sizes.items():
+                self._tensors[name] = self._allocate(count)
+
+        if self._device.type == "cuda":
+            self._reserving = threading.Thread(target=allocate, name="pin", daemon=True)
+            self._reserving.start()
+
+    def put(self, name: str, tensor: Tensor) -> Tensor:
+        """Copy `tensor` over the earlier one with this name, and return the copy; it is valid after `finish`."""
+        if self._reserving is not None:
+            self._reserving.join()
+            self._reserving = None
+        copy = self._tensors.get(name)
+        if copy is None or copy.numel() != tensor.numel():
+            copy = self._tensors[name] = self._allocate(tensor.numel())
+        copy = copy.view(tensor.shape)
+        # In stream order: the memory of `tensor` is not reused before it is read.
+        copy.copy_(tensor, non_blocking=True)
+        return copy
+
+    def finish(self) -> None:
+        """Wait until all copies are complete."""
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+
+    def _allocate(self, count: int) -> Tensor:
+        # Private: of shared memory, Python's default, Linux makes no huge pages.
+        pages = mmap.mmap(-1, 4 * count, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        pages.madvise(mmap.MADV_HUGEPAGE)  # fewer and larger pages: the first copy takes less time
+        tensor = torch.frombuffer(pages, dtype=torch.float32, count=count)
+        if self._device.type == "cuda" and int(
+            torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)
+        ):
+            # Refused (a limit on locked memory): copying is only slower. CUDA keeps the error for whoever looks next,
+            # which is the check behind any kernel: let that be this one.
+            with contextlib.suppress(RuntimeError):
+                torch.zeros(1, device=self._device).add_(1)
+        return tensor
 
 
 class Saver:
@@ -65,16 +123,11 @@ class Saver:
         self._store = CheckpointStore(run_dir, retention, self._log, resumed_from, self._writers, num_bytes)
         self._copy = HostCopy(processes.device)
         self._copy.reserve({name: math.prod(shape) for name, shape in cut_shapes(self._share, shapes).items()})
-        self._current: _SavingThread | None = None
-        self._save: _Save | None = None
-        """In the process that leads those which share a folder, the same as `_current`."""
+        self._current: _Save | None = None
 
     def save(self, state: TrainingState) -> None:
         """Copy the state and start writing it; every process must call it."""
-        self._processes.from_first(lambda: self._wait_for_previous(state.step))
-        if not self._processes.is_first:
-            self._wait_for_previous(state.step)
-        self._wait_for_own()
+        self._wait(lambda last: self._replace(last, state.step))
         started = time.monotonic()
         tensors: dict[str, dict[str, Tensor]] = {WEIGHTS: {}, OPTIMIZER: {}}
         for part, gathered in ((WEIGHTS, master_weights(self._engine)), (OPTIMIZER, optimizer_state(self._engine))):
@@ -82,12 +135,15 @@ class Saver:
                 if rows := self._share.rows(whole.shape):
                     tensors[part][name] = self._copy.put(name, whole[rows.start : rows.stop] if whole.dim() else whole)
         self._copy.finish()
-        if self._sharing.leads:
-            copy_seconds = time.monotonic() - started
-            self._save = _Save(self._store, self._writers, state, tensors, copy_seconds, self._log)
-            self._current = self._save
-        else:
-            self._current = _Share(self._writers, self._store.run_dir, state.step, tensors)
+        copy_seconds = time.monotonic() - started
+
+        def write(save: _Save) -> None:
+            if self._sharing.leads:
+                self._write(save, state, tensors, copy_seconds)
+            else:  # whenever the one that leads asks for it
+                self._writers.serve(self._store.run_dir, tensors, save.no_retry)
+
+        self._current = _Save(state.step, write)
         self._current.start()
 
     def finish(self) -> None:
@@ -96,10 +152,93 @@ class Saver:
         Raises:
             RunError: the disk did not take the last checkpoint. In the first process; the others exit silently.
         """
-        self._processes.from_first(self._wait_for_last)
-        if not self._processes.is_first:
-            self._wait_for_last()
-        self._wait_for_own()
+        self._wait(self._require)
+
+    def abandon(self) -> None:
+        """Let the current attempt end, without another one; for a process that exits because of an error."""
+        if self._current is not None:
+            self._current.no_retry.set()
+            self._current.join()
+
+    def _wait(self, wait: Callable[[_Save], None]) -> None:
+        """Wait for the save before, by `wait` where this process leads; once the first has ended, so do the others."""
+        last = self._current
+
+        def work() -> int:
+            if last is not None:
+                wait(last)
+            return 0
+
+        self._processes.from_first(work)
+        if self._sharing.leads and not self._processes.is_first:
+            work()
+        if last is not None:
+            last.finish()
+
+    def _replace(self, previous: _Save, step: int) -> None:
+        """Wait for the save before the one of `step`; one that is only waiting for disk space is given up."""
+        waited = self._join(previous, patience=0.0)
+        if waited > 1:
+            text = f"waited {seconds_text(waited)} for the checkpoint of step {previous.step}"
+            self._log(f"step {step}  {text}: save_interval is short for this disk")
+        if previous.disk_error:
+            self._log(f"step {previous.step}  was not saved; the checkpoint of step {step} replaces it")
+
+    def _require(self, last: _Save) -> None:
+        """Wait for the last save of a run; raise RunError if it failed."""
+        self._join(last, PATIENCE_SECONDS)
+        if last.disk_error:
+            newest = self._store.newest
+            raise RunError(
+                f"the checkpoint of step {last.step} could not be saved: {last.disk_error}. "
+                f"{f'The newest checkpoint is {newest}' if newest else 'There is no checkpoint'}; free some space, and "
+                "the next start resumes from it"
+            )
+
+    def _join(self, save: _Save, patience: float) -> float:
+        """Wait for a save, and return for how long; one that the disk refuses is given up after `patience` seconds."""
+        started = reminded = time.monotonic()
+        while save.is_alive():
+            save.join(0.2)
+            now = time.monotonic()
+            left = patience - (now - started)
+            if save.disk_error and left <= 0:
+                save.no_retry.set()
+            elif save.is_alive() and now - reminded >= REMINDER_SECONDS:
+                reminded = now
+                status = "still being written"
+                if save.disk_error:
+                    status = f"retrying for {seconds_text(left)} more: {save.disk_error}"
+                self._log(f"step {save.step}  checkpoint not saved yet, {status}")
+        save.finish()
+        return time.monotonic() - started
+
+    def _write(
+        self, save: _Save, state: TrainingState, tensors: dict[str, dict[str, Tensor]], copy_seconds: float
+    ) -> None:
+        """Write a whole checkpoint, with as many attempts as it takes."""
+        retried = ""
+        try:
+            while True:
+                started = time.monotonic()
+                try:
+                    folder = self._store.save(state, *tensors.values())
+                    break
+                except OSError as error:
+                    save.disk_error = f"{error.filename or self._store.run_dir}: {error.strerror or error}"
+                if not retried:
+                    self._log(
+                        f"step {save.step}  checkpoint NOT saved: {save.disk_error}. Training continues; retrying "
+                        f"every {RETRY_SECONDS:g} s"
+                    )
+                retried = " after retrying"
+                if save.no_retry.wait(RETRY_SECONDS):
+                    return
+        finally:
+            self._writers.finish()
+        save.disk_error = ""
+        seconds, waited = seconds_text(time.monotonic() - started), seconds_text(copy_seconds)
+        self._log(f"step {save.step}  saved {folder} in {seconds}{retried}; training waited {waited}")
 
     def _log(self, text: str) -> None:
         """Print a line, from each process that leads; those of other machines with their names."""
@@ -108,157 +247,31 @@ class Saver:
         elif self._sharing.leads:
             progress.log(f"{self._sharing.host}: {text}")
 
-    def abandon(self) -> None:
-        """Let the current attempt end, without another one; for a process that exits because of an error."""
-        if self._current is not None:
-            self._current.stop_retrying()
-            self._current.join()
 
-    def _wait_for_own(self) -> None:
-        """Wait for this process's thread: once the first has ended, so do the others."""
-        if self._current is not None:
-            self._current.join()
-            self._current.raise_unexpected_error()
-
-    def _wait_for_previous(self, step: int) -> int:
-        """Wait for the save before the one of `step`; one that is only waiting for disk space is given up."""
-        previous = self._save
-        if previous is None:
-            return 0
-        started = time.monotonic()
-        previous.stop_retrying()
-        while previous.is_alive():
-            previous.join(REMINDER_SECONDS)
-            if previous.is_alive():
-                waited = seconds_text(time.monotonic() - started)
-                self._log(f"step {step}  waiting for the checkpoint of step {previous.step} since {waited}")
-        waited_seconds = time.monotonic() - started
-        if waited_seconds > 1:
-            self._log(
-                f"step {step}  waited {seconds_text(waited_seconds)} for the checkpoint of step {previous.step}: "
-                "save_interval is short for this disk"
-            )
-        previous.raise_unexpected_error()
-        if previous.disk_error:
-            self._log(f"step {previous.step}  was not saved; the checkpoint of step {step} replaces it")
-        return 0
-
-    def _wait_for_last(self) -> int:
-        """Wait for the last save.
-
-        Raises:
-            RunError: it failed.
-        """
-        last = self._save
-        if last is None:
-            return 0
-        started = reminded = time.monotonic()
-        while last.is_alive():
-            last.join(0.2)
-            now = time.monotonic()
-            if last.disk_error and now - started > PATIENCE_SECONDS:
-                last.stop_retrying()
-                last.join()
-            elif last.is_alive() and now - reminded >= REMINDER_SECONDS:
-                reminded = now
-                left = seconds_text(PATIENCE_SECONDS - (now - started))
-                status = f"retrying for {left} more: {last.disk_error}" if last.disk_error else "still being written"
-                self._log(f"step {last.step}  checkpoint not saved yet, {status}")
-        last.raise_unexpected_error()
-        if not last.disk_error:
-            return 0
-        newest = f"The newest checkpoint is {self._store.newest}" if self._store.newest else "There is no checkpoint"
-        raise RunError(
-            f"the checkpoint of step {last.step} could not be saved: {last.disk_error}. {newest}; free some space, and "
-            "the next start resumes from it"
-        )
-
-
-class _SavingThread(threading.Thread, ABC):
+class _Save(threading.Thread):
     """Writes the copied state of one step. A daemon: a process that must exit at once does not wait for it."""
 
-    def __init__(self, step: int):
+    def __init__(self, step: int, write: Callable[[_Save], None]):
         super().__init__(name=f"save step {step}", daemon=True)
-        self.step = step
-        self._no_retry = threading.Event()
+        self.step, self._write = step, write
+        self.no_retry = threading.Event()
+        """Set where no further attempt is to be made."""
+        self.disk_error = ""
+        """What the disk answered to the last attempt; empty once one has succeeded."""
         self._unexpected_error: BaseException | None = None
 
-    def stop_retrying(self) -> None:
-        """Make no further attempt."""
-        self._no_retry.set()
-
-    def raise_unexpected_error(self) -> None:
-        """Raise, in the training thread, what ended this one and was not the disk's answer."""
-        if self._unexpected_error is not None:
-            raise self._unexpected_error
-
     def run(self) -> None:
-        """Write, with as many attempts as it takes."""
+        """Write; what the disk refuses is no error of the run."""
         try:
             # Only upwards: where the whole run was started with `nice`, lowering it is forbidden.
             niceness = max(_NICENESS, os.getpriority(os.PRIO_PROCESS, 0))
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
-            self._write()
+            self._write(self)
         except BaseException as error:
             self._unexpected_error = error
 
-    @abstractmethod
-    def _write(self) -> None:
-        """Write; what the disk refuses is no error of the run."""
-
-
-class _Share(_SavingThread):
-    """The share of a process that is not the first, written whenever that asks for it."""
-
-    def __init__(self, writers: Writers, run_dir: Path, step: int, tensors: dict[str, dict[str, Tensor]]):
-        super().__init__(step)
-        self._writers, self._run_dir, self._tensors = writers, run_dir, tensors
-
-    def _write(self) -> None:
-        self._writers.serve(self._run_dir, self._tensors, self._no_retry)
-
-
-class _Save(_SavingThread):
-    """One save, from the copied state to a whole checkpoint on the disk: that of the first process."""
-
-    def __init__(
-        self,
-        store: CheckpointStore,
-        writers: Writers,
-        state: TrainingState,
-        tensors: dict[str, dict[str, Tensor]],
-        copy_seconds: float,
-        log: Callable[[str], None],
-    ):
-        super().__init__(state.step)
-        self.disk_error = ""
-        """What the disk answered to the last attempt; empty once one has succeeded."""
-        self._store, self._writers, self._state, self._tensors = store, writers, state, tensors
-        self._copy_seconds, self._log = copy_seconds, log
-
-    def _write(self) -> None:
-        try:
-            while not self._attempt():
-                if self._no_retry.wait(RETRY_SECONDS):
-                    return
-        finally:
-            self._writers.finish()
-
-    def _attempt(self) -> bool:
-        started = time.monotonic()
-        try:
-            folder = self._store.save(self._state, *self._tensors.values())
-        except OSError as error:
-            is_first = not self.disk_error
-            self.disk_error = f"{error.filename or self._store.run_dir}: {error.strerror or error}"
-            if is_first:
-                self._log(
-                    f"step {self.step}  checkpoint NOT saved: {self.disk_error}. Training continues; retrying every "
-                    f"{RETRY_SECONDS:g} s"
-                )
-            return False
-        retried = " after retrying" if self.disk_error else ""
-        self.disk_error = ""
-        seconds, waited = seconds_text(time.monotonic() - started), seconds_text(self._copy_seconds)
-        self._log(f"step {self.step}  saved {folder} in {seconds}{retried}; training waited {waited}")
-        return True
+    def finish(self) -> None:
+        """Wait for the end; raise, in the training thread, what ended it and was not the disk's answer."""
+        self.join()
+        if self._unexpected_error is not None:
+            raise self._unexpected_error

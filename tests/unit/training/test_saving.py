@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from zerokara.training.host_copy import HostCopy
+from zerokara.training.saving import HostCopy
 
 GPU = torch.device("cuda")
 
