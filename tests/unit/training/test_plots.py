@@ -56,7 +56,7 @@ def test_no_two_ticks_of_an_axis_have_the_same_label() -> None:
         for tokens in (20, 10**8)
         for step in range(1, 30)
     ]
-    for panel, part in ((plots._loss, lines[:29]), (plots._throughput, lines[:29]), (plots._loss, lines[29:])):
+    for panel, part in (("loss", lines[:29]), ("throughput", lines[:29]), ("loss", lines[29:])):
         with plots.matplotlib.rc_context(plots._STYLE):
             figure = Figure()
             axes = figure.subplots()

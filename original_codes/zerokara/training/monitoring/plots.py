@@ -27,12 +27,14 @@ from zerokara.training.monitoring import metrics
 
 BLUE, RED, GREEN, PURPLE, YELLOW, GREY = "#4477aa", "#cc3344", "#228833", "#aa3377", "#bb8800", "#777777"
 """Distinct for colour-blind readers too. Source: Paul Tol's bright scheme, a little darker."""
-SOURCE_COLORS = ("#4477aa", "#ee8866", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")
 _STYLE = {
     "font.size": 9,
     "axes.titlesize": 10,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
+    "axes.prop_cycle": matplotlib.cycler(  # of sources and layers
+        color=["#4477aa", "#ee8866", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb"]
+    ),
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": "#999999",
@@ -61,7 +63,7 @@ def draw(run_dir: Path) -> list[Path]:
     for partial in folder.glob(f"*{PARTIAL_SUFFIX}"):  # of a drawing that was killed; there is never more than one
         partial.unlink(missing_ok=True)
     lines, names = metrics.read(run_dir), curve_names(run_dir)
-    panels = {name: panel for name, (panel, key) in _PANELS.items() if any(line.get(key) for line in lines)}
+    panels = [name for name, (_, key, _, _) in _PANELS.items() if any(line.get(key) for line in lines)]
     if "loss" not in panels:
         return []
     folder.mkdir(exist_ok=True)
@@ -70,15 +72,15 @@ def draw(run_dir: Path) -> list[Path]:
         figure = Figure(figsize=(11, 3.1 * rows + 0.5), layout="constrained")
         figure.suptitle(run_dir.name, fontsize=13, fontweight="bold")
         grid = figure.subplots(rows, 2, squeeze=False).ravel()
-        for axes, panel in zip(grid, panels.values(), strict=False):
-            _fill(axes, panel, lines, names)
+        for axes, name in zip(grid, panels, strict=False):
+            _fill(axes, name, lines, names)
         for axes in grid[len(panels) :]:
             axes.set_axis_off()
         figures = {"overview": figure}
-        for name, panel in panels.items():
+        for name in panels:
             figures[name] = Figure(figsize=(8, 4.5), layout="constrained")
             figures[name].suptitle(run_dir.name, fontsize=9, color=GREY)
-            _fill(figures[name].subplots(), panel, lines, names)
+            _fill(figures[name].subplots(), name, lines, names)
         for name, figure in figures.items():
             with atomic_file(folder / f"{name}.png") as file:
                 figure.savefig(file, dpi=120, format="png")
@@ -99,7 +101,10 @@ def curve_names(run_dir: Path) -> Names:
     return {"source_tokens": sources, "expert_load": layers}
 
 
-def _fill(axes: Axes, panel: Panel, lines: Lines, names: Names) -> None:
+def _fill(axes: Axes, name: str, lines: Lines, names: Names) -> None:
+    panel, _, title, height = _PANELS[name]
+    axes.set_title(title)
+    axes.set_ylabel(height)
     panel(axes, lines, names)
     for number, token in enumerate(sorted({line["tokens"] for line in lines if "resumed" in line})):
         label = "resumed" if number == 0 else None
@@ -116,8 +121,6 @@ def _loss(axes: Axes, lines: Lines, names: Names) -> None:
     axes.plot(tokens, losses, color=BLUE, alpha=0.35, linewidth=0.9, label="training")
     axes.plot(tokens, _smoothed(losses), color=BLUE, label="training, smoothed")
     axes.plot(*_curve(lines, "valid_loss"), color=RED, marker="o", markersize=3, label="validation")
-    axes.set_title("Loss")
-    axes.set_ylabel("nats per token")
     _use_log_scale(axes, [*losses, *_curve(lines, "valid_loss")[1]])
 
 
@@ -129,7 +132,6 @@ def _bits_per_byte(axes: Axes, lines: Lines, names: Names) -> None:
     best = min(range(len(bits)), key=bits.__getitem__)
     axes.plot(tokens[best], bits[best], "o", color=RED, markersize=8, markerfacecolor="none")
     axes.set_title(f"Validation, best {bits[best]:.3f}")
-    axes.set_ylabel("bits per byte of text")
     _use_log_scale(axes, bits)
 
 
@@ -143,8 +145,6 @@ def _validated(lines: Lines, names: Names) -> list[str]:
 
 def _learning_rate(axes: Axes, lines: Lines, names: Names) -> None:
     axes.plot(*_curve(lines, "learning_rate"), color=GREEN)
-    axes.set_title("Learning rate")
-    axes.set_ylabel("learning rate")
     axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3), useMathText=True)
     axes.set_ylim(bottom=0)
 
@@ -156,16 +156,12 @@ def _grad_norm(axes: Axes, lines: Lines, names: Names) -> None:
     if skipped:
         top = max(norms, default=1.0)
         axes.plot(skipped, [top] * len(skipped), "x", color=RED, markersize=6, label="skipped step")
-    axes.set_title("Gradient norm")
-    axes.set_ylabel("before clipping")
     _use_log_scale(axes, norms)
 
 
 def _throughput(axes: Axes, lines: Lines, names: Names) -> None:
     tokens, speeds = _curve(lines, "tokens_per_second")
     axes.plot(tokens, speeds, color=YELLOW, linewidth=1, label="tokens per second")
-    axes.set_title("Throughput")
-    axes.set_ylabel("tokens per second")
     axes.yaxis.set_major_formatter(_count_formatter())
     axes.set_ylim(0, 1.15 * max(speeds))
     shares = [line["mfu"] / line["tokens_per_second"] for line in lines if line.get("mfu")]
@@ -177,10 +173,7 @@ def _throughput(axes: Axes, lines: Lines, names: Names) -> None:
 
 def _sources(axes: Axes, lines: Lines, names: Names) -> None:
     labels, columns = zip(*_lists(lines, "source_tokens", names), strict=True)
-    tokens, colors = columns[0][0], [SOURCE_COLORS[n % len(SOURCE_COLORS)] for n in range(len(columns))]
-    axes.stackplot(tokens, *(values for _, values in columns), colors=colors, labels=labels, alpha=0.85, linewidth=0)
-    axes.set_title("Tokens by source")
-    axes.set_ylabel("tokens")
+    axes.stackplot(columns[0][0], *(values for _, values in columns), labels=labels, alpha=0.85, linewidth=0)
     axes.yaxis.set_major_formatter(_count_formatter())
     axes.legend(loc="upper left")
 
@@ -188,20 +181,18 @@ def _sources(axes: Axes, lines: Lines, names: Names) -> None:
 def _experts(axes: Axes, lines: Lines, names: Names) -> None:
     _plot_lists(axes, lines, "expert_load", names)
     axes.axhline(1.0, color=GREY, linewidth=0.8, linestyle=":", label="an even share")
-    axes.set_title("Busiest expert")
-    axes.set_ylabel("load over the mean")
 
 
-_PANELS: dict[str, tuple[Panel, str]] = {
-    "loss": (_loss, "loss"),
-    "bits_per_byte": (_bits_per_byte, "valid_bits_per_byte"),
-    "learning_rate": (_learning_rate, "learning_rate"),
-    "grad_norm": (_grad_norm, "grad_norm"),
-    "throughput": (_throughput, "tokens_per_second"),
-    "sources": (_sources, "source_tokens"),
-    "experts": (_experts, "expert_load"),
+_PANELS: dict[str, tuple[Panel, str, str, str]] = {
+    "loss": (_loss, "loss", "Loss", "nats per token"),
+    "bits_per_byte": (_bits_per_byte, "valid_bits_per_byte", "Validation", "bits per byte of text"),
+    "learning_rate": (_learning_rate, "learning_rate", "Learning rate", "learning rate"),
+    "grad_norm": (_grad_norm, "grad_norm", "Gradient norm", "before clipping"),
+    "throughput": (_throughput, "tokens_per_second", "Throughput", "tokens per second"),
+    "sources": (_sources, "source_tokens", "Tokens by source", "tokens"),
+    "experts": (_experts, "expert_load", "Busiest expert", "load over the mean"),
 }
-"""Name of each plot, what draws it, and the number without which there is nothing to draw."""
+"""What draws each plot, the number without which there is nothing to draw, its title, and what its height is."""
 
 
 def _curve(lines: Lines, key: str) -> tuple[list[float], list[float]]:
@@ -218,8 +209,8 @@ def _lists(lines: Lines, key: str, names: Names) -> Iterator[tuple[str, tuple[li
 
 
 def _plot_lists(axes: Axes, lines: Lines, key: str, names: Names) -> None:
-    for number, (name, curve) in enumerate(_lists(lines, key, names)):
-        axes.plot(*curve, color=SOURCE_COLORS[number % len(SOURCE_COLORS)], linewidth=1, label=name)
+    for name, curve in _lists(lines, key, names):
+        axes.plot(*curve, linewidth=1, label=name)
 
 
 def _smoothed(values: Sequence[float]) -> list[float]:
