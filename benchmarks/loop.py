@@ -185,7 +185,7 @@ def copy_seconds(watched: Watched) -> float:
 def synchronous_seconds(watched: Watched, number: int) -> float:
     """Time for a save as it would be without a thread: gathered, hashed, written, synced, renamed."""
     started = time.perf_counter()
-    state = _copy(watched, HostCopy(watched.run.processes.device))
+    state = _copy(watched, HostCopy(watched.run.processes.device, watched.run.plan.checkpoint_bytes // 4))
     store.save(
         watched.run.plan.run_dir,
         replace(watched.state, step=watched.state.step + 1 + number),
@@ -196,8 +196,9 @@ def synchronous_seconds(watched: Watched, number: int) -> float:
 
 
 def _copy(watched: Watched, copy: HostCopy) -> dict[str, dict[str, Any]]:
+    copy.begin()
     parts = {"weights": master_weights(watched.run.engine), "moments": optimizer_state(watched.run.engine)}
-    return {part: {name: copy.put(name, tensor) for name, tensor in parts[part]} for part in parts}
+    return {part: {name: copy.put(tensor) for name, tensor in parts[part]} for part in parts}
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -46,60 +46,47 @@ _NICENESS = 10
 
 
 class HostCopy:
-    """Fp32 tensors by name in main memory, which a checkpoint is written from; each copy replaces the one before.
+    """Main memory for the fp32 numbers of one save, which replace those of the save before.
 
-    With a GPU the memory is pinned, so that copying runs at the speed of the bus: in a thread (`reserve`), since that
-    takes seconds, and ahead of the first save. Pages are mapped and registered with CUDA here because torch rounds its
-    own pinned memory up to powers of two: up to twice as much.
+    With a GPU it is pinned, so that copying runs at the speed of the bus: in a thread, since that takes seconds, and
+    ahead of the first save. Pages are mapped and registered with CUDA here because torch rounds its own pinned memory
+    up to powers of two: up to twice as much.
     """
 
-    def __init__(self, device: torch.device):
-        self._device = device
-        self._tensors: dict[str, Tensor] = {}
-        self._reserving: threading.Thread | None = None
+    def __init__(self, device: torch.device, count: int):
+        self._device, self._used = device, 0
+        # Private: of shared memory, Python's default, Linux makes no huge pages.
+        pages = mmap.mmap(-1, 4 * max(1, count), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        pages.madvise(mmap.MADV_HUGEPAGE)  # fewer and larger pages: the first copy takes less time
+        self._numbers = torch.frombuffer(pages, dtype=torch.float32)
+        self._pinning = threading.Thread(target=self._pin, name="pin", daemon=True)
+        if device.type == "cuda":
+            self._pinning.start()
 
-    def reserve(self, sizes: Mapping[str, int]) -> None:
-        """With a GPU, begin to pin memory for tensors of so many numbers by name."""
-
-        def allocate() -> None:
-            for name, count in sizes.items():
-                self._tensors[name] = self._allocate(count)
-
+    def begin(self) -> None:
+        """Let the next copies replace all earlier ones."""
+        self._used = 0
         if self._device.type == "cuda":
-            self._reserving = threading.Thread(target=allocate, name="pin", daemon=True)
-            self._reserving.start()
+            self._pinning.join()
 
-    def put(self, name: str, tensor: Tensor) -> Tensor:
-        """Copy `tensor` over the earlier one with this name, and return the copy; it is valid after `finish`."""
-        if self._reserving is not None:
-            self._reserving.join()
-            self._reserving = None
-        copy = self._tensors.get(name)
-        if copy is None or copy.numel() != tensor.numel():
-            copy = self._tensors[name] = self._allocate(tensor.numel())
-        copy = copy.view(tensor.shape)
+    def put(self, tensor: Tensor) -> Tensor:
+        """Copy `tensor`, and return the copy; it is valid after `finish`."""
+        copy = self._numbers[self._used : self._used + tensor.numel()].view(tensor.shape)
+        self._used += tensor.numel()
         # In stream order: the memory of `tensor` is not reused before it is read.
-        copy.copy_(tensor, non_blocking=True)
-        return copy
+        return copy.copy_(tensor, non_blocking=True)
 
     def finish(self) -> None:
         """Wait until all copies are complete."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
 
-    def _allocate(self, count: int) -> Tensor:
-        # Private: of shared memory, Python's default, Linux makes no huge pages.
-        pages = mmap.mmap(-1, 4 * count, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        pages.madvise(mmap.MADV_HUGEPAGE)  # fewer and larger pages: the first copy takes less time
-        tensor = torch.frombuffer(pages, dtype=torch.float32, count=count)
-        if self._device.type == "cuda" and int(
-            torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)
-        ):
+    def _pin(self) -> None:
+        if int(torch.cuda.cudart().cudaHostRegister(self._numbers.data_ptr(), self._numbers.nbytes, 0)):
             # Refused (a limit on locked memory): copying is only slower. CUDA keeps the error for whoever looks next,
             # which is the check behind any kernel: let that be this one.
             with contextlib.suppress(RuntimeError):
                 torch.zeros(1, device=self._device).add_(1)
-        return tensor
 
 
 class Saver:
@@ -121,19 +108,20 @@ class Saver:
         num_bytes = 4 * sum(map(math.prod, shapes.values()))
         self._writers = Writers(self._share, processes.message_store(f"checkpoints/{sharing.ranks[0]}"))
         self._store = CheckpointStore(run_dir, retention, self._log, resumed_from, self._writers, num_bytes)
-        self._copy = HostCopy(processes.device)
-        self._copy.reserve({name: math.prod(shape) for name, shape in cut_shapes(self._share, shapes).items()})
+        own = cut_shapes(self._share, shapes).values()
+        self._copy = HostCopy(processes.device, sum(map(math.prod, own)))
         self._current: _Save | None = None
 
     def save(self, state: TrainingState) -> None:
         """Copy the state and start writing it; every process must call it."""
         self._wait(lambda last: self._replace(last, state.step))
         started = time.monotonic()
+        self._copy.begin()
         tensors: dict[str, dict[str, Tensor]] = {WEIGHTS: {}, OPTIMIZER: {}}
         for part, gathered in ((WEIGHTS, master_weights(self._engine)), (OPTIMIZER, optimizer_state(self._engine))):
             for name, whole in gathered:
                 if rows := self._share.rows(whole.shape):
-                    tensors[part][name] = self._copy.put(name, whole[rows.start : rows.stop] if whole.dim() else whole)
+                    tensors[part][name] = self._copy.put(whole[rows.start : rows.stop] if whole.dim() else whole)
         self._copy.finish()
         copy_seconds = time.monotonic() - started
 

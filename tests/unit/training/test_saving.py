@@ -47,25 +47,26 @@ def cuda(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Ite
 
 @pytest.mark.parametrize("cuda", [False], indirect=True)
 def test_memory_is_pinned_in_a_thread_before_the_first_save(cuda: Cuda) -> None:
-    copy, weight = HostCopy(GPU), torch.arange(6.0).view(2, 3)
-    copy.reserve({"weight": 6, "moment": 1000})
-    kept = copy.put("weight", weight)
-    assert torch.equal(kept, weight) and kept.shape == weight.shape
-    assert [num_bytes for _, num_bytes in cuda.registered] == [24, 4000] and cuda.threads == {"pin"}
-    assert kept.data_ptr() == cuda.registered[0][0]
-    assert copy.put("weight", weight + 1).data_ptr() == kept.data_ptr(), "the next copy replaces it"
+    copy, weight, moment = HostCopy(GPU, 1006), torch.arange(6.0).view(2, 3), torch.ones(1000)
+    copy.begin()
+    kept, other = copy.put(weight), copy.put(moment)
+    assert torch.equal(kept, weight) and kept.shape == weight.shape and torch.equal(other, moment)
+    assert cuda.registered == [(kept.data_ptr(), 4024)] and cuda.threads == {"pin"}
+    copy.begin()
+    assert copy.put(weight + 1).data_ptr() == kept.data_ptr(), "the next copy replaces it"
 
 
 @pytest.mark.parametrize("cuda", [True], indirect=True)
 def test_a_refusal_to_pin_leaves_no_error_for_the_next_kernel(cuda: Cuda) -> None:
-    kept = HostCopy(GPU).put("weight", torch.ones(3))
-    assert torch.equal(kept, torch.ones(3)) and not cuda.pending_error
+    copy = HostCopy(GPU, 3)
+    copy.begin()
+    assert torch.equal(copy.put(torch.ones(3)), torch.ones(3)) and not cuda.pending_error
     cuda.launch()
 
 
 def test_its_pages_are_private() -> None:
     """Of shared memory Linux makes no huge pages."""
-    kept = HostCopy(torch.device("cpu")).put("weight", torch.ones(1_000_000))
+    kept = HostCopy(torch.device("cpu"), 1_000_000).put(torch.ones(1_000_000))
     with open("/proc/self/maps", encoding="utf-8") as maps:
         for line in maps:
             begin, _, end = line.split()[0].partition("-")
