@@ -1,12 +1,10 @@
 """What shows a run while it is trained: its plots, TensorBoard, and Weights & Biases. None of them delays a step.
 
-TensorBoard (2.21): each start writes a file of its own into ``tensorboard/``. Its first entry says from which step on
-its numbers replace those of earlier files, so that each step is shown once. (Its reader drops replaced numbers only: of
-a text that was written again it shows both; tensorboard/backend/event_processing/event_accumulator.py, `_Purge`.)
+TensorBoard (2.21): each start writes a file of its own. Its first entry says from which step on its numbers replace
+those of earlier files, so that each step is shown once (of a text that was written again, its reader shows both).
 
-Weights & Biases (wandb 0.31.0), ``online``, or ``offline`` into files: a run keeps its id over all its starts
-(``wandb/zerokara.json``), so that online a resumed run extends the same curves. Offline, each start writes a folder
-``wandb/offline-run-…`` of its own, with the same id; ``WANDB_RESUME=allow WANDB_PROGRAM=zerokara wandb sync <run
+Weights & Biases (wandb 0.31.0): a run keeps its id over all its starts, so that online a resumed run extends the same
+curves. Offline, each start writes a folder of its own; ``WANDB_RESUME=allow WANDB_PROGRAM=zerokara wandb sync <run
 folder>/wandb/offline-run-*`` sends them in the order of their starts (core/internal/runupserter/runupserter.go: without
 WANDB_RESUME each would replace the one before; without WANDB_PROGRAM the path of the `wandb` program is sent). What is
 sent: numbers, sample texts, settings with only the last name of each path, and the machine's load; no folder, user,
@@ -37,8 +35,6 @@ Values = Mapping[str, float | str]
 """Numbers of a step by the name of their curve, and texts, in Markdown."""
 
 _PLOTS_MODULE = "zerokara.training.monitoring.plots"
-_PAUSE_FACTOR = 10.0
-"""Pause after a drawing, over the time that it took."""
 _DRAWING_SECONDS = 60.0
 """How long the end of a run waits for its last plots."""
 INIT_SECONDS = 60
@@ -62,8 +58,8 @@ _PRIVATE: dict[str, Any] = {
 class Plots:
     """Draws the plots of a run in a process of its own, since drawing is seconds of Python.
 
-    There is never more than one, during training with the lowest priority, and a pause after each. A failure ends
-    nothing but the drawing, and is logged once.
+    There is never more than one, during training with the lowest priority, and after each a pause of ten times as long.
+    A failure ends nothing but the drawing, and is logged once.
     """
 
     def __init__(self, run_dir: Path, log: Callable[[str], None]):
@@ -90,13 +86,11 @@ class Plots:
     def _start(self, niceness: int) -> None:
         # It needs no GPU and one thread, and finds its modules where this process does, whatever the launcher changed.
         threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        environment = {**os.environ, **threads, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        command = [sys.executable, "-P", "-m", _PLOTS_MODULE, str(self._run_dir), str(niceness)]
         self._process, self._started = None, time.monotonic()
         try:
             self._process = subprocess.Popen(
-                command,
-                env=environment,
+                [sys.executable, "-P", "-m", _PLOTS_MODULE, str(self._run_dir), str(niceness)],
+                env={**os.environ, **threads, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -118,7 +112,7 @@ class Plots:
             process.kill()
             process.communicate()
             self._log_once(f"not drawn within {_DRAWING_SECONDS:g} s")
-        self._paused_until = time.monotonic() + _PAUSE_FACTOR * (time.monotonic() - self._started)
+        self._paused_until = time.monotonic() + 10 * (time.monotonic() - self._started)
 
     def _log_once(self, reason: str) -> None:
         if not self._has_failed:
@@ -168,7 +162,7 @@ class WeightsAndBiases:
         """Do nothing: the thread sends all the time."""
 
     def close(self) -> None:
-        """Send what is left, and stop waiting for it after 90 seconds."""
+        """Send what is left, for as long as the end of a run may wait."""
         self._waiting.put(None)
         self._thread.join(_CLOSE_SECONDS)
         if self._thread.is_alive():
@@ -184,8 +178,7 @@ class WeightsAndBiases:
                 write_json(path, {"id": f"zerokara-{secrets.token_hex(4)}", "step": -1})
             state = orjson.loads(path.read_bytes())
             run = self._open(wandb, state["id"])
-            while (item := self._waiting.get()) is not None:
-                step, values = item
+            for step, values in iter(self._waiting.get, None):
                 if step <= state["step"]:
                     continue
                 sent = {
