@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import matplotlib
+from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure  # needs no display and no global state, as pyplot does
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter, StrMethodFormatter
@@ -32,9 +33,8 @@ _STYLE = {
     "axes.titlesize": 10,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
-    "axes.prop_cycle": matplotlib.cycler(  # of sources and layers
-        color=["#4477aa", "#ee8866", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb"]
-    ),
+    # Of sources and layers.
+    "axes.prop_cycle": cycler(color=["#4477aa", "#ee8866", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb"]),
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": "#999999",
