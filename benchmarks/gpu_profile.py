@@ -30,7 +30,8 @@ from torch.profiler import ProfilerActivity, profile
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import loopback
-from zerokara.training import loop, worker
+from zerokara.training import trainer, worker
+from zerokara.training.loop import StepRecord
 from zerokara.training.planning import run_folder
 from zerokara.training.planning.run_plan import PLAN_NAME, make_plan
 from zerokara.training.processes import launcher, rendezvous
@@ -51,9 +52,9 @@ def main() -> None:
     on_gpu = torch.cuda.is_available()
     os.environ.update(loopback.environment() | ({} if on_gpu else {"DS_ACCELERATOR": "cpu"}))
     seen = profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU])
-    train_step, begun = loop.train_step, [0.0]
+    train_step, begun = trainer.train_step, [0.0]
 
-    def profiled(engine: Any, processes: Any, take: Any, step: int, *others: Any) -> loop.StepRecord:
+    def profiled(engine: Any, processes: Any, take: Any, step: int, *others: Any) -> StepRecord:
         if step == FIRST_STEP:
             wait()
             seen.start()
@@ -67,7 +68,7 @@ def main() -> None:
             os._exit(0)
         return train_step(engine, processes, take, step, *others)
 
-    loop.train_step = profiled
+    trainer.train_step = profiled
     with rendezvous.held() as variables:
         os.environ.update(variables | launcher.rank_environment(0, 1))
         sys.exit(worker.main([str(plan.run_dir / PLAN_NAME), "train"]))

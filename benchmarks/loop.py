@@ -36,7 +36,7 @@ from zerokara.training.compute.engine import master_weights, optimizer_state
 from zerokara.training.loop import StepRecord
 from zerokara.training.planning import run_folder
 from zerokara.training.planning.run_plan import make_plan
-from zerokara.training.processes import launcher
+from zerokara.training.processes import folder_sharing, launcher
 from zerokara.training.processes.stopping import StopRequest
 from zerokara.training.run import Run, join, open_run
 from zerokara.training.saving import HostCopy
@@ -58,7 +58,8 @@ class Watched(Trainer):
 
     def __init__(self, run: Run, stop: StopRequest):
         self.timed = Timed(run.engine)
-        super().__init__(replace(run, engine=self.timed), stop, validates=False)  # type: ignore[arg-type]
+        sharing = folder_sharing.find(run.processes, run.plan.run_dir)
+        super().__init__(replace(run, engine=self.timed), stop, sharing)  # type: ignore[arg-type]
         self.sampler = None  # it is no part of a step, nor is the validation
         self.whole: dict[int, float] = {}
         """Step → seconds from the end of the one before to its own end, saving left out."""
@@ -69,9 +70,9 @@ class Watched(Trainer):
         """Steps that began while a checkpoint was being written."""
         self._since = time.perf_counter()
 
-    def at_edge(self, record: StepRecord) -> bool:
+    def after_step(self, record: StepRecord) -> bool:
         before = sum(self.stalls)
-        leaving = super().at_edge(record)
+        leaving = super().after_step(record)
         now = time.perf_counter()
         whole = now - self._since - (sum(self.stalls) - before)
         self.whole[record.step], self.outside[record.step] = whole, whole - self.timed.take_seconds()

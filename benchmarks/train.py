@@ -134,7 +134,7 @@ def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]
     from zerokara.training.batch_loader import BatchLoader
     from zerokara.training.compute import updater
     from zerokara.training.guards import StepGuard
-    from zerokara.training.loop import StepRecord, train
+    from zerokara.training.loop import train_step
     from zerokara.training.planning.schedule import Schedule
     from zerokara.training.processes.joining import Processes, init_process_group
 
@@ -158,10 +158,6 @@ def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]
             parts = np.split(whole, len(whole) // settings.micro_batch)
             return (made(part, np.arange(len(part))) for part in parts)
 
-    def at_edge(record: StepRecord) -> bool:
-        turns.done()
-        return not turns.wait()
-
     schedule = Schedule.from_config(settings, settings.lengths.raw, samples_per_epoch=len(task.ids))
     if turns.wait():
         loader = BatchLoader(
@@ -171,16 +167,15 @@ def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]
             device=task.device,
         )
         with contextlib.closing(loader):
-            train(
-                engine=engine,
-                processes=Processes(task.device, rank=0),
-                loader=loader,
-                schedule=schedule,
-                guard=StepGuard(settings.spike_sigmas, settings.max_skipped_steps),
-                stop=lambda: False,
-                at_edge=at_edge,
-                first_step=1,
-            )
+            processes = Processes(task.device, rank=0)
+            guard = StepGuard(settings.spike_sigmas, settings.max_skipped_steps)
+            for step in range(1, schedule.num_steps + 1):
+                train_step(
+                    engine, processes, loader.take, step, schedule.learning_rate(step), guard, stop=lambda: False
+                )
+                turns.done()
+                if not turns.wait():
+                    break
     engine.module.eval()
     return lambda ids: engine.module(ids[:, :-1], ids[:, 1:]) / ids[:, 1:].numel()
 

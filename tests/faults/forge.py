@@ -56,12 +56,14 @@ from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig, RunConfig
 from zerokara.errors import UserError
-from zerokara.examples.preparation import ExampleFiles
+from zerokara.finetuning import worker as finetuning_worker
+from zerokara.finetuning.task import FINETUNING, prepared
 from zerokara.samples.batches import Batches
-from zerokara.training import batch_loader, evaluation, finetuning, loop, run, saving, task_evaluation, trainer, worker
+from zerokara.training import batch_loader, evaluation, loop, run, saving, trainer, worker
 from zerokara.training.compute.replicated import ReplicatedEngine
 from zerokara.training.compute.zero import ZeroEngine
 from zerokara.training.planning import cores, run_folder
+from zerokara.training.planning.planned_data import PRETRAINING
 from zerokara.training.planning.run_plan import PLAN_NAME, make_plan
 from zerokara.training.processes import launcher
 
@@ -111,15 +113,17 @@ def _work(job: dict[str, Any]) -> None:
         for descriptor in (1, 2):
             os.dup2(output, descriptor)
         os.environ.update(launcher.rank_environment(0, 1))
+        tunes = job["step"] == "finetune"
+        loaded = _config(job)
         with armed(job["fault"], job["events"]):
-            loaded = _config(job)
-            plan = make_plan(loaded, 1, launcher.precision(loaded))
+            task = FINETUNING if tunes else PRETRAINING
+            plan = make_plan(loaded, 1, launcher.precision(loaded), task=task)
             if job["work"] == ["train"]:
                 run_folder.claim(plan)
                 path = plan.run_dir / PLAN_NAME
             else:
                 plan.write(path := Path(job["log"]).with_name(PLAN_NAME))
-            code = worker.main([str(path), *job["work"]])
+            code = (finetuning_worker if tunes else worker).main([str(path), *job["work"]])
     except UserError as error:
         print(error, flush=True)
         code = 2
@@ -137,8 +141,7 @@ def _config(job: dict[str, Any]) -> RunConfig:
     path, settings = job["arguments"][1], job["arguments"][3::2]
     if job["step"] == "train":
         return load(PretrainConfig, path, settings)
-    config = finetuning.with_model(load(FinetuneConfig, path, settings))
-    return finetuning.with_examples(config, ExampleFiles.read(config.output_prefix))
+    return prepared(load(FinetuneConfig, path, settings))
 
 
 @contextlib.contextmanager
@@ -182,7 +185,7 @@ def _record_events(patches: contextlib.ExitStack, path: str) -> None:
         with open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps(event) + "\n")
 
-    newest_to_resume, at_edge = checkpoint.newest_to_resume, trainer.Trainer.at_edge
+    newest_to_resume, after_step = checkpoint.newest_to_resume, trainer.Trainer.after_step
     save, finish, store = saving.Saver.save, saving.Saver.finish, CheckpointStore.save
 
     def resuming(*arguments: Any) -> Path | None:
@@ -191,7 +194,7 @@ def _record_events(patches: contextlib.ExitStack, path: str) -> None:
         return folder
 
     def passing(self: Any, step: Any) -> bool:
-        leaves = at_edge(self, step)
+        leaves = after_step(self, step)
         record(step=step.step)
         return leaves
 
@@ -213,7 +216,7 @@ def _record_events(patches: contextlib.ExitStack, path: str) -> None:
         return folder
 
     _patch(patches, checkpoint, "newest_to_resume", resuming)
-    _patch(patches, trainer.Trainer, "at_edge", passing)
+    _patch(patches, trainer.Trainer, "after_step", passing)
     _patch(patches, saving.Saver, "save", asking)
     _patch(patches, saving.Saver, "finish", finishing)
     _patch(patches, CheckpointStore, "save", storing)
@@ -221,13 +224,13 @@ def _record_events(patches: contextlib.ExitStack, path: str) -> None:
 
 def _clock(patches: contextlib.ExitStack) -> Callable[[], int]:
     """Give a function that tells which step is being made, 0 before the first."""
-    train_step, now = loop.train_step, {"step": 0}
+    train_step, now = trainer.train_step, {"step": 0}
 
     def counting(run_engine: Any, processes: Any, take: Any, step: int, *others: Any) -> Any:
         now["step"] = step
         return train_step(run_engine, processes, take, step, *others)
 
-    _patch(patches, loop, "train_step", counting)
+    _patch(patches, trainer, "train_step", counting)
     return lambda: now["step"]
 
 
@@ -417,7 +420,7 @@ def _signal_at(patches: contextlib.ExitStack, number: int, where: str, at_step: 
     elif where == "sampling":
         sending(trainer.Sampler, "__call__", lambda: step() > 1)
     elif where == "answering":
-        sending(task_evaluation, "generate", lambda: step() > 1)
+        sending(finetuning_worker, "generate", lambda: step() > 1)
     elif where == "save":
         sending(tensor_file, "write")
     else:

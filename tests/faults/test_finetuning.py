@@ -21,7 +21,7 @@ from tiny import ROOT, Trained
 
 from zerokara import checkpoint, manifest
 from zerokara.checkpoint.folders import SELECTION_FACT
-from zerokara.training.finetune_record import ANSWERS_NAME, RESULT_NAME
+from zerokara.finetuning.task import ANSWERS_NAME, RESULT_NAME
 from zerokara.training.monitoring import metrics
 
 __all__ = ["small"]

@@ -75,15 +75,15 @@ def train(config_path: str, job: dict[str, Any]) -> None:
     with open_trainer(plan) as trainer:
         watch_weights(trainer, *(spoil_at or ()))
         if stop_at is not None:
-            at_edge = trainer.at_edge
+            after_step = trainer.after_step
 
             def stopping(record):  # type: ignore[no-untyped-def]
-                leave = at_edge(record)
+                leave = after_step(record)
                 if record.step == stop_at - 1:
                     trainer.stop.reason = "test"
                 return leave
 
-            trainer.at_edge = stopping  # type: ignore[method-assign]
+            trainer.after_step = stopping  # type: ignore[method-assign]
         place, rank = Path(job["output_model_dir"]), trainer.run.processes.rank
         (place / f"optimizer_bytes_{rank}.txt").write_text(str(optimizer_bytes(trainer)), encoding="utf-8")
         listening = [each.laddr.ip for each in psutil.Process().net_connections() if each.status == psutil.CONN_LISTEN]

@@ -24,8 +24,9 @@ PACKAGE = SOURCE / "zerokara"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = {
-    "steps": 6,
-    "training": 5,
+    "steps": 7,
+    "finetuning": 6,
+    "training": 4,
     "forecast": 5,
     "publishing": 5,
     "evaluation": 5,
@@ -222,7 +223,9 @@ def test_an_import_upwards_is_found(path: str, line: str) -> None:
 
 
 def test_an_import_downwards_is_fine() -> None:
-    assert not floor_faults("steps/train.py", "from zerokara.training.loop import train\nfrom zerokara import manifest")
+    assert not floor_faults(
+        "steps/train.py", "from zerokara.training.loop import train_step\nfrom zerokara import manifest"
+    )
 
 
 def test_imports_within_training_go_down() -> None:
@@ -357,6 +360,23 @@ def test_processes_send_each_other_no_pickles() -> None:
     assert not {path: names for path, names in used.items() if names}
     assert pickles("torch.distributed.broadcast_object_list(found)") and pickles("def f():\n    import pickle")
     assert pickles("from torch.distributed import all_gather_object")
+
+
+def test_training_knows_no_task() -> None:
+    """It is handed an objective, samples and validations."""
+    above = re.compile(r"zerokara\.(examples|evaluation|finetuning|config\.finetune)")
+    for path in sorted((PACKAGE / "training").rglob("*.py")):
+        names = [name for name in imported_names(ast.parse(path.read_bytes())) if above.match(name)]
+        assert not names, f"{relative(path)} imports {names}"
+
+
+def test_no_task_is_told_by_its_class() -> None:
+    """What differs between pretraining and fine-tuning is a value of the plan, or a method of both."""
+    asked = re.compile(
+        r"isinstance\([^)]*\b(\w*RunConfig|PretrainConfig|FinetuneConfig|DataPlan|ExampleData|Causal|Pairs)\b"
+    )
+    assert not [relative(path) for path in MODULES if asked.search(path.read_text(encoding="utf-8"))]
+    assert asked.search("if isinstance(plan.config, FinetuneRunConfig):")
 
 
 def test_training_names_no_family() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import zip_longest
+from typing import cast
 
 from zerokara.config.convert_config import ConvertSettings
 from zerokara.config.data import DataSettings
-from zerokara.config.pretrain_config import PretrainConfig, RunConfig
+from zerokara.config.pretrain_config import RunConfig
 from zerokara.corpus import inputs, reading
 from zerokara.errors import UserError
 from zerokara.examples.preparation import ExampleFiles
@@ -27,10 +28,10 @@ def files_for(settings: ConvertSettings, trained_with: RunConfig) -> list[inputs
     """
     if settings.check_corpus:
         return inputs.find_files(settings.check_corpus, settings.where("check_corpus"))
-    if not isinstance(trained_with, PretrainConfig):
+    if trained_with.packs_examples:
         return []
     try:
-        return inputs.find_files(trained_with.input_jsonl, settings.where("check_corpus"))
+        return inputs.find_files(trained_with.source_entries, settings.where("check_corpus"))
     except UserError as error:
         rule = f"the corpus that the model was trained on is gone ({error})"
         raise UserError(settings.fault("check_corpus", rule, "name raw text of the same kind here")) from error
@@ -45,7 +46,7 @@ def documents(
     """
     if not files and encoder is not None:
         return _examples(trained_with.output_prefix, encoder, num_lines)
-    data = trained_with if isinstance(trained_with, PretrainConfig) else DataSettings()
+    data = DataSettings() if trained_with.packs_examples else cast(DataSettings, trained_with)
     by_source: dict[int, list[inputs.InputFile]] = {}
     for file in files:
         by_source.setdefault(file.source, []).append(file)

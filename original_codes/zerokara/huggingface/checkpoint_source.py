@@ -16,7 +16,6 @@ import orjson
 
 from zerokara import checkpoint, hashing
 from zerokara.config.convert_config import ConvertSettings
-from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.config.loading import RESOLVED_NAME, load_run
 from zerokara.config.pretrain_config import RunConfig
 from zerokara.errors import Fault, UserError
@@ -99,7 +98,7 @@ def _best_of_finetuning(run_dir: Path) -> Path | None:
         UserError: it is damaged.
     """
     resolved = run_dir / RESOLVED_NAME
-    if not resolved.is_file() or not isinstance(load_run(resolved), FinetuneRunConfig):
+    if not resolved.is_file() or not load_run(resolved).packs_examples:
         return None
     best = checkpoint.best(run_dir)
     if best is not None:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from zerokara.config.data import MIN_CONTEXT
 from zerokara.samples import packing
-from zerokara.samples.objective import Batch, Causal, Objective, document_offsets
+from zerokara.samples.objective import Batch, Objective, document_offsets
 from zerokara.samples.windows import Window, stride_of, windows
 from zerokara.tokens.indexed import IndexedTokens
 
@@ -49,9 +49,9 @@ def evaluation_batches(
     lengths = list(part_tokens) or [len(index.tokens)]
     assert sum(lengths) == len(index.tokens), f"parts of {sum(lengths)} tokens for {len(index.tokens)}"
     parts = _parts(index, lengths, max_tokens)
-    if isinstance(objective, Causal):
-        return DocumentBatches(index.tokens, parts, objective.lengths.input, start_id)
-    return SampleBatches([index.tokens[bounds[0] : bounds[-1]] for bounds in parts], objective)
+    if objective.lengths.num_noise_tokens:
+        return SampleBatches([index.tokens[bounds[0] : bounds[-1]] for bounds in parts], objective)
+    return DocumentBatches(index.tokens, parts, objective.lengths.input, start_id)
 
 
 def _parts(index: IndexedTokens, lengths: Sequence[int], max_tokens: int | None) -> list[NDArray[np.int64]]:

@@ -76,7 +76,7 @@ class ExampleData:
         """The examples in row number `sample`, in order."""
         return [DocumentId(0, example) for example in self._packed.examples(sample)]
 
-    def validation_batches(self, prefix: Path, objective: Pairs, end_id: int, max_tokens: int | None) -> ExampleBatches:
+    def validation_batches(self, prefix: Path, objective: Pairs, max_tokens: int | None) -> ExampleBatches:
         """The batches of the examples at `prefix`; `max_tokens` takes the first of them, up to so many tokens.
 
         Rows are longer than in training where an example is.

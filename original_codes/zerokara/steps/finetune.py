@@ -10,14 +10,13 @@ from __future__ import annotations
 from functools import partial
 
 from zerokara.config.finetune_config import FinetuneConfig
+from zerokara.finetuning.task import FINETUNING, prepared
 from zerokara.steps import command, train
-from zerokara.training import finetuning
 
 
 def finetune(config: FinetuneConfig, options: command.Options) -> None:
     """Prepare the examples, and train as step 3 does."""
-    run_config = finetuning.prepared(finetuning.with_model(config), options.redo)
-    train.launch(run_config, options, "step 7 finetune")
+    train.launch(prepared(config, options.redo), options, FINETUNING)
 
 
 main = partial(command.run, "7_finetune.sh", finetune, __doc__, **train.HELP)

@@ -14,9 +14,10 @@ from zerokara.config.pretrain_config import RunConfig
 from zerokara.errors import UserError
 from zerokara.progress import summary
 from zerokara.steps import command, preflight
-from zerokara.training import launching, resume_proof, run_manifest, task_test
+from zerokara.training import launching, resume_proof, run_manifest
 from zerokara.training.nodes.machines import HOST, JOIN, Machines, without_values
 from zerokara.training.planning import processors, recipe, run_folder, run_plan
+from zerokara.training.planning.planned_data import PRETRAINING, Task
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.spawning import Commands
 
@@ -29,30 +30,27 @@ HELP = {
 }
 
 
-def launch(config: RunConfig, options: command.Options, title: str = "step 3 train") -> None:
-    """Check, show the plan, train in other processes, and record the run.
-
-    `title` is what the step is called at the head of its plan.
-    """
+def launch(config: RunConfig, options: command.Options, task: Task = PRETRAINING) -> None:
+    """Check, show the plan, train in other processes, and record the run."""
     trains = not options.verify_resume and options.evaluate is None
     here = without_values(options.argv, (JOIN, HOST))
     machines = Machines.of(config, options.join, options.host, command.again(here)) if trains else Machines.lone()
     try:
-        _launch(config, options, title, machines)
+        _launch(config, options, task, machines)
     except UserError as error:
         if not options.dry_run:
             machines.report_faults(error.faults)
         raise
 
 
-def _launch(config: RunConfig, options: command.Options, title: str, machines: Machines) -> None:
+def _launch(config: RunConfig, options: command.Options, task: Task, machines: Machines) -> None:
     processors.check_devices(config)
     num_processes = 1 if config.num_processes == "auto" else config.num_processes
     kept = None if options.redo or not recipe.is_needed(config) else run_folder.kept_settings(config)
-    plan = run_plan.make_plan(config, num_processes * machines.number, kept=kept, nodes=machines.number)
+    plan = run_plan.make_plan(config, num_processes * machines.number, kept=kept, nodes=machines.number, task=task)
     # A second --redo would set the new run aside itself.
     options = replace(options, again=command.again(options.argv, without=("--redo",)))
-    commands = Commands(title, options.again, _next(config, options))
+    commands = Commands(task.title, options.again, _next(config, options))
     if options.verify_resume:
         launching.check_init_from(plan)
         local = launching.on_this_machine(plan)
@@ -74,16 +72,15 @@ def _train(plan: RunPlan, commands: Commands, options: command.Options, machines
     preflight.check(plan.given, preflight.of_run(plan.given))
     trained = launching.start(plan, commands, changes, options.redo, options.dry_run, machines)
     if trained is None:
-        written = "nothing was written" if plan.data.examples is None else "nothing was written but the examples"
-        print(f"dry run: everything is in order; {written}")
+        print("dry run: everything is in order; nothing was written in the run folder")
         return
     plan, newest = trained
     if not machines.is_first:
         print(f"trained; the first machine, {machines.endpoint}, writes the record of the run")
         return
-    task_test.run(plan, commands, newest)
+    of_task = plan.task.finish(plan, commands, newest)
     made = run_manifest.write(plan, newest)
-    summary(f"trained {plan.run_dir}", run_manifest.summary_rows(made, newest, plan.run_dir), commands.convert)
+    summary(f"trained {plan.run_dir}", run_manifest.summary_rows(made, newest, plan.run_dir, of_task), commands.convert)
 
 
 def _next(config: RunConfig, options: command.Options) -> str:

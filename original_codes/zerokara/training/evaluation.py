@@ -27,6 +27,7 @@ from zerokara.model import parallel
 from zerokara.model.builder import Model
 from zerokara.progress import summary
 from zerokara.training.batch_loader import to_device
+from zerokara.training.compute.engine import Engine
 from zerokara.training.monitoring import metrics
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes.joining import Processes
@@ -35,99 +36,57 @@ from zerokara.training.run import build_model, join
 BATCHES_BETWEEN_LOOKS = 16
 """Micro batches between two checks for a stop request: rare enough to cost nothing, and the request is seen soon."""
 
-
 NUM_KINDS = 3
 TEXT, END, SENTINEL = range(NUM_KINDS)
 """Kinds of predicted tokens, whose nats are summed apart."""
 
 
 @dataclass(frozen=True)
-class Score:
-    """Loss over some tokens."""
-
-    name: str
-    loss: float
-    """Nats per token, of every kind."""
-    bits_per_byte: float
-    """Of the text alone."""
-    num_tokens: int
-    end_nats: float | None = None
-    """Nats per end token; None where none was predicted."""
-    sentinel_nats: float | None = None
-    """Nats per sentinel; None where none was predicted."""
-
-    @classmethod
-    def of(cls, name: str, nats: Sequence[float], counts: Sequence[float], num_bytes: float) -> Score:
-        """Score of tokens whose losses sum to `nats`, these and their `counts` by kind; the text has `num_bytes`."""
-        num_tokens = round(sum(counts))
-        bits_per_byte = nats[TEXT] / math.log(2) / max(1, num_bytes)
-        end, sentinel = (nats[kind] / counts[kind] if counts[kind] else None for kind in (END, SENTINEL))
-        return cls(name, sum(nats) / max(1, num_tokens), bits_per_byte, num_tokens, end, sentinel)
-
-    def of_control_tokens(self) -> list[tuple[str, float]]:
-        """Name and nats of each kind of control token that was predicted."""
-        kinds = (("end token", self.end_nats), ("sentinel", self.sentinel_nats))
-        return [(name, nats) for name, nats in kinds if nats is not None]
-
-
-@dataclass(frozen=True)
 class ValidationResult:
-    """Scores of one validation."""
+    """One validation, as the records take it."""
 
-    whole: Score
-    sources: tuple[Score, ...]
-    """One for each source that has validation documents; empty if only one has."""
-    positions: tuple[int, ...] = ()
-    """Where each of them stands in `input_jsonl`."""
-
-    def as_json(self) -> dict[str, Any]:
-        """The numbers of its line in metrics.jsonl."""
-        line: dict[str, Any] = {
-            "valid_loss": self.whole.loss,
-            "valid_bits_per_byte": self.whole.bits_per_byte,
-            "valid_end_nats": self.whole.end_nats,
-            "valid_tokens": self.whole.num_tokens,
-        }
-        if self.whole.sentinel_nats is not None:
-            line["valid_sentinel_nats"] = self.whole.sentinel_nats
-        if self.sources:
-            line["valid_loss_by_source"] = [score.loss for score in self.sources]
-            line["valid_bits_per_byte_by_source"] = [score.bits_per_byte for score in self.sources]
-            line["valid_source_positions"] = list(self.positions)
-        return line
+    line: dict[str, Any]
+    """Its numbers in metrics.jsonl."""
+    facts: dict[str, Any]
+    """Numbers for the checkpoint's state, which keeps the first of them, too."""
+    badness: float
+    """The number that is least for the best model."""
+    messages: Sequence[str]
+    """Its lines in the log."""
 
 
-class Validation:
+GiveUp = Callable[[], bool] | None
+"""Called by every process now and then, with the same answer in all; once it is True, a validation ends with None."""
+Validation = Callable[[Engine, GiveUp], ValidationResult | None]
+"""Validates the model of an engine; every process must call it."""
+
+
+class LossValidation:
     """The validation tokens of one process; a source that has none is left out."""
 
     def __init__(self, plan: RunPlan, device: torch.device, prefix: Path | None = None):
         """`prefix` is of other token files than the validation's: those of a test, which are one source."""
-        config, all_sources = plan.config, plan.data.reading.sources
+        config, encoder, sources = plan.config, plan.encoder, plan.data.reading.sources
         self._device, self._micro_batch_size = device, config.micro_batch
-        numbered = [(number, each) for number, each in enumerate(all_sources) if each.num_valid_tokens or prefix]
-        self._positions, sources = tuple(number for number, _ in numbered), [each for _, each in numbered]
-        self._names = [source.name for source in sources]
-        self._token_bytes = plan.encoder.piece_bytes()
-        self._kinds = np.full(plan.encoder.vocab_size, TEXT)
+        self._positions = [number for number, source in enumerate(sources) if source.num_valid_tokens or prefix]
+        names = [sources[number].name for number in self._positions]
+        self.source_names = names if len(names) > 1 else []
+        self._token_bytes = encoder.piece_bytes()
+        self._kinds = np.full(encoder.vocab_size, TEXT)
         self._kinds[plan.data.objective.sentinel_ids] = SENTINEL
-        self._kinds[plan.encoder.eos_id] = END
+        self._kinds[encoder.eos_id] = END
         self._is_of_kind_VK = torch.eye(NUM_KINDS, dtype=torch.float64, device=device)[torch.from_numpy(self._kinds)]
         max_tokens = None if config.eval_tokens == "all" or prefix else config.eval_tokens
-        self._tokens = plan.data.validation_batches(plan.encoder.eos_id, max_tokens, prefix)
+        self._tokens = plan.data.validation_batches(prefix or plan.data.valid_prefix, max_tokens)
 
-    def __call__(self, module: torch.nn.Module, give_up: Callable[[], bool] | None = None) -> ValidationResult | None:
-        """Evaluate the model; every process must call it.
-
-        `give_up` is called by every process now and then, with the same answer in all; once it is True, the result is
-        None.
-        """
-        rank, num_ranks = parallel.data_rank(), parallel.data_size()
+    def __call__(self, module: torch.nn.Module, give_up: GiveUp = None) -> ValidationResult | None:
+        """Validate the model; every process must call it."""
         # Of each source: the nats of each kind of token; how many there are of each kind, and the bytes of the text.
-        nats_PK = torch.zeros(len(self._names), NUM_KINDS, dtype=torch.float64, device=self._device)
-        counts = np.zeros((len(self._names), NUM_KINDS + 1), dtype=np.int64)
+        nats_PK = torch.zeros(len(self._positions), NUM_KINDS, dtype=torch.float64, device=self._device)
+        counts = np.zeros((len(self._positions), NUM_KINDS + 1), dtype=np.int64)
         module.eval()
         with torch.no_grad():
-            batches = self._tokens.batches(self._micro_batch_size, rank, num_ranks)
+            batches = self._tokens.batches(self._micro_batch_size, parallel.data_rank(), parallel.data_size())
             for number, (part, batch) in enumerate(batches, 1):
                 if give_up is not None and number % BATCHES_BETWEEN_LOOKS == 0 and give_up():
                     module.train()
@@ -141,16 +100,44 @@ class Validation:
         module.train()
         sums = torch.cat([nats_PK, torch.from_numpy(counts).to(nats_PK)], dim=1)
         torch.distributed.all_reduce(sums, group=parallel.data_group())
-        whole = _score("all", sums.sum(dim=0))
-        by_source = tuple(map(_score, self._names, sums))
-        if len(by_source) == 1:
-            return ValidationResult(whole, ())
-        return ValidationResult(whole, by_source, self._positions)
+        return self._result(_numbers(sums.sum(dim=0)), [_numbers(each) for each in sums])
+
+    def _result(self, whole: dict[str, Any], by_source: Sequence[dict[str, Any]]) -> ValidationResult:
+        line = {name: number for name, number in whole.items() if name != "valid_sentinel_nats" or number is not None}
+        kinds = (("end token", whole["valid_end_nats"]), ("sentinel", whole["valid_sentinel_nats"]))
+        control = "".join(f"  {nats:.3f} nats per {kind}" for kind, nats in kinds if nats is not None)
+        loss, bits_per_byte = whole["valid_loss"], whole["valid_bits_per_byte"]
+        messages = [f"valid_loss {loss:.4f}  {bits_per_byte:.4f} bits per byte of text{control}"]
+        if self.source_names:
+            for key in ("valid_loss", "valid_bits_per_byte"):
+                line[f"{key}_by_source"] = [one[key] for one in by_source]
+            line["valid_source_positions"] = self._positions  # in `input_jsonl`
+            for name, one in zip(self.source_names, by_source, strict=True):
+                messages.append(f"  {one['valid_loss']:.4f}  {one['valid_bits_per_byte']:.4f} bits per byte  {name}")
+        facts = {key: whole[key] for key in ("valid_loss", "valid_bits_per_byte", "valid_end_nats")}
+        return ValidationResult(line, facts, loss, messages)
 
 
-def _score(name: str, sums: torch.Tensor) -> Score:
-    nats, counts, num_bytes = sums.split([NUM_KINDS, NUM_KINDS, 1])
-    return Score.of(name, nats.tolist(), counts.tolist(), num_bytes.item())
+def _numbers(sums: torch.Tensor) -> dict[str, Any]:
+    """The numbers of tokens, from their nats and counts by kind and the bytes of their text."""
+    nats, counts, (num_bytes,) = (part.tolist() for part in sums.split([NUM_KINDS, NUM_KINDS, 1]))
+    num_tokens = round(sum(counts))
+    end, sentinel = (nats[kind] / counts[kind] if counts[kind] else None for kind in (END, SENTINEL))
+    return {
+        "valid_loss": sum(nats) / max(1, num_tokens),
+        "valid_bits_per_byte": nats[TEXT] / math.log(2) / max(1, num_bytes),
+        "valid_end_nats": end,
+        "valid_sentinel_nats": sentinel,
+        "valid_tokens": num_tokens,
+    }
+
+
+def of_loss(plan: RunPlan, processes: Processes) -> list[Validation]:
+    """Return the validation of the loss, as the only one; none without validation data."""
+    if not plan.data.num_valid_tokens:
+        return []
+    validation = LossValidation(plan, processes.device)
+    return [lambda engine, give_up: validation(engine.module, give_up)]
 
 
 def evaluate_checkpoint(plan: RunPlan, folder: Path) -> None:
@@ -161,10 +148,31 @@ def evaluate_checkpoint(plan: RunPlan, folder: Path) -> None:
     into ``evaluation_step<N>.json`` in the folder that holds the checkpoint, which itself is never touched.
     """
     processes = join(plan)
-    result = Validation(plan, processes.device)(load_checkpoint(plan, folder, processes))
+    validation = LossValidation(plan, processes.device)
+    result = validation(load_checkpoint(plan, folder, processes))
     assert result is not None
-    if processes.is_first:
-        _report(plan, folder, result)
+    if not processes.is_first:
+        return
+    step, loss = checkpoint.read_state(folder).step, result.line["valid_loss"]
+    # What the run itself found at that step, if it validated there.
+    found = [line for line in metrics.read(folder.parent) if line["step"] == step and "valid_loss" in line]
+    logged = found[-1]["valid_loss"] if found else None
+    path = folder.parent / f"evaluation_step{step}.json"
+    record = {
+        "checkpoint": folder.name,
+        "step": step,
+        "precision": plan.config.precision,
+        "tokenizer_sha256": plan.encoder.sha256,
+        **result.line,
+        "sources": validation.source_names,
+        "logged_valid_loss": logged,
+    }
+    write_json(path, record)
+    rows = [("validation" if not number else "", message) for number, message in enumerate(result.messages)]
+    rows.append(("tokens", f"{result.line['valid_tokens']:,}"))
+    if logged is not None:
+        rows.append(("in the log", f"{logged:.4f} nats per token, so it differs by {abs(loss - logged):.1e}"))
+    summary(f"evaluated {folder}", [*rows, ("written to", str(path))])
 
 
 def load_checkpoint(plan: RunPlan, folder: Path, processes: Processes) -> Model:
@@ -175,28 +183,3 @@ def load_checkpoint(plan: RunPlan, folder: Path, processes: Processes) -> Model:
         for name, parameter in model.named_parameters():
             parameter.copy_(model.sharding.local(name, weights[name]))
     return model.to(torch.bfloat16 if plan.config.precision == "bf16" else torch.float32).to(processes.device)
-
-
-def _report(plan: RunPlan, folder: Path, result: ValidationResult) -> None:
-    step, whole = checkpoint.read_state(folder).step, result.whole
-    # What the run itself found at that step, if it validated there.
-    found = [line for line in metrics.read(folder.parent) if line["step"] == step and "valid_loss" in line]
-    logged = found[-1]["valid_loss"] if found else None
-    path = folder.parent / f"evaluation_step{step}.json"
-    record: dict[str, Any] = {
-        "checkpoint": folder.name,
-        "step": step,
-        "precision": plan.config.precision,
-        "tokenizer_sha256": plan.encoder.sha256,
-        **result.as_json(),
-        "sources": [score.name for score in result.sources],
-        "logged_valid_loss": logged,
-    }
-    write_json(path, record)
-    rows = [("validation", f"{whole.loss:.4f} nats per token, {whole.bits_per_byte:.4f} bits per byte")]
-    rows += [(f"nats per {name}", f"{nats:.4f}") for name, nats in whole.of_control_tokens()]
-    rows += [(score.name, f"{score.loss:.4f}, {score.bits_per_byte:.4f}") for score in result.sources]
-    rows.append(("tokens", f"{whole.num_tokens:,}"))
-    if logged is not None:
-        rows.append(("in the log", f"{logged:.4f} nats per token, so it differs by {abs(whole.loss - logged):.1e}"))
-    summary(f"evaluated {folder}", [*rows, ("written to", str(path))])

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from zerokara.checkpoint import TrainingState
-from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.progress import bytes_text, count_text, seconds_text
 from zerokara.samples.mixed_order import MixedOrder
 from zerokara.training import sampling
@@ -33,7 +32,6 @@ from zerokara.training.planning.position import Position
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes.joining import Processes, peak_memory
 from zerokara.training.sampling import Sample
-from zerokara.training.task_evaluation import TaskResult
 
 _UNLOGGED = "unlogged_losses"
 _KEEP = 0.98
@@ -95,7 +93,6 @@ class Logbook:
         self._pauses = {"validation": 0.0, "save": 0.0}
         name = torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else ""
         self._peak_flops = peak_flops(name)
-        self._has_metric = isinstance(plan.config, FinetuneRunConfig) and plan.config.metric != "loss"
         self.facts: dict[str, Any] = dict(state.facts)
         """Numbers for the checkpoint's state and the model card."""
         self._recorder: Recorder | None = None
@@ -210,46 +207,23 @@ class Logbook:
         for sample in bad_samples:
             self._log(f"step {step}    {bad_sample_text(sample)}")
 
-    def log_validation(self, step: int, result: ValidationResult) -> None:
-        """Record and log a validation."""
-        self._record({"step": step, "tokens": self._position.tokens(step), **result.as_json()})
-        facts, loss, bits = self.facts, result.whole.loss, result.whole.bits_per_byte
-        if "valid_bits_per_byte" in facts and "valid_end_nats" not in facts:  # of a version that counted control tokens
-            for name in ("first_valid_bits_per_byte", "best_valid_bits_per_byte"):
-                facts.pop(name, None)
-            self._log("bits per byte leave control tokens out from here on: earlier ones are not compared")
-        facts.setdefault("first_valid_bits_per_byte", bits)
-        facts.setdefault("first_valid_loss", loss)
-        facts.update(valid_loss=loss, valid_bits_per_byte=bits, valid_end_nats=result.whole.end_nats, valid_step=step)
-        if bits < facts.get("best_valid_bits_per_byte", float("inf")):
-            facts.update(best_valid_bits_per_byte=bits, best_valid_step=step)
-        if not self._has_metric:
-            self._select(step, loss)
-        control = "".join(f"  {nats:.3f} nats per {name}" for name, nats in result.whole.of_control_tokens())
-        self._log(f"step {step}  valid_loss {loss:.4f}  {bits:.4f} bits per byte of text{control}")
-        for score in result.sources:
-            self._log(f"step {step}    {score.loss:.4f}  {score.bits_per_byte:.4f} bits per byte  {score.name}")
+    def log_validations(self, step: int, results: Sequence[ValidationResult]) -> None:
+        """Record and log the validations after a step; the last one chooses the best checkpoint."""
+        facts = self.facts
+        for result in results:
+            self._record({"step": step, "tokens": self._position.tokens(step), **result.line})
+            for name, value in result.facts.items():
+                facts.setdefault(f"first_{name}", value)
+                facts[name] = value
+            for message in result.messages:
+                self._log(f"step {step}  {message}")
+        if facts["valid_bits_per_byte"] < facts.get("best_valid_bits_per_byte", float("inf")):
+            facts.update(best_valid_bits_per_byte=facts["valid_bits_per_byte"], best_valid_step=step)
+        facts.update(valid_step=step, selection_loss=results[-1].badness)
+        if step and results[-1].badness < facts.get("best_selection_loss", float("inf")):
+            facts.update(best_selection_loss=results[-1].badness, best_step=step)
         if self._drawing is not None and step:
             self._drawing.refresh()
-
-    def log_task(self, step: int, result: TaskResult) -> None:
-        """Record and log the metric of generated answers, which from then on chooses the best checkpoint."""
-        self._record({"step": step, "tokens": self._position.tokens(step), **result.as_json("valid")})
-        self.facts.setdefault(f"first_valid_{result.metric}", result.value)
-        self.facts[f"valid_{result.metric}"] = result.value
-        self._select(step, result.badness)
-        self._log(
-            f"step {step}  valid_{result.metric} {result.value:.4f}{result.interval_text}  {result.num_examples:,} "
-            f"examples, {result.stopped_share:.1%} end by themselves"
-        )
-        for reference, answer in list(zip(result.references, result.answers, strict=True))[:3]:
-            self._log(f"step {step}    {sampling.excerpt(reference, 60)} ⟪{sampling.excerpt(answer, 60)}⟫")
-
-    def _select(self, step: int, loss: float) -> None:
-        """Note the number by which the best checkpoint is chosen, the least."""
-        self.facts["selection_loss"] = loss
-        if step and loss < self.facts.get("best_selection_loss", float("inf")):
-            self.facts.update(best_selection_loss=loss, best_step=step)
 
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
         """Record what the model wrote, and log the beginning of each sampled text."""

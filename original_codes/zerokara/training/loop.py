@@ -1,4 +1,4 @@
-"""The training loop and its step: batch → loss → backward → guard → clip → update → record. A step's edge is handed in.
+"""One training step: batch → loss → backward → guard → clip → update → record.
 
 `train_step` is the only place where a step is made: training, the trial of a dry run and the proof of resume call it.
 """
@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import torch
 
 from zerokara.model import parallel
-from zerokara.training.batch_loader import BatchLoader, StepBatches, on_device
+from zerokara.training.batch_loader import StepBatches, on_device
 from zerokara.training.compute.engine import Engine
 from zerokara.training.guards import StepGuard
-from zerokara.training.planning.schedule import Schedule
 from zerokara.training.processes.joining import Processes
 
 
@@ -35,27 +34,6 @@ class StepRecord:
     """Why the step was skipped; empty where it was not."""
     stop_requested: bool = False
     """Whether any process was asked to stop; all processes know alike, and leave after the same step."""
-
-
-def train(
-    engine: Engine,
-    processes: Processes,
-    loader: BatchLoader,
-    schedule: Schedule,
-    guard: StepGuard,
-    stop: Callable[[], bool],
-    at_edge: Callable[[StepRecord], bool],
-    first_step: int,
-) -> bool:
-    """Train steps `first_step` to the last; return False when somebody asked to stop before it.
-
-    `at_edge` does all that happens between two steps, and says whether to leave.
-    """
-    for step in range(first_step, schedule.num_steps + 1):
-        record = train_step(engine, processes, loader.take, step, schedule.learning_rate(step), guard, stop)
-        if at_edge(record):
-            return step == schedule.num_steps
-    return True
 
 
 def train_step(

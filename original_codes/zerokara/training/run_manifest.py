@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from zerokara import checkpoint, manifest
 from zerokara.progress import count_text, seconds_text
-from zerokara.training import finetune_record
 from zerokara.training.planning import run_folder, setting_names
 from zerokara.training.planning.plan_rows import baseline_text
 from zerokara.training.planning.run_plan import RunPlan
@@ -52,8 +52,10 @@ def write(plan: RunPlan, newest: Path) -> manifest.Manifest:
     return manifest.write(record_path(plan), work_of(plan), made, facts, state.seconds)
 
 
-def summary_rows(made: manifest.Manifest, newest: Path, run_dir: Path) -> list[tuple[str, str]]:
-    """Return what a run has come to, for people."""
+def summary_rows(
+    made: manifest.Manifest, newest: Path, run_dir: Path, of_task: Sequence[tuple[str, str]] = ()
+) -> list[tuple[str, str]]:
+    """Return what a run has come to, for people, with the rows `of_task`."""
     facts, seconds = made.facts, made.seconds
     rows = [
         ("trained", f"{count_text(facts['tokens'])} tokens, {facts['epochs']:.3f} epochs, {facts['steps']:,} steps"),
@@ -66,7 +68,7 @@ def summary_rows(made: manifest.Manifest, newest: Path, run_dir: Path) -> list[t
         best, step = facts["best_valid_bits_per_byte"], facts["best_valid_step"]
         said = [f"{value:.3f}" if value is not None else "not finite" for value in (before, after, best)]
         rows.append(("validation", f"{said[0]} → {said[1]} bits per byte, best {said[2]} at step {step:,}"))
-    rows += finetune_record.summary_rows(run_dir)
+    rows += of_task
     rows.append(("checkpoint", str(newest)))
     further = (("plots", run_dir / "plots" / "overview.png"), ("samples", run_dir / "samples.md"))
     return [*rows, *((name, str(path)) for name, path in further if path.exists())]

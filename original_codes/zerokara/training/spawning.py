@@ -13,8 +13,6 @@ from zerokara.training.nodes.machines import Machines
 from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan
 from zerokara.training.processes import launcher
 
-WORKER = "zerokara.training.worker"
-
 
 @dataclass(frozen=True)
 class Commands:
@@ -40,9 +38,9 @@ def spawn(plan: RunPlan, *work: str, machines: Machines | None = None, path: Pat
     with contextlib.nullcontext(path) if path else _temporary(plan) as plan_path:
         arguments = [str(plan_path), *work]
         if machines is not None and machines.are_several:
-            code = machines.run(WORKER, arguments, plan)
+            code = machines.run(plan.task.worker, arguments, plan)
         else:
-            code = launcher.launch(WORKER, arguments, plan.num_processes)
+            code = launcher.launch(plan.task.worker, arguments, plan.num_processes)
     if code == launcher.INTERRUPTED:
         raise KeyboardInterrupt
     return code

@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import psutil
 
 from zerokara import checkpoint, progress
 from zerokara.checkpoint import Retention
-from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.errors import RunError
 from zerokara.model.experts import statistics
 from zerokara.progress import seconds_text
-from zerokara.training.compute.engine import master_weights
-from zerokara.training.evaluation import Validation
+from zerokara.training.evaluation import Validation, of_loss
 from zerokara.training.guards import StepGuard, TooManySkippedSteps, find_bad_samples
 from zerokara.training.logbook import Logbook
-from zerokara.training.loop import StepRecord, train
+from zerokara.training.loop import StepRecord, train_step
 from zerokara.training.planning import run_lock
 from zerokara.training.planning.limits import TimeLimits
 from zerokara.training.planning.run_plan import RunPlan
@@ -35,15 +33,17 @@ from zerokara.training.processes.stopping import StopRequest
 from zerokara.training.run import Run, join, open_run, state_of
 from zerokara.training.sampling import Sampler
 from zerokara.training.saving import Saver
-from zerokara.training.task_evaluation import TaskEvaluation
 
 
 @contextlib.contextmanager
-def open_trainer(plan: RunPlan, stop_after: int | None = None, validates: bool = True) -> Iterator[Trainer]:
+def open_trainer(
+    plan: RunPlan,
+    validations: Callable[[RunPlan, Processes], list[Validation]] = of_loss,
+    stop_after: int | None = None,
+) -> Iterator[Trainer]:
     """Open a plan for training, at its newest checkpoint or at its first step, and hold its run folder.
 
-    The run is left after step `stop_after`, and without validation where `validates` is false: both are for a caller
-    that wants only a part of it.
+    `validations` opens those of the run. The run is left after step `stop_after`, for a caller that wants a part of it.
     """
     stop = StopRequest(local_device())
     stop.listen()
@@ -55,7 +55,7 @@ def open_trainer(plan: RunPlan, stop_after: int | None = None, validates: bool =
             stop.watch_file(plan.run_dir / STOP_NAME)
         step, sent_by = _newest_checkpoint(plan, processes, sharing)
         run = open_run(plan, processes, checkpoint.folder_of(plan.run_dir, step) if step >= 0 else None, sent_by)
-        yield Trainer(run, stop, sharing, stop_after, validates)
+        yield Trainer(run, stop, sharing, validations(plan, processes), stop_after)
 
 
 def _newest_checkpoint(plan: RunPlan, processes: Processes, sharing: FolderSharing) -> tuple[int, int | None]:
@@ -96,10 +96,11 @@ class Trainer:
         run: Run,
         stop: StopRequest,
         sharing: FolderSharing,
+        validations: Sequence[Validation] = (),
         stop_after: int | None = None,
-        validates: bool = True,
     ):
-        self.run, self.stop = run, stop
+        """The last of `validations` chooses the best checkpoint."""
+        self.run, self.stop, self.validations = run, stop, validations
         self.state = run.state
         """The newest state that was saved, or that the start began with."""
         self._stop_after = stop_after
@@ -107,13 +108,6 @@ class Trainer:
         device = processes.device
         self._layers = run.model.all_layers()
         self.divergence = DivergenceCheck(run.model, run.state.step)
-        self.validation: Validation | None = None
-        if validates and plan.data.num_valid_tokens:
-            self.validation = Validation(plan, device)
-        self.task: TaskEvaluation | None = None
-        if validates and isinstance(config, FinetuneRunConfig) and config.metric != "loss":
-            most = None if config.eval_examples == "all" else config.eval_examples
-            self.task = TaskEvaluation(plan, processes, "valid", most)
         self.sampler: Sampler | None = None
         if config.sample_prompts:
             texts, length = config.sample_prompts, config.sample_tokens
@@ -133,9 +127,23 @@ class Trainer:
             RunError: too many steps in a row had to be skipped, the processes no longer agree, or the disk would not
                 take the last checkpoint. Only the first process says so; the others leave with its exit code.
         """
-        processes = self.run.processes
+        run, processes, done = self.run, self.run.processes, self.state.step
+        schedule, stop_path = run.plan.schedule, run.plan.run_dir / STOP_NAME
+        waited = seconds_text(time.time() - psutil.Process().create_time())
+        processes.log(f"ready after {waited}; stop with Ctrl-C, SIGTERM, or: touch {stop_path}; nothing is lost")
         try:
-            finished = self._train()
+            if self._lacks_validation(done) and self._validate(done) and done and self._is_best(done):
+                self.save(done)  # anew: the one that was saved when somebody asked to stop does not know how good it is
+            self.logbook.log_stages(done, resumed=done > 0)
+            self.stop.defer()
+            with contextlib.closing(run.loader(schedule.num_steps)) as loader:
+                for step in range(done + 1, schedule.num_steps + 1):
+                    learning_rate = schedule.learning_rate(step)
+                    record = train_step(
+                        run.engine, processes, loader.take, step, learning_rate, self.guard, self.stop.poll
+                    )
+                    if self.after_step(record):
+                        break
             self.saver.finish()
         except (TooManySkippedSteps, ProcessesDiverged) as error:
             self.saver.finish()
@@ -148,32 +156,15 @@ class Trainer:
             self.saver.abandon()
             raise
         self.logbook.close()
-        if not finished:
+        if self.state.step < schedule.num_steps:
             reached = self.state.step == self._stop_after
             reason = self.stop.reason or ("its caller" if reached else "another process")
             processes.log(f"stopped by {reason} after step {self.state.step}, saved")
             if processes.is_first:
-                (self.run.plan.run_dir / STOP_NAME).unlink(missing_ok=True)  # the request was obeyed
+                stop_path.unlink(missing_ok=True)  # the request was obeyed
 
-    def _train(self) -> bool:
-        run, done = self.run, self.state.step
-        waited = time.time() - psutil.Process().create_time()
-        run.processes.log(
-            f"ready after {seconds_text(waited)}; stop with Ctrl-C, SIGTERM, or: touch {run.plan.run_dir / STOP_NAME}; "
-            "nothing is lost"
-        )
-        if self._lacks_validation(done) and self._validate(done) and done and self._is_best(done):
-            self.save(done)  # anew: the one that was saved when somebody asked to stop does not know how good it is
-        self.logbook.log_stages(done, resumed=done > 0)
-        self.stop.defer()
-        schedule = run.plan.schedule
-        with contextlib.closing(run.loader(schedule.num_steps)) as loader:
-            return train(
-                run.engine, run.processes, loader, schedule, self.guard, self.stop.poll, self.at_edge, done + 1
-            )
-
-    def at_edge(self, record: StepRecord) -> bool:
-        """Do all that happens between two steps; return whether to leave."""
+    def after_step(self, record: StepRecord) -> bool:
+        """Record, validate, sample and save; return whether to leave. Every process must call it."""
         config, step = self.run.plan.config, record.step
         is_last = step == self.run.plan.schedule.num_steps
         stops = record.stop_requested or step == self._stop_after
@@ -200,28 +191,23 @@ class Trainer:
     def _validate(self, step: int, to_the_end: bool = False) -> bool:
         """Validate; return False when it was given up because somebody asked to stop."""
         self.divergence.check(step)
-        module = self.run.engine.module
         give_up = None if to_the_end else self.stop.requested_anywhere
         with self.logbook.pause("validation"):
-            if self.validation is not None:
-                result = self.validation(module, give_up)
-                if result is None:
+            results = []
+            for validate in self.validations:
+                if (result := validate(self.run.engine, give_up)) is None:
                     return False
-                answered = None if self.task is None else self.task(master_weights(self.run.engine), give_up)
-                if answered is None and self.task is not None:
-                    return False
-                self.logbook.log_validation(step, result)
-                if answered is not None:
-                    self.logbook.log_task(step, answered)
+                results.append(result)
+            if results:
+                self.logbook.log_validations(step, results)
             if self.sampler is not None:
-                self.logbook.log_samples(step, self.sampler(module))
+                self.logbook.log_samples(step, self.sampler(self.run.engine.module))
         return True
 
     def _is_best(self, step: int) -> bool:
-        """Whether the validation at this step is the best so far: a fine-tuning saves it, so that it always exists."""
-        config, facts = self.run.plan.config, self.logbook.facts
-        wanted = isinstance(config, FinetuneRunConfig) and config.keep_best
-        return wanted and facts.get("best_step") == step
+        """Whether this step is to be saved as the best so far, so that the best one always exists."""
+        plan = self.run.plan
+        return plan.task.saves_every_best and plan.config.keep_best and self.logbook.facts.get("best_step") == step
 
     def _report_bad_samples(self, record: StepRecord) -> None:
         run = self.run

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 import torch.distributed
 
 from zerokara.errors import RunError, guarded
-from zerokara.training import task_test
-from zerokara.training.evaluation import evaluate_checkpoint
+from zerokara.training.evaluation import Validation, evaluate_checkpoint, of_loss
 from zerokara.training.planning.memory_forecast import MachineMemory, MemoryForecast
+from zerokara.training.planning.planned_data import PRETRAINING, Task
 from zerokara.training.planning.run_plan import RunPlan, on_processes, read_plan
 from zerokara.training.processes import joining, launcher, leaving
+from zerokara.training.processes.joining import Processes
 from zerokara.training.trainer import open_trainer
 from zerokara.training.trial import run_trial
 
@@ -44,81 +44,74 @@ class OutOfMemory(RunError):
     exit_code = launcher.OUT_OF_MEMORY
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Do the work that `arguments` name: the file of a plan, and what `work` takes. Return the exit code."""
+def train(
+    plan: RunPlan,
+    validations: Callable[[RunPlan, Processes], list[Validation]] = of_loss,
+    stop_after: int | None = None,
+) -> None:
+    """Train from the newest checkpoint to the end, or so far."""
+    with open_trainer(plan, validations, stop_after) as trainer:
+        trainer.train()
+
+
+WORK: Mapping[str, Callable[..., None]] = {
+    "train": train,
+    "prove": lambda plan, last_step: train(plan, lambda *_: [], int(last_step)),
+    "trial": lambda plan, result_path: run_trial(plan, Path(result_path)),
+    "evaluate": lambda plan, folder: evaluate_checkpoint(plan, Path(folder)),
+}
+"""What a training process is asked for by name; each takes the plan and the arguments after the name."""
+
+
+def main(arguments: Sequence[str], task: Task = PRETRAINING, work: Mapping[str, Callable[..., None]] = WORK) -> int:
+    """Do what `arguments` name: the file of a plan of `task`, a key of `work`, its arguments. Return the exit code."""
     launcher.end_with_agent()
-    path, *what = arguments
-    return guarded(lambda: work(_plan_of(Path(path)), *what), again="")
+    path, name, *others = arguments
+
+    def run() -> None:
+        plan = read_plan(Path(path), task)
+        # torch's agents go on where one machine is lost.
+        number = int(os.environ["WORLD_SIZE"])
+        if number != plan.num_processes:
+            plan = on_processes(plan, number, number // plan.processes_per_node)
+        explained(work[name], plan, *others)
+
+    return guarded(run, again="")
 
 
-def _plan_of(path: Path) -> RunPlan:
-    """The plan for the machines that are left: torch's agents go on where one is lost."""
-    plan = read_plan(path)
-    nodes = int(os.environ["WORLD_SIZE"]) // int(os.environ["LOCAL_WORLD_SIZE"])
-    return plan if nodes == plan.nodes else on_processes(plan, nodes * plan.processes_per_node, nodes)
-
-
-def work(plan: RunPlan, what: str, argument: str = "") -> None:
-    """``train``; ``prove LAST_STEP`` trains so far, without validation; ``trial RESULT_FILE`` only tries a few steps;
-    ``evaluate CHECKPOINT`` and ``test CHECKPOINT`` read the validation and the test data with it.
-    """
-    with _explained(plan, joining.local_device()):
-        if what == "trial":
-            run_trial(plan, Path(argument))
-        elif what == "evaluate":
-            evaluate_checkpoint(plan, Path(argument))
-        elif what == "test":
-            task_test.test(plan, Path(argument))
-        else:
-            proves = what == "prove"
-            with open_trainer(plan, int(argument) if proves else None, validates=not proves) as trainer:
-                trainer.train()
-    # NCCL asks for it. After a failure it could wait for the others: the process just ends.
-    torch.distributed.destroy_process_group()
-
-
-@contextmanager
-def _explained(plan: RunPlan, device: torch.device) -> Iterator[None]:
-    """Explain a lack of memory, or a lost connection.
+def explained(work: Callable[..., None], plan: RunPlan, *arguments: str) -> None:
+    """Do `work`, and explain a lack of memory or a lost connection.
 
     Raises:
         OutOfMemory: with the state by part, and the settings that would fit.
         LostConnection: another process is gone, or did not answer in time.
     """
-    forecast = plan.memory_forecast(MachineMemory.available(plan.processes_per_node, joining.gpu_memory(device)))
+    gpu_bytes = joining.gpu_memory(joining.local_device())
+    forecast = plan.memory_forecast(MachineMemory.available(plan.processes_per_node, gpu_bytes))
     try:
-        yield
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise OutOfMemory(_out_of_memory_text(forecast, error)) from error
-    except RuntimeError as error:
-        if _CPU_ALLOCATOR in str(error):
-            raise OutOfMemory(_out_of_memory_text(forecast, error)) from error
-        if isinstance(error, torch.distributed.DistError) or any(mark in str(error) for mark in _GLOO):
-            raise LostConnection(_lost_connection_text(error)) from error
+        work(plan, *arguments)
+    except (RuntimeError, MemoryError) as error:
+        message, rank = str(error).strip() or type(error).__name__, os.environ.get("RANK", "0")
+        if isinstance(error, torch.OutOfMemoryError | MemoryError) or _CPU_ALLOCATOR in message:
+            raise OutOfMemory(_out_of_memory_text(forecast, rank, message.splitlines()[0])) from error
+        if isinstance(error, torch.distributed.DistError) or any(mark in message for mark in _GLOO):
+            raise LostConnection(
+                f"process {rank} lost the others, or waited too long for them: {message.splitlines()[0]}. If another "
+                "process has failed, its message says why; if none has, see whether one was killed or the network is "
+                "cut. The newest checkpoint is whole: the next start resumes from it"
+            ) from error
         raise
+    # NCCL asks for it. After a failure it could wait for the others: the process just ends.
+    torch.distributed.destroy_process_group()
 
 
-def _out_of_memory_text(forecast: MemoryForecast, error: BaseException) -> str:
+def _out_of_memory_text(forecast: MemoryForecast, rank: str, message: str) -> str:
     layout, pools = forecast.layout, "; ".join(f"{pool.name} {pool.text}" for pool in forecast.pools)
-    message = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return (
-        f"out of memory in process {_rank()} of {layout.num_processes}, at micro_batch_size {layout.micro_batch_size}. "
+        f"out of memory in process {rank} of {layout.num_processes}, at micro_batch_size {layout.micro_batch_size}. "
         f"At its start: {pools}. {forecast.advice()}. No checkpoint was touched: with one of these settings the next "
         f"start resumes. (The system's message: {message})"
     )
-
-
-def _lost_connection_text(error: BaseException) -> str:
-    message = str(error).strip().splitlines()[0]
-    return (
-        f"process {_rank()} lost the others, or waited too long for them: {message}. If another process has failed, "
-        "its message says why; if none has, see whether one was killed or the network is cut. The newest checkpoint is "
-        "whole: the next start resumes from it"
-    )
-
-
-def _rank() -> str:
-    return os.environ.get("RANK", "0")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -21,10 +20,10 @@ from zerokara.errors import UserError
 from zerokara.examples.preparation import ExampleFiles, prepare
 from zerokara.examples.task_examples import read_task_examples
 from zerokara.examples.token_files import ExampleTokens
+from zerokara.finetuning import task
 from zerokara.samples.example_data import ExampleData
 from zerokara.samples.packed_examples import PackedExamples
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.training.planning import plan_rows
 
 PAIRS = [{"source": f"the fox {n}\nof {n * n}", "target": f'"42" dogs {n}'} for n in range(40)]
 HOSTILE = ["</s> a </s>", "<unk><pad>", "<|user|>", 'a\tb "', "\r\n \u2028", "\ud7ff\ue000", "{input}", "ก" * 50, " x "]
@@ -299,12 +298,10 @@ def test_answers_that_are_cut_away_with_their_questions_are_counted_and_told(tmp
     assert counts.cut_learned_tokens == whole.learned_tokens - counts.learned_tokens > 0
     lengths = packed(13, 13, False)
     reading = ExampleData(files.train.prefix, lengths, False, encoder.pad_id, 0)
-    plan: Any = SimpleNamespace(data=SimpleNamespace(examples=files, reading=reading))
     told = f"{counts.cut_learned_tokens} tokens of answers were cut away"
-    assert told in str(plan_rows._example_rows(plan))
-    kept = replace(files, train=replace(files.train, counts=replace(counts, cut_learned_tokens=0)))
-    plan.data.examples = kept
-    assert "cut away" not in str(plan_rows._example_rows(plan))
+    assert told in str(list(task.plan_rows(files.train, reading.tokens())))
+    kept = replace(files.train, counts=replace(counts, cut_learned_tokens=0))
+    assert "cut away" not in str(list(task.plan_rows(kept, reading.tokens())))
 
 
 def test_an_input_is_on_one_side_only(tmp_path: Path, encoder: Encoder) -> None:

@@ -162,7 +162,7 @@ def test_a_validation_reads_every_example_once(tmp_path: Path, both: bool, num_r
     prefix = write_examples(tmp_path / "valid", examples)
     data = ExampleData(write_examples(tmp_path / "train", examples[:9]), lengths, both, PAD, seed=1)
     objective = Pairs(lengths, START if both else None)
-    evaluation = data.validation_batches(prefix, objective, END, max_tokens=None)
+    evaluation = data.validation_batches(prefix, objective, max_tokens=None)
     per_rank = [list(evaluation.batches(micro, rank, num_ranks)) for rank in range(num_ranks)]
     assert len({len(batches) for batches in per_rank}) == 1  # or ranks would wait for each other
     found = sorted(one for batches in per_rank for _, batch in batches for one in batch.labels[batch.loss_mask > 0])
@@ -175,12 +175,12 @@ def test_a_validation_has_room_for_longer_examples_and_takes_the_first_tokens(tm
     train = write_examples(tmp_path / "train", pair_examples(5))
     valid = write_examples(tmp_path / "valid", [*pair_examples(5), [[*[5] * 39, END], [*[5] * 59, END]]])
     data = ExampleData(train, BOTH, True, PAD, seed=1)
-    batches = data.validation_batches(valid, Pairs(BOTH, START), END, None)
+    batches = data.validation_batches(valid, Pairs(BOTH, START), None)
     assert batches.packed.lengths.input == 40 and batches.packed.lengths.target == 64
     assert batches.packed.num_examples == 6
     first = sum(map(len, pair_examples(1)[0]))
-    assert data.validation_batches(valid, Pairs(BOTH, START), END, first + 1).packed.num_examples == 1
-    assert data.validation_batches(valid, Pairs(BOTH, START), END, 1).packed.num_examples == 1
+    assert data.validation_batches(valid, Pairs(BOTH, START), first + 1).packed.num_examples == 1
+    assert data.validation_batches(valid, Pairs(BOTH, START), 1).packed.num_examples == 1
 
 
 def test_a_run_counts_positions_as_tokens(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from zerokara.config.data import causal
 from zerokara.samples.data_plan import DataPlan
 from zerokara.samples.mixed_order import MixedStage
 from zerokara.samples.sources import TokenSource
-from zerokara.training.evaluation import Score, ValidationResult
+from zerokara.training.evaluation import ValidationResult
 from zerokara.training.logbook import Logbook, peak_flops
 from zerokara.training.loop import StepRecord
 from zerokara.training.monitoring import metrics
@@ -175,42 +175,36 @@ def test_a_skipped_step_is_recorded_with_its_samples(tmp_path: Path, capsys: pyt
     )
 
 
-def test_the_facts_keep_the_first_the_last_and_the_best_validation(tmp_path: Path) -> None:
+def validated(name: str, value: float, badness: float) -> ValidationResult:
+    return ValidationResult(
+        {name: value, "valid_examples": 3}, {name: value}, badness, [f"{name} {value:.4f}", "  more"]
+    )
+
+
+def test_the_facts_keep_the_first_the_last_and_the_best_validation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     book = logbook(tmp_path)
-    for step, nats in ((0, 300.0), (2, 100.0), (4, 200.0)):
-        parts = tuple(Score.of(name, (nats / 2 - 10, 10, 0), (45, 5, 0), 25) for name in ("a.jsonl", "b.jsonl"))
-        book.log_validation(step, ValidationResult(Score.of("all", (nats - 20, 20, 0), (90, 10, 0), 50), parts))
+    for step, bits, accuracy in ((0, 3.0, 0.5), (2, 1.0, 0.7), (4, 2.0, 0.9)):
+        loss = validated("valid_bits_per_byte", bits, bits)
+        book.log_validations(step, [loss, validated("valid_accuracy", accuracy, -accuracy)] if step else [loss])
     book.close()
     assert book.facts == {
-        "first_valid_loss": 3.0,
-        "first_valid_bits_per_byte": pytest.approx(5.6 / math.log(2)),
-        "valid_loss": 2.0,
-        "valid_bits_per_byte": pytest.approx(3.6 / math.log(2)),
-        "valid_end_nats": 2.0,
-        "valid_step": 4,
-        "best_valid_bits_per_byte": pytest.approx(1.6 / math.log(2)),
+        "first_valid_bits_per_byte": 3.0,
+        "valid_bits_per_byte": 2.0,
+        "best_valid_bits_per_byte": 1.0,
         "best_valid_step": 2,
-        "selection_loss": 2.0,
-        "best_selection_loss": 1.0,
-        "best_step": 2,
+        "first_valid_accuracy": 0.7,
+        "valid_accuracy": 0.9,
+        "valid_step": 4,
+        "selection_loss": -0.9,
+        "best_selection_loss": -0.9,
+        "best_step": 4,
     }
-    line = metrics.read(tmp_path)[1]
-    assert (line["step"], line["valid_loss"], line["valid_tokens"]) == (2, 1.0, 100)
-    assert line["valid_loss_by_source"] == [1.0, 1.0] and line["valid_end_nats"] == 2.0
-    assert "valid_sentinel_nats" not in line
-
-
-def test_bits_per_byte_of_an_older_version_are_not_compared(tmp_path: Path) -> None:
-    """They count control tokens in, so the first and the best begin anew."""
-    book = logbook(tmp_path)
-    old = {"first_valid_bits_per_byte": 0.5, "best_valid_bits_per_byte": 0.1, "best_valid_step": 2}
-    book.facts.update(old, valid_bits_per_byte=0.2, valid_loss=1.0, valid_step=3)
-    for step, nats in ((4, 40.0), (5, 80.0)):
-        book.log_validation(step, ValidationResult(Score.of("all", (nats, 10, 6), (30, 5, 3), 50), ()))
-    book.close()
-    expected = {"first_valid_bits_per_byte": 0.8, "best_valid_bits_per_byte": 0.8, "valid_bits_per_byte": 1.6}
-    assert {name: book.facts[name] * math.log(2) for name in expected} == pytest.approx(expected)
-    assert book.facts["best_valid_step"] == 4 and metrics.read(tmp_path)[0]["valid_sentinel_nats"] == 2.0
+    lines = metrics.read(tmp_path)
+    assert lines[1] == {"step": 2, "tokens": 512, "valid_bits_per_byte": 1.0, "valid_examples": 3}
+    assert lines[2] == {"step": 2, "tokens": 512, "valid_accuracy": 0.7, "valid_examples": 3}
+    assert "step 4  valid_accuracy 0.9000" in capsys.readouterr().out
 
 
 def test_the_console_shows_sampled_texts_and_the_file_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import engines
@@ -23,7 +24,7 @@ from zerokara.model.builder import build
 from zerokara.samples.evaluation import evaluation_batches
 from zerokara.tokens.indexed import IndexedTokens, write_documents
 from zerokara.training import batch_loader
-from zerokara.training.evaluation import Validation
+from zerokara.training.evaluation import LossValidation
 from zerokara.training.planning import run_plan
 
 CPU = torch.device("cpu")
@@ -45,9 +46,9 @@ def test_bits_per_byte_are_of_the_text_alone(span_data: dict[str, str], architec
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(3)  # else every token costs about the same, and it does not matter which ones count
-    result = Validation(plan, CPU)(model)
+    result = LossValidation(plan, CPU)(model)
     assert result is not None and model.training
-    found = result.as_json()
+    found = result.line
 
     labels, nats = by_hand(plan, model)
     end, sentinels = plan.encoder.eos_id, plan.data.objective.sentinel_ids
@@ -85,7 +86,9 @@ def test_step_8_measures_the_same(tiny_data: dict[str, str], tmp_path: Path, set
     encoded = [encoder.encode(text) for text in texts]
     assert len(encoded[0]) > 2 * shape.seq_len and min(map(len, encoded)) < shape.seq_len / 4
     write_documents(tmp_path / "some", [np.append(each, encoder.eos_id) for each in encoded], np.dtype(np.uint16))
-    ours = Validation(plan, CPU, tmp_path / "some")(model)
+    batches = evaluation_batches(tmp_path / "some", plan.data.objective, encoder.eos_id)  # type: ignore[arg-type]
+    plan = replace(plan, data=replace(plan.data, validation_batches=lambda *_: batches))
+    ours = LossValidation(plan, CPU)(model)
 
     folder, special = tmp_path / "hf", families.SpecialIds(encoder.bos_id, encoder.eos_id, encoder.pad_id)
     folder.mkdir()
@@ -97,9 +100,9 @@ def test_step_8_measures_the_same(tiny_data: dict[str, str], tmp_path: Path, set
         bits_per_byte.measure(opened, MeasuredText("some", tuple(texts), len(texts)), each).rows[0]
         for each in (Settings(), Settings(min_context=0))
     )
-    assert ours is not None and as_it_is.value == pytest.approx(ours.whole.bits_per_byte, rel=1e-5)
-    assert as_it_is.details["end_nats_per_document"] == pytest.approx(ours.whole.end_nats, rel=1e-5)
-    assert without.value != pytest.approx(ours.whole.bits_per_byte, rel=1e-4)  # windows without overlap
+    assert ours is not None and as_it_is.value == pytest.approx(ours.line["valid_bits_per_byte"], rel=1e-5)
+    assert as_it_is.details["end_nats_per_document"] == pytest.approx(ours.line["valid_end_nats"], rel=1e-5)
+    assert without.value != pytest.approx(ours.line["valid_bits_per_byte"], rel=1e-4)  # windows without overlap
 
 
 def by_hand(plan: run_plan.RunPlan, model: torch.nn.Module) -> tuple[np.ndarray, np.ndarray]:

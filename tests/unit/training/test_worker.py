@@ -30,11 +30,10 @@ def test_the_process_groups_are_destroyed_at_the_end_and_not_after_a_failure(
         if error:
             raise error
 
-    monkeypatch.setattr(worker, "run_trial", trial)
     monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: destroyed.append(True))
     if error:
         with pytest.raises(type(error)):
-            worker.work(plan, "trial", "result.json")
+            worker.explained(trial, plan)
     else:
-        worker.work(plan, "trial", "result.json")
+        worker.explained(trial, plan)
     assert destroyed == ([] if error else [True])

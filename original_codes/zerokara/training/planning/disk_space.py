@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 
 from zerokara.checkpoint import all_steps
-from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.errors import UserError
 from zerokara.progress import bytes_text
 from zerokara.training.planning.run_plan import RunPlan
@@ -16,7 +15,7 @@ from zerokara.training.planning.run_plan import RunPlan
 def max_checkpoints(plan: RunPlan, save_interval: int) -> int:
     """Most checkpoints that exist at once, where one is saved every `save_interval` steps."""
     config, num_steps = plan.config, plan.schedule.num_steps
-    if isinstance(config, FinetuneConfig) and config.keep_best:  # each validation that finds a better one saves it
+    if plan.task.saves_every_best and config.keep_best:
         save_interval = min(save_interval, config.eval_interval)
     # One more than is kept: an old one is deleted only when the new one is whole.
     standing = config.keep_last + 1 + (1 if config.keep_best and plan.data.num_valid_tokens else 0)

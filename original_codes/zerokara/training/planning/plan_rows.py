@@ -6,7 +6,6 @@ import numpy as np
 
 from zerokara.errors import Fault, UserError
 from zerokara.progress import count_text
-from zerokara.samples.example_data import ExampleData
 from zerokara.tokens.indexed import IndexedTokens
 from zerokara.training.compute import optimizers, updater
 from zerokara.training.planning.consumption import stage_title
@@ -14,8 +13,6 @@ from zerokara.training.planning.disk_space import checkpoint_text
 from zerokara.training.planning.run_plan import RunPlan, template_path
 
 _HEAD_TOKENS = 24
-MAX_PADDING = 0.1
-"""Share of padding above which a plan has a warning."""
 _CHECKED_IDS = 1 << 20
 """Ids whose range is checked, at the beginning and at the end of the data."""
 
@@ -38,7 +35,7 @@ def plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
     return [
         ("model", f"{config.architecture}, {shape.size_text}, {_length_text(plan)}"),
         ("data", f"{train} training tokens, {valid} validation tokens, {_order_text(plan)}"),
-        *_example_rows(plan),
+        *plan.data.plan_rows,
         ("length", length),
         ("processes", f"{processes}, ZeRO stage {config.zero_stage}, {config.precision}, {batch}"),
         *(("recipe" if not number else "", each.text) for number, each in enumerate(plan.advice)),
@@ -47,26 +44,6 @@ def plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
         ("baseline", baseline_text(plan.data.unigram_entropy)),
         ("checkpoint", checkpoint_text(plan)),
     ]
-
-
-def _example_rows(plan: RunPlan) -> list[tuple[str, str]]:
-    """What became of the examples of a fine-tuning, and how they are packed."""
-    examples, reading = plan.data.examples, plan.data.reading
-    if examples is None or not isinstance(reading, ExampleData):
-        return []
-    rows, counts = reading.tokens(), examples.train.counts
-    used = f"{examples.train.num_examples:,} training examples in {len(rows):,} sequences"
-    kept = f"{counts.kept:,} kept, {counts.cut:,} cut, {counts.dropped:,} dropped, {counts.bad:,} bad"
-    shares = (
-        f"{rows.learned_share:.1%} of the tokens are learned, {rows.padding_share:.1%} of what is computed is padding"
-    )
-    found = [("examples", f"{used} ({kept})"), ("", shares)]
-    if counts.cut_learned_tokens:
-        lost = f"{counts.cut_learned_tokens:,} tokens of answers were cut away with their questions and are not learned"
-        found.append(("", f"warning: {lost} (overlong: cut_prompt)"))
-    if rows.padding_share > MAX_PADDING:
-        found.append(("", "warning: much padding; a larger packed_length, or fewer very long answers, would have less"))
-    return found
 
 
 def data_rows(plan: RunPlan) -> list[tuple[str, str]]:

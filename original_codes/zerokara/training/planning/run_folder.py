@@ -16,7 +16,6 @@ from zerokara.config.pretrain_config import RunConfig
 from zerokara.config.writing import as_yaml
 from zerokara.durable import ASIDE_ENDING, PARTIAL_SUFFIX, unused_name, write_bytes, write_json, write_text
 from zerokara.errors import Fault, UserError
-from zerokara.examples.facts import CHAT_TEMPLATE_NAME
 from zerokara.progress import bytes_text
 from zerokara.training.planning import run_lock, setting_names
 from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan
@@ -57,8 +56,8 @@ def claim(plan: RunPlan) -> None:
     run_dir.mkdir(parents=True, exist_ok=True)
     if not is_begun(run_dir) or not (run_dir / TOKENIZER_NAME).exists():
         write_bytes(run_dir / TOKENIZER_NAME, Path(config.input_tokenizer_file).read_bytes())
-    if plan.data.examples is not None and plan.data.examples.chat_template is not None:
-        write_text(run_dir / CHAT_TEMPLATE_NAME, plan.data.examples.chat_template)
+    for name, text in plan.data.run_files.items():
+        write_text(run_dir / name, text)
     write_json(run_dir / IDENTITY_NAME, identity_of(plan))
     write_text(run_dir / RESOLVED_NAME, as_yaml(config))
     plan.write(run_dir / PLAN_NAME)
@@ -105,7 +104,7 @@ def _check_ours(plan: RunPlan) -> None:
     if not run_dir.exists() or (run_dir / IDENTITY_NAME).exists():
         return
     # A start may have been killed before it wrote its first file, or while it did.
-    ours = (IDENTITY_NAME, RESOLVED_NAME, PLAN_NAME, TOKENIZER_NAME, CHAT_TEMPLATE_NAME)
+    ours = (IDENTITY_NAME, RESOLVED_NAME, PLAN_NAME, TOKENIZER_NAME, *plan.data.run_files)
     for path in run_dir.iterdir():
         is_half_written = path.name.endswith(PARTIAL_SUFFIX) and path.name.startswith(ours)
         if path.name not in run_lock.NAMES and not is_half_written:
@@ -188,13 +187,8 @@ def find_checkpoint(plan: RunPlan, name: str) -> Path:
     """
     run_dir = plan.run_dir
     if not plan.data.num_valid_tokens:
-        rule, remedy = "step 2 kept no documents for validation", ", and run step 2 again with --redo"
-        if plan.data.examples is not None:
-            rule, remedy = (
-                "gives no validation examples, and valid_data names none",
-                " or name valid_data, and train with --redo",
-            )
-        raise UserError(plan.given.fault("valid_fraction", rule, f"give it a share{remedy}"))
+        remedy = "give it a share, and make the data anew: step 2 with --redo, or step 7, which does so itself"
+        raise UserError(plan.given.fault("valid_fraction", "kept nothing for validation", remedy))
     if not name:
         folder = checkpoint.newest_complete(run_dir)
         if folder is None:

@@ -13,8 +13,7 @@ from typing import Any, Literal
 
 import orjson
 
-from zerokara.config.finetune_config import FinetuneRunConfig
-from zerokara.config.pretrain_config import PretrainConfig, RunConfig
+from zerokara.config.pretrain_config import RunConfig
 from zerokara.config.settings import Origin
 from zerokara.durable import write_json
 from zerokara.errors import RunError, UserError
@@ -22,17 +21,16 @@ from zerokara.model.shapes import ModelShape
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.training.compute import optimizers, updater
 from zerokara.training.compute.updater import UpdaterName, hierarchy_fault, load_template, with_hierarchy
-from zerokara.training.planning import planned_data, recipe
+from zerokara.training.planning import recipe
 from zerokara.training.planning.consumption import Consumption, consumption, schedule_of, situation_of
 from zerokara.training.planning.memory import TrainingLayout
 from zerokara.training.planning.memory_forecast import MachineMemory, MemoryForecast
-from zerokara.training.planning.planned_data import PlannedData
+from zerokara.training.planning.planned_data import PRETRAINING, PlannedData, Task
 from zerokara.training.planning.recipe import Advice
 from zerokara.training.planning.schedule import Schedule
 
 PLAN_NAME = "plan.json"
 """In a run folder: the plan of its newest start."""
-_CONFIG_CLASSES: dict[str, type[RunConfig]] = {each.__name__: each for each in (PretrainConfig, FinetuneRunConfig)}
 
 
 @dataclass(frozen=True)
@@ -54,6 +52,8 @@ class RunPlan:
     """Machines, with equally many of the processes."""
     advice: tuple[Advice, ...] = ()
     """What the recipe chose, and why."""
+    task: Task = PRETRAINING
+    """What it is for."""
 
     @cached_property
     def shape(self) -> ModelShape:
@@ -112,7 +112,6 @@ class RunPlan:
         """Write the plan to a file, as JSON: what was chosen, and what its inputs are recognised by."""
         origin = self.given._origin
         content = {
-            "class": type(self.config).__name__,
             "resolved": self.config.model_dump(mode="json"),
             "requested": self.given.model_dump(mode="json"),
             "origin": {"path": origin.path, "lines": origin.lines, "overridden": sorted(origin.overridden)},
@@ -126,8 +125,8 @@ class RunPlan:
         write_json(path, content)
 
 
-def read_plan(path: Path) -> RunPlan:
-    """Read a plan that `RunPlan.write` wrote, and open its tokenizer and its data.
+def read_plan(path: Path, task: Task = PRETRAINING) -> RunPlan:
+    """Read a plan of a task that `RunPlan.write` wrote, and open its tokenizer and its data.
 
     Raises:
         RunError: the tokenizer or the token files were replaced since.
@@ -137,12 +136,12 @@ def read_plan(path: Path) -> RunPlan:
     origin = Origin(**{**content["origin"], "overridden": frozenset(content["origin"]["overridden"])})
     made = []
     for name in ("resolved", "requested"):
-        config = _CONFIG_CLASSES[content["class"]].model_validate_json(orjson.dumps(content[name]))
+        config = task.config_class.model_validate_json(orjson.dumps(content[name]))
         config._origin = origin
         made.append(config)
     config, given = made
     encoder = Encoder(config.input_tokenizer_file)
-    data = planned_data.of_run(config, encoder)
+    data = task.data_of(config, encoder)
     for what, was, now in (
         (config.input_tokenizer_file, content["tokenizer_sha256"], encoder.sha256),
         (config.output_prefix, content["data_sha256"], data.sha256),
@@ -151,7 +150,7 @@ def read_plan(path: Path) -> RunPlan:
             raise RunError(f"{what}: was replaced after the run was planned; start it again")
     advice = tuple(Advice(**each) for each in content["recipe"])
     template, num_processes, nodes = (content[key] for key in ("deepspeed_template", "num_processes", "nodes"))
-    return RunPlan(config, given, encoder, data, template, num_processes, nodes, advice)
+    return RunPlan(config, given, encoder, data, template, num_processes, nodes, advice, task)
 
 
 def make_plan(
@@ -160,6 +159,7 @@ def make_plan(
     precision: Literal["bf16", "fp32"] | None = None,
     kept: RunConfig | None = None,
     nodes: int = 1,
+    task: Task = PRETRAINING,
 ) -> RunPlan:
     """Plan a run from its configuration, the tokenizer and the token files; `precision` replaces an `auto`.
 
@@ -174,12 +174,12 @@ def make_plan(
     _check_batch(given, num_processes)
     template = load_template(template_path(given.deepspeed_template))
     encoder = Encoder(given.input_tokenizer_file)
-    data = planned_data.of_run(given, encoder)
+    data = task.data_of(given, encoder)
     situation = situation_of(given, ModelShape.from_config(given, encoder.vocab_size), data.reading)
     given, advice = recipe.resolve(given, situation, kept)
     _check_batch(given, num_processes)
     config = given.model_copy(update={"precision": precision}) if precision else given
-    plan = RunPlan(config, given, encoder, data, template, num_processes, nodes, advice)
+    plan = RunPlan(config, given, encoder, data, template, num_processes, nodes, advice, task)
     if plan.shape.padded_vocab_size % config.tensor_parallel_size:
         rows = f"{plan.shape.padded_vocab_size}, the {encoder.vocab_size} pieces of the tokenizer and their padding"
         raise UserError(config.fault("tensor_parallel_size", f"must divide {rows}", "try a power of two"))

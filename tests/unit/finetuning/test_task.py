@@ -11,7 +11,7 @@ import pytest
 
 from zerokara.checkpoint.folders import folder_of
 from zerokara.config.finetune_config import FinetuneRunConfig
-from zerokara.training import finetune_record, task_test
+from zerokara.finetuning import task
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.spawning import Commands
 
@@ -30,8 +30,11 @@ def tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (plan.run_dir / "test_answers.jsonl").write_text(names[-1], encoding="utf-8")
         return 0
 
-    monkeypatch.setattr(task_test, "spawn", test)
-    monkeypatch.setattr(finetune_record, "write", lambda plan: None)
+    examples = SimpleNamespace(test=SimpleNamespace(num_examples=3), data_format="source_target")
+    monkeypatch.setattr(task, "spawn", test)
+    monkeypatch.setattr(task, "ExampleFiles", SimpleNamespace(read=lambda prefix: examples))
+    monkeypatch.setattr(task, "_record", lambda *_: SimpleNamespace(write=lambda folder: None))
+    monkeypatch.setattr(task, "_rows", lambda *_: [])
     return names
 
 
@@ -40,13 +43,8 @@ def run(run_dir: Path, newest: int, best: int | None = None, metric: str = "chrf
         folder_of(run_dir, step).mkdir(exist_ok=True)
     if best:
         (run_dir / "best").write_text(f"global_step{best}\n", encoding="utf-8")
-    examples = SimpleNamespace(test=SimpleNamespace(num_examples=3))
-    plan: Any = SimpleNamespace(
-        run_dir=run_dir,
-        config=FinetuneRunConfig(metric=metric, packed_length=8),
-        data=SimpleNamespace(examples=examples),
-    )
-    task_test.run(cast(RunPlan, plan), COMMANDS, folder_of(run_dir, newest))
+    plan: Any = SimpleNamespace(run_dir=run_dir, config=FinetuneRunConfig(metric=metric, packed_length=8))
+    task.finish(cast(RunPlan, plan), COMMANDS, folder_of(run_dir, newest))
 
 
 def test_it_is_the_best_and_once(tmp_path: Path, tested: list[str]) -> None:

@@ -17,14 +17,14 @@ from wide_weights import spread_weights
 from zerokara.config.finetune_config import FinetuneConfig, FinetuneRunConfig
 from zerokara.evaluation import answers
 from zerokara.examples.preparation import prepare
+from zerokara.finetuning import worker
+from zerokara.finetuning.worker import TaskValidation
 from zerokara.huggingface import tokenizer_json
 from zerokara.huggingface.families import SpecialIds
 from zerokara.huggingface.generation import Generated
 from zerokara.huggingface.live_model import stock_model_of
 from zerokara.huggingface.to_hf import write_model
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.training import task_evaluation
-from zerokara.training.task_evaluation import TaskEvaluation
 
 HOSTILE = [
     "the</s>",
@@ -53,14 +53,14 @@ def test_answers_are_those_of_the_export(
         valid_data=[written(tmp_path / "valid.jsonl", PROMPTS)],
         output_prefix=str(tmp_path / "x"),
     )
-    files = prepare(config, encoder, is_encoder_decoder=encodes, packed_length=256)
+    prepare(config, encoder, is_encoder_decoder=encodes, packed_length=256)
     run_config = FinetuneRunConfig.model_construct(
-        seed=1, max_new_tokens=NEW_TOKENS, eval_batch_size=64, metric="exact_match"
+        seed=1, max_new_tokens=NEW_TOKENS, eval_batch_size=64, metric="exact_match", output_prefix=config.output_prefix
     )
-    plan: Any = SimpleNamespace(config=run_config, data=SimpleNamespace(examples=files), encoder=encoder, shape=shape)
-    monkeypatch.setattr(task_evaluation, "parallel", SimpleNamespace(data_rank=lambda: 0, data_size=lambda: 1))
-    task = TaskEvaluation(plan, SimpleNamespace(), "valid")  # type: ignore[arg-type]
-    found = task._answer(stock_model_of(shape, weights, special), None, None)
+    plan: Any = SimpleNamespace(config=run_config, encoder=encoder, shape=shape)
+    monkeypatch.setattr(worker, "parallel", SimpleNamespace(data_rank=lambda: 0, data_size=lambda: 1))
+    task = TaskValidation(plan, SimpleNamespace(), "valid")  # type: ignore[arg-type]
+    found = task.answer(stock_model_of(shape, weights, special))
     assert found is not None
     controls = {*encoder.control_ids, encoder.unk_id}
     assert any(controls & {*each.ids} for each in found), "else forbidding them would not show"
@@ -74,11 +74,16 @@ def test_answers_are_those_of_the_export(
     assert [each.ids for each in found] == [stock_answer(model, tokenizer, prompt, encodes) for prompt in asked]
     measured = answers.answer(model, tokenizer, asked, max_new_tokens=NEW_TOKENS)
     assert measured is not None
-    assert [each.strip() for each in task._score(found).answers] == measured.outputs
+    assert texts(task, found) == measured.outputs
     assert [each.stopped for each in found] == measured.stopped
     unknown = [Generated([*each.ids, encoder.unk_id], False) for each in found]
     theirs = [tokenizer.decode(each.ids, skip_special_tokens=True).strip() for each in unknown]
-    assert [each.strip() for each in task._score(unknown).answers] == theirs
+    assert texts(task, unknown) == theirs
+
+
+def texts(task: TaskValidation, answers: list[Generated]) -> list[str]:
+    assert task.scored(answers).line["valid_examples"] == len(PROMPTS)
+    return [text.strip() for _, text in task.answers]
 
 
 def stock_answer(model: Any, tokenizer: Any, prompt: str, encodes: bool) -> list[int]:

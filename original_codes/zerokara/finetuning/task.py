@@ -1,0 +1,246 @@
+"""Fine-tuning in the launching process: the settings of its run, its examples, the test at its end, and its record.
+
+A fine-tuning is a run like any other, of `FinetuneRunConfig`: the model's settings come from the folder that it starts
+from, its data are the prepared examples. At its end the test examples are read once, with the best checkpoint, into
+``test_result.json`` in the run folder. Where that is there nobody reads them again, unless the run was made longer
+since and another checkpoint is the best. ``finetune.json`` (`examples.facts`) records all of it for the model card.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import orjson
+
+from zerokara import checkpoint
+from zerokara.config.finetune_config import FinetuneConfig, FinetuneRunConfig
+from zerokara.durable import ASIDE_ENDING, unused_name, write_bytes
+from zerokara.errors import RunError, UserError
+from zerokara.evaluation import baselines, metrics
+from zerokara.evaluation.baselines import Baseline
+from zerokara.examples import facts, preparation
+from zerokara.examples.example_files import ExampleFiles, SplitFiles
+from zerokara.examples.facts import CHAT_TEMPLATE_NAME, FinetuneFacts, MetricResult
+from zerokara.examples.formats import conversations
+from zerokara.examples.layout import ExamplePaths
+from zerokara.examples.reading import find_example_files
+from zerokara.examples.token_files import ExampleTokens
+from zerokara.progress import count_text, log, opening
+from zerokara.samples.example_data import ExampleData
+from zerokara.samples.packed_examples import PackedExamples
+from zerokara.samples.packing import target_length
+from zerokara.samples.pairs import Pairs
+from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokens.count import entropy
+from zerokara.training.planning.planned_data import PlannedData, Task
+from zerokara.training.planning.run_plan import RunPlan
+from zerokara.training.spawning import Commands, spawn
+
+RESULT_NAME = "test_result.json"
+ANSWERS_NAME = "test_answers.jsonl"
+"""Every test example's reference and answer, for people and for further metrics."""
+MAX_PACKED_LENGTH = 1024
+"""Of `packed_length: auto`: longer rows hold more examples, and need a smaller micro batch for the same work."""
+MAX_PADDING = 0.1
+"""Share of padding above which a plan has a warning."""
+MAX_CONVERSATIONS = 1_000
+MAX_TRAINING_PAIRS = 200_000
+"""Training examples from which a baseline learns the forms of words; seconds."""
+
+
+def prepared(config: FinetuneConfig, redo: bool = False) -> FinetuneRunConfig:
+    """Return the settings of the run, with those of its model and its examples, which are prepared here. Loads torch.
+
+    Raises:
+        UserError: the folder to start from holds no model, or its tokenizer is missing; a setting does not go with the
+            model; the examples cannot be used, with file, line, value and remedy.
+    """
+    from zerokara.huggingface import model_settings
+
+    folder = Path(config.init_from)
+    values: dict[str, Any] = {**config.model_dump(), **model_settings.read(folder, config.fault)}
+    if config.input_tokenizer_file == "auto":
+        values["input_tokenizer_file"] = model_settings.tokenizer_of(folder, config.fault)
+    if config.packed_length == "auto":
+        values["packed_length"] = min(values["seq_len"], MAX_PACKED_LENGTH)
+    made, length = FinetuneRunConfig(**values, intra_document_masking=True), values["packed_length"]
+    made._origin = config._origin
+    faults, encodes = list(made.rule_faults(set())), made.traits.is_encoder_decoder
+    if not encodes and length > made.seq_len:
+        rule = f"is longer than the model's context, {made.seq_len} tokens"
+        faults.append(config.fault("packed_length", rule, f"set it to {made.seq_len}, or auto"))
+    if faults:
+        raise UserError(faults)
+    encoder = Encoder(made.input_tokenizer_file)
+    files = preparation.prepare(made, encoder, is_encoder_decoder=encodes, packed_length=length, redo=redo)
+    if encodes:
+        tokens = ExampleTokens(files.train.prefix)
+        target = target_length(tokens.read_lengths, tokens.learned_lengths, length)
+        made = made.model_copy(update={"packed_target_length": target})
+        made._origin = config._origin
+    return made
+
+
+def data_of(config: FinetuneRunConfig, encoder: Encoder) -> PlannedData:
+    """Open the prepared examples."""
+    files, encodes = ExampleFiles.read(config.output_prefix), config.traits.is_encoder_decoder
+    reading = ExampleData(
+        files.train.prefix,
+        config.lengths,
+        encodes,
+        encoder.pad_id,
+        config.seed,
+        num_valid_tokens=files.valid.counts.tokens if files.valid else 0,
+        name=", ".join(config.train_data),
+    )
+    packed, objective = reading.tokens(), Pairs.of_run(config.lengths, encoder, encodes)
+    return PlannedData(
+        reading=reading,
+        objective=objective,
+        validation_batches=lambda prefix, max_tokens: reading.validation_batches(prefix, objective, max_tokens),
+        sha256=files.train.sha256,
+        valid_sha256=files.valid.sha256 if files.valid else "",
+        train_prefix=files.train.prefix,
+        valid_prefix=ExamplePaths(config.output_prefix).prefix("valid"),
+        num_train_tokens=packed.num_tokens,
+        num_valid_tokens=reading.num_valid_tokens,
+        unigram_entropy=entropy(packed.learned_counts(encoder.vocab_size)),
+        plan_rows=tuple(plan_rows(files.train, packed)),
+        run_files={CHAT_TEMPLATE_NAME: files.chat_template} if files.chat_template is not None else {},
+    )
+
+
+def plan_rows(train: SplitFiles, packed: PackedExamples) -> Iterator[tuple[str, str]]:
+    """What became of the training examples, and how they are packed, as rows of the plan."""
+    counts = train.counts
+    kept = f"{counts.kept:,} kept, {counts.cut:,} cut, {counts.dropped:,} dropped, {counts.bad:,} bad"
+    yield "examples", f"{train.num_examples:,} training examples in {len(packed):,} sequences ({kept})"
+    learned, padding = f"{packed.learned_share:.1%}", f"{packed.padding_share:.1%}"
+    yield "", f"{learned} of the tokens are learned, {padding} of what is computed is padding"
+    if lost := counts.cut_learned_tokens:
+        yield (
+            "",
+            (
+                f"warning: {lost:,} tokens of answers were cut away with their questions and are not learned "
+                "(overlong: cut_prompt)"
+            ),
+        )
+    if packed.padding_share > MAX_PADDING:
+        yield "", "warning: much padding; a larger packed_length, or fewer very long answers, would have less"
+
+
+def finish(plan: RunPlan, commands: Commands, newest: Path) -> list[tuple[str, str]]:
+    """Test the best checkpoint of a finished run, unless that was done, and write the record; return it as rows.
+
+    Raises:
+        RunError: the test failed; the run is complete all the same, and the same command tests again.
+    """
+    config, run_dir = cast(FinetuneRunConfig, plan.config), plan.run_dir
+    examples, tested = ExampleFiles.read(config.output_prefix), checkpoint.best(run_dir) or newest
+    if examples.test is not None and not _is_tested(run_dir, tested.name, config.metric):
+        number = examples.test.num_examples
+        opening(f"{commands.title}: reading the {number:,} test examples, once, with {tested.name}")
+        if code := spawn(plan, "test", str(tested)):
+            raise RunError(
+                f"the test ended with exit code {code}; the messages above say why. To test: {commands.resume}"
+            )
+    if examples.data_format == "messages":  # the export is proved on some of them, too
+        found = conversations(
+            config, find_example_files(config.train_data, config.where("train_data")), MAX_CONVERSATIONS
+        )
+        lines = (orjson.dumps({"messages": messages}, option=orjson.OPT_APPEND_NEWLINE) for messages in found)
+        write_bytes(run_dir / facts.CONVERSATIONS_NAME, b"".join(lines))
+    record = _record(plan, config, examples)
+    record.write(run_dir)
+    return _rows(record, run_dir)
+
+
+def _is_tested(run_dir: Path, tested: str, metric: str) -> bool:
+    """Whether the result is there. That of another checkpoint, of before the run was made longer, is set aside."""
+    path = run_dir / RESULT_NAME
+    if not path.exists():
+        return False
+    found = orjson.loads(path.read_bytes())
+    if found["checkpoint"] == tested and found.get("metric", "loss") == metric:
+        return True
+    for name in (RESULT_NAME, ANSWERS_NAME):
+        made = run_dir / name
+        if made.exists():
+            made.rename(unused_name(made.with_stem(f"{made.stem}_{found['checkpoint']}"), ASIDE_ENDING))
+    log(f"the test examples were read before, with {found['checkpoint']}: that result is kept under another name")
+    return False
+
+
+def _record(plan: RunPlan, config: FinetuneRunConfig, examples: ExampleFiles) -> FinetuneFacts:
+    splits = {"train": examples.train, "valid": examples.valid, "test": examples.test}
+    result, metric = plan.run_dir / RESULT_NAME, config.metric
+    found = orjson.loads(result.read_bytes()) if result.exists() else {}
+    test: MetricResult | None = None
+    simple: dict[str, float] = {}
+    if examples.test is not None and f"test_{metric}" in found:
+        low, high = found.get(f"test_{metric}_interval") or (None, None)
+        number = examples.test.num_examples
+        test = MetricResult(found[f"test_{metric}"], low, high, number, found["checkpoint"])
+        if metric != "loss" and examples.data_format != "messages":
+            simple = dict(_simple_methods(examples, examples.test.records_path, metric, plan.encoder))
+    return FinetuneFacts(
+        task=examples.data_format.replace("_", " "),
+        data={name: split.counts for name, split in splits.items() if split is not None},
+        metric=metric,
+        init_from=Path(config.init_from).name,
+        test=test,
+        baselines=simple,
+    )
+
+
+def _simple_methods(
+    examples: ExampleFiles, records_path: Path, metric: str, encoder: Encoder
+) -> Iterator[tuple[str, float]]:
+    """The metric of simple methods on the test examples, by the name of the method."""
+    log("the same metric of simple methods:")
+    lines = [orjson.loads(line) for line in records_path.read_bytes().splitlines()]
+    references = [line["reference"] for line in lines]
+    made: Iterator[Baseline]
+    if examples.labels:
+        made = iter([Baseline("majority", baselines.majority(references))])
+    else:
+        made = baselines.for_texts(list(_training_pairs(examples, encoder)), [line["input"] for line in lines])
+    for each in made:
+        value = metrics.METRICS[metric](each.outputs, references).value
+        log(f"  {each.name.replace('_', ' ')}: {metric} {value:.4f}")
+        yield each.name, value
+
+
+def _training_pairs(examples: ExampleFiles, encoder: Encoder) -> Iterator[tuple[str, str]]:
+    """What is read, without its template, and the answer of the first training examples."""
+    tokens = ExampleTokens(examples.train.prefix)
+    before, _, behind = examples.prompt_template.partition("{input}")
+    for number in range(min(len(tokens), MAX_TRAINING_PAIRS)):
+        answer = encoder.decode(tokens.segments(number)[-1])
+        prompt = encoder.decode(tokens.prompt(number))
+        yield prompt.removeprefix(before).removesuffix(behind).strip(), answer
+
+
+def _rows(record: FinetuneFacts, run_dir: Path) -> list[tuple[str, str]]:
+    train, test, metric = record.data["train"], record.test, record.metric
+    rows = [("examples", f"{train.kept + train.cut:,}, {count_text(train.learned_tokens)} learned tokens")]
+    if test is not None:
+        interval = "" if test.low is None or test.high is None else f"95 % {test.low:.4f} to {test.high:.4f}, "
+        rows.append(("test", f"{metric} {test.value:.4f} ({interval}{test.num_examples:,} examples)"))
+        simple = ((name.replace("_", " "), value) for name, value in record.baselines.items())
+        rows += [("", f"{metric} {value:.4f} by {name}") for name, value in simple]
+        if (run_dir / ANSWERS_NAME).exists():
+            rows.append(("answers", str(run_dir / ANSWERS_NAME)))
+    return rows
+
+
+FINETUNING = Task(
+    title="step 7 finetune",
+    config_class=FinetuneRunConfig,
+    data_of=data_of,
+    worker="zerokara.finetuning.worker",
+    saves_every_best=True,
+    finish=finish,
+)

@@ -1,0 +1,193 @@
+"""A training process of a fine-tuning: ``python -m zerokara.finetuning.worker PLAN WORK``; see `training.worker`.
+
+Beside the loss it validates with the task's metric, of answers that the model generates; ``test CHECKPOINT`` reads the
+test examples. The stock Hugging Face model is built from the run's weights, and generates with its key-value cache, so
+that the number is what the exported model has. Each data-parallel rank answers its share of the examples.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, cast
+
+import orjson
+import torch
+import torch.distributed
+from torch import Tensor
+
+from zerokara import checkpoint
+from zerokara.config.finetune_config import FinetuneRunConfig
+from zerokara.durable import write_bytes, write_json
+from zerokara.evaluation import metrics
+from zerokara.examples import chat_template
+from zerokara.examples.example_files import ExampleFiles
+from zerokara.examples.facts import CHAT_TEMPLATE_NAME
+from zerokara.examples.layout import Split
+from zerokara.examples.task_examples import read_task_examples
+from zerokara.finetuning.task import ANSWERS_NAME, FINETUNING, RESULT_NAME
+from zerokara.huggingface.families import SpecialIds
+from zerokara.huggingface.generation import Generated, generate
+from zerokara.huggingface.live_model import stock_model_of
+from zerokara.model import parallel
+from zerokara.progress import Progress
+from zerokara.training import worker
+from zerokara.training.compute.engine import master_weights
+from zerokara.training.evaluation import LossValidation, Validation, ValidationResult, load_checkpoint, of_loss
+from zerokara.training.planning.run_plan import RunPlan
+from zerokara.training.processes import leaving
+from zerokara.training.processes.joining import Processes
+from zerokara.training.run import join
+from zerokara.training.sampling import excerpt
+
+
+class TaskValidation:
+    """The examples of one split, of which this process answers its share."""
+
+    def __init__(self, plan: RunPlan, processes: Processes, split: Split, num_examples: int | None = None):
+        """Take the first `num_examples` of a random order, all of them with None."""
+        self._config = config = cast(FinetuneRunConfig, plan.config)
+        self._plan, self._processes, self._split = plan, processes, split
+        files = ExampleFiles.read(config.output_prefix)
+        examples = read_task_examples(files, split, num_examples, config.seed)
+        self.references = [example.reference for example in examples]
+        self.answers: list[tuple[str, str]] = []  # the newest, each after its reference
+        self.own_prompts = [example.prompt for example in examples[parallel.data_rank() :: parallel.data_size()]]
+        self._max_new_tokens = files.max_new_tokens if config.max_new_tokens == "auto" else config.max_new_tokens
+        self._end_ids = [plan.encoder.eos_id]
+        if files.chat_template is not None:  # it may end an answer by a token of its own
+            where, encodes = str(plan.run_dir / CHAT_TEMPLATE_NAME), plan.shape.traits.is_encoder_decoder
+            template = chat_template.checked(files.chat_template, where, plan.encoder, encodes)
+            self._end_ids = chat_template.end_ids(template, plan.encoder)
+
+    def __call__(
+        self,
+        weights: Iterable[tuple[str, Tensor]],
+        give_up: Callable[[], bool] | None = None,
+        progress: Progress | None = None,
+    ) -> ValidationResult | None:
+        """Answer the examples with `weights` (all, unpartitioned, by name); every process must call it.
+
+        `give_up` is called by every process before each batch, with the same answer in all; once it is True, the result
+        is None. `progress` advances by one for each answer of this process.
+        """
+        # On the device one after another: they may be the training's own, gathered for this moment only.
+        dtype = torch.bfloat16 if self._config.precision == "bf16" else torch.float32
+        device, encoder = self._processes.device, self._plan.encoder
+        copies = {name: tensor.detach().to(device, dtype, copy=True) for name, tensor in weights}
+        special = SpecialIds(encoder.bos_id if encoder.bos_id >= 0 else None, encoder.eos_id, encoder.pad_id)
+        model = stock_model_of(self._plan.shape, copies, special, str(self._config.precision), device)
+        del copies
+        own = self.answer(model, give_up, progress)
+        del model
+        if own is None:
+            return None
+        # One row an example: whether it stopped, its length, its ids. Tensor-parallel ranks answer alike: one counts.
+        table = torch.zeros(len(self.references), 2 + self._max_new_tokens, dtype=torch.int64)
+        if parallel.tensor_rank() == 0:
+            for row, answer in zip(table[parallel.data_rank() :: parallel.data_size()], own, strict=True):
+                row[0], row[1] = answer.stopped, len(answer.ids)
+                row[2 : 2 + len(answer.ids)] = torch.tensor(answer.ids, dtype=torch.int64)
+        torch.distributed.all_reduce(table, group=self._processes.host_group)
+        return self.scored([Generated(row[2 : 2 + row[1]], bool(row[0])) for row in table.tolist()])
+
+    def answer(
+        self, model: Any, give_up: Callable[[], bool] | None = None, progress: Progress | None = None
+    ) -> list[Generated] | None:
+        """Answer this process's examples, in batches whose number is the same in every process."""
+        prompts, size = self.own_prompts, self._config.eval_batch_size
+        # By length over all batches: rows of a batch wait for the longest.
+        order = sorted(range(len(prompts)), key=lambda number: -len(prompts[number]))
+        answers: dict[int, Generated] = {}
+        for start in range(0, -(-len(self.references) // parallel.data_size()), size):
+            if give_up is not None and give_up():
+                return None
+            if part := order[start : start + size]:
+                found = generate(
+                    model,
+                    [prompts[number] for number in part],
+                    max_new_tokens=self._max_new_tokens,
+                    eos_id=self._end_ids,
+                    pad_id=self._plan.encoder.pad_id,
+                    batch_size=size,
+                    progress=progress,
+                )
+                answers |= zip(part, found or [], strict=True)
+        return [answers[number] for number in range(len(prompts))]
+
+    def scored(self, answers: Sequence[Generated]) -> ValidationResult:
+        """Score the answers to all examples, and keep their texts."""
+        encoder, split, metric = self._plan.encoder, self._split, self._config.metric
+        # <unk> is a special token of the export, which leaves those out of a text; SentencePiece writes ⁇ for it.
+        texts = [encoder.decode([token for token in answer.ids if token != encoder.unk_id]) for answer in answers]
+        self.answers = list(zip(self.references, texts, strict=True))
+        measure = metrics.METRICS[metric](texts, self.references)
+        value, interval = measure.value, measure.interval()
+        stopped = sum(answer.stopped for answer in answers) / max(1, len(answers))
+        line = {
+            f"{split}_{metric}": value,
+            f"{split}_{metric}_interval": interval.as_json() if interval else None,
+            f"{split}_examples": len(answers),
+            f"{split}_stopped": stopped,
+        }
+        within = f" ({interval.low:.4f} to {interval.high:.4f})" if interval else ""
+        of_examples = f"{len(answers):,} examples, {stopped:.1%} end by themselves"
+        messages = [f"{split}_{metric} {value:.4f}{within}  {of_examples}"]
+        messages += [f"  {excerpt(reference, 60)} ⟪{excerpt(text, 60)}⟫" for reference, text in self.answers[:3]]
+        badness = -value if measure.higher_is_better else value
+        return ValidationResult(line, {f"{split}_{metric}": value}, badness, messages)
+
+
+def validations(plan: RunPlan, processes: Processes) -> list[Validation]:
+    """Return the validations of a fine-tuning: of the loss, and of the task's metric, which chooses the best."""
+    config = cast(FinetuneRunConfig, plan.config)
+    made = of_loss(plan, processes)
+    if made and config.metric != "loss":
+        task = TaskValidation(plan, processes, "valid", None if config.eval_examples == "all" else config.eval_examples)
+        made.append(lambda engine, give_up: task(master_weights(engine), give_up))
+    return made
+
+
+def test(plan: RunPlan, folder: Path) -> None:
+    """Answer the test examples with a checkpoint; every training process calls it, the first one writes."""
+    config = cast(FinetuneRunConfig, plan.config)
+    files, processes = ExampleFiles.read(config.output_prefix), join(plan)
+    checkpoint.check(folder)
+    validation = LossValidation(plan, processes.device, files.split("test").prefix)
+    loss = validation(load_checkpoint(plan, folder, processes))
+    assert loss is not None
+    found: dict[str, Any] = {
+        "checkpoint": folder.name,
+        "step": checkpoint.read_state(folder).step,
+        "test_loss": loss.line["valid_loss"],
+        "test_learned_tokens": loss.line["valid_tokens"],
+    }
+    if config.metric != "loss":
+        task = TaskValidation(plan, processes, "test")
+        with Progress("answers", len(task.own_prompts), "example") if processes.is_first else nullcontext() as progress:
+            result = task(checkpoint.read_weights(folder).items(), progress=progress)
+        assert result is not None
+        found |= result.line | {"metric": config.metric}
+        if files.labels:  # an answer that is no label's text counts as wrong
+            found["unmatched"] = len(metrics.unmatched([text for _, text in task.answers], files.labels).indices)
+        if processes.is_first:
+            lines = [orjson.dumps({"reference": one, "answer": other}) + b"\n" for one, other in task.answers]
+            write_bytes(plan.run_dir / ANSWERS_NAME, b"".join(lines))
+    if processes.is_first:
+        write_json(plan.run_dir / RESULT_NAME, found)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Do the work that `arguments` name; return the exit code."""
+    work: dict[str, Callable[..., None]] = {
+        **worker.WORK,
+        "train": lambda plan: worker.train(plan, validations),
+        "test": lambda plan, folder: test(plan, Path(folder)),
+    }
+    return worker.main(arguments, FINETUNING, work)
+
+
+if __name__ == "__main__":
+    leaving.leave(main(sys.argv[1:]))

@@ -1,0 +1,3 @@
+from toy_tokenizers import train_toy
+
+__all__ = ["train_toy"]
