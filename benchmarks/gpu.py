@@ -311,22 +311,23 @@ def estimate(settings: list[str], run_dir: Path) -> dict[str, Any]:
     """What the plan foretells: parameters, and the memory where the run computes, at least and amply."""
     import torch
 
+    from zerokara import resources
     from zerokara.config.loading import load
     from zerokara.config.pretrain_config import PretrainConfig
-    from zerokara.training.planning.memory_forecast import CUDA_CONTEXT_BYTES, MachineMemory
+    from zerokara.training.planning.memory import ACTIVATION_MARGIN, CUDA_CONTEXT_BYTES
     from zerokara.training.planning.run_plan import make_plan
     from zerokara.training.processes import launcher
 
     config = load(PretrainConfig, "/dev/null", [*settings, f"output_model_dir={run_dir}"])
     plan = make_plan(config, 1, launcher.precision(config))
-    pool = plan.memory_forecast(MachineMemory.installed(1, launcher.gpu_bytes())).pools[0]
+    pool = plan.memory_forecast(resources.total_memory(), launcher.gpu_bytes()).pools[0]
     uncounted = CUDA_CONTEXT_BYTES if torch.cuda.is_available() else 0  # memory_bytes is torch's own count
     return {
         "parameters": plan.shape.num_parameters(),
         "batch": f"{config.global_batch_size // config.micro_batch} × {config.micro_batch} × {config.seq_len}",
         "precision": plan.config.precision,
-        "least_bytes": pool.min_bytes - uncounted,
-        "ample_bytes": int(pool.ample_bytes) - uncounted,
+        "least_bytes": int(pool.needed_bytes(1)) - uncounted,
+        "ample_bytes": int(pool.needed_bytes(ACTIVATION_MARGIN)) - uncounted,
     }
 
 

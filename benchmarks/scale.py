@@ -26,7 +26,7 @@ from zerokara.model.shapes import ModelShape  # noqa: E402
 from zerokara.training.compute import optimizers  # noqa: E402
 from zerokara.training.compute.updater import with_hierarchy  # noqa: E402
 from zerokara.training.planning import memory  # noqa: E402
-from zerokara.training.planning.memory import TrainingLayout  # noqa: E402
+from zerokara.training.planning.memory import MemoryForecast  # noqa: E402
 
 GB = 1e9
 NODES = (1, 2, 4, 8, 16, 32, 64)
@@ -75,7 +75,7 @@ class Run:
     """A size on so many machines at a ZeRO stage."""
 
     shape: ModelShape
-    layout: TrainingLayout
+    layout: MemoryForecast
     nodes: int
 
     @property
@@ -132,7 +132,7 @@ def step_seconds(run: Run, network: float) -> float:
     if run.layout.zero_stage == 2:
         return number * max(compute, compute / 3 + summing) + traffic.gather(weights)
     first = traffic.gather(weights)
-    later = traffic.gather_inside(weights) if run.layout.hierarchy > 1 else first
+    later = traffic.gather_inside(weights) if run.layout.template else first
     forward = max(compute / 3, first), max(compute / 3, later)
     backward = max(compute * 2 / 3, later + summing)
     return forward[0] + (number - 1) * forward[1] + number * backward
@@ -153,7 +153,7 @@ def runs(size: str, nodes: int) -> Iterator[Run]:
             config = load(PretrainConfig, ROOT / "config.yaml", settings)
             shape = ModelShape.from_config(config, VOCABULARY)
             template = with_hierarchy({}, config, processes, nodes)
-            layout = TrainingLayout.from_config(config, shape, processes, "cuda", template, nodes)
+            layout = MemoryForecast.of_run(config, shape, processes, nodes, template, main_bytes=0, gpu_bytes=GPU_BYTES)
             run = Run(shape, layout, nodes)
             if run.fits:
                 yield run
@@ -184,8 +184,8 @@ def stage_table(size: str, nodes: int) -> list[str]:
     lines = [_row(f"{size} on {nodes} machines", *NETWORKS), _rule(len(NETWORKS))]
     for run in runs(size, nodes):
         ways = {f"stage {run.layout.zero_stage}": run}
-        if run.layout.hierarchy > 1:
-            flat = replace(run, layout=replace(run.layout, hierarchy=1))
+        if run.layout.template:  # it holds zero_hpz_partition_size alone
+            flat = replace(run, layout=replace(run.layout, template={}))
             ways = {"stage 3, as without `zero_hpz_partition_size`": flat, "stage 3, hierarchical": run}
         for name, each in ways.items():
             lines.append(_row(name, *(_short(step_seconds(each, network)) for network in NETWORKS.values())))

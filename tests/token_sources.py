@@ -16,7 +16,8 @@ from zerokara.samples.mixed_order import MixedOrder
 from zerokara.samples.order import SampleOrder
 from zerokara.tokens.indexed import write_documents
 from zerokara.tokens.layout import TokenPaths
-from zerokara.training.planning.consumption import Consumption, consumption, schedule_of
+from zerokara.training.planning.consumption import Consumption, consumption, extent_of
+from zerokara.training.planning.schedule import Schedule
 
 
 def write_sources(folder: Path, lengths: Sequence[Sequence[int]]) -> dict[int, tuple[int, int]]:
@@ -67,4 +68,4 @@ def sample_at(order: SampleOrder | MixedOrder, position: int) -> tuple[int, int]
 
 def consumption_of(config: PretrainConfig) -> Consumption:
     plan = data_plan(config)
-    return consumption(plan, schedule_of(config, plan))
+    return consumption(plan, Schedule.from_config(config, *extent_of(plan)))

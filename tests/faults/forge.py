@@ -62,7 +62,7 @@ from zerokara.samples.batches import Batches
 from zerokara.training import batch_loader, evaluation, loop, run, saving, trainer, worker
 from zerokara.training.compute.replicated import ReplicatedEngine
 from zerokara.training.compute.zero import ZeroEngine
-from zerokara.training.planning import cores, run_folder
+from zerokara.training.planning import processors, run_folder
 from zerokara.training.planning.planned_data import PRETRAINING
 from zerokara.training.planning.run_plan import PLAN_NAME, make_plan
 from zerokara.training.processes import launcher
@@ -100,7 +100,7 @@ def _prepare() -> None:
     for name in LOADED_LATE:
         importlib.import_module(name)
     # Threads that share so little work wait for each other, and on a busy machine for long.
-    cores.threads = lambda num_processes: 1
+    processors.threads = lambda num_processes: 1
     deepspeed.ops.__compatible_ops__.get("deepspeed_shm_comm")
     gc.collect()
     gc.freeze()  # or the first collection of each process would copy all of this one's memory

@@ -14,7 +14,7 @@ from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute.updater import load_template
-from zerokara.training.planning.memory import SAVE_COPY, TrainingLayout, state_parts
+from zerokara.training.planning.memory import SAVE_COPY, MemoryForecast, state_parts
 from zerokara.training.planning.run_plan import template_path
 
 VOCABULARY = 500
@@ -62,20 +62,20 @@ def measured(tmp_path_factory: pytest.TempPathFactory, python_path: None) -> dic
 def test_the_state_is_the_bytes_of_the_tensors(measured: dict[str, dict[str, int]], name: str) -> None:
     given = [f"{key}={value}" for key, value in settings_of(name).items()]
     loaded = load(PretrainConfig, "/dev/null", given)
-    shape, template = (
-        ModelShape.from_config(loaded, VOCABULARY),
-        load_template(template_path(loaded.deepspeed_template)),
-    )
+    template = load_template(template_path(loaded.deepspeed_template))
+    shape = ModelShape.from_config(loaded, VOCABULARY)
     # As on a GPU: on a CPU a buffer that is not written to is a tensor, and takes no memory.
-    on_cpu = TrainingLayout.from_config(loaded, shape, RUNS[name][0], "cpu", template)
-    layout = replace(on_cpu, device="cuda")
-    parts = state_parts(layout)
+    run = MemoryForecast.of_run(loaded, shape, RUNS[name][0], 1, template, main_bytes=0, gpu_bytes=0)
+    # The measured processes do not overlap by themselves: they run on a CPU.
+    zero = {"overlap_comm": False, **template.get("zero_optimization", {})}
+    run = replace(run, template={**template, "zero_optimization": zero})
+    parts = state_parts(run)
     (copy,) = [part.num_bytes for part in parts if part.name == SAVE_COPY]
     held, found = sum(part.num_bytes for part in parts) - copy, measured[name]
     bucket = sum(part.num_bytes for part in parts if part.name == "reduce bucket")
-    if not bucket or layout.zero_stage == 3:
+    if not bucket or run.zero_stage == 3:
         assert held == pytest.approx(found["between"], rel=TOLERANCE)
-    elif layout.accumulates:  # stages 1 and 2 have their buffer only within a backward pass
+    elif run.accumulates:  # stages 1 and 2 have their buffer only within a backward pass
         assert held == pytest.approx(found["within"], rel=TOLERANCE)
     else:  # the buffer and what it is reduced to are both there at its very end
         assert held - bucket == pytest.approx(found["between"], rel=TOLERANCE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,8 @@ from zerokara.forecast.sizes import Candidate, Memory, Speed
 from zerokara.resources import available_cores
 from zerokara.training import launching
 from zerokara.training.launching import LocalPlan
+from zerokara.training.micro_batch import try_steps
 from zerokara.training.planning import recipe, run_plan
-from zerokara.training.planning.memory_forecast import Device
-from zerokara.training.trial_launch import try_steps
 
 MEASURED: dict[str, tuple[SizeName, SizeName]] = {"cpu": ("1M", "10M"), "cuda": ("60M", "350M")}
 """Sizes whose steps are measured, by device: what users train there lies between or near them."""
@@ -62,9 +61,9 @@ class Planner:
         return launching.on_this_machine(run_plan.make_plan(given, processes), redo=True)
 
     @cached_property
-    def device(self) -> Device:
+    def device(self) -> str:
         """Where the runs compute."""
-        return self.local_plan().available.device
+        return self.local_plan().memory_forecast.device
 
     @cached_property
     def identity(self) -> str:
@@ -116,15 +115,15 @@ class Planner:
         """FLOPs and seconds of a token."""
         settings = {**settings, "micro_batch_size": "auto", "warmup_fraction": 0.0}
         local = self.local_plan(**settings)
-        trial = try_steps(local.plan, local.memory_forecast)
-        return local.plan.shape.flops_per_token(), trial.result.seconds_per_step / local.plan.schedule.batch_tokens
+        _, result = try_steps(local.plan, local.memory_forecast)
+        return local.plan.shape.flops_per_token(), result.seconds_per_step / local.plan.schedule.batch_tokens
 
     def memory(self, name: SizeName) -> Memory:
         """What a size takes of this machine: with the micro batch that it would have, or else with one sequence."""
         forecast = self.local_plan(**size_settings(name), micro_batch_size="auto").memory_forecast
         if not forecast.fits:
-            forecast = forecast.changed(micro_batch_size=1)
-        return Memory(forecast.pools[0].ample_bytes, forecast.fits)
+            forecast = replace(forecast, micro_batch_size=1)
+        return Memory(forecast.ample_bytes, forecast.fits)
 
     def num_steps(self, candidate: Candidate) -> int:
         """Optimizer steps of a size, with the batch of the recipe."""

@@ -16,7 +16,9 @@ from zerokara.steps import command
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.count import SplitCount, count
 from zerokara.tokens.layout import TokenPaths, bin_path
-from zerokara.training.planning import consumption, recipe, run_folder
+from zerokara.training.planning import preflight, recipe, run_folder
+from zerokara.training.planning.consumption import consumption, extent_of, table_lines
+from zerokara.training.planning.schedule import Schedule, num_samples
 
 WRITE_HELP = "write the tokens of `epochs` epochs into the configuration file as train_tokens, keeping its comments"
 
@@ -29,17 +31,18 @@ def count_tokens(config: PretrainConfig, options: command.Options) -> None:
         rule = f"is longer than the whole training text, which has {counts.train.tokens:,} tokens"
         raise UserError(config.fault("seq_len", rule, f"set it below {counts.train.tokens:,}, or use more text"))
     plan = DataPlan.from_config(config, config, lengths, config.seed)
-    if recipe.is_needed(config):
+    if recipe.left_to_rules(config):
         shape = ModelShape.from_config(config, Encoder(config.input_tokenizer_file).vocab_size)
-        situation = consumption.situation_of(config, shape, plan)
-        config = recipe.resolve(config, situation, run_folder.kept_settings(config))[0]
-    schedule = consumption.schedule_of(config, plan)
+        samples = num_samples(config, *extent_of(plan))
+        config = recipe.resolve(config, shape, samples, run_folder.kept_settings(config))[0]
+    schedule = Schedule.from_config(config, *extent_of(plan))
     train_tokens, epochs = round(config.epochs * epoch_tokens), f"{config.epochs:g} epochs of {epoch_tokens:,}"
     if config.is_mixture:
         train_tokens, epochs = schedule.num_tokens, "as in the table above"
-        table = consumption.consumption(plan, schedule)
-        consumption.check_epochs(config, table)
-        log("\n".join([*consumption.table_lines(table), *consumption.warnings(config, schedule, table)]))
+        table = consumption(plan, schedule)
+        if faults := list(preflight.epochs_faults(config, table.sources)):
+            raise UserError(faults)
+        log("\n".join(table_lines(config, schedule, table)))
     length = f"auto: {train_tokens:,} tokens, {epochs}"
     if config.train_tokens != "auto":
         length = f"{config.train_tokens:,} tokens: {config.train_tokens / epoch_tokens:.3f} epochs of {epoch_tokens:,}"

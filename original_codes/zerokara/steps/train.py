@@ -44,9 +44,9 @@ def launch(config: RunConfig, options: command.Options, task: Task = PRETRAINING
 
 
 def _launch(config: RunConfig, options: command.Options, task: Task, machines: Machines) -> None:
-    processors.check_devices(config)
+    processors.check_named_gpus()
     num_processes = 1 if config.num_processes == "auto" else config.num_processes
-    kept = None if options.redo or not recipe.is_needed(config) else run_folder.kept_settings(config)
+    kept = None if options.redo or not recipe.left_to_rules(config) else run_folder.kept_settings(config)
     plan = run_plan.make_plan(config, num_processes * machines.number, kept=kept, nodes=machines.number, task=task)
     # A second --redo would set the new run aside itself.
     options = replace(options, again=command.again(options.argv, without=("--redo",)))

@@ -7,34 +7,24 @@ processes and waits for them. It trains nothing itself.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
-from zerokara import checkpoint
-from zerokara.errors import RunError, Stopped
+from zerokara import checkpoint, resources
+from zerokara.errors import RunError, Stopped, UserError
 from zerokara.progress import count_text, opening
+from zerokara.training.micro_batch import first_choice, keep_choice, kept_choice, try_steps
 from zerokara.training.monitoring import metrics
 from zerokara.training.nodes.machines import Machines
-from zerokara.training.planning import (
-    cores,
-    disk_space,
-    limits,
-    memory_forecast,
-    run_folder,
-    run_lock,
-    run_plan,
-)
-from zerokara.training.planning.consumption import check_epochs, table_lines, warnings
-from zerokara.training.planning.memory_forecast import MachineMemory, MemoryForecast
-from zerokara.training.planning.micro_batch import MicroBatchChoice, first_choice
-from zerokara.training.planning.plan_rows import data_rows, plan_rows
+from zerokara.training.planning import preflight, processors, run_folder, run_lock, run_plan, schedule
+from zerokara.training.planning.consumption import table_lines
+from zerokara.training.planning.memory import MemoryForecast
 from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan
-from zerokara.training.planning.schedule import learning_rate_change
 from zerokara.training.processes import launcher
 from zerokara.training.spawning import Commands, processes_text, spawn
-from zerokara.training.trial_launch import try_steps
 
 TRIAL_SECONDS = 3600.0
 """How long the other machines wait for the first one's trials of the micro batch."""
@@ -45,15 +35,12 @@ class LocalPlan:
     """A plan with every `auto` resolved on this machine."""
 
     plan: RunPlan
-    available: MachineMemory
-    """What is free now."""
+    memory_forecast: MemoryForecast
+    """The memory that the run needs, against what is free now."""
+    keeps_micro_batch: bool = True
+    """False where `micro_batch_size: auto` is chosen anew."""
     changes: tuple[str, ...] = ()
     """A message for each choice that differs from the run's last start."""
-
-    @property
-    def memory_forecast(self) -> MemoryForecast:
-        """The memory that the run needs, against what is free now."""
-        return self.plan.memory_forecast(self.available)
 
 
 def check_run_folder(plan: RunPlan, redo: bool, is_first: bool = True) -> list[str]:
@@ -75,19 +62,17 @@ def on_this_machine(plan: RunPlan, redo: bool = False) -> LocalPlan:
     Raises:
         UserError: there are too few GPUs or cores.
     """
-    config = plan.given
     plan = _on_processes(plan)
-    available = MachineMemory.available(plan.processes_per_node, launcher.gpu_bytes())
-    changes: list[str] = []
-    if config.micro_batch_size == "auto":
-        forecast, before = plan.memory_forecast(available), None if redo else MicroBatchChoice.read(plan.run_dir)
-        if before is not None and before.holds_for(forecast):
-            choice = before
-        else:
-            choice = MicroBatchChoice.of(forecast, first_choice(forecast))
-            changes = before.changes_to(choice) if before else []
-        plan = run_plan.with_micro_batch(plan, choice.micro_batch_size)
-    return LocalPlan(plan, available, tuple(changes))
+    forecast = plan.memory_forecast(resources.available_memory(plan.processes_per_node), launcher.gpu_bytes())
+    if plan.given.micro_batch_size != "auto":
+        return LocalPlan(plan, forecast)
+    before, holds = (None, False) if redo else kept_choice(plan.run_dir, forecast)
+    size = before if before is not None and holds else first_choice(forecast)
+    changes: tuple[str, ...] = ()
+    if before not in (None, size):
+        changes = (f"micro_batch_size: auto was {before}, is now {size}: the same sums in another order",)
+    plan, forecast = run_plan.with_micro_batch(plan, size), replace(forecast, micro_batch_size=size)
+    return LocalPlan(plan, forecast, holds, changes)
 
 
 def _on_processes(plan: RunPlan) -> RunPlan:
@@ -97,11 +82,11 @@ def _on_processes(plan: RunPlan) -> RunPlan:
     if config.num_processes != "auto" or config.tensor_parallel_size > 1 or launcher.gpu_bytes() is not None:
         return run_plan.on_processes(plan, number, precision=precision)
     micro_batch = 1 if config.micro_batch_size == "auto" else config.micro_batch_size
-    for count in cores.process_counts(plan.schedule.batch_tokens // plan.nodes):
+    for count in processors.process_counts(plan.schedule.batch_tokens // plan.nodes):
         if count == 1 or plan.config.global_batch % (plan.nodes * count * micro_batch) == 0:
             found = run_plan.on_processes(plan, plan.nodes * count, precision=precision)
-            forecast = found.memory_forecast(MachineMemory.available(count, None))
-            if count == 1 or forecast.changed(micro_batch_size=micro_batch).fits:
+            forecast = found.memory_forecast(resources.available_memory(count), None)
+            if count == 1 or replace(forecast, micro_batch_size=micro_batch).fits:
                 break
     return found
 
@@ -112,8 +97,9 @@ def check_memory(local: LocalPlan) -> None:
     Raises:
         UserError: it cannot.
     """
-    installed = MachineMemory.installed(local.plan.processes_per_node, launcher.gpu_bytes())
-    memory_forecast.check_fits(local.plan.memory_forecast(installed), local.plan.given)
+    installed = resources.total_memory(local.plan.processes_per_node)
+    if faults := list(preflight.memory_faults(replace(local.memory_forecast, main_bytes=installed), local.plan.given)):
+        raise UserError(faults)
 
 
 def check_init_from(plan: RunPlan) -> None:
@@ -137,13 +123,12 @@ def show(local: LocalPlan, title: str, lines: Sequence[str]) -> None:
     opening(f"{title}: {plan.data.train_prefix} → {plan.run_dir}")
     rows = [
         *launcher.device_rows(plan.processes_per_node),
-        *plan_rows(plan),
-        *data_rows(plan),
+        *preflight.plan_rows(plan),
         *local.memory_forecast.rows(),
     ]
     for name, value in rows:
         print(f"  {name:<12}  {value}")
-    for line in [*table_lines(plan.consumption), *warnings(plan.config, plan.schedule, plan.consumption), *lines]:
+    for line in [*table_lines(plan.config, plan.schedule, plan.consumption), *lines]:
         print(f"  {line}")
 
 
@@ -165,11 +150,16 @@ def start(
         RunError: the training failed.
         Stopped, KeyboardInterrupt: the run was asked to stop before its end.
     """
-    if not redo:
-        limits.check_hours(plan.given, plan.checkpoint_bytes, trained_seconds(plan.run_dir), commands.convert)
+    trained = 0 if redo else trained_seconds(plan.run_dir)
+    faults = [
+        *preflight.hours_faults(plan.given, plan.checkpoint_bytes, trained, commands.convert),
+        *preflight.disk_faults(plan, beside_old=redo),
+        *preflight.epochs_faults(plan.given, plan.consumption.sources),
+        *preflight.id_faults(plan),
+    ]
+    if faults:
+        raise UserError(faults)
     aside = run_folder.check_redo(plan) if redo else []
-    disk_space.check_disk(plan, beside_old=redo)
-    check_epochs(plan.given, plan.consumption)
     with contextlib.ExitStack() as held:
         if machines.is_first and not dry_run:
             held.enter_context(run_lock.held(plan.given))
@@ -188,32 +178,26 @@ def start(
         if machines.are_several:
             plan, claims = _claim_together(local, redo, machines, held)
         else:
-            plan, choice = _with_micro_batch(local, redo)
-            _claim(plan, choice, redo)
-            claims = True
+            plan, claims = _with_micro_batch(local), True
+            _claim(plan, local.memory_forecast, redo)
         return plan, _train_to_the_end(plan, commands, machines, plan.run_dir / PLAN_NAME if claims else None)
 
 
-def _with_micro_batch(local: LocalPlan, redo: bool) -> tuple[RunPlan, MicroBatchChoice | None]:
-    """Return the plan with its final micro batch; and the choice, where it is a new one."""
-    plan = local.plan
-    forecast, before = local.memory_forecast, None if redo else MicroBatchChoice.read(plan.run_dir)
-    is_kept = before is not None and before.holds_for(forecast)
-    if plan.given.micro_batch_size != "auto" or is_kept:
-        return plan, None
-    if local.available.device == "cuda":
-        tried = try_steps(on_one_machine(plan), local.memory_forecast).plan
-        plan = run_plan.with_micro_batch(plan, tried.config.micro_batch)
-    return plan, MicroBatchChoice.of(forecast, plan.config.micro_batch)
+def _with_micro_batch(local: LocalPlan) -> RunPlan:
+    """Return the plan with its final micro batch."""
+    if local.keeps_micro_batch or local.memory_forecast.device == "cpu":
+        return local.plan
+    tried, _ = try_steps(on_one_machine(local.plan), local.memory_forecast)
+    return run_plan.with_micro_batch(local.plan, tried.config.micro_batch)
 
 
-def _claim(plan: RunPlan, choice: MicroBatchChoice | None, redo: bool) -> None:
+def _claim(plan: RunPlan, forecast: MemoryForecast, redo: bool) -> None:
     """Make the run folder, or set the one that is there aside."""
     if redo:
         run_folder.set_aside(plan.run_dir)  # the last thing before the start: a refusal above has cost nothing
     run_folder.claim(plan)
-    if choice is not None:
-        choice.write(plan.run_dir)
+    if plan.given.micro_batch_size == "auto":
+        keep_choice(plan.run_dir, forecast, plan.config.micro_batch)
 
 
 def _claim_together(
@@ -224,19 +208,19 @@ def _claim_together(
     Raises:
         UserError: they must not start; names every fault of all.
     """
-    plan, choice = local.plan, None
+    plan = local.plan
     meeting = held.enter_context(machines.met())
     if machines.is_first:
-        plan, choice = _with_micro_batch(local, redo)
+        plan = _with_micro_batch(local)
         meeting.tell("micro_batch", plan.config.micro_batch)
     # Before the first machine knows, it may have tried several, and compiled for each.
     plan = run_plan.with_micro_batch(plan, int(meeting.hear_from_first("micro_batch", TRIAL_SECONDS)))
-    plan = machines.agreed(plan, launcher.device_rows(plan.processes_per_node)[0][1], local.available.device)
+    plan = machines.agreed(plan, launcher.device_rows(plan.processes_per_node)[0][1], local.memory_forecast.device)
     claims = machines.claims(plan.run_dir)
     if claims:
         if not machines.is_first:
             held.enter_context(run_lock.held(plan.given))
-        _claim(plan, choice, redo)
+        _claim(plan, local.memory_forecast, redo)
     machines.wait_until_all("claimed")
     return plan, claims
 
@@ -269,8 +253,8 @@ def _train_to_the_end(plan: RunPlan, commands: Commands, machines: Machines, pat
 
 def _stopped_by_limit(plan: RunPlan, commands: Commands) -> NoReturn:
     """A limit or the file STOP ended the run early; what comes after this step must not run."""
-    if limits.are_used_up(plan.given, trained_seconds(plan.run_dir)):
-        raise Stopped(f"max_hours is reached: {limits.remedy(commands.convert)}")
+    if schedule.hours_are_used_up(plan.given, trained_seconds(plan.run_dir)):
+        raise Stopped(f"max_hours is reached: {schedule.RAISE}; or take what is there: {commands.convert}")
     raise KeyboardInterrupt
 
 
@@ -293,11 +277,18 @@ def evaluate(plan: RunPlan, commands: Commands, name: str) -> None:
 
 
 def learning_rate_changes(plan: RunPlan) -> Iterator[str]:
-    """A message where this start's schedule has another learning rate than the run had at its newest checkpoint."""
+    """A message where this start's schedule has another learning rate than the run had at its newest checkpoint.
+
+    A run that is made longer has a longer schedule: its learning rate, which had fallen, rises again.
+    """
     reached = max(checkpoint.all_steps(plan.run_dir), default=0)
     lines = [line for line in metrics.read(plan.run_dir) if "learning_rate" in line and line["step"] <= reached]
-    if lines and (message := learning_rate_change(plan.schedule, lines[-1]["step"], lines[-1]["learning_rate"])):
-        yield message
+    if lines:
+        step, before = lines[-1]["step"], lines[-1]["learning_rate"]
+        now = plan.schedule.learning_rate(step)
+        if not math.isclose(now, before, rel_tol=1e-6):
+            verb = "rises" if now > before else "falls"
+            yield f"learning rate: {verb} from {before:.2e} at step {step:,} to {now:.2e}, as the new schedule has it"
 
 
 def trained_seconds(run_dir: Path) -> float:

@@ -28,8 +28,8 @@ from zerokara.training.loop import StepRecord
 from zerokara.training.monitoring.metrics import Recorder, Tracker
 from zerokara.training.monitoring.trackers import Plots, TensorBoard, WeightsAndBiases
 from zerokara.training.planning.consumption import stage_messages
-from zerokara.training.planning.position import Position
 from zerokara.training.planning.run_plan import RunPlan
+from zerokara.training.planning.schedule import Position
 from zerokara.training.processes.joining import Processes, peak_memory
 from zerokara.training.sampling import Sample
 

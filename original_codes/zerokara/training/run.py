@@ -15,7 +15,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from zerokara import checkpoint
+from zerokara import checkpoint, resources
 from zerokara.checkpoint import TrainingState
 from zerokara.errors import RunError
 from zerokara.huggingface import from_hf
@@ -27,9 +27,8 @@ from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.training.batch_loader import BatchLoader
 from zerokara.training.compute import updater
 from zerokara.training.compute.engine import Engine, load_state, start_from, state_shapes
-from zerokara.training.planning.memory_forecast import MachineMemory
-from zerokara.training.planning.position import Position
 from zerokara.training.planning.run_plan import RunPlan
+from zerokara.training.planning.schedule import Position
 from zerokara.training.processes import authentication, joining
 from zerokara.training.processes.folder_sharing import SentTensors
 from zerokara.training.processes.joining import Processes
@@ -52,7 +51,7 @@ class Run:
     @property
     def position(self) -> Position:
         """Where each step of this start stands in the data."""
-        return Position.resumed_from(self.state, self.plan.config.global_batch, self.plan.schedule.sample_tokens)
+        return Position(self.state, self.plan.config.global_batch, self.plan.schedule.sample_tokens)
 
     def loader(self, last_step: int) -> BatchLoader:
         """Open a loader of the batches of each step up to `last_step`; the caller closes it."""
@@ -67,9 +66,8 @@ def join(plan: RunPlan) -> Processes:
         RunError: a process did not answer, or is none of this run.
     """
     config = plan.config
-    on_cpu = MachineMemory.available(plan.processes_per_node, gpu_bytes=None)
-    keeps_freed_memory = plan.memory_forecast(on_cpu).can_keep_freed_memory
-    return joining.join(plan.processes_per_node, config.tensor_parallel_size, config.seed, keeps_freed_memory)
+    on_cpu = plan.memory_forecast(resources.available_memory(plan.processes_per_node), gpu_bytes=None)
+    return joining.join(plan.processes_per_node, config.tensor_parallel_size, config.seed, on_cpu.can_keep_freed_memory)
 
 
 def build_model(plan: RunPlan, processes: Processes) -> Model:

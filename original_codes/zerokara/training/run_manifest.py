@@ -9,8 +9,8 @@ from typing import Any
 
 from zerokara import checkpoint, manifest
 from zerokara.progress import count_text, seconds_text
-from zerokara.training.planning import run_folder, setting_names
-from zerokara.training.planning.plan_rows import baseline_text
+from zerokara.training.planning import run_folder
+from zerokara.training.planning.preflight import baseline_text
 from zerokara.training.planning.run_plan import RunPlan
 
 _MONITORING = {"num_workers", "log_interval", "tensorboard", "wandb", "wandb_project", "keep_last", "keep_every"}
@@ -76,10 +76,10 @@ def summary_rows(
 
 def work_of(plan: RunPlan) -> manifest.StepSpec:
     """Return what a run is made from, for its manifest."""
-    settings = plan.given.model_dump(mode="json", exclude={*setting_names.PLACES, *_MONITORING, *_IN_IDENTITY})
+    settings = plan.given.model_dump(mode="json", exclude={*run_folder.PLACES, *_MONITORING, *_IN_IDENTITY})
     return manifest.StepSpec(
         step="3_train",
         settings={**settings, **run_folder.identity_of(plan), "steps": plan.schedule.num_steps},
         inputs={"tokenizer": Path(plan.given.input_tokenizer_file)},
-        key_of=setting_names.key_of,
+        key_of=run_folder.key_of,
     )

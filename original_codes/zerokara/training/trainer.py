@@ -22,8 +22,8 @@ from zerokara.training.guards import StepGuard, TooManySkippedSteps, find_bad_sa
 from zerokara.training.logbook import Logbook
 from zerokara.training.loop import StepRecord, train_step
 from zerokara.training.planning import run_lock
-from zerokara.training.planning.limits import TimeLimits
 from zerokara.training.planning.run_plan import RunPlan
+from zerokara.training.planning.schedule import reason_to_stop
 from zerokara.training.processes import folder_sharing
 from zerokara.training.processes.divergence import DivergenceCheck, ProcessesDiverged
 from zerokara.training.processes.folder_sharing import FolderSharing
@@ -114,7 +114,7 @@ class Trainer:
             self.sampler = Sampler(plan.encoder, plan.data.objective, texts, length, config.seed, device)
         self.logbook = Logbook(plan, run.position, run.state, processes)
         if processes.is_first:
-            stop.watch(TimeLimits(config, plan.checkpoint_bytes, lambda: self.logbook.seconds).look)
+            stop.watch(lambda: reason_to_stop(config, plan.checkpoint_bytes, self.logbook.seconds))
         resumed_from = checkpoint.folder_of(plan.run_dir, run.state.step) if run.state.step else None
         retention = Retention(config.keep_last, config.keep_every, config.keep_best)
         self.saver = Saver(plan.run_dir, retention, run.engine, processes, sharing, resumed_from)

@@ -17,6 +17,7 @@ import torch
 import torch.distributed
 from torch.profiler import ProfilerActivity, profile
 
+from zerokara import resources
 from zerokara.durable import write_json
 from zerokara.errors import RunError
 from zerokara.model import compilation
@@ -24,11 +25,11 @@ from zerokara.model.blocked_attention import BlockedAttention
 from zerokara.progress import count_text, seconds_text
 from zerokara.training.guards import StepGuard
 from zerokara.training.loop import StepRecord, train_step
-from zerokara.training.planning.memory_forecast import MachineMemory
+from zerokara.training.micro_batch import TrialResult
+from zerokara.training.planning.memory import MemoryForecast
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes.joining import gpu_memory, peak_memory
 from zerokara.training.run import Run, join, open_run
-from zerokara.training.trial_launch import TrialResult
 
 MIN_STEPS, MAX_STEPS = 3, 33
 MEASURED_SECONDS = 3.0
@@ -56,9 +57,10 @@ def run_trial(plan: RunPlan, result_path: Path) -> None:
         RunError: a process did not answer, or a loss was not finite.
     """
     processes = join(plan)
-    available = MachineMemory.available(plan.processes_per_node, gpu_memory(processes.device))
+    gpu_bytes = gpu_memory(processes.device)
+    forecast = plan.memory_forecast(resources.available_memory(plan.processes_per_node), gpu_bytes)
     run = open_run(plan, processes)
-    _log_result(run, _steps(run), available, result_path)
+    _log_result(run, _steps(run), forecast, result_path)
 
 
 def _steps(run: Run) -> list[StepRecord]:
@@ -129,7 +131,7 @@ def attention_kernels(operators: Collection[str]) -> str:
     return f"attention by {' and by '.join(fused) or plain}"
 
 
-def _log_result(run: Run, records: Sequence[StepRecord], available: MachineMemory, path: Path) -> None:
+def _log_result(run: Run, records: Sequence[StepRecord], forecast: MemoryForecast, path: Path) -> None:
     processes, schedule = run.processes, run.plan.schedule
     seconds = median(record.seconds for record in records[1:])
     peak = processes.max(peak_memory(processes.device))
@@ -139,6 +141,6 @@ def _log_result(run: Run, records: Sequence[StepRecord], available: MachineMemor
         f"all {schedule.num_steps:,} steps would take {seconds_text(schedule.num_steps * seconds)}, validations and "
         "saves not counted"
     )
-    processes.log(f"memory: {run.plan.memory_forecast(available).measured_text(int(peak))}")
+    processes.log(f"memory: {forecast.measured_text(int(peak))}")
     if processes.is_first:
         write_json(path, asdict(TrialResult(int(peak), seconds)))

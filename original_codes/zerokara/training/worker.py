@@ -16,9 +16,10 @@ from pathlib import Path
 import torch
 import torch.distributed
 
+from zerokara import resources
 from zerokara.errors import RunError, guarded
 from zerokara.training.evaluation import Validation, evaluate_checkpoint, of_loss
-from zerokara.training.planning.memory_forecast import MachineMemory, MemoryForecast
+from zerokara.training.planning.memory import MemoryForecast
 from zerokara.training.planning.planned_data import PRETRAINING, Task
 from zerokara.training.planning.run_plan import RunPlan, on_processes, read_plan
 from zerokara.training.processes import joining, launcher, leaving
@@ -83,11 +84,11 @@ def explained(work: Callable[..., None], plan: RunPlan, *arguments: str) -> None
     """Do `work`, and explain a lack of memory or a lost connection.
 
     Raises:
-        OutOfMemory: with the state by part, and the settings that would fit.
+        OutOfMemory: with the state by part, and a setting that would fit.
         LostConnection: another process is gone, or did not answer in time.
     """
     gpu_bytes = joining.gpu_memory(joining.local_device())
-    forecast = plan.memory_forecast(MachineMemory.available(plan.processes_per_node, gpu_bytes))
+    forecast = plan.memory_forecast(resources.available_memory(plan.processes_per_node), gpu_bytes)
     try:
         work(plan, *arguments)
     except (RuntimeError, MemoryError) as error:
@@ -106,11 +107,11 @@ def explained(work: Callable[..., None], plan: RunPlan, *arguments: str) -> None
 
 
 def _out_of_memory_text(forecast: MemoryForecast, rank: str, message: str) -> str:
-    layout, pools = forecast.layout, "; ".join(f"{pool.name} {pool.text}" for pool in forecast.pools)
+    pools = "; ".join(f"{pool.name} {pool.text}" for pool in forecast.pools)
     return (
-        f"out of memory in process {rank} of {layout.num_processes}, at micro_batch_size {layout.micro_batch_size}. "
-        f"At its start: {pools}. {forecast.advice()}. No checkpoint was touched: with one of these settings the next "
-        f"start resumes. (The system's message: {message})"
+        f"out of memory in process {rank} of {forecast.num_processes}, at micro_batch_size "
+        f"{forecast.micro_batch_size}. At its start: {pools}. {forecast.remedy()[1]}. No checkpoint was touched: with "
+        f"such a setting the next start resumes. (The system's message: {message})"
     )
 
 

@@ -10,7 +10,8 @@ from zerokara.config.architectures import SIZES
 from zerokara.errors import UserError
 from zerokara.forecast import machine
 from zerokara.forecast.machine import Planner, size_settings
-from zerokara.training.trial_launch import Trial, TrialResult
+from zerokara.training.micro_batch import TrialResult
+from zerokara.training.planning.run_plan import RunPlan
 
 
 @pytest.fixture
@@ -29,10 +30,10 @@ def test_a_size_takes_the_place_of_the_users(planner: Planner) -> None:
 def test_two_sizes_are_tried_and_their_tokens_counted(planner: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
 
-    def steps(plan, forecast) -> Trial:  # type: ignore[no-untyped-def]
+    def steps(plan, forecast) -> tuple[RunPlan, TrialResult]:  # type: ignore[no-untyped-def]
         seconds_of_token = 1e-5 + 1e-11 * plan.shape.flops_per_token()
         tried.append((plan.config.model_size, plan.shape.hidden_size, plan.config.precision))
-        return Trial(plan, TrialResult(1, seconds_of_token * plan.schedule.batch_tokens))
+        return plan, TrialResult(1, seconds_of_token * plan.schedule.batch_tokens)
 
     monkeypatch.setattr(machine, "try_steps", steps)
     speed = planner.measure_speed()

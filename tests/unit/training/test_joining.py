@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from zerokara.training.planning import cores
+from zerokara.training.planning import processors
 from zerokara.training.processes import joining
 
 HELD = """
@@ -43,7 +43,7 @@ def test_processes_share_the_cores_on_every_device(device: str, monkeypatch: pyt
     ):  # fmt: skip
         monkeypatch.setattr(owner, name, nothing)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(cores, "available_cores", lambda: 16)
+    monkeypatch.setattr(processors, "available_cores", lambda: 16)
     joining.join(processes_here=4, tensor_parallel_size=1, seed=1, keeps_freed_memory=True)
     assert given == [4]
 

@@ -1,7 +1,10 @@
-"""`micro_batch_size: auto`: the size that is chosen, from measured peaks on a GPU, and that a run keeps it."""
+"""`micro_batch_size: auto`: the size that is chosen, from measured peaks on a GPU, and that a run keeps it.
+
+Training processes are stood in."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,11 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from configs import config_of
 
+from zerokara.errors import RunError
 from zerokara.model.shapes import ModelShape
-from zerokara.training.planning.memory import TrainingLayout
-from zerokara.training.planning.memory_forecast import MachineMemory, MemoryForecast
-from zerokara.training.planning.micro_batch import CPU_TOKENS, MicroBatchChoice, choose_micro_batch, first_choice
+from zerokara.training import micro_batch
+from zerokara.training.micro_batch import (
+    CPU_TOKENS,
+    choose_micro_batch,
+    first_choice,
+    keep_choice,
+    kept_choice,
+    try_steps,
+)
+from zerokara.training.planning.memory import MemoryForecast
+from zerokara.training.planning.run_plan import RunPlan, make_plan, with_micro_batch
+from zerokara.training.processes import launcher
 
 GB = 10**9
 SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256]
@@ -21,9 +35,9 @@ SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256]
 
 def forecast_of(gpu: float | None = 80, seq_len: int = 2048, **settings: Any) -> MemoryForecast:
     shape = ModelShape("llama", 2, 64, 4, 4, 192, seq_len, 500, True, 1e4, 1e-5, 0.02)
-    machine = MachineMemory(None if gpu is None else int(gpu * GB), 64 * GB)
+    gpu_bytes = None if gpu is None else int(gpu * GB)
     given = {"num_processes": 1, "global_batch_size": 256, "micro_batch_size": 1, "precision": "fp32", **settings}
-    return MemoryForecast(TrainingLayout(shape, machine.device, **given), machine)
+    return MemoryForecast(shape, main_bytes=64 * GB, gpu_bytes=gpu_bytes, **given)
 
 
 def trials(peak_of: Callable[[int], float], sizes: list[int] = SIZES, min_sequence: float = 0) -> list[int]:
@@ -64,7 +78,7 @@ def test_where_not_even_one_sequence_fits_it_stays_the_choice() -> None:
 def test_the_first_choice_is_the_largest_that_surely_fits_on_a_gpu() -> None:
     tight, roomy = forecast_of(gpu=2), forecast_of(gpu=8)
     chosen = first_choice(tight)
-    assert tight.changed(micro_batch_size=chosen).fits and not tight.changed(micro_batch_size=2 * chosen).fits
+    assert replace(tight, micro_batch_size=chosen).fits and not replace(tight, micro_batch_size=2 * chosen).fits
     assert first_choice(roomy) > chosen and 256 % chosen == 0
     assert first_choice(forecast_of(gpu=0.1)) == 1
 
@@ -80,14 +94,67 @@ def test_auto_on_a_cpu_takes_all_where_that_is_little() -> None:
 
 def test_a_choice_is_kept_until_what_it_was_made_for_changes(tmp_path: Path) -> None:
     forecast = forecast_of()
-    assert MicroBatchChoice.read(tmp_path) is None
-    MicroBatchChoice.of(forecast, 16).write(tmp_path)
-    kept = MicroBatchChoice.read(tmp_path)
-    assert kept is not None and kept.micro_batch_size == 16
-    assert kept.holds_for(replace(forecast, machine=MachineMemory(80 * GB, GB))), "a busy machine is the same one"
-    assert kept.holds_for(forecast.changed(micro_batch_size=8))
-    smaller = replace(forecast, machine=MachineMemory(40 * GB, 64 * GB))
-    assert not kept.holds_for(smaller) and not kept.holds_for(forecast.changed(zero_stage=2))
-    assert kept.changes_to(MicroBatchChoice.of(smaller, 16)) == []
-    (line,) = kept.changes_to(MicroBatchChoice.of(smaller, 8))
-    assert "auto was 16, is now 8" in line and str(40 * GB) in line
+    assert kept_choice(tmp_path, forecast) == (None, False)
+    keep_choice(tmp_path, forecast, 16)
+    assert kept_choice(tmp_path, forecast) == (16, True)
+    assert kept_choice(tmp_path, replace(forecast, main_bytes=GB)) == (16, True), "a busy machine is the same one"
+    assert kept_choice(tmp_path, replace(forecast, micro_batch_size=8)) == (16, True)
+    for changes in ({"gpu_bytes": 40 * GB}, {"zero_stage": 2}):
+        assert kept_choice(tmp_path, replace(forecast, **changes)) == (16, False)
+
+
+@pytest.fixture
+def plan(tiny_data: dict[str, str]) -> RunPlan:
+    paths = {key: tiny_data[key] for key in ("input_tokenizer_file", "output_prefix", "input_jsonl")}
+    settings = config_of(**paths, micro_batch_size="auto", global_batch_size=64, seq_len=32)
+    return with_micro_batch(make_plan(settings, 1, "fp32"), 64)
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, bytes_of_sequence: int, memory: int, code: int = 0) -> list[int]:
+    """Let a trial take so much memory for each sequence of its micro batch; gives the sizes that were tried."""
+    tried: list[int] = []
+
+    def spawn(plan: RunPlan, work: str, path: str) -> int:
+        assert work == "trial"
+        tried.append(plan.config.micro_batch)
+        peak = GB + plan.config.micro_batch * bytes_of_sequence
+        if peak > memory:
+            return launcher.OUT_OF_MEMORY
+        result = {"peak_bytes": peak, "seconds_per_step": 0.5}
+        Path(path).write_text(json.dumps(result), encoding="ascii")
+        return code
+
+    monkeypatch.setattr(micro_batch, "spawn", spawn)
+    return tried
+
+
+def test_on_a_gpu_the_largest_that_fits_is_found_in_few_trials(plan: RunPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = stand_in(monkeypatch, GB, memory=40 * GB)
+    forecast = plan.memory_forecast(100 * GB, 40 * GB)
+    assert try_steps(plan, forecast)[0].config.micro_batch == 32
+    assert tried == [1, 2, 32]
+
+
+@pytest.mark.parametrize("gpu_bytes", [None, 20 * GB])
+def test_where_nothing_fits_it_fails(plan: RunPlan, monkeypatch: pytest.MonkeyPatch, gpu_bytes: int | None) -> None:
+    stand_in(monkeypatch, 50 * GB, memory=20 * GB)
+    with pytest.raises(RunError, match=str(launcher.OUT_OF_MEMORY)):
+        try_steps(plan, plan.memory_forecast(100 * GB, gpu_bytes))
+
+
+def test_a_size_that_the_user_chose_is_tried_alone(plan: RunPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = replace(plan, given=plan.given.model_copy(update={"micro_batch_size": 64}))
+    tried = stand_in(monkeypatch, GB, memory=20 * GB)
+    with pytest.raises(RunError):
+        try_steps(chosen, plan.memory_forecast(100 * GB, None))
+    assert tried == [64]
+    tried = stand_in(monkeypatch, GB, memory=80 * GB)
+    tried_plan, result = try_steps(chosen, plan.memory_forecast(100 * GB, None))
+    assert tried_plan == chosen and result.seconds_per_step == 0.5
+
+
+def test_another_failure_is_passed_on(plan: RunPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = stand_in(monkeypatch, GB, memory=80 * GB, code=1)
+    with pytest.raises(RunError, match="exit code 1"):
+        try_steps(plan, plan.memory_forecast(100 * GB, None))
+    assert tried == [64]

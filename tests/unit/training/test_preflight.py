@@ -1,22 +1,28 @@
-"""What is seen before a run starts: its data, a process that does not answer, one for which the others wait."""
+"""What is looked at before a run starts: hours, disk, data; and processes that do not answer, or wait for the first."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+from collections import namedtuple
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from configs import config_of
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.errors import UserError
+from zerokara.errors import Fault
+from zerokara.progress import bytes_text
 from zerokara.tokens.layout import bin_path
-from zerokara.training.planning import plan_rows, run_plan
+from zerokara.training import launching
+from zerokara.training.planning import preflight, run_plan
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -27,7 +33,7 @@ def prepared(tiny_data: dict[str, str], *overrides: str) -> run_plan.RunPlan:
 
 def test_the_head_of_the_data_is_shown_as_text(tiny_data: dict[str, str]) -> None:
     plan = prepared(tiny_data)
-    rows = dict(plan_rows.data_rows(plan))
+    rows = dict(preflight.plan_rows(run_plan.with_micro_batch(plan, 1)))
     shown = rows["data begins"].partition(" = ")[2].strip("'")
     assert len(shown) > 20 and shown in Path(tiny_data["input_jsonl"]).read_text(encoding="utf-8")
     assert rows["tokenizer"].startswith(f"sha256 {plan.encoder.sha256[:12]}")
@@ -42,8 +48,86 @@ def test_an_id_that_the_tokenizer_lacks_is_found(tiny_data: dict[str, str], tmp_
     ids = np.memmap(bin_path(plan.data.train_prefix), np.uint16, mode="r+")
     ids[place] = 500  # the pieces are 0 to 499
     ids.flush()
-    with pytest.raises(UserError, match=r" 500; .* 500 .*--redo"):
-        plan_rows.data_rows(plan)
+    (fault,) = preflight.id_faults(plan)
+    assert re.search(r" 500; .* 500 .*--redo", str(fault))
+    assert not list(preflight.id_faults(prepared(tiny_data)))
+
+
+def hours_fault(trained_seconds: float, checkpoint_bytes: int, **settings: Any) -> Fault:
+    take = "bash convert.sh --config it.yaml"
+    (fault,) = preflight.hours_faults(config_of(**settings), checkpoint_bytes, trained_seconds, take)
+    return fault
+
+
+def test_a_run_that_has_had_its_hours_is_refused() -> None:
+    given = config_of(max_hours=2, max_hours_per_start=0.1)
+    assert not list(preflight.hours_faults(given, int(1e9), trained_seconds=7199, take=""))
+    fault = hours_fault(7205, 0, max_hours=2)
+    assert (fault.key, fault.value) == ("max_hours", 2.0)
+    assert "bash convert.sh --config it.yaml" in fault.remedy
+
+
+def test_a_start_without_time_to_train_and_save_is_refused() -> None:
+    fault = hours_fault(0, int(1e9), max_hours_per_start=0.01)
+    assert (fault.key, fault.value) == ("max_hours_per_start", 0.01)
+    assert "36.0 s" in fault.rule and "40.0 s" in fault.rule
+
+
+def limit_disk(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10, 0, free))
+
+
+def test_checkpoints_that_will_not_fit_are_told_in_numbers(
+    tiny_data: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given = (f"output_model_dir={tmp_path / 'run'}", "save_interval=2", "keep_last=2", "optimizer=adamw")
+    plan = prepared(tiny_data, *given)
+    limit_disk(monkeypatch, 1_000_000)
+    (fault,) = preflight.disk_faults(plan)
+    each = 12 * plan.shape.num_parameters()
+    # The two newest, the one that is being written, and the best.
+    numbers = ("4 of", bytes_text(each), bytes_text(4 * each), "1.0 MB")
+    assert fault.key == "output_model_dir" and all(number in fault.rule for number in numbers)
+    assert "save_interval: 20 fits" in fault.remedy
+    limit_disk(monkeypatch, 10**12)
+    assert not list(preflight.disk_faults(plan))
+    limit_disk(monkeypatch, each - 1)
+    assert "not even one checkpoint fits" in str(*preflight.disk_faults(plan))
+
+
+@pytest.mark.parametrize("room", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("kept", [(), ("keep_every=2",), ("keep_best=false",)])
+def test_the_save_interval_that_is_advised_fits(
+    tiny_data: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, room: int, kept: tuple[str, ...]
+) -> None:
+    given = (f"output_model_dir={tmp_path / 'run'}", "save_interval=2", "keep_last=4", *kept)
+    plan = prepared(tiny_data, *given)
+    limit_disk(monkeypatch, room * plan.checkpoint_bytes)
+    faults = list(preflight.disk_faults(plan))
+    assert bool(faults) == (preflight.max_checkpoints(plan) > room)
+    if faults:
+        found = re.search(r"save_interval: (\d+) fits", faults[0].remedy)
+        assert found
+        advised = (f"save_interval={found[1]}", "keep_every=0", "keep_best=false")
+        assert not list(preflight.disk_faults(prepared(tiny_data, *given, *advised)))
+
+
+def test_a_longer_run_announces_that_its_learning_rate_rises(
+    tiny_data: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = prepared(tiny_data, "lr=1.0", "min_lr=0.1", "max_epochs_per_source=1000")
+
+    def told(before: float) -> list[str]:
+        monkeypatch.setattr(launching.metrics, "read", lambda _: [{"step": 5, "learning_rate": before}])
+        return list(launching.learning_rate_changes(plan))
+
+    monkeypatch.setattr(launching.checkpoint, "all_steps", lambda _: [5])
+    now = plan.schedule.learning_rate(5)
+    assert told(now) == []
+    (message,) = told(0.1)
+    assert "rises from 1.00e-01 at step 5" in message and f"{now:.2e}" in message
+    assert "falls" in told(2.0)[0]
 
 
 SILENT = """

@@ -1,4 +1,4 @@
-"""GPUs that are named must be there, processes must each have a GPU or a core: told before torch is loaded."""
+"""GPUs that are named must be there, processes must each have a GPU or a core, and how they share the cores."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from configs import config_of
 
+from zerokara import resources
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import Fault, UserError
-from zerokara.training.planning import cores, processors
+from zerokara.training.planning import processors
 from zerokara.training.processes import launcher
 
 TWO = "GPU 0: NVIDIA H200 (UUID: GPU-1b2c-11)\nGPU 1: NVIDIA L4 (UUID: GPU-9f00-22)\n"
@@ -25,13 +26,12 @@ Machine = Callable[..., None]
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Machine]:
     """Make this a machine whose driver lists `gpus`, with this variable, and a torch for CUDA or for the CPU alone."""
-    for module in (processors, cores, launcher):
+    for module in (processors, launcher):
         monkeypatch.setattr(module, "available_cores", lambda: 4)
     monkeypatch.delenv(processors.SHARE_CORES_NAME, raising=False)
-    monkeypatch.setattr(processors, "_DRIVER_FILES", ())
 
     def make(gpus: str | None = None, named: str | None = None, cuda: str | None = "13.0") -> None:
-        processors.listed.cache_clear()
+        processors._driver_listing.cache_clear()
         monkeypatch.setattr(processors, "_torch", lambda: {"__version__": "2.13.0", "cuda": cuda, "hip": None})
         monkeypatch.setenv("PATH", str(tmp_path))
         if gpus is not None:
@@ -43,112 +43,84 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Machine
             monkeypatch.setenv(processors.VARIABLE, named)
 
     yield make
-    processors.listed.cache_clear()
+    processors._driver_listing.cache_clear()
 
 
 def config(processes: int | str = "auto") -> PretrainConfig:
     return config_of(num_processes=processes, global_batch_size=64, micro_batch_size=1)
 
 
-def faults(processes: int | str = "auto") -> list[Fault]:
+def fault_of(check: Callable[..., None], *arguments: object) -> Fault:
     with pytest.raises(UserError) as caught:
-        processors.check_devices(config(processes))
-    return caught.value.faults
-
-
-def test_the_driver_lists_gpus_and_their_instances(machine: Machine) -> None:
-    machine(TWO)
-    assert processors.listed() == [
-        processors.Gpu("NVIDIA H200", "GPU-1b2c-11"),
-        processors.Gpu("NVIDIA L4", "GPU-9f00-22"),
-    ]
-    machine(DIVIDED)
-    assert processors.listed() == [processors.Gpu("NVIDIA A100", "GPU-77", ("MIG-aa-1",))]
-    machine(NONE)
-    assert processors.listed() == []
-
-
-def test_without_a_driver_there_is_no_gpu_and_with_a_silent_one_nobody_knows(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    machine()
-    assert processors.listed() == []
-    processors.listed.cache_clear()
-    monkeypatch.setattr(processors, "_DRIVER_FILES", (str(tmp_path),))
-    assert processors.listed() is None
-    machine(named="7")
-    processors.check_devices(config())  # left to torch
+        check(*arguments)
+    (fault,) = caught.value.faults
+    return fault
 
 
 @pytest.mark.parametrize("named", ["0", "1,0", " 0 , 1", "GPU-9f", "GPU-1b2c-11,GPU-9f00-22", "1,-1,7"])
 def test_gpus_that_are_there_may_be_named(machine: Machine, named: str) -> None:
     machine(TWO, named)
-    processors.check_devices(config())
+    processors.check_named_gpus()
 
 
 def test_part_of_a_gpu_may_be_named(machine: Machine) -> None:
     machine(DIVIDED, "MIG-aa-1")
-    processors.check_devices(config(1))
+    processors.check_named_gpus()
 
 
 @pytest.mark.parametrize(
-    ("named", "wrong"),
-    [("2", ["2"]), ("0,7,8", ["7", "8"]), ("GPU-00", ["GPU-00"]), ("0,x", ["x"]), ("1,1", ["1"])],
+    ("named", "wrong"), [("2", "names 2;"), ("0,7,8", "names 7, 8;"), ("GPU-00", "names GPU-00;"), ("0,x", "names x;")]
 )
-def test_gpus_that_are_not_there_are_an_error(machine: Machine, named: str, wrong: list[str]) -> None:
+def test_gpus_that_are_not_there_are_an_error(machine: Machine, named: str, wrong: str) -> None:
     machine(TWO, named)
-    found = faults()
-    assert [(fault.key, fault.value) for fault in found] == [("CUDA_VISIBLE_DEVICES", named)] * len(wrong)
-    for fault, name in zip(found, wrong, strict=True):
-        assert name in fault.rule.split(";")[0].replace(",", "").split()
-        assert "GPU 0 to 1" in fault.remedy
+    fault = fault_of(processors.check_named_gpus)
+    assert (fault.key, fault.value) == ("CUDA_VISIBLE_DEVICES", named)
+    assert fault.rule == f"{wrong} there is GPU 0 to 1" and "leave it empty to train on the CPU" in fault.remedy
 
 
-def test_a_gpu_where_there_is_none_is_an_error_and_so_is_a_torch_that_cannot_use_it(machine: Machine) -> None:
-    for cuda in ("13.0", None):
-        machine(named="0", cuda=cuda)
-        (fault,) = faults()
-        assert fault.key == "CUDA_VISIBLE_DEVICES" and "there is no GPU here" in fault.rule
+@pytest.mark.parametrize("gpus", [None, NONE])
+def test_where_the_driver_lists_no_gpu_torch_has_the_word(machine: Machine, gpus: str | None) -> None:
+    machine(gpus, "7")
+    processors.check_named_gpus()
+    assert "names 1, of which torch sees 0" in fault_of(processors.check_processes, config(), 0).rule
+
+
+def test_a_gpu_is_an_error_where_torch_cannot_use_it(machine: Machine) -> None:
     machine(TWO, "0", cuda=None)
-    (fault,) = faults()
+    fault = fault_of(processors.check_named_gpus)
     assert fault.key == "CUDA_VISIBLE_DEVICES" and "2.13.0" in fault.rule and "setup.sh" in fault.remedy
 
 
 @pytest.mark.parametrize("named", ["", "-1", "NoDevFiles"])
 def test_the_cpu_can_be_asked_for(machine: Machine, named: str) -> None:
     machine(TWO, named)
-    processors.check_devices(config(4))
+    processors.check_named_gpus()
+    processors.check_processes(config(4), 0)
     assert processors.unused(0) is None
-    assert [(fault.key, fault.value) for fault in faults(8)] == [("num_processes", 8)]
 
 
-@pytest.mark.parametrize(("named", "most"), [(None, 2), ("1", 1)])
-def test_more_processes_than_gpus_are_an_error(machine: Machine, named: str | None, most: int) -> None:
-    machine(TWO, named)
-    processors.check_devices(config(most))
-    (fault,) = faults(4)
-    assert (
-        (fault.key, fault.value) == ("num_processes", 4) and f"at most {most}, " in fault.rule and "GPUs" in fault.rule
-    )
+def test_more_processes_than_gpus_are_an_error(machine: Machine) -> None:
+    machine(TWO)
+    processors.check_processes(config(2), 2)
+    fault = fault_of(processors.check_processes, config(4), 2)
+    assert (fault.key, fault.value) == ("num_processes", 4)
+    assert "at most 2, " in fault.rule and "GPUs" in fault.rule and "2" in fault.remedy
 
 
-@pytest.mark.parametrize("cuda", ["13.0", None])
-def test_more_processes_than_cores_are_an_error(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, cuda: str | None
-) -> None:
-    machine(cuda=cuda)
-    processors.check_devices(config(4))
-    (fault,) = faults(8)
+def test_more_processes_than_cores_are_an_error(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine()
+    processors.check_processes(config(4), 0)
+    fault = fault_of(processors.check_processes, config(8), 0)
     assert (fault.key, fault.value) == ("num_processes", 8) and "at most 4, " in fault.rule and "cores" in fault.rule
     monkeypatch.setenv(processors.SHARE_CORES_NAME, "1")
-    processors.check_devices(config(8))
+    processors.check_processes(config(8), 0)
 
 
 def test_what_torch_sees_has_the_last_word(machine: Machine) -> None:
     machine(TWO, "0,1")
-    processors.check_devices_seen(config(2), 2)
+    processors.check_processes(config(2), 2)
     with pytest.raises(UserError, match="CUDA_VISIBLE_DEVICES = 0,1: names 2, of which torch sees 0"):
-        processors.check_devices_seen(config(2), 0)
+        processors.check_processes(config(2), 0)
     machine(TWO)
     assert "NVIDIA H200, NVIDIA L4: not used" in str(processors.unused(0))
     assert processors.unused(2) is None
@@ -190,3 +162,79 @@ def test_the_step_says_so_before_torch_is_loaded(root: Path) -> None:
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "99", "PYTHONPATH": str(root / "original_codes")}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.returncode == 2 and "CUDA_VISIBLE_DEVICES = 99: " in done.stderr, done.stderr
+
+
+@pytest.fixture
+def eight_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Eight cores, nothing set by the user, and a control group without limits."""
+    for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    monkeypatch.setattr(resources, "control_groups", lambda: iter([tmp_path]))
+    return tmp_path
+
+
+def test_cores_are_shared_out(eight_cores: Path) -> None:
+    assert [processors.threads(processes) for processes in (1, 2, 3, 8, 9)] == [8, 4, 2, 1, 1]
+    assert processors.cpu_environment(2) == {"OMP_NUM_THREADS": "4", "OMP_WAIT_POLICY": "PASSIVE"}
+
+
+@pytest.mark.parametrize(("given", "expected"), [("3", 3), ("16", 16), ("5,2", 5), ("0", 4), ("many", 4), ("", 4)])
+def test_the_users_number_of_threads_is_taken(
+    eight_cores: Path, monkeypatch: pytest.MonkeyPatch, given: str, expected: int
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    assert processors.threads(2) == expected
+    assert processors.cpu_environment(2)["OMP_NUM_THREADS"] == (given or "4")
+
+
+@pytest.mark.parametrize(
+    ("batch_tokens", "threads", "expected"),
+    [
+        (16 * 2048, "", [8, 4, 2, 1]),
+        (5 * 2048, "", [4, 2, 1]),
+        (2047 * 2, "", [1]),
+        (16 * 2048, "4", [2, 1]),
+        (16 * 2048, "16", [1]),
+    ],
+)
+def test_processes_share_the_cores_of_a_step_that_is_large_enough(
+    eight_cores: Path, monkeypatch: pytest.MonkeyPatch, batch_tokens: int, threads: str, expected: list[int]
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    assert processors.process_counts(batch_tokens) == expected
+
+
+def test_the_users_way_of_waiting_is_taken(eight_cores: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    assert processors.cpu_environment(1)["OMP_WAIT_POLICY"] == "ACTIVE"
+
+
+@pytest.mark.parametrize("given", [{}, {"OMP_NUM_THREADS": "3", "OMP_WAIT_POLICY": "ACTIVE"}])
+def test_training_processes_are_started_with_it(
+    eight_cores: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, str]
+) -> None:
+    """It must stand in the environment before torch is loaded: later nothing reads it."""
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    started, popen = [], subprocess.Popen
+
+    def start(command: list[str], env: dict[str, str], **others: object) -> subprocess.Popen:
+        started.append(env)
+        return popen(["true"])
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    assert launcher.launch("module", [], 2) == 0
+    expected = {"OMP_NUM_THREADS": "4", "OMP_WAIT_POLICY": "PASSIVE", **given}
+    assert {name: started[0][name] for name in expected} == expected
+
+
+@pytest.mark.parametrize("given", ["", "ACTIVE"])
+def test_step_4_computes_with_it(tmp_path: Path, root: Path, given: str) -> None:
+    """Its script sets it: Python finds it there, and reads `sitecustomize` before anything else."""
+    told = "import os, pathlib; pathlib.Path(__file__).with_name('told').write_text(os.environ['OMP_WAIT_POLICY'])"
+    (tmp_path / "sitecustomize.py").write_text(told, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_WAIT_POLICY": given}
+    subprocess.run(["bash", root / "4_convert_to_HF.sh", "--help"], env=environment, check=True, capture_output=True)
+    assert (tmp_path / "told").read_text(encoding="utf-8") == (given or "PASSIVE")

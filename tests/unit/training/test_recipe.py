@@ -13,8 +13,7 @@ from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
 from zerokara.model.shapes import ModelShape
-from zerokara.training.planning import plan_rows, recipe, run_folder, run_plan
-from zerokara.training.planning.recipe import Situation
+from zerokara.training.planning import preflight, recipe, run_folder, run_plan
 
 AUTO: dict[str, Any] = dict.fromkeys([*recipe.RULES, "warmup_fraction"], "auto")
 SMALL = {"model_size": "5M", "num_layers": "auto", "hidden_size": "auto", "num_attn_heads": "auto", "seq_len": 256}
@@ -23,8 +22,8 @@ SMALL = {"model_size": "5M", "num_layers": "auto", "hidden_size": "auto", "num_a
 def chosen(num_tokens: float, **settings: Any) -> dict[str, Any]:
     """What the recipe makes of a 5M model, by setting."""
     config = config_of(**SMALL, **{**AUTO, **settings})
-    situation = Situation.of(config, ModelShape.from_config(config, 8000), num_tokens / config.seq_len)
-    return {each.key: each.value for each in recipe.resolve(config, situation)[1]}
+    situation = ModelShape.from_config(config, 8000), num_tokens / config.seq_len
+    return {each.key: each.value for each in recipe.resolve(config, *situation)[1]}
 
 
 def test_the_rules_by_hand() -> None:
@@ -56,11 +55,11 @@ def test_the_rules_by_hand() -> None:
 def test_published_sizes_come_near_what_is_published() -> None:
     """125M on 2.5 billion tokens: half a million tokens a step at most, Muon's rate near 0.002, AdamW's near 0.003."""
     config = config_of(**{**SMALL, "model_size": "125M", "seq_len": 2048}, **AUTO)
-    situation = Situation.of(config, ModelShape.from_config(config, 32_000), 2.5e9 / 2048)
-    muon = recipe.resolve(config, situation)[0]
+    situation = ModelShape.from_config(config, 32_000), 2.5e9 / 2048
+    muon = recipe.resolve(config, *situation)[0]
     assert (muon.lr, muon.global_batch_size, muon.optimizer) == (0.0019, 64, "muon")
     assert 0.03 < muon.weight_decay < 0.2 and muon.muon_momentum == 0.95
-    adamw = recipe.resolve(config.model_copy(update={"optimizer": "adamw"}), situation)[0]
+    adamw = recipe.resolve(config.model_copy(update={"optimizer": "adamw"}), *situation)[0]
     assert adamw.lr == pytest.approx(0.003, rel=0.1) and adamw.weight_decay == pytest.approx(0.1, rel=0.2)
 
 
@@ -76,10 +75,10 @@ def test_published_sizes_come_near_what_is_published() -> None:
 )
 def test_adamw_where_muon_cannot_run_or_nobody_knows(settings: dict[str, Any], reason: str) -> None:
     config = config_of(**{**AUTO, **settings})
-    situation = Situation.of(config, ModelShape.from_config(config, 500), 1000)
-    resolved, advice = recipe.resolve(config, situation)
+    situation = ModelShape.from_config(config, 500), 1000
+    resolved, advice = recipe.resolve(config, *situation)
     assert resolved.optimizer == "adamw" and reason in advice[0].text
-    assert "muon_momentum" not in {each.key for each in advice} and not recipe.is_needed(resolved)
+    assert "muon_momentum" not in {each.key for each in advice} and not recipe.left_to_rules(resolved)
     assert not list(resolved.rule_faults(set()))
 
 
@@ -87,11 +86,15 @@ def test_what_is_written_stands_and_the_rest_goes_by_it() -> None:
     written = {"optimizer": "adamw", "lr": 0.5, "min_lr": 0.25, "lr_schedule": "wsd", "global_batch_size": 7}
     written |= {"warmup_fraction": 0.1, "weight_decay": 3.0, "micro_batch_size": 1}
     config = config_of(**written)
-    situation = Situation.of(config, ModelShape.from_config(config, 500), 1000)
-    assert recipe.resolve(config, situation) == (config, ()) and not recipe.is_needed(config)
+    situation = ModelShape.from_config(config, 500), 1000
+    assert recipe.resolve(config, *situation) == (config, ()) and not recipe.left_to_rules(config)
     half = config_of(**{**written, "lr": "auto", "min_lr": 0.0})
-    resolved, advice = recipe.resolve(half, situation)
-    assert [each.key for each in advice] == ["lr"] and resolved.optimizer == "adamw" and recipe.is_needed(half)
+    resolved, advice = recipe.resolve(half, *situation)
+    assert (
+        [each.key for each in advice] == ["lr"]
+        and resolved.optimizer == "adamw"
+        and recipe.left_to_rules(half) == ["lr"]
+    )
 
 
 def test_max_steps_counts() -> None:
@@ -108,7 +111,7 @@ def test_max_steps_counts() -> None:
 def test_what_does_not_go_together(settings: dict[str, Any], key: str, said: str) -> None:
     config = config_of(**{**AUTO, **settings})
     with pytest.raises(UserError) as caught:
-        recipe.resolve(config, Situation.of(config, ModelShape.from_config(config, 500), 1000))
+        recipe.resolve(config, ModelShape.from_config(config, 500), 1000)
     (fault,) = caught.value.faults
     assert fault.key == key and said in fault.rule and fault.remedy
 
@@ -121,11 +124,11 @@ def planned(data: dict[str, str], folder: Path, *settings: str, processes: int =
 
 def test_a_plan_has_numbers_whatever_the_processes(tiny_data: dict[str, str], tmp_path: Path) -> None:
     one, two = (planned(tiny_data, tmp_path / "run", "micro_batch_size=4", processes=count) for count in (1, 2))
-    assert one.config == two.config and one.advice == two.advice and not recipe.is_needed(one.config)
+    assert one.config == two.config and one.advice == two.advice and not recipe.left_to_rules(one.config)
     expected = pytest.approx(0.0072 * (128 / one.shape.hidden_size) ** 0.75, rel=0.01)
     assert one.schedule.lr == one.config.peak_lr == expected
     assert one.schedule.warmup_steps == next(each.value for each in one.advice if each.key == "warmup_steps")
-    rows = [value for name, value in plan_rows.plan_rows(one) if name in ("recipe", "")]
+    rows = [value for name, value in preflight.plan_rows(one) if name in ("recipe", "")]
     assert len(rows) == len(recipe.RULES) and all(": " in row for row in rows)
 
 

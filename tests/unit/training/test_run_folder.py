@@ -25,7 +25,7 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import RunError, UserError
 from zerokara.steps import command, train
 from zerokara.training import run_manifest
-from zerokara.training.planning import run_folder, run_lock, run_plan, setting_names
+from zerokara.training.planning import run_folder, run_lock, run_plan
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes import launcher
 
@@ -113,13 +113,13 @@ def test_a_start_that_was_aborted_before_its_first_step_blocks_nothing(settings)
 def test_differences_are_told_by_the_keys_of_the_yaml(settings) -> None:  # type: ignore[no-untyped-def]
     was = run_folder.identity_of(run_plan.make_plan(settings(), 1))
     now = dict.fromkeys([*was, "curriculum"], "another")
-    told = setting_names.differences(was, now)
+    told = list(run_folder._differences(was, now))
     assert {word.split()[0].rstrip(",") for word in told} <= set(PretrainConfig.model_fields)
     mixed = run_plan.make_plan(settings("train_tokens=auto", "stages=[{tokens: rest}]"), 1)
     work = run_manifest.work_of(mixed)
     names = {work.key_of(name).split()[0].rstrip(",") for name in [*work.settings, *work.inputs]}
     assert names <= set(PretrainConfig.model_fields)
-    assert [word.split()[0] for word in setting_names.differences(was, {**was, "seq_len": 1, "target_len": 1})] == [
+    assert [word.split()[0] for word in run_folder._differences(was, {**was, "seq_len": 1, "target_len": 1})] == [
         "seq_len"
     ]
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from configs import config_of
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
-from zerokara.training.planning.schedule import Schedule, learning_rate_change
+from zerokara.training.planning import schedule as schedules
+from zerokara.training.planning.schedule import Schedule
 
 RECIPE = ("lr=0.001", "min_lr=0.0001", "lr_schedule=cosine", "warmup_fraction=0.02", "global_batch_size=32")
 """Instead of what the rules of the recipe would choose."""
@@ -126,9 +128,16 @@ def test_the_earliest_limit_ends_the_run() -> None:
     assert steps("train_tokens=16000", "max_steps=150") == 100
 
 
-def test_a_longer_run_announces_that_its_learning_rate_rises() -> None:
-    short, long = (schedule("lr=1.0", "min_lr=0.1", "warmup_steps=2", f"train_tokens={n}") for n in (81920, 819200))
-    assert learning_rate_change(short, 10, short.learning_rate(10)) == ""
-    message = learning_rate_change(long, 10, short.learning_rate(10))
-    assert "rises" in message and "1.00e-01" in message and f"{long.learning_rate(10):.2e}" in message
-    assert "falls" in learning_rate_change(short, 9, long.learning_rate(9))
+def test_hours_are_counted_over_all_starts_and_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(schedules.STARTED_NAME, "1000")
+
+    def reason(now: float, trained: float, **settings: float) -> str:
+        monkeypatch.setattr("time.time", lambda: now)
+        return schedules.reason_to_stop(config_of(**settings), int(2e9), trained)
+
+    assert reason(now=1e9, trained=1e9) == ""
+    almost = 1000 + 3600 - 51
+    assert reason(almost, 7199, max_hours=2, max_hours_per_start=1) == ""
+    assert reason(almost, 7200, max_hours=2).startswith("max_hours = 2")
+    found = reason(almost + 2, 7200, max_hours_per_start=1)  # 2 GB take 20 s at 100 MB/s, and leaving takes 30
+    assert found.startswith("max_hours_per_start = 1") and "49.0 s" in found

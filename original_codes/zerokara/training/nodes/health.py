@@ -22,8 +22,8 @@ from zerokara.errors import Fault, UserError
 from zerokara.progress import bytes_text
 from zerokara.tokens.layout import bin_path, idx_path
 from zerokara.training.nodes.meeting import Meeting
+from zerokara.training.planning.run_folder import PLACES
 from zerokara.training.planning.run_plan import RunPlan
-from zerokara.training.planning.setting_names import PLACES
 
 PACKAGES = ("torch", "deepspeed", "megatron-core", "numpy", "sentencepiece", "safetensors", "transformers")
 """Those whose version may change a number."""

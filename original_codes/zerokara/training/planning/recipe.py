@@ -28,13 +28,13 @@ Pure Python, and without torch: the plan shows the recipe before anything is loa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.config.settings import resolved
-from zerokara.errors import Fault, UserError
+from zerokara.errors import UserError
 from zerokara.model.shapes import ModelShape
 
 VERSION = 4
@@ -51,42 +51,12 @@ MAX_WARMUP_SHARE = 0.2
 """Of the steps, however few they are."""
 
 
-@dataclass(frozen=True)
-class Situation:
-    """What the rules look at."""
+RULES = (
+    "optimizer", "lr_schedule", "min_lr", "global_batch_size", "lr", "muon_momentum", "warmup_steps", "weight_decay",
+)  # fmt: skip
+"""Settings of the recipe, in the order in which they go by each other."""
 
-    hidden_size: int
-    layer_parameters: int
-    num_tokens: float
-    """Of the whole run, each counted as often as it is read; but for `max_steps`."""
-    seq_tokens: int
-    """Tokens of the corpus in one sequence."""
-    max_steps: float
-    """Steps at which the run ends at the latest."""
-    against_muon: str
-    """Why Muon cannot run, or is not known to help; empty where it does."""
-
-    @classmethod
-    def of(cls, config: TrainingSettings, shape: ModelShape, num_samples: float) -> Situation:
-        """The situation of a run of so many sequences (`schedule.num_samples`)."""
-        in_layers = sum(math.prod(size) for name, size in shape.parameter_shapes().items() if ".layers." in name)
-        num_tokens, max_steps = num_samples * shape.raw_len, config.max_steps
-        return cls(
-            shape.hidden_size,
-            in_layers,
-            num_tokens,
-            shape.raw_len,
-            math.inf if max_steps == "auto" else max_steps,
-            _against_muon(config, shape),
-        )
-
-    def num_steps(self, global_batch_size: int) -> int:
-        """T, as `schedule` counts."""
-        return int(min(self.max_steps, max(1, round(self.num_tokens / self.seq_tokens / global_batch_size))))
-
-    def tokens_in(self, global_batch_size: int) -> float:
-        """D, of which `max_steps` may leave less."""
-        return min(self.num_tokens, self.max_steps * global_batch_size * self.seq_tokens)
+_Config = TypeVar("_Config", bound=TrainingSettings)
 
 
 @dataclass(frozen=True)
@@ -103,119 +73,43 @@ class Advice:
         return f"{self.key} {_text_of(self.value)}: {self.reason}"
 
 
-_Chosen = dict[str, Any]
-"""The settings of the recipe, as far as they are known."""
-_Rule = Callable[[Situation, _Chosen], tuple[Any, str]]
-
-
-def _optimizer(situation: Situation, chosen: _Chosen) -> tuple[str, str]:
-    if situation.against_muon:
-        return "adamw", situation.against_muon
-    return "muon", "learns more from a token than AdamW"
-
-
-def _lr_schedule(situation: Situation, chosen: _Chosen) -> tuple[str, str]:
-    return "linear", "falls in a line over the whole run"
-
-
-def _min_lr(situation: Situation, chosen: _Chosen) -> tuple[float, str]:
-    return 0.0, "the last steps average over the noise of the others"
-
-
-def batch_tokens(num_tokens: float) -> float:
-    """B of a run of so many tokens, before it is made sequences."""
-    return 0.58 * num_tokens**0.571
-
-
-def _global_batch_size(situation: Situation, chosen: _Chosen) -> tuple[int, str]:
-    tokens = batch_tokens(situation.num_tokens)
-    size = max(MIN_BATCH, 2 ** round(math.log2(tokens / situation.seq_tokens)))
-    return size, f"{tokens:,.0f} tokens a step, which grow with the run, as sequences: a power of two"
-
-
-def _lr(situation: Situation, chosen: _Chosen) -> tuple[float, str]:
-    if chosen["optimizer"] == "muon":
-        found = MUON_LR * (MUON_WIDTH / situation.hidden_size) ** MUON_EXPONENT
-        return _rounded(found), "falls with the hidden size for Muon"
-    if chosen["optimizer"] == "adafactor":
-        return 0.01, "relative to the weights, as T5"
-    tokens = situation.tokens_in(chosen["global_batch_size"])
-    found = 1.79 * situation.layer_parameters**-0.713 * tokens**0.307
-    return _rounded(min(MAX_ADAMW_LR, found)), f"by parameters and tokens for AdamW, at most {MAX_ADAMW_LR:g}"
-
-
-def _muon_momentum(situation: Situation, chosen: _Chosen) -> tuple[float, str]:
-    found = round(1 - chosen["lr"] / MUON_REACH, 2)
-    return min(MAX_MOMENTUM, max(MIN_MOMENTUM, found)), "a gradient counts the fewer steps, the larger they are"
-
-
-def _warmup_steps(situation: Situation, chosen: _Chosen) -> tuple[int, str]:
-    num_steps = situation.num_steps(chosen["global_batch_size"])
-    least, why = (10, "Muon") if chosen["optimizer"] == "muon" else (100, "AdamW's second moments")
-    steps = min(max(least, round(0.02 * num_steps)), int(MAX_WARMUP_SHARE * num_steps))
-    return steps, f"2 % of the steps, at least {least} for {why}, at most a fifth"
-
-
-def _weight_decay(situation: Situation, chosen: _Chosen) -> tuple[float, str]:
-    if chosen["optimizer"] == "adafactor":
-        return 0.0, "as T5"
-    batch = chosen["global_batch_size"]
-    share = min(1.0, 1.084 * (situation.tokens_in(batch) / situation.layer_parameters) ** -0.527)
-    found = 1 / (chosen["lr"] * situation.num_steps(batch) * share)
-    return _rounded(min(MAX_WEIGHT_DECAY, found)), f"a weight is averaged over {share:.0%} of the run"
-
-
-RULES: dict[str, _Rule] = {
-    "optimizer": _optimizer,
-    "lr_schedule": _lr_schedule,
-    "min_lr": _min_lr,
-    "global_batch_size": _global_batch_size,
-    "lr": _lr,
-    "muon_momentum": _muon_momentum,
-    "warmup_steps": _warmup_steps,
-    "weight_decay": _weight_decay,
-}
-"""By setting, in the order in which they go by each other."""
-
-_Config = TypeVar("_Config", bound=TrainingSettings)
-
-
 def resolve(
-    given: _Config, situation: Situation, kept: TrainingSettings | None = None
+    given: _Config, shape: ModelShape, num_samples: float, kept: TrainingSettings | None = None
 ) -> tuple[_Config, tuple[Advice, ...]]:
-    """Replace each `auto` of the recipe; `kept` are the settings with which this run was last started.
+    """Replace each `auto` of the recipe in a run of so many sequences (`schedule.num_samples`).
+
+    `kept` are the settings with which this run was last started.
 
     Raises:
         UserError: a run that starts from other weights leaves its learning rate to the rules, or a value that the user
             wrote does not go with one of them.
     """
-    chosen: _Chosen = {key: getattr(given, key) for key in RULES}
+    chosen: dict[str, Any] = {key: getattr(given, key) for key in RULES}
     if given.init_from and chosen["lr"] == "auto":
         rule = "must be a number with init_from: how far to move from those weights is not a matter of size"
         raise UserError(given.fault("lr", rule, "try a third of what the model was trained with"))
     advice = []
-    for key in _left_to_rules(given):
+    for key in left_to_rules(given):
         if key == "muon_momentum" and chosen["optimizer"] != "muon":
             continue  # a rule chose another optimizer, which does not read it
-        value, reason = RULES[key](situation, chosen)
-        if kept is not None and (before := getattr(kept, key)) != "auto" and _goes_with(kept, chosen):
-            value, reason = before, _reason_to_keep(before, value)
+        value, reason = _rule(key, given, shape, num_samples, chosen)
+        before = "auto" if kept is None else getattr(kept, key)
+        # Another optimizer has rates of its own.
+        if kept is not None and before != "auto" and chosen["optimizer"] in ("auto", kept.optimizer):
+            now = "" if before == value else f"; by itself it would be {_text_of(value)} now"
+            value, reason = before, f"as the run began{now}"
         chosen[key] = value
         advice.append(Advice(key, value, reason))
     config = given.model_copy(update=chosen)
-    if faults := _faults(given, config):
-        raise UserError(faults)
+    if resolved(config.min_lr) > config.peak_lr:
+        rule = f"must be at most lr, for which auto is {config.peak_lr:g}"
+        raise UserError(given.fault("min_lr", rule, "set it to auto"))
     return config, tuple(advice)
 
 
-def is_needed(given: TrainingSettings) -> bool:
-    """Whether any setting of the recipe is left to its rule."""
-    return bool(_left_to_rules(given))
-
-
-def _left_to_rules(given: TrainingSettings) -> list[str]:
-    """The settings that are `auto`, but for those that nothing reads: the warm-up of a run that has it as a fraction,
-    and the momentum of Muon where another optimizer is given."""
+def left_to_rules(given: TrainingSettings) -> list[str]:
+    """Return the settings that are `auto`, but for those that nothing reads: the warm-up of a run that has it as a
+    fraction, and the momentum of Muon where another optimizer is given."""
     unread = set()
     if given.warmup_fraction != "auto":
         unread.add("warmup_steps")
@@ -224,24 +118,57 @@ def _left_to_rules(given: TrainingSettings) -> list[str]:
     return [key for key in RULES if getattr(given, key) == "auto" and key not in unread]
 
 
-def _goes_with(kept: TrainingSettings, chosen: _Chosen) -> bool:
-    """Whether the run goes on with its optimizer: another one has rates of its own."""
-    return chosen["optimizer"] in ("auto", kept.optimizer)
+def batch_tokens(num_tokens: float) -> float:
+    """Return B of a run of so many tokens, before it is made sequences."""
+    return 0.58 * num_tokens**0.571
 
 
-def _reason_to_keep(kept: Any, now: Any) -> str:
-    return "as the run began" if kept == now else f"as the run began; by itself it would be {_text_of(now)} now"
+def _rule(
+    key: str, config: TrainingSettings, shape: ModelShape, num_samples: float, chosen: Mapping[str, Any]
+) -> tuple[Any, str]:
+    """Return the value of a setting, and the reason; `chosen` holds the settings before it in `RULES`."""
+    if key == "optimizer":
+        against = _against_muon(config, shape)
+        return ("adamw", against) if against else ("muon", "learns more from a token than AdamW")
+    if key == "lr_schedule":
+        return "linear", "falls in a line over the whole run"
+    if key == "min_lr":
+        return 0.0, "the last steps average over the noise of the others"
+    if key == "global_batch_size":
+        tokens = batch_tokens(num_samples * shape.raw_len)
+        size = max(MIN_BATCH, 2 ** round(math.log2(tokens / shape.raw_len)))
+        return size, f"{tokens:,.0f} tokens a step, which grow with the run, as sequences: a power of two"
 
-
-def _faults(given: TrainingSettings, config: TrainingSettings) -> list[Fault]:
-    """The faults between values that were written and values that were chosen."""
-    if resolved(config.min_lr) > config.peak_lr:
-        rule = f"must be at most lr, for which auto is {config.peak_lr:g}"
-        return [given.fault("min_lr", rule, "set it to auto")]
-    return []
+    optimizer, batch = chosen["optimizer"], chosen["global_batch_size"]
+    max_steps = math.inf if config.max_steps == "auto" else config.max_steps
+    num_steps = int(min(max_steps, max(1, round(num_samples / batch))))  # T, as `schedule` counts
+    tokens = min(num_samples, max_steps * batch) * shape.raw_len  # D
+    in_layers = sum(math.prod(size) for name, size in shape.parameter_shapes().items() if ".layers." in name)  # N
+    if key == "lr":
+        if optimizer == "muon":
+            found = MUON_LR * (MUON_WIDTH / shape.hidden_size) ** MUON_EXPONENT
+            return _rounded(found), "falls with the hidden size for Muon"
+        if optimizer == "adafactor":
+            return 0.01, "relative to the weights, as T5"
+        found = min(MAX_ADAMW_LR, 1.79 * in_layers**-0.713 * tokens**0.307)
+        return _rounded(found), f"by parameters and tokens for AdamW, at most {MAX_ADAMW_LR:g}"
+    if key == "muon_momentum":
+        found = min(MAX_MOMENTUM, max(MIN_MOMENTUM, round(1 - chosen["lr"] / MUON_REACH, 2)))
+        return found, "a gradient counts the fewer steps, the larger they are"
+    if key == "warmup_steps":
+        least, why = (10, "Muon") if optimizer == "muon" else (100, "AdamW's second moments")
+        steps = min(max(least, round(0.02 * num_steps)), int(MAX_WARMUP_SHARE * num_steps))
+        return steps, f"2 % of the steps, at least {least} for {why}, at most a fifth"
+    assert key == "weight_decay", key
+    if optimizer == "adafactor":
+        return 0.0, "as T5"
+    share = min(1.0, 1.084 * (tokens / in_layers) ** -0.527)
+    found = min(MAX_WEIGHT_DECAY, 1 / (chosen["lr"] * num_steps * share))
+    return _rounded(found), f"a weight is averaged over {share:.0%} of the run"
 
 
 def _against_muon(config: TrainingSettings, shape: ModelShape) -> str:
+    """Return why Muon cannot run, or is not known to help; empty where it does."""
     if shape.traits.is_encoder_decoder or shape.moe_layers:
         return f"Muon is not known to help architecture {shape.architecture}"
     if config.zero_stage > 1:
@@ -252,7 +179,7 @@ def _against_muon(config: TrainingSettings, shape: ModelShape) -> str:
 
 
 def _rounded(value: float) -> float:
-    """To two digits: the third means nothing."""
+    """Round to two digits: the third means nothing."""
     return float(f"{value:.2g}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from zerokara.config.writing import as_yaml
 from zerokara.durable import ASIDE_ENDING, PARTIAL_SUFFIX, unused_name, write_bytes, write_json, write_text
 from zerokara.errors import Fault, UserError
 from zerokara.progress import bytes_text
-from zerokara.training.planning import run_lock, setting_names
+from zerokara.training.planning import run_lock
 from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan
 
 TOKENIZER_NAME = "tokenizer.model"
@@ -29,6 +30,29 @@ _DATA_KEYS = ("input_jsonl", "train_data", "valid_data", "test_data")
 """Settings that name files of text."""
 _UNREPORTED_KEYS = {"output_model_dir", "input_tokenizer_file", "output_prefix", "num_workers", *_DATA_KEYS}
 """Paths, whose content is compared by hash, and step 2's own settings."""
+PLACES = frozenset({
+    "output_model_dir", "input_jsonl", "input_tokenizer_file", "output_prefix", "deepspeed_template", "train_data",
+    "valid_data", "test_data", "chat_template",
+})  # fmt: skip
+"""Settings that name files: their content is identified by hashes."""
+_KEY_NAMES = {
+    "steps": "train_tokens, epochs or max_steps (number of steps)",
+    "tokenizer": "input_tokenizer_file (its content)",
+    "tokenizer_sha256": "input_tokenizer_file (SHA-256 of its content)",
+    "vocab_size": "input_tokenizer_file (its number of pieces)",
+    "data_sha256": "output_prefix (SHA-256 of the token files)",
+    "raw_len": "seq_len (tokens of the corpus in a sample)",
+    "input_len": "seq_len (input tokens of a sample)",
+    "target_len": "seq_len (tokens that a sample predicts)",
+    "curriculum": "stages or source_weights (order of reading)",
+}
+_FOLLOW_FROM = {
+    "vocab_size": "tokenizer_sha256",
+    "raw_len": "seq_len",
+    "input_len": "seq_len",
+    "target_len": "seq_len",
+}
+"""Names of what is no setting, and of a setting that tells enough where it differs too."""
 
 
 def identity_of(plan: RunPlan) -> dict[str, Any]:
@@ -87,7 +111,7 @@ def check_same_run(plan: RunPlan) -> list[str]:
     was, now = orjson.loads((run_dir / IDENTITY_NAME).read_bytes()), identity_of(plan)
     if _only_longer(was["curriculum"], now["curriculum"]):
         was["curriculum"] = now["curriculum"]
-    if differing := setting_names.differences(was, now):
+    if differing := list(_differences(was, now)):
         rule = "belongs to another run: " + "; ".join(differing)
         remedy = "choose another output_model_dir, or use --redo to set that run aside and start over"
         raise UserError(config.fault("output_model_dir", rule, remedy))
@@ -216,6 +240,25 @@ def find_checkpoint(plan: RunPlan, name: str) -> Path:
 
 def _free_name(run_dir: Path) -> Path:
     return unused_name(run_dir.resolve() if run_dir.is_symlink() else run_dir, ASIDE_ENDING)
+
+
+def key_of(name: str) -> str:
+    """Return what the user calls an entry of the identity or of the manifest."""
+    return _KEY_NAMES.get(name, name)
+
+
+def _differences(was: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
+    """Say, in the words of `config.yaml`, which entries of two identities differ."""
+    differing = {name for name in now if was.get(name) != now[name]}
+    for name in now:
+        if name not in differing or _FOLLOW_FROM.get(name) in differing:
+            continue
+        if name == "curriculum":
+            yield "stages, source_weights or the number of documents in input_jsonl: another order of reading"
+        else:
+            # A SHA-256 is told by its beginning.
+            texts = [text[:12] + "…" if len(text) == 64 else text for text in (str(was.get(name)), str(now[name]))]
+            yield f"{key_of(name)} was {texts[0]}, is now {texts[1]}"
 
 
 def _only_longer(was: dict[str, Any] | None, now: dict[str, Any] | None) -> bool:

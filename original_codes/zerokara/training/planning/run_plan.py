@@ -22,12 +22,11 @@ from zerokara.tokenizer.encoder import Encoder
 from zerokara.training.compute import optimizers, updater
 from zerokara.training.compute.updater import UpdaterName, hierarchy_fault, load_template, with_hierarchy
 from zerokara.training.planning import recipe
-from zerokara.training.planning.consumption import Consumption, consumption, schedule_of, situation_of
-from zerokara.training.planning.memory import TrainingLayout
-from zerokara.training.planning.memory_forecast import MachineMemory, MemoryForecast
+from zerokara.training.planning.consumption import Consumption, consumption, extent_of
+from zerokara.training.planning.memory import MemoryForecast
 from zerokara.training.planning.planned_data import PRETRAINING, PlannedData, Task
 from zerokara.training.planning.recipe import Advice
-from zerokara.training.planning.schedule import Schedule
+from zerokara.training.planning.schedule import Schedule, num_samples
 
 PLAN_NAME = "plan.json"
 """In a run folder: the plan of its newest start."""
@@ -63,7 +62,7 @@ class RunPlan:
     @cached_property
     def schedule(self) -> Schedule:
         """Length and learning rate."""
-        return schedule_of(self.config, self.data.reading)
+        return Schedule.from_config(self.config, *extent_of(self.data.reading))
 
     @cached_property
     def consumption(self) -> Consumption:
@@ -101,12 +100,11 @@ class RunPlan:
         """Size of one checkpoint on disk."""
         return optimizers.checkpoint_bytes(self.config.optimizer_name, self.shape)
 
-    def memory_forecast(self, machine: MachineMemory) -> MemoryForecast:
-        """The memory that this run needs, against the memory of a machine."""
-        layout = TrainingLayout.from_config(
-            self.config, self.shape, self.num_processes, machine.device, self.template, self.nodes
+    def memory_forecast(self, main_bytes: int, gpu_bytes: int | None) -> MemoryForecast:
+        """The memory that this run needs, against that of a machine; `gpu_bytes` is None on a CPU."""
+        return MemoryForecast.of_run(
+            self.config, self.shape, self.num_processes, self.nodes, self.template, main_bytes, gpu_bytes
         )
-        return MemoryForecast(layout, machine)
 
     def write(self, path: Path) -> None:
         """Write the plan to a file, as JSON: what was chosen, and what its inputs are recognised by."""
@@ -175,8 +173,8 @@ def make_plan(
     template = load_template(template_path(given.deepspeed_template))
     encoder = Encoder(given.input_tokenizer_file)
     data = task.data_of(given, encoder)
-    situation = situation_of(given, ModelShape.from_config(given, encoder.vocab_size), data.reading)
-    given, advice = recipe.resolve(given, situation, kept)
+    shape, samples = ModelShape.from_config(given, encoder.vocab_size), num_samples(given, *extent_of(data.reading))
+    given, advice = recipe.resolve(given, shape, samples, kept)
     _check_batch(given, num_processes)
     config = given.model_copy(update={"precision": precision}) if precision else given
     plan = RunPlan(config, given, encoder, data, template, num_processes, nodes, advice, task)

@@ -1,18 +1,34 @@
-"""The length and the learning rate of a run: pure functions of the configuration and the number of samples.
+"""The course of a run: its steps, its learning rate, where a step stands in the data, and the hours it may take.
 
 The user sets the length (tokens, epochs, or the stages of a curriculum; `max_steps` caps it) and the share of the
-warm-up; steps, warm-up and decay follow.
+warm-up; steps, warm-up and decay follow. `max_hours` counts over all starts of a run, `max_hours_per_start` for one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import os
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from zerokara.checkpoint import TrainingState
 from zerokara.config.optim import ScheduleSettings
 from zerokara.config.settings import resolved
 from zerokara.errors import UserError
+from zerokara.progress import seconds_text
+
+STARTED_NAME = "ZEROKARA_STARTED"
+"""Environment variable in which the launching process tells when it was started, in seconds since 1970."""
+HOUR = 3600.0
+RAISE = "raise it to go on"
+"""What the same command needs once `max_hours` is used up."""
+_SAVE_SECONDS = 30.0
+"""Seconds to leave in: the last step, gathering the state, ending the processes."""
+_SAVE_BYTES_A_SECOND = 100e6
+"""Speed of a slow disk."""
+_LENGTH = ("train_tokens", "epochs", "max_steps", "stages", "global_batch_size", "seq_len")
+"""Settings that set the number of steps."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +44,9 @@ class Schedule:
     lr: float
     min_lr: float
     shape: str
+    """`lr_schedule`."""
     decay_steps: int = 0
-    """Of `wsd`: the steps at the end in which the learning rate falls."""
+    """Steps at the end of `wsd` in which the learning rate falls."""
 
     @classmethod
     def from_config(
@@ -39,27 +56,49 @@ class Schedule:
         samples_per_epoch: int,
         stage_samples: Sequence[int | None] = (),
     ) -> Schedule:
-        """Derive the steps from `train_tokens`, or from `epochs` over `samples_per_epoch` sequences.
-
-        A sample takes `sample_tokens` tokens of the corpus. `stage_samples` are the sequences of each stage of a
-        curriculum, None for one that takes the rest.
+        """Derive the steps; arguments as those of `num_samples`.
 
         Raises:
             UserError: the stages together have fewer sequences than one step takes; the run would end before the
                 warm-up, or before it and the decay of `wsd`.
         """
-        num_steps = _num_steps(config, sample_tokens, samples_per_epoch, stage_samples)
-        warmup_steps = _warmup_steps(config, num_steps)
+        batch, samples = config.global_batch, num_samples(config, sample_tokens, samples_per_epoch, stage_samples)
+        num_steps = max(1, round(samples / batch))
+        declared = sum(each or 0 for each in stage_samples)
+        if stage_samples and stage_samples[-1] is not None and num_steps * batch > declared:
+            # Nothing follows the last stage: samples that do not fill a step are left out.
+            num_steps = declared // batch
+            if not num_steps:
+                rule = f"have {declared:,} sequences of {sample_tokens} together, fewer than global_batch_size = "
+                raise UserError(config.fault("stages", f"{rule}{batch}", "give them more tokens"))
+        if config.max_steps != "auto":
+            num_steps = min(num_steps, config.max_steps)
+
+        if config.warmup_steps == "auto":  # at least one step comes after the warm-up
+            warmup_steps = min(round(resolved(config.warmup_fraction) * num_steps), num_steps - 1)
+        else:
+            warmup_steps = config.warmup_steps
+            if warmup_steps >= num_steps:
+                rule = f"must be fewer than the steps of the run, {num_steps:,}, or the learning rate never reaches lr"
+                remedy = f"try {round(0.02 * num_steps)}, or auto for a share of the run (warmup_fraction)"
+                raise UserError(config.fault("warmup_steps", rule, remedy, _LENGTH))
+
+        decay_steps, room = max(1, round(config.decay_fraction * num_steps)), num_steps - warmup_steps
+        # Of two shares the configuration sees whether both find room; one step that rounding adds is taken off again.
+        if config.lr_schedule == "wsd" and config.warmup_steps != "auto" and decay_steps > room:
+            rule = f"means {decay_steps:,} of the run's {num_steps:,} steps, and warmup_steps takes {warmup_steps:,}"
+            remedy = f"try at most {math.floor(100 * room / num_steps) / 100:g}, or a shorter warm-up"
+            raise UserError(config.fault("decay_fraction", rule, remedy, _LENGTH))
         return cls(
             num_steps=num_steps,
             warmup_steps=warmup_steps,
-            global_batch_size=config.global_batch,
+            global_batch_size=batch,
             sample_tokens=sample_tokens,
             samples_per_epoch=samples_per_epoch,
             lr=config.peak_lr,
             min_lr=resolved(config.min_lr),
             shape=resolved(config.lr_schedule),
-            decay_steps=_decay_steps(config, num_steps, warmup_steps) if config.lr_schedule == "wsd" else 0,
+            decay_steps=min(decay_steps, room),
         )
 
     @property
@@ -80,130 +119,76 @@ class Schedule:
         """Learning rate of update `step`, counted from 1 to `num_steps`.
 
         Rises in a line from lr/warmup_steps to lr at step warmup_steps; then, but for `constant`, it goes from lr to
-        min_lr, which it has at the last step, along the shape's curve (`_SHAPES`).
+        min_lr, which it has at the last step.
         """
         if step <= self.warmup_steps:
             return self.lr * step / self.warmup_steps
-        share = _SHAPES[self.shape](self, step)
+        progress = (step - self.warmup_steps) / (self.num_steps - self.warmup_steps)  # 1 at the last step
+        if self.shape == "linear":
+            share = 1 - progress
+        elif self.shape == "cosine":  # Loshchilov and Hutter, 2017
+            share = (1 + math.cos(math.pi * progress)) / 2
+        elif self.shape == "wsd":  # warm-up, stable, decay: Hu et al., 2024
+            share = min(1.0, (self.num_steps - step) / self.decay_steps)
+        elif self.shape == "inverse_sqrt" and self.num_steps > max(1, self.warmup_steps):
+            # T5's √(warmup/step) (Raffel et al., 2020), moved and stretched so that it ends at 0: where min_lr is the
+            # value that T5's own reaches, this is T5's own. Without a warm-up the first step has lr.
+            warmup = max(1, self.warmup_steps)
+            last = math.sqrt(warmup / self.num_steps)
+            share = (math.sqrt(warmup / step) - last) / (1 - last)
+        else:
+            share = 1.0
         return self.lr if share == 1 else self.min_lr + (self.lr - self.min_lr) * share  # unrounded where it stays
-
-
-def learning_rate_change(schedule: Schedule, step: int, learning_rate: float) -> str:
-    """Return a message where a run that resumes after `step` had another learning rate there; empty where it had not.
-
-    A run that is made longer has a longer schedule: its learning rate, which had fallen, rises again.
-    """
-    now = schedule.learning_rate(step)
-    if math.isclose(now, learning_rate, rel_tol=1e-6):
-        return ""
-    verb = "rises" if now > learning_rate else "falls"
-    return f"learning rate: {verb} from {learning_rate:.2e} at step {step:,} to {now:.2e}, as the new schedule has it"
-
-
-def _progress(schedule: Schedule, step: int) -> float:
-    """From 0 at the end of the warm-up to 1 at the last step."""
-    return (step - schedule.warmup_steps) / (schedule.num_steps - schedule.warmup_steps)
-
-
-def _constant(schedule: Schedule, step: int) -> float:
-    """Stays."""
-    return 1.0
-
-
-def _linear(schedule: Schedule, step: int) -> float:
-    """Falls in a line."""
-    return 1 - _progress(schedule, step)
-
-
-def _cosine(schedule: Schedule, step: int) -> float:
-    """(1 + cos(π·t)) / 2 with t from 0 to 1 (Loshchilov and Hutter, 2017)."""
-    return (1 + math.cos(math.pi * _progress(schedule, step))) / 2
-
-
-def _inverse_sqrt(schedule: Schedule, step: int) -> float:
-    """√(warmup/step), T5's curve (Raffel et al., 2020), moved and stretched so that it ends at 0.
-
-    So with warm-up W and N steps, lr(n) = min_lr + (lr - min_lr) · (√(W/n) - √(W/N)) / (1 - √(W/N)). Where min_lr is
-    lr·√(W/N), the value that T5's own reaches, that is T5's own, lr·√(W/n); any other min_lr is met all the same.
-    Without a warm-up W is 1: the first step then has lr.
-    """
-    warmup = max(1, schedule.warmup_steps)
-    if schedule.num_steps == warmup:
-        return 1.0
-    last = math.sqrt(warmup / schedule.num_steps)
-    return (math.sqrt(warmup / step) - last) / (1 - last)
-
-
-def _wsd(schedule: Schedule, step: int) -> float:
-    """Warm-up, stable, decay: stays, then falls in a line over the last `decay_steps` (Hu et al., 2024)."""
-    return min(1.0, (schedule.num_steps - step) / schedule.decay_steps)
-
-
-_SHAPES: dict[str, Callable[[Schedule, int], float]] = {
-    "constant": _constant,
-    "linear": _linear,
-    "cosine": _cosine,
-    "inverse_sqrt": _inverse_sqrt,
-    "wsd": _wsd,
-}
-"""How much of the way from min_lr up to lr is left at a step behind the warm-up: from 1 to 0."""
-
-
-_LENGTH = ("train_tokens", "epochs", "max_steps", "stages", "global_batch_size", "seq_len")
-"""Settings that set the number of steps."""
 
 
 def num_samples(
     config: ScheduleSettings, sample_tokens: int, samples_per_epoch: int, stage_samples: Sequence[int | None] = ()
 ) -> float:
-    """The sequences of a run that no `max_steps` ends; arguments as those of `Schedule.from_config`."""
+    """Return the sequences of a run that no `max_steps` ends: by `train_tokens`, or by `epochs` and stages.
+
+    A sample takes `sample_tokens` tokens of the corpus. `stage_samples` are the sequences of each stage of a
+    curriculum, None for a last one that takes the rest, `epochs` over `samples_per_epoch` sequences.
+    """
     if config.train_tokens != "auto":
         return config.train_tokens / sample_tokens
-    rest = config.epochs * samples_per_epoch if _is_open(stage_samples) else 0
-    return sum(samples or 0 for samples in stage_samples) + rest
+    is_open = not stage_samples or stage_samples[-1] is None
+    return sum(each or 0 for each in stage_samples) + (config.epochs * samples_per_epoch if is_open else 0)
 
 
-def _is_open(stage_samples: Sequence[int | None]) -> bool:
-    """Whether a run may go on for as long as it likes: there are no stages, or the last one takes the rest."""
-    return not stage_samples or stage_samples[-1] is None
+@dataclass(frozen=True)
+class Position:
+    """Where the steps of one start stand in the data; an earlier start may have had another global batch."""
+
+    state: TrainingState
+    """The state that it resumed from."""
+    global_batch_size: int
+    sample_tokens: int
+
+    def samples(self, step: int) -> int:
+        """Sequences read after `step` steps."""
+        return self.state.samples + (step - self.state.step) * self.global_batch_size
+
+    def tokens(self, step: int) -> int:
+        """Tokens read after `step` steps."""
+        return self.samples(step) * self.sample_tokens
 
 
-def _num_steps(
-    config: ScheduleSettings, sample_tokens: int, samples_per_epoch: int, stage_samples: Sequence[int | None]
-) -> int:
-    declared, is_open = sum(samples or 0 for samples in stage_samples), _is_open(stage_samples)
-    samples = num_samples(config, sample_tokens, samples_per_epoch, stage_samples)
-    num_steps = max(1, round(samples / config.global_batch))
-    if not is_open and num_steps * config.global_batch > declared:
-        # Nothing follows the last stage: samples that do not fill a step are left out.
-        num_steps = declared // config.global_batch
-        if not num_steps:
-            rule = f"have {declared:,} sequences of {sample_tokens} together, fewer than global_batch_size = "
-            raise UserError(config.fault("stages", rule + f"{config.global_batch}", "give them more tokens"))
-    return num_steps if config.max_steps == "auto" else min(num_steps, config.max_steps)
+def hours_are_used_up(config: ScheduleSettings, trained_seconds: float) -> bool:
+    """Whether a run that was trained so long has had its `max_hours`."""
+    return config.max_hours != "auto" and trained_seconds >= config.max_hours * HOUR
 
 
-def _warmup_steps(config: ScheduleSettings, num_steps: int) -> int:
-    """Fewer than there are steps: at least one comes after the warm-up."""
-    if config.warmup_steps == "auto":
-        return min(round(resolved(config.warmup_fraction) * num_steps), num_steps - 1)
-    if config.warmup_steps >= num_steps:
-        rule = f"must be fewer than the steps of the run, {num_steps:,}, or the learning rate never reaches lr"
-        remedy = f"try {round(0.02 * num_steps)}, or auto for a share of the run (warmup_fraction)"
-        raise UserError(config.fault("warmup_steps", rule, remedy, _LENGTH))
-    return config.warmup_steps
+def leave_seconds(checkpoint_bytes: int) -> float:
+    """Return how long before the end of `max_hours_per_start` a run is left: saving takes time."""
+    return _SAVE_SECONDS + checkpoint_bytes / _SAVE_BYTES_A_SECOND
 
 
-def _decay_steps(config: ScheduleSettings, num_steps: int, warmup_steps: int) -> int:
-    decay_steps = max(1, round(config.decay_fraction * num_steps))
-    room = num_steps - warmup_steps
-    # A share of the run and a number of steps: only here is it known whether both find room in it. (Of two shares the
-    # configuration sees it before; one step that rounding adds is taken off again.)
-    if config.warmup_steps != "auto" and decay_steps > room:
-        rule = (
-            f"means {decay_steps:,} of the run's {num_steps:,} steps, and the warm-up takes {warmup_steps:,} "
-            "(warmup_steps)"
-        )
-        remedy = f"try at most {math.floor(100 * room / num_steps) / 100:g}, or a shorter warm-up"
-        raise UserError(config.fault("decay_fraction", rule, remedy, _LENGTH))
-    return min(decay_steps, room)
+def reason_to_stop(config: ScheduleSettings, checkpoint_bytes: int, trained_seconds: float) -> str:
+    """Return which limit of time is reached; empty where none is. In a process that the launching process started."""
+    if hours_are_used_up(config, trained_seconds):
+        return f"max_hours = {config.max_hours:g} ({RAISE})"
+    if config.max_hours_per_start != "auto":
+        left = config.max_hours_per_start * HOUR - (time.time() - float(os.environ[STARTED_NAME]))
+        if left <= leave_seconds(checkpoint_bytes):
+            return f"max_hours_per_start = {config.max_hours_per_start:g}, {seconds_text(max(0, left))} before it"
+    return ""

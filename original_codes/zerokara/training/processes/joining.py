@@ -19,7 +19,7 @@ from torch.distributed import PrefixStore, ProcessGroup, Store, TCPStore, distri
 from zerokara import progress
 from zerokara.errors import RunError
 from zerokara.model import parallel
-from zerokara.training.planning import cores
+from zerokara.training.planning import processors
 from zerokara.training.processes import authentication, rendezvous
 
 HEARTBEAT_SECONDS = 20.0
@@ -158,7 +158,7 @@ def join(processes_here: int, tensor_parallel_size: int, seed: int, keeps_freed_
     else:
         keep_freed_memory(keeps_freed_memory)
     # On a GPU too: initial weights are drawn, and under offload weights updated, by the cores.
-    torch.set_num_threads(cores.threads(processes_here))
+    torch.set_num_threads(processors.threads(processes_here))
     init_process_group(device)
     # NCCL's collectives are the device's, and its time-out says nothing of who is missing.
     host_group = torch.distributed.new_group(backend="gloo", timeout=TIMEOUT) if device.type == "cuda" else None

@@ -27,7 +27,8 @@ from zerokara.model import loopback
 from zerokara.parent_death_signal import end_with_parent
 from zerokara.progress import plural
 from zerokara.resources import available_cores, num_oom_kills
-from zerokara.training.planning import cores, limits, processors
+from zerokara.training.planning import processors
+from zerokara.training.planning.schedule import STARTED_NAME
 from zerokara.training.processes import rendezvous
 
 OUT_OF_MEMORY = 12
@@ -64,7 +65,7 @@ def num_processes(config: MachineSettings) -> int:
         UserError: more are configured than there are GPUs or cores; or torch does not see a GPU that is named.
     """
     num_gpus = _num_gpus()
-    processors.check_devices_seen(config, num_gpus)
+    processors.check_processes(config, num_gpus)
     return max(1, num_gpus) if config.num_processes == "auto" else config.num_processes
 
 
@@ -92,7 +93,7 @@ def device_rows(num_processes: int) -> list[tuple[str, str]]:
         device = "GPU, " + ", ".join(f"{number} × {name}" for name, number in names.items())
         device += f" ({num_gpus - num_processes} more not used)" if num_gpus > num_processes else ""
     else:
-        num_cores, num_threads = plural(available_cores(), "core"), plural(cores.threads(num_processes), "thread")
+        num_cores, num_threads = plural(available_cores(), "core"), plural(processors.threads(num_processes), "thread")
         device = f"CPU, {num_cores}, {num_threads} a process"
     note = processors.unused(num_gpus)
     return [("device", device), *([("note", note)] if note else [])]
@@ -138,10 +139,10 @@ def end_with_agent() -> None:
 
 def process_environment(processes: int) -> dict[str, str]:
     """What each of this machine's training processes finds in its environment, beside what was there."""
-    environment = {limits.STARTED_NAME: str(psutil.Process().create_time())}
+    environment = {STARTED_NAME: str(psutil.Process().create_time())}
     environment["PYTHONSAFEPATH"] = "1"  # a file of the current folder is not imported as a package of the same name
     if not _num_gpus():
-        return environment | {"DS_ACCELERATOR": "cpu", processors.VARIABLE: "", **cores.environment(processes)}
+        return environment | {"DS_ACCELERATOR": "cpu", processors.VARIABLE: "", **processors.cpu_environment(processes)}
     named = processors.named_gpus()
     devices = named[:processes] if named else [str(number) for number in range(processes)]
     return environment | {processors.VARIABLE: ",".join(devices)}
