@@ -95,7 +95,7 @@ def epochs_faults(config: DataOrderSettings, sources: tuple[SourceUse, ...]) -> 
 
 
 def memory_faults(forecast: MemoryForecast, given: TrainingSettings) -> Iterator[Fault]:
-    """Check that a run may fit into `MachineMemory.installed` at all: its state, and the least that activations take.
+    """Check that a run may fit into the memory that is installed: its state, and the least that activations take.
 
     What may fit or not is noted in the plan, and left to the user.
     """
