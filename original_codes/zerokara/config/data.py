@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from zerokara.config.settings import (
     Auto,
+    Entry,
     Fraction,
     NaturalNumber,
     NaturalWhole,
@@ -44,16 +45,13 @@ class DataSettings(Settings):
     num_workers: PositiveWhole | Auto = "auto"
     """Worker processes, on a cluster those of each part; `auto` is one per core."""
     cluster: Literal["none", "slurm", "ray"] = "none"
-    """Where step 2 tokenises: `none` is this machine; `slurm` submits an array of jobs (2_tokenize.sbatch), `ray` gives
-    tasks to the Ray cluster that runs. All machines see this repository, the text and output_prefix at the same
-    paths."""
+    """Where step 2 tokenises: `none` is this machine, `slurm` an array of jobs (2_tokenize.sbatch), `ray` the Ray
+    cluster that runs. All machines see this repository, the text and output_prefix at the same paths."""
     cluster_parts: PositiveWhole | Auto = "auto"
-    """Parts of the work on a cluster, each for one machine; as many run at once as the cluster has room for. `auto` is
-    one for each 8 GB of text, 4 at least."""
+    """Parts of the work on a cluster, each for one machine; `auto` is one for each 8 GB of text, at least 4."""
     max_bad_fraction: Fraction = 0.01
-    """Largest tolerated share of bad documents, and of bad bytes of the files on disk; above either the step fails. Bad
-    are lines that are no documents or longer than 64 MiB, and what damaged files lost or cannot verify (all of a
-    truncated packed file)."""
+    """Largest tolerated share of bad documents, and of bad bytes of the files on disk. Bad are lines that are no
+    documents or longer than 64 MiB, and what damaged files lost or cannot verify (all of a truncated packed file)."""
     valid_fraction: Annotated[float, Field(ge=0, le=0.5)] = 0.01
     """Share of each source's documents held out for validation: drawn at random, never trained on; 0 for none."""
     valid_min_documents: NaturalWhole = 10
@@ -62,25 +60,17 @@ class DataSettings(Settings):
     """Seed of that draw."""
 
 
-class Stage(BaseModel):
+class Stage(Entry):
     """One stage of a curriculum. A setting not given is None; `order` and `source_weights` are then the run's."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
     tokens: PositiveWhole | Literal["rest"] | None = None
     """Tokens to train on in this stage; in the last stage `rest` is the remainder of the run."""
     source_weights: Weights | None = None
-    """As in the run."""
     source_tokens: Annotated[tuple[NaturalWhole, ...], BeforeValidator(as_tuple)] | None = None
     """Instead of tokens and weights: the exact number of tokens from each entry of input_jsonl."""
     order: OrderKind | None = None
-    """As in the run."""
     name: Text | None = None
     """Name of the stage in the log."""
-
-    def __repr_args__(self) -> Iterator[tuple[str, Any]]:
-        """Only the settings that are given."""
-        yield from ((key, value) for key in type(self).model_fields if (value := getattr(self, key)) is not None)
 
     @property
     def num_tokens(self) -> int | None:
@@ -110,13 +100,11 @@ class DataOrderSettings(Settings):
     stages: Annotated[tuple[Stage, ...], BeforeValidator(as_tuple)] = ()
     """Curriculum: consecutive stages of the run, for two sources e.g. [{tokens: 8e9, source_weights: [3, 1]}, {tokens:
     rest, source_weights: [0, 1], order: sequential, name: finish}]. Each has `tokens` (a number, or `rest` for the
-    last) and its own `source_weights` and `order` where they differ from those above; or, instead of tokens and
-    weights, `source_tokens`: an exact number for each source. A stage with another order than the one before restarts
-    the sources that it reads. With train_tokens auto the run is as long as its stages, and `rest` is `epochs` times the
-    training tokens."""
+    last) and its own `source_weights` and `order` where they differ from those above; or instead of tokens and weights
+    `source_tokens`, an exact number for each source. A stage with another order than the one before restarts its
+    sources. With train_tokens auto the run is as long as its stages; `rest` is `epochs` times the training tokens."""
     intra_document_masking: bool = False
-    """Intra-document masking: attention stays within each document of a sequence, and positions restart. Somewhat
-    slower; good for short documents."""
+    """Attention stays within each document of a sequence, and positions restart. Slower; good for short documents."""
 
     @property
     def is_mixture(self) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from os.path import normpath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from zerokara.config.data import MIN_CONTEXT
 from zerokara.config.finetune_config import DataFormat, LabelWords
-from zerokara.config.settings import Auto, NaturalWhole, PositiveWhole, Settings, Text, Words, as_tuple
+from zerokara.config.settings import Auto, Entry, NaturalWhole, PositiveWhole, Settings, Text, Words, as_tuple
 from zerokara.errors import Fault
 
 TaskMetric = Literal["accuracy", "macro_f1", "exact_match", "word_accuracy", "chrf"]
@@ -48,8 +48,7 @@ class TextSettings(Settings):
     """Bits per byte: how well a model predicts text, whatever its tokenizer"""
 
     texts: Words = ()
-    """Raw text that no model was trained on, each entry measured by itself: as input_jsonl in config.yaml. Empty: no
-    bits per byte."""
+    """Raw text that no model was trained on, each entry measured by itself: as input_jsonl in config.yaml."""
     text_field: Text = "text"
     """Field of a JSON line, or column of a .parquet, that holds the text."""
     txt_document: Literal["file", "line"] = "file"
@@ -63,10 +62,8 @@ class TextSettings(Settings):
     that know nothing of each other, 0.75 takes four times the time and predicts a little better."""
 
 
-class EvaluationTask(BaseModel):
+class EvaluationTask(Entry):
     """One task: test data, how it is asked, and how the answers are judged; its keys are those of a fine-tuning."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     name: Text
     """Name in all tables."""
@@ -84,12 +81,6 @@ class EvaluationTask(BaseModel):
     max_new_tokens: PositiveWhole | Auto = "auto"
     """Most tokens of an answer; `auto` is a quarter more than the longest right answer has."""
 
-    def __repr_args__(self) -> Iterator[tuple[str, Any]]:
-        """Only the settings that differ from their defaults."""
-        for key, field in type(self).model_fields.items():
-            if (value := getattr(self, key)) != field.get_default(call_default_factory=True):
-                yield key, value
-
 
 class TaskSettings(Settings):
     """Tasks: answers that the models generate"""
@@ -98,11 +89,9 @@ class TaskSettings(Settings):
     """Tasks with test data, e.g. `- {name: reviews, test_data: data/test.tsv, train_data: data/train.tsv,
     label_words: {0: negative, 1: positive}}`. Keys: name, test_data; train_data (for the baselines, and to name test
     examples that occur in it); data_format, input_field, output_field, label_words, prompt_template, system_prompt as
-    in finetune_config.yaml; metric (accuracy, macro_f1, exact_match, word_accuracy, chrf; auto); max_new_tokens. Empty:
-    none."""
+    in finetune_config.yaml; metric (accuracy, macro_f1, exact_match, word_accuracy, chrf; auto); max_new_tokens."""
     pretraining_data: Words = ()
-    """Corpus of the pretraining, as input_jsonl in config.yaml: scores are also given without the test examples that
-    occur in it. Empty: not compared."""
+    """Corpus of the pretraining, as input_jsonl: scores are also given without the test examples that occur in it."""
     max_task_examples: PositiveWhole | Literal["all"] = "all"
     """Test examples of each task that are used, drawn at random; `all` of them."""
 

@@ -42,15 +42,12 @@ class ExampleSettings(Settings):
     """Hugging Face folder of the model to start from, such as step 4 writes. Its config.json gives the architecture and
     all sizes; the weights must be *.safetensors; no code of the folder is run."""
     input_tokenizer_file: Text = "auto"
-    """SentencePiece model of its tokenizer; `auto` is the one in that folder (sentencepiece.model, tokenizer.model or
-    spiece.model)."""
+    """SentencePiece model of its tokenizer; `auto` is the {sentencepiece,tokenizer,spiece}.model in that folder."""
     train_data: Words = ("data/finetune/train.jsonl",)
     """Training examples: files as in step 2 (.jsonl, or a table in .tsv or .txt, each plain, .gz or .zst; .parquet),
-    globs, folders, lists ("@files.txt"). The first line of a .tsv or .txt names its columns, with tabs between them;
-    quotes in it are plain characters."""
+    globs, folders, lists ("@files.txt"). The first line of a .tsv or .txt names its columns, between tabs."""
     valid_data: Words = ()
-    """Validation examples, from which the best checkpoint is chosen. Empty: a share of the training examples
-    (valid_fraction)."""
+    """Validation examples, which choose the best checkpoint. Empty: valid_fraction of the training examples."""
     test_data: Words = ()
     """Test examples: read once, at the end, with the best checkpoint; they select nothing."""
     valid_fraction: Annotated[float, Field(ge=0, le=0.5)] = 0.02
@@ -63,8 +60,7 @@ class ExampleSettings(Settings):
     output_field: Text | Auto = "auto"
     """Field with the text that is learned; `auto` is completion, target or label, by data_format."""
     label_words: LabelWords = Field(default_factory=dict)
-    """Text that stands for each label, e.g. {0: negative, 1: positive}; empty: the label itself. A label without one is
-    an error."""
+    """Text for each label, e.g. {0: negative, 1: positive}, which then must have all; empty: the label itself."""
     prompt_template: str = "auto"
     """Text around what is read, with `{input}` in its place, e.g. "Translate: {input}\\n"; `auto` is "{input}\\n" for a
     decoder (a line of its own), "{input}" for an encoder-decoder. Not for messages."""
@@ -93,8 +89,7 @@ class TaskSettings(Settings):
     and `macro_f1` (of labels), `exact_match`, `word_accuracy` (words of the target that are right), `chrf`; or the
     `loss`, for which nothing is generated."""
     eval_examples: PositiveWhole | Literal["all"] = 500
-    """Validation examples for which answers are generated each time: the first of a random order. The test examples are
-    always all used."""
+    """Validation examples for which answers are generated each time; the test examples are always all used."""
     max_new_tokens: PositiveWhole | Auto = "auto"
     """Most tokens of a generated answer; `auto` is a quarter more than the longest answer of the training examples."""
     eval_batch_size: PositiveWhole = 64

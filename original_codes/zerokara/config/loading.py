@@ -47,18 +47,12 @@ _MAX_UNKNOWN = 50
 """Unknown settings that are named one by one."""
 _RENAMED = {
     "learning_rate": "lr",
-    "lr_decay_style": "lr_schedule",
     "train_iters": "max_steps",
     "batch_size": "global_batch_size",
-    "train_batch_size": "global_batch_size",
     "clip_grad": "gradient_clipping",
     "num_gpus": "num_processes",
-    "expert_parallel_size": "zero_stage",
-    "bf16": "precision",
     "fp16": "precision",
     "data_path": "output_prefix",
-    "tokenized_data_path": "output_prefix",
-    "isolate_documents": "intra_document_masking",
     "model_prefix": "output_dir",
 }
 """Names in other programs, and former ones of ours, that are spelt too differently to be found by their letters."""
@@ -273,13 +267,9 @@ def _nearest(key: str, known: Iterable[str], otherwise: str) -> str:
 
 def _key_of(detail: ErrorDetails) -> str:
     """``lr``, or for a fault inside an item of a list of mappings ``stages[1].order`` or ``stages[1]``."""
-    location = detail["loc"]
-    key = str(location[0])
-    if len(location) > 1 and isinstance(location[1], int):
-        if len(location) > 2:
-            return f"{key}[{location[1]}].{location[2]}"
-        if detail["type"] == "model_type":
-            return f"{key}[{location[1]}]"
+    key, *inner = map(str, detail["loc"])
+    if inner and inner[0].isdecimal() and (inner[1:] or detail["type"] == "model_type"):
+        return ".".join([f"{key}[{inner[0]}]", *inner[1:2]])
     return key
 
 

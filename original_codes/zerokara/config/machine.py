@@ -33,11 +33,9 @@ class MachineSettings(Settings):
     min_nodes: PositiveWhole | Auto = "auto"
     """Machines that are enough to start, and to go on with when others are lost; `auto` is all of them."""
     max_restarts: NaturalWhole = 3
-    """Several machines: how often the run starts again from its newest checkpoint, without anybody's help, after a
-    process was killed or a machine was lost."""
+    """Several machines: how often the run starts again by itself after a process was killed or a machine was lost."""
     tensor_parallel_size: PositiveWhole = 1
-    """Tensor parallelism: processes over which the matrices of each layer are split, for models too large for one GPU;
-    within one node."""
+    """Tensor parallelism: processes of one node over which each layer is split, for models too large for one GPU."""
     micro_batch_size: PositiveWhole | Auto = 8
     """Sequences that one process computes at a time; gradients are accumulated up to global_batch_size. `auto` is the
     largest that fits into the GPU's memory and divides the batch, or the fastest on a CPU; a run keeps it as long as it
@@ -46,8 +44,7 @@ class MachineSettings(Settings):
     """Number format of the computation: `bf16`, `fp32`, or `auto`: bf16 if the hardware supports it. The optimizer has
     fp32 master weights in any case."""
     zero_stage: Annotated[NaturalWhole, Field(le=3)] = 1
-    """ZeRO stage (DeepSpeed): what is sharded over the processes. 0 nothing, 1 the optimizer state, 2 also the
-    gradients, 3 also the weights."""
+    """ZeRO stage (DeepSpeed), what is sharded: 0 nothing, 1 optimizer state, 2 also gradients, 3 also weights."""
     offload: Literal["none", "optimizer", "all"] = "none"
     """Offload from the GPU to main memory: the `optimizer` state (zero_stage 1 to 3), or `all`, the weights too
     (zero_stage 3). Slower, for models that do not fit otherwise."""
@@ -96,8 +93,7 @@ class MonitoringSettings(Settings):
     keep_best: bool = True
     """Also keep the checkpoint with the lowest validation loss."""
     max_skipped_steps: NaturalWhole = 3
-    """Consecutive steps that may be skipped because of a non-finite loss or gradient, or a loss spike; one more stops
-    the run."""
+    """Consecutive steps that may be skipped (non-finite loss or gradient, loss spike); one more stops the run."""
     spike_sigmas: NaturalNumber = 0.0
     """Skip a step with a loss spike: a loss this many standard deviations above that of recent steps; 0 for never."""
     plots: bool = True

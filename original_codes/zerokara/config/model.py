@@ -16,15 +16,6 @@ _Value = TypeVar("_Value")
 Layers = Annotated[tuple[NaturalWhole, ...], BeforeValidator(as_tuple)]
 
 
-def switch_step(num_layers: int, expert_layers: tuple[int, ...]) -> int:
-    """The n for which transformers' Switch has experts in layers 1, 1 + n, … (n = 1: in all); 0 if none fits."""
-    for step in range(1, num_layers + 1):
-        layers = tuple(layer for layer in range(num_layers) if step == 1 or layer % step == 1)
-        if layers == expert_layers and num_layers // len(expert_layers) == step:
-            return step
-    return 0
-
-
 def _or(value: _Value | Auto, otherwise: _Value) -> _Value:
     return otherwise if value == "auto" else value
 
@@ -44,8 +35,7 @@ class ModelSettings(Settings):
     num_layers: PositiveWhole | Auto = 6
     """Transformer layers; for t5 in the encoder and in the decoder each. `auto` is that of model_size."""
     hidden_size: PositiveWhole | Auto = 256
-    """Hidden size (model width); a multiple of num_attn_heads, unless head_dim is given. `auto` is that of
-    model_size."""
+    """Hidden size (width), a multiple of num_attn_heads unless head_dim is given. `auto` is that of model_size."""
     num_attn_heads: PositiveWhole | Auto = 4
     """Attention heads; `auto` is as many as model_size has, or with another hidden_size one for each 64 of it."""
     num_kv_heads: PositiveWhole | Auto = "auto"
@@ -53,8 +43,7 @@ class ModelSettings(Settings):
     head_dim: PositiveWhole | Auto = "auto"
     """Size of an attention head; `auto` is hidden_size / num_attn_heads."""
     ffn_hidden_size: PositiveWhole | Auto = "auto"
-    """Inner size of the feed-forward layers; `auto` is 8/3 of hidden_size rounded up to a multiple of 64, or 4 times
-    hidden_size for gpt2 and switch."""
+    """Inner size of feed-forward layers; `auto` is 8/3 of hidden_size, rounded up to 64s (gpt2, switch: 4 times)."""
     seq_len: PositiveWhole = 256
     """Tokens in a training sequence, and the model's context length. For t5 the length of the encoder input, which is
     made from a somewhat longer text (512 from 568 tokens, by default)."""
@@ -70,8 +59,7 @@ class ModelSettings(Settings):
     noise_density: Annotated[float, Field(gt=0, lt=1)] = 0.15
     """t5: fraction of the tokens that are masked, and predicted by the decoder."""
     mean_span_length: Annotated[float, Field(ge=1)] = 3.0
-    """t5: average length of a masked span, in tokens. Each span of a sample needs a sentinel token of its own
-    (extra_ids of the tokenizer)."""
+    """t5: average length of a masked span, in tokens. Each span of a sample needs a sentinel (extra_ids of step 1)."""
     num_experts: Annotated[PositiveWhole, Field(ge=2)] = 8
     """mixtral, qwen3_moe, switch, t5_moe: experts (feed-forward networks) in each MoE layer."""
     experts_per_token: PositiveWhole | Auto = "auto"
@@ -160,13 +148,14 @@ class ModelSettings(Settings):
 
         if self.traits.moe_every:
             layers, moe_layers = made["num_layers"], made["moe_layers"]
+            step = layers // max(1, len(moe_layers))
             if not moe_layers or moe_layers[-1] >= layers:
                 rule = f"must name some of the num_layers = {layers} layers, counted from 0"
                 yield self.fault("moe_layers", rule, f"e.g. [{layers - 1}]")
             elif self.architecture == "mixtral" and len(moe_layers) < layers:
                 rule = f"must be auto for {architecture}, which has experts in all num_layers"
                 yield self.fault("moe_layers", rule, "take architecture: qwen3_moe")
-            elif self.architecture == "switch" and not switch_step(layers, moe_layers):
+            elif self.architecture == "switch" and moe_layers != tuple(range(min(1, step - 1), layers, step)):
                 rule = f"must be 1, 1 + n, 1 + 2n, … for {architecture} (transformers' class): num_layers // n layers"
                 yield self.fault("moe_layers", rule, "auto, or take architecture: t5_moe")
             if made["experts_per_token"] > self.num_experts:

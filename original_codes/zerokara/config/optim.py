@@ -33,8 +33,7 @@ class ScheduleSettings(Settings):
     epochs: PositiveNumber = 1.0
     """Epochs (passes over the training data) if train_tokens is auto; ignored otherwise."""
     max_steps: PositiveWhole | Auto = "auto"
-    """Upper limit on the optimizer steps: a longer run ends here, with its learning rate at min_lr; `auto` is no
-    limit."""
+    """Upper limit on the optimizer steps: a longer run ends here, at min_lr; `auto` is no limit."""
     max_hours: PositiveNumber | Auto = "auto"
     """Upper limit on the hours of training, over all starts of the run; it then saves and stops, wherever its learning
     rate is. With a higher limit the same command resumes it."""
@@ -49,24 +48,22 @@ class ScheduleSettings(Settings):
     """Learning rate at the last step; `auto` is 0."""
     lr_schedule: LearningRateSchedule | Auto = "auto"
     """How the learning rate decays from lr to min_lr after the warm-up: `cosine`, `linear`, `inverse_sqrt` (1/√step, as
-    T5), `wsd` (warm-up, stable, decay: constant, then linear over the last decay_fraction); or `constant`, no decay.
-    `auto` is `linear`."""
+    T5), `wsd` (constant, then linear over the last decay_fraction); or `constant`, no decay. `auto` is `linear`."""
     warmup_fraction: Annotated[float, Field(ge=0, lt=1)] | Auto = "auto"
-    """Fraction of the steps in which the learning rate rises linearly from 0 to lr (warm-up). `auto` is as many steps
-    as the optimizer needs."""
+    """Share of the steps in which the learning rate rises linearly from 0 to lr; `auto` is what the optimizer needs."""
     warmup_steps: NaturalWhole | Auto = "auto"
     """Warm-up as a number of steps; `auto` uses warmup_fraction."""
     decay_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2
     """Fraction of the steps, at the end, over which `wsd` decays from lr to min_lr."""
 
+    # After the plan of the run has resolved `auto`.
+
     @property
     def global_batch(self) -> int:
-        """`global_batch_size`, after the plan of the run has resolved `auto`."""
         return resolved(self.global_batch_size)
 
     @property
     def peak_lr(self) -> float:
-        """`lr`, after the plan of the run has resolved `auto`."""
         return resolved(self.lr)
 
     def rules(self) -> Iterator[Fault]:
@@ -101,8 +98,7 @@ class OptimSettings(Settings):
     """t5: learning rate of the relative position bias, as a multiple of lr. The bias starts near 0.01 and attends to
     neighbours only at values of several units, so it must learn faster. `auto` is 30, with adafactor 1 as in T5."""
     router_aux_loss_coef: NaturalNumber = 0.01
-    """Experts: coefficient of the auxiliary load-balancing loss (Switch Transformer), computed per sequence, of packed
-    examples without the padding."""
+    """Experts: coefficient of the auxiliary load-balancing loss (Switch Transformer), computed per sequence."""
     router_z_loss_coef: NaturalNumber = 0.001
     """Experts: coefficient of the router z-loss, which keeps the router's logits small (ST-MoE)."""
     expert_capacity_factor: NaturalNumber = 0.0
@@ -118,10 +114,3 @@ class OptimSettings(Settings):
     def optimizer_name(self) -> OptimizerName:
         """`optimizer`, after the plan of the run has resolved `auto`."""
         return resolved(self.optimizer)
-
-    @property
-    def bias_lr_multiplier(self) -> float:
-        """`relative_attention_lr_multiplier` with `auto` resolved."""
-        if self.relative_attention_lr_multiplier != "auto":
-            return self.relative_attention_lr_multiplier
-        return 1.0 if self.optimizer == "adafactor" else 30.0

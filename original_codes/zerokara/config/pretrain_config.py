@@ -21,8 +21,7 @@ class StartSettings(Settings):
     Architecture, sizes and tokenizer must be those of that model (step 3 names each that differs), the weights must be
     *.safetensors; no code of the folder is run. A run that has started resumes from its own checkpoints."""
     resize_vocabulary: Literal["none", "mean"] = "none"
-    """What to do if the tokenizer has more pieces than the one of init_from: `none` refuses it, `mean` starts each new
-    embedding as the mean of the model's own."""
+    """If the tokenizer has more pieces than that of init_from: `none` refuses it, `mean` starts them as the mean."""
 
 
 class TrainingSettings(EngineSettings, DataOrderSettings, StartSettings):
@@ -74,11 +73,10 @@ class PretrainConfig(RunConfig, DataSettings):
 
     def rules(self) -> Iterator[Fault]:
         # Nothing here looks at the data: `samples` sees how many sequences a source holds.
-        yield from self._weight_faults("source_weights", self.source_weights)
+        weights: dict[str, Sequence[float] | str | None] = {"source_weights": self.source_weights}
         for index, stage in enumerate(self.stages):
             place = f"stages[{index}]"
-            yield from self._weight_faults(f"{place}.source_weights", stage.source_weights)
-            yield from self._weight_faults(f"{place}.source_tokens", stage.source_tokens)
+            weights |= {f"{place}.{key}": getattr(stage, key) for key in ("source_weights", "source_tokens")}
             if stage.source_tokens is not None:
                 for key in ("tokens", "source_weights"):
                     if getattr(stage, key) is not None:
@@ -87,6 +85,12 @@ class PretrainConfig(RunConfig, DataSettings):
                 yield self.fault(place, "does not say how long it is", "give it tokens, or source_tokens")
             elif stage.tokens == "rest" and index != len(self.stages) - 1:
                 yield self.fault(f"{place}.tokens", "must be a number in every stage but the last")
+        for key, numbers in weights.items():
+            if isinstance(numbers, tuple) and len(numbers) != len(self.input_jsonl):
+                rule = f"must have one number for each of the {len(self.input_jsonl)} entries of input_jsonl: "
+                yield self.fault(key, rule + ", ".join(self.input_jsonl))
+            elif isinstance(numbers, tuple) and math.fsum(numbers) <= 0:
+                yield self.fault(key, "must have a number above 0")
         known = declared_tokens(self.stages)
         if known is not None and self.train_tokens != "auto" and self.train_tokens > known:
             rule = f"is more than the {known:,} tokens of all stages together"
@@ -94,13 +98,3 @@ class PretrainConfig(RunConfig, DataSettings):
         if self.intra_document_masking and self.traits.is_encoder_decoder:
             rule = f"must be false for architecture {self.architecture}, whose masked spans may cross documents"
             yield self.fault("intra_document_masking", rule)
-
-    def _weight_faults(self, key: str, weights: Sequence[float] | str | None) -> Iterator[Fault]:
-        if weights is None or isinstance(weights, str):
-            return
-        entries = self.input_jsonl
-        if len(weights) != len(entries):
-            rule = f"must have one number for each of the {len(entries)} entries of input_jsonl: "
-            yield self.fault(key, rule + ", ".join(entries))
-        elif math.fsum(weights) <= 0:
-            yield self.fault(key, "must have a number above 0")

@@ -77,6 +77,18 @@ class Origin:
         return ", ".join([place, *(f"--set {other}" for other in dict.fromkeys(others) if other in self.overridden)])
 
 
+class Entry(BaseModel):
+    """A mapping in a list of a configuration, such as a stage or a task."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    def __repr_args__(self) -> Iterator[tuple[str, Any]]:
+        """Only the settings that differ from their defaults."""
+        for key, field in type(self).model_fields.items():
+            if (value := getattr(self, key)) != field.get_default(call_default_factory=True):
+                yield key, value
+
+
 class Settings(BaseModel):
     """Base of the configuration classes."""
 

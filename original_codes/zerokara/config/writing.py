@@ -16,12 +16,13 @@ from typing import Any
 
 from pydantic import BaseModel
 from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
-from zerokara.config.loading import FILES, load
+from zerokara.config.loading import FILES, load, read_value
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.settings import Settings
 from zerokara.durable import write_text
-from zerokara.errors import RunError, UserError
+from zerokara.errors import RunError
 
 
 def as_yaml(config: Settings) -> str:
@@ -84,38 +85,27 @@ def write_values(config_path: Path, values: Mapping[str, int | float | str]) -> 
     """Change the values of these keys in a YAML file of step 3, append those that it lacks, and nothing else.
 
     Raises:
-        RunError: the file does not load to the same configuration with just these values; it is left as it was.
+        RunError: the file would not hold the same settings with just these values; it is left as it was.
+        UserError: the values break a rule.
     """
-    after = config_path.read_bytes().decode("utf-8")
-    for key, value in values.items():
-        after = _with_value(after, key, _as_yaml(value))
-    trial = config_path.with_name(config_path.name + ".trial.partial")
-    expected = load(PretrainConfig, config_path, [f"{key}={_as_yaml(value)}" for key, value in values.items()])
+    texts = {key: repr(value) if isinstance(value, int | float) else value or "''" for key, value in values.items()}
+    load(PretrainConfig, config_path, [f"{key}={text}" for key, text in texts.items()])  # a wrong value is a fault
+    before = after = config_path.read_bytes().decode("utf-8")
+    for key, text in texts.items():
+        pattern = re.compile(rf"""^({key}[ \t]*:[ \t]*)("[^"\n]*"|'[^'\n]*'|[^\s#]+)?""", re.MULTILINE)
+        if (found := pattern.search(after)) is not None:
+            after = f"{after[: found.start()]}{found[1].rstrip()} {text}{after[found.end() :]}"
+        else:
+            after += ("" if after.endswith("\n") or not after else "\n") + f"{key}: {text}\n"
     try:
-        trial.write_bytes(after.encode("utf-8"))
-        as_expected = load(PretrainConfig, trial).model_dump() == expected.model_dump()
-    except UserError:
-        as_expected = False
-    finally:
-        trial.unlink(missing_ok=True)
-    if not as_expected:
-        raise RunError(
-            f"{config_path}: cannot change {', '.join(values)} without touching something else; write by hand: "
-            + "; ".join(f"{key}: {_as_yaml(value)}" for key, value in values.items())
-        )
+        is_as_expected = read_value(after) == {**(read_value(before) or {}), **values}
+    except YAMLError:
+        is_as_expected = False
+    if not is_as_expected:
+        by_hand = "; ".join(f"{key}: {text}" for key, text in texts.items())
+        what = f"cannot change {', '.join(values)} without touching something else"
+        raise RunError(f"{config_path}: {what}; write by hand: {by_hand}")
     write_text(config_path, after)
-
-
-def _with_value(text: str, key: str, value: str) -> str:
-    pattern = re.compile(rf"""^({re.escape(key)}[ \t]*:[ \t]*)("[^"\n]*"|'[^'\n]*'|[^\s#]+)?""", re.MULTILINE)
-    if pattern.search(text):
-        return pattern.sub(lambda match: f"{match[1].rstrip()} {value}", text, count=1)
-    return text + ("" if text.endswith("\n") or not text else "\n") + f"{key}: {value}\n"
-
-
-def _as_yaml(value: int | float | str) -> str:
-    """A scalar as our YAML reads it back; `''` is the empty text."""
-    return repr(value) if isinstance(value, int | float) else value or "''"
 
 
 def class_for(path: Path) -> type[Settings]:

@@ -309,7 +309,6 @@ def test_a_value_of_the_command_line_is_plain_too(tmp_path: Path, value: str) ->
         (PretrainConfig, "hidden_sise", "hidden_size"),
         (PretrainConfig, "num_attention_heads", "num_attn_heads"),
         (PretrainConfig, "expert_ffn_hidden_size", "moe_ffn_hidden_size"),
-        (PretrainConfig, "isolate_documents", "intra_document_masking"),
         (PretrainConfig, "learning_rate", "lr"),
         (PretrainConfig, "vocab_size", "belongs in sentence_piece_config.yaml"),
         (PretrainConfig, "test_prompt_text", "belongs in convert_config.yaml"),

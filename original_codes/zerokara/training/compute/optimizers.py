@@ -100,6 +100,9 @@ class ParameterGroup:
 
 def parameter_groups(config: OptimSettings, parameters: Mapping[str, TensorShape]) -> list[ParameterGroup]:
     """The non-empty groups; each parameter is in one. Only matrices decay."""
+    bias_lr = config.relative_attention_lr_multiplier
+    if bias_lr == "auto":
+        bias_lr = 1.0 if config.optimizer == "adafactor" else 30.0
     found: dict[tuple[Algorithm, ParameterKind], list[str]] = {}
     for name, shape in parameters.items():
         kind: ParameterKind = "matrix" if len(shape) > 1 else "vector"
@@ -111,7 +114,7 @@ def parameter_groups(config: OptimSettings, parameters: Mapping[str, TensorShape
             algorithm,
             kind,
             weight_decay=resolved(config.weight_decay) if kind == "matrix" else 0.0,
-            lr_scale=config.bias_lr_multiplier if kind == "relative_position_bias" else 1.0,
+            lr_scale=bias_lr if kind == "relative_position_bias" else 1.0,
             names=tuple(names),
         )
         for (algorithm, kind), names in found.items()
