@@ -84,8 +84,8 @@ class Entry(BaseModel):
 
     def __repr_args__(self) -> Iterator[tuple[str, Any]]:
         """Only the settings that differ from their defaults."""
-        for key, field in type(self).model_fields.items():
-            if (value := getattr(self, key)) != field.get_default(call_default_factory=True):
+        for key, info in type(self).model_fields.items():
+            if (value := getattr(self, key)) != info.get_default(call_default_factory=True):
                 yield key, value
 
 
