@@ -9,7 +9,6 @@ are to blame, the loss of every sequence of the batch is computed by itself.
 from __future__ import annotations
 
 import math
-from collections import deque
 from typing import Any
 
 import numpy as np
@@ -50,26 +49,22 @@ class StepGuard:
         self._spike_sigmas, self._max_skipped_steps = spike_sigmas, max_skipped_steps
         self.skipped_steps = state.skipped_steps if state else 0
         self.skipped_in_row = state.skipped_in_row if state else 0
-        self._losses = deque(state.recent_losses if state else (), maxlen=WINDOW_STEPS)
-
-    @property
-    def recent_losses(self) -> tuple[float, ...]:
-        """The most recent good losses, oldest first."""
-        return tuple(self._losses)
+        self.recent_losses = state.recent_losses if state else ()
 
     def skip_reason_of_loss(self, loss: float) -> str:
         """Why a step with this loss must not reach the weights; empty if it may."""
         if not math.isfinite(loss):
             return f"the loss is {loss}"
-        if not self._spike_sigmas or len(self._losses) < FEWEST_STEPS:
+        losses = self.recent_losses
+        if not self._spike_sigmas or len(losses) < FEWEST_STEPS:
             return ""
-        mean = math.fsum(self._losses) / len(self._losses)
-        deviation = math.sqrt(math.fsum((past - mean) ** 2 for past in self._losses) / len(self._losses))
+        mean = math.fsum(losses) / len(losses)
+        deviation = math.sqrt(math.fsum((past - mean) ** 2 for past in losses) / len(losses))
         if loss <= mean + self._spike_sigmas * deviation:
             return ""
         distance = f"{(loss - mean) / deviation:.1f} standard deviations" if deviation else "far"
         return (
-            f"loss spike: {loss:.4f} is {distance} above {mean:.4f}, the mean of the last {len(self._losses)} good "
+            f"loss spike: {loss:.4f} is {distance} above {mean:.4f}, the mean of the last {len(losses)} good "
             f"steps (spike_sigmas is {self._spike_sigmas:g})"
         )
 
@@ -85,14 +80,10 @@ class StepGuard:
             self.skipped_in_row += 1
         else:
             self.skipped_in_row = 0
-            self._losses.append(loss)
+            self.recent_losses = (*self.recent_losses, loss)[-WINDOW_STEPS:]
 
     def check_skipped_in_row(self, step: int, reason: str) -> None:
-        """Check that the steps skipped in a row, `step` included, are not one too many.
-
-        Raises:
-            TooManySkippedSteps: they are.
-        """
+        """Raise TooManySkippedSteps where the steps skipped in a row, `step` included, are one too many."""
         if self.skipped_in_row > self._max_skipped_steps:
             raise TooManySkippedSteps(
                 f"step {step}: {reason}; {self.skipped_in_row} skipped in a row, and max_skipped_steps is "

@@ -21,6 +21,7 @@ Trackers (TensorBoard, Weights & Biases) are shown the same numbers as curves in
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -58,10 +59,8 @@ def read(run_dir: Path) -> list[dict[str, Any]]:
         return []
     lines = []
     for line in path.read_bytes().splitlines():
-        try:
+        with contextlib.suppress(orjson.JSONDecodeError):
             lines.append(orjson.loads(line))
-        except orjson.JSONDecodeError:
-            continue
     return lines
 
 
@@ -116,12 +115,16 @@ class Recorder:
 
     def flush(self) -> None:
         """Bring everything to disk: a checkpoint that refers to it is about to be written."""
-        self._sync()
+        self._write()
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            self._log(f"{self._path}: {error.strerror or error}")
         self._for_each_tracker(lambda tracker: tracker.flush())
 
     def close(self) -> None:
         """Bring everything to disk, and end."""
-        self._sync()
+        self.flush()
         self._file.close()
         self._for_each_tracker(lambda tracker: tracker.close())
 
@@ -140,13 +143,6 @@ class Recorder:
         else:
             self._size += written
             self._waiting, self._is_refused = b"", False
-
-    def _sync(self) -> None:
-        self._write()
-        try:
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            self._log(f"{self._path}: {error.strerror or error}")
 
     def _for_each_tracker(self, call: Callable[[Tracker], None]) -> None:
         for name, tracker in list(self._trackers.items()):
