@@ -25,8 +25,8 @@ from zerokara.model.experts import Routing
 from zerokara.progress import count_text
 from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.training.batch_loader import BatchLoader
-from zerokara.training.compute import updater
-from zerokara.training.compute.engine import Engine, load_state, start_from, state_shapes
+from zerokara.training.compute import optimizers, updater
+from zerokara.training.compute.engine import Engine, load_state, start_from
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.planning.schedule import Position
 from zerokara.training.processes import authentication, joining
@@ -121,7 +121,7 @@ def _resumed(engine: Engine, folder: Path, plan: RunPlan, processes: Processes, 
         state = checkpoint.parse_state(
             processes.text_of(sent_by, path.read_text(encoding="utf-8") if reads else None), path
         )
-        shapes, names = state_shapes(engine), plan.shape.parameter_shapes().keys()
+        shapes, names = optimizers.checkpoint_shapes(optimizer, plan.shape), plan.shape.parameter_shapes().keys()
         of_weights = {name: shape for name, shape in shapes.items() if name in names}
         of_moments = {name: shape for name, shape in shapes.items() if name not in names}
         weights = SentTensors(checkpoint.read_weights(folder) if reads else None, sent_by, of_weights, processes.device)

@@ -31,7 +31,8 @@ from zerokara.checkpoint.store import CheckpointStore
 from zerokara.checkpoint.writers import Writers
 from zerokara.errors import RunError
 from zerokara.progress import seconds_text
-from zerokara.training.compute.engine import Engine, master_weights, optimizer_state, state_shapes
+from zerokara.training.compute import optimizers
+from zerokara.training.compute.engine import Engine, master_weights, optimizer_state
 from zerokara.training.processes.folder_sharing import FolderSharing
 from zerokara.training.processes.joining import Processes
 
@@ -104,7 +105,7 @@ class Saver:
         """`sharing` are the processes that see this run folder: together they write a checkpoint into it."""
         self._engine, self._processes, self._sharing = engine, processes, sharing
         self._share = Share(sharing.index, len(sharing.ranks))
-        shapes = state_shapes(engine)
+        shapes = optimizers.checkpoint_shapes(engine.optimizer_name, engine.model.shape)
         num_bytes = 4 * sum(map(math.prod, shapes.values()))
         self._writers = Writers(self._share, processes.message_store(f"checkpoints/{sharing.ranks[0]}"))
         self._store = CheckpointStore(run_dir, retention, self._log, resumed_from, self._writers, num_bytes)

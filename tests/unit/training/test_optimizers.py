@@ -70,8 +70,8 @@ def test_the_plan_has_a_line_for_each_algorithm_with_the_weight_decay() -> None:
 def test_relative_position_biases_learn_faster_and_do_not_decay(overrides: dict[str, Any], times: float) -> None:
     settings, shape = of(architecture="t5", num_kv_heads="auto", weight_decay=0.1, **overrides)
     groups = optimizers.parameter_groups(settings, shape.parameter_shapes())
-    biases = [group for group in groups if group.kind == "relative_position_bias"]
-    others = [group for group in groups if group.kind != "relative_position_bias"]
+    biases = [group for group in groups if group.kind == "relative position bias"]
+    others = [group for group in groups if group.kind != "relative position bias"]
     assert [(len(group.names), group.weight_decay, group.lr_scale) for group in biases] == [(2, 0, times)]
     assert {group.lr_scale for group in others} == {1}
     assert not any("relative" in name for group in others for name in group.names)

@@ -31,8 +31,6 @@ class Engine(Protocol):
     """As built."""
     module: torch.nn.Module
     """What computes, to be called for evaluation; under ZeRO 3 every process must take part."""
-    shapes: dict[str, tuple[int, ...]]
-    """The parameters of this process."""
     optimizer_name: str
 
     @property
@@ -109,7 +107,8 @@ def start_from(engine: Engine, weights: Iterable[tuple[str, Tensor]]) -> None:
         engine.write(name, None, engine.model.sharding.local(name, whole))
         written.add(name)
         del whole
-    assert written == engine.shapes.keys(), f"no weights for {sorted(engine.shapes.keys() - written)}"
+    missing = engine.model.shape.parameter_shapes().keys() - written
+    assert not missing, f"no weights for {sorted(missing)}"
     engine.sync_from_master(num_updates=0)
 
 
@@ -122,9 +121,9 @@ def load_state(
     """
     assert optimizer_state or not num_updates, "an optimizer without its state has made no updates"
     local = engine.model.sharding.local
-    for name in engine.shapes:
+    for name, keys in _names_and_keys(engine):
         engine.write(name, None, local(name, weights[name]))
-        for key in _keys(engine, name) if optimizer_state else ():
+        for key in keys if optimizer_state else ():
             engine.write(name, key, local(name, optimizer_state[f"{name}.{key}"]))
     engine.sync_from_master(num_updates)
 
@@ -134,27 +133,17 @@ def master_weights(engine: Engine) -> Iterator[tuple[str, Tensor]]:
 
     A tensor may be the training's own, on its device: copy it before asking for the next.
     """
-    for name in engine.shapes:
+    for name, _ in _names_and_keys(engine):
         yield name, engine.model.sharding.gathered(name, engine.read(name, None))
 
 
 def optimizer_state(engine: Engine) -> Iterator[tuple[str, Tensor]]:
     """Yield the optimizer state as ``<parameter>.<key>`` (`optimizers.state_shapes`); as `master_weights`."""
-    for name in engine.shapes:
-        for key in _keys(engine, name):
+    for name, keys in _names_and_keys(engine):
+        for key in keys:
             yield f"{name}.{key}", engine.model.sharding.gathered(name, engine.read(name, key))
 
 
-def state_shapes(engine: Engine) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of `master_weights` and `optimizer_state`, by name."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, local in engine.shapes.items():
-        whole = tuple(engine.model.sharding.whole_shape(name, torch.Size(local)))
-        shapes[name] = whole
-        kept = optimizers.state_shapes(engine.optimizer_name, name, whole)
-        shapes |= {f"{name}.{key}": shape for key, shape in kept.items()}
-    return shapes
-
-
-def _keys(engine: Engine, name: str) -> list[str]:
-    return list(optimizers.state_shapes(engine.optimizer_name, name, engine.shapes[name]))
+def _names_and_keys(engine: Engine) -> list[tuple[str, list[str]]]:
+    shapes = engine.model.shape.parameter_shapes()
+    return [(name, list(optimizers.state_shapes(engine.optimizer_name, name, shapes[name]))) for name in shapes]

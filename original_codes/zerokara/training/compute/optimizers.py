@@ -57,13 +57,18 @@ def state_shapes(optimizer: str, name: str, shape: TensorShape) -> dict[str, Ten
     return {"exp_avg": shape, "exp_avg_sq": shape}
 
 
+def checkpoint_shapes(optimizer: str, shape: ModelShape) -> dict[str, TensorShape]:
+    """Shapes of the tensors of a checkpoint, in fp32: weights, and their optimizer state as ``<parameter>.<key>``."""
+    shapes = dict(shape.parameter_shapes())
+    for name, of_parameter in shape.parameter_shapes().items():
+        state = state_shapes(optimizer, name, of_parameter)
+        shapes |= {f"{name}.{key}": of_key for key, of_key in state.items()}
+    return shapes
+
+
 def checkpoint_bytes(optimizer: str, shape: ModelShape) -> int:
-    """Size of a whole model's checkpoint: the fp32 weights and the optimizer state."""
-    return 4 * shape.num_parameters() + 4 * sum(
-        math.prod(state)
-        for name, of_parameter in shape.parameter_shapes().items()
-        for state in state_shapes(optimizer, name, of_parameter).values()
-    )
+    """Size of a whole model's checkpoint."""
+    return 4 * sum(map(math.prod, checkpoint_shapes(optimizer, shape).values()))
 
 
 def owners_of(sizes: Mapping[str, int], num_owners: int) -> dict[str, int]:
@@ -78,11 +83,10 @@ def owners_of(sizes: Mapping[str, int], num_owners: int) -> dict[str, int]:
     return owners
 
 
-ParameterKind = Literal["matrix", "vector", "relative_position_bias"]
-_KIND_TITLES: dict[ParameterKind, tuple[str, str]] = {
-    "matrix": ("matrix", "matrices"),
-    "vector": ("norms and biases", "norms and biases"),
-    "relative_position_bias": ("relative position bias", "relative position biases"),
+_PLURALS = {
+    "matrix": "matrices",
+    "norm or bias": "norms and biases",
+    "relative position bias": "relative position biases",
 }
 
 
@@ -91,7 +95,8 @@ class ParameterGroup:
     """Parameters that share an algorithm, a weight decay and a learning rate."""
 
     algorithm: Algorithm
-    kind: ParameterKind
+    kind: str
+    """``matrix``, ``norm or bias`` or ``relative position bias``."""
     weight_decay: float
     lr_scale: float
     """The group's learning rate over that of the schedule."""
@@ -103,18 +108,17 @@ def parameter_groups(config: OptimSettings, parameters: Mapping[str, TensorShape
     bias_lr = config.relative_attention_lr_multiplier
     if bias_lr == "auto":
         bias_lr = 1.0 if config.optimizer == "adafactor" else 30.0
-    found: dict[tuple[Algorithm, ParameterKind], list[str]] = {}
+    found: dict[tuple[Algorithm, str], list[str]] = {}
     for name, shape in parameters.items():
-        kind: ParameterKind = "matrix" if len(shape) > 1 else "vector"
-        if is_relative_position_bias(name):
-            kind = "relative_position_bias"
+        kind = "matrix" if len(shape) > 1 else "norm or bias"
+        kind = "relative position bias" if is_relative_position_bias(name) else kind
         found.setdefault((algorithm_of(config.optimizer_name, name, shape), kind), []).append(name)
     return [
         ParameterGroup(
             algorithm,
             kind,
             weight_decay=resolved(config.weight_decay) if kind == "matrix" else 0.0,
-            lr_scale=bias_lr if kind == "relative_position_bias" else 1.0,
+            lr_scale=bias_lr if kind == "relative position bias" else 1.0,
             names=tuple(names),
         )
         for (algorithm, kind), names in found.items()
@@ -127,7 +131,7 @@ def plan_lines(config: OptimSettings, shape: ModelShape) -> list[str]:
     lines: dict[Algorithm, list[str]] = {}
     for group in parameter_groups(config, parameters):
         numbers = count_text(sum(math.prod(parameters[name]) for name in group.names))
-        kind = _KIND_TITLES[group.kind][len(group.names) != 1]
+        kind = group.kind if len(group.names) == 1 else _PLURALS[group.kind]
         decay = f"weight decay {group.weight_decay:g}" if group.kind == "matrix" else "no decay"
         faster = f", {group.lr_scale:g} times the learning rate" if group.lr_scale != 1 else ""
         lines.setdefault(group.algorithm, []).append(f"{len(group.names)} {kind} ({numbers}) {decay}{faster}")

@@ -37,7 +37,6 @@ class ReplicatedEngine:
         """See `updater.open_engine`. In bf16 the owners of the weights keep those of `model` as master weights."""
         self.model, self._clipping = model, config.gradient_clipping
         self.optimizer_name: str = config.optimizer_name
-        self.shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         self._device, in_bf16 = device, config.precision == "bf16"
         weights = take_weights(model, torch.bfloat16 if in_bf16 else torch.float32, device)
         model.to(device)
@@ -122,7 +121,7 @@ class ReplicatedEngine:
         if name in self._masters:
             local = self._local(name, key)
         else:
-            shape = self.shapes[name]
+            shape = tuple(self._weights[name].shape)
             shape = shape if key is None else optimizers.state_shapes(self.optimizer_name, name, shape)[key]
             local = torch.empty(shape, dtype=torch.float32, device=self._device)
         if owner is not None:
@@ -137,7 +136,7 @@ class ReplicatedEngine:
         master = self._masters[name]
         if key is None:
             return master.detach()
-        algorithm = optimizers.algorithm_of(self.optimizer_name, name, self.shapes[name])
+        algorithm = optimizers.algorithm_of(self.optimizer_name, name, tuple(master.shape))
         tensor: Tensor = self._optimizers[algorithm].state[master][key]
         return tensor
 

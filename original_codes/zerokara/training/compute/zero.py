@@ -51,7 +51,6 @@ class ZeroEngine:
         _attach_to_process_groups()
         self.model = model
         self.optimizer_name: str = config.optimizer_name
-        self.shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         self._device, self._is_stage_3 = device, config.zero_stage == 3
         # DeepSpeed divides the loss by the number of micro batches, and the gradients by that of the ranks.
         self._ranks = float(parallel.data_size())
@@ -148,7 +147,8 @@ class ZeroEngine:
         parameter = self._parameters[name]
         found = safe_get_full_optimizer_state(parameter, key) if key else safe_get_full_fp32_param(parameter)
         assert found is not None, f"{name}: DeepSpeed gives no {key or 'weights'}"
-        return found.detach().view(self.shapes[name]).to(torch.float32)  # under ZeRO 3 a parameter at rest is empty
+        shape = getattr(parameter, "ds_shape", parameter.shape)  # under ZeRO 3 a parameter at rest is empty
+        return found.detach().view(shape).to(torch.float32)
 
     def write(self, name: str, key: str | None, value: Tensor) -> None:
         parameter, value = self._parameters[name], value.to(self._device)
