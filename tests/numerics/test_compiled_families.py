@@ -18,9 +18,8 @@ from grouped import plain_grouped_mm
 from torch import Tensor
 
 from zerokara.model import compilation, experts
-from zerokara.model.auxiliary_loss import AuxiliaryLoss
 from zerokara.model.builder import build
-from zerokara.model.experts import Routing
+from zerokara.model.experts import AuxiliaryLoss, Routing
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute.engine import Engine, load_state, master_weights, optimizer_state
 

@@ -8,14 +8,12 @@ from typing import Any
 import torch
 from torch.nn.functional import gelu, silu
 
-from zerokara.model import embedding, initial_weights, parallel, recomputation
+from zerokara.model import initial_weights, parallel, parallel_layers, recomputation
 from zerokara.model.attention import FusedAttention, HeadNorm
-from zerokara.model.auxiliary_loss import AuxiliaryLoss
 from zerokara.model.decoder import Decoder
 from zerokara.model.encoder_decoder import EncoderDecoder
-from zerokara.model.experts import MixtureOfExperts, Routing, experts_of
+from zerokara.model.experts import AuxiliaryLoss, MixtureOfExperts, Routing, experts_of
 from zerokara.model.feed_forward import FeedForward
-from zerokara.model.linear import ColumnLinear, RowLinear
 from zerokara.model.megatron_core import (
     AttnMaskType,
     CrossAttention,
@@ -31,6 +29,7 @@ from zerokara.model.megatron_core import (
     WrappedTorchNorm,
     get_bias_dropout_add,
 )
+from zerokara.model.parallel_layers import ColumnLinear, RowLinear
 from zerokara.model.shapes import ModelShape
 from zerokara.model.sharding import Sharding
 
@@ -51,11 +50,14 @@ def build(
     trained. `parallel.start` must have been called.
     """
     config = _config(shape)
-    if shape.moe_layers:
-        _add_experts(config, shape, routing)
+    if shape.moe_layers:  # of `MixtureOfExperts`, under megatron-core's names: set afterwards, they change nothing else
+        config.num_moe_experts, config.moe_router_topk = shape.num_experts, shape.experts_per_token
+        config.moe_ffn_hidden_size = shape.moe_ffn_hidden_size
+        config.moe_aux_loss_coeff, config.moe_z_loss_coeff = routing.aux_loss_coef, routing.z_loss_coef
+        config.moe_expert_capacity_factor = routing.capacity_factor
     model = _encoder_decoder(shape, config) if shape.traits.is_encoder_decoder else _decoder(shape, config)
     model.shape, model.sharding = shape, Sharding(shape.traits.gated)
-    embedding.without_waits(model.embedding.word_embeddings)
+    parallel_layers.embed_without_waits(model.embedding.word_embeddings)
     if shape.moe_layers:
         model.auxiliary = AuxiliaryLoss()
         for experts in experts_of(model.all_layers()):
@@ -158,14 +160,6 @@ def _config(shape: ModelShape) -> TransformerConfig:
         persist_layer_norm=False,
         **_FAMILIES[shape.architecture],
     )
-
-
-def _add_experts(config: TransformerConfig, shape: ModelShape, routing: Routing) -> None:
-    """Configure `MixtureOfExperts` under megatron-core's own names; set afterwards, they change nothing else."""
-    config.num_moe_experts, config.moe_router_topk = shape.num_experts, shape.experts_per_token
-    config.moe_ffn_hidden_size = shape.moe_ffn_hidden_size
-    config.moe_aux_loss_coeff, config.moe_z_loss_coeff = routing.aux_loss_coef, routing.z_loss_coef
-    config.moe_expert_capacity_factor = routing.capacity_factor
 
 
 def _block_spec(shape: ModelShape, causal: bool, has_cross_attention: bool = False) -> TransformerBlockSubmodules:

@@ -7,7 +7,7 @@ tensor parallelism without sequence parallelism. Here the matrices of all expert
 
 The router's logits, in fp32, go through a softmax; a token goes to its top k experts, weighted by their probability,
 for k > 1 divided by their sum (Mixtral; Switch Transformer for k = 1). Training adds two auxiliary losses
-(`auxiliary_loss`), each a mean over the tokens of a sequence: the load-balancing loss X · Σ f_i · P_i, with f_i the
+(`AuxiliaryLoss`), each a mean over the tokens of a sequence: the load-balancing loss X · Σ f_i · P_i, with f_i the
 fraction of choices that fell on expert i and P_i its mean probability, 1 where all are equally loaded (Fedus et al.,
 2022); and the z-loss, the squared log of the sum of exponentials (Zoph et al., 2022). By sequence, and not by batch: so
 neither the micro batch nor the number of processes changes what is learned.
@@ -37,7 +37,6 @@ from torch.nn.functional import grouped_mm, linear
 
 from zerokara.config.optim import OptimSettings
 from zerokara.model import parallel
-from zerokara.model.auxiliary_loss import AuxiliaryLoss
 from zerokara.model.feed_forward import activate, plain_activate
 from zerokara.model.megatron_core import TransformerConfig
 
@@ -60,6 +59,45 @@ class Routing:
     def from_config(cls, config: OptimSettings) -> Routing:
         """The routing of a run."""
         return cls(config.router_aux_loss_coef, config.router_z_loss_coef, config.expert_capacity_factor)
+
+
+class AuxiliaryLoss:
+    """The weight of the auxiliary losses, shared by the layers of one model.
+
+    The sum over sequences of such a loss gets the gradient `weight`, a tensor that is set before each forward pass
+    (`Engine.accumulate`): it is an input of the layer as its activations are, so a compiled backward pass reads the
+    value of its own micro batch. The value of the training loss does not change. This holds under activation
+    checkpointing too. megatron-core's MoEAuxLossAutoScaler (transformer/moe/moe_utils.py, 0.16.1) reads a global scale
+    in its backward pass instead, which a compiler would freeze.
+    """
+
+    def __init__(self) -> None:
+        """A model by itself trains no auxiliary loss: whoever trains it sets the weight."""
+        self.weight = torch.zeros(())
+        """The gradient of one sequence's auxiliary loss, a scalar in fp32 on the model's device."""
+
+    def set_weight(self, weight: float, device: torch.device) -> None:
+        """Set the weight for the next forward pass and its backward pass."""
+        if self.weight.device != device:
+            self.weight = torch.zeros((), device=device)
+        self.weight.fill_(weight)
+
+    def attach(self, activations: Tensor, loss: Tensor) -> Tensor:
+        """Return the activations unchanged; their backward pass adds the gradient of `loss`, a sum over sequences."""
+        attached: Tensor = _Attach.apply(activations, loss, self.weight)
+        return attached
+
+
+class _Attach(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, activations: Tensor, loss: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(weight)
+        return activations.view_as(activations)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        (weight,) = ctx.saved_tensors
+        return grad, weight, None
 
 
 class _Weight(torch.nn.Module):

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from torch import Tensor
 
 from zerokara.model import parallel
-from zerokara.model.linear import ColumnLinear, RowLinear
 from zerokara.model.megatron_core import MLP, MLPSubmodules, TransformerConfig
+from zerokara.model.parallel_layers import ColumnLinear, RowLinear
 
 Activation = Callable[[Tensor], Tensor]
 

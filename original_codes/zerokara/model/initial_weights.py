@@ -26,7 +26,7 @@ import torch.distributed
 from torch import Tensor
 
 from zerokara.model.parameters import row_blocks
-from zerokara.model.shapes import ModelShape, TensorShape
+from zerokara.model.shapes import ModelShape
 from zerokara.model.sharding import Sharding
 
 _VOCABULARY = ("word_embeddings.weight", "output_layer.weight")
@@ -57,19 +57,14 @@ def drawn_by_all(shape: ModelShape, seed: int, device: torch.device) -> Iterator
     names = sorted(shapes, key=lambda name: -math.prod(shapes[name]))  # those drawn at the same time are alike in size
     for first in range(0, len(names), num_processes):
         round_ = names[first : first + num_processes]
-        mine = [_drawn(name, shapes[name], shape, seed).to(device) for name in round_[rank : rank + 1]]
+        mine = [torch.empty(shapes[name]) for name in round_[rank : rank + 1]]
+        if mine:
+            _fill(mine[0], round_[rank], shape, seed)
         for source, name in enumerate(round_):
-            whole = mine.pop() if source == rank else torch.empty(shapes[name], device=device)
+            whole = mine.pop().to(device) if source == rank else torch.empty(shapes[name], device=device)
             torch.distributed.broadcast(whole, src=source)
             yield name, whole
             del whole
-
-
-@torch.no_grad()
-def _drawn(name: str, whole_shape: TensorShape, shape: ModelShape, seed: int) -> Tensor:
-    whole = torch.empty(whole_shape)
-    _fill(whole, name, shape, seed)
-    return whole
 
 
 def _fill(whole: Tensor, name: str, shape: ModelShape, seed: int) -> None:
@@ -78,7 +73,9 @@ def _fill(whole: Tensor, name: str, shape: ModelShape, seed: int) -> None:
     elif name.endswith("layernorm.weight"):
         whole.fill_(1)
     else:
-        whole.normal_(0, _std(name, shape), generator=_generator(seed, name))
+        digest = hashlib.sha256(f"{seed}\0{name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+        whole.normal_(0, _std(name, shape), generator=generator)
         if shape.traits.is_encoder_decoder and name.endswith("linear_q.weight"):
             whole /= math.sqrt(shape.head_dim)
         elif shape.traits.is_encoder_decoder and name.endswith("linear_qkv.weight"):
@@ -90,12 +87,8 @@ def _fill(whole: Tensor, name: str, shape: ModelShape, seed: int) -> None:
 
 
 def _std(name: str, shape: ModelShape) -> float:
-    if not shape.init_std:
-        return _std_by_fan_in(name, shape)
-    return shape.init_std / math.sqrt(2 * shape.num_layers) if name.endswith(_RESIDUAL) else shape.init_std
-
-
-def _std_by_fan_in(name: str, shape: ModelShape) -> float:
+    if shape.init_std:
+        return shape.init_std / math.sqrt(2 * shape.num_layers) if name.endswith(_RESIDUAL) else shape.init_std
     if name.endswith("word_embeddings.weight"):
         return 1.0
     fan_in = shape.hidden_size
@@ -106,9 +99,3 @@ def _std_by_fan_in(name: str, shape: ModelShape) -> float:
     elif name.endswith("experts_fc2.weight"):
         fan_in = shape.moe_ffn_hidden_size
     return 1 / math.sqrt(fan_in)
-
-
-def _generator(seed: int, name: str) -> torch.Generator:
-    """A generator that depends on the seed and the name alone."""
-    digest = hashlib.sha256(f"{seed}\0{name}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))

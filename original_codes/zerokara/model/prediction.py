@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from zerokara.model import parallel
-from zerokara.model.auxiliary_loss import AuxiliaryLoss
-from zerokara.model.experts import PADDING
+from zerokara.model.experts import PADDING, AuxiliaryLoss
 from zerokara.model.loss import summed_cross_entropy, token_cross_entropy
 from zerokara.model.megatron_core import (
     copy_to_tensor_model_parallel_region,

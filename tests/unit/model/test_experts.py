@@ -15,9 +15,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, linear, silu
 
 from zerokara.model import experts
-from zerokara.model.auxiliary_loss import AuxiliaryLoss
 from zerokara.model.builder import build
-from zerokara.model.experts import MixtureOfExperts, Routing, experts_of, statistics
+from zerokara.model.experts import AuxiliaryLoss, MixtureOfExperts, Routing, experts_of, statistics
 from zerokara.model.shapes import ModelShape
 
 SMALL = {"num_layers": 3, "seq_len": 24, "num_experts": 4}
