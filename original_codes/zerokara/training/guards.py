@@ -68,11 +68,6 @@ class StepGuard:
             f"steps (spike_sigmas is {self._spike_sigmas:g})"
         )
 
-    @staticmethod
-    def skip_reason_of_norm(norm: float) -> str:
-        """Why a step with this gradient norm must not reach the weights; empty if it may."""
-        return "" if math.isfinite(norm) else "the gradient is not finite"
-
     def note(self, loss: float, skip_reason: str) -> None:
         """Remember a step and whether it was skipped."""
         if skip_reason:

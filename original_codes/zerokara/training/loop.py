@@ -70,8 +70,8 @@ def train_step(
     loss, stop_requested = read[0] / global_tokens, read[1] > 0
     if skip_reason:
         grad_norm = math.nan
-    else:
-        skip_reason = guard.skip_reason_of_norm(grad_norm)
+    elif not math.isfinite(grad_norm):
+        skip_reason = "the gradient is not finite"
     guard.note(loss, skip_reason)
     seconds = time.perf_counter() - started
     return StepRecord(step, loss, learning_rate, grad_norm, seconds, skip_reason, stop_requested)

@@ -27,6 +27,7 @@ import torch.distributed
 from torch import Tensor
 
 from zerokara import markdown
+from zerokara.config.pretrain_config import RunConfig
 from zerokara.durable import write_text
 from zerokara.samples.objective import prompt_inputs
 from zerokara.tokenizer.encoder import Encoder
@@ -50,18 +51,10 @@ class Sample:
 class Sampler:
     """The prompts of a run."""
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        objective: RunObjective,
-        prompts: Sequence[str],
-        num_tokens: int,
-        seed: int,
-        device: torch.device,
-    ):
-        self._encoder, self._texts, self._device, self._seed = encoder, prompts, device, seed
-        self._num_tokens = min(num_tokens, objective.lengths.input - 1)
-        self._prompts = [objective.prompt(encoder, prompt, self._num_tokens) for prompt in prompts]
+    def __init__(self, encoder: Encoder, objective: RunObjective, config: RunConfig, device: torch.device):
+        self._encoder, self._texts, self._seed, self._device = encoder, config.sample_prompts, config.seed, device
+        self._num_tokens = min(config.sample_tokens, objective.lengths.input - 1)
+        self._prompts = [objective.prompt(encoder, prompt, self._num_tokens) for prompt in self._texts]
         self._never = sorted({encoder.unk_id, *encoder.control_ids} - {encoder.eos_id, *objective.sentinel_ids})
 
     def __call__(self, module: torch.nn.Module) -> list[Sample]:

@@ -105,13 +105,11 @@ class Trainer:
         """The newest state that was saved, or that the start began with."""
         self._stop_after = stop_after
         plan, config, processes = run.plan, run.plan.config, run.processes
-        device = processes.device
         self._layers = run.model.all_layers()
         self.divergence = DivergenceCheck(run.model, run.state.step)
         self.sampler: Sampler | None = None
         if config.sample_prompts:
-            texts, length = config.sample_prompts, config.sample_tokens
-            self.sampler = Sampler(plan.encoder, plan.data.objective, texts, length, config.seed, device)
+            self.sampler = Sampler(plan.encoder, plan.data.objective, config, processes.device)
         self.logbook = Logbook(plan, run.position, run.state, processes)
         if processes.is_first:
             stop.watch(lambda: reason_to_stop(config, plan.checkpoint_bytes, self.logbook.seconds))

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from configs import config_of
 
 from zerokara.config.data import causal
 from zerokara.model import parallel
@@ -40,7 +41,8 @@ def encoder(tiny_data: dict[str, str]) -> Encoder:
 
 
 def sampler(encoder: Encoder, *prompts: str, num_tokens: int = 6, seq_len: int = 32) -> Sampler:
-    return Sampler(encoder, Causal(causal(seq_len)), prompts, num_tokens, seed=1, device=torch.device("cpu"))
+    config = config_of(sample_prompts=prompts, sample_tokens=num_tokens, seed=1)
+    return Sampler(encoder, Causal(causal(seq_len)), config, torch.device("cpu"))
 
 
 def test_greedy_takes_the_arg_max_and_ends_with_the_document(encoder: Encoder) -> None:
