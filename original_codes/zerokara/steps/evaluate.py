@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zerokara import manifest
 from zerokara.config.evaluate_config import EvaluateConfig
@@ -32,29 +32,31 @@ if TYPE_CHECKING:
     from zerokara.evaluation.models import LoadedModel
     from zerokara.evaluation.overlap import Overlap
 
-STEP = "evaluate"
-OUTPUT_NAMES = ("results.json", "report.html", "manifest.json")
-"""The manifest last."""
-CACHE_NAME = "cache"
 _PLACES = frozenset({"models", "output_dir", "texts", "pretraining_data", "device", "batch_tokens"})
 """Settings that name inputs and outputs, or change no result."""
-REDO = "replace the results of an earlier run (what was measured stays in the cache, by content)"
+HELP = {"redo": "replace the results of an earlier run (what was measured stays in the cache, by content)"}
 
 
 def evaluate(config: EvaluateConfig, options: command.Options) -> None:
     """Do step 8, or say that it is done, or what it would do."""
     started = time.monotonic()
     folder = Path(config.output_dir)
-    results_path, page_path, manifest_path = written = [folder / name for name in OUTPUT_NAMES]
+    names = ("results.json", "report.html", "manifest.json")
+    results_path, page_path, manifest_path = written = [folder / name for name in names]
     files, task_files = find_texts(config), task_data.find(config)
-    _check(config, files)
+    faults = [fault for name in config.models if (fault := check_folder(Path(name)))]
+    if not config.texts and not config.tasks:
+        remedy = "name held-out text, e.g. data/held_out.jsonl, or tasks"
+        faults.append(config.fault("texts", "nothing is to be measured", remedy))
+    if faults:
+        raise UserError(faults)
     work = _work(config, files, task_files)
     done = manifest.already_done(manifest_path, work, redo=options.redo)
     if done is not None:
         opening(f"step 8 evaluate: done already, {folder} (--redo: again)")
         print("\n".join(done.facts["table"]))
         return
-    preflight.check(config, preflight.Outputs("output_dir", written, STEP), texts=files)
+    preflight.check(config, preflight.Outputs("output_dir", written, work.step), texts=files)
     size = bytes_text(sum(file.bytes for file in files))
     on = f"{plural(len(files), 'file')} ({size}) and {plural(len(task_files), 'task')}"
     opening(f"step 8 evaluate: {plural(len(config.models), 'model')} on {on} → {folder}")
@@ -73,16 +75,18 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
     for section in measured(config, read, zip(tasks, overlaps, strict=True), models):
         log("\n".join(table(section)))
         sections.append(section)
-    cards = [card.add(Path(name), _model_of(models, name).name, sections) for name in config.add_to_card]
-    write_json(results_path, _results(models, sections))
+    rows = [("results", str(results_path)), ("page", str(page_path))]
+    name_of = {model.folder: model.name for model in models}
+    rows += [("model card", str(card.add(Path(each), name_of[Path(each)], sections))) for each in config.add_to_card]
+    named = [{"name": model.name, "type": model.config.model_type, "sha256": model.content} for model in models]
+    as_json = [section.as_json() for section in sections]
+    write_json(results_path, {"models": named, "interval_level": LEVEL, "sections": as_json})
     write_text(page_path, page.page(sections))
-    made = {"results": [results_path, page_path]}
     facts = {"table": [line for section in sections for line in table(section)]}
     hashes = {key: value for model in models for key, value in model.hashes.items()}
-    manifest.write(manifest_path, work, made, facts, time.monotonic() - started, hashes)
-    rows = [("results", str(results_path)), ("page", str(page_path))]
-    rows += [("model card", str(each)) for each in cards]
-    summary("step 8 evaluate: done", [*rows, ("time", seconds_text(time.monotonic() - started))])
+    seconds = time.monotonic() - started
+    manifest.write(manifest_path, work, {"results": [results_path, page_path]}, facts, seconds, hashes)
+    summary("step 8 evaluate: done", [*rows, ("time", seconds_text(seconds))])
 
 
 def measured(
@@ -99,7 +103,7 @@ def measured(
         min_context=config.min_context,
         batch_tokens=None if config.batch_tokens == "auto" else config.batch_tokens,
         seed=config.seed,
-        cache=Path(config.output_dir) / CACHE_NAME / "bits_per_byte",
+        cache=Path(config.output_dir, "cache", "bits_per_byte"),
     )
     losses: list[list[bits_per_byte.Measured]] = [[] for _ in read]
     for model in models:  # each is loaded once for all texts
@@ -107,22 +111,7 @@ def measured(
             losses[number].append(bits_per_byte.measure_model(model, text, settings))
     for text, of_text in zip(read, losses, strict=True):
         yield bits_per_byte.section(text, of_text, settings)
-    answers = Path(config.output_dir) / CACHE_NAME / "answers"
-    yield from measure_tasks(tasks, models, seed=config.seed, cache=answers)
-
-
-def _check(config: EvaluateConfig, files: Sequence[inputs.InputFile]) -> None:
-    """Check what can be checked without torch.
-
-    Raises:
-        UserError: nothing is to be measured, a folder is no model, or an input is an output.
-    """
-    faults = [fault for name in config.models if (fault := check_folder(Path(name)))]
-    if not config.texts and not config.tasks:
-        remedy = "name held-out text, e.g. data/held_out.jsonl, or tasks"
-        faults.append(config.fault("texts", "nothing is to be measured", remedy))
-    if faults:
-        raise UserError(faults)
+    yield from measure_tasks(tasks, models, seed=config.seed, cache=Path(config.output_dir, "cache", "answers"))
 
 
 def _work(
@@ -144,17 +133,7 @@ def _work(
     if config.pretraining_data:
         corpus = inputs.find_files(config.pretraining_data, config.where("pretraining_data"))
         read["pretraining_data"] = inputs.for_manifest(corpus)
-    return manifest.StepSpec(STEP, settings, inputs=read)
+    return manifest.StepSpec("evaluate", settings, inputs=read)
 
 
-def _results(models: Sequence[LoadedModel], sections: Sequence[Section]) -> dict[str, Any]:
-    """The JSON of all sections, with what each model's name stands for."""
-    named = [{"name": model.name, "type": model.config.model_type, "sha256": model.content} for model in models]
-    return {"models": named, "interval_level": LEVEL, "sections": [section.as_json() for section in sections]}
-
-
-def _model_of(models: Sequence[LoadedModel], name: str) -> LoadedModel:
-    return next(model for model in models if model.folder == Path(name))
-
-
-main = partial(command.run, "8_evaluate.py", evaluate, __doc__, redo=REDO)
+main = partial(command.run, "8_evaluate.py", evaluate, __doc__, **HELP)
