@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,10 @@ from tiny import ROOT, make_data
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.forecast import ladder
-from zerokara.forecast.law import MeasuredRun
-from zerokara.forecast.machine import Planner
-from zerokara.forecast.runs import SmallRuns
-from zerokara.forecast.sizes import Speed, effective_parameters
+from zerokara.durable import make_folders, write_json
+from zerokara.forecast.fit import SHAPES, MeasuredRun, SmallRuns, effective_parameters, plan_runs
+from zerokara.forecast.machine import Planner, Speed
+from zerokara.model.shapes import ModelShape
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.count import count
 
@@ -63,23 +63,24 @@ def test_the_choice_is_written_and_trains(config: Path) -> None:
 def test_a_law_is_fitted_on_small_runs_and_kept(config: Path) -> None:
     planner = Planner(config, ())
     settings = planner.config()
-    folder, encoder = Path(f"{settings.output_prefix}_plan"), Encoder(settings.input_tokenizer_file)
-    shapes, counts = ladder.shapes(settings, encoder.vocab_size), count(settings.output_prefix)
+    small, encoder = SmallRuns(planner, Path(f"{settings.output_prefix}_plan")), Encoder(settings.input_tokenizer_file)
+    shapes = [ModelShape.from_config(planner.config(**each), encoder.vocab_size) for each in SHAPES]
+    counts = count(settings.output_prefix)
     assert counts.valid
-    means = ladder.Means(1800, 1, counts.train.tokens, ladder.eval_tokens(settings, counts.valid.tokens))
     # So small a corpus limits the runs, however fast the machine is: so these are those of the plan.
-    rungs = ladder.climb(shapes, Speed(0, 1e-12), means)
-    small = SmallRuns(planner, folder / "runs")
-    for rung in rungs[:-1]:  # as if an earlier plan had trained them and was killed
-        value = 1 + (rung.shape.num_parameters() / 1e6) ** -0.3 + (rung.tokens / 1e5) ** -0.4
-        small.record(rung, MeasuredRun(effective_parameters(rung.shape), rung.tokens, value))
+    runs = plan_runs(shapes, Speed(0, 1e-12), 30, 1, counts.train.tokens, counts.valid.tokens)
+    make_folders(small.folder)
+    for run in runs[:-1]:  # as if an earlier plan had trained them and was killed
+        value = 1 + (run.shape.num_parameters() / 1e6) ** -0.3 + (run.tokens / 1e5) ** -0.4
+        write_json(small.result_path(run), asdict(MeasuredRun(effective_parameters(run.shape), run.tokens, value)))
 
     said = plan(config, "--tokens", "60000", "--fit", "1000")
-    runs = [MeasuredRun(**run) for run in json.loads((folder / "law.json").read_bytes())["runs"]]
-    assert len(runs) == 9 and len({run.parameters for run in runs}) == 3
-    assert runs[-1].tokens == pytest.approx(rungs[-1].tokens, rel=0.01) and 0.5 < runs[-1].bits_per_byte < 8
+    found = small.results()
+    assert len(found) == 9 and len({run.parameters for run in found}) == 3
+    last = MeasuredRun(**json.loads(small.result_path(runs[-1]).read_bytes()))
+    assert last.tokens == pytest.approx(runs[-1].tokens, rel=0.01) and 0.5 < last.bits_per_byte < 8
     assert not [path for path in small.folder.iterdir() if path.is_dir()]
-    assert Image.open(folder / "plan.png").format == "PNG"
+    assert Image.open(small.plan_folder / "plan.png").format == "PNG"
     (expected,) = [line for line in said.splitlines() if line.strip().startswith("expect")]
     assert expected in plan(config, "--tokens", "60000")  # the same law, and no run
 

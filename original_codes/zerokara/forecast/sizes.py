@@ -1,13 +1,11 @@
 """What each size of model would come to on this machine, with this corpus, in the time or the tokens that there are.
 
-In: the speed of the machine, the tokens of the corpus, a scaling law. Out: for each size its tokens, steps, hours and
-the bits per byte that it would have, and the size to take.
+In: the speed of the machine, the tokens of the corpus, a scaling law. Out: for each size its tokens, hours and expected
+bits per byte, and the size to take: that with the fewest bits per byte, or a smaller one within half a percent of it,
+which is cheaper to use.
 
-*Time.* A token costs a fixed time and the time of its operations: two measured sizes give both.
-*Repeated text.* Tokens that are read again teach less. R further epochs of U tokens are worth
-U·R*·(1 - e^(-R/R*)) fresh ones with R* = 15.4 (Muennighoff et al., 2023, arXiv 2305.16264).
-*Choice.* The size with the fewest bits per byte; where a smaller one comes within half a percent, that one, which is
-cheaper to use.
+Tokens that are read again teach less: R further epochs of U tokens are worth U·R*·(1 - e^(-R/R*)) fresh ones with
+R* = 15.4 (Muennighoff et al., 2023, arXiv 2305.16264).
 """
 
 from __future__ import annotations
@@ -16,10 +14,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from zerokara.config.architectures import SizeName
-from zerokara.forecast.law import Prediction, ScalingLaw
+from zerokara.forecast.fit import Prediction, ScalingLaw, effective_parameters
+from zerokara.forecast.machine import Speed
 from zerokara.model.shapes import ModelShape
 
 REPETITIONS_WORTH = 15.4
@@ -33,54 +30,16 @@ GOOD_ENOUGH = 1.005
 
 
 @dataclass(frozen=True)
-class Speed:
-    """How fast a machine trains."""
-
-    seconds_per_token: float
-    """Whatever the size."""
-    seconds_per_flop: float
-
-    @classmethod
-    def of(cls, measured: Sequence[tuple[float, float]]) -> Speed:
-        """The line through measured sizes: FLOPs and seconds of a token, neither of the two parts below 0."""
-        flops, seconds = np.array(measured).T
-        if len(measured) == 1:
-            return cls(0.0, float(seconds[0] / flops[0]))
-        # Of relative errors, or the largest size alone would count.
-        design = np.stack([np.ones_like(flops), flops], axis=1) / seconds[:, None]
-        fixed, per_flop = np.linalg.lstsq(design, np.ones(len(measured)), rcond=None)[0]
-        if per_flop <= 0:
-            return cls(float(seconds.mean()), 0.0)
-        return (
-            cls(float(fixed), float(per_flop))
-            if fixed >= 0
-            else cls(0.0, float(np.exp(np.log(seconds / flops).mean())))
-        )
-
-    def seconds_of_token(self, shape: ModelShape) -> float:
-        """Seconds to train on one token."""
-        return self.seconds_per_token + self.seconds_per_flop * shape.flops_per_token()
-
-
-@dataclass(frozen=True)
 class Budget:
-    """What there is."""
+    """Limits of a training run."""
 
     hours: float
-    """Of training; infinite where the tokens are the limit."""
+    """Infinite where the tokens are the limit."""
     tokens: float
-    """Of training; infinite where the hours are the limit."""
+    """Infinite where the hours are the limit."""
     unique_tokens: float
-    """Of the corpus."""
+    """Tokens of the corpus."""
     max_epochs: float
-
-
-@dataclass(frozen=True)
-class Memory:
-    """What a size takes of the memory in which it is computed: of one GPU, or of a machine without any."""
-
-    num_bytes: float
-    fits: bool
 
 
 @dataclass(frozen=True)
@@ -94,27 +53,18 @@ class Candidate:
     hours: float
     prediction: Prediction | None
     """None where there is no law."""
-    memory: Memory
-
-    @property
-    def fits(self) -> bool:
-        """Into the memory of the machine."""
-        return self.memory.fits
+    memory_bytes: float
+    fits: bool
 
     @property
     def tokens_per_parameter(self) -> float:
-        """Of fresh tokens' worth."""
+        """Fresh tokens, or what repeated ones are worth, for each parameter."""
         return fresh_worth(self.tokens, self.tokens / self.epochs) / self.shape.num_parameters()
 
     @property
     def is_sensible(self) -> bool:
         """Whether anybody would consider it."""
         return self.fits and self.tokens_per_parameter >= MIN_TOKENS_PER_PARAMETER
-
-
-def effective_parameters(shape: ModelShape) -> float:
-    """N of the scaling law: what a token is multiplied with, the output projection and attention scores included."""
-    return shape.flops_per_token() / 6
 
 
 def fresh_worth(tokens: float, unique_tokens: float) -> float:
@@ -126,23 +76,27 @@ def fresh_worth(tokens: float, unique_tokens: float) -> float:
 
 
 def candidate(
-    name: SizeName, shape: ModelShape, memory: Memory, speed: Speed, budget: Budget, law: ScalingLaw | None
+    name: SizeName,
+    shape: ModelShape,
+    memory: tuple[float, bool],
+    speed: Speed,
+    budget: Budget,
+    law: ScalingLaw | None,
 ) -> Candidate:
     """What a size would come to."""
     seconds = speed.seconds_of_token(shape)
     tokens = min(budget.hours * 3600 / seconds, budget.tokens, budget.max_epochs * budget.unique_tokens)
     worth = fresh_worth(tokens, budget.unique_tokens)
     prediction = None if law is None else law.predict(effective_parameters(shape), worth)
-    return Candidate(name, shape, tokens, tokens / budget.unique_tokens, tokens * seconds / 3600, prediction, memory)
+    return Candidate(name, shape, tokens, tokens / budget.unique_tokens, tokens * seconds / 3600, prediction, *memory)
 
 
 def recommended(candidates: Sequence[Candidate]) -> Candidate | None:
     """The size to take, of candidates from the smallest to the largest; None where none fits.
 
-    So far from any run as one with hardly a token for each parameter, no law is to be believed.
-
     Without predictions it is the largest with about 20 tokens for each parameter, or else the smallest.
     """
+    # With hardly a token for each parameter, so far from any run, no law is to be believed.
     fitting = [each for each in candidates if each.is_sensible] or [each for each in candidates if each.fits][:1]
     values = {each.name: each.prediction.value for each in fitting if each.prediction}
     if not values:

@@ -7,22 +7,18 @@ each is expected to reach, from small models that are trained on this very corpu
 
 from __future__ import annotations
 
-import json
 import math
+import shutil
 from collections.abc import Mapping
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 from zerokara.config.architectures import SIZES
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.writing import write_values
-from zerokara.durable import make_folders, write_json
 from zerokara.errors import Fault, RunError, UserError
-from zerokara.forecast import ladder, plot
-from zerokara.forecast.law import MeasuredRun, fit
+from zerokara.forecast.fit import MAX_EVAL_TOKENS, NUM_RUNS, SHAPES, MeasuredRun, SmallRuns, draw, fit, plan_runs, slots
 from zerokara.forecast.machine import LEFT_TO_RECIPE, Planner, size_settings
-from zerokara.forecast.runs import SmallRuns
 from zerokara.forecast.sizes import Budget, Candidate, candidate, recommended
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import bytes_text, count_text, log, opening, seconds_text, summary
@@ -60,14 +56,16 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
     chosen = recommended(candidates)
     if chosen is None:
         raise RunError("no size fits into the memory of this machine")
-    shown = {each: planner.num_steps(each) for each in candidates if each.is_sensible or each is chosen}
+    shown = {
+        each: planner.num_steps(each.name, each.tokens) for each in candidates if each.is_sensible or each is chosen
+    }
     log("\n".join(table(shown, chosen)))
     if others := [each.name for each in candidates if each not in shown]:
         log(f"  not shown, too large for this memory or for so few tokens: {', '.join(others)}")
-    tokens, plot_path = int(chosen.tokens), folder / plot.PLOT_NAME
+    tokens, plot_path = int(chosen.tokens), folder / "plan.png"
     rows = [("take", f"model_size: {chosen.name}, train_tokens: {tokens:,} ({chosen.epochs:.2f} epochs)")]
     if law:
-        plot.draw(plot_path, list(shown), chosen, law, runs)
+        draw(plot_path, law, runs)
         rows += [("expect", f"{chosen.prediction} bits per byte of held-out text"), ("plot", str(plot_path))]
     else:
         rows.append(("bits per byte", "not known: --fit trains small models on this corpus and predicts them"))
@@ -82,39 +80,28 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
 def _small_runs(
     config: PretrainConfig, options: command.Options, planner: Planner, vocab_size: int, counts: Counts, folder: Path
 ) -> list[MeasuredRun]:
-    """The small runs for a law: those that --fit asks for, or of an earlier plan; empty where there are none."""
-    kept, identity = folder / "law.json", planner.identity
-    if options.fit is None:
-        found = json.loads(kept.read_bytes()) if kept.exists() else {}
-        return [MeasuredRun(**run) for run in found["runs"]] if found.get("identity") == identity else []
-    if counts.valid is None:
-        rule = "needs held-out documents, and step 2 left none"
-        raise UserError(Fault("--fit", rule, remedy="plan without it, or do step 2 with valid_fraction above 0"))
-    shapes, unique_tokens = ladder.shapes(config, vocab_size), counts.train.tokens
-    if unique_tokens < ladder.min_tokens(shapes):
-        rule = f"needs a corpus of {ladder.min_tokens(shapes):,} training tokens; {config.output_prefix} has"
-        raise UserError(Fault("--fit", rule, value=f"{unique_tokens:,}", remedy="plan without it"))
-    seats = planner.seats(ladder.NUM_SIZES * len(ladder.LENGTHS))
-    speed = planner.measure_small_speed(seats[0])
-    eval_tokens = ladder.eval_tokens(config, counts.valid.tokens)
-    means = ladder.Means(60 * options.fit, len(seats), unique_tokens, eval_tokens)
-    rungs = ladder.climb(shapes, speed, means)
-    if not rungs:
-        minutes = math.ceil(1.1 * ladder.least_seconds(shapes, speed, means) / 60)
-        rule = "minutes are too short for nine small runs on this machine"
-        raise UserError(Fault("--fit", rule, value=f"{options.fit:g}", remedy=f"give {minutes}"))
-    if options.dry_run:
-        for rung in rungs:
-            parameters, tokens = count_text(rung.shape.num_parameters()), count_text(rung.tokens)
-            log(f"dry run: would train {parameters} parameters on {tokens} tokens, {seconds_text(rung.seconds(speed))}")
-        return []
-    small = SmallRuns(planner, folder / "runs")
-    if options.redo:
-        small.forget()
-    runs = small.measure(rungs, speed, seats)
-    make_folders(folder)
-    write_json(kept, {"identity": identity, "runs": [asdict(run) for run in runs]})
-    return runs
+    """The small runs for a law: those that --fit asks for, and of earlier plans; empty where there are too few."""
+    small = SmallRuns(planner, folder)
+    if options.fit is not None:
+        if counts.valid is None:
+            rule = "needs held-out documents, and step 2 left none"
+            raise UserError(Fault("--fit", rule, remedy="plan without it, or do step 2 with valid_fraction above 0"))
+        shapes = [ModelShape.from_config(planner.config(**each), vocab_size) for each in SHAPES]
+        free = slots(NUM_RUNS, 0 if planner.device == "cpu" else planner.local_plan().plan.num_processes)
+        speed = small.measure_speed(free[0])
+        wanted = counts.valid.tokens if config.eval_tokens == "all" else config.eval_tokens
+        eval_tokens = min(wanted, counts.valid.tokens, MAX_EVAL_TOKENS)
+        runs = plan_runs(shapes, speed, options.fit, len(free), counts.train.tokens, eval_tokens)
+        if options.dry_run:
+            for run in runs:
+                size = f"{count_text(run.shape.num_parameters())} parameters on {count_text(run.tokens)} tokens"
+                log(f"dry run: would train {size}, {seconds_text(run.seconds(speed))}")
+            return []
+        if options.redo:
+            shutil.rmtree(small.folder, ignore_errors=True)
+        small.train(runs, speed, free)
+    results = small.results()
+    return results if len(results) >= NUM_RUNS else []
 
 
 def table(shown: Mapping[Candidate, int], chosen: Candidate) -> list[str]:
@@ -125,7 +112,7 @@ def table(shown: Mapping[Candidate, int], chosen: Candidate) -> list[str]:
     for each, steps in shown.items():
         lines.append(
             f"{'→' if each is chosen else ' '} {each.name:<6} {count_text(each.shape.num_parameters()):>10} "
-            f"{count_text(each.tokens):>8} {each.epochs:>7.2f} {steps:>9,} {bytes_text(each.memory.num_bytes):>9} "
+            f"{count_text(each.tokens):>8} {each.epochs:>7.2f} {steps:>9,} {bytes_text(each.memory_bytes):>9} "
             f"{seconds_text(3600 * each.hours):>14}  {each.prediction or f'{each.tokens_per_parameter:.1f}'}"
         )
     return lines

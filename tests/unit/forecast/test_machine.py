@@ -9,6 +9,7 @@ import pytest
 from zerokara.config.architectures import SIZES
 from zerokara.errors import UserError
 from zerokara.forecast import machine
+from zerokara.forecast.fit import SmallRuns
 from zerokara.forecast.machine import Planner, size_settings
 from zerokara.training.micro_batch import TrialResult
 from zerokara.training.planning.run_plan import RunPlan
@@ -42,14 +43,14 @@ def test_two_sizes_are_tried_and_their_tokens_counted(planner: Planner, monkeypa
 
 
 def test_what_does_not_fit_is_seen(planner: Planner) -> None:
-    small, large = planner.memory("1M"), planner.memory("13B")
-    assert small.fits and not large.fits and large.num_bytes > 13e9 * 12 > small.num_bytes
+    (small, small_fits), (large, large_fits) = planner.memory("1M"), planner.memory("13B")
+    assert small_fits and not large_fits and large > 13e9 * 12 > small
 
 
 def test_a_small_run_is_one_process_with_the_optimizer_of_the_large_one(tiny_data: dict[str, str]) -> None:
     given = ("tensor_parallel_size=2", "num_processes=2", "micro_batch_size=2", "precision=fp32")
     planner = Planner(Path(tiny_data["config"]), given)
-    assert planner.alone["optimizer"] == "adamw"  # Muon needs whole matrices
-    small = planner.local_plan(**planner.alone).plan
+    assert SmallRuns(planner, Path()).settings["optimizer"] == "adamw"  # Muon needs whole matrices
+    small = planner.local_plan(**SmallRuns(planner, Path()).settings).plan
     assert (small.num_processes, small.config.tensor_parallel_size, small.config.optimizer) == (1, 1, "adamw")
-    assert Planner(Path(tiny_data["config"]), ()).alone["optimizer"] == "muon"
+    assert SmallRuns(Planner(Path(tiny_data["config"]), ()), Path()).settings["optimizer"] == "muon"

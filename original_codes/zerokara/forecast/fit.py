@@ -1,0 +1,392 @@
+"""A scaling law from small runs: the bits per byte of a model, from its parameters and the tokens it was trained on.
+
+    L(N, D) = E + (A·N^(-α/γ) + B·D^(-β/γ))^γ          (Busbridge et al., 2025, arXiv 2502.08606)
+
+In: minutes to spend. Out: the law, which predicts other sizes and lengths with an interval, and a plot.
+
+*Runs.* Three neighbouring sizes on three lengths, the next twice as long: nine runs of step 3, several at a time, each
+to the end of its learning rate. More minutes first make them longer, then larger: runs closer to the target
+extrapolate better. A finished run is not trained again, an interrupted one goes on.
+*Form.* With γ = 1 it is the sum of Hoffmann et al. (2022, arXiv 2203.15556); the smaller γ, the more the worse of the
+two terms decides, as in Kaplan et al. (2020, arXiv 2001.08361, equation 1.5), and as small runs have it.
+*Fit.* With E, α, β and γ fixed, (L - E)^(1/γ) is linear in A and B, which least squares of the relative error find
+exactly at each point of a grid of the four. Nine runs tell slopes and little more, so weak priors hold the rest: α and
+β near what large models have (Besiroglu et al., 2024, arXiv 2404.10102, found 0.35 and 0.37), and E near a third of
+what the best run reached; else most of the loss of a small model would be taken for irreducible.
+*Interval.* Points of the grid are drawn as often as runs and priors make them likely; BEND widens it with distance.
+
+Shape suffixes: P runs, G points of the grid, R draws.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerokara.durable import atomic_file, make_folders, write_json
+from zerokara.errors import Fault, RunError, UserError
+from zerokara.forecast.machine import LEFT_TO_RECIPE, Planner, Speed, overrides, size_settings
+from zerokara.model.shapes import ModelShape
+from zerokara.progress import Progress, count_text
+from zerokara.resources import available_cores, available_memory
+from zerokara.training.monitoring import metrics
+from zerokara.training.planning import recipe
+from zerokara.training.planning.processors import VARIABLE, named_gpus
+
+Numbers = NDArray[np.float64]
+
+PRIOR_EXPONENT, EXPONENT_WIDTH = 0.3, 0.15
+"""Mean and standard deviation of α and β before any run."""
+PRIOR_FLOOR, FLOOR_WIDTH = 0.35, 0.15
+"""The same of E, as a share of the fewest bits per byte of any run: 0.6 of 1.7, as E is for English text and tokens of
+four bytes in Hoffmann et al."""
+SEED_NOISE = 0.003
+"""Standard deviation of the relative error of a run, from its seed alone."""
+BEND = 0.02
+"""Standard deviation of the relative error of a law for one doubling of size or length beyond the small runs; for more
+it grows as their square root. Of the few runs that it was checked on (docs/recipe.md)."""
+NUM_DRAWS = 1000
+_EXPONENTS = np.arange(0.05, 0.9001, 0.025)
+_FLOORS = np.arange(0.02, 0.9001, 0.04)
+"""E as a share of the fewest bits per byte."""
+_GAMMAS = np.array([1, 0.7, 0.5, 0.35, 0.25, 0.2, 0.15])
+_UNIT_N, _UNIT_D = 1e6, 1e7
+"""The scale of N and D inside the fit, for numbers near 1."""
+
+START_SECONDS = 8.0
+"""Of a run: from its start to its first step, and from its last to its end."""
+MAX_EVAL_TOKENS = 200_000
+"""Of a validation; fewer than step 3's would be another part of the text, with other bits per byte."""
+LENGTHS, NUM_SIZES = (1, 2, 4), 3
+NUM_RUNS = NUM_SIZES * len(LENGTHS)
+MIN_TOKENS_PER_PARAMETER = 5
+"""Of the largest size in its longest run, for sizes to be any larger."""
+MIN_STEPS = 400
+"""Of the shortest run: in fewer a model hardly gets beyond the frequencies of words, and no law holds."""
+MIN_BATCH = 4
+"""Sequences of the smallest batch."""
+SLOT_BYTES = 1.5e9
+"""Main memory for a small run: twice what one of a million parameters holds."""
+SHAPES: tuple[dict[str, Any], ...] = tuple(
+    {**size_settings(""), "num_layers": layers, "hidden_size": width, "num_attn_heads": width // 32}
+    for layers, width in ((2, 64), (3, 96), (4, 128), (4, 192), (4, 256), (6, 320), (6, 448))
+)
+"""Settings of the sizes, from the smallest to the largest."""
+_QUIET: dict[str, Any] = {
+    **dict.fromkeys(("max_steps", "max_hours", "max_hours_per_start"), "auto"),
+    **dict.fromkeys(("eval_interval", "save_interval"), 10**9),
+    **dict.fromkeys(("stages", "sample_prompts"), "[]"),
+    **dict.fromkeys(("keep_best", "plots", "tensorboard"), "false"),
+    "keep_every": 0,
+    "keep_last": 1,
+    "init_from": "",
+    "wandb": "off",
+}
+"""A run is validated and saved at its end only, and nobody watches it."""
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """A run that was trained to its end."""
+
+    parameters: float
+    """N: `effective_parameters`."""
+    tokens: float
+    """D."""
+    bits_per_byte: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Bits per byte, with an interval of 95 %."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
+
+
+@dataclass(frozen=True)
+class ScalingLaw:
+    """A fitted law."""
+
+    drawn: Numbers
+    """E, A, B, α, β and γ of each draw, for N in millions and D in tens of millions: [6, R]."""
+    noise: float
+    """Standard deviation of the relative error of a single run."""
+    largest: tuple[float, float]
+    """N and D, each of the run that has most of it."""
+
+    def predict(self, parameters: float, tokens: float) -> Prediction:
+        """The bits per byte of a run: half of the draws are below."""
+        values_R = _evaluate(self.drawn, parameters, tokens)
+        beyond = max(parameters / self.largest[0], tokens / self.largest[1], 1.0)
+        spread = math.hypot(self.noise, BEND * math.sqrt(math.log2(beyond)))
+        chance_R = np.random.default_rng(0).normal(1, spread, NUM_DRAWS)
+        value = float(np.median(values_R))
+        low, high = np.quantile(values_R * chance_R, [0.025, 0.975])
+        return Prediction(value, min(value, float(low)), max(value, float(high)))
+
+
+def fit(runs: Sequence[MeasuredRun], seed: int = 0) -> ScalingLaw:
+    """Fit the law to three runs or more, of different sizes and lengths."""
+    assert len(runs) >= 3, f"{len(runs)} runs do not make a law"
+    parameters_P, tokens_P, values_P = np.array([(run.parameters, run.tokens, run.bits_per_byte) for run in runs]).T
+    every = np.meshgrid(_FLOORS, _EXPONENTS, _EXPONENTS, _GAMMAS, indexing="ij")
+    share_G, alpha_G, beta_G, gamma_G = (each.ravel() for each in every)
+    floor_G = share_G * values_P.min()
+    rest_GP, gamma_G1 = values_P - floor_G[:, None], gamma_G[:, None]
+    # (L - E)^(1/γ) = A·n + B·d. An error of the left side times this weight is a relative error of L.
+    weight_GP = gamma_G1 * rest_GP ** (1 - 1 / gamma_G1) / values_P
+    target_GP = gamma_G1 * rest_GP / values_P
+    n_GP = (parameters_P / _UNIT_N) ** (-alpha_G[:, None] / gamma_G1) * weight_GP
+    d_GP = (tokens_P / _UNIT_D) ** (-beta_G[:, None] / gamma_G1) * weight_GP
+    nn, dd, nd = ((x * y).sum(axis=1) for x, y in ((n_GP, n_GP), (d_GP, d_GP), (n_GP, d_GP)))
+    nt, dt = (n_GP * target_GP).sum(axis=1), (d_GP * target_GP).sum(axis=1)
+    determinant = np.maximum(nn * dd - nd**2, 1e-12 * nn * dd)
+    a_G, b_G = (dd * nt - nd * dt) / determinant, (nn * dt - nd * nt) / determinant
+    # Where one is below 0, the best without it; targets are above 0, so then the other is.
+    a_G, b_G = np.where(b_G < 0, nt / nn, np.maximum(a_G, 0)), np.where(a_G < 0, dt / dd, np.maximum(b_G, 0))
+    laws_6G = np.stack([floor_G, a_G, b_G, alpha_G, beta_G, gamma_G])
+    prior_G = ((share_G - PRIOR_FLOOR) / FLOOR_WIDTH) ** 2
+    prior_G += ((alpha_G - PRIOR_EXPONENT) / EXPONENT_WIDTH) ** 2 + ((beta_G - PRIOR_EXPONENT) / EXPONENT_WIDTH) ** 2
+    squares_G = ((_evaluate(laws_6G[..., None], parameters_P, tokens_P) / values_P - 1) ** 2).sum(axis=1)
+    best = (squares_G / SEED_NOISE**2 + prior_G).argmin()
+    # As many numbers as were fitted are no longer free to differ; the priors stand for three of the six.
+    noise = max(SEED_NOISE, math.sqrt(squares_G[best] / max(1, len(runs) - 3)))
+    cost_G = squares_G / noise**2 + prior_G
+    chance_G = np.exp((cost_G.min() - cost_G) / 2)
+    places_R = np.random.default_rng(seed).choice(len(cost_G), NUM_DRAWS, p=chance_G / chance_G.sum())
+    return ScalingLaw(laws_6G[:, places_R], noise, (float(parameters_P.max()), float(tokens_P.max())))
+
+
+def _evaluate(laws: Numbers, parameters: float | Numbers, tokens: float | Numbers) -> Numbers:
+    """L(N, D) of laws [6, ...]."""
+    e, a, b, alpha, beta, gamma = laws
+    sizes, lengths = (parameters / _UNIT_N) ** (-alpha / gamma), (tokens / _UNIT_D) ** (-beta / gamma)
+    return np.asarray(e + (a * sizes + b * lengths) ** gamma)
+
+
+def effective_parameters(shape: ModelShape) -> float:
+    """N of the scaling law: what a token is multiplied with, the output projection and attention scores included."""
+    return shape.flops_per_token() / 6
+
+
+@dataclass(frozen=True)
+class CalibrationRun:
+    """A small run to train."""
+
+    settings: dict[str, Any]
+    """Settings of its size."""
+    shape: ModelShape
+    tokens: int
+    eval_tokens: int
+    """Maximum validation tokens."""
+
+    @property
+    def batch(self) -> int:
+        """Sequences in a step: as many as the recipe asks for, and not the power of two that it takes. Doubled between
+        two small runs, or between them and the run that is planned, the batch would put a kink into their law."""
+        return max(MIN_BATCH, round(recipe.batch_tokens(self.tokens) / self.shape.raw_len))
+
+    def seconds(self, speed: Speed) -> float:
+        """Seconds from its start to its end."""
+        validation = 2 / 3 * self.eval_tokens  # no backward pass, but windows that overlap by half
+        return START_SECONDS + (self.tokens + validation) * speed.seconds_of_token(self.shape)
+
+
+def plan_runs(
+    shapes: Sequence[ModelShape], speed: Speed, minutes: float, num_slots: int, unique_tokens: float, eval_tokens: int
+) -> list[CalibrationRun]:
+    """The runs that fit into the time, as many at a time as there are slots, the costliest first.
+
+    No token is read twice, since a repeated one is worth less than a fresh one.
+
+    Raises:
+        UserError: the time is too short for any, or the corpus.
+    """
+    least = MIN_STEPS * MIN_BATCH * shapes[0].raw_len * LENGTHS[-1]  # tokens of the longest run
+    if unique_tokens < least:
+        rule = f"needs a corpus of {least:,} training tokens"
+        raise UserError(Fault("--fit", rule, value=f"{unique_tokens:,}", remedy="plan without it"))
+
+    def runs_of(first: int, longest: float) -> list[CalibrationRun]:
+        return [
+            CalibrationRun(SHAPES[size], shapes[size], round(longest * length / LENGTHS[-1]), eval_tokens)
+            for length in reversed(LENGTHS)
+            for size in reversed(range(first, first + NUM_SIZES))
+        ]
+
+    def seconds_of(runs: list[CalibrationRun]) -> float:
+        ends = [0.0] * num_slots
+        for seconds in sorted((run.seconds(speed) for run in runs), reverse=True):
+            heapq.heapreplace(ends, ends[0] + seconds)  # a run begins as soon as a slot is free
+        return max(ends)
+
+    for first in reversed(range(len(shapes) - NUM_SIZES + 1)):
+        low, high = 0.0, float(unique_tokens)
+        if seconds_of(runs_of(first, high)) <= 60 * minutes:
+            low = high
+        for _ in range(40):
+            middle = (low + high) / 2
+            low, high = (middle, high) if seconds_of(runs_of(first, middle)) <= 60 * minutes else (low, middle)
+        is_long = low >= MIN_TOKENS_PER_PARAMETER * shapes[first + NUM_SIZES - 1].num_parameters()
+        if round(low) >= least and (is_long or not first):
+            return runs_of(first, low)
+    needed = math.ceil(1.1 * seconds_of(runs_of(0, least)) / 60)
+    rule = "minutes are too short for nine small runs on this machine"
+    raise UserError(Fault("--fit", rule, value=f"{minutes:g}", remedy=f"give {needed}"))
+
+
+class Slot(NamedTuple):
+    """Cores, and a GPU where there is one, for one run: a tiny model keeps neither many cores nor a GPU busy."""
+
+    cores: tuple[int, ...]
+    gpu: str | None
+    """By number or UUID, as CUDA_VISIBLE_DEVICES names it."""
+
+
+def slots(most: int, num_gpus: int) -> list[Slot]:
+    """Up to `most` slots that share out the GPUs, or the cores where there is none."""
+    cores = sorted(os.sched_getaffinity(0))[: available_cores()]
+    gpus = named_gpus() or [str(number) for number in range(num_gpus)]
+    by_memory = int(available_memory() // SLOT_BYTES)
+    number = max(1, min(most, len(cores), by_memory, *([num_gpus] if num_gpus else [])))
+    return [Slot(tuple(cores[each::number]), gpus[each] if num_gpus else None) for each in range(number)]
+
+
+@contextmanager
+def pinned(cores: Sequence[int]) -> Iterator[None]:
+    """Let this thread, and the programs that it starts meanwhile, run on these cores alone."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@dataclass(frozen=True)
+class SmallRuns:
+    """The small runs of a configuration: step 3 itself."""
+
+    planner: Planner
+    plan_folder: Path
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """Settings of a small run, which is one process, and learns by the optimizer of the run that is planned."""
+        alone = {"num_processes": 1, "tensor_parallel_size": 1, "offload": "none", "micro_batch_size": "auto"}
+        optimizer = self.planner.local_plan(**LEFT_TO_RECIPE).plan.config.optimizer
+        return {**alone, **LEFT_TO_RECIPE, "optimizer": optimizer}
+
+    @cached_property
+    def folder(self) -> Path:
+        """Folder of the runs that one law holds for: of one kind of model, tokenizer, corpus and recipe."""
+        plan = self.planner.local_plan().plan
+        made_of = f"{plan.config.architecture} {plan.config.seq_len} {self.settings['optimizer']}"
+        made_of += f" {plan.encoder.sha256} {plan.data.sha256} {plan.config.eval_tokens} {recipe.VERSION}"
+        return self.plan_folder / hashlib.sha256(made_of.encode()).hexdigest()[:12]
+
+    def results(self) -> list[MeasuredRun]:
+        """All runs that have ended, those of earlier plans too."""
+        return [MeasuredRun(**json.loads(path.read_bytes())) for path in sorted(self.folder.glob("*.json"))]
+
+    def measure_speed(self, slot: Slot) -> Speed:
+        """The speed of a small run in a slot, from a few steps of two sizes."""
+        settings = {**self.settings, "global_batch_size": 2 * MIN_BATCH}
+        with pinned(slot.cores):
+            return Speed.of(*(self.planner.measure({**settings, **SHAPES[each]}) for each in (0, 4)))
+
+    def train(self, runs: Sequence[CalibrationRun], speed: Speed, free: list[Slot]) -> None:
+        """Train what is not trained yet, in each free slot one run at a time.
+
+        Raises:
+            RunError: step 3 failed; names its log.
+            KeyboardInterrupt: it was stopped; the same call goes on.
+        """
+        make_folders(self.folder)
+        waiting = [run for run in runs if not self.result_path(run).exists()]
+        running: list[tuple[subprocess.Popen[bytes], CalibrationRun, Slot]] = []
+        total, left = (sum(run.seconds(speed) for run in some) for some in (runs, waiting))
+        with Progress("training small models", total, unit="s", done=total - left) as progress:
+            try:
+                while waiting or running:
+                    while waiting and free:
+                        run, slot = waiting.pop(0), free.pop()
+                        running.append((self._start(run, slot), run, slot))
+                    time.sleep(0.1)
+                    for ended in [each for each in running if each[0].poll() is not None]:
+                        running.remove(ended)
+                        program, run, slot = ended
+                        free.append(slot)
+                        self._finish(run, program.returncode)
+                        progress.advance(run.seconds(speed))
+            finally:
+                for program, *_ in running:  # they save, and go on the next time
+                    program.terminate()
+                for program, *_ in running:
+                    program.wait()
+
+    def result_path(self, run: CalibrationRun) -> Path:
+        """File of the result; beside it are the run's log, and its folder while it trains."""
+        return self.folder / f"width{run.shape.hidden_size}_tokens{run.tokens}_validation{run.eval_tokens}.json"
+
+    def _start(self, run: CalibrationRun, slot: Slot) -> subprocess.Popen[bytes]:
+        path = self.result_path(run)
+        settings = {**_QUIET, **self.settings, **run.settings, "output_model_dir": path.with_suffix("")}
+        settings |= {"train_tokens": run.tokens, "eval_tokens": run.eval_tokens, "global_batch_size": run.batch}
+        command = [sys.executable, "-P", "-m", "zerokara.steps", "train", "--config", str(self.planner.config_path)]
+        for each in (*self.planner.overrides, *overrides(settings)):
+            command += ["--set", each]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        environment |= {VARIABLE: slot.gpu} if slot.gpu else {}
+        with pinned(slot.cores), open(path.with_suffix(".log"), "ab") as log:
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
+
+    def _finish(self, run: CalibrationRun, code: int) -> None:
+        path = self.result_path(run)
+        lines = metrics.read(path.with_suffix(""))
+        values = [line["valid_bits_per_byte"] for line in lines if "valid_bits_per_byte" in line]
+        if code or not values:
+            said = f"ended with exit code {code}" if code else "was not validated"
+            raise RunError(f"a small run {said}; {path.with_suffix('.log')} says why")
+        tokens = [line["tokens"] for line in lines if "tokens" in line][-1]
+        write_json(path, asdict(MeasuredRun(effective_parameters(run.shape), tokens, values[-1])))
+        shutil.rmtree(path.with_suffix(""))
+
+
+def draw(path: Path, law: ScalingLaw, runs: Sequence[MeasuredRun]) -> None:
+    """Draw into `path`, a PNG, how well the law fits the small runs."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.8), layout="constrained")
+    axes = figure.subplots()
+    lengths = np.geomspace(min(run.tokens for run in runs), max(run.tokens for run in runs))
+    for size in sorted({run.parameters for run in runs}):
+        some = [run for run in runs if run.parameters == size]
+        line = axes.plot(lengths, [law.predict(size, each).value for each in lengths], label=count_text(size))[0]
+        axes.plot([run.tokens for run in some], [run.bits_per_byte for run in some], "o", color=line.get_color())
+    axes.set(xscale="log", xlabel="tokens", ylabel="bits per byte", title="small runs (dots) and the law (lines)")
+    axes.legend(title="parameters")
+    axes.grid(alpha=0.3)
+    with atomic_file(path) as file:
+        figure.savefig(file, format="png", dpi=110)

@@ -1,0 +1,205 @@
+"""The law, and the small runs that it is fitted on; real runs are those of tests/pipeline."""
+
+from __future__ import annotations
+
+import heapq
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from configs import config_of
+
+from zerokara.errors import RunError, UserError
+from zerokara.forecast import fit as module
+from zerokara.forecast.fit import CalibrationRun, MeasuredRun, SmallRuns, fit, pinned, plan_runs, slots
+from zerokara.forecast.machine import Planner, Speed
+from zerokara.model.shapes import ModelShape
+
+PARAMETERS, LENGTHS = (0.4e6, 1e6, 3e6), (4e6, 12e6, 40e6)
+
+
+def truth(parameters: float, tokens: float) -> float:
+    """A law of the usual form, other than the prior's exponents, in bits per byte."""
+    return 0.62 + 0.55 * (parameters / 1e6) ** -0.31 + 0.42 * (tokens / 1e7) ** -0.42
+
+
+def bottleneck(parameters: float, tokens: float) -> float:
+    """A law in which the worse of the two terms decides."""
+    return 0.55 + (0.45 * (parameters / 1e6) ** (-0.3 / 0.2) + 0.6 * (tokens / 1e7) ** (-0.25 / 0.2)) ** 0.2
+
+
+def runs(noise: float, seed: int = 0, of: Callable[[float, float], float] = truth) -> list[MeasuredRun]:
+    chance = np.random.default_rng(seed)
+    return [
+        MeasuredRun(size, length, of(size, length) * chance.normal(1, noise))
+        for size in PARAMETERS
+        for length in LENGTHS
+    ]
+
+
+def test_a_law_is_found_again() -> None:
+    law = fit(runs(noise=0))
+    for size in (*PARAMETERS, 12e6):
+        for length in (*LENGTHS, 160e6):
+            assert law.predict(size, length).value == pytest.approx(truth(size, length), rel=0.01)
+    assert law.noise == pytest.approx(0.003)
+
+
+def test_a_law_is_found_in_which_a_larger_model_gains_only_with_more_text() -> None:
+    """As small runs have it: no sum of a term of the size and one of the length comes near it."""
+    law = fit(runs(noise=0, of=bottleneck))
+    for size in (*PARAMETERS, 12e6):
+        for length in (*LENGTHS, 160e6):
+            assert law.predict(size, length).value == pytest.approx(bottleneck(size, length), rel=0.01)
+    gains = [bottleneck(0.4e6, length) - bottleneck(3e6, length) for length in LENGTHS]
+    assert gains[-1] > 2 * gains[0]  # in a sum they would be equal
+    found = [law.predict(0.4e6, length).value - law.predict(3e6, length).value for length in LENGTHS]
+    assert found == pytest.approx(gains, rel=0.05)
+
+
+def test_four_times_as_large_is_told_within_three_percent_and_the_interval_holds_it() -> None:
+    """In noisy runs, whatever the noise; about one in twenty lies outside of its interval."""
+    held = []
+    for seed in range(10):
+        predicted = fit(runs(noise=0.005, seed=seed)).predict(12e6, 160e6)
+        assert predicted.value == pytest.approx(truth(12e6, 160e6), rel=0.06)
+        assert predicted.low < predicted.value < predicted.high
+        held.append(predicted.low <= truth(12e6, 160e6) <= predicted.high)
+    assert sum(held) >= 8
+
+
+def test_more_of_anything_never_costs_bits() -> None:
+    law = fit(runs(noise=0.02, seed=3))
+    values = [law.predict(size, 1e7).value for size in (1e5, 1e6, 1e7, 1e9)]
+    assert values == sorted(values, reverse=True)
+    values = [law.predict(1e6, length).value for length in (1e6, 1e7, 1e8, 1e12)]
+    assert values == sorted(values, reverse=True)
+
+
+def test_further_from_the_runs_less_is_known() -> None:
+    law = fit(runs(noise=0.005))
+    near, far = (law.predict(*place) for place in ((2e6, 2e7), (1e9, 2e10)))
+    assert (far.high - far.low) / far.value > 2 * (near.high - near.low) / near.value
+
+
+def test_three_runs_are_enough_and_two_are_none() -> None:
+    few = [MeasuredRun(size, length, truth(size, length)) for size, length in ((4e5, 4e6), (1e6, 12e6), (3e6, 40e6))]
+    assert fit(few).predict(12e6, 160e6).value == pytest.approx(truth(12e6, 160e6), rel=0.1)
+    with pytest.raises(AssertionError, match="2 runs"):
+        fit(few[:2])
+
+
+SHAPES = [ModelShape.from_config(config_of(seq_len=256, **each), 4000) for each in module.SHAPES]
+SPEED = Speed(1e-5, 1e-11)
+
+
+def planned(minutes: float, unique_tokens: float = 1e12, num_slots: int = 1) -> list[CalibrationRun]:
+    return plan_runs(SHAPES, SPEED, minutes, num_slots, unique_tokens, eval_tokens=50_000)
+
+
+def makespan(seconds: list[float], num_slots: int) -> float:
+    ends = [0.0] * num_slots
+    for each in sorted(seconds, reverse=True):
+        heapq.heapreplace(ends, ends[0] + each)
+    return max(ends)
+
+
+@pytest.mark.parametrize("num_slots", [1, 2, 4, 9])
+@pytest.mark.parametrize("minutes", [15, 30, 120, 1000])
+def test_the_runs_take_the_time_that_there_is(minutes: float, num_slots: int) -> None:
+    found = planned(minutes, num_slots=num_slots)
+    seconds = [run.seconds(SPEED) for run in found]
+    assert len(found) == 9 and makespan(seconds, num_slots) == pytest.approx(minutes * 60, rel=0.01)
+    assert len({run.shape.hidden_size for run in found}) == len({run.tokens for run in found}) == 3
+    assert found[0].tokens == max(run.tokens for run in found) and seconds[0] == max(seconds)
+
+
+def test_more_time_makes_the_runs_longer_and_the_sizes_larger() -> None:
+    plans = [planned(minutes) for minutes in (15, 30, 120, 1000)]
+    widths = [max(run.shape.hidden_size for run in found) for found in plans]
+    assert widths == sorted(widths) and widths[0] < widths[-1]
+    longest = max(plans[-1], key=lambda run: run.tokens * run.shape.hidden_size)
+    assert longest.tokens >= module.MIN_TOKENS_PER_PARAMETER * longest.shape.num_parameters()
+
+
+def test_no_token_is_read_twice() -> None:
+    found = planned(60, unique_tokens=2e6)
+    assert found and max(run.tokens for run in found) <= 2e6
+
+
+def test_too_little_time_or_text_for_any() -> None:
+    with pytest.raises(UserError, match="too short") as error:
+        planned(1)
+    (fault,) = error.value.faults
+    least = float(fault.remedy.removeprefix("give "))
+    assert planned(least)
+    with pytest.raises(UserError, match="too short"):
+        planned(0.8 * least)
+    with pytest.raises(UserError, match="training tokens"):
+        planned(60, unique_tokens=1000)
+
+
+def test_the_batch_is_that_of_the_recipe_before_it_is_made_a_power_of_two() -> None:
+    lengths = (10**3, 2_000_000, 3_000_000, 10_000_000)
+    batches = [CalibrationRun({}, SHAPES[0], length, 0).batch for length in lengths]
+    assert batches == [module.MIN_BATCH, 9, 11, 23]
+
+
+@pytest.fixture
+def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    monkeypatch.setattr(module, "available_cores", lambda: 8)
+    monkeypatch.setattr(module, "available_memory", lambda: 100e9)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.mark.parametrize(("most", "number"), [(9, 8), (3, 3), (1, 1)])
+@pytest.mark.usefixtures("eight_cores")
+def test_the_cores_are_shared_out(most: int, number: int) -> None:
+    found = slots(most, num_gpus=0)
+    assert len(found) == number and not any(slot.gpu for slot in found)
+    assert sorted(core for slot in found for core in slot.cores) == list(range(8))
+
+
+@pytest.mark.usefixtures("eight_cores")
+def test_no_more_than_the_quota_and_the_memory_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "available_memory", lambda: 5e9)
+    assert len(slots(9, num_gpus=0)) == 3
+    monkeypatch.setattr(module, "available_cores", lambda: 2)
+    assert [slot.cores for slot in slots(9, num_gpus=0)] == [(0,), (1,)]
+    monkeypatch.setattr(module, "available_memory", lambda: 1e9)
+    assert len(slots(9, num_gpus=0)) == 1
+
+
+@pytest.mark.usefixtures("eight_cores")
+def test_each_has_a_gpu_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [slot.gpu for slot in slots(9, num_gpus=2)] == ["0", "1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,GPU-1b")
+    assert [slot.gpu for slot in slots(9, num_gpus=2)] == ["5", "GPU-1b"]
+
+
+def test_cores_are_taken_and_left() -> None:
+    before = os.sched_getaffinity(0)
+    core = min(before)
+    with pinned([core]):
+        assert os.sched_getaffinity(0) == {core}
+    assert os.sched_getaffinity(0) == before
+
+
+def test_one_that_fails_ends_the_others_and_none_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small, started = SmallRuns(Planner(tmp_path / "none.yaml", ()), tmp_path), list[subprocess.Popen[bytes]]()
+    small.__dict__["folder"] = tmp_path / "runs"  # else it asks for a plan
+
+    def start(self: SmallRuns, *_: object) -> subprocess.Popen[bytes]:
+        program = "raise SystemExit(3)" if started else "import time; time.sleep(60)"
+        started.append(subprocess.Popen([sys.executable, "-S", "-c", program]))
+        return started[-1]
+
+    monkeypatch.setattr(SmallRuns, "_start", start)
+    with pytest.raises(RunError, match="exit code 3"):
+        small.train(planned(60), SPEED, slots(2, 0) * 2)
+    assert [program.returncode for program in started[:2]] == [-15, 3] and len(started) <= 4
