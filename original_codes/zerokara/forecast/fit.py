@@ -199,7 +199,6 @@ class CalibrationRun:
     shape: ModelShape
     tokens: int
     eval_tokens: int
-    """Maximum validation tokens."""
 
     @property
     def batch(self) -> int:
@@ -268,8 +267,7 @@ def slots(most: int, num_gpus: int) -> list[Slot]:
     """Up to `most` slots that share out the GPUs, or the cores where there is none."""
     cores = sorted(os.sched_getaffinity(0))[: available_cores()]
     gpus = named_gpus() or [str(number) for number in range(num_gpus)]
-    by_memory = int(available_memory() // SLOT_BYTES)
-    number = max(1, min(most, len(cores), by_memory, *([num_gpus] if num_gpus else [])))
+    number = max(1, min(most, len(cores), int(available_memory() // SLOT_BYTES), num_gpus or most))
     return [Slot(tuple(cores[each::number]), gpus[each] if num_gpus else None) for each in range(number)]
 
 

@@ -24,8 +24,6 @@ _BATCH = {"cpu": 8, "cuda": 64}
 """Sequences in a measured step, for each core or GPU: as fast as larger ones."""
 LEFT_TO_RECIPE: dict[str, Any] = dict.fromkeys([*recipe.RULES, "warmup_fraction"], "auto")
 
-_SHAPE_KEYS = ("num_layers", "hidden_size", "num_attn_heads", "num_kv_heads", "head_dim", "ffn_hidden_size")
-
 
 @dataclass(frozen=True)
 class Speed:
@@ -49,7 +47,8 @@ class Speed:
 
 def size_settings(name: SizeName | Literal[""]) -> dict[str, Any]:
     """The settings of a size by name; none of another size's stays."""
-    return {"model_size": name, **dict.fromkeys(_SHAPE_KEYS, "auto")}
+    shape = ("num_layers", "hidden_size", "num_attn_heads", "num_kv_heads", "head_dim", "ffn_hidden_size")
+    return {"model_size": name, **dict.fromkeys(shape, "auto")}
 
 
 def overrides(settings: Mapping[str, Any]) -> list[str]:

@@ -31,12 +31,10 @@ GOOD_ENOUGH = 1.005
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits of a training run."""
+    """Limits of a training run; infinite hours where the tokens are the limit, infinite tokens where the hours are."""
 
     hours: float
-    """Infinite where the tokens are the limit."""
     tokens: float
-    """Infinite where the hours are the limit."""
     unique_tokens: float
     """Tokens of the corpus."""
     max_epochs: float
@@ -92,14 +90,11 @@ def candidate(
 
 
 def recommended(candidates: Sequence[Candidate]) -> Candidate | None:
-    """The size to take, of candidates from the smallest to the largest; None where none fits.
-
-    Without predictions it is the largest with about 20 tokens for each parameter, or else the smallest.
-    """
+    """The size to take, of candidates from the smallest to the largest; None where none fits."""
     # With hardly a token for each parameter, so far from any run, no law is to be believed.
     fitting = [each for each in candidates if each.is_sensible] or [each for each in candidates if each.fits][:1]
     values = {each.name: each.prediction.value for each in fitting if each.prediction}
-    if not values:
+    if not values:  # the largest with about 20 tokens for each parameter, or else the smallest
         ample = [each for each in fitting if each.tokens_per_parameter >= RULE_OF_THUMB]
         return (ample[-1] if ample else fitting[0]) if fitting else None
     best = min(values.values())
