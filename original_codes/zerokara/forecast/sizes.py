@@ -1,8 +1,7 @@
 """What each size of model would come to on this machine, with this corpus, in the time or the tokens that there are.
 
 In: the speed of the machine, the tokens of the corpus, a scaling law. Out: for each size its tokens, hours and expected
-bits per byte, and the size to take: that with the fewest bits per byte, or a smaller one within half a percent of it,
-which is cheaper to use.
+bits per byte, and the size to take: that with the fewest, or a smaller one within half a percent of it.
 
 Tokens that are read again teach less: R further epochs of U tokens are worth U·R*·(1 - e^(-R/R*)) fresh ones with
 R* = 15.4 (Muennighoff et al., 2023, arXiv 2305.16264).
@@ -26,7 +25,7 @@ RULE_OF_THUMB = 20
 MIN_TOKENS_PER_PARAMETER = 0.2
 """With fewer a model is not worth a look."""
 GOOD_ENOUGH = 1.005
-"""Bits per byte over the best, up to which a smaller model is taken."""
+"""Bits per byte over the best, up to which a smaller model is taken, which is cheaper to use."""
 
 
 @dataclass(frozen=True)
