@@ -153,7 +153,8 @@ def runs(size: str, nodes: int) -> Iterator[Run]:
             config = load(PretrainConfig, ROOT / "config.yaml", settings)
             shape = ModelShape.from_config(config, VOCABULARY)
             template = with_hierarchy({}, config, processes, nodes)
-            layout = MemoryForecast.of_run(config, shape, processes, nodes, template, main_bytes=0, gpu_bytes=GPU_BYTES)
+            machine = {"num_processes": processes, "nodes": nodes, "main_bytes": 0, "gpu_bytes": GPU_BYTES}
+            layout = MemoryForecast.of_run(config, shape, template=template, **machine)
             run = Run(shape, layout, nodes)
             if run.fits:
                 yield run

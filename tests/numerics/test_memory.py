@@ -65,7 +65,9 @@ def test_the_state_is_the_bytes_of_the_tensors(measured: dict[str, dict[str, int
     template = load_template(template_path(loaded.deepspeed_template))
     shape = ModelShape.from_config(loaded, VOCABULARY)
     # As on a GPU: on a CPU a buffer that is not written to is a tensor, and takes no memory.
-    run = MemoryForecast.of_run(loaded, shape, RUNS[name][0], 1, template, main_bytes=0, gpu_bytes=0)
+    run = MemoryForecast.of_run(
+        loaded, shape, num_processes=RUNS[name][0], template=template, main_bytes=0, gpu_bytes=0
+    )
     # The measured processes do not overlap by themselves: they run on a CPU.
     zero = {"overlap_comm": False, **template.get("zero_optimization", {})}
     run = replace(run, template={**template, "zero_optimization": zero})

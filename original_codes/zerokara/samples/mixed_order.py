@@ -56,16 +56,6 @@ def derived_seed(seed: int, family: int, number: int) -> int:
     return mix(mix(mix(seed) + family) + number)
 
 
-@dataclass(frozen=True)
-class SourceRestart:
-    """A stage that restarts a source, in the middle of an epoch that an earlier stage began in the other order."""
-
-    stage: int
-    source: int
-    num_read: int
-    """Samples read in that epoch; they may come again before the others."""
-
-
 class _Draws:
     """The source of each position of one stage, and the number of the draw from that source."""
 
@@ -124,15 +114,12 @@ class MixedOrder:
         self.num_samples = sum(samples_per_source)
         self._first_samples = np.concatenate([[0], np.cumsum(samples_per_source)]).astype(np.int64)
         self._draws: list[_Draws] = []
-        self.restarts: list[SourceRestart] = []
-        """In the order of the run."""
         first, before = 0, [0] * len(self.samples_per_source)
         kinds: list[OrderKind | None] = [None] * len(self.samples_per_source)
         for number, stage in enumerate(stages):
             for source in np.flatnonzero(stage.weights).tolist():
                 num_read = before[source] % self.samples_per_source[source]
-                if num_read and kinds[source] != stage.kind:
-                    self.restarts.append(SourceRestart(number, source, num_read))
+                if num_read and kinds[source] != stage.kind:  # the rest of the epoch is left out
                     before[source] += self.samples_per_source[source] - num_read
                 kinds[source] = stage.kind
             self._draws.append(_Draws(stage, number, first, before, seed))

@@ -16,7 +16,7 @@ from zerokara.progress import summary
 from zerokara.steps import command, preflight
 from zerokara.training import launching, resume_proof, run_manifest
 from zerokara.training.nodes.machines import HOST, JOIN, Machines, without_values
-from zerokara.training.planning import processors, recipe, run_folder, run_plan
+from zerokara.training.planning import recipe, run_folder, run_plan
 from zerokara.training.planning.planned_data import PRETRAINING, Task
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.spawning import Commands
@@ -44,7 +44,6 @@ def launch(config: RunConfig, options: command.Options, task: Task = PRETRAINING
 
 
 def _launch(config: RunConfig, options: command.Options, task: Task, machines: Machines) -> None:
-    processors.check_named_gpus()
     num_processes = 1 if config.num_processes == "auto" else config.num_processes
     kept = None if options.redo or not recipe.left_to_rules(config) else run_folder.kept_settings(config)
     plan = run_plan.make_plan(config, num_processes * machines.number, kept=kept, nodes=machines.number, task=task)

@@ -29,7 +29,6 @@ from zerokara.training.monitoring.metrics import Recorder, Tracker
 from zerokara.training.monitoring.trackers import Plots, TensorBoard, WeightsAndBiases
 from zerokara.training.planning.consumption import stage_messages
 from zerokara.training.planning.run_plan import RunPlan
-from zerokara.training.planning.schedule import Position
 from zerokara.training.processes.joining import Processes, peak_memory
 from zerokara.training.sampling import Sample
 
@@ -81,9 +80,9 @@ PEAK_BF16_FLOPS = {
 class Logbook:
     """The records of one start."""
 
-    def __init__(self, plan: RunPlan, position: Position, state: TrainingState, processes: Processes):
-        """Open the records of a start that begins at `state`."""
-        self._plan, self._position, self._order = plan, position, plan.data.reading.order()
+    def __init__(self, plan: RunPlan, samples: Callable[[int], int], state: TrainingState, processes: Processes):
+        """Open the records of a start that begins at `state`; `samples` gives the sequences read after a step."""
+        self._plan, self._samples, self._order = plan, samples, plan.data.reading.order()
         self._device, self._log = processes.device, processes.log
         self._started, self._earlier_seconds = time.monotonic(), state.seconds
         self._window: list[StepRecord] = []
@@ -161,14 +160,15 @@ class Logbook:
         """
         if not self._window:
             return
-        steps, schedule, position = self._window, self._plan.schedule, self._position
+        steps, schedule = self._window, self._plan.schedule
         self._window = []
         record, losses = steps[-1], self.facts.pop(_UNLOGGED)
+        samples = self._samples(record.step)
         speed = len(steps) * schedule.batch_tokens / sum(step.seconds for step in steps)
         line: dict[str, Any] = {
             "step": record.step,
-            "tokens": position.tokens(record.step),
-            "epoch": position.samples(record.step) / schedule.samples_per_epoch,
+            "tokens": samples * schedule.sample_tokens,
+            "epoch": samples / schedule.samples_per_epoch,
             "loss": sum(losses) / len(losses),
             "learning_rate": record.learning_rate,
             "grad_norm": record.grad_norm,
@@ -184,7 +184,7 @@ class Logbook:
             peak = self._peak_flops * self._plan.num_processes
             line["mfu"] = speed * self._plan.shape.flops_per_token() / peak
         if isinstance(self._order, MixedOrder):
-            counts = self._order.counts(position.samples(record.step))
+            counts = self._order.counts(samples)
             line["source_tokens"] = [count * schedule.sample_tokens for count in counts]
         self.facts["loss"] = line["loss"]
         self.facts.setdefault("first_loss", line["loss"])
@@ -201,7 +201,7 @@ class Logbook:
     def log_skipped(self, record: StepRecord, bad_samples: list[dict[str, Any]]) -> None:
         """Record and log a step that was skipped, and the samples that are to blame."""
         step, reason = record.step, record.skip_reason
-        tokens = self._position.tokens(step)
+        tokens = self._samples(step) * self._plan.schedule.sample_tokens
         self._record({"step": step, "tokens": tokens, "skipped": reason, "bad_samples": bad_samples})
         self._log(f"step {step}  SKIPPED, the weights are unchanged: {reason}")
         for sample in bad_samples:
@@ -209,9 +209,9 @@ class Logbook:
 
     def log_validations(self, step: int, results: Sequence[ValidationResult]) -> None:
         """Record and log the validations after a step; the last one chooses the best checkpoint."""
-        facts = self.facts
+        facts, tokens = self.facts, self._samples(step) * self._plan.schedule.sample_tokens
         for result in results:
-            self._record({"step": step, "tokens": self._position.tokens(step), **result.line})
+            self._record({"step": step, "tokens": tokens, **result.line})
             for name, value in result.facts.items():
                 facts.setdefault(f"first_{name}", value)
                 facts[name] = value
@@ -239,7 +239,7 @@ class Logbook:
 
     def log_stages(self, step: int, resumed: bool = False) -> None:
         """Log which stages begin in the step after `step`, and for a resumed run the stage that it is in."""
-        next_samples = range(self._position.samples(step), self._position.samples(step + 1))
+        next_samples = range(self._samples(step), self._samples(step + 1))
         for message in stage_messages(self._plan.data.reading, self._order, next_samples, resumed):
             self._log(f"step {step + 1}  {message}")
 

@@ -28,7 +28,6 @@ from zerokara.training.batch_loader import BatchLoader
 from zerokara.training.compute import optimizers, updater
 from zerokara.training.compute.engine import Engine, load_state, start_from
 from zerokara.training.planning.run_plan import RunPlan
-from zerokara.training.planning.schedule import Position
 from zerokara.training.processes import authentication, joining
 from zerokara.training.processes.folder_sharing import SentTensors
 from zerokara.training.processes.joining import Processes
@@ -48,15 +47,13 @@ class Run:
     batches: Batches
     """The micro batches of this process."""
 
-    @property
-    def position(self) -> Position:
-        """Where each step of this start stands in the data."""
-        return Position(self.state, self.plan.config.global_batch, self.plan.schedule.sample_tokens)
+    def samples(self, step: int) -> int:
+        """Sequences read after `step` steps; an earlier start may have had another global batch."""
+        return self.state.samples + (step - self.state.step) * self.plan.config.global_batch
 
     def loader(self, last_step: int) -> BatchLoader:
         """Open a loader of the batches of each step up to `last_step`; the caller closes it."""
-        position = self.position
-        return BatchLoader(self.batches, lambda step: position.samples(step - 1), last_step, self.processes.device)
+        return BatchLoader(self.batches, lambda step: self.samples(step - 1), last_step, self.processes.device)
 
 
 def join(plan: RunPlan) -> Processes:

@@ -110,7 +110,7 @@ class Trainer:
         self.sampler: Sampler | None = None
         if config.sample_prompts:
             self.sampler = Sampler(plan.encoder, plan.data.objective, config, processes.device)
-        self.logbook = Logbook(plan, run.position, run.state, processes)
+        self.logbook = Logbook(plan, run.samples, run.state, processes)
         if processes.is_first:
             stop.watch(lambda: reason_to_stop(config, plan.checkpoint_bytes, self.logbook.seconds))
         resumed_from = checkpoint.folder_of(plan.run_dir, run.state.step) if run.state.step else None
@@ -209,7 +209,7 @@ class Trainer:
 
     def _report_bad_samples(self, record: StepRecord) -> None:
         run = self.run
-        consumed = run.position.samples(record.step - 1)
+        consumed = run.samples(record.step - 1)
         found = find_bad_samples(run.engine.module, run.batches, run.plan.data.reading, consumed)
         self.logbook.log_skipped(record, found)
 
@@ -218,7 +218,7 @@ class Trainer:
         self.divergence.check(step)
         run, book, guard = self.run, self.logbook, self.guard
         self.state = replace(
-            state_of(run.plan, step, run.position.samples(step), dict(book.facts), book.seconds),
+            state_of(run.plan, step, run.samples(step), dict(book.facts), book.seconds),
             skipped_steps=guard.skipped_steps,
             skipped_in_row=guard.skipped_in_row,
             recent_losses=guard.recent_losses,

@@ -23,7 +23,7 @@ from zerokara.training.logbook import Logbook, peak_flops
 from zerokara.training.loop import StepRecord
 from zerokara.training.monitoring import metrics
 from zerokara.training.planning.run_plan import RunPlan
-from zerokara.training.planning.schedule import Position, Schedule
+from zerokara.training.planning.schedule import Schedule
 from zerokara.training.processes.joining import Processes
 from zerokara.training.sampling import Sample
 
@@ -43,7 +43,9 @@ def logbook(
         RunPlan,
         SimpleNamespace(config=config, run_dir=run_dir, data=SimpleNamespace(reading=reading), schedule=schedule),
     )
-    return Logbook(plan, Position(state, 8, 32), state, Processes(torch.device("cpu"), rank))
+    return Logbook(
+        plan, lambda step: state.samples + (step - state.step) * 8, state, Processes(torch.device("cpu"), rank)
+    )
 
 
 def record(step: int, loss: float, **more: Any) -> StepRecord:

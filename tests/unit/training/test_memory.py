@@ -202,7 +202,8 @@ def forecast_of(
     loaded = config_of(**{**settings, **changes})
     shape = ModelShape.from_config(loaded, 32_000 if settings is LARGE else 500)
     gpu_bytes = None if gpu is None else int(gpu)
-    return MemoryForecast.of_run(loaded, shape, processes, nodes, template, int(main), gpu_bytes)
+    machine = {"num_processes": processes, "nodes": nodes, "main_bytes": int(main), "gpu_bytes": gpu_bytes}
+    return MemoryForecast.of_run(loaded, shape, template=template, **machine)
 
 
 def test_on_a_cpu_all_processes_share_main_memory() -> None:

@@ -5,7 +5,6 @@ Training processes are stood in."""
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,6 @@ from zerokara.model.shapes import ModelShape
 from zerokara.training import micro_batch
 from zerokara.training.micro_batch import (
     CPU_TOKENS,
-    choose_micro_batch,
     first_choice,
     keep_choice,
     kept_choice,
@@ -30,7 +28,6 @@ from zerokara.training.planning.run_plan import RunPlan, make_plan, with_micro_b
 from zerokara.training.processes import launcher
 
 GB = 10**9
-SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256]
 
 
 def forecast_of(gpu: float | None = 80, seq_len: int = 2048, **settings: Any) -> MemoryForecast:
@@ -38,41 +35,6 @@ def forecast_of(gpu: float | None = 80, seq_len: int = 2048, **settings: Any) ->
     gpu_bytes = None if gpu is None else int(gpu * GB)
     given = {"num_processes": 1, "global_batch_size": 256, "micro_batch_size": 1, "precision": "fp32", **settings}
     return MemoryForecast(shape, main_bytes=64 * GB, gpu_bytes=gpu_bytes, **given)
-
-
-def trials(peak_of: Callable[[int], float], sizes: list[int] = SIZES, min_sequence: float = 0) -> list[int]:
-    """The sizes that are tried one after another, and the choice at the end; peaks in GB, of 100, of which 80 may be
-    used."""
-    peaks: dict[int, int | None] = {}
-    while (size := choose_micro_batch(peaks, sizes, 80 * GB, int(min_sequence * GB))) not in peaks:
-        peaks[size] = int(peak_of(size) * GB) if peak_of(size) <= 100 else None
-    return [*peaks, size]
-
-
-def test_the_largest_that_fits_is_found_by_extrapolation_and_confirmed() -> None:
-    assert trials(lambda size: 10 + size) == [1, 2, 64, 64]
-    assert trials(lambda size: 10 + 0.1 * size) == [1, 2, 256, 256]
-    assert trials(lambda size: 60 + 15 * size) == [1, 2, 1], "two are too many, one was measured"
-
-
-def test_a_size_that_runs_out_of_memory_is_halved() -> None:
-    # The update sets the peak of few sequences: they seem to cost nothing.
-    assert trials(lambda size: max(50, 2 * size)) == [1, 2, 256, 128, 64, 32, 32]
-    assert trials(lambda size: max(50, 2 * size), min_sequence=1) == [1, 2, 32, 32]
-
-
-def test_a_peak_beyond_the_limit_does_not_count_as_fitting() -> None:
-    assert trials(lambda size: 10 + size + size**2 / 100) == [1, 2, 64, 32, 32]
-
-
-def test_sizes_need_not_be_powers_of_two() -> None:
-    assert trials(lambda size: 10 + 4 * size, sizes=[1, 3, 5, 15]) == [1, 3, 15, 15]
-    assert trials(lambda size: 10 + 6 * size, sizes=[1, 3, 5, 15]) == [1, 3, 5, 5]
-    assert trials(lambda size: 10 + 6 * size, sizes=[1]) == [1, 1]
-
-
-def test_where_not_even_one_sequence_fits_it_stays_the_choice() -> None:
-    assert trials(lambda size: math.inf) == [1, 1]
 
 
 def test_the_first_choice_is_the_largest_that_surely_fits_on_a_gpu() -> None:
@@ -110,17 +72,18 @@ def plan(tiny_data: dict[str, str]) -> RunPlan:
     return with_micro_batch(make_plan(settings, 1, "fp32"), 64)
 
 
-def stand_in(monkeypatch: pytest.MonkeyPatch, bytes_of_sequence: int, memory: int, code: int = 0) -> list[int]:
-    """Let a trial take so much memory for each sequence of its micro batch; gives the sizes that were tried."""
+def stand_in(
+    monkeypatch: pytest.MonkeyPatch, peak_of: Callable[[int], float], memory: float, code: int = 0
+) -> list[int]:
+    """Let a trial take as many GB as `peak_of` says of its micro batch; gives the sizes that were tried."""
     tried: list[int] = []
 
     def spawn(plan: RunPlan, work: str, path: str) -> int:
         assert work == "trial"
         tried.append(plan.config.micro_batch)
-        peak = GB + plan.config.micro_batch * bytes_of_sequence
-        if peak > memory:
+        if peak_of(tried[-1]) > memory:
             return launcher.OUT_OF_MEMORY
-        result = {"peak_bytes": peak, "seconds_per_step": 0.5}
+        result = {"peak_bytes": int(peak_of(tried[-1]) * GB), "seconds_per_step": 0.5}
         Path(path).write_text(json.dumps(result), encoding="ascii")
         return code
 
@@ -128,33 +91,60 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, bytes_of_sequence: int, memory: in
     return tried
 
 
-def test_on_a_gpu_the_largest_that_fits_is_found_in_few_trials(plan: RunPlan, monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = stand_in(monkeypatch, GB, memory=40 * GB)
-    forecast = plan.memory_forecast(100 * GB, 40 * GB)
-    assert try_steps(plan, forecast)[0].config.micro_batch == 32
-    assert tried == [1, 2, 32]
+@pytest.mark.parametrize(
+    ("first", "peak_of", "tried"),
+    [
+        (8, lambda size: 10 + size, [4, 8, 64]),  # by what a sequence takes, and confirmed
+        (8, lambda size: 10 + 0.1 * size, [4, 8, 256]),
+        (256, lambda size: 10 + 0.1 * size, [128, 256]),
+        (64, lambda size: 2 * size, [32, 64]),  # 64 runs out of memory
+        (64, lambda size: 1.5 * size, [32, 64]),  # 64 runs, with less to spare than is safe
+        (16, lambda size: 10 + size + size**2 / 64, [8, 16, 32]),
+        (2, lambda size: max(50, 2 * size), [1, 2, 256, 128, 64, 32]),  # the update sets the peak of few sequences
+        (1, lambda size: 60 + 15 * size, [1, 2]),
+    ],
+)
+def test_on_a_gpu_the_largest_that_fits_is_found_in_few_trials(
+    plan: RunPlan,
+    monkeypatch: pytest.MonkeyPatch,
+    first: int,
+    peak_of: Callable[[int], float],
+    tried: list[int],
+) -> None:
+    found = stand_in(monkeypatch, peak_of, memory=100)
+    monkeypatch.setattr(micro_batch, "first_choice", lambda _: first)
+    chosen, result = try_steps(plan, forecast_of(gpu=100))
+    fitting = [size for size in found if peak_of(size) <= 86.5]
+    assert found == tried and chosen.config.micro_batch == max(fitting)
+    assert result.peak_bytes == int(peak_of(max(fitting)) * GB)
+
+
+def test_the_smallest_is_taken_though_it_leaves_little(plan: RunPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert stand_in(monkeypatch, lambda size: 90 + size, memory=95) == []
+    assert try_steps(plan, plan.memory_forecast(100 * GB, 100 * GB))[0].config.micro_batch == 1
 
 
 @pytest.mark.parametrize("gpu_bytes", [None, 20 * GB])
 def test_where_nothing_fits_it_fails(plan: RunPlan, monkeypatch: pytest.MonkeyPatch, gpu_bytes: int | None) -> None:
-    stand_in(monkeypatch, 50 * GB, memory=20 * GB)
+    stand_in(monkeypatch, lambda size: 50 * size, memory=20)
     with pytest.raises(RunError, match=str(launcher.OUT_OF_MEMORY)):
         try_steps(plan, plan.memory_forecast(100 * GB, gpu_bytes))
 
 
 def test_a_size_that_the_user_chose_is_tried_alone(plan: RunPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = replace(plan, given=plan.given.model_copy(update={"micro_batch_size": 64}))
-    tried = stand_in(monkeypatch, GB, memory=20 * GB)
+    forecast = plan.memory_forecast(100 * GB, 80 * GB)
+    tried = stand_in(monkeypatch, float, memory=20)
     with pytest.raises(RunError):
-        try_steps(chosen, plan.memory_forecast(100 * GB, None))
+        try_steps(chosen, forecast)
     assert tried == [64]
-    tried = stand_in(monkeypatch, GB, memory=80 * GB)
-    tried_plan, result = try_steps(chosen, plan.memory_forecast(100 * GB, None))
+    stand_in(monkeypatch, float, memory=80)
+    tried_plan, result = try_steps(chosen, forecast)
     assert tried_plan == chosen and result.seconds_per_step == 0.5
 
 
 def test_another_failure_is_passed_on(plan: RunPlan, monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = stand_in(monkeypatch, GB, memory=80 * GB, code=1)
+    tried = stand_in(monkeypatch, float, memory=80, code=1)
     with pytest.raises(RunError, match="exit code 1"):
         try_steps(plan, plan.memory_forecast(100 * GB, None))
     assert tried == [64]

@@ -47,8 +47,6 @@ class StageUse:
     sources: tuple[SourceUse, ...]
     first_token: int
     """Where it begins, in tokens of the run."""
-    restarts: tuple[str, ...]
-    """A sentence for each source that it restarts."""
 
 
 @dataclass(frozen=True)
@@ -77,15 +75,9 @@ def consumption(reading: Reading, schedule: Schedule) -> Consumption:
     total = _uses(reading, [sum(column) for column in zip(*by_stage, strict=True)])
     if len(by_stage) == 1:
         return Consumption((), total)
-    restarts: list[list[str]] = [[] for _ in by_stage]
-    for one in order.restarts:
-        restarts[one.stage].append(
-            f"{reading.sources[one.source].name} restarts: an earlier stage, in another order, has read "
-            f"{one.num_read:,} of its {reading.samples_per_part[one.source]:,} sequences"
-        )
     stages = [
-        StageUse(stage_title(reading, number), _uses(reading, counts), first * reading.lengths.raw, tuple(sentences))
-        for number, (counts, first, sentences) in enumerate(zip(by_stage, order.firsts, restarts, strict=True))
+        StageUse(stage_title(reading, number), _uses(reading, counts), first * reading.lengths.raw)
+        for number, (counts, first) in enumerate(zip(by_stage, order.firsts, strict=True))
     ]
     return Consumption(tuple(stages), total)
 
@@ -151,9 +143,7 @@ def table_lines(config: ScheduleSettings, schedule: Schedule, table: Consumption
         yield f"stage {number} of {len(table.stages)}: {stage.title}"
         uses = [use for use in stage.sources if use.used_tokens]
         yield from map(use_line, uses)
-        if uses:
-            yield from (f"  {sentence}" for sentence in stage.restarts)
-        else:
+        if not uses:
             yield (
                 f"  warning: never reached: it begins after {stage.first_token:,} tokens, and the run ends after "
                 f"{schedule.num_tokens:,}; {remedy}, or shorten what comes before"

@@ -105,30 +105,15 @@ class MemoryForecast:
     """DeepSpeed's further settings."""
 
     @classmethod
-    def of_run(
-        cls,
-        config: TrainingSettings,
-        shape: ModelShape,
-        num_processes: int,
-        nodes: int,
-        template: Mapping[str, Any],
-        main_bytes: int,
-        gpu_bytes: int | None,
-    ) -> MemoryForecast:
-        """The forecast of a run whose `precision` is resolved; where `micro_batch_size` is `auto`, with 1."""
-        same = ("precision", "zero_stage", "tensor_parallel_size", "offload", "activation_checkpointing")
-        return cls(
-            shape,
-            num_processes,
-            global_batch_size=config.global_batch,
-            micro_batch_size=1 if config.micro_batch_size == "auto" else config.micro_batch_size,
-            main_bytes=main_bytes,
-            gpu_bytes=gpu_bytes,
-            optimizer=config.optimizer_name,
-            nodes=nodes,
-            template=template,
-            **{key: getattr(config, key) for key in same},
-        )
+    def of_run(cls, config: TrainingSettings, shape: ModelShape, **others: Any) -> MemoryForecast:
+        """The forecast of a run whose `precision` is resolved; where `micro_batch_size` is `auto`, with 1.
+
+        `others` are the fields that are no settings: processes, nodes, bytes and the template.
+        """
+        settings = {key: getattr(config, key) for key in type(config).model_fields if key in cls.__dataclass_fields__}
+        if config.micro_batch_size == "auto":
+            settings["micro_batch_size"] = 1
+        return cls(shape, **{**settings, "nodes": 1, **others})
 
     @property
     def device(self) -> Literal["cpu", "cuda"]:

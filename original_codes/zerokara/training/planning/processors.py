@@ -1,7 +1,7 @@
 """The GPUs and cores that there are for a run, and how its processes share them. Without torch where possible.
 
 CUDA silently hides the first GPU of CUDA_VISIBLE_DEVICES that does not exist and all behind it: one typing error, and
-days are spent on the CPU. Here every GPU that is named must exist. Empty, or -1, asks for the CPU.
+days are spent on the CPU. Here torch must see every GPU that is named. Empty, or -1, asks for the CPU.
 """
 
 from __future__ import annotations
@@ -41,31 +41,6 @@ def named_gpus() -> list[str] | None:
     return list(takewhile(lambda name: name not in ("", "-1", "NoDevFiles"), map(str.strip, text.split(","))))
 
 
-def check_named_gpus() -> None:
-    """Check, before torch is loaded, that the GPUs in CUDA_VISIBLE_DEVICES exist and that torch was built for them.
-
-    Raises:
-        UserError: it names one that the driver does not list.
-    """
-    named = named_gpus()
-    if not named:
-        return
-    cpu = "leave it empty to train on the CPU"
-    if not built_for_gpus():
-        rule = f"names GPUs, and this torch ({_torch()['__version__']}) was built for the CPU alone"
-        raise _variable_error(rule, f"{_GPU_SETUP}; or {cpu}")
-    # UUIDs are those of GPUs, and of the parts that one is divided into (MIG).
-    number, uuids = len(_listed_names()), re.findall(r"\(UUID: ([^)\s]+)\)", _driver_listing())
-    missing = [
-        name
-        for name in named
-        if (int(name) >= number if name.isdecimal() else not any(uuid.startswith(name) for uuid in uuids))
-    ]
-    if number and missing:  # where the driver lists none, torch has the word: GPUs may be AMD's
-        there = f"GPU 0 to {number - 1}" if number > 1 else "only GPU 0"
-        raise _variable_error(f"names {', '.join(missing)}; there is {there}", f"name GPUs that exist, or {cpu}")
-
-
 def check_processes(config: MachineSettings, seen: int) -> None:
     """Check that torch sees the GPUs that are named, and that there are as many GPUs, or cores, as processes.
 
@@ -75,7 +50,12 @@ def check_processes(config: MachineSettings, seen: int) -> None:
     named = named_gpus() or []
     if seen < len(named):
         rule = f"names {len(named)}, of which torch sees {seen}"
-        raise _variable_error(rule, "name GPUs that exist, each once, or leave it empty to train on the CPU")
+        remedy = "name GPUs that exist (nvidia-smi -L lists them), each once"
+        if not built_for_gpus():
+            rule = f"names GPUs, and this torch ({_torch()['__version__']}) was built for the CPU alone"
+            remedy = _GPU_SETUP
+        remedy += "; or leave it empty to train on the CPU"
+        raise UserError(Fault("the environment", rule, VARIABLE, os.environ[VARIABLE], remedy))
     most, what = seen or available_cores(), f"GPUs ({VARIABLE} is honoured)"
     remedy = f"try {most} or auto"
     if not seen:
@@ -88,7 +68,7 @@ def check_processes(config: MachineSettings, seen: int) -> None:
 
 def unused(seen: int) -> str | None:
     """Explain why GPUs that the driver lists are not used, if torch sees none and nobody asked for the CPU."""
-    if seen or named_gpus() is not None or not (names := _listed_names()):
+    if seen or named_gpus() is not None or not (names := _listed_gpus()):
         return None
     why = f"this torch ({_torch()['__version__']}) was built for the CPU alone: {_GPU_SETUP}"
     if built_for_gpus():
@@ -144,19 +124,11 @@ def _torch() -> dict[str, Any]:
 
 
 @cache
-def _driver_listing() -> str:
-    """What NVIDIA's driver lists: lines like ``GPU 0: NVIDIA H200 (UUID: GPU-1b…)``; empty without one."""
-    program = shutil.which("nvidia-smi") or shutil.which("/usr/lib/wsl/lib/nvidia-smi")
+def _listed_gpus() -> list[str]:
+    """Names of the GPUs that NVIDIA's driver lists, like ``GPU 0: NVIDIA H200 (UUID: GPU-1b…)``; none without it."""
+    program = shutil.which("nvidia-smi") or shutil.which("/usr/lib/wsl/lib/nvidia-smi") or "nvidia-smi"
     try:
-        command = [program or "nvidia-smi", "-L"]
-        return subprocess.run(command, capture_output=True, text=True, timeout=_DRIVER_SECONDS).stdout
+        done = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=_DRIVER_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-
-
-def _listed_names() -> list[str]:
-    return re.findall(r"^GPU \d+: (.*?)\s*\(UUID:", _driver_listing(), re.MULTILINE)
-
-
-def _variable_error(rule: str, remedy: str) -> UserError:
-    return UserError(Fault("the environment", rule, VARIABLE, os.environ[VARIABLE], remedy))
+        return []
+    return re.findall(r"^GPU \d+: (.*?)\s*\(UUID:", done.stdout, re.MULTILINE)

@@ -103,7 +103,13 @@ class RunPlan:
     def memory_forecast(self, main_bytes: int, gpu_bytes: int | None) -> MemoryForecast:
         """The memory that this run needs, against that of a machine; `gpu_bytes` is None on a CPU."""
         return MemoryForecast.of_run(
-            self.config, self.shape, self.num_processes, self.nodes, self.template, main_bytes, gpu_bytes
+            self.config,
+            self.shape,
+            num_processes=self.num_processes,
+            nodes=self.nodes,
+            template=self.template,
+            main_bytes=main_bytes,
+            gpu_bytes=gpu_bytes,
         )
 
     def write(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The course of a run: its steps, its learning rate, where a step stands in the data, and the hours it may take.
+"""The course of a run: its steps, its learning rate, and the hours it may take.
 
 The user sets the length (tokens, epochs, or the stages of a curriculum; `max_steps` caps it) and the share of the
 warm-up; steps, warm-up and decay follow. `max_hours` counts over all starts of a run, `max_hours_per_start` for one.
@@ -12,7 +12,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zerokara.checkpoint import TrainingState
 from zerokara.config.optim import ScheduleSettings
 from zerokara.config.settings import resolved
 from zerokara.errors import UserError
@@ -153,24 +152,6 @@ def num_samples(
         return config.train_tokens / sample_tokens
     is_open = not stage_samples or stage_samples[-1] is None
     return sum(each or 0 for each in stage_samples) + (config.epochs * samples_per_epoch if is_open else 0)
-
-
-@dataclass(frozen=True)
-class Position:
-    """Where the steps of one start stand in the data; an earlier start may have had another global batch."""
-
-    state: TrainingState
-    """The state that it resumed from."""
-    global_batch_size: int
-    sample_tokens: int
-
-    def samples(self, step: int) -> int:
-        """Sequences read after `step` steps."""
-        return self.state.samples + (step - self.state.step) * self.global_batch_size
-
-    def tokens(self, step: int) -> int:
-        """Tokens read after `step` steps."""
-        return self.samples(step) * self.sample_tokens
 
 
 def hours_are_used_up(config: ScheduleSettings, trained_seconds: float) -> bool:
