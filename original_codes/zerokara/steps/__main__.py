@@ -1,7 +1,6 @@
 """`python -m zerokara.steps tokenize --help`: the command line of a step, by the name of its module.
 
-The main program is none of the steps' own modules, because multiprocessing imports it into every worker again, unless
-it is a `__main__.py` (`multiprocessing.spawn`).
+Of a main program of another name multiprocessing would import all of it again into every worker.
 """
 
 from __future__ import annotations

@@ -67,15 +67,11 @@ class Options:
 
 
 def _positive(kind: type[int] | type[float]) -> Callable[[str], float]:
-    """A reader of numbers above 0."""
+    """A reader of numbers above 0; argparse says what is no number."""
 
     def number(text: str) -> float:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = 0
-        if not 0 < value < math.inf:
-            raise argparse.ArgumentTypeError(f"{text}: must be a {'whole ' if kind is int else ''}number above 0")
+        if not 0 < (value := kind(text)) < math.inf:
+            raise argparse.ArgumentTypeError(f"{text}: must be above 0")
         return value
 
     return number

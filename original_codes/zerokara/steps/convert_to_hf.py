@@ -25,12 +25,14 @@ def convert(config: ConvertConfig, options: command.Options) -> None:
     output_folder.check_class(source)
     output_folder.check_place(config, source)
     is_encoder_decoder = source.shape.traits.is_encoder_decoder
+    upload = command.next_command("6_upload.py", options, config, flags=["--dry-run"])
+    following = f"next: try {folder} in {notebook_for(is_encoder_decoder)}, or list what an upload would send: {upload}"
     work = exported_folder.work(source, config)
     done = manifest.already_done(folder / exported_folder.MANIFEST_NAME, work, redo=options.redo)
     if done is not None:
         opening(f"step 4 convert: done already, {folder} was made from {source.folder} (--redo: again)")
         _print_samples(done.facts["samples"], is_encoder_decoder)
-        print(_next(config, options, is_encoder_decoder))
+        print(following)
         return
     preflight.check(config, preflight.of_export(config))
     output_folder.check_space(config, source)
@@ -50,7 +52,7 @@ def convert(config: ConvertConfig, options: command.Options) -> None:
     made = export.export(source, config, documents)
     _print_samples(made.facts["samples"], is_encoder_decoder)
     summary("step 4 convert: done", _rows(made))
-    print(_next(config, options, is_encoder_decoder))
+    print(following)
 
 
 def _rows(made: manifest.Manifest) -> list[tuple[str, str]]:
@@ -81,12 +83,6 @@ def _print_samples(samples: list[dict[str, Any]], is_encoder_decoder: bool) -> N
         print(plain(f"\nprompt   {sample['prompt']}"))
         print(plain(f"sampled  {before}{sample['sampled']}"))
         print(plain(f"greedy   {before}{sample['greedy']}"))
-
-
-def _next(config: ConvertConfig, options: command.Options, is_encoder_decoder: bool) -> str:
-    upload = command.next_command("6_upload.py", options, config, flags=["--dry-run"])
-    folder, notebook = config.output_tokenizer_and_model_dir, notebook_for(is_encoder_decoder)
-    return f"next: try {folder} in {notebook}, or list what an upload would send: {upload}"
 
 
 def notebook_for(is_encoder_decoder: bool) -> str:

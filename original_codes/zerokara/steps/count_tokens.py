@@ -48,10 +48,13 @@ def count_tokens(config: PretrainConfig, options: command.Options) -> None:
         length = f"{config.train_tokens:,} tokens: {config.train_tokens / epoch_tokens:.3f} epochs of {epoch_tokens:,}"
     limit = ", which max_steps sets" if schedule.num_steps == config.max_steps else ""
     steps = f"{schedule.num_steps:,} steps{limit}, of {schedule.batch_tokens:,} tokens each"
+    # The training documents of each source, where there are several and step 2 has finished.
+    sources = manifest.read(paths.manifest).facts.get("sources", []) if paths.manifest.exists() else []
+    of_sources = [(f"  {source['entry']}", source["train"]) for source in sources if sources[1:]]
     rows = [
         ("train", _split_text(counts.train, lengths)),
         ("valid", _split_text(counts.valid, lengths) if counts.valid else "none (valid_fraction is 0)"),
-        *_source_rows(paths),
+        *((name, f"{each['documents']:,} documents, {each['tokens']:,} training tokens") for name, each in of_sources),
         ("train_tokens", length),
         ("run", f"{steps}: {schedule.num_tokens:,} tokens, {schedule.epochs_at(schedule.num_steps):.3f} epochs"),
     ]
@@ -61,13 +64,6 @@ def count_tokens(config: PretrainConfig, options: command.Options) -> None:
         action = "dry run: would write" if options.dry_run else "written:"
         rows.append(("config", f"{action} train_tokens: {train_tokens} into {options.config_path}"))
     summary(f"{bin_path(paths.train)}", rows, command.next_command("3_train_node1.sh", options, config))
-
-
-def _source_rows(paths: TokenPaths) -> list[tuple[str, str]]:
-    """The training documents of each source, where there are several and step 2 has finished."""
-    sources = manifest.read(paths.manifest).facts.get("sources", []) if paths.manifest.exists() else []
-    named = [(f"  {source['entry']}", source["train"]) for source in sources if sources[1:]]
-    return [(name, f"{split['documents']:,} documents, {split['tokens']:,} training tokens") for name, split in named]
 
 
 def _split_text(split: SplitCount, lengths: SampleLengths) -> str:

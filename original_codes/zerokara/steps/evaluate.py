@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zerokara import manifest
 from zerokara.config.evaluate_config import EvaluateConfig
-from zerokara.corpus import inputs
+from zerokara.corpus.inputs import InputFile, find_files, for_manifest
 from zerokara.durable import write_json, write_text
 from zerokara.errors import UserError
 from zerokara.evaluation import task_data
@@ -32,7 +32,10 @@ if TYPE_CHECKING:
     from zerokara.evaluation.models import LoadedModel
     from zerokara.evaluation.overlap import Overlap
 
-_PLACES = frozenset({"models", "output_dir", "texts", "pretraining_data", "device", "batch_tokens"})
+_PLACES: dict[str, Any] = {
+    **dict.fromkeys(("models", "output_dir", "texts", "pretraining_data", "device", "batch_tokens"), True),
+    "tasks": {"__all__": {"test_data", "train_data"}},
+}
 """Settings that name inputs and outputs, or change no result."""
 HELP = {"redo": "replace the results of an earlier run (what was measured stays in the cache, by content)"}
 
@@ -114,25 +117,19 @@ def measured(
     yield from measure_tasks(tasks, models, seed=config.seed, cache=Path(config.output_dir, "cache", "answers"))
 
 
-def _work(
-    config: EvaluateConfig, files: Sequence[inputs.InputFile], task_files: Sequence[TaskFiles]
-) -> manifest.StepSpec:
+def _work(config: EvaluateConfig, files: Sequence[InputFile], task_files: Sequence[TaskFiles]) -> manifest.StepSpec:
     """What is to be done, for the manifest; files by content, each entry's by itself."""
     weights = [file for name in config.models for file in model_files(Path(name))]
-    settings = {key: value for key, value in config.model_dump(mode="json").items() if key not in _PLACES}
-    settings["tasks"] = [
-        {key: value for key, value in task.items() if key not in ("test_data", "train_data")}
-        for task in settings["tasks"]
-    ]
+    settings = config.model_dump(mode="json", exclude=_PLACES)
     read: dict[str, Sequence[Path | manifest.RemoteFile]] = {"models": weights}
     for source, members in groupby(files, key=lambda file: file.source):
-        read[f"texts[{source}]"] = inputs.for_manifest(list(members))
+        read[f"texts[{source}]"] = for_manifest(list(members))
     for each in task_files:
-        read[f"tasks[{each.number}].test_data"] = inputs.for_manifest(each.test)
-        read[f"tasks[{each.number}].train_data"] = inputs.for_manifest(each.train)
+        read[f"tasks[{each.number}].test_data"] = for_manifest(each.test)
+        read[f"tasks[{each.number}].train_data"] = for_manifest(each.train)
     if config.pretraining_data:
-        corpus = inputs.find_files(config.pretraining_data, config.where("pretraining_data"))
-        read["pretraining_data"] = inputs.for_manifest(corpus)
+        corpus = find_files(config.pretraining_data, config.where("pretraining_data"))
+        read["pretraining_data"] = for_manifest(corpus)
     return manifest.StepSpec("evaluate", settings, inputs=read)
 
 

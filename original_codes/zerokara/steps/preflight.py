@@ -1,9 +1,7 @@
 """What each step writes, checked before any work and by ``--dry-run``: it can be written, and it is nobody else's.
 
 A step replaces the outputs of an earlier run of the same step, which it knows by the manifest. Any other file of such a
-name belongs to somebody else and stays, without ``--redo`` and with it.
-
-`run_all.sh` checks its three configuration files here, before any of the steps spends hours.
+name belongs to somebody else and stays, without ``--redo`` and with it. `run_all.sh` has all its steps checked at once.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from zerokara import manifest
 from zerokara.checkpoint.folders import IDENTITY_NAME
 from zerokara.config.convert_config import ConvertConfig, ConvertSettings
 from zerokara.config.data import DataSettings
-from zerokara.config.loading import load
+from zerokara.config.loading import FILES, load
 from zerokara.config.optim import ScheduleSettings
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.settings import Settings
@@ -155,8 +153,8 @@ def check_tokenizer_file(config: DataSettings) -> None:
     if path.is_file() and path.stat().st_size:
         return
     rule = "the tokenizer file is empty" if path.is_file() else "there is no such tokenizer file"
-    beside = sorted(path.parent.parent.glob(f"*/{MODEL_NAME}"), key=lambda model: model.stat().st_mtime_ns)
-    made = next((model for model in reversed(beside) if model.stat().st_size), None)
+    beside = [model for model in path.parent.parent.glob(f"*/{MODEL_NAME}") if model.stat().st_size]
+    made = max(beside, key=os.path.getmtime, default=None)
     remedy = f"write input_tokenizer_file: {made}" if made else "make one with step 1, and name its tokenizer.model"
     raise UserError(config.fault("input_tokenizer_file", rule, remedy))
 
@@ -165,41 +163,37 @@ def chain_faults(tokenizer: TokenizerConfig, training: PretrainConfig, convertin
     """The faults of a step that does not read what the step before it writes."""
     made, run = os.path.join(tokenizer.output_dir, MODEL_NAME), training.output_model_dir
     if os.path.abspath(training.input_tokenizer_file) != os.path.abspath(made):
-        rule = f"is not the tokenizer of step 1, {made} (output_dir, {tokenizer.where('output_dir')})"
+        rule = f"is not the tokenizer of step 1, {made} ({tokenizer.where('output_dir')})"
         yield training.fault("input_tokenizer_file", rule, f"write {made}, or run the steps one by one")
-    checkpoint = Path(os.path.abspath(converting.input_model_dir))
-    if Path(os.path.abspath(run)) not in (checkpoint, checkpoint.parent):
-        rule = f"is not the run of step 3, {run} (output_model_dir, {training.where('output_model_dir')})"
+    checkpoint = os.path.abspath(converting.input_model_dir)
+    if os.path.abspath(run) not in (checkpoint, os.path.dirname(checkpoint)):
+        rule = f"is not the run of step 3, {run} ({training.where('output_model_dir')})"
         yield converting.fault("input_model_dir", rule, f"write {run}, or run the steps one by one")
 
 
+def main(paths: Sequence[str]) -> int:
+    """Check the files of steps 1, 2 to 3, and 4 to 6 of a pipeline; gives the exit code."""
+    return guarded(lambda: check_line(paths))
+
+
 def check_line(paths: Sequence[str]) -> None:
-    """Check the files of steps 1, 2 to 3, and 4 to 6, and print that they are in order.
+    """Check three configuration files, and print that they are in order.
 
     Raises:
         UserError: with the faults of all three.
     """
     found: list[Fault] = []
     loaded: list[Any] = []
-    classes: tuple[type[Settings], ...] = (TokenizerConfig, PretrainConfig, ConvertConfig)
-    for config_class, path in zip(classes, paths, strict=True):
+    for path, name in zip(paths, ("sentence_piece_config.yaml", "config.yaml", "convert_config.yaml"), strict=True):
         try:
-            loaded.append(load(config_class, path))
+            loaded.append(load(FILES[name], path))
         except UserError as error:
             found += error.faults
     if not found:
-        tokenizer, training, converting = loaded
-        found += chain_faults(tokenizer, training, converting)
-        found += faults(tokenizer, of_tokenizer(tokenizer))
-        found += faults(training, of_tokens(training))
-        found += faults(training, of_run(training))
-        found += faults(converting, of_export(converting))
+        first, second, last = loaded
+        found += chain_faults(first, second, last)
+        steps = ((first, of_tokenizer), (second, of_tokens), (second, of_run), (last, of_export))
+        found += [fault for config, of in steps for fault in faults(config, of(config))]
     if found:
         raise UserError(found)
-    for path in paths:
-        print(f"{path}: in order")
-
-
-def main(argv: Sequence[str]) -> int:
-    """Command line of the check of a pipeline; gives the exit code."""
-    return guarded(lambda: check_line(argv))
+    print("\n".join(f"{path}: in order" for path in paths))

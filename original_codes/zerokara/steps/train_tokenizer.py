@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from zerokara import manifest
 from zerokara.config.tokenizer_config import TokenizerConfig
@@ -40,13 +39,13 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
     analyser = analyser_of(config)
     check_formats(files, config.text_field, config.txt_document, config.fault("text_field", "").where)
     budget = memory.budget(config, files)
-    opening(
-        f"step 1 tokenizer: {plural(len(files), 'file')}, {bytes_text(sum(file.bytes for file in files))} → "
-        f"{model_path}, {config.model_type}, {config.vocab_size:,} pieces\n"
-        f"  at most {bytes_text(budget.sample_bytes)} of text, {plural(training.num_threads(config), 'thread')}, "
-        f"about {bytes_text(budget.peak_bytes)} of memory ({bytes_text(budget.available_bytes)} free)"
-        + (f"\n  split into the morphemes that {analyser.version_text()} finds" if analyser else "")
-    )
+    corpus = f"{plural(len(files), 'file')}, {bytes_text(sum(file.bytes for file in files))}"
+    expected, free = bytes_text(budget.peak_bytes), bytes_text(budget.available_bytes)
+    sample, threads = bytes_text(budget.sample_bytes), plural(training.num_threads(config), "thread")
+    opening(f"step 1 tokenizer: {corpus} → {model_path}, {config.model_type}, {config.vocab_size:,} pieces")
+    print(f"  at most {sample} of text, {threads}, about {expected} of memory ({free} free)")
+    if analyser:
+        print(f"  split into the morphemes that {analyser.version_text()} finds")
     memory.check(config, budget)
     if options.dry_run:
         print("dry run: nothing was written")
@@ -67,15 +66,14 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
     seconds = time.monotonic() - started
     manifest.write(manifest_path, work, made, facts, seconds)
     building.discard_work(folder)
-    sample, report = built.sample, built.report
-    peak, expected = bytes_text(built.trained.peak_memory_bytes), bytes_text(budget.peak_bytes)
+    report = built.report
     rows = [
-        ("text offered", f"{bytes_text(sample.bytes_offered)}, {plural(sample.documents, 'document')}"),
-        ("trained on", sample.use_text()),
+        ("text offered", f"{bytes_text(built.sample.bytes_offered)}, {plural(built.sample.documents, 'document')}"),
+        ("trained on", built.sample.use_text()),
         *report.rows(),
         ("verdict", report.verdict),
         ("pieces not used", f"{len(report.unused_pieces):,} in {bytes_text(report.usage_bytes)} of this text"),
-        ("memory", f"{peak} at the peak, estimated {expected}"),
+        ("memory", f"{bytes_text(built.trained.peak_memory_bytes)} at the peak, estimated {expected}"),
         ("took", seconds_text(seconds)),
         ("report", str(folder / "report.html")),
     ]
@@ -83,8 +81,7 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
 
 
 def _work(config: TokenizerConfig, files: Sequence[InputFile], others: list[Path]) -> manifest.StepSpec:
-    left_out = {"input", "output_dir", "compare_with"}
-    settings: dict[str, Any] = {key: value for key, value in config.model_dump().items() if key not in left_out}
+    settings = config.model_dump(exclude={"input", "output_dir", "compare_with"})
     settings["files_per_source"] = [sum(file.source == i for file in files) for i in range(len(config.input))]
     inputs: dict[str, manifest.Inputs] = {"input": for_manifest(files)}
     if others:
