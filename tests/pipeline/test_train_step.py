@@ -373,7 +373,7 @@ def test_a_recipe_is_told_and_kept(tiny_data: dict[str, str], tmp_path: Path) ->
     assert (trained.optimizer, trained.lr_schedule, trained.min_lr) == ("muon", "linear", 0.0)
     assert re.search(rf"recipe +optimizer muon: .*\n.*\n.*\n.*\n +lr {trained.lr:g}: ", done.stdout)
     rates = [line["learning_rate"] for line in metrics.read(run_dir) if "loss" in line]
-    assert max(rates) == pytest.approx(trained.peak_lr) and rates[-1] == 0
+    assert max(rates) == pytest.approx(trained.lr) and rates[-1] == 0
     again = step_3(tiny_data["config"], *autos, "train_tokens=2000")
     assert again.returncode == 0 and "is complete already" in again.stdout
     longer = step_3(tiny_data["config"], *autos, "train_tokens=60000", "max_steps=10")

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from zerokara.config.settings import PositiveWhole, Settings, Text, Words
+from zerokara.config.settings import PositiveInt, Settings, Text, Words
 from zerokara.errors import Fault
 
 
@@ -26,7 +26,7 @@ class ConvertSettings(Settings):
     """Largest size of one safetensors file."""
     check_corpus: Words = ()
     """Raw text for the proofs; empty takes the corpus that the run was trained on."""
-    check_lines: PositiveWhole = 10_000
+    check_lines: PositiveInt = 10_000
     """Lines of this text whose token ids are compared; and as many conversations for a model with a chat template."""
     test_prompt_text: Words = ("The",)
     """Prompts to continue with the converted model."""

@@ -12,17 +12,17 @@ from zerokara.config.settings import (
     Auto,
     Entry,
     Fraction,
-    NaturalNumber,
-    NaturalWhole,
-    PositiveNumber,
-    PositiveWhole,
+    NaturalFloat,
+    NaturalInt,
+    PositiveFloat,
+    PositiveInt,
     Settings,
     Text,
     Words,
     as_tuple,
 )
 
-Weights = Annotated[Literal["proportional"] | tuple[NaturalNumber, ...], BeforeValidator(as_tuple)]
+Weights = Annotated[Literal["proportional"] | tuple[NaturalFloat, ...], BeforeValidator(as_tuple)]
 OrderKind = Literal["shuffle", "sequential"]
 MIN_CONTEXT = 0.5
 """Share of the context that, in bits per byte, stands before each token of a document that is longer than it."""
@@ -42,35 +42,34 @@ class DataSettings(Settings):
     """The tokenizer.model of step 1, or another SentencePiece model, such as that of the model that init_from names."""
     output_prefix: Text = "data/embedded/tokens"
     """Path and beginning of the name of the token files: <output_prefix>_text_document.bin and .idx."""
-    num_workers: PositiveWhole | Auto = "auto"
+    num_workers: PositiveInt | Auto = "auto"
     """Worker processes, on a cluster those of each part; `auto` is one per core."""
     cluster: Literal["none", "slurm", "ray"] = "none"
     """Where step 2 tokenises: `none` is this machine, `slurm` an array of jobs (2_tokenize.sbatch), `ray` the Ray
     cluster that runs. All machines see this repository, the text and output_prefix at the same paths."""
-    cluster_parts: PositiveWhole | Auto = "auto"
+    cluster_parts: PositiveInt | Auto = "auto"
     """Parts of the work on a cluster, each for one machine; `auto` is one for each 8 GB of text, at least 4."""
     max_bad_fraction: Fraction = 0.01
     """Largest tolerated share of bad documents, and of bad bytes of the files on disk. Bad are lines that are no
     documents or longer than 64 MiB, and what damaged files lost or cannot verify (all of a truncated packed file)."""
     valid_fraction: Annotated[float, Field(ge=0, le=0.5)] = 0.01
     """Share of each source's documents held out for validation: drawn at random, never trained on; 0 for none."""
-    valid_min_documents: NaturalWhole = 10
+    valid_min_documents: NaturalInt = 10
     """Least number of validation documents from each source (unless valid_fraction is 0)."""
-    split_seed: NaturalWhole = 1234
+    split_seed: NaturalInt = 1234
     """Seed of that draw."""
 
 
 class Stage(Entry):
     """One stage of a curriculum. A setting not given is None; `order` and `source_weights` are then the run's."""
 
-    tokens: PositiveWhole | Literal["rest"] | None = None
+    tokens: PositiveInt | Literal["rest"] | None = None
     """Tokens to train on in this stage; in the last stage `rest` is the remainder of the run."""
     source_weights: Weights | None = None
-    source_tokens: Annotated[tuple[NaturalWhole, ...], BeforeValidator(as_tuple)] | None = None
-    """Instead of tokens and weights: the exact number of tokens from each entry of input_jsonl."""
+    source_tokens: Annotated[tuple[NaturalInt, ...], BeforeValidator(as_tuple)] | None = None
+    """Instead of tokens and weights: tokens from each entry of input_jsonl."""
     order: OrderKind | None = None
     name: Text | None = None
-    """Name of the stage in the log."""
 
     @property
     def num_tokens(self) -> int | None:
@@ -95,7 +94,7 @@ class DataOrderSettings(Settings):
     source_weights: Weights = "proportional"
     """Mixture of the entries of input_jsonl (sources): `proportional` reads every token equally often; or a weight for
     each, e.g. [3, 1] reads three tokens of the first for every one of the second, whatever their sizes."""
-    max_epochs_per_source: PositiveNumber = 16.0
+    max_epochs_per_source: PositiveFloat = 16.0
     """Most epochs of any one source; a run that would need more is refused before it starts."""
     stages: Annotated[tuple[Stage, ...], BeforeValidator(as_tuple)] = ()
     """Curriculum: consecutive stages of the run, for two sources e.g. [{tokens: 8e9, source_weights: [3, 1]}, {tokens:

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 
 from zerokara.config.data import MIN_CONTEXT
 from zerokara.config.finetune_config import DataFormat, LabelWords
-from zerokara.config.settings import Auto, Entry, NaturalWhole, PositiveWhole, Settings, Text, Words, as_tuple
+from zerokara.config.settings import Auto, Entry, NaturalInt, PositiveInt, Settings, Text, Words, as_tuple
 from zerokara.errors import Fault
 
 TaskMetric = Literal["accuracy", "macro_f1", "exact_match", "word_accuracy", "chrf"]
@@ -29,9 +29,9 @@ class EvaluatedModels(Settings):
     """Where to compute; `auto` takes a GPU if there is one."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Precision of the computation, the same for all models, whatever their weights were saved in."""
-    batch_tokens: PositiveWhole | Auto = "auto"
+    batch_tokens: PositiveInt | Auto = "auto"
     """Tokens computed at once; `auto` takes what keeps the logits below half a gigabyte."""
-    seed: NaturalWhole = 1234
+    seed: NaturalInt = 1234
     """Random seed of the documents drawn and of the resampling that gives the intervals."""
 
     def rules(self) -> Iterator[Fault]:
@@ -53,9 +53,9 @@ class TextSettings(Settings):
     """Field of a JSON line, or column of a .parquet, that holds the text."""
     txt_document: Literal["file", "line"] = "file"
     """Whether a document of a .txt file is the whole `file` or each `line`."""
-    max_text_bytes: PositiveWhole = 10_000_000
+    max_text_bytes: PositiveInt = 10_000_000
     """Most bytes of each entry; of a longer one, documents are drawn at random."""
-    context_length: PositiveWhole | Auto = "auto"
+    context_length: PositiveInt | Auto = "auto"
     """Tokens that a model sees at once; `auto` is each model's own context length."""
     min_context: Annotated[float, Field(ge=0, lt=1)] = MIN_CONTEXT
     """Least share of the context length that stands before a token in a document longer than it: 0 cuts it into windows
@@ -66,7 +66,6 @@ class EvaluationTask(Entry):
     """One task: test data, how it is asked, and how the answers are judged; its keys are those of a fine-tuning."""
 
     name: Text
-    """Name in all tables."""
     test_data: Words
     train_data: Words = ()
     """Training examples, from which baselines learn, and with which the test examples are compared."""
@@ -78,7 +77,7 @@ class EvaluationTask(Entry):
     system_prompt: str = ""
     metric: TaskMetric | Auto = "auto"
     """`auto` is accuracy for labels, exact_match for texts."""
-    max_new_tokens: PositiveWhole | Auto = "auto"
+    max_new_tokens: PositiveInt | Auto = "auto"
     """Most tokens of an answer; `auto` is a quarter more than the longest right answer has."""
 
 
@@ -92,7 +91,7 @@ class TaskSettings(Settings):
     in finetune_config.yaml; metric (accuracy, macro_f1, exact_match, word_accuracy, chrf; auto); max_new_tokens."""
     pretraining_data: Words = ()
     """Corpus of the pretraining, as input_jsonl: scores are also given without the test examples that occur in it."""
-    max_task_examples: PositiveWhole | Literal["all"] = "all"
+    max_task_examples: PositiveInt | Literal["all"] = "all"
     """Test examples of each task that are used, drawn at random; `all` of them."""
 
     def rules(self) -> Iterator[Fault]:

@@ -11,16 +11,7 @@ from zerokara.config.data import SampleLengths, packed
 from zerokara.config.machine import EngineSettings
 from zerokara.config.optim import LearningRateSchedule, OptimizerName
 from zerokara.config.pretrain_config import RunConfig
-from zerokara.config.settings import (
-    Auto,
-    Fraction,
-    NaturalNumber,
-    PositiveNumber,
-    PositiveWhole,
-    Settings,
-    Text,
-    Words,
-)
+from zerokara.config.settings import Auto, Fraction, NaturalFloat, PositiveFloat, PositiveInt, Settings, Text, Words
 from zerokara.errors import Fault
 
 
@@ -72,7 +63,7 @@ class ExampleSettings(Settings):
     overlong: Overlong = "fail"
     """Examples longer than packed_length: `fail`; `drop` them; or `cut_prompt`: cut the beginning of what is read
     first. An answer that is too long by itself is an error, or dropped."""
-    packed_length: PositiveWhole | Auto = "auto"
+    packed_length: PositiveInt | Auto = "auto"
     """Tokens in a training sequence, which holds several examples, each with its own attention and positions; for t5
     the length of the encoder input. `auto` is the model's context length, at most 1,024."""
     max_bad_fraction: Fraction = 0.01
@@ -88,41 +79,31 @@ class TaskSettings(Settings):
     """What a validation measures, and chooses the best checkpoint by, in answers that the model generates: `accuracy`
     and `macro_f1` (of labels), `exact_match`, `word_accuracy` (words of the target that are right), `chrf`; or the
     `loss`, for which nothing is generated."""
-    eval_examples: PositiveWhole | Literal["all"] = 500
+    eval_examples: PositiveInt | Literal["all"] = 500
     """Validation examples for which answers are generated each time; the test examples are always all used."""
-    max_new_tokens: PositiveWhole | Auto = "auto"
+    max_new_tokens: PositiveInt | Auto = "auto"
     """Most tokens of a generated answer; `auto` is a quarter more than the longest answer of the training examples."""
-    eval_batch_size: PositiveWhole = 64
+    eval_batch_size: PositiveInt = 64
     """Examples that one process generates answers for at a time."""
 
 
 class FinetuneConfig(EngineSettings, TaskSettings, ExampleSettings):
     """Examples, task and training; the model's own settings are those of `init_from`."""
 
+    # What is not described here is described by the component, without what that says of `auto`.
     output_model_dir: Text = "models/finetuned"
-    """Run folder: checkpoints, metrics.jsonl, TensorBoard, plots."""
-    epochs: PositiveNumber = 3.0
+    epochs: PositiveFloat = 3.0
     """Epochs (passes over the training examples) if train_tokens is auto; ignored otherwise."""
-    global_batch_size: PositiveWhole = 16
+    global_batch_size: PositiveInt = 16
     """Sequences in one optimizer step, over all processes; each holds several examples (packed_length)."""
-    lr: PositiveNumber = 2e-4
+    lr: PositiveFloat = 2e-4
     """Peak learning rate; for a larger model less: 2e-5 for billions of parameters."""
-    min_lr: NaturalNumber = 2e-5
-    """Learning rate at the last step."""
+    min_lr: NaturalFloat = 2e-5
     warmup_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.05
-    """Fraction of the steps in which the learning rate rises linearly from 0 to lr (warm-up)."""
     lr_schedule: LearningRateSchedule = "cosine"
-    """How the learning rate decays from lr to min_lr after the warm-up: `cosine`, `linear`, `inverse_sqrt` (1/√step),
-    `wsd` (warm-up, stable, decay: constant, then linear over the last decay_fraction); or `constant`, no decay."""
     optimizer: OptimizerName = "adamw"
-    """`adamw`; `adafactor` (as T5: hardly any optimizer memory, update size relative to the weights: try lr 0.01); or
-    `muon` for the matrices of the layers with AdamW for the rest (one lr serves both). The latter two need zero_stage 0
-    or 1."""
     muon_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    """Muon: momentum."""
-    weight_decay: NaturalNumber = 0.01
-    """Weight decay, decoupled: multiplied by the learning rate (for adafactor by the relative one; T5 has 0). Not
-    applied to norms and biases."""
+    weight_decay: NaturalFloat = 0.01
     keep_best: bool = True
     """Also keep the checkpoint with the best metric; each validation that finds a better one saves it."""
 
@@ -146,13 +127,12 @@ class FinetuneRunConfig(FinetuneConfig, RunConfig):
     """All settings of a fine-tuning run: `finetune_config.yaml`, and the model's from its folder."""
 
     packs_examples: ClassVar[bool] = True
-    packed_target_length: PositiveWhole = 1
+    packed_target_length: PositiveInt = 1
     """t5: tokens in a packed decoder target, as the examples need them; for a decoder 1."""
 
     @property
     def source_entries(self) -> tuple[str, ...]:
-        """`train_data`, which is one source."""
-        return (", ".join(self.train_data),)
+        return (", ".join(self.train_data),)  # one source
 
     @property
     def lengths(self) -> SampleLengths:

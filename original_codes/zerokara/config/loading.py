@@ -21,7 +21,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from zerokara.config.convert_config import ConvertConfig
 from zerokara.config.evaluate_config import EvaluateConfig
-from zerokara.config.finetune_config import ExampleSettings, FinetuneConfig, FinetuneRunConfig
+from zerokara.config.finetune_config import FinetuneConfig, FinetuneRunConfig
 from zerokara.config.pretrain_config import PretrainConfig, RunConfig
 from zerokara.config.settings import TEXT_PATTERN, Origin, Settings
 from zerokara.config.tokenizer_config import TokenizerConfig
@@ -96,9 +96,8 @@ def load_run(path: Path) -> RunConfig:
     Raises:
         UserError: there is no such file, or it is none of ours.
     """
-    own = ExampleSettings.model_fields.keys() - PretrainConfig.model_fields.keys()
-    of_finetuning = not own.isdisjoint(_read_file(path, [])[0])
-    return load(FinetuneRunConfig if of_finetuning else PretrainConfig, path)
+    is_pretraining = "train_data" not in _read_file(path, [])[0]
+    return load(PretrainConfig if is_pretraining else FinetuneRunConfig, path)
 
 
 def text_of(path: Path, named_by: str) -> str:

@@ -8,42 +8,33 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from zerokara.config.optim import OptimSettings, ScheduleSettings
-from zerokara.config.settings import (
-    Auto,
-    NaturalNumber,
-    NaturalWhole,
-    PositiveWhole,
-    Settings,
-    Text,
-    Words,
-    resolved,
-)
+from zerokara.config.settings import Auto, NaturalFloat, NaturalInt, PositiveInt, Settings, Text, Words, resolved
 from zerokara.errors import Fault
 
 
 class MachineSettings(Settings):
     """The machine (steps 3 and 7): none of this changes what is learned."""
 
-    num_processes: PositiveWhole | Auto = "auto"
+    num_processes: PositiveInt | Auto = "auto"
     """Training processes on each machine; `auto` is one per GPU (CUDA_VISIBLE_DEVICES applies), or on a CPU one per
     core, as far as the batch and the memory go round. At most as many as there are GPUs, or cores."""
-    nodes: PositiveWhole | Auto = "auto"
+    nodes: PositiveInt | Auto = "auto"
     """Machines (nodes) that train together, each with num_processes. The command on the first one prints the line for
     the others. `auto` is 1, or in a Slurm step the number of its nodes."""
-    min_nodes: PositiveWhole | Auto = "auto"
+    min_nodes: PositiveInt | Auto = "auto"
     """Machines that are enough to start, and to go on with when others are lost; `auto` is all of them."""
-    max_restarts: NaturalWhole = 3
+    max_restarts: NaturalInt = 3
     """Several machines: how often the run starts again by itself after a process was killed or a machine was lost."""
-    tensor_parallel_size: PositiveWhole = 1
+    tensor_parallel_size: PositiveInt = 1
     """Tensor parallelism: processes of one node over which each layer is split, for models too large for one GPU."""
-    micro_batch_size: PositiveWhole | Auto = 8
+    micro_batch_size: PositiveInt | Auto = 8
     """Sequences that one process computes at a time; gradients are accumulated up to global_batch_size. `auto` is the
     largest that fits into the GPU's memory and divides the batch, or the fastest on a CPU; a run keeps it as long as it
     resumes with the same settings."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """Number format of the computation: `bf16`, `fp32`, or `auto`: bf16 if the hardware supports it. The optimizer has
     fp32 master weights in any case."""
-    zero_stage: Annotated[NaturalWhole, Field(le=3)] = 1
+    zero_stage: Annotated[NaturalInt, Field(le=3)] = 1
     """ZeRO stage (DeepSpeed), what is sharded: 0 nothing, 1 optimizer state, 2 also gradients, 3 also weights."""
     offload: Literal["none", "optimizer", "all"] = "none"
     """Offload from the GPU to main memory: the `optimizer` state (zero_stage 1 to 3), or `all`, the weights too
@@ -59,7 +50,7 @@ class MachineSettings(Settings):
 
     @property
     def micro_batch(self) -> int:
-        """`micro_batch_size`, after the plan of the run has resolved `auto`."""
+        """After the plan of the run has resolved `auto`."""
         return resolved(self.micro_batch_size)
 
     def rules(self) -> Iterator[Fault]:
@@ -74,27 +65,27 @@ class MachineSettings(Settings):
 class MonitoringSettings(Settings):
     """Monitoring and checkpoints (steps 3 and 7)."""
 
-    log_interval: PositiveWhole = 10
+    log_interval: PositiveInt = 10
     """Steps between lines in the log and in metrics.jsonl."""
-    eval_interval: PositiveWhole = 100
+    eval_interval: PositiveInt = 100
     """Steps between validations; there is always one at the last step."""
-    eval_tokens: PositiveWhole | Literal["all"] = "all"
+    eval_tokens: PositiveInt | Literal["all"] = "all"
     """Validation tokens used each time: the first documents of each source, in proportion."""
     sample_prompts: Words = ()
     """Prompts that the model continues at each validation, into samples.md in the run folder."""
-    sample_tokens: PositiveWhole = 64
+    sample_tokens: PositiveInt = 64
     """Most tokens to generate per prompt; each takes a forward pass over all prompts."""
-    save_interval: PositiveWhole = 100
+    save_interval: PositiveInt = 100
     """Steps between checkpoints; there is always one at the last step."""
-    keep_last: PositiveWhole = 2
+    keep_last: PositiveInt = 2
     """Newest checkpoints to keep."""
-    keep_every: NaturalWhole = 0
+    keep_every: NaturalInt = 0
     """Also keep every checkpoint whose step is a multiple of this; 0 for none."""
     keep_best: bool = True
     """Also keep the checkpoint with the lowest validation loss."""
-    max_skipped_steps: NaturalWhole = 3
+    max_skipped_steps: NaturalInt = 3
     """Consecutive steps that may be skipped (non-finite loss or gradient, loss spike); one more stops the run."""
-    spike_sigmas: NaturalNumber = 0.0
+    spike_sigmas: NaturalFloat = 0.0
     """Skip a step with a loss spike: a loss this many standard deviations above that of recent steps; 0 for never."""
     plots: bool = True
     """Plot the curves into plots/*.png in the run folder, at each validation and at the end."""
@@ -119,17 +110,15 @@ class EngineSettings(MonitoringSettings, MachineSettings, OptimSettings, Schedul
         processes = self.tensor_parallel_size if self.num_processes == "auto" else self.num_processes
         yield from self.batch_faults(processes * (1 if self.nodes == "auto" else self.nodes))
         if self.optimizer not in ("adamw", "auto"):
-            needs = f"with optimizer: {self.optimizer}, which needs whole matrices"
-            remedy = "or optimizer: adamw"
-            if self.zero_stage > 1:
-                rule = f"must be 0 or 1 {needs}: at 2 and 3 DeepSpeed partitions them anywhere"
-                yield self.fault("zero_stage", rule, f"set zero_stage: 1, {remedy}")
-            if self.tensor_parallel_size > 1:
-                rule = f"must be 1 {needs}: tensor parallelism splits them"
-                yield self.fault("tensor_parallel_size", rule, f"set tensor_parallel_size: 1, {remedy}")
-            if self.offload != "none":
-                rule = f"must be none {needs}: DeepSpeed's offload moves partitions of them"
-                yield self.fault("offload", rule, f"set offload: none and zero_stage: 1, {remedy}")
+            for key, allowed, otherwise in (
+                ("zero_stage", (1, 0), "at 2 and 3 DeepSpeed partitions them anywhere"),
+                ("tensor_parallel_size", (1,), "tensor parallelism splits them"),
+                ("offload", ("none",), "DeepSpeed's offload moves partitions of them"),
+            ):
+                if getattr(self, key) not in allowed:
+                    needs = f"with optimizer: {self.optimizer}, which needs whole matrices: {otherwise}"
+                    rule = f"must be {' or '.join(map(str, sorted(allowed)))} {needs}"
+                    yield self.fault(key, rule, f"set {key}: {allowed[0]}, or optimizer: adamw")
 
     def batch_faults(self, num_processes: int) -> Iterator[Fault]:
         """The fault, if any, of splitting a global batch over `num_processes` in whole micro batches."""
@@ -141,15 +130,15 @@ class EngineSettings(MonitoringSettings, MachineSettings, OptimSettings, Schedul
             return
         micro = 1 if self.micro_batch_size == "auto" else self.micro_batch_size
         # A batch of `auto` is known once the tokens are counted.
-        if self.global_batch_size == "auto" or self.global_batch_size % (micro * ranks) == 0:
+        step = micro * ranks
+        if self.global_batch_size == "auto" or self.global_batch_size % step == 0:
             return
         what = "processes" if self.tensor_parallel_size == 1 else "(processes ÷ tensor_parallel_size)"
-        if micro * ranks > self.global_batch_size and self.global_batch_size % ranks == 0:
+        if step > self.global_batch_size and self.global_batch_size % ranks == 0:
             fitting = max(n for n in range(1, micro) if self.global_batch_size % (n * ranks) == 0)
             rule = f"times {what} = {ranks} must divide global_batch_size = {self.global_batch_size}"
             yield self.fault("micro_batch_size", rule, f"try {fitting}, or auto", others)
             return
-        step = micro * ranks
         lower = self.global_batch_size // step * step
         tries = " or ".join(str(size) for size in (lower, lower + step) if size)
         rule = f"must be a multiple of micro_batch_size × {what} = {micro} × {ranks} = {step}"

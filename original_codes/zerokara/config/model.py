@@ -9,11 +9,11 @@ from pydantic import BeforeValidator, Field
 
 from zerokara.config.architectures import ARCHITECTURES, HEAD_DIM, SIZES, Architecture, Name, SizeName
 from zerokara.config.data import SampleLengths, causal, with_spans
-from zerokara.config.settings import Auto, NaturalWhole, PositiveNumber, PositiveWhole, Settings, as_tuple
+from zerokara.config.settings import Auto, NaturalInt, PositiveFloat, PositiveInt, Settings, as_tuple
 from zerokara.errors import Fault
 
 _Value = TypeVar("_Value")
-Layers = Annotated[tuple[NaturalWhole, ...], BeforeValidator(as_tuple)]
+Layers = Annotated[tuple[NaturalInt, ...], BeforeValidator(as_tuple)]
 
 
 def _or(value: _Value | Auto, otherwise: _Value) -> _Value:
@@ -32,46 +32,46 @@ class ModelSettings(Settings):
     model_size: SizeName | Literal[""] = ""
     """Size by name, about the number of parameters: 1M, 3M, 5M, 10M, 20M, 30M, 60M, 125M, 350M, 760M, 1.3B, 2.7B, 6.7B
     or 13B. It gives num_layers, hidden_size and num_attn_heads where these are `auto`."""
-    num_layers: PositiveWhole | Auto = 6
+    num_layers: PositiveInt | Auto = 6
     """Transformer layers; for t5 in the encoder and in the decoder each. `auto` is that of model_size."""
-    hidden_size: PositiveWhole | Auto = 256
+    hidden_size: PositiveInt | Auto = 256
     """Hidden size (width), a multiple of num_attn_heads unless head_dim is given. `auto` is that of model_size."""
-    num_attn_heads: PositiveWhole | Auto = 4
+    num_attn_heads: PositiveInt | Auto = 4
     """Attention heads; `auto` is as many as model_size has, or with another hidden_size one for each 64 of it."""
-    num_kv_heads: PositiveWhole | Auto = "auto"
+    num_kv_heads: PositiveInt | Auto = "auto"
     """Key and value heads for grouped-query attention (GQA; not gpt2, not t5); `auto` is num_attn_heads: no GQA."""
-    head_dim: PositiveWhole | Auto = "auto"
+    head_dim: PositiveInt | Auto = "auto"
     """Size of an attention head; `auto` is hidden_size / num_attn_heads."""
-    ffn_hidden_size: PositiveWhole | Auto = "auto"
+    ffn_hidden_size: PositiveInt | Auto = "auto"
     """Inner size of feed-forward layers; `auto` is 8/3 of hidden_size, rounded up to 64s (gpt2, switch: 4 times)."""
-    seq_len: PositiveWhole = 256
+    seq_len: PositiveInt = 256
     """Tokens in a training sequence, and the model's context length. For t5 the length of the encoder input, which is
     made from a somewhat longer text (512 from 568 tokens, by default)."""
     tie_word_embeddings: bool | Auto = "auto"
     """Share one matrix between the input embedding and the output projection: fewer parameters, good for small models.
     `auto` is true, for t5 false as in version 1.1."""
-    rope_theta: PositiveNumber = 10000.0
+    rope_theta: PositiveFloat = 10000.0
     """Base of the rotary position embedding (not gpt2, not t5); larger for long sequences."""
-    relative_attention_num_buckets: Annotated[PositiveWhole, Field(ge=4, multiple_of=4)] = 32
+    relative_attention_num_buckets: Annotated[PositiveInt, Field(ge=4, multiple_of=4)] = 32
     """t5: buckets of the relative position bias, each with a learned bias per head; a multiple of 4."""
-    relative_attention_max_distance: PositiveWhole = 128
+    relative_attention_max_distance: PositiveInt = 128
     """t5: distance in tokens beyond which all positions share one bucket."""
     noise_density: Annotated[float, Field(gt=0, lt=1)] = 0.15
     """t5: fraction of the tokens that are masked, and predicted by the decoder."""
     mean_span_length: Annotated[float, Field(ge=1)] = 3.0
     """t5: average length of a masked span, in tokens. Each span of a sample needs a sentinel (extra_ids of step 1)."""
-    num_experts: Annotated[PositiveWhole, Field(ge=2)] = 8
+    num_experts: Annotated[PositiveInt, Field(ge=2)] = 8
     """mixtral, qwen3_moe, switch, t5_moe: experts (feed-forward networks) in each MoE layer."""
-    experts_per_token: PositiveWhole | Auto = "auto"
+    experts_per_token: PositiveInt | Auto = "auto"
     """Experts that each token is routed to (top-k); `auto` is 2, for switch 1."""
-    moe_ffn_hidden_size: PositiveWhole | Auto = "auto"
+    moe_ffn_hidden_size: PositiveInt | Auto = "auto"
     """Inner size of an expert; `auto` is ffn_hidden_size."""
     moe_layers: Layers | Auto = "auto"
     """Layers with experts, counted from 0, e.g. [3, 7, 11]; the others are dense. `auto` is every layer, for switch
     every second, for t5_moe every fourth. The same in encoder and decoder."""
-    norm_epsilon: PositiveNumber | Auto = "auto"
+    norm_epsilon: PositiveFloat | Auto = "auto"
     """Epsilon of the normalization layers; `auto` is 1e-5, for t5 1e-6, which other programs that run T5 assume."""
-    init_std: PositiveNumber | Auto = "auto"
+    init_std: PositiveFloat | Auto = "auto"
     """Standard deviation of the initial weights; `auto` is 0.02, but for t5 with adafactor T5's own rule: 1 for the
     embeddings, and for each matrix a value that depends on its input size."""
 

@@ -41,9 +41,7 @@ class RunConfig(TrainingSettings, ModelSettings):
 
     if TYPE_CHECKING:  # fields of the classes that add the data, where they stand among their like
         input_tokenizer_file: str
-        """The tokenizer: a SentencePiece model."""
         output_prefix: str
-        """Path and beginning of the name of the token files."""
 
     def resolved_sizes(self) -> dict[str, Any]:
         """As of the model alone; an `init_std` of 0 stands for T5's own rule, which goes with Adafactor."""
@@ -68,7 +66,6 @@ class PretrainConfig(RunConfig, DataSettings):
 
     @property
     def source_entries(self) -> tuple[str, ...]:
-        """`input_jsonl`."""
         return self.input_jsonl
 
     def rules(self) -> Iterator[Fault]:

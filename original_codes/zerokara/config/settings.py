@@ -45,10 +45,10 @@ def _listed(value: Any) -> Any:
     return (value,) if isinstance(value, str) else as_tuple(value)
 
 
-PositiveWhole = Annotated[int, BeforeValidator(_whole), Field(gt=0)]
-NaturalWhole = Annotated[int, BeforeValidator(_whole), Field(ge=0)]
-PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NaturalNumber = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+PositiveInt = Annotated[int, BeforeValidator(_whole), Field(gt=0)]
+NaturalInt = Annotated[int, BeforeValidator(_whole), Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NaturalFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Words = Annotated[tuple[str, ...], BeforeValidator(_listed)]
 TEXT_PATTERN = r"^[^\x00-\x08\x0a-\x1f\x7f-\x9f]*$"

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from zerokara.config.settings import Auto, Fraction, NaturalWhole, PositiveWhole, Settings, Text, Words
+from zerokara.config.settings import Auto, Fraction, NaturalInt, PositiveInt, Settings, Text, Words
 from zerokara.errors import Fault
 
 NUM_BYTE_PIECES = 256
@@ -34,7 +34,7 @@ class TokenizerConfig(Settings):
     """Largest tolerated share of unreadable documents; above it the step fails."""
     output_dir: Text = "tokenizers/embedded"
     """Folder for tokenizer.model, tokenizer.vocab and the report."""
-    vocab_size: Annotated[PositiveWhole, Field(ge=300, le=1_000_000)] = 8000
+    vocab_size: Annotated[PositiveInt, Field(ge=300, le=1_000_000)] = 8000
     """Vocabulary size, special pieces included. Below 65,500 the tokenised data takes 2 bytes per token, else 4."""
     model_type: Literal["unigram", "bpe"] = "unigram"
     """`unigram` (the best choice for most languages), or `bpe` for models that must also run in llama.cpp (GGUF) or
@@ -52,7 +52,7 @@ class TokenizerConfig(Settings):
     """Put a space before every line, so that a word has the same pieces at the start of a line as inside it."""
     user_defined_symbols: Words = ()
     """Texts that are always a single piece."""
-    extra_ids: Annotated[NaturalWhole, Field(le=1000)] = 0
+    extra_ids: Annotated[NaturalInt, Field(le=1000)] = 0
     """Number of sentinel tokens <extra_id_N> at the end of the vocabulary, <extra_id_0> last; 100 for T5, else 0."""
     reserved_pieces: Words = _RESERVED_PIECES
     """Control pieces that no text gives, reserved for fine-tuning (step 7). The first three begin the turns of a chat,
@@ -61,11 +61,11 @@ class TokenizerConfig(Settings):
     """Learn only pieces within one morpheme (pre-segmentation), as an analyser finds them in the training text: `mecab`
     or `sudachi` for Japanese, `kiwi` or `mecab_ko` for Korean. Gives more tokens, but meaningful ones; the trained
     tokenizer needs no analyser. To install them all: .venv/bin/pip install -r requirements-analysers.lock"""
-    sample_bytes: PositiveWhole | Auto = "auto"
+    sample_bytes: PositiveInt | Auto = "auto"
     """Bytes of text to train on, sampled at random from all files; `auto` takes what the free memory allows."""
-    seed: NaturalWhole = 1234
+    seed: NaturalInt = 1234
     """Random seed of the sampling."""
-    num_threads: PositiveWhole | Auto = "auto"
+    num_threads: PositiveInt | Auto = "auto"
     """Training threads; the same seed and number of threads give the same file, byte for byte."""
     compare_with: Words = ()
     """Other tokenizers to compare with in the report: SentencePiece .model files, Hugging Face tokenizer.json files,
@@ -92,10 +92,8 @@ class TokenizerConfig(Settings):
             )
             yield self.fault("vocab_size", rule, f"try {max(1000, 4 * self.num_fixed_pieces)}")
         for symbol in self.user_defined_symbols:
-            if symbol in ("<unk>", "<s>", "</s>", "<pad>", "\n", "") or symbol.startswith("<extra_id_"):
-                yield self.fault("user_defined_symbols", f"must not contain {symbol!r}, which is a piece already")
-            elif re.fullmatch("<0x[0-9A-Fa-f]{2}>", symbol):
-                yield self.fault("user_defined_symbols", f"must not contain {symbol!r}, the name of a byte piece")
+            if re.fullmatch(r"\n?|<unk>|</?s>|<pad>|<extra_id_.*|<0x[0-9A-Fa-f]{2}>", symbol):
+                yield self.fault("user_defined_symbols", f"must not contain {symbol!r}, the name of another piece")
             elif any(character.isspace() or character in "\u2581\u2585\0" for character in symbol):
                 rule = f"must not contain {symbol!r}: a symbol has no spaces, and neither U+2581, U+2585 nor NUL"
                 yield self.fault("user_defined_symbols", rule)

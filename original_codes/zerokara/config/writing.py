@@ -28,10 +28,10 @@ from zerokara.errors import RunError
 def as_yaml(config: Settings) -> str:
     """YAML text that loads again to an equal object, grouped, each key under its docstring."""
     lines: list[str] = []
-    for heading, keys in _groups(type(config)):
+    for heading, docs in _groups(type(config)):
         lines += ["", f"# {'─' * 3} {heading} {'─' * max(3, 100 - len(heading))}"]
-        for key in keys:
-            lines += [f"# {line}" for line in textwrap.wrap(_doc(type(config), key), 108)]
+        for key, doc in docs.items():
+            lines += [f"# {line}" for line in textwrap.wrap(doc, 108)]
             lines.append(f"{key}: {_value_text(getattr(config, key))}".replace(": \n", ":\n"))
     return "\n".join(lines).lstrip("\n") + "\n"
 
@@ -39,18 +39,19 @@ def as_yaml(config: Settings) -> str:
 def help_text(config_class: type[Settings]) -> str:
     """Every setting with its default and meaning."""
     lines = []
-    for heading, keys in _groups(config_class):
+    for heading, docs in _groups(config_class):
         lines.append(f"\n{heading}")
-        for key in keys:
+        for key, doc in docs.items():
             default = config_class.model_fields[key].get_default(call_default_factory=True)
             lines.append(f"  {key}: {_value_text(default)}")
-            lines += textwrap.wrap(_doc(config_class, key), 100, initial_indent="      ", subsequent_indent="      ")
+            lines += textwrap.wrap(doc, 100, initial_indent="      ", subsequent_indent="      ")
     return "\n".join(lines)
 
 
-def _groups(config_class: type[Settings]) -> Iterator[tuple[str, list[str]]]:
-    """The headings of a configuration and the keys below each, in the order of the file: the docstrings and the fields
-    of its components, in Python's lookup order reversed; a key that a later class changes stays where it was."""
+def _groups(config_class: type[Settings]) -> Iterator[tuple[str, dict[str, str]]]:
+    """The heading of each component, and its keys with their docstrings, in the order of the file: Python's lookup
+    order reversed. A key that a later class changes stays where it was, and has the docstring of the first class if
+    the later has none, without what that says of `auto`."""
     seen: set[str] = set()
     for component in reversed(config_class.__mro__):
         if issubclass(component, Settings):
@@ -58,11 +59,12 @@ def _groups(config_class: type[Settings]) -> Iterator[tuple[str, list[str]]]:
             keys = [key for key in annotated if key in component.model_fields and key not in seen]
             seen.update(keys)
             if keys:
-                yield (component.__doc__ or "").rstrip("."), keys
-
-
-def _doc(config_class: type[Settings], key: str) -> str:
-    return " ".join((config_class.model_fields[key].description or "").split())
+                docs = {}
+                for key in keys:
+                    first, own = (each.model_fields[key].description for each in (component, config_class))
+                    doc = own or re.sub(r"[.;]\s`auto`\s.*", ".", first or "", flags=re.DOTALL)
+                    docs[key] = " ".join(doc.split())
+                yield (component.__doc__ or "").rstrip("."), docs
 
 
 def _value_text(value: Any) -> str:
@@ -108,11 +110,7 @@ def write_values(config_path: Path, values: Mapping[str, int | float | str]) -> 
     write_text(config_path, after)
 
 
-def class_for(path: Path) -> type[Settings]:
-    """The class of the settings in a file, by the end of its name."""
-    return next((FILES[name] for name in FILES if path.name.endswith(name)), PretrainConfig)
-
-
 if __name__ == "__main__":
     for argument in sys.argv[1:]:
-        write_text(Path(argument), as_yaml(load(class_for(Path(argument)), argument)))
+        config_class = next(FILES[name] for name in FILES if argument.endswith(name))
+        write_text(Path(argument), as_yaml(load(config_class, argument)))

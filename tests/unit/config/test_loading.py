@@ -15,7 +15,7 @@ from zerokara.config.convert_config import ConvertConfig
 from zerokara.config.loading import FILES, load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.tokenizer_config import TokenizerConfig
-from zerokara.config.writing import as_yaml, class_for, help_text
+from zerokara.config.writing import as_yaml, help_text
 from zerokara.errors import Fault, UserError
 from zerokara.training.planning.schedule import Schedule
 
@@ -218,7 +218,9 @@ def test_saved_config_loads_to_an_equal_object(tmp_path: Path, config_class: typ
     "path", sorted([*ROOT.glob("*.yaml"), *ROOT.glob("model_configs/*.yaml")]), ids=lambda p: p.name
 )
 def test_shipped_yaml_loads_and_its_comments_are_the_docstrings(path: Path) -> None:
-    assert path.read_text(encoding="utf-8") == as_yaml(load(class_for(path), path))
+    assert path.read_text(encoding="utf-8") == as_yaml(
+        load(next(FILES[name] for name in FILES if path.name.endswith(name)), path)
+    )
 
 
 def test_help_tells_every_setting() -> None:

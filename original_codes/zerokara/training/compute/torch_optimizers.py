@@ -64,9 +64,9 @@ def build(
     for algorithm, each in groups.items():
         if algorithm == "adamw":
             betas = config.adam_beta1, config.adam_beta2
-            made["adamw"] = torch.optim.AdamW(each, config.peak_lr, betas, config.adam_epsilon, fused=True)
+            made["adamw"] = torch.optim.AdamW(each, resolved(config.lr), betas, config.adam_epsilon, fused=True)
         elif algorithm == "adafactor":
-            made["adafactor"] = Adafactor(each, config.peak_lr)
+            made["adafactor"] = Adafactor(each, resolved(config.lr))
         else:
             blocks = {
                 tensor: [torch.from_numpy(rows).to(tensor.device) for rows in row_blocks(name, shape)]
@@ -74,7 +74,7 @@ def build(
             }
             dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
             momentum = resolved(config.muon_momentum)
-            made["muon"] = Muon(each, config.peak_lr, momentum, resolved(config.weight_decay), blocks, dtype)
+            made["muon"] = Muon(each, resolved(config.lr), momentum, resolved(config.weight_decay), blocks, dtype)
     return made
 
 

@@ -101,8 +101,8 @@ def resolve(
         chosen[key] = value
         advice.append(Advice(key, value, reason))
     config = given.model_copy(update=chosen)
-    if resolved(config.min_lr) > config.peak_lr:
-        rule = f"must be at most lr, for which auto is {config.peak_lr:g}"
+    if resolved(config.min_lr) > resolved(config.lr):
+        rule = f"must be at most lr, for which auto is {resolved(config.lr):g}"
         raise UserError(given.fault("min_lr", rule, "set it to auto"))
     return config, tuple(advice)
 

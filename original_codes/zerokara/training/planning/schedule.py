@@ -94,7 +94,7 @@ class Schedule:
             global_batch_size=batch,
             sample_tokens=sample_tokens,
             samples_per_epoch=samples_per_epoch,
-            lr=config.peak_lr,
+            lr=resolved(config.lr),
             min_lr=resolved(config.min_lr),
             shape=resolved(config.lr_schedule),
             decay_steps=min(decay_steps, room),
