@@ -71,8 +71,9 @@ def _value_text(value: Any) -> str:
     if isinstance(value, tuple) and value and isinstance(value[0], BaseModel):
         return "".join(f"\n  - {_value_text(item)}" for item in value)  # a line for each mapping in a list
     if isinstance(value, BaseModel):
-        given = {key: item for key in type(value).model_fields if (item := getattr(value, key)) is not None}
-        return "{" + ", ".join(f"{key}: {_value_text(item)}" for key, item in given.items()) + "}"
+        value = {key: item for key in type(value).model_fields if (item := getattr(value, key)) is not None}
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_value_text(key)}: {_value_text(item)}" for key, item in value.items()) + "}"
     if isinstance(value, tuple):
         return "[" + ", ".join(_value_text(item) for item in value) + "]"
     yaml = YAML(typ="rt")

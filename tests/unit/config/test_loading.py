@@ -15,7 +15,6 @@ from zerokara.config.convert_config import ConvertConfig
 from zerokara.config.loading import FILES, load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.tokenizer_config import TokenizerConfig
-from zerokara.config.writing import as_yaml, help_text
 from zerokara.errors import Fault, UserError
 from zerokara.training.planning.schedule import Schedule
 
@@ -202,37 +201,6 @@ def test_missing_file_names_the_option() -> None:
         load(PretrainConfig, "nowhere.yaml")
     (fault,) = caught.value.faults
     assert fault.where == "nowhere.yaml" and "--config" in fault.remedy
-
-
-@pytest.mark.parametrize("config_class", [PretrainConfig, TokenizerConfig, ConvertConfig])
-def test_saved_config_loads_to_an_equal_object(tmp_path: Path, config_class: type) -> None:
-    overrides = ["lr=6e-4"] if config_class is PretrainConfig else []
-    config = load(config_class, "/dev/null", overrides)
-    path = tmp_path / "saved.yaml"
-    path.write_text(as_yaml(config), encoding="utf-8")
-    assert load(config_class, path) == config
-    assert (load(config_class, path, ["test_prompt_text=[x]"]) if config_class is ConvertConfig else 0) != config
-
-
-@pytest.mark.parametrize(
-    "path", sorted([*ROOT.glob("*.yaml"), *ROOT.glob("model_configs/*.yaml")]), ids=lambda p: p.name
-)
-def test_shipped_yaml_loads_and_its_comments_are_the_docstrings(path: Path) -> None:
-    assert path.read_text(encoding="utf-8") == as_yaml(
-        load(next(FILES[name] for name in FILES if path.name.endswith(name)), path)
-    )
-
-
-def test_help_tells_every_setting() -> None:
-    text = help_text(PretrainConfig)
-    assert all(f"  {key}: " in text for key in PretrainConfig.model_fields)
-    assert PretrainConfig.model_fields["lr"].description in text
-
-
-def test_every_setting_has_a_docstring() -> None:
-    for config_class in (PretrainConfig, TokenizerConfig, ConvertConfig):
-        for key, field in config_class.model_fields.items():
-            assert field.description, f"{config_class.__name__}.{key}"
 
 
 @pytest.mark.parametrize("module", ["train_tokenizer", "tokenize", "count_tokens", "train", "convert_to_hf", "upload"])

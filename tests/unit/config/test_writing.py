@@ -1,0 +1,102 @@
+"""Configuration files that are written: by the program, and changed in the user's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from zerokara.config.convert_config import ConvertConfig
+from zerokara.config.finetune_config import FinetuneConfig
+from zerokara.config.loading import FILES, load
+from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.settings import Settings
+from zerokara.config.tokenizer_config import TokenizerConfig
+from zerokara.config.writing import as_yaml, help_text, write_values
+from zerokara.errors import RunError, UserError
+
+ROOT = Path(__file__).resolve().parents[3]
+TEXT = """# A run of mine.
+train_tokens: auto   # as long as it takes
+lr : "auto"
+model_size:
+stages: [{tokens: 8e6}]  # lr: 3 is no setting here
+#lr: 0.5
+seed: 7"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(TEXT.replace("model_size:\n", "model_size: ''\n"), encoding="utf-8")
+    return path
+
+
+def test_values_change_and_nothing_else(config: Path) -> None:
+    before = config.read_text(encoding="utf-8")
+    write_values(
+        config, {"train_tokens": 1234, "lr": 0.0125, "model_size": "5M", "num_layers": "auto", "adam_epsilon": 1e-09}
+    )
+    after = config.read_text(encoding="utf-8")
+    expected = before.replace("train_tokens: auto ", "train_tokens: 1234 ").replace('lr : "auto"', "lr : 0.0125")
+    assert after == expected.replace("model_size: ''", "model_size: 5M") + "\nnum_layers: auto\nadam_epsilon: 1e-09\n"
+    loaded = load(PretrainConfig, config)
+    assert (loaded.train_tokens, loaded.lr, loaded.model_size, loaded.seed) == (1234, 0.0125, "5M", 7)
+    write_values(config, {"model_size": "", "num_layers": 6})
+    assert load(PretrainConfig, config).model_size == ""
+    assert [path.name for path in config.parent.iterdir()] == ["config.yaml"]
+
+
+@pytest.mark.parametrize("block", ["lr:\n  0.1\n", "{lr: 0.1}\n", "'lr': 0.1\n"])
+def test_what_would_touch_something_else_is_left_as_it_was(config: Path, block: str) -> None:
+    config.write_text(block, encoding="utf-8")
+    with pytest.raises(RunError, match=r"write by hand: lr: 0\.5"):
+        write_values(config, {"lr": 0.5})
+    assert config.read_text(encoding="utf-8") == block
+
+
+def test_a_value_that_breaks_a_rule_is_not_written(config: Path) -> None:
+    before = config.read_bytes()
+    with pytest.raises(UserError, match="min_lr"):
+        write_values(config, {"lr": 1e-9, "min_lr": 0.1})
+    assert config.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("config_class", "override"),
+    [
+        (PretrainConfig, "lr=6e-4"),
+        (FinetuneConfig, "label_words={0: no}"),
+        (FinetuneConfig, "label_words={'a: b': 'no', 1: \"it's\"}"),
+        (TokenizerConfig, "input=x"),
+        (ConvertConfig, "test_prompt_text=[x]"),
+    ],
+)
+def test_saved_config_loads_to_an_equal_object(tmp_path: Path, config_class: type, override: str) -> None:
+    config = load(config_class, "/dev/null", [override])
+    path = tmp_path / "saved.yaml"
+    path.write_text(as_yaml(config), encoding="utf-8")
+    assert load(config_class, path) == config != load(config_class, "/dev/null")
+
+
+@pytest.mark.parametrize(
+    "path", sorted([*ROOT.glob("*.yaml"), *ROOT.glob("model_configs/*.yaml")]), ids=lambda p: p.name
+)
+def test_shipped_yaml_loads_and_its_comments_are_the_docstrings(path: Path) -> None:
+    assert path.read_text(encoding="utf-8") == as_yaml(
+        load(next(FILES[name] for name in FILES if path.name.endswith(name)), path)
+    )
+
+
+@pytest.mark.parametrize("config_class", FILES.values())
+def test_help_tells_every_setting_and_what_it_means(config_class: type[Settings]) -> None:
+    lines = help_text(config_class).splitlines()
+    for key in config_class.model_fields:
+        (place,) = [number for number, line in enumerate(lines) if line.startswith(f"  {key}: ")]
+        assert lines[place + 1].startswith("      "), key
+
+
+def test_a_docstring_that_is_not_repeated_leaves_out_an_auto_that_is_not_accepted() -> None:
+    text = " ".join(help_text(FinetuneConfig).split())
+    assert "min_lr: 2e-05 Learning rate at the last step. lr_schedule: cosine" in text
+    assert "Learning rate at the last step; `auto` is 0." in " ".join(help_text(PretrainConfig).split())
