@@ -66,7 +66,8 @@ class BlockedAttention(torch.autograd.Function):
         keeps = attention_blocks.keeps_probabilities(query[..., 0, 0].numel(), query.size(2), key.size(1))
         out, kept = torch.empty_like(query), []
         for part, rows, seen in _blocks(query, key, is_causal):
-            q_GQE, k_GUE, v_GUE = _flat(query[part, :, rows]), key[part, :seen], value[part, :seen]
+            # The queries of all heads that share a key head, one after another.
+            q_GQE, k_GUE, v_GUE = query[part, :, rows].flatten(1, 2), key[part, :seen], value[part, :seen]
             p_GQU = _probabilities(q_GQE, k_GUE, rows, is_causal, scale, _of_part(mask, query, part, rows, seen))
             out[part, :, rows] = (p_GQU @ v_GUE).view(out[part, :, rows].shape)
             kept += [p_GQU] if keeps else []
@@ -82,7 +83,7 @@ class BlockedAttention(torch.autograd.Function):
         d_key, d_value = (torch.zeros_like(each, dtype=torch.float32) for each in (key, value))
         d_query = torch.empty_like(query)
         for number, (part, rows, seen) in enumerate(_blocks(query, key, is_causal)):
-            q_GQE, g_GQE = _flat(query[part, :, rows]), _flat(gradient[part, :, rows])
+            q_GQE, g_GQE = query[part, :, rows].flatten(1, 2), gradient[part, :, rows].flatten(1, 2)
             k_GUE, v_GUE = key[part, :seen], value[part, :seen]
             if kept:
                 p_GQU = kept[number]
@@ -102,11 +103,6 @@ def _blocks(query_GRSE: Tensor, key_GTE: Tensor, is_causal: bool) -> Iterator[tu
         step = max(1, attention_blocks.MAX_SCORES // (repeats * (end - start) * seen))
         for first in range(0, groups, step):
             yield slice(first, min(first + step, groups)), slice(start, end), seen
-
-
-def _flat(rows_GRWE: Tensor) -> Tensor:
-    """The queries of all heads that share a key head, one after another."""
-    return rows_GRWE.flatten(1, 2)
 
 
 def _probabilities(

@@ -104,7 +104,10 @@ def _encoder_decoder(shape: ModelShape, config: TransformerConfig) -> EncoderDec
         relative_attention_num_buckets=shape.relative_attention_num_buckets,
         relative_attention_max_distance=shape.relative_attention_max_distance,
     )
-    model.drop_unused_heads()
+    # The output layers that are not used; megatron-core's tied one would have a bias of its own.
+    del model.lm_head
+    if shape.tie_word_embeddings:
+        del model.output_layer
     return model
 
 

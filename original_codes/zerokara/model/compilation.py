@@ -1,11 +1,9 @@
 """torch.compile for each layer: the many small operations between its matrix products become a few.
 
-One compiled layer serves all, for one shape: that of a micro batch. Everything else, validation for example, runs
-eagerly and needs no compilation of its own. Layers are compiled at the start, in a warm-up of one micro batch, with a
-log line before and after; the result is cached in a folder of the user's, where the next start finds it. Should it fail
-(no compiler, an error of torch's), the layers run eagerly, and the log says so.
-
-On a GPU the softmax of the loss is compiled as well: there it costs more than the matrix products around it.
+One compiled layer serves all, for one shape: that of a micro batch; everything else, validation for example, runs
+eagerly. Layers are compiled at the start, in a warm-up of one micro batch; the result is cached in a folder of the
+user's. Should it fail (no compiler, an error of torch's), the layers run eagerly, and the log says so. On a GPU the
+softmax of the loss is compiled as well: there it costs more than the matrix products around it.
 
 ZeRO 3 gathers weights inside a layer, and tensor parallelism communicates there; no compiler sees through either. There
 what lies between is compiled function by function (`Fused`): the softmax of the loss, activations, and the

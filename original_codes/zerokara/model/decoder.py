@@ -42,16 +42,15 @@ class Decoder(LanguageModel, GPTModel):
         if segments_BS is None:
             positions_BS = torch.arange(tokens_BS.size(1), device=tokens_BS.device).expand_as(tokens_BS)
             attention_mask = None
-        elif document_offsets_N1 is not None and self._has_variable_length():
+        elif document_offsets_N1 is not None and variable_length.has_kernel(
+            self.embedding.word_embeddings.weight, self.shape.head_dim
+        ):
             positions_BS, attention_mask = positions_in_documents(segments_BS), document_offsets_N1
         else:
             positions_BS, attention_mask = intra_document_mask(segments_BS)
         examples_BS = self._examples_or_padding(segments_BS, num_examples_B)
         hidden_SBD = super().forward(tokens_BS, positions_BS, attention_mask, padding_mask=examples_BS)
         return self._predict(hidden_SBD, labels_BS, mask_BS, at_B, per_token)
-
-    def _has_variable_length(self) -> bool:
-        return variable_length.has_kernel(self.embedding.word_embeddings.weight, self.shape.head_dim)
 
     def all_layers(self) -> list[torch.nn.Module]:
         """The layers, in the order in which they are computed."""

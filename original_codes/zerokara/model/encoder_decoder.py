@@ -27,12 +27,6 @@ from zerokara.model.prediction import LanguageModel
 class EncoderDecoder(LanguageModel, T5Model):
     """``model(encoder_input_ids_BS, decoder_input_ids_BT=…)`` returns logits, with labels the summed cross-entropy."""
 
-    def drop_unused_heads(self) -> None:
-        """Delete the output layers that are not used; megatron-core's tied one would have a bias of its own."""
-        del self.lm_head
-        if self.share_embeddings_and_output_weights:
-            del self.output_layer
-
     def forward(
         self,
         encoder_input_ids_BS: Tensor,
@@ -71,12 +65,12 @@ class EncoderDecoder(LanguageModel, T5Model):
             )
             encoder_mask, decoder_mask = context_mask, torch.ones_like(bias_1HTT[:, :1], dtype=torch.bool).tril()
         encoded_SBD = self.encoder(
-            self._embed(encoder_input_ids_BS),
+            self.embedding(encoder_input_ids_BS, position_ids=None),
             **_biased(bias_1HSS, encoder_mask),
             padding_mask=self._examples_or_padding(segments_BS, num_examples_B),
         )
         hidden_TBD = self.decoder(
-            self._embed(decoder_input_ids_BT),
+            self.embedding(decoder_input_ids_BT, position_ids=None),
             **_biased(bias_1HTT, decoder_mask),
             context=encoded_SBD,
             context_mask=context_mask,
@@ -104,10 +98,6 @@ class EncoderDecoder(LanguageModel, T5Model):
         if packs_examples:
             arguments.append(torch.ones_like(encoder_ids_BS[:, 0]))
         return arguments
-
-    def _embed(self, ids_BS: Tensor) -> Tensor:
-        embedded_SBD: Tensor = self.embedding(input_ids=ids_BS, position_ids=None)
-        return embedded_SBD
 
 
 def _mask_of_examples(segments_BS: Tensor, decoder_segments_BT: Tensor) -> tuple[Tensor, Tensor]:

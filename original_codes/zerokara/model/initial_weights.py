@@ -7,12 +7,9 @@ The distribution is megatron-core's (0.16.1, transformer/transformer_config.py):
 matrices that add to the residual stream, `init_std` / √(2·layers) (GPT-2, Radford et al., 2019); norms 1, biases 0.
 
 T5's rule is another (Raffel et al., 2020; transformers 5.23, `T5PreTrainedModel._init_weights`): each matrix has
-1 / √fan-in, embeddings 1. An untied output projection has 1 / √fan-in too (t5x): with transformers' 1, training would
-start at a loss of a hundred nats. The rule belongs to Adafactor, whose steps scale with the weights; those of AdamW and
-Muon do not, and hardly move an embedding of 1.
-
-In an encoder-decoder, queries are smaller by the root of the head dim: that stands in for the scaling of the attention
-scores, which T5 lacks.
+1 / √fan-in, an untied output projection too (t5x; with transformers' 1, training would start at a loss of a hundred
+nats), embeddings 1. It belongs to Adafactor, whose steps scale with the weights; those of AdamW and Muon hardly move an
+embedding of 1. In an encoder-decoder queries are smaller by the root of the head dim, in place of scaled scores.
 """
 
 from __future__ import annotations

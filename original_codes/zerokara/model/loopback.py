@@ -19,15 +19,9 @@ def environment() -> dict[str, str]:
     NVLink, PCIe or shared memory all the same (NCCL's guide, NCCL_SOCKET_IFNAME). Its RAS service, which reports a
     job's health on further ports, is off.
     """
-    name = _interface()
-    if name is None:
+    interfaces, loopback = psutil.net_if_addrs(), (socket.AF_INET, "127.0.0.1")
+    names = [name for name, has in interfaces.items() if loopback in [(each.family, each.address) for each in has]]
+    if not names:
         return {}
-    wanted = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}", "NCCL_RAS_ENABLE": "0"}
+    wanted = {"GLOO_SOCKET_IFNAME": names[0], "NCCL_SOCKET_IFNAME": f"={names[0]}", "NCCL_RAS_ENABLE": "0"}
     return {variable: os.environ.get(variable) or value for variable, value in wanted.items()}
-
-
-def _interface() -> str | None:
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(each.family == socket.AF_INET and each.address == "127.0.0.1" for each in addresses):
-            return name
-    return None

@@ -55,19 +55,16 @@ class LanguageModel:
         tied = self.shape.tie_word_embeddings
         weight_VD = self.shared_embedding_or_output_weight() if tied else self.output_layer.weight
         if labels_BS is None:
-            return _logits(hidden_SBD, weight_VD, at_B)
+            if at_B is not None:
+                hidden_SBD = hidden_SBD[at_B, torch.arange(len(at_B), device=at_B.device)].unsqueeze(0)
+            tensor_group = parallel.tensor_group()
+            hidden_BSD = copy_to_tensor_model_parallel_region(hidden_SBD, group=tensor_group).transpose(0, 1)
+            logits_BSV = linear(hidden_BSD, weight_VD)
+            whole_BSV: Tensor = gather_from_tensor_model_parallel_region(logits_BSV, group=tensor_group)
+            return whole_BSV
         hidden_ND, labels_N = hidden_SBD.transpose(0, 1).flatten(0, 1), labels_BS.flatten()
         vocab_size, group = self.shape.vocab_size, parallel.tensor_group() if parallel.tensor_size() > 1 else None
         if per_token:
             return token_cross_entropy(hidden_ND, weight_VD, labels_N, vocab_size, group).view_as(labels_BS)
         mask_N = (torch.ones_like(labels_BS, dtype=torch.float32) if mask_BS is None else mask_BS).flatten()
         return summed_cross_entropy(hidden_ND, weight_VD, labels_N, mask_N, vocab_size, group)
-
-
-def _logits(hidden_SBD: Tensor, weight_VD: Tensor, at_B: Tensor | None) -> Tensor:
-    group = parallel.tensor_group()
-    if at_B is not None:
-        hidden_SBD = hidden_SBD[at_B, torch.arange(len(at_B), device=at_B.device)].unsqueeze(0)
-    hidden_BSD = copy_to_tensor_model_parallel_region(hidden_SBD, group=group).transpose(0, 1)
-    logits_BSV: Tensor = gather_from_tensor_model_parallel_region(linear(hidden_BSD, weight_VD), group=group)
-    return logits_BSV

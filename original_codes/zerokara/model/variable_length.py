@@ -13,20 +13,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-LARGEST_HEAD = 256
-"""Of FlashAttention 2, which also wants a multiple of 8."""
-OLDEST_CAPABILITY = (8, 0)
-"""Compute capability of the first GPUs that it runs on (Ampere)."""
-
 
 def has_kernel(weight: Tensor, head_dim: int) -> bool:
-    """Whether the kernel serves heads of this size where this weight lies, in its format."""
+    """Whether the kernel, FlashAttention 2, serves heads of this size where this weight lies, in its format."""
     return (
         weight.is_cuda
         and weight.dtype == torch.bfloat16
         and head_dim % 8 == 0
-        and head_dim <= LARGEST_HEAD
-        and torch.cuda.get_device_capability(weight.device) >= OLDEST_CAPABILITY
+        and head_dim <= 256
+        and torch.cuda.get_device_capability(weight.device) >= (8, 0)  # Ampere
     )
 
 

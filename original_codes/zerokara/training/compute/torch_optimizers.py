@@ -7,9 +7,7 @@ square of one of AdamW's, so that AdamW's learning rate and weight decay serve b
     M ← μ·M + G          O = orthogonal(G + μ·M)          W ← W − lr·(0.2·√max(R, C)·O + weight_decay·W)
 
 Why not an existing one: torch.optim.Muon (2.13) rounds to bf16 whatever the dtype of the weights, so that fp32 runs on
-one process and on two diverge after a few steps, and does not split `linear_qkv`. DeepSpeed's (0.19.8,
-runtime/zero/muon) computes the gradient norm, and clips, after the orthogonalization, scales otherwise, and is compiled
-by torch.compile while the run waits.
+one process and on two diverge, and does not split `linear_qkv`; DeepSpeed's (0.19.8) clips after the orthogonalization.
 
 Adafactor without a first moment (Shazeer and Stern, 2018, algorithm 6), with a learning rate from outside. For a
 gradient G of weights W, with β = 1 − t^−0.8 at update t:
@@ -17,8 +15,7 @@ gradient G of weights W, with β = 1 − t^−0.8 at update t:
     V ← β·V + (1 − β)·(G² + ε1), of a matrix only the means of its rows and of its columns
     U = G / √V        U ← U / max(1, RMS(U) / d)        W ← W − α·U − α·weight_decay·W, α = lr · max(ε2, RMS(W))
 
-Why not an existing one: those of transformers (5.23) and torch (2.13) read the root mean square of each tensor, so that
-the host waits for the device once or twice a tensor. Here all of it stays on the device.
+Why not an existing one: in those of transformers (5.23) and torch (2.13) the host waits for the device at each tensor.
 
 Shape suffixes: R rows, C columns.
 """
