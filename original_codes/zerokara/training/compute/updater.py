@@ -31,12 +31,6 @@ if TYPE_CHECKING:
 
 UpdaterName = Literal["replicated", "zero"]
 HIERARCHY_KEY = "zero_hpz_partition_size"
-_OFFLOADED: dict[str, tuple[str, ...]] = {
-    "none": (),
-    "optimizer": ("offload_optimizer",),
-    "all": ("offload_optimizer", "offload_param"),
-}
-"""What DeepSpeed keeps on the CPU, by our setting `offload`."""
 _OWNED = {
     "train_batch_size": "global_batch_size",
     "train_micro_batch_size_per_gpu": "micro_batch_size",
@@ -180,7 +174,8 @@ def settings_for(
         "zero_optimization": {
             "stage": config.zero_stage,
             "overlap_comm": overlaps(config.zero_stage, device_type, template),
-            **{part: {"device": "cpu"} for part in _OFFLOADED[config.offload]},
+            **({"offload_optimizer": {"device": "cpu"}} if config.offload != "none" else {}),
+            **({"offload_param": {"device": "cpu"}} if config.offload == "all" else {}),
         },
         "bf16": {"enabled": bf16},
         # Our optimizer is torch's fused AdamW, which DeepSpeed has on no list; it is tested in tests/numerics. So it is
