@@ -13,6 +13,7 @@ from configs import config_of
 import zerokara
 from zerokara.errors import UserError
 from zerokara.training.compute import updater
+from zerokara.training.compute.updater import HIERARCHY_KEY
 
 TEMPLATE = {"zero_optimization": {"overlap_comm": True}, "wall_clock_breakdown": False}
 
@@ -139,15 +140,12 @@ def test_over_machines_stage_3_is_hierarchical() -> None:
     template = {"zero_optimization": {"reduce_bucket_size": 5}}
     stage_3 = config_of(zero_stage=3)
     zero = updater.with_hierarchy(template, stage_3, 16, 2)["zero_optimization"]
-    assert (
-        zero == {"reduce_bucket_size": 5, updater.HIERARCHY_KEY: 8}
-        and updater.HIERARCHY_KEY not in template["zero_optimization"]
-    )
+    assert zero == {"reduce_bucket_size": 5, HIERARCHY_KEY: 8} and HIERARCHY_KEY not in template["zero_optimization"]
     assert updater.with_hierarchy(template, stage_3, 8, 1) == template, "one machine"
     assert updater.with_hierarchy(template, stage_3, 2, 2) == template, "one process on each"
     assert updater.with_hierarchy(template, config_of(zero_stage=2), 16, 2) == template
     assert updater.with_hierarchy(template, config_of(zero_stage=3, tensor_parallel_size=2), 16, 2) == template
-    stated = {"zero_optimization": {updater.HIERARCHY_KEY: 1}}
+    stated = {"zero_optimization": {HIERARCHY_KEY: 1}}
     assert updater.with_hierarchy(stated, stage_3, 16, 2) == stated, "the user's own"
 
 
@@ -161,8 +159,6 @@ def test_over_machines_stage_3_is_hierarchical() -> None:
     ],
 )
 def test_a_hierarchy_of_the_users_own_must_fit(size: object, settings: dict, rule: str) -> None:
-    fault = updater.hierarchy_fault({"zero_optimization": {updater.HIERARCHY_KEY: size}}, config_of(**settings), 8)
-    assert fault and rule in fault.rule and fault.key == updater.HIERARCHY_KEY and fault.value == size
-    assert (
-        updater.hierarchy_fault({"zero_optimization": {updater.HIERARCHY_KEY: 4}}, config_of(zero_stage=3), 8) is None
-    )
+    fault = updater.hierarchy_fault({"zero_optimization": {HIERARCHY_KEY: size}}, config_of(**settings), 8)
+    assert fault and rule in fault.rule and fault.key == HIERARCHY_KEY and fault.value == size
+    assert updater.hierarchy_fault({"zero_optimization": {HIERARCHY_KEY: 4}}, config_of(zero_stage=3), 8) is None
