@@ -16,7 +16,7 @@ Lines of ``metrics.jsonl``, each with ``step`` and ``tokens`` (trained on so far
 * a skipped step: ``skipped`` (the reason), ``bad_samples``;
 * the step that a start resumed from: ``resumed`` (true), ``seconds``.
 
-Trackers (TensorBoard, Weights & Biases) are shown the same numbers as curves in groups: ``train/loss`` (`_curves`).
+Trackers (TensorBoard, Weights & Biases) are shown the same numbers as curves in groups: ``train/loss``.
 """
 
 from __future__ import annotations
@@ -35,20 +35,12 @@ from zerokara.training.monitoring.trackers import TensorBoard, WeightsAndBiases
 
 FILE_NAME = "metrics.jsonl"
 Tracker = TensorBoard | WeightsAndBiases
-_TAGS = {
-    "tokens_per_second": "speed/tokens_per_second",
-    "mfu": "speed/mfu",
-    "memory_bytes": "speed/memory_bytes",
-    "seconds": "speed/seconds",
-    "seconds_left": "speed/seconds_left",
-    "tokens": "data/tokens",
-    "epoch": "data/epoch",
-    "source_tokens": "data/source_tokens",
-    "expert_load": "router/expert_load",
-    "expert_dropped": "router/expert_dropped",
-    "router_entropy": "router/entropy",
+_GROUPS = {
+    "speed": ("tokens_per_second", "mfu", "memory_bytes", "seconds", "seconds_left"),
+    "data": ("tokens", "epoch", "source_tokens"),
+    "router": ("expert_load", "expert_dropped", "router_entropy"),
 }
-"""Curve of a number in the group by which trackers arrange curves; all others are in ``valid/`` and ``train/``."""
+"""By which trackers arrange curves; all other numbers are in ``valid/`` and ``train/``."""
 _NO_CURVES = ("step", "resumed", "bad_samples", "valid_source_positions")
 
 
@@ -162,8 +154,9 @@ def _curves(line: dict[str, Any]) -> dict[str, float]:
     for name, value in line.items():
         if name in _NO_CURVES:
             continue
-        group = f"valid/{name.removeprefix('valid_')}" if name.startswith("valid_") else f"train/{name}"
-        tag = _TAGS.get(name, group)
+        others = "valid" if name.startswith("valid_") else "train"
+        group = next((group for group, names in _GROUPS.items() if name in names), others)
+        tag = f"{group}/{name.removeprefix(f'{group}_')}"
         if name == "skipped":
             curves[tag] = 1
         elif isinstance(value, list):
