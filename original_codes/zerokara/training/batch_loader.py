@@ -47,8 +47,8 @@ class BatchLoader:
 
     def _prepare(self, step: int) -> StepBatches:
         batches = list(self._batches.at(self._consumed_before(step)))
-        tensors = [as_tensors(batch, self._pins_memory) for batch in batches]
-        return StepBatches(tensors, sum(float(batch.loss_mask.sum()) for batch in batches))
+        num_tokens = sum(float(batch.loss_mask.sum()) for batch in batches)
+        return StepBatches([as_tensors(batch, self._pins_memory) for batch in batches], num_tokens)
 
 
 def as_tensors(batch: Batch, pins_memory: bool = False) -> list[Tensor]:
@@ -60,11 +60,6 @@ def as_tensors(batch: Batch, pins_memory: bool = False) -> list[Tensor]:
     return [tensor.pin_memory() for tensor in tensors] if pins_memory else tensors
 
 
-def on_device(tensors: list[Tensor], device: torch.device) -> list[Tensor]:
-    """Copy tensors to the device, without waiting where they are pinned."""
-    return [tensor.to(device, non_blocking=True) for tensor in tensors]
-
-
 def to_device(batch: Batch, device: torch.device) -> list[Tensor]:
     """Return the model's arguments of a batch, on the device."""
-    return on_device(as_tensors(batch, pins_memory=device.type == "cuda"), device)
+    return [tensor.to(device, non_blocking=True) for tensor in as_tensors(batch, pins_memory=device.type == "cuda")]

@@ -177,7 +177,7 @@ def evaluate_checkpoint(plan: RunPlan, folder: Path) -> None:
 
 def load_checkpoint(plan: RunPlan, folder: Path, processes: Processes) -> Model:
     """Return the model with the weights of a checkpoint, on the device and as the run computes with them."""
-    model = build_model(plan, processes)
+    model = build_model(plan)
     weights = checkpoint.read_weights(folder)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -1,8 +1,6 @@
-"""A plan, opened: process groups → model → engine → state → batches, made once and in this order.
+"""A plan, opened: process groups → model → engine → state → compiled code → batches, made once and in this order.
 
-Each part is made from the part before it, so no other order is possible: `join` gives `Processes`, which `build_model`
-and `open_run` ask for. Training (`trainer`), the trial of a dry run (`trial`), the evaluation of a checkpoint
-(`evaluation`) and the proof of resume (`resume_proof`) are callers of these.
+Training and the trial of a dry run open all of it, the evaluation of a checkpoint only groups and model.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from zerokara.checkpoint import TrainingState
 from zerokara.errors import RunError
 from zerokara.huggingface import from_hf
 from zerokara.model import builder, compilation, initial_weights, parallel
-from zerokara.model.builder import Model, num_parameters
+from zerokara.model.builder import Model
 from zerokara.model.experts import Routing
 from zerokara.progress import count_text
 from zerokara.samples.batches import Batches, BatchLayout
@@ -67,16 +65,13 @@ def join(plan: RunPlan) -> Processes:
     return joining.join(plan.processes_per_node, config.tensor_parallel_size, config.seed, on_cpu.can_keep_freed_memory)
 
 
-def build_model(plan: RunPlan, processes: Processes) -> Model:
-    """Build this process's part of the model, on the CPU and in fp32; its weights are undefined."""
-    model = builder.build(
-        plan.shape,
-        seed=None,
-        activation_checkpointing=plan.config.activation_checkpointing,
-        routing=Routing.from_config(plan.config),
-    )
-    if (count := num_parameters(model)) != plan.shape.num_parameters():
-        raise RunError(f"the model has {count:,} parameters, {plan.shape.num_parameters():,} were planned")
+def build_model(plan: RunPlan) -> Model:
+    """Build this process's part of the model, on the CPU and in fp32, with undefined weights; after `join`."""
+    config, shape = plan.config, plan.shape
+    routing, recomputes = Routing.from_config(config), config.activation_checkpointing
+    model = builder.build(shape, seed=None, activation_checkpointing=recomputes, routing=routing)
+    if (count := builder.num_parameters(model)) != shape.num_parameters():
+        raise RunError(f"the model has {count:,} parameters, {shape.num_parameters():,} were planned")
     return model
 
 
@@ -85,78 +80,67 @@ def open_run(plan: RunPlan, processes: Processes, resume_from: Path | None = Non
 
     Where not every process sees the checkpoint, the process `sent_by` reads it for all.
     """
-    config = plan.config
-    model = build_model(plan, processes)
-    engine = updater.open_engine(model, config, plan.updater, plan.template, processes.device, has_weights=False)
-    # Of the groups that DeepSpeed has made.
-    joining.set_timeouts()
+    config, device, log = plan.config, processes.device, processes.log
+    model = build_model(plan)
+    engine = updater.open_engine(model, config, plan.updater, plan.template, device, has_weights=False)
+    joining.set_timeouts()  # of the groups that DeepSpeed has made, too
     authentication.authenticate(joining.ANSWER_SECONDS)
-    if resume_from:
-        state = _resumed(engine, resume_from, plan, processes, sent_by)
+    if resume_from is not None:
+        state, weights, moments = _read(resume_from, plan, processes, sent_by)
+        if state.optimizer == config.optimizer_name:
+            load_state(engine, weights, moments, state.updates)
+        else:
+            start_from(engine, weights.items())
+            change = f"optimizer was {state.optimizer}, is {config.optimizer_name}"
+            log(f"{change}: the optimizer state restarts from zero")
+        log(f"resuming from {resume_from}: step {state.step}, {count_text(state.tokens)} tokens done")
+    elif config.init_from:
+        start_from(engine, _sent_by_first(Path(config.init_from), plan, processes))
+        state = state_of(plan, step=0, samples=0, facts={"init_from": config.init_from}, seconds=0.0)
+        surplus = from_hf.num_surplus_rows(Path(config.init_from), plan.shape)
+        without = f", without {surplus:,} rows of its embedding that no token has" if surplus else ""
+        log(f"starting from the weights of {config.init_from}{without}")
     else:
-        state = _first_state(engine, plan, processes)
-    batch = config.micro_batch, config.intra_document_masking, processes.log, config.packs_examples
-    if compilation.reason_against(config.compile, processes.device.type, config.zero_stage) is None:
+        start_from(engine, initial_weights.drawn_by_all(plan.shape, config.seed, device))
+        state = state_of(plan, step=0, samples=0, facts={}, seconds=0.0)
+    batch = config.micro_batch, config.intra_document_masking, log, config.packs_examples
+    if compilation.reason_against(config.compile, device.type, config.zero_stage) is None:
         compilation.start(model, *batch)
-    elif compilation.compiles_functions(config.compile, processes.device.type):
+    elif compilation.compiles_functions(config.compile, device.type):
         compilation.start(model, *batch, whole_layers=False)
-    share = BatchLayout(config.global_batch, config.micro_batch, parallel.data_size())
-    reading = plan.data.reading
+    share, reading = BatchLayout(config.global_batch, config.micro_batch, parallel.data_size()), plan.data.reading
     batches = Batches(reading.tokens(), reading.order(), share, plan.data.objective, parallel.data_rank())
     return Run(plan, processes, model, engine, state, batches)
 
 
-def _resumed(engine: Engine, folder: Path, plan: RunPlan, processes: Processes, sent_by: int | None) -> TrainingState:
-    optimizer = plan.config.optimizer_name
-    weights: Mapping[str, Tensor]
-    moments: Mapping[str, Tensor]
+def _read(
+    folder: Path, plan: RunPlan, processes: Processes, sent_by: int | None
+) -> tuple[TrainingState, Mapping[str, Tensor], Mapping[str, Tensor]]:
+    """The state, weights and moments in a checkpoint, read here or by the process `sent_by`."""
     if sent_by is None:
-        state = checkpoint.read_state(folder)
-        weights, moments = checkpoint.read_weights(folder), checkpoint.read_moments(folder)
-    else:
-        reads, path = processes.rank == sent_by, folder / checkpoint.STATE_NAME
-        state = checkpoint.parse_state(
-            processes.text_of(sent_by, path.read_text(encoding="utf-8") if reads else None), path
-        )
-        shapes, names = optimizers.checkpoint_shapes(optimizer, plan.shape), plan.shape.parameter_shapes().keys()
-        of_weights = {name: shape for name, shape in shapes.items() if name in names}
-        of_moments = {name: shape for name, shape in shapes.items() if name not in names}
-        weights = SentTensors(checkpoint.read_weights(folder) if reads else None, sent_by, of_weights, processes.device)
-        moments = SentTensors(checkpoint.read_moments(folder) if reads else None, sent_by, of_moments, processes.device)
-        processes.log(f"process {sent_by} sends the checkpoint to those that do not see it")
-    if state.optimizer == optimizer:
-        load_state(engine, weights, moments, state.updates)
-    else:
-        start_from(engine, weights.items())
-        processes.log(f"optimizer was {state.optimizer}, is {optimizer}: the optimizer state restarts from zero")
-    processes.log(f"resuming from {folder}: step {state.step}, {count_text(state.tokens)} tokens done")
-    return state
-
-
-def _first_state(engine: Engine, plan: RunPlan, processes: Processes) -> TrainingState:
-    init_from = plan.config.init_from
-    if init_from:
-        start_from(engine, _sent_by_first(Path(init_from), plan, processes))
-        surplus = from_hf.num_surplus_rows(Path(init_from), plan.shape)
-        without = f", without {surplus:,} rows of its embedding that no token has" if surplus else ""
-        processes.log(f"starting from the weights of {init_from}{without}")
-    else:
-        start_from(engine, initial_weights.drawn_by_all(plan.shape, plan.config.seed, processes.device))
-    facts: dict[str, object] = {"init_from": init_from} if init_from else {}
-    return state_of(plan, step=0, samples=0, facts=facts, seconds=0.0)
+        return checkpoint.read_state(folder), checkpoint.read_weights(folder), checkpoint.read_moments(folder)
+    reads, path = processes.rank == sent_by, folder / checkpoint.STATE_NAME
+    text = processes.text_of(sent_by, path.read_text(encoding="utf-8") if reads else None)
+    names, tensors = plan.shape.parameter_shapes().keys(), []
+    stored = optimizers.checkpoint_shapes(plan.config.optimizer_name, plan.shape)
+    for read, are_weights in ((checkpoint.read_weights, True), (checkpoint.read_moments, False)):
+        shapes = {name: shape for name, shape in stored.items() if (name in names) == are_weights}
+        tensors.append(SentTensors(read(folder) if reads else None, sent_by, shapes, processes.device))
+    processes.log(f"process {sent_by} sends the checkpoint to those that do not see it")
+    return checkpoint.parse_state(text, path), tensors[0], tensors[1]
 
 
 def _sent_by_first(folder: Path, plan: RunPlan, processes: Processes) -> Iterator[tuple[str, Tensor]]:
     """Yield the whole weights of a Hugging Face folder, which the first process alone reads, one after another."""
-    opened: list[Iterator[tuple[str, Tensor]]] = []
+    shape, opened = plan.shape, list[Iterator[tuple[str, Tensor]]]()
 
     def open_weights() -> int:
-        opened.append(from_hf.open_weights(folder, plan.shape))
+        opened.append(from_hf.open_weights(folder, shape))
         return 0
 
     processes.from_first(open_weights)
-    shapes = plan.shape.parameter_shapes()
-    for name in from_hf.names(plan.shape):
+    shapes = shape.parameter_shapes()
+    for name in from_hf.names(shape):
         whole = next(opened[0])[1] if processes.is_first else torch.empty(shapes[name])
         whole = whole.to(processes.device).contiguous()
         torch.distributed.broadcast(whole, src=0)

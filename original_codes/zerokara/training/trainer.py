@@ -1,6 +1,6 @@
 """Training in one process, from an opened plan to the last step, or to where it was stopped.
 
-Puts the edges of a step together: record, validate, sample, save, draw. Everything else is the run's (`run`).
+After each step (`loop`): record, validate, sample, save.
 """
 
 from __future__ import annotations
@@ -80,16 +80,13 @@ def _newest_checkpoint(plan: RunPlan, processes: Processes, sharing: FolderShari
         except RunError as error:  # others have one, or this is how all of them find none
             progress.log(f"{sharing.host}: {error}")
             step = -1
-    leaders = processes.numbers_of_all(sharing.ranks[0])
-    steps = processes.numbers_of_all(step)
-    found = {leader: steps[leader] for leader in leaders}
-    newest = max(found.values())
-    source = min(leader for leader, each in found.items() if each == newest)
-    return newest, None if set(found.values()) == {newest} else source
+    leaders, steps = sorted(set(processes.numbers_of_all(sharing.ranks[0]))), processes.numbers_of_all(step)
+    source = max(leaders, key=lambda leader: steps[leader])  # the first of those with the newest
+    return steps[source], None if all(steps[leader] == steps[source] for leader in leaders) else source
 
 
 class Trainer:
-    """An opened run and the edges of its steps."""
+    """An opened run, and what is done after each of its steps."""
 
     def __init__(
         self,
@@ -105,7 +102,6 @@ class Trainer:
         """The newest state that was saved, or that the start began with."""
         self._stop_after = stop_after
         plan, config, processes = run.plan, run.plan.config, run.processes
-        self._layers = run.model.all_layers()
         self.divergence = DivergenceCheck(run.model, run.state.step)
         self.sampler: Sampler | None = None
         if config.sample_prompts:
@@ -126,12 +122,15 @@ class Trainer:
                 take the last checkpoint. Only the first process says so; the others leave with its exit code.
         """
         run, processes, done = self.run, self.run.processes, self.state.step
-        schedule, stop_path = run.plan.schedule, run.plan.run_dir / STOP_NAME
+        plan, schedule, stop_path = run.plan, run.plan.schedule, run.plan.run_dir / STOP_NAME
         waited = seconds_text(time.time() - psutil.Process().create_time())
         processes.log(f"ready after {waited}; stop with Ctrl-C, SIGTERM, or: touch {stop_path}; nothing is lost")
         try:
-            if self._lacks_validation(done) and self._validate(done) and done and self._is_best(done):
-                self.save(done)  # anew: the one that was saved when somebody asked to stop does not know how good it is
+            # The validation of the step that was reached, where somebody asked to stop in it or before it.
+            is_due = done % plan.config.eval_interval == 0 and done < schedule.num_steps
+            if is_due and self.state.facts.get("valid_step") != done and self._validate(done):
+                if done and self._is_best(done):
+                    self.save(done)  # anew: what was saved at the stop does not know how good it is
             self.logbook.log_stages(done, resumed=done > 0)
             self.stop.defer()
             with contextlib.closing(run.loader(schedule.num_steps)) as loader:
@@ -168,10 +167,12 @@ class Trainer:
         stops = record.stop_requested or step == self._stop_after
         self.logbook.add(record)
         if record.skip_reason:
-            self._report_bad_samples(record)
+            run, consumed = self.run, self.run.samples(step - 1)
+            found = find_bad_samples(run.engine.module, run.batches, run.plan.data.reading, consumed)
+            self.logbook.log_skipped(record, found)
             self.guard.check_skipped_in_row(step, record.skip_reason)
         if is_last or step % config.log_interval == 0 or step == 1:
-            self.logbook.log_step(statistics(self._layers))
+            self.logbook.log_step(statistics(self.run.model.all_layers()))
         if is_last or (step % config.eval_interval == 0 and not stops):
             stops |= not self._validate(step, to_the_end=is_last)
         if is_last or stops or step % config.save_interval == 0 or self._is_best(step):
@@ -179,12 +180,6 @@ class Trainer:
         if not is_last:
             self.logbook.log_stages(step)
         return stops
-
-    def _lacks_validation(self, done: int) -> bool:
-        """Whether the run begins, or was stopped in a validation or before one: this start makes up for it."""
-        plan = self.run.plan
-        is_due = done % plan.config.eval_interval == 0 and done < plan.schedule.num_steps
-        return is_due and self.state.facts.get("valid_step") != done
 
     def _validate(self, step: int, to_the_end: bool = False) -> bool:
         """Validate; return False when it was given up because somebody asked to stop."""
@@ -206,12 +201,6 @@ class Trainer:
         """Whether this step is to be saved as the best so far, so that the best one always exists."""
         plan = self.run.plan
         return plan.task.saves_every_best and plan.config.keep_best and self.logbook.facts.get("best_step") == step
-
-    def _report_bad_samples(self, record: StepRecord) -> None:
-        run = self.run
-        consumed = run.samples(record.step - 1)
-        found = find_bad_samples(run.engine.module, run.batches, run.plan.data.reading, consumed)
-        self.logbook.log_skipped(record, found)
 
     def save(self, step: int) -> None:
         """Save the state after `step`; every process must call it."""

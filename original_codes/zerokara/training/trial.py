@@ -7,8 +7,8 @@ written. They tell the speed, the kernels, and the memory at its peak, which no 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Collection
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -24,12 +24,11 @@ from zerokara.model import compilation
 from zerokara.model.blocked_attention import BlockedAttention
 from zerokara.progress import count_text, seconds_text
 from zerokara.training.guards import StepGuard
-from zerokara.training.loop import StepRecord, train_step
+from zerokara.training.loop import train_step
 from zerokara.training.micro_batch import TrialResult
-from zerokara.training.planning.memory import MemoryForecast
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes.joining import gpu_memory, peak_memory
-from zerokara.training.run import Run, join, open_run
+from zerokara.training.run import join, open_run
 
 MIN_STEPS, MAX_STEPS = 3, 33
 MEASURED_SECONDS = 3.0
@@ -48,6 +47,7 @@ ATTENTION_KERNELS = {
 """What `scaled_dot_product_attention` and `varlen_attn` call, in eager and in compiled layers (torch 2.13,
 aten/src/ATen/native/transformers/attention.cpp and torch/nn/attention/varlen.py)."""
 _OWN_KERNELS = {BlockedAttention.__name__: "matrix products of blocks of queries"}
+_OPTIMIZERS = {"adamw": "torch's fused AdamW", "adafactor": "Adafactor", "muon": "Muon, and torch's fused AdamW"}
 
 
 def run_trial(plan: RunPlan, result_path: Path) -> None:
@@ -56,70 +56,57 @@ def run_trial(plan: RunPlan, result_path: Path) -> None:
     Raises:
         RunError: a process did not answer, or a loss was not finite.
     """
-    processes = join(plan)
-    gpu_bytes = gpu_memory(processes.device)
-    forecast = plan.memory_forecast(resources.available_memory(plan.processes_per_node), gpu_bytes)
-    run = open_run(plan, processes)
-    _log_result(run, _steps(run), forecast, result_path)
-
-
-def _steps(run: Run) -> list[StepRecord]:
-    """Train for MEASURED_SECONDS; every process the same steps."""
-    plan = run.plan
-    guard, records = StepGuard(plan.config.spike_sigmas, plan.config.max_skipped_steps), []
-    last_step = max(MIN_STEPS, min(MAX_STEPS, plan.schedule.num_steps))
+    processes, config, schedule = join(plan), plan.config, plan.schedule
+    device, log = processes.device, processes.log
+    forecast = plan.memory_forecast(resources.available_memory(plan.processes_per_node), gpu_memory(device))
+    run, guard = open_run(plan, processes), StepGuard(config.spike_sigmas, config.max_skipped_steps)
+    seen, seconds = profile_first_forward(run.model), list[float]()
+    last_step = max(MIN_STEPS, min(MAX_STEPS, schedule.num_steps))
     with closing(run.loader(last_step)) as loader:
         for step in range(1, last_step + 1):
             torch.distributed.barrier()
-            learning_rate = plan.schedule.learning_rate(min(step, plan.schedule.num_steps))
-            profiled = first_forward_profiled(run.model) if step == 1 else nullcontext(set[str]())
-            with profiled as seen:
-                record = train_step(run.engine, run.processes, loader.take, step, learning_rate, guard, lambda: False)
-            if step == 1:
-                _log_kernels(run, seen)
+            learning_rate = schedule.learning_rate(min(step, schedule.num_steps))
+            record = train_step(run.engine, processes, loader.take, step, learning_rate, guard, lambda: False)
             if record.skip_reason:
                 raise RunError(f"trial step {step}: {record.skip_reason}: see lr, precision and the data")
-            records.append(record)
-            measured = run.processes.max(sum(each.seconds for each in records[1:]))
-            if step >= MIN_STEPS and measured >= MEASURED_SECONDS:
+            if step == 1:
+                reason = compilation.reason_against(config.compile, device.type, config.zero_stage)
+                compiled = f"; layers not compiled ({reason})" if reason else ""
+                attention = attention_kernels({event.name for event in seen.events()})
+                log(f"kernels: {attention}; {_OPTIMIZERS[config.optimizer_name]}{compiled}")
+                continue
+            seconds.append(record.seconds)
+            # Of the slowest process, so that all of them leave after the same step.
+            if processes.max(sum(seconds)) >= MEASURED_SECONDS and step >= MIN_STEPS:
                 break
-    return records
+    typical, peak = median(seconds), int(processes.max(peak_memory(device)))
+    log(
+        f"trial of {step} steps: loss {record.loss:.3f}, {seconds_text(typical)} a step, "
+        f"{count_text(schedule.batch_tokens / typical)} tok/s; all {schedule.num_steps:,} steps would take "
+        f"{seconds_text(schedule.num_steps * typical)}, validations and saves not counted"
+    )
+    log(f"memory: {forecast.measured_text(peak)}")
+    if processes.is_first:
+        write_json(result_path, asdict(TrialResult(peak, typical)))
 
 
-def _log_kernels(run: Run, seen: Collection[str]) -> None:
-    config = run.plan.config
-    optimizer = {"adamw": "torch's fused AdamW", "adafactor": "Adafactor", "muon": "Muon, and torch's fused AdamW"}
-    reason = compilation.reason_against(config.compile, run.processes.device.type, config.zero_stage)
-    compiled = f"; layers not compiled ({reason})" if reason else ""
-    run.processes.log(f"kernels: {attention_kernels(seen)}; {optimizer[config.optimizer_name]}{compiled}")
-
-
-@contextmanager
-def first_forward_profiled(model: torch.nn.Module) -> Iterator[set[str]]:
-    """Profile the next forward pass of `model`; yields a set that then holds the names of its operators.
-
-    In what order torch asks its attention kernels is its own affair, and differs by release and GPU: so nothing is
-    asked, only seen, in the very pass that trains.
+def profile_first_forward(model: torch.nn.Module) -> profile:
+    """Profile the next forward pass of `model`, the very pass that trains: which attention kernel torch chooses
+    varies by release and GPU. The result then holds its operators.
     """
-    names: set[str] = set()
     os.environ.setdefault("KINETO_LOG_LEVEL", _NO_LOG)
     seen = profile(activities=[ProfilerActivity.CPU])
 
     def begin(*_: object) -> None:
         before.remove()
-        seen.__enter__()
+        seen.start()
 
     def end(*_: object) -> None:
         after.remove()
-        seen.__exit__(None, None, None)
-        names.update(event.name for event in seen.events())
+        seen.stop()
 
     before, after = model.register_forward_pre_hook(begin), model.register_forward_hook(end)
-    try:
-        yield names
-    finally:
-        before.remove()
-        after.remove()
+    return seen
 
 
 def attention_kernels(operators: Collection[str]) -> str:
@@ -129,18 +116,3 @@ def attention_kernels(operators: Collection[str]) -> str:
     if _PLAIN in operators:
         fused.append(plain)
     return f"attention by {' and by '.join(fused) or plain}"
-
-
-def _log_result(run: Run, records: Sequence[StepRecord], forecast: MemoryForecast, path: Path) -> None:
-    processes, schedule = run.processes, run.plan.schedule
-    seconds = median(record.seconds for record in records[1:])
-    peak = processes.max(peak_memory(processes.device))
-    speed = f"{seconds_text(seconds)} a step, {count_text(schedule.batch_tokens / seconds)} tok/s"
-    processes.log(
-        f"trial of {len(records)} steps: loss {records[-1].loss:.3f}, {speed}; "
-        f"all {schedule.num_steps:,} steps would take {seconds_text(schedule.num_steps * seconds)}, validations and "
-        "saves not counted"
-    )
-    processes.log(f"memory: {forecast.measured_text(int(peak))}")
-    if processes.is_first:
-        write_json(path, asdict(TrialResult(int(peak), seconds)))

@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from zerokara.model import blocked_attention
 from zerokara.training import trial
-from zerokara.training.trial import attention_kernels, first_forward_profiled
+from zerokara.training.trial import attention_kernels, profile_first_forward
 
 
 class Attention(torch.nn.Module):
@@ -35,12 +35,12 @@ def test_one_pass_is_profiled_and_tells_what_it_called(
     has_bias: bool, is_own: bool, expected: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     model, heads_BHSE = Attention(has_bias, is_own), torch.randn(1, 2, 8, 4, requires_grad=True)
-    with first_forward_profiled(model) as seen:
-        model(heads_BHSE).sum().backward()
-        seen_in_first = set(seen)
-        model(heads_BHSE)
-    assert expected in attention_kernels(seen)
-    assert seen == seen_in_first and not model._forward_hooks and not model._forward_pre_hooks
+    seen = profile_first_forward(model)
+    model(heads_BHSE).sum().backward()
+    num_seen = len(seen.events())
+    model(heads_BHSE)
+    assert expected in attention_kernels({event.name for event in seen.events()})
+    assert len(seen.events()) == num_seen and not model._forward_hooks and not model._forward_pre_hooks
     assert capfd.readouterr() == ("", "")
 
 
