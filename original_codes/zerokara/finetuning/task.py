@@ -8,7 +8,7 @@ since and another checkpoint is the best. ``finetune.json`` (`examples.facts`) r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -152,9 +152,7 @@ def finish(plan: RunPlan, commands: Commands, newest: Path) -> list[tuple[str, s
         )
         lines = (orjson.dumps({"messages": messages}, option=orjson.OPT_APPEND_NEWLINE) for messages in found)
         write_bytes(run_dir / facts.CONVERSATIONS_NAME, b"".join(lines))
-    record = _record(plan, config, examples)
-    record.write(run_dir)
-    return _rows(record, run_dir)
+    return _record(plan, config, examples)
 
 
 def _is_tested(run_dir: Path, tested: str, metric: str) -> bool:
@@ -173,67 +171,44 @@ def _is_tested(run_dir: Path, tested: str, metric: str) -> bool:
     return False
 
 
-def _record(plan: RunPlan, config: FinetuneRunConfig, examples: ExampleFiles) -> FinetuneFacts:
+def _record(plan: RunPlan, config: FinetuneRunConfig, examples: ExampleFiles) -> list[tuple[str, str]]:
+    """Write ``finetune.json``; return what it tells as rows."""
     splits = {"train": examples.train, "valid": examples.valid, "test": examples.test}
-    result, metric = plan.run_dir / RESULT_NAME, config.metric
+    counts = {name: split.counts for name, split in splits.items() if split is not None}
+    task, metric, test, simple = examples.data_format.replace("_", " "), config.metric, None, dict[str, float]()
+    result, answers = plan.run_dir / RESULT_NAME, plan.run_dir / ANSWERS_NAME
     found = orjson.loads(result.read_bytes()) if result.exists() else {}
-    test: MetricResult | None = None
-    simple: dict[str, float] = {}
+    learned = count_text(counts["train"].learned_tokens)
+    rows = [("examples", f"{examples.train.num_examples:,}, {learned} learned tokens")]
     if examples.test is not None and f"test_{metric}" in found:
+        value, number = found[f"test_{metric}"], examples.test.num_examples
         low, high = found.get(f"test_{metric}_interval") or (None, None)
-        number = examples.test.num_examples
-        test = MetricResult(found[f"test_{metric}"], low, high, number, found["checkpoint"])
+        test = MetricResult(value, low, high, number, found["checkpoint"])
+        interval = "" if low is None else f"95 % {low:.4f} to {high:.4f}, "
+        rows.append(("test", f"{metric} {value:.4f} ({interval}{number:,} examples)"))
         if metric != "loss" and examples.data_format != "messages":
-            simple = dict(_simple_methods(examples, examples.test.records_path, metric, plan.encoder))
-    return FinetuneFacts(
-        task=examples.data_format.replace("_", " "),
-        data={name: split.counts for name, split in splits.items() if split is not None},
-        metric=metric,
-        init_from=Path(config.init_from).name,
-        test=test,
-        baselines=simple,
-    )
+            simple = _simple_methods(examples, examples.test.records_path, metric, plan.encoder)
+            rows += [("", f"{metric} {value:.4f} by {name.replace('_', ' ')}") for name, value in simple.items()]
+        if answers.exists():
+            rows.append(("answers", str(answers)))
+    FinetuneFacts(task, counts, metric, Path(config.init_from).name, test, simple).write(plan.run_dir)
+    return rows
 
 
-def _simple_methods(
-    examples: ExampleFiles, records_path: Path, metric: str, encoder: Encoder
-) -> Iterator[tuple[str, float]]:
+def _simple_methods(examples: ExampleFiles, records_path: Path, metric: str, encoder: Encoder) -> dict[str, float]:
     """The metric of simple methods on the test examples, by the name of the method."""
-    log("the same metric of simple methods:")
     lines = [orjson.loads(line) for line in records_path.read_bytes().splitlines()]
     references = [line["reference"] for line in lines]
-    made: Iterator[Baseline]
-    if examples.labels:
-        made = iter([Baseline("majority", baselines.majority(references))])
-    else:
-        made = baselines.for_texts(list(_training_pairs(examples, encoder)), [line["input"] for line in lines])
-    for each in made:
-        value = metrics.METRICS[metric](each.outputs, references).value
-        log(f"  {each.name.replace('_', ' ')}: {metric} {value:.4f}")
-        yield each.name, value
-
-
-def _training_pairs(examples: ExampleFiles, encoder: Encoder) -> Iterator[tuple[str, str]]:
-    """What is read, without its template, and the answer of the first training examples."""
-    tokens = ExampleTokens(examples.train.prefix)
-    before, _, behind = examples.prompt_template.partition("{input}")
-    for number in range(min(len(tokens), MAX_TRAINING_PAIRS)):
-        answer = encoder.decode(tokens.segments(number)[-1])
-        prompt = encoder.decode(tokens.prompt(number))
-        yield prompt.removeprefix(before).removesuffix(behind).strip(), answer
-
-
-def _rows(record: FinetuneFacts, run_dir: Path) -> list[tuple[str, str]]:
-    train, test, metric = record.data["train"], record.test, record.metric
-    rows = [("examples", f"{train.kept + train.cut:,}, {count_text(train.learned_tokens)} learned tokens")]
-    if test is not None:
-        interval = "" if test.low is None or test.high is None else f"95 % {test.low:.4f} to {test.high:.4f}, "
-        rows.append(("test", f"{metric} {test.value:.4f} ({interval}{test.num_examples:,} examples)"))
-        simple = ((name.replace("_", " "), value) for name, value in record.baselines.items())
-        rows += [("", f"{metric} {value:.4f} by {name}") for name, value in simple]
-        if (run_dir / ANSWERS_NAME).exists():
-            rows.append(("answers", str(run_dir / ANSWERS_NAME)))
-    return rows
+    made: Iterable[Baseline] = [Baseline("majority", baselines.majority(references))]
+    if not examples.labels:
+        tokens = ExampleTokens(examples.train.prefix)
+        before, _, behind = examples.prompt_template.partition("{input}")
+        pairs = []
+        for number in range(min(len(tokens), MAX_TRAINING_PAIRS)):
+            source = encoder.decode(tokens.prompt(number)).removeprefix(before).removesuffix(behind).strip()
+            pairs.append((source, encoder.decode(tokens.segments(number)[-1])))
+        made = baselines.for_texts(pairs, [line["input"] for line in lines])
+    return {each.name: metrics.METRICS[metric](each.outputs, references).value for each in made}
 
 
 FINETUNING = Task(

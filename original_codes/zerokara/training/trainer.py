@@ -128,9 +128,9 @@ class Trainer:
         try:
             # The validation of the step that was reached, where somebody asked to stop in it or before it.
             is_due = done % plan.config.eval_interval == 0 and done < schedule.num_steps
-            if is_due and self.state.facts.get("valid_step") != done and self._validate(done):
-                if done and self._is_best(done):
-                    self.save(done)  # anew: what was saved at the stop does not know how good it is
+            lacks = is_due and self.state.facts.get("valid_step") != done
+            if lacks and self._validate(done) and done and self._is_best(done):
+                self.save(done)  # anew: what was saved at the stop does not know how good it is
             self.logbook.log_stages(done, resumed=done > 0)
             self.stop.defer()
             with contextlib.closing(run.loader(schedule.num_steps)) as loader:

@@ -33,8 +33,7 @@ def tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     examples = SimpleNamespace(test=SimpleNamespace(num_examples=3), data_format="source_target")
     monkeypatch.setattr(task, "spawn", test)
     monkeypatch.setattr(task, "ExampleFiles", SimpleNamespace(read=lambda prefix: examples))
-    monkeypatch.setattr(task, "_record", lambda *_: SimpleNamespace(write=lambda folder: None))
-    monkeypatch.setattr(task, "_rows", lambda *_: [])
+    monkeypatch.setattr(task, "_record", lambda *_: [])
     return names
 
 

@@ -60,7 +60,6 @@ class Task:
     title: str
     """What the step is called at the head of its plan."""
     config_class: type[RunConfig]
-    """Its settings."""
     data_of: Callable[[Any, Encoder], PlannedData]
     """Opens the data that such settings name."""
     worker: str
