@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed
@@ -96,18 +97,17 @@ def open_run(plan: RunPlan, processes: Processes, resume_from: Path | None = Non
         log(f"resuming from {resume_from}: step {state.step}, {count_text(state.tokens)} tokens done")
     elif config.init_from:
         start_from(engine, _sent_by_first(Path(config.init_from), plan, processes))
-        state = state_of(plan, step=0, samples=0, facts={"init_from": config.init_from}, seconds=0.0)
+        state = state_of(plan, step=0, samples=0, seconds=0.0, facts={"init_from": config.init_from})
         surplus = from_hf.num_surplus_rows(Path(config.init_from), plan.shape)
         without = f", without {surplus:,} rows of its embedding that no token has" if surplus else ""
         log(f"starting from the weights of {config.init_from}{without}")
     else:
         start_from(engine, initial_weights.drawn_by_all(plan.shape, config.seed, device))
-        state = state_of(plan, step=0, samples=0, facts={}, seconds=0.0)
+        state = state_of(plan, step=0, samples=0, seconds=0.0, facts={})
     batch = config.micro_batch, config.intra_document_masking, log, config.packs_examples
-    if compilation.reason_against(config.compile, device.type, config.zero_stage) is None:
-        compilation.start(model, *batch)
-    elif compilation.compiles_functions(config.compile, device.type):
-        compilation.start(model, *batch, whole_layers=False)
+    whole_layers = compilation.reason_against(config.compile, device.type, config.zero_stage) is None
+    if whole_layers or compilation.compiles_functions(config.compile, device.type):
+        compilation.start(model, *batch, whole_layers=whole_layers)
     share, reading = BatchLayout(config.global_batch, config.micro_batch, parallel.data_size()), plan.data.reading
     batches = Batches(reading.tokens(), reading.order(), share, plan.data.objective, parallel.data_rank())
     return Run(plan, processes, model, engine, state, batches)
@@ -148,16 +148,14 @@ def _sent_by_first(folder: Path, plan: RunPlan, processes: Processes) -> Iterato
         del whole
 
 
-def state_of(plan: RunPlan, step: int, samples: int, facts: dict[str, object], seconds: float) -> TrainingState:
-    """Return the state of a run after `step` steps and `samples` samples."""
+def state_of(plan: RunPlan, samples: int, **progress: Any) -> TrainingState:
+    """Return the state of a run after `samples` samples; `progress` are the fields that the plan does not tell."""
     return TrainingState(
-        step=step,
         samples=samples,
         tokens=samples * plan.schedule.sample_tokens,
-        seconds=seconds,
         shape=plan.shape.as_json(),
         tokenizer_sha256=plan.encoder.sha256,
         data_sha256=plan.data.sha256,
         precision=plan.config.precision,
-        facts=facts,
+        **progress,
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 
 import psutil
 
@@ -59,16 +58,13 @@ def open_trainer(
 
 
 def _newest_checkpoint(plan: RunPlan, processes: Processes, sharing: FolderSharing) -> tuple[int, int | None]:
-    """The step to resume from, -1 for none; and which process reads it, where not all see it.
-
-    One process looks for all that share a folder: checking hashes reads the whole checkpoint.
-    """
+    """The step to resume from, -1 for none; and which process reads it, where not all see it."""
 
     def newest_step() -> int:
         newest = checkpoint.newest_to_resume(plan.run_dir, processes.log)
         return checkpoint.step_of(newest) if newest else -1
 
-    step = processes.from_first(newest_step)
+    step = processes.from_first(newest_step)  # for all that share a folder: it reads and hashes a whole checkpoint
     if sharing.leads:
         with contextlib.suppress(OSError):  # the two names are for people; the next save sets them right
             checkpoint.write_markers(plan.run_dir)
@@ -206,8 +202,12 @@ class Trainer:
         """Save the state after `step`; every process must call it."""
         self.divergence.check(step)
         run, book, guard = self.run, self.logbook, self.guard
-        self.state = replace(
-            state_of(run.plan, step, run.samples(step), dict(book.facts), book.seconds),
+        self.state = state_of(
+            run.plan,
+            run.samples(step),
+            step=step,
+            seconds=book.seconds,
+            facts=dict(book.facts),
             skipped_steps=guard.skipped_steps,
             skipped_in_row=guard.skipped_in_row,
             recent_losses=guard.recent_losses,
