@@ -64,10 +64,8 @@ class Stage(Entry):
     """One stage of a curriculum. A setting not given is None; `order` and `source_weights` are then the run's."""
 
     tokens: PositiveInt | Literal["rest"] | None = None
-    """Tokens to train on in this stage; in the last stage `rest` is the remainder of the run."""
     source_weights: Weights | None = None
     source_tokens: Annotated[tuple[NaturalInt, ...], BeforeValidator(as_tuple)] | None = None
-    """Instead of tokens and weights: tokens from each entry of input_jsonl."""
     order: OrderKind | None = None
     name: Text | None = None
 

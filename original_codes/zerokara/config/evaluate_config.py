@@ -63,12 +63,11 @@ class TextSettings(Settings):
 
 
 class EvaluationTask(Entry):
-    """One task: test data, how it is asked, and how the answers are judged; its keys are those of a fine-tuning."""
+    """One task: test data, how it is asked, and how the answers are judged; its keys are described at `tasks`."""
 
     name: Text
     test_data: Words
     train_data: Words = ()
-    """Training examples, from which baselines learn, and with which the test examples are compared."""
     data_format: DataFormat | Auto = "auto"
     input_field: Text | Auto = "auto"
     output_field: Text | Auto = "auto"
