@@ -53,15 +53,15 @@ def optimizer_bytes(trainer: Trainer) -> int:
 
 def watch_weights(trainer: Trainer, name: str = "", at_step: int = 0) -> None:
     """Compare the weights after every step; before that, change one number of `name` in the last process at a step."""
-    at_edge, parameters = trainer.at_edge, trainer.divergence._parameters
+    after_step, parameters = trainer.after_step, trainer.divergence._parameters
 
     def watching(record: StepRecord) -> bool:
         if record.step == at_step and int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
             parameters[name].data.view(-1)[5] += 2**-10
         trainer.divergence.check(record.step)
-        return at_edge(record)
+        return after_step(record)
 
-    trainer.at_edge = watching  # type: ignore[method-assign]
+    trainer.after_step = watching  # type: ignore[method-assign]
 
 
 def train(config_path: str, job: dict[str, Any]) -> None:
