@@ -179,6 +179,15 @@ def _block_spec(shape: ModelShape, causal: bool, has_cross_attention: bool = Fal
             k_layernorm=qk_norm,
         ),
     )
+    across: dict[str, Any] = {}
+    if has_cross_attention:
+        submodules = CrossAttentionSubmodules(
+            linear_q=ColumnLinear, linear_kv=ColumnLinear, core_attention=FusedAttention, linear_proj=RowLinear
+        )
+        no_mask = {"attn_mask_type": AttnMaskType.no_mask}
+        across["pre_cross_attn_layernorm"] = WrappedTorchNorm
+        across["cross_attention"] = ModuleSpec(module=CrossAttention, params=no_mask, submodules=submodules)
+        across["cross_attn_bda"] = get_bias_dropout_add
     layers = [
         ModuleSpec(
             module=TransformerLayer,
@@ -186,7 +195,7 @@ def _block_spec(shape: ModelShape, causal: bool, has_cross_attention: bool = Fal
                 input_layernorm=WrappedTorchNorm,
                 self_attention=attention,
                 self_attn_bda=get_bias_dropout_add,
-                **(_cross_attention() if has_cross_attention else {}),
+                **across,
                 pre_mlp_layernorm=WrappedTorchNorm,
                 mlp=MixtureOfExperts if layer in shape.moe_layers else FeedForward,
                 mlp_bda=get_bias_dropout_add,
@@ -195,18 +204,3 @@ def _block_spec(shape: ModelShape, causal: bool, has_cross_attention: bool = Fal
         for layer in range(shape.num_layers)
     ]
     return TransformerBlockSubmodules(layer_specs=layers, layer_norm=WrappedTorchNorm)
-
-
-def _cross_attention() -> dict[str, Any]:
-    attention = ModuleSpec(
-        module=CrossAttention,
-        params={"attn_mask_type": AttnMaskType.no_mask},
-        submodules=CrossAttentionSubmodules(
-            linear_q=ColumnLinear, linear_kv=ColumnLinear, core_attention=FusedAttention, linear_proj=RowLinear
-        ),
-    )
-    return {
-        "pre_cross_attn_layernorm": WrappedTorchNorm,
-        "cross_attention": attention,
-        "cross_attn_bda": get_bias_dropout_add,
-    }
