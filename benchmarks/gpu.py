@@ -311,7 +311,6 @@ def estimate(settings: list[str], run_dir: Path) -> dict[str, Any]:
     """What the plan foretells: parameters, and the memory where the run computes, at least and amply."""
     import torch
 
-    from zerokara import resources
     from zerokara.config.loading import load
     from zerokara.config.pretrain_config import PretrainConfig
     from zerokara.training.planning.memory import ACTIVATION_MARGIN, CUDA_CONTEXT_BYTES
@@ -320,7 +319,7 @@ def estimate(settings: list[str], run_dir: Path) -> dict[str, Any]:
 
     config = load(PretrainConfig, "/dev/null", [*settings, f"output_model_dir={run_dir}"])
     plan = make_plan(config, 1, launcher.precision(config))
-    pool = plan.memory_forecast(resources.total_memory(), launcher.gpu_bytes()).pools[0]
+    pool = plan.memory_forecast(launcher.gpu_bytes()).pools[0]
     uncounted = CUDA_CONTEXT_BYTES if torch.cuda.is_available() else 0  # memory_bytes is torch's own count
     return {
         "parameters": plan.shape.num_parameters(),

@@ -63,7 +63,7 @@ def on_this_machine(plan: RunPlan, redo: bool = False) -> LocalPlan:
         UserError: there are too few GPUs or cores.
     """
     plan = _on_processes(plan)
-    forecast = plan.memory_forecast(resources.available_memory(plan.processes_per_node), launcher.gpu_bytes())
+    forecast = plan.memory_forecast(launcher.gpu_bytes())
     if plan.given.micro_batch_size != "auto":
         return LocalPlan(plan, forecast)
     before, holds = (None, False) if redo else kept_choice(plan.run_dir, forecast)
@@ -85,8 +85,7 @@ def _on_processes(plan: RunPlan) -> RunPlan:
     for count in processors.process_counts(plan.schedule.batch_tokens // plan.nodes):
         if count == 1 or plan.config.global_batch % (plan.nodes * count * micro_batch) == 0:
             found = run_plan.on_processes(plan, plan.nodes * count, precision=precision)
-            forecast = found.memory_forecast(resources.available_memory(count), None)
-            if count == 1 or replace(forecast, micro_batch_size=micro_batch).fits:
+            if count == 1 or replace(found.memory_forecast(None), micro_batch_size=micro_batch).fits:
                 break
     return found
 

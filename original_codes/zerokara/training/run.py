@@ -14,7 +14,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from zerokara import checkpoint, resources
+from zerokara import checkpoint
 from zerokara.checkpoint import TrainingState
 from zerokara.errors import RunError
 from zerokara.huggingface import from_hf
@@ -62,7 +62,7 @@ def join(plan: RunPlan) -> Processes:
         RunError: a process did not answer, or is none of this run.
     """
     config = plan.config
-    on_cpu = plan.memory_forecast(resources.available_memory(plan.processes_per_node), gpu_bytes=None)
+    on_cpu = plan.memory_forecast(gpu_bytes=None)
     return joining.join(plan.processes_per_node, config.tensor_parallel_size, config.seed, on_cpu.can_keep_freed_memory)
 
 

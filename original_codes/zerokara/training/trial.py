@@ -17,7 +17,6 @@ import torch
 import torch.distributed
 from torch.profiler import ProfilerActivity, profile
 
-from zerokara import resources
 from zerokara.durable import write_json
 from zerokara.errors import RunError
 from zerokara.model import compilation
@@ -58,7 +57,7 @@ def run_trial(plan: RunPlan, result_path: Path) -> None:
     """
     processes, config, schedule = join(plan), plan.config, plan.schedule
     device, log = processes.device, processes.log
-    forecast = plan.memory_forecast(resources.available_memory(plan.processes_per_node), gpu_memory(device))
+    forecast = plan.memory_forecast(gpu_memory(device))
     run, guard = open_run(plan, processes), StepGuard(config.spike_sigmas, config.max_skipped_steps)
     seen, seconds = profile_first_forward(run.model), list[float]()
     last_step = max(MIN_STEPS, min(MAX_STEPS, schedule.num_steps))

@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 import torch.distributed
 
-from zerokara import resources
 from zerokara.errors import RunError, guarded
 from zerokara.training.evaluation import Validation, evaluate_checkpoint, of_loss
 from zerokara.training.planning.memory import MemoryForecast
@@ -87,8 +86,7 @@ def explained(work: Callable[..., None], plan: RunPlan, *arguments: str) -> None
         OutOfMemory: with the state by part, and a setting that would fit.
         LostConnection: another process is gone, or did not answer in time.
     """
-    gpu_bytes = joining.gpu_memory(joining.local_device())
-    forecast = plan.memory_forecast(resources.available_memory(plan.processes_per_node), gpu_bytes)
+    forecast = plan.memory_forecast(joining.gpu_memory(joining.local_device()))
     try:
         work(plan, *arguments)
     except (RuntimeError, MemoryError) as error:

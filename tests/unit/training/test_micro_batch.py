@@ -121,19 +121,19 @@ def test_on_a_gpu_the_largest_that_fits_is_found_in_few_trials(
 
 def test_the_smallest_is_taken_though_it_leaves_little(plan: RunPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     assert stand_in(monkeypatch, lambda size: 90 + size, memory=95) == []
-    assert try_steps(plan, plan.memory_forecast(100 * GB, 100 * GB))[0].config.micro_batch == 1
+    assert try_steps(plan, plan.memory_forecast(100 * GB))[0].config.micro_batch == 1
 
 
 @pytest.mark.parametrize("gpu_bytes", [None, 20 * GB])
 def test_where_nothing_fits_it_fails(plan: RunPlan, monkeypatch: pytest.MonkeyPatch, gpu_bytes: int | None) -> None:
     stand_in(monkeypatch, lambda size: 50 * size, memory=20)
     with pytest.raises(RunError, match=str(launcher.OUT_OF_MEMORY)):
-        try_steps(plan, plan.memory_forecast(100 * GB, gpu_bytes))
+        try_steps(plan, plan.memory_forecast(gpu_bytes))
 
 
 def test_a_size_that_the_user_chose_is_tried_alone(plan: RunPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = replace(plan, given=plan.given.model_copy(update={"micro_batch_size": 64}))
-    forecast = plan.memory_forecast(100 * GB, 80 * GB)
+    forecast = plan.memory_forecast(80 * GB)
     tried = stand_in(monkeypatch, float, memory=20)
     with pytest.raises(RunError):
         try_steps(chosen, forecast)
@@ -146,5 +146,5 @@ def test_a_size_that_the_user_chose_is_tried_alone(plan: RunPlan, monkeypatch: p
 def test_another_failure_is_passed_on(plan: RunPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = stand_in(monkeypatch, float, memory=80, code=1)
     with pytest.raises(RunError, match="exit code 1"):
-        try_steps(plan, plan.memory_forecast(100 * GB, None))
+        try_steps(plan, plan.memory_forecast(None))
     assert tried == [64]

@@ -1,14 +1,11 @@
 """Memory of a training process by arithmetic: its state to the byte, its activations between two bounds, what fits.
 
-*State* stays for the whole run: weights, gradients, fp32 master weights, optimizer state, and the host copy of a
-checkpoint that is being saved. Its bytes follow from the settings, but for padding (read off from compute/ and from
-DeepSpeed 0.19.8: runtime/bf16_optimizer.py, runtime/zero/stage_1_and_2.py and stage3.py); tests/numerics/test_memory.py
-compares them with the tensors of real runs. DeepSpeed's own estimate knows Adam in mixed precision alone, and takes
-seconds to import. *Activations* depend on kernels and compilation, and are measured, by the trial of ``--dry-run``.
-Before it two bounds serve: no run needs less than `min_activation_bytes`, and hardly one more than `ACTIVATION_MARGIN`
-times that.
-
-Pure Python: nothing here imports torch.
+*State* stays for the whole run: weights, gradients, fp32 master weights, optimizer state, the host copy of a checkpoint
+that is being saved. Its bytes were read off from compute/ and DeepSpeed 0.19.8 (runtime/bf16_optimizer.py,
+runtime/zero/stage_1_and_2.py, stage3.py), whose own estimate knows Adam in mixed precision alone and takes seconds to
+import; tests/numerics/test_memory.py compares them with the tensors of real runs. *Activations* depend on kernels and
+compilation: a trial measures them. Before it, no run needs less than `min_activation_bytes`, and hardly one more than
+`ACTIVATION_MARGIN` times that. Without torch.
 """
 
 from __future__ import annotations

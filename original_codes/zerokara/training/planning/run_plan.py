@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import orjson
 
+from zerokara import resources
 from zerokara.config.pretrain_config import RunConfig
 from zerokara.config.settings import Origin
 from zerokara.durable import write_json
@@ -100,15 +101,15 @@ class RunPlan:
         """Size of one checkpoint on disk."""
         return optimizers.checkpoint_bytes(self.config.optimizer_name, self.shape)
 
-    def memory_forecast(self, main_bytes: int, gpu_bytes: int | None) -> MemoryForecast:
-        """The memory that this run needs, against that of a machine; `gpu_bytes` is None on a CPU."""
+    def memory_forecast(self, gpu_bytes: int | None) -> MemoryForecast:
+        """The memory that this run needs, against GPUs of so many bytes (None for a CPU) and what is free here now."""
         return MemoryForecast.of_run(
             self.config,
             self.shape,
             num_processes=self.num_processes,
             nodes=self.nodes,
             template=self.template,
-            main_bytes=main_bytes,
+            main_bytes=resources.available_memory(self.processes_per_node),
             gpu_bytes=gpu_bytes,
         )
 
