@@ -275,4 +275,4 @@ def test_a_corpus_that_is_gone_is_asked_for(run_dir: Path, capsys: pytest.Captur
 def test_the_shell_script_passes_arguments_and_exit_codes_on(root: Path, tmp_path: Path) -> None:
     command = ["bash", str(root / "4_convert_to_HF.sh"), "--config", "nothing.yaml"]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert run.returncode == 2 and "there is no such configuration file" in run.stderr
+    assert run.returncode == 2 and "nothing.yaml: there is no such file" in run.stderr
