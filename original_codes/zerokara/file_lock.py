@@ -11,6 +11,7 @@ import fcntl
 import os
 import socket
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 _PAUSE_SECONDS = 0.02
 _warned: set[Path] = set()
 """Folders whose file system was reported to have no locks."""
+_files: weakref.WeakSet[IO[bytes]] = weakref.WeakSet()
+os.register_at_fork(after_in_child=lambda: [file.close() for file in _files])  # a lock ends with its last open file
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ def acquire(path: Path, seconds: float = 0.0) -> IO[bytes] | None:
             file.truncate(0)
             file.write(orjson.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
             file.flush()
+            _files.add(file)
             return file
         file.close()
         if not is_locked:

@@ -1,4 +1,4 @@
-"""A training process of step 3 that measures its memory around each save: ``measured_saves.py FOLDER ARGUMENTS``.
+"""A training process of step 3 that measures its memory around each save: ``measured_saves.py FOLDER PLAN``.
 
 Writes FOLDER/RANK.json: a list of [resident before the save, the most until it was written], in bytes. The peak is the
 kernel's own (VmHWM), which is set back before each save (``5`` in /proc/self/clear_refs, proc(5)).
@@ -10,10 +10,11 @@ import gc
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from zerokara.steps import train
+from zerokara.training import worker
 from zerokara.training.saving import Saver
 
 
@@ -25,8 +26,9 @@ def resident(name: str) -> int:
     raise AssertionError(name)
 
 
-def main(folder: Path, arguments: list[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Train."""
+    folder, plan = Path(arguments[0]), arguments[1]
     found: list[list[int]] = []
     save = Saver.save
 
@@ -41,8 +43,8 @@ def main(folder: Path, arguments: list[str]) -> int:
         (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(found), encoding="utf-8")
 
     Saver.save = measured  # type: ignore[method-assign]
-    return train.main(arguments)
+    return worker.main([plan, "train"])
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
+    sys.exit(main(sys.argv[1:]))

@@ -11,9 +11,9 @@ import pytest
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.training import spawning
 from zerokara.training.planning import run_folder
-from zerokara.training.planning.run_plan import make_plan
-from zerokara.training.processes import launcher
+from zerokara.training.planning.run_plan import PLAN_NAME, make_plan
 
 SETTINGS = (
     "num_layers=6", "hidden_size=512", "num_attn_heads=8", "num_kv_heads=8", "train_tokens=512", "save_interval=1",
@@ -29,12 +29,12 @@ def test_a_save_costs_a_process_its_share(data: dict[str, str], tmp_path: Path, 
     given = [*SETTINGS, f"num_processes={processes}", f"zero_stage={stage}", f"output_model_dir={tmp_path / 'run'}"]
     plan = make_plan(load(PretrainConfig, data["config"], given), processes, "fp32")
     run_folder.claim(plan)
-    arguments = [str(tmp_path), "--config", data["config"], *(word for each in given for word in ("--set", each))]
+    arguments = [str(tmp_path), str(plan.run_dir / PLAN_NAME)]
     here = str(Path(__file__).parent)
     with mock.patch.dict(
         os.environ, {"PYTHONPATH": f"{here}:{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"}
     ):
-        assert launcher.launch("measured_saves", arguments, processes) == 0
+        assert spawning.launch("measured_saves", arguments, processes) == 0
     share = plan.checkpoint_bytes / processes
     grown = []
     for rank in range(processes):

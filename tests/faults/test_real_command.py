@@ -62,11 +62,8 @@ class Command:
 
     def trainer(self, rank: int) -> psutil.Process:
         """A training process."""
-        for child in psutil.Process(self.process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                if child.environ().get("RANK") == str(rank):
-                    return child
-        raise AssertionError(f"there is no process of rank {rank}")
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return sorted(children, key=lambda each: (each.create_time(), each.pid))[rank]
 
     def kill_all(self) -> None:
         """kill -9 for the command and all that it started."""

@@ -2,6 +2,6 @@
 
 import sys
 
-from zerokara.training.processes import launcher
+from zerokara.training import spawning
 
-sys.exit(launcher.launch("run_sessions", sys.argv[2:], int(sys.argv[1])))
+sys.exit(spawning.launch("run_sessions", sys.argv[2:], int(sys.argv[1])))

@@ -15,6 +15,7 @@ import datetime
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,10 +115,18 @@ def fault_of(job: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
     return armed(job.pop("fault"))
 
 
-work = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-for each in work["jobs"]:
-    with fault_of(each):
-        train(work["config"], each)
-    if os.environ["RANK"] == "0":
-        with Path(sys.argv[1]).with_suffix(".done").open("a", encoding="utf-8") as done:
-            done.write("\n")
+def main(arguments: Sequence[str]) -> int:
+    """Train what the file says."""
+    path = Path(arguments[0])
+    work = json.loads(path.read_text(encoding="utf-8"))
+    for each in work["jobs"]:
+        with fault_of(each):
+            train(work["config"], each)
+        if os.environ["RANK"] == "0":
+            with path.with_suffix(".done").open("a", encoding="utf-8") as done:
+                done.write("\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

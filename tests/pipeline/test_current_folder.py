@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from zerokara.training.processes import launcher
+from zerokara.training import spawning
 
 NAMES = (
     *("orjson", "yaml", "torch", "numpy", "pydantic", "sentencepiece", "psutil", "tqdm", "deepspeed", "zerokara"),
@@ -73,12 +73,23 @@ def test_the_processes_of_steps_1_and_2_do_too(folder: Path) -> None:
     assert "200 documents in" in run(SCRIPTS[1], "--config", "second.yaml")
 
 
+PROBE = """
+def main(arguments):
+    import os, numpy, orjson
+    open('seen' + os.environ['RANK'], 'w').close()
+    return 0
+if __name__ == "__main__":
+    main([])
+"""
+
+
 def test_the_training_processes_do_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     probe = folder / "elsewhere" / "probe.py"
     probe.parent.mkdir()
-    probe.write_text("import os, numpy, orjson\nopen('seen' + os.environ['RANK'], 'w').close()\n", encoding="utf-8")
+    probe.write_text(PROBE, encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(probe.parent))
-    assert launcher.launch("probe", [], 2) == 0
+    monkeypatch.syspath_prepend(str(probe.parent))
+    assert spawning.launch("probe", [], 2) == 0
     assert Path("seen0").exists() and Path("seen1").exists() and not Path("marker").exists()
 
 

@@ -140,6 +140,7 @@ def _renew() -> None:
     """Give this process what a new one would have of its own."""
     import huggingface_hub.constants
     import torch
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
     importlib.reload(huggingface_hub.constants)  # it holds what the environment says
     for name, module in list(sys.modules.items()):
@@ -155,7 +156,7 @@ def _renew() -> None:
     sys.stdout.reconfigure(write_through=bool(os.environ.get("PYTHONUNBUFFERED")))
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False, encoding="utf-8", errors="backslashreplace")
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
-    subprocess.Popen = _ForkedProcesses  # type: ignore[misc]
+    subprocess_handler.Popen = _ForkedProcesses  # type: ignore[attr-defined]
 
 
 def _code_of(work: Callable[[], None]) -> int:
@@ -203,17 +204,17 @@ def _run(arguments: list[str]) -> None:
 
 
 class _ForkedProcesses(subprocess.Popen[Any]):
-    """`subprocess.Popen`, but a training process is forked from this one, which has everything imported already."""
+    """The `Popen` of torch's agent, but a training process is forked from this one, which has imported everything."""
 
     def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, *others: Any) -> None:
-        environment, is_new_session = others[3], others[-2]
-        is_training = isinstance(args, list) and args[:3] == [sys.executable, "-u", "-m"]
+        environment = others[3]
+        is_training = args[:3] == (sys.executable, "-u", "-m")
         if not is_training or len(os.listdir("/proc/self/task")) > 1:  # threads would be cut off in whatever they hold
             super()._execute_child(args, executable, preexec_fn, *others)  # type: ignore[misc]
             return
 
         def work() -> None:
-            _run(args[1:])
+            _run(list(args[1:]))
 
         self.pid = os.fork()
         self._child_created = True
@@ -221,10 +222,7 @@ class _ForkedProcesses(subprocess.Popen[Any]):
             # What this process wants to be done at its end is not the new one's.
             atexit._clear()
             weakref.finalize._registry.clear()  # type: ignore[attr-defined]
-            if is_new_session:
-                os.setsid()
-            if preexec_fn:
-                preexec_fn()
+            os.setsid()
             _in_fork((0, 1, 2), work, environment, os.getcwd())
 
 

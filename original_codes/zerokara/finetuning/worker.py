@@ -37,7 +37,7 @@ from zerokara.training import worker
 from zerokara.training.compute.engine import master_weights
 from zerokara.training.evaluation import LossValidation, Validation, ValidationResult, load_checkpoint, of_loss
 from zerokara.training.planning.run_plan import RunPlan
-from zerokara.training.processes import leaving
+from zerokara.training.processes import supervision
 from zerokara.training.processes.joining import Processes
 from zerokara.training.run import join
 from zerokara.training.sampling import excerpt
@@ -190,4 +190,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    leaving.leave(main(sys.argv[1:]))
+    supervision.leave(main(sys.argv[1:]))

@@ -19,7 +19,7 @@ from zerokara.errors import RunError
 from zerokara.progress import bytes_text
 from zerokara.training.planning.memory import MemoryForecast, min_activation_bytes
 from zerokara.training.planning.run_plan import RunPlan, with_micro_batch
-from zerokara.training.processes import launcher
+from zerokara.training.processes import supervision
 from zerokara.training.spawning import processes_text, spawn
 
 CPU_TOKENS = 2048
@@ -82,7 +82,7 @@ def try_steps(plan: RunPlan, forecast: MemoryForecast) -> tuple[RunPlan, TrialRe
     else:
         size, result = _largest_on_gpu(plan, forecast)
     if result is None:
-        raise _failed(launcher.OUT_OF_MEMORY)
+        raise _failed(supervision.OUT_OF_MEMORY)
     return with_micro_batch(plan, size), result
 
 
@@ -127,7 +127,7 @@ def _tried(plan: RunPlan) -> TrialResult | None:
     with tempfile.TemporaryDirectory(prefix="zerokara-trial-") as folder:
         path = Path(folder, "result.json")
         code = spawn(plan, "trial", str(path))
-        if code and code != launcher.OUT_OF_MEMORY:
+        if code and code != supervision.OUT_OF_MEMORY:
             raise _failed(code)
         return None if code else TrialResult(**orjson.loads(path.read_bytes()))
 

@@ -1,17 +1,30 @@
-"""Starting the training processes of a plan from the launching process: they get the plan as a file."""
+"""Starting the training processes of a plan from the launching process. Without torch until they start.
+
+They get the plan as a file, and RANK, LOCAL_RANK and WORLD_SIZE as torchrun has it. torchrun's agent starts and watches
+them (`nodes.agent`), which needs torch.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import socket
+import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from zerokara.errors import INTERRUPTED
+from zerokara.model import loopback
 from zerokara.progress import plural
+from zerokara.resources import num_oom_kills
 from zerokara.training.nodes.machines import Machines
 from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan
-from zerokara.training.processes import launcher
+from zerokara.training.processes import rendezvous, supervision
+from zerokara.training.processes.launcher import process_environment
 
 
 @dataclass(frozen=True)
@@ -35,24 +48,61 @@ def spawn(plan: RunPlan, *work: str, machines: Machines | None = None, path: Pat
     Raises:
         KeyboardInterrupt: they were asked to stop.
     """
-    with contextlib.nullcontext(path) if path else _temporary(plan) as plan_path:
-        arguments = [str(plan_path), *work]
-        if machines is not None and machines.are_several:
-            code = machines.run(plan.task.worker, arguments, plan)
-        else:
-            code = launcher.launch(plan.task.worker, arguments, plan.num_processes)
-    if code == launcher.INTERRUPTED:
+    with contextlib.ExitStack() as held:
+        if path is None:
+            path = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="zerokara-plan-")), PLAN_NAME)
+            plan.write(path)
+        log_dir = plan.run_dir / "logs" / f"{socket.gethostname()}-{time.strftime('%Y%m%d-%H%M%S')}"
+        processes = plan.processes_per_node
+        code = launch(plan.task.worker, [str(path), *work], processes, machines, plan.given.max_restarts, log_dir)
+    if code == INTERRUPTED:
         raise KeyboardInterrupt
     return code
 
 
+def launch(
+    module: str,
+    arguments: Sequence[str],
+    processes: int,
+    machines: Machines | None = None,
+    max_restarts: int = 0,
+    log_dir: Path | None = None,
+) -> int:
+    """Run ``python -m module arguments`` in `processes` processes, here or on each of several machines.
+
+    Returns the exit code of the first process that fails; the others are ended. Ctrl-C, SIGTERM and SIGHUP ask the
+    training processes to stop at the end of a step, and give the exit code 130 (or 1 if they could not save); a second
+    Ctrl-C kills them. If this process is killed, they save and exit. A process that was killed is reported with the
+    likely reason. On several machines a lost process or machine is made up for, at most `max_restarts` times.
+    """
+    if machines is not None and not machines.are_several:
+        machines = None
+    network = loopback.environment() if machines is None else machines.network_environment()
+    oom_kills_before = num_oom_kills()
+    with rendezvous.held() as place, _environment({**network, **process_environment(processes), **place}):
+        # Where torch is loaded for the agent alone, the processes are forked, and need not load it once more. Where it
+        # is there already it may have used a GPU or threads, with which a process cannot be forked.
+        is_forked = "torch" not in sys.modules
+        from zerokara.training.nodes import agent
+
+        code = agent.run(module, arguments, processes, is_forked, machines, max_restarts if machines else 0, log_dir)
+    if code == -signal.SIGKILL and machines is None:
+        print(f"failed: {supervision.kill_message(oom_kills_before)}", file=sys.stderr)
+    return code
+
+
 @contextlib.contextmanager
-def _temporary(plan: RunPlan) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="zerokara-plan-") as folder:
-        plan.write(path := Path(folder, PLAN_NAME))
-        yield path
+def _environment(added: Mapping[str, str]) -> Iterator[None]:
+    """Have variables in the environment as long as the block lasts: libraries read some when they are loaded."""
+    before = dict(os.environ)
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def processes_text(plan: RunPlan) -> str:
-    """Return how many processes a plan has, for people."""
+    """Return how many processes a plan has, for display."""
     return plural(plan.num_processes, "process", "processes")

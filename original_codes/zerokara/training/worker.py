@@ -21,7 +21,7 @@ from zerokara.training.evaluation import Validation, evaluate_checkpoint, of_los
 from zerokara.training.planning.memory import MemoryForecast
 from zerokara.training.planning.planned_data import PRETRAINING, Task
 from zerokara.training.planning.run_plan import RunPlan, on_processes, read_plan
-from zerokara.training.processes import joining, launcher, leaving
+from zerokara.training.processes import joining, supervision
 from zerokara.training.processes.joining import Processes
 from zerokara.training.trainer import open_trainer
 from zerokara.training.trial import run_trial
@@ -35,13 +35,13 @@ _GLOO = ("gloo/transport", "gloo::", "Gloo")
 class LostConnection(RunError):
     """A training process lost the others."""
 
-    exit_code = launcher.LOST_CONNECTION
+    exit_code = supervision.LOST_CONNECTION
 
 
 class OutOfMemory(RunError):
     """A training process needed more memory than there is."""
 
-    exit_code = launcher.OUT_OF_MEMORY
+    exit_code = supervision.OUT_OF_MEMORY
 
 
 def train(
@@ -65,7 +65,7 @@ WORK: Mapping[str, Callable[..., None]] = {
 
 def main(arguments: Sequence[str], task: Task = PRETRAINING, work: Mapping[str, Callable[..., None]] = WORK) -> int:
     """Do what `arguments` name: the file of a plan of `task`, a key of `work`, its arguments. Return the exit code."""
-    launcher.end_with_agent()
+    supervision.end_with_launcher()
     path, name, *others = arguments
 
     def run() -> None:
@@ -114,4 +114,4 @@ def _out_of_memory_text(forecast: MemoryForecast, rank: str, message: str) -> st
 
 
 if __name__ == "__main__":
-    leaving.leave(main(sys.argv[1:]))
+    supervision.leave(main(sys.argv[1:]))

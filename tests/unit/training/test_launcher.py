@@ -11,8 +11,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tiny import ROOT
 
-from zerokara.training.processes import launcher
+from zerokara.training import spawning
+from zerokara.training.nodes import agent
+from zerokara.training.processes import supervision
 
 TRAINER = """
 import os, pathlib, signal, sys, time
@@ -40,7 +43,7 @@ def test_training_processes_hear_what_was_asked_once_they_listen(
     ]
     while len(list(tmp_path.glob("*.ready"))) < 3:
         assert all(process.poll() is None for process in started)
-    with launcher.SignalForwarding(started) as forwarding:
+    with supervision.SignalForwarding([each.pid for each in started]) as forwarding:
         os.kill(os.getpid(), number)
         assert [process.wait(30) for process in started] == [0, 0, -signal.SIGTERM]
     assert forwarding.requested
@@ -56,12 +59,12 @@ BLOCKED = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); t
 def test_processes_that_wait_for_one_that_failed_are_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(launcher, "END_SECONDS", 2.0)
+    monkeypatch.setattr(agent, "END_SECONDS", 2.0)
     program = f"import os, sys, time\nif os.environ['RANK'] == '2': time.sleep(1); sys.exit(7)\n{BLOCKED}\n"
     (tmp_path / "probe.py").write_text(program, encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     started = time.monotonic()
-    assert launcher.launch("probe", [], 4) == 7
+    assert spawning.launch("probe", [], 4) == 7
     assert time.monotonic() - started < 12
     assert not [each for each in psutil.Process().children() if "probe" in each.cmdline()]
 
@@ -69,7 +72,7 @@ def test_processes_that_wait_for_one_that_failed_are_ended(
 def test_a_second_ctrl_c_kills_at_once(capfd: pytest.CaptureFixture[str]) -> None:
     with subprocess.Popen([sys.executable, "-c", BLOCKED], start_new_session=True) as started:
         time.sleep(1)
-        with launcher.SignalForwarding([started]):
+        with supervision.SignalForwarding([started.pid]):
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.2)
             assert started.poll() is None and "before the first step" in capfd.readouterr().out
@@ -81,5 +84,26 @@ def test_a_second_ctrl_c_kills_at_once(capfd: pytest.CaptureFixture[str]) -> Non
 def test_a_killed_process_is_reported_with_the_evidence(
     before: int | None, after: int | None, word: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher, "num_oom_kills", lambda: after)
-    assert word in launcher.kill_message(before)
+    monkeypatch.setattr(supervision, "num_oom_kills", lambda: after)
+    assert word in supervision.kill_message(before)
+
+
+LATE = """
+import atexit
+from zerokara.training.processes import supervision
+
+class Late:
+    def __del__(self):
+        print("taken apart", flush=True)
+
+late = Late()
+atexit.register(print, "exit function", end="")
+supervision.leave(3)
+"""
+
+
+def test_what_ends_runs_its_exit_functions_and_is_not_taken_apart() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LATE], cwd=ROOT / "original_codes", capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (3, "exit function", "")

@@ -25,7 +25,7 @@ from zerokara.training.micro_batch import (
 )
 from zerokara.training.planning.memory import MemoryForecast
 from zerokara.training.planning.run_plan import RunPlan, make_plan, with_micro_batch
-from zerokara.training.processes import launcher
+from zerokara.training.processes import supervision
 
 GB = 10**9
 
@@ -82,7 +82,7 @@ def stand_in(
         assert work == "trial"
         tried.append(plan.config.micro_batch)
         if peak_of(tried[-1]) > memory:
-            return launcher.OUT_OF_MEMORY
+            return supervision.OUT_OF_MEMORY
         result = {"peak_bytes": int(peak_of(tried[-1]) * GB), "seconds_per_step": 0.5}
         Path(path).write_text(json.dumps(result), encoding="ascii")
         return code
@@ -127,7 +127,7 @@ def test_the_smallest_is_taken_though_it_leaves_little(plan: RunPlan, monkeypatc
 @pytest.mark.parametrize("gpu_bytes", [None, 20 * GB])
 def test_where_nothing_fits_it_fails(plan: RunPlan, monkeypatch: pytest.MonkeyPatch, gpu_bytes: int | None) -> None:
     stand_in(monkeypatch, lambda size: 50 * size, memory=20)
-    with pytest.raises(RunError, match=str(launcher.OUT_OF_MEMORY)):
+    with pytest.raises(RunError, match=str(supervision.OUT_OF_MEMORY)):
         try_steps(plan, plan.memory_forecast(gpu_bytes))
 
 

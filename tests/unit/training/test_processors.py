@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 from configs import config_of
+from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
 from zerokara import resources
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import Fault, UserError
+from zerokara.training import spawning
 from zerokara.training.planning import processors
 from zerokara.training.processes import launcher
 
@@ -188,12 +190,12 @@ def test_training_processes_are_started_with_it(
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     started, popen = [], subprocess.Popen
 
-    def start(command: list[str], env: dict[str, str], **others: object) -> subprocess.Popen:
+    def start(env: dict[str, str], **others: object) -> subprocess.Popen:
         started.append(env)
-        return popen(["true"])
+        return popen(["true"], start_new_session=True)
 
-    monkeypatch.setattr(subprocess, "Popen", start)
-    assert launcher.launch("module", [], 2) == 0
+    monkeypatch.setattr(subprocess_handler, "Popen", start)
+    assert spawning.launch("module", [], 2) == 0
     expected = {"OMP_NUM_THREADS": "4", "OMP_WAIT_POLICY": "PASSIVE", **given}
     assert {name: started[0][name] for name in expected} == expected
 

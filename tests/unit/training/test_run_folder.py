@@ -24,10 +24,9 @@ from zerokara.config.loading import RESOLVED_NAME, load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import RunError, UserError
 from zerokara.steps import command, train
-from zerokara.training import run_manifest
+from zerokara.training import run_manifest, spawning
 from zerokara.training.planning import run_folder, run_lock, run_plan
 from zerokara.training.planning.run_plan import RunPlan
-from zerokara.training.processes import launcher
 
 
 @pytest.fixture
@@ -156,7 +155,7 @@ def test_the_command_that_resumes_has_no_redo_once_the_old_run_is_set_aside(
     run_dir = begin(run_plan.make_plan(settings(), 1))
     typed = ["--config", tiny_data["config"], "--set", f"output_model_dir={run_dir}", "--set", "num_processes=1"]
     monkeypatch.setenv(command.COMMAND_NAME, "bash 3_train_node1.sh")
-    monkeypatch.setattr(launcher, "launch", lambda *_: launcher.INTERRUPTED)
+    monkeypatch.setattr(spawning, "launch", lambda *_: spawning.INTERRUPTED)
 
     def printed(code: int) -> list[str]:
         assert train.main(["--redo", *typed]) == code
@@ -169,7 +168,7 @@ def test_the_command_that_resumes_has_no_redo_once_the_old_run_is_set_aside(
     assert printed(130) == typed
     assert checkpoint.all_steps(run_dir.with_name("run.old-1")) == [1] and not checkpoint.all_steps(run_dir)
     checkpoint.folder_of(run_dir, 1).mkdir()
-    monkeypatch.setattr(launcher, "launch", lambda *_: 1)
+    monkeypatch.setattr(spawning, "launch", lambda *_: 1)
     assert printed(1) == typed and run_dir.with_name("run.old-2").exists()
 
 

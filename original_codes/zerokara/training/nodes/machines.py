@@ -10,7 +10,6 @@ import contextlib
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +22,6 @@ from zerokara.progress import plural
 from zerokara.training.nodes.addresses import DEFAULT_PORT, Endpoint, check_own, interface_of, own_address
 from zerokara.training.planning import run_plan
 from zerokara.training.planning.run_plan import RunPlan
-from zerokara.training.processes import launcher
 
 if TYPE_CHECKING:  # it imports torch, which nothing waits for that is checked before the machines meet
     from zerokara.training.nodes.meeting import Meeting
@@ -49,7 +47,8 @@ class Machines:
     """Whether the others know already where that is."""
     again: str = ""
     """The command that was typed here, without `JOIN` and `HOST`."""
-    _meeting: Meeting = field(init=False)
+    meeting: Meeting = field(init=False)
+    """Of all, as long as the block of `met` lasts."""
     _has_met: bool = field(init=False, default=False)
     _count: int = field(init=False, default=0)
     """How many have come; 0 for one that came too late."""
@@ -116,10 +115,10 @@ class Machines:
         else:
             print(f"looking for the first machine at {self.endpoint}", flush=True)
         self._has_met = True
-        with opened as self._meeting:
-            self._count = self._meeting.wait_for_all(self.number, self.least)
+        with opened as self.meeting:
+            self._count = self.meeting.wait_for_all(self.number, self.least)
             self._met_at = time.time()
-            yield self._meeting
+            yield self.meeting
 
     def report_faults(self, faults: Sequence[Fault]) -> None:
         """Tell the others what keeps this machine from taking part, so that all say it; not for the first one."""
@@ -142,8 +141,8 @@ class Machines:
             raise RunError("the run has started without this machine; it may join the next start")
         if self._count != plan.nodes:
             plan = run_plan.on_processes(plan, self._count * plan.processes_per_node, self._count)
-        own = health.report_of(plan, self._meeting.address, self._met_at, device, devices)
-        reports = health.exchange(self._meeting, self._count, own)
+        own = health.report_of(plan, self.meeting.address, self._met_at, device, devices)
+        reports = health.exchange(self.meeting, self._count, own)
         print(f"{self._count} machines are here:", flush=True)
         for line in health.table(reports):
             print(f"  {line}")
@@ -157,19 +156,19 @@ class Machines:
         Each leaves a file beside the folder, and looks for those of the others.
         """
         run_dir.parent.mkdir(parents=True, exist_ok=True)
-        attempt = str(self._meeting.hear_from_first("attempt"))
+        attempt = str(self.meeting.hear_from_first("attempt"))
 
         def probe(index: int) -> Path:
             return run_dir.with_name(f".{run_dir.name}.{attempt}-{index}.partial")
 
-        probe(self._meeting.index).write_bytes(b"")
+        probe(self.meeting.index).write_bytes(b"")
         self.wait_until_all("probed")
         sees = [index for index in range(self._count) if probe(index).exists()]
         self.wait_until_all("seen")
-        probe(self._meeting.index).unlink(missing_ok=True)
-        if sees[0] != self._meeting.index:
+        probe(self.meeting.index).unlink(missing_ok=True)
+        if sees[0] != self.meeting.index:
             print(f"the run folder {run_dir} is shared with machine {sees[0]}", flush=True)
-        return sees[0] == self._meeting.index
+        return sees[0] == self.meeting.index
 
     def wait_until_all(self, what: str) -> None:
         """Wait until all machines are so far.
@@ -177,35 +176,18 @@ class Machines:
         Raises:
             RunError: one did not come so far within a minute; it has printed why.
         """
-        self._meeting.tell(what, True)
-        silent = [index for index in range(self._count) if self._meeting.hear(what, index) is None]
+        self.meeting.tell(what, True)
+        silent = [index for index in range(self._count) if self.meeting.hear(what, index) is None]
         if silent:
             raise RunError(f"machine {silent[0]} has given up before the start; see what it printed")
 
-    def run(self, module: str, arguments: Sequence[str], plan: RunPlan) -> int:
-        """Run ``python -m module arguments`` on all machines; return the exit code, as `launcher.launch`.
-
-        Raises:
-            RunError: the first machine is lost, or too few are left.
-        """
-        from zerokara.training.nodes import agent
-
-        interface = interface_of(self._meeting.address)
-        environment = {
-            **launcher.process_environment(plan.processes_per_node),
+    def network_environment(self) -> dict[str, str]:
+        """Return the environment variables that bind gloo and NCCL to the interface by which the others are reached."""
+        interface = interface_of(self.meeting.address)
+        return {
             "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME") or interface,
             "NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME") or f"={interface}",
         }
-        return agent.run(
-            self._meeting,
-            self.least,
-            self.number,
-            plan.processes_per_node,
-            [sys.executable, "-u", "-m", module, *arguments],
-            environment,
-            plan.given.max_restarts,
-            plan.run_dir / "logs" / f"{socket.gethostname()}-{time.strftime('%Y%m%d-%H%M%S')}",
-        )
 
 
 def without_values(arguments: Sequence[str], options: Collection[str]) -> list[str]:

@@ -8,14 +8,14 @@ import time
 import pytest
 from torch.distributed import HashStore
 
-from zerokara.training.nodes import heartbeat
-from zerokara.training.nodes.heartbeat import Heartbeat
+from zerokara.training.nodes import agent
+from zerokara.training.nodes.agent import Heartbeat
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeat, "INTERVAL_SECONDS", 0.02)
-    monkeypatch.setattr(heartbeat, "LOST_SECONDS", 0.5)
+    monkeypatch.setattr(agent, "INTERVAL_SECONDS", 0.02)
+    monkeypatch.setattr(agent, "LOST_SECONDS", 0.5)
 
 
 def of_two(store: HashStore, also: object = None) -> tuple[Heartbeat, Heartbeat]:
