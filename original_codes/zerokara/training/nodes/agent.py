@@ -228,6 +228,8 @@ class NodeAgent(LocalElasticAgent):
         if isinstance(self._pcontext, MultiprocessContext):
             # Forked processes end as soon as they are done, where torch's would wait for each other, and for an answer.
             self._pcontext._return_values = {rank: 0 for rank, code in codes.items() if code == 0}
+            if any(codes.values()):
+                self._pcontext.close()  # torch would give the others half a minute here, too
         result = super()._monitor_workers(worker_group)
         if result.state is WorkerState.FAILED:
             failures = sorted(result.failures.values(), key=lambda each: each.timestamp)
