@@ -16,7 +16,7 @@ from zerokara.progress import summary
 from zerokara.steps import command, preflight
 from zerokara.training import launching, resume_proof, run_manifest
 from zerokara.training.nodes.machines import HOST, JOIN, Machines, without_values
-from zerokara.training.planning import recipe, run_folder, run_plan
+from zerokara.training.planning import recipe, run_folder, run_lock, run_plan
 from zerokara.training.planning.planned_data import PRETRAINING, Task
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.spawning import Commands
@@ -30,56 +30,54 @@ HELP = {
 }
 
 
-def launch(config: RunConfig, options: command.Options, task: Task = PRETRAINING) -> None:
-    """Check, show the plan, train in other processes, and record the run."""
+def train(config: RunConfig, options: command.Options, task: Task = PRETRAINING) -> None:
+    """Plan the run, once, and launch it."""
     trains = not options.verify_resume and options.evaluate is None
     here = without_values(options.argv, (JOIN, HOST))
     machines = Machines.of(config, options.join, options.host, command.again(here)) if trains else Machines.lone()
+    # A second --redo would set the new run aside itself.
+    options = replace(options, again=command.again(options.argv, without=("--redo",)))
     try:
-        _launch(config, options, task, machines)
+        num_processes = 1 if config.num_processes == "auto" else config.num_processes
+        kept = None if options.redo or not recipe.left_to_rules(config) else run_folder.kept_settings(config)
+        plan = run_plan.make_plan(config, num_processes * machines.number, kept=kept, nodes=machines.number, task=task)
+        launch(plan, Commands(task.title, options.again, _next(config, options)), options, machines)
     except UserError as error:
         if not options.dry_run:
             machines.report_faults(error.faults)
         raise
 
 
-def _launch(config: RunConfig, options: command.Options, task: Task, machines: Machines) -> None:
-    num_processes = 1 if config.num_processes == "auto" else config.num_processes
-    kept = None if options.redo or not recipe.left_to_rules(config) else run_folder.kept_settings(config)
-    plan = run_plan.make_plan(config, num_processes * machines.number, kept=kept, nodes=machines.number, task=task)
-    # A second --redo would set the new run aside itself.
-    options = replace(options, again=command.again(options.argv, without=("--redo",)))
-    commands = Commands(task.title, options.again, _next(config, options))
+def launch(plan: RunPlan, commands: Commands, options: command.Options, machines: Machines) -> None:
+    """Do with a plan what the options ask for: train, in processes that get it as a file, and record the run."""
     if options.verify_resume:
         launching.check_init_from(plan)
         local = launching.on_this_machine(plan)
         launching.check_memory(local)
-        resume_proof.prove(local.plan, options.verify_resume)
-    elif options.evaluate is not None:
-        preflight.check(config, preflight.of_run(config))
-        launching.evaluate(plan, commands, options.evaluate)
-    else:
-        _train(plan, commands, options, machines)
-
-
-def _train(plan: RunPlan, commands: Commands, options: command.Options, machines: Machines) -> None:
-    changes = launching.check_run_folder(plan, options.redo, machines.is_first)
+        return resume_proof.prove(local.plan, options.verify_resume)
+    if options.evaluate is not None:
+        preflight.check(plan.given, preflight.of_run(plan.given))
+        return launching.evaluate(plan, commands, options.evaluate)
+    if machines.is_first:  # where another machine shares the first one's folder, that command is at work there
+        run_lock.check_free(plan.given)
+    changes = [] if options.redo else run_folder.check_same_run(plan)
     if not options.redo and run_manifest.is_complete(plan):
         print(f"{commands.title}: {plan.run_dir} is complete already; --redo sets it aside and trains again")
         print(f"next: {commands.convert}")
-        return
+        return None
     preflight.check(plan.given, preflight.of_run(plan.given))
-    trained = launching.start(plan, commands, changes, options.redo, options.dry_run, machines)
+    trained = launching.train(plan, commands, machines, options.redo, options.dry_run, changes)
     if trained is None:
         print("dry run: everything is in order; nothing was written in the run folder")
-        return
-    plan, newest = trained
-    if not machines.is_first:
+    elif not machines.is_first:
         print(f"trained; the first machine, {machines.endpoint}, writes the record of the run")
-        return
-    of_task = plan.task.finish(plan, commands, newest)
-    made = run_manifest.write(plan, newest)
-    summary(f"trained {plan.run_dir}", run_manifest.summary_rows(made, newest, plan.run_dir, of_task), commands.convert)
+    else:
+        plan, newest = trained
+        of_task = plan.task.finish(plan, commands, newest)
+        made = run_manifest.write(plan, newest)
+        rows = run_manifest.summary_rows(made, newest, plan.run_dir, of_task)
+        summary(f"trained {plan.run_dir}", rows, commands.convert)
+    return None
 
 
 def _next(config: RunConfig, options: command.Options) -> str:
@@ -91,4 +89,4 @@ def _next(config: RunConfig, options: command.Options) -> str:
     return command.next_command("4_convert_to_HF.sh", options, config, made)
 
 
-main = partial(command.run, "3_train_node1.sh", launch, __doc__, **HELP)
+main = partial(command.run, "3_train_node1.sh", train, __doc__, **HELP)

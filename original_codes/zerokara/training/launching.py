@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn
 
 from zerokara import checkpoint, resources
 from zerokara.errors import RunError, Stopped, UserError
@@ -43,28 +42,26 @@ class LocalPlan:
     """A message for each choice that differs from the run's last start."""
 
 
-def check_run_folder(plan: RunPlan, redo: bool, is_first: bool = True) -> list[str]:
-    """Check that the run folder is free and this run's; return a message for each setting that changed since its start.
-
-    Where a machine that is not the first shares its folder with the first, that one's command is at work there.
-
-    Raises:
-        UserError: another command is at work there, or it holds another run.
-    """
-    if is_first:
-        run_lock.check_free(plan.given)
-    return [] if redo else run_folder.check_same_run(plan)
-
-
 def on_this_machine(plan: RunPlan, redo: bool = False) -> LocalPlan:
-    """Resolve what depends on this machine. From here on torch is loaded.
+    """Resolve precision, processes and micro batch. From here on torch is loaded.
 
     Raises:
         UserError: there are too few GPUs or cores.
     """
-    plan = _on_processes(plan)
-    forecast = plan.memory_forecast(launcher.gpu_bytes())
-    if plan.given.micro_batch_size != "auto":
+    config, precision, gpu_bytes = plan.given, launcher.precision(plan.given), launcher.gpu_bytes()
+    number, counts = launcher.num_processes(config), []
+    if config.num_processes == "auto" and config.tensor_parallel_size == 1 and gpu_bytes is None:
+        counts = processors.process_counts(plan.schedule.batch_tokens // plan.nodes)
+    micro_batch = 1 if config.micro_batch_size == "auto" else config.micro_batch_size
+    resolved = run_plan.with_precision(plan, precision)
+    for number in counts:  # on a CPU as many as share the batch and fit, at last 1
+        if plan.config.global_batch % (plan.nodes * number * micro_batch) == 0:
+            tried = replace(resolved, num_processes=plan.nodes * number)
+            if tried.memory_forecast(None).fits:
+                break
+    plan = run_plan.on_processes(resolved, plan.nodes * number)
+    forecast = plan.memory_forecast(gpu_bytes)
+    if config.micro_batch_size != "auto":
         return LocalPlan(plan, forecast)
     before, holds = (None, False) if redo else kept_choice(plan.run_dir, forecast)
     size = before if before is not None and holds else first_choice(forecast)
@@ -73,32 +70,6 @@ def on_this_machine(plan: RunPlan, redo: bool = False) -> LocalPlan:
         changes = (f"micro_batch_size: auto was {before}, is now {size}: the same sums in another order",)
     plan, forecast = run_plan.with_micro_batch(plan, size), replace(forecast, micro_batch_size=size)
     return LocalPlan(plan, forecast, holds, changes)
-
-
-def _on_processes(plan: RunPlan) -> RunPlan:
-    """Resolve the number of processes, and the precision."""
-    config, precision = plan.given, launcher.precision(plan.given)
-    number = plan.nodes * launcher.num_processes(config)
-    if config.num_processes != "auto" or config.tensor_parallel_size > 1 or launcher.gpu_bytes() is not None:
-        return run_plan.on_processes(plan, number, precision=precision)
-    micro_batch = 1 if config.micro_batch_size == "auto" else config.micro_batch_size
-    for count in processors.process_counts(plan.schedule.batch_tokens // plan.nodes):
-        if count == 1 or plan.config.global_batch % (plan.nodes * count * micro_batch) == 0:
-            found = run_plan.on_processes(plan, plan.nodes * count, precision=precision)
-            if count == 1 or replace(found.memory_forecast(None), micro_batch_size=micro_batch).fits:
-                break
-    return found
-
-
-def check_memory(local: LocalPlan) -> None:
-    """Check that the run may fit into this machine's memory at all.
-
-    Raises:
-        UserError: it cannot.
-    """
-    installed = resources.total_memory(local.plan.processes_per_node)
-    if faults := list(preflight.memory_faults(replace(local.memory_forecast, main_bytes=installed), local.plan.given)):
-        raise UserError(faults)
 
 
 def check_init_from(plan: RunPlan) -> None:
@@ -116,49 +87,40 @@ def check_init_from(plan: RunPlan) -> None:
         )
 
 
-def show(local: LocalPlan, title: str, lines: Sequence[str]) -> None:
-    """Print a plan, and further lines below it."""
-    plan = local.plan
-    opening(f"{title}: {plan.data.train_prefix} → {plan.run_dir}")
-    rows = [
-        *launcher.device_rows(plan.processes_per_node),
-        *preflight.plan_rows(plan),
-        *local.memory_forecast.rows(),
-    ]
-    for name, value in rows:
-        print(f"  {name:<12}  {value}")
-    for line in [*table_lines(plan.config, plan.schedule, plan.consumption), *lines]:
-        print(f"  {line}")
+def check_memory(local: LocalPlan) -> None:
+    """Check that the run may fit into this machine's memory at all.
+
+    Raises:
+        UserError: it cannot.
+    """
+    installed = resources.total_memory(local.plan.processes_per_node)
+    if faults := list(preflight.memory_faults(replace(local.memory_forecast, main_bytes=installed), local.plan.given)):
+        raise UserError(faults)
 
 
-def start(
-    plan: RunPlan,
-    commands: Commands,
-    changes: Sequence[str],
-    redo: bool,
-    dry_run: bool,
-    machines: Machines,
+def train(
+    plan: RunPlan, commands: Commands, machines: Machines, redo: bool, dry_run: bool, changes: Sequence[str]
 ) -> tuple[RunPlan, Path] | None:
     """Show the plan, try it where that is asked for or needed, and train to the end, here or on several machines.
 
-    `changes` are what `check_run_folder` returned. Returns the plan that was trained and its newest checkpoint, or None
-    after a dry run.
+    `changes` are those that `run_folder.check_same_run` found. Returns the plan that was trained and its newest
+    checkpoint, or None after a dry run.
 
     Raises:
         UserError: the limits leave no time, the disk or the memory no room, or a source would be read too often.
         RunError: the training failed.
         Stopped, KeyboardInterrupt: the run was asked to stop before its end.
     """
-    trained = 0 if redo else trained_seconds(plan.run_dir)
-    faults = [
-        *preflight.hours_faults(plan.given, plan.checkpoint_bytes, trained, commands.convert),
+    if faults := [
+        *preflight.hours_faults(
+            plan.given, plan.checkpoint_bytes, 0 if redo else trained_seconds(plan.run_dir), commands.convert
+        ),
         *preflight.disk_faults(plan, beside_old=redo),
         *preflight.epochs_faults(plan.given, plan.consumption.sources),
         *preflight.id_faults(plan),
-    ]
-    if faults:
+    ]:
         raise UserError(faults)
-    aside = run_folder.check_redo(plan) if redo else []
+    lines = run_folder.check_redo(plan) if redo else []
     with contextlib.ExitStack() as held:
         if machines.is_first and not dry_run:
             held.enter_context(run_lock.held(plan.given))
@@ -166,95 +128,85 @@ def start(
             check_init_from(plan)
         local = on_this_machine(plan, redo)
         check_memory(local)
-        all_changes = (*changes, *local.changes, *([] if redo else learning_rate_changes(plan)))
-        changed = [f"changed since this run's last start: {change}" for change in all_changes]
-        show(local, commands.title, [*aside, *changed])
+        changes = [*changes, *local.changes, *([] if redo else learning_rate_changes(plan))]
+        lines += [f"changed since this run's last start: {change}" for change in changes]
+        show(local, commands.title, lines)
         if dry_run:
             if machines.are_several:
                 print(f"  this machine alone is tried: start without --dry-run to compare all {machines.number}")
-            try_steps(on_one_machine(local.plan), local.memory_forecast)
+            try_steps(_on_one_machine(local.plan), local.memory_forecast)
             return None
+        plan, claims = local.plan, True
         if machines.are_several:
-            plan, claims = _claim_together(local, redo, machines, held)
+            # Before the first machine knows the micro batch, it may have tried several, and compiled for each.
+            meeting = held.enter_context(machines.met())
+            if machines.is_first:
+                meeting.tell("micro_batch", _with_micro_batch(local).config.micro_batch)
+            plan = run_plan.with_micro_batch(plan, int(meeting.hear_from_first("micro_batch", TRIAL_SECONDS)))
+            device = local.memory_forecast.device
+            plan = machines.agreed(plan, launcher.device_rows(plan.processes_per_node)[0][1], device)
+            claims = machines.claims(plan.run_dir)
+            if claims and not machines.is_first:
+                held.enter_context(run_lock.held(plan.given))
         else:
-            plan, claims = _with_micro_batch(local), True
-            _claim(plan, local.memory_forecast, redo)
-        return plan, _train_to_the_end(plan, commands, machines, plan.run_dir / PLAN_NAME if claims else None)
+            plan = _with_micro_batch(local)
+        if claims and redo:
+            run_folder.set_aside(plan.run_dir)  # the last thing before the start: a refusal above has cost nothing
+        if claims:
+            run_folder.claim(plan)
+            if plan.given.micro_batch_size == "auto":
+                keep_choice(plan.run_dir, local.memory_forecast, plan.config.micro_batch)
+        if machines.are_several:
+            machines.wait_until_all("claimed")
+        return plan, _to_the_end(plan, commands, machines, plan.run_dir / PLAN_NAME if claims else None)
 
 
-def _with_micro_batch(local: LocalPlan) -> RunPlan:
-    """Return the plan with its final micro batch."""
-    if local.keeps_micro_batch or local.memory_forecast.device == "cpu":
-        return local.plan
-    tried, _ = try_steps(on_one_machine(local.plan), local.memory_forecast)
-    return run_plan.with_micro_batch(local.plan, tried.config.micro_batch)
-
-
-def _claim(plan: RunPlan, forecast: MemoryForecast, redo: bool) -> None:
-    """Make the run folder, or set the one that is there aside."""
-    if redo:
-        run_folder.set_aside(plan.run_dir)  # the last thing before the start: a refusal above has cost nothing
-    run_folder.claim(plan)
-    if plan.given.micro_batch_size == "auto":
-        keep_choice(plan.run_dir, forecast, plan.config.micro_batch)
-
-
-def _claim_together(
-    local: LocalPlan, redo: bool, machines: Machines, held: contextlib.ExitStack
-) -> tuple[RunPlan, bool]:
-    """Meet the other machines, and claim the run folder on one machine of those that share it; and whether here.
-
-    Raises:
-        UserError: they must not start; names every fault of all.
-    """
+def show(local: LocalPlan, title: str, lines: Sequence[str]) -> None:
+    """Print a plan, and further lines below it."""
     plan = local.plan
-    meeting = held.enter_context(machines.met())
-    if machines.is_first:
-        plan = _with_micro_batch(local)
-        meeting.tell("micro_batch", plan.config.micro_batch)
-    # Before the first machine knows, it may have tried several, and compiled for each.
-    plan = run_plan.with_micro_batch(plan, int(meeting.hear_from_first("micro_batch", TRIAL_SECONDS)))
-    plan = machines.agreed(plan, launcher.device_rows(plan.processes_per_node)[0][1], local.memory_forecast.device)
-    claims = machines.claims(plan.run_dir)
-    if claims:
-        if not machines.is_first:
-            held.enter_context(run_lock.held(plan.given))
-        _claim(plan, local.memory_forecast, redo)
-    machines.wait_until_all("claimed")
-    return plan, claims
+    opening(f"{title}: {plan.data.train_prefix} → {plan.run_dir}")
+    devices = launcher.device_rows(plan.processes_per_node)
+    for name, value in [*devices, *preflight.plan_rows(plan), *local.memory_forecast.rows()]:
+        print(f"  {name:<12}  {value}")
+    for line in [*table_lines(plan.config, plan.schedule, plan.consumption), *lines]:
+        print(f"  {line}")
 
 
-def on_one_machine(plan: RunPlan) -> RunPlan:
+def _on_one_machine(plan: RunPlan) -> RunPlan:
     """Return the plan for this machine alone, for what is tried here: it holds at least as much as among several."""
     return run_plan.on_processes(plan, plan.processes_per_node, 1)
 
 
-def _train_to_the_end(plan: RunPlan, commands: Commands, machines: Machines, path: Path | None) -> Path:
+def _with_micro_batch(local: LocalPlan) -> RunPlan:
+    """Return the plan with its final micro batch, which a GPU is asked for."""
+    if local.keeps_micro_batch or local.memory_forecast.device == "cpu":
+        return local.plan
+    tried, _ = try_steps(_on_one_machine(local.plan), local.memory_forecast)
+    return run_plan.with_micro_batch(local.plan, tried.config.micro_batch)
+
+
+def _to_the_end(plan: RunPlan, commands: Commands, machines: Machines, path: Path | None) -> Path:
+    """Train, and return the last checkpoint."""
     print(f"starting {processes_text(plan)}; importing torch takes seconds", flush=True)
     try:
-        if code := spawn(plan, "train", machines=machines, path=path):
-            from_where = f" from the newest checkpoint in {plan.run_dir}" if checkpoint.all_steps(plan.run_dir) else ""
-            reached = max((line["step"] for line in metrics.read(plan.run_dir)), default=0)
-            after = f" after step {reached:,}" if reached else ""
-            raise RunError(
-                f"training ended{after} with exit code {code}; the messages above say why. To resume{from_where}: "
-                f"{commands.resume}"
-            )
-        newest = checkpoint.newest_complete(plan.run_dir)
-        if newest is None or checkpoint.read_state(newest).step < plan.schedule.num_steps:
-            _stopped_by_limit(plan, commands)
-    except Stopped:
-        raise
+        code = spawn(plan, "train", machines=machines, path=path)
     except KeyboardInterrupt:
         raise Stopped(f"to resume: {commands.resume}") from None
-    return newest
-
-
-def _stopped_by_limit(plan: RunPlan, commands: Commands) -> NoReturn:
-    """A limit or the file STOP ended the run early; what comes after this step must not run."""
+    if code:
+        from_where = f" from the newest checkpoint in {plan.run_dir}" if checkpoint.all_steps(plan.run_dir) else ""
+        reached = max((line["step"] for line in metrics.read(plan.run_dir)), default=0)
+        after = f" after step {reached:,}" if reached else ""
+        raise RunError(
+            f"training ended{after} with exit code {code}; the messages above say why. To resume{from_where}: "
+            f"{commands.resume}"
+        )
+    newest = checkpoint.newest_complete(plan.run_dir)
+    if newest is not None and checkpoint.read_state(newest).step >= plan.schedule.num_steps:
+        return newest
+    # A limit or the file STOP ended the run early; what comes after this step must not run.
     if schedule.hours_are_used_up(plan.given, trained_seconds(plan.run_dir)):
         raise Stopped(f"max_hours is reached: {schedule.RAISE}; or take what is there: {commands.convert}")
-    raise KeyboardInterrupt
+    raise Stopped(f"to resume: {commands.resume}")
 
 
 def evaluate(plan: RunPlan, commands: Commands, name: str) -> None:
@@ -292,12 +244,6 @@ def learning_rate_changes(plan: RunPlan) -> Iterator[str]:
 
 def trained_seconds(run_dir: Path) -> float:
     """Return how long a run has been trained, as its newest checkpoint says."""
-    newest = next(_states(run_dir), None)
+    folders = (checkpoint.folder_of(run_dir, step) for step in reversed(checkpoint.all_steps(run_dir)))
+    newest = next((folder for folder in folders if (folder / checkpoint.STATE_NAME).exists()), None)
     return checkpoint.read_state(newest).seconds if newest else 0.0
-
-
-def _states(run_dir: Path) -> Iterator[Path]:
-    for step in reversed(checkpoint.all_steps(run_dir)):
-        folder = checkpoint.folder_of(run_dir, step)
-        if (folder / "state.json").exists():
-            yield folder

@@ -192,10 +192,8 @@ def make_plan(
     return plan
 
 
-def on_processes(
-    plan: RunPlan, num_processes: int, nodes: int | None = None, precision: Literal["bf16", "fp32"] | None = None
-) -> RunPlan:
-    """Return the same plan for other processes, on as many machines as before or on `nodes`; `precision` resolves it.
+def on_processes(plan: RunPlan, num_processes: int, nodes: int | None = None) -> RunPlan:
+    """Return the same plan for other processes, on as many machines as before or on `nodes`.
 
     Raises:
         UserError: the global batch cannot be shared among the processes, or a matrix among those of a machine; the
@@ -209,8 +207,12 @@ def on_processes(
     if nodes > 1 and here % tensor_parallel_size:
         rule = f"must divide the {here} processes of each machine: it communicates in every layer, within one machine"
         raise UserError(config.fault("tensor_parallel_size", rule, f"try {here}, or a divisor of it"))
-    chosen = plan.config.model_copy(update={"precision": precision}) if precision else plan.config
-    return replace(plan, config=chosen, num_processes=num_processes, nodes=nodes)
+    return replace(plan, num_processes=num_processes, nodes=nodes)
+
+
+def with_precision(plan: RunPlan, precision: Literal["bf16", "fp32"]) -> RunPlan:
+    """Return the same plan with `precision` resolved."""
+    return replace(plan, config=plan.config.model_copy(update={"precision": precision}))
 
 
 def with_micro_batch(plan: RunPlan, micro_batch: int) -> RunPlan:
