@@ -324,7 +324,7 @@ def estimate(settings: list[str], run_dir: Path) -> dict[str, Any]:
     return {
         "parameters": plan.shape.num_parameters(),
         "batch": f"{config.global_batch_size // config.micro_batch} × {config.micro_batch} × {config.seq_len}",
-        "precision": plan.config.precision,
+        "precision": plan.resolved.precision,
         "least_bytes": int(pool.needed_bytes(1)) - uncounted,
         "ample_bytes": int(pool.needed_bytes(ACTIVATION_MARGIN)) - uncounted,
     }

@@ -115,7 +115,7 @@ def _contest(options: argparse.Namespace, config: Path) -> Contest:
         corpus=prepare(config, corpus_folder, shape.seq_len),
         size=options.size,
         shape=shape,
-        precision=options.precision or found.config.precision,
+        precision=options.precision or found.resolved.precision,
         threads=len(options.cores),
         peers=options.peers and options.peers.resolve(),
         nanochat=options.nanochat,

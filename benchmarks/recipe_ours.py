@@ -67,7 +67,7 @@ class Ours(Contender):
         settings["output_model_dir"] = run_dir
         if job.is_trial:  # the batch is that of the whole run, which would be another for so few tokens
             batch = plan.schedule.batch_tokens
-            settings |= {"global_batch_size": plan.config.global_batch_size, "optimizer": plan.config.optimizer,
+            settings |= {"global_batch_size": plan.resolved.global_batch_size, "optimizer": plan.resolved.optimizer,
                          "train_tokens": job.steps(batch) * batch, "log_interval": 1}  # fmt: skip
         arguments = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
         config = ["--config", ROOT / "config.yaml"]
@@ -75,8 +75,8 @@ class Ours(Contender):
         tokens, steps, speed = _speed(run_dir / "metrics.jsonl")
         if not job.is_trial:
             self._export(contest, job, run_dir, export)
-        chosen = {key: getattr(plan.config, key) for key in recipe.RULES}
-        facts = {**chosen, "precision": plan.config.precision, "micro_batch_size": plan.config.micro_batch_size,
+        chosen = {key: getattr(plan.resolved, key) for key in recipe.RULES}
+        facts = {**chosen, "precision": plan.resolved.precision, "micro_batch_size": plan.resolved.micro_batch_size,
                  "processes": plan.num_processes,
                  "bits_per_byte_by_step_3": _validated(run_dir / "metrics.jsonl")}  # fmt: skip
         shutil.rmtree(run_dir)

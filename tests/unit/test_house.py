@@ -376,7 +376,7 @@ def test_no_task_is_told_by_its_class() -> None:
         r"isinstance\([^)]*\b(\w*RunConfig|PretrainConfig|FinetuneConfig|DataPlan|ExampleData|Causal|Pairs)\b"
     )
     assert not [relative(path) for path in MODULES if asked.search(path.read_text(encoding="utf-8"))]
-    assert asked.search("if isinstance(plan.config, FinetuneRunConfig):")
+    assert asked.search("if isinstance(plan.resolved, FinetuneRunConfig):")
 
 
 def test_training_names_no_family() -> None:

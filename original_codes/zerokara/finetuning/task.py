@@ -137,7 +137,7 @@ def finish(plan: RunPlan, commands: Commands, newest: Path) -> list[tuple[str, s
     Raises:
         RunError: the test failed; the run is complete all the same, and the same command tests again.
     """
-    config, run_dir = cast(FinetuneRunConfig, plan.config), plan.run_dir
+    config, run_dir = cast(FinetuneRunConfig, plan.resolved), plan.run_dir
     examples, tested = ExampleFiles.read(config.output_prefix), checkpoint.best(run_dir) or newest
     if examples.test is not None and not _is_tested(run_dir, tested.name, config.metric):
         number = examples.test.num_examples

@@ -48,7 +48,7 @@ class TaskValidation:
 
     def __init__(self, plan: RunPlan, processes: Processes, split: Split, num_examples: int | None = None):
         """Take the first `num_examples` of a random order, all of them with None."""
-        self._config = config = cast(FinetuneRunConfig, plan.config)
+        self._config = config = cast(FinetuneRunConfig, plan.resolved)
         self._plan, self._processes, self._split = plan, processes, split
         files = ExampleFiles.read(config.output_prefix)
         examples = read_task_examples(files, split, num_examples, config.seed)
@@ -142,7 +142,7 @@ class TaskValidation:
 
 def validations(plan: RunPlan, processes: Processes) -> list[Validation]:
     """Return the validations of a fine-tuning: of the loss, and of the task's metric, which chooses the best."""
-    config = cast(FinetuneRunConfig, plan.config)
+    config = cast(FinetuneRunConfig, plan.resolved)
     made = of_loss(plan, processes)
     if made and config.metric != "loss":
         task = TaskValidation(plan, processes, "valid", None if config.eval_examples == "all" else config.eval_examples)
@@ -152,7 +152,7 @@ def validations(plan: RunPlan, processes: Processes) -> list[Validation]:
 
 def test(plan: RunPlan, folder: Path) -> None:
     """Answer the test examples with a checkpoint; every training process calls it, the first one writes."""
-    config = cast(FinetuneRunConfig, plan.config)
+    config = cast(FinetuneRunConfig, plan.resolved)
     files, processes = ExampleFiles.read(config.output_prefix), join(plan)
     checkpoint.check(folder)
     validation = LossValidation(plan, processes.device, files.split("test").prefix)

@@ -56,16 +56,16 @@ def launch(plan: RunPlan, commands: Commands, options: command.Options, machines
         launching.check_memory(local)
         return resume_proof.prove(local.plan, options.verify_resume)
     if options.evaluate is not None:
-        preflight.check(plan.given, preflight.of_run(plan.given))
+        preflight.check(plan.requested, preflight.of_run(plan.requested))
         return launching.evaluate(plan, commands, options.evaluate)
     if machines.is_first:  # where another machine shares the first one's folder, that command is at work there
-        run_lock.check_free(plan.given)
+        run_lock.check_free(plan.requested)
     changes = [] if options.redo else run_folder.check_same_run(plan)
     if not options.redo and run_manifest.is_complete(plan):
         print(f"{commands.title}: {plan.run_dir} is complete already; --redo sets it aside and trains again")
         print(f"next: {commands.convert}")
         return None
-    preflight.check(plan.given, preflight.of_run(plan.given))
+    preflight.check(plan.requested, preflight.of_run(plan.requested))
     trained = launching.train(plan, commands, machines, options.redo, options.dry_run, changes)
     if trained is None:
         print("dry run: everything is in order; nothing was written in the run folder")

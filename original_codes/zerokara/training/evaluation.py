@@ -66,7 +66,7 @@ class LossValidation:
 
     def __init__(self, plan: RunPlan, device: torch.device, prefix: Path | None = None):
         """`prefix` is of other token files than the validation's: those of a test, which are one source."""
-        config, encoder, sources = plan.config, plan.encoder, plan.data.reading.sources
+        config, encoder, sources = plan.resolved, plan.encoder, plan.data.reading.sources
         self._device, self._micro_batch_size = device, config.micro_batch
         self._positions = [number for number, source in enumerate(sources) if source.num_valid_tokens or prefix]
         names = [sources[number].name for number in self._positions]
@@ -161,7 +161,7 @@ def evaluate_checkpoint(plan: RunPlan, folder: Path) -> None:
     record = {
         "checkpoint": folder.name,
         "step": step,
-        "precision": plan.config.precision,
+        "precision": plan.resolved.precision,
         "tokenizer_sha256": plan.encoder.sha256,
         **result.line,
         "sources": validation.source_names,
@@ -182,4 +182,4 @@ def load_checkpoint(plan: RunPlan, folder: Path, processes: Processes) -> Model:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(model.sharding.local(name, weights[name]))
-    return model.to(torch.bfloat16 if plan.config.precision == "bf16" else torch.float32).to(processes.device)
+    return model.to(torch.bfloat16 if plan.resolved.precision == "bf16" else torch.float32).to(processes.device)

@@ -48,14 +48,14 @@ def on_this_machine(plan: RunPlan, redo: bool = False) -> LocalPlan:
     Raises:
         UserError: there are too few GPUs or cores.
     """
-    config, precision, gpu_bytes = plan.given, launcher.precision(plan.given), launcher.gpu_bytes()
+    config, precision, gpu_bytes = plan.requested, launcher.precision(plan.requested), launcher.gpu_bytes()
     number, counts = launcher.num_processes(config), []
     if config.num_processes == "auto" and config.tensor_parallel_size == 1 and gpu_bytes is None:
         counts = processors.process_counts(plan.schedule.batch_tokens // plan.nodes)
     micro_batch = 1 if config.micro_batch_size == "auto" else config.micro_batch_size
     resolved = run_plan.with_precision(plan, precision)
     for number in counts:  # on a CPU as many as share the batch and fit, at last 1
-        if plan.config.global_batch % (plan.nodes * number * micro_batch) == 0:
+        if plan.resolved.global_batch % (plan.nodes * number * micro_batch) == 0:
             tried = replace(resolved, num_processes=plan.nodes * number)
             if tried.memory_forecast(None).fits:
                 break
@@ -78,12 +78,12 @@ def check_init_from(plan: RunPlan) -> None:
     Raises:
         UserError: it is not there, or not a model that this run can start from.
     """
-    if plan.config.init_from:
+    if plan.resolved.init_from:
         from zerokara.huggingface import from_hf
 
-        extends_vocabulary = plan.config.resize_vocabulary == "mean"
+        extends_vocabulary = plan.resolved.resize_vocabulary == "mean"
         from_hf.check_source(
-            Path(plan.config.init_from), plan.shape, plan.encoder, extends_vocabulary, plan.config.fault
+            Path(plan.resolved.init_from), plan.shape, plan.encoder, extends_vocabulary, plan.resolved.fault
         )
 
 
@@ -94,7 +94,9 @@ def check_memory(local: LocalPlan) -> None:
         UserError: it cannot.
     """
     installed = resources.total_memory(local.plan.processes_per_node)
-    if faults := list(preflight.memory_faults(replace(local.memory_forecast, main_bytes=installed), local.plan.given)):
+    if faults := list(
+        preflight.memory_faults(replace(local.memory_forecast, main_bytes=installed), local.plan.requested)
+    ):
         raise UserError(faults)
 
 
@@ -113,17 +115,17 @@ def train(
     """
     if faults := [
         *preflight.hours_faults(
-            plan.given, plan.checkpoint_bytes, 0 if redo else trained_seconds(plan.run_dir), commands.convert
+            plan.requested, plan.checkpoint_bytes, 0 if redo else trained_seconds(plan.run_dir), commands.convert
         ),
         *preflight.disk_faults(plan, beside_old=redo),
-        *preflight.epochs_faults(plan.given, plan.consumption.sources),
+        *preflight.epochs_faults(plan.requested, plan.consumption.sources),
         *preflight.id_faults(plan),
     ]:
         raise UserError(faults)
     lines = run_folder.check_redo(plan) if redo else []
     with contextlib.ExitStack() as held:
         if machines.is_first and not dry_run:
-            held.enter_context(run_lock.held(plan.given))
+            held.enter_context(run_lock.held(plan.requested))
         if redo or not checkpoint.all_steps(plan.run_dir):
             check_init_from(plan)
         local = on_this_machine(plan, redo)
@@ -141,21 +143,21 @@ def train(
             # Before the first machine knows the micro batch, it may have tried several, and compiled for each.
             meeting = held.enter_context(machines.met())
             if machines.is_first:
-                meeting.tell("micro_batch", _with_micro_batch(local).config.micro_batch)
+                meeting.tell("micro_batch", _with_micro_batch(local).resolved.micro_batch)
             plan = run_plan.with_micro_batch(plan, int(meeting.hear_from_first("micro_batch", TRIAL_SECONDS)))
             device = local.memory_forecast.device
             plan = machines.agreed(plan, launcher.device_rows(plan.processes_per_node)[0][1], device)
             claims = machines.claims(plan.run_dir)
             if claims and not machines.is_first:
-                held.enter_context(run_lock.held(plan.given))
+                held.enter_context(run_lock.held(plan.requested))
         else:
             plan = _with_micro_batch(local)
         if claims and redo:
             run_folder.set_aside(plan.run_dir)  # the last thing before the start: a refusal above has cost nothing
         if claims:
             run_folder.claim(plan)
-            if plan.given.micro_batch_size == "auto":
-                keep_choice(plan.run_dir, local.memory_forecast, plan.config.micro_batch)
+            if plan.requested.micro_batch_size == "auto":
+                keep_choice(plan.run_dir, local.memory_forecast, plan.resolved.micro_batch)
         if machines.are_several:
             machines.wait_until_all("claimed")
         return plan, _to_the_end(plan, commands, machines, plan.run_dir / PLAN_NAME if claims else None)
@@ -168,7 +170,7 @@ def show(local: LocalPlan, title: str, lines: Sequence[str]) -> None:
     devices = launcher.device_rows(plan.processes_per_node)
     for name, value in [*devices, *preflight.plan_rows(plan), *local.memory_forecast.rows()]:
         print(f"  {name:<12}  {value}")
-    for line in [*table_lines(plan.config, plan.schedule, plan.consumption), *lines]:
+    for line in [*table_lines(plan.resolved, plan.schedule, plan.consumption), *lines]:
         print(f"  {line}")
 
 
@@ -182,7 +184,7 @@ def _with_micro_batch(local: LocalPlan) -> RunPlan:
     if local.keeps_micro_batch or local.memory_forecast.device == "cpu":
         return local.plan
     tried, _ = try_steps(_on_one_machine(local.plan), local.memory_forecast)
-    return run_plan.with_micro_batch(local.plan, tried.config.micro_batch)
+    return run_plan.with_micro_batch(local.plan, tried.resolved.micro_batch)
 
 
 def _to_the_end(plan: RunPlan, commands: Commands, machines: Machines, path: Path | None) -> Path:
@@ -204,7 +206,7 @@ def _to_the_end(plan: RunPlan, commands: Commands, machines: Machines, path: Pat
     if newest is not None and checkpoint.read_state(newest).step >= plan.schedule.num_steps:
         return newest
     # A limit or the file STOP ended the run early; what comes after this step must not run.
-    if schedule.hours_are_used_up(plan.given, trained_seconds(plan.run_dir)):
+    if schedule.hours_are_used_up(plan.requested, trained_seconds(plan.run_dir)):
         raise Stopped(f"max_hours is reached: {schedule.RAISE}; or take what is there: {commands.convert}")
     raise Stopped(f"to resume: {commands.resume}")
 

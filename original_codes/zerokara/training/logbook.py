@@ -102,7 +102,7 @@ class Logbook:
             self._log(f"mfu is n/a: the peak of {name} is not in training/logbook.py")
 
     def _open(self, plan: RunPlan, state: TrainingState) -> None:
-        config, run_dir = plan.config, plan.run_dir
+        config, run_dir = plan.resolved, plan.run_dir
         trackers: dict[str, Callable[[], Tracker]] = {}
         if config.tensorboard:
             trackers["tensorboard"] = lambda: TensorBoard(run_dir, state.step)
@@ -130,7 +130,7 @@ class Logbook:
 
     def seconds_left(self, step: int) -> float:
         """Time from the end of `step`, its own pauses included, to the end of the run."""
-        config, num_steps = self._plan.config, self._plan.schedule.num_steps
+        config, num_steps = self._plan.resolved, self._plan.schedule.num_steps
         left = (num_steps - step) * self._step_seconds / self._step_weight if self._step_weight else 0.0
         for kind, interval in (("validation", config.eval_interval), ("save", config.save_interval)):
             num_pauses = num_steps // interval - (step - 1) // interval + bool(num_steps % interval)

@@ -77,8 +77,8 @@ def try_steps(plan: RunPlan, forecast: MemoryForecast) -> tuple[RunPlan, TrialRe
         RunError: they failed, or ran out of memory with a micro batch that the user chose or that is the smallest.
     """
     print(f"trying a few steps in {processes_text(plan)}", flush=True)
-    if plan.given.micro_batch_size != "auto" or forecast.device == "cpu":
-        size, result = plan.config.micro_batch, _tried(plan)
+    if plan.requested.micro_batch_size != "auto" or forecast.device == "cpu":
+        size, result = plan.resolved.micro_batch, _tried(plan)
     else:
         size, result = _largest_on_gpu(plan, forecast)
     if result is None:

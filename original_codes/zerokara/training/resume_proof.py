@@ -59,9 +59,9 @@ def prove(plan: RunPlan, num_steps: int) -> None:
             raise RunError(f"{folder}: a proof writes {bytes_text(needed)} of checkpoints, {bytes_text(free)} are free")
         print(f"proving resume in {folder}, which is deleted afterwards: {num_steps} and {num_steps} steps", flush=True)
         for name, last in (("unbroken", 2 * num_steps), ("resumed", num_steps), ("resumed", 2 * num_steps)):
-            settings = plan.config.model_copy(update={**_QUIET, "output_model_dir": str(folder / name)})
-            settings._origin = plan.config._origin
-            part = replace(plan, config=settings, given=settings)
+            settings = plan.resolved.model_copy(update={**_QUIET, "output_model_dir": str(folder / name)})
+            settings._origin = plan.resolved._origin
+            part = replace(plan, resolved=settings, requested=settings)
             run_folder.claim(part)
             if code := spawn(part, "prove", str(last), path=part.run_dir / PLAN_NAME):
                 raise RunError(f"a training ended with exit code {code}, so nothing is proved; its messages say why")
@@ -70,7 +70,7 @@ def prove(plan: RunPlan, num_steps: int) -> None:
     print(
         f"losses differ by at most {loss:.1e}; {unequal:,} numbers of weights and optimizer, by {norms} of their change"
     )
-    equal, tolerance = loss == 0 and not unequal, LOSS_TOLERANCE[plan.config.precision]
+    equal, tolerance = loss == 0 and not unequal, LOSS_TOLERANCE[plan.resolved.precision]
     if not equal and plan.num_processes == 1 and not torch.cuda.is_available():
         raise RunError("resume is NOT exact: one process on a CPU must give equal bits")
     rule = f"losses within {tolerance:g}, state within {STATE_TOLERANCE:g}; processes and GPUs add up in no fixed order"

@@ -48,7 +48,7 @@ class Run:
 
     def samples(self, step: int) -> int:
         """Sequences read after `step` steps; an earlier start may have had another global batch."""
-        return self.state.samples + (step - self.state.step) * self.plan.config.global_batch
+        return self.state.samples + (step - self.state.step) * self.plan.resolved.global_batch
 
     def loader(self, last_step: int) -> BatchLoader:
         """Open a loader of the batches of each step up to `last_step`; the caller closes it."""
@@ -61,14 +61,14 @@ def join(plan: RunPlan) -> Processes:
     Raises:
         RunError: a process did not answer, or is none of this run.
     """
-    config = plan.config
+    config = plan.resolved
     on_cpu = plan.memory_forecast(gpu_bytes=None)
     return joining.join(plan.processes_per_node, config.tensor_parallel_size, config.seed, on_cpu.can_keep_freed_memory)
 
 
 def build_model(plan: RunPlan) -> Model:
     """Build this process's part of the model, on the CPU and in fp32, with undefined weights; after `join`."""
-    config, shape = plan.config, plan.shape
+    config, shape = plan.resolved, plan.shape
     routing, recomputes = Routing.from_config(config), config.activation_checkpointing
     model = builder.build(shape, seed=None, activation_checkpointing=recomputes, routing=routing)
     if (count := builder.num_parameters(model)) != shape.num_parameters():
@@ -81,7 +81,7 @@ def open_run(plan: RunPlan, processes: Processes, resume_from: Path | None = Non
 
     Where not every process sees the checkpoint, the process `sent_by` reads it for all.
     """
-    config, device, log = plan.config, processes.device, processes.log
+    config, device, log = plan.resolved, processes.device, processes.log
     model = build_model(plan)
     engine = updater.open_engine(model, config, plan.updater, plan.template, device, has_weights=False)
     joining.set_timeouts()  # of the groups that DeepSpeed has made, too
@@ -122,7 +122,7 @@ def _read(
     reads, path = processes.rank == sent_by, folder / checkpoint.STATE_NAME
     text = processes.text_of(sent_by, path.read_text(encoding="utf-8") if reads else None)
     names, tensors = plan.shape.parameter_shapes().keys(), []
-    stored = optimizers.checkpoint_shapes(plan.config.optimizer_name, plan.shape)
+    stored = optimizers.checkpoint_shapes(plan.resolved.optimizer_name, plan.shape)
     for read, are_weights in ((checkpoint.read_weights, True), (checkpoint.read_moments, False)):
         shapes = {name: shape for name, shape in stored.items() if (name in names) == are_weights}
         tensors.append(SentTensors(read(folder) if reads else None, sent_by, shapes, processes.device))
@@ -156,6 +156,6 @@ def state_of(plan: RunPlan, samples: int, **progress: Any) -> TrainingState:
         shape=plan.shape.as_json(),
         tokenizer_sha256=plan.encoder.sha256,
         data_sha256=plan.data.sha256,
-        precision=plan.config.precision,
+        precision=plan.resolved.precision,
         **progress,
     )

@@ -76,10 +76,10 @@ def summary_rows(
 
 def work_of(plan: RunPlan) -> manifest.StepSpec:
     """Return what a run is made from, for its manifest."""
-    settings = plan.given.model_dump(mode="json", exclude={*run_folder.PLACES, *_MONITORING, *_IN_IDENTITY})
+    settings = plan.requested.model_dump(mode="json", exclude={*run_folder.PLACES, *_MONITORING, *_IN_IDENTITY})
     return manifest.StepSpec(
         step="3_train",
         settings={**settings, **run_folder.identity_of(plan), "steps": plan.schedule.num_steps},
-        inputs={"tokenizer": Path(plan.given.input_tokenizer_file)},
+        inputs={"tokenizer": Path(plan.requested.input_tokenizer_file)},
         key_of=run_folder.key_of,
     )

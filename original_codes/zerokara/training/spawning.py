@@ -54,7 +54,7 @@ def spawn(plan: RunPlan, *work: str, machines: Machines | None = None, path: Pat
             plan.write(path)
         log_dir = plan.run_dir / "logs" / f"{socket.gethostname()}-{time.strftime('%Y%m%d-%H%M%S')}"
         processes = plan.processes_per_node
-        code = launch(plan.task.worker, [str(path), *work], processes, machines, plan.given.max_restarts, log_dir)
+        code = launch(plan.task.worker, [str(path), *work], processes, machines, plan.requested.max_restarts, log_dir)
     if code == INTERRUPTED:
         raise KeyboardInterrupt
     return code

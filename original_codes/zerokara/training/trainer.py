@@ -97,7 +97,7 @@ class Trainer:
         self.state = run.state
         """The newest state that was saved, or that the start began with."""
         self._stop_after = stop_after
-        plan, config, processes = run.plan, run.plan.config, run.processes
+        plan, config, processes = run.plan, run.plan.resolved, run.processes
         self.divergence = DivergenceCheck(run.model, run.state.step)
         self.sampler: Sampler | None = None
         if config.sample_prompts:
@@ -123,7 +123,7 @@ class Trainer:
         processes.log(f"ready after {waited}; stop with Ctrl-C, SIGTERM, or: touch {stop_path}; nothing is lost")
         try:
             # The validation of the step that was reached, where somebody asked to stop in it or before it.
-            is_due = done % plan.config.eval_interval == 0 and done < schedule.num_steps
+            is_due = done % plan.resolved.eval_interval == 0 and done < schedule.num_steps
             lacks = is_due and self.state.facts.get("valid_step") != done
             if lacks and self._validate(done) and done and self._is_best(done):
                 self.save(done)  # anew: what was saved at the stop does not know how good it is
@@ -158,7 +158,7 @@ class Trainer:
 
     def after_step(self, record: StepRecord) -> bool:
         """Record, validate, sample and save; return whether to leave. Every process must call it."""
-        config, step = self.run.plan.config, record.step
+        config, step = self.run.plan.resolved, record.step
         is_last = step == self.run.plan.schedule.num_steps
         stops = record.stop_requested or step == self._stop_after
         self.logbook.add(record)
@@ -196,7 +196,7 @@ class Trainer:
     def _is_best(self, step: int) -> bool:
         """Whether this step is to be saved as the best so far, so that the best one always exists."""
         plan = self.run.plan
-        return plan.task.saves_every_best and plan.config.keep_best and self.logbook.facts.get("best_step") == step
+        return plan.task.saves_every_best and plan.resolved.keep_best and self.logbook.facts.get("best_step") == step
 
     def save(self, step: int) -> None:
         """Save the state after `step`; every process must call it."""
@@ -211,7 +211,7 @@ class Trainer:
             skipped_steps=guard.skipped_steps,
             skipped_in_row=guard.skipped_in_row,
             recent_losses=guard.recent_losses,
-            optimizer=run.plan.config.optimizer_name,
+            optimizer=run.plan.resolved.optimizer_name,
             earlier_updates=step - guard.skipped_steps - run.engine.num_updates,
         )
         book.flush()

@@ -55,7 +55,7 @@ def run_trial(plan: RunPlan, result_path: Path) -> None:
     Raises:
         RunError: a process did not answer, or a loss was not finite.
     """
-    processes, config, schedule = join(plan), plan.config, plan.schedule
+    processes, config, schedule = join(plan), plan.resolved, plan.schedule
     device, log = processes.device, processes.log
     forecast = plan.memory_forecast(gpu_memory(device))
     run, guard = open_run(plan, processes), StepGuard(config.spike_sigmas, config.max_skipped_steps)

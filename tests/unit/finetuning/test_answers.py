@@ -57,7 +57,7 @@ def test_answers_are_those_of_the_export(
     run_config = FinetuneRunConfig.model_construct(
         seed=1, max_new_tokens=NEW_TOKENS, eval_batch_size=64, metric="exact_match", output_prefix=config.output_prefix
     )
-    plan: Any = SimpleNamespace(config=run_config, encoder=encoder, shape=shape)
+    plan: Any = SimpleNamespace(resolved=run_config, encoder=encoder, shape=shape)
     monkeypatch.setattr(worker, "parallel", SimpleNamespace(data_rank=lambda: 0, data_size=lambda: 1))
     task = TaskValidation(plan, SimpleNamespace(), "valid")  # type: ignore[arg-type]
     found = task.answer(stock_model_of(shape, weights, special))

@@ -25,7 +25,7 @@ def tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def test(plan: RunPlan, work: str, folder: str) -> int:
         names.append(Path(folder).name)
-        result = {"checkpoint": names[-1], "metric": plan.config.metric}  # type: ignore[attr-defined]
+        result = {"checkpoint": names[-1], "metric": plan.resolved.metric}  # type: ignore[attr-defined]
         (plan.run_dir / "test_result.json").write_text(json.dumps(result), encoding="utf-8")
         (plan.run_dir / "test_answers.jsonl").write_text(names[-1], encoding="utf-8")
         return 0
@@ -42,7 +42,7 @@ def run(run_dir: Path, newest: int, best: int | None = None, metric: str = "chrf
         folder_of(run_dir, step).mkdir(exist_ok=True)
     if best:
         (run_dir / "best").write_text(f"global_step{best}\n", encoding="utf-8")
-    plan: Any = SimpleNamespace(run_dir=run_dir, config=FinetuneRunConfig(metric=metric, packed_length=8))
+    plan: Any = SimpleNamespace(run_dir=run_dir, resolved=FinetuneRunConfig(metric=metric, packed_length=8))
     task.finish(cast(RunPlan, plan), COMMANDS, folder_of(run_dir, newest))
 
 

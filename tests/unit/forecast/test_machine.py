@@ -33,7 +33,7 @@ def test_two_sizes_are_tried_and_their_tokens_counted(planner: Planner, monkeypa
 
     def steps(plan, forecast) -> tuple[RunPlan, TrialResult]:  # type: ignore[no-untyped-def]
         seconds_of_token = 1e-5 + 1e-11 * plan.shape.flops_per_token()
-        tried.append((plan.config.model_size, plan.shape.hidden_size, plan.config.precision))
+        tried.append((plan.resolved.model_size, plan.shape.hidden_size, plan.resolved.precision))
         return plan, TrialResult(1, seconds_of_token * plan.schedule.batch_tokens)
 
     monkeypatch.setattr(machine, "try_steps", steps)
@@ -52,5 +52,5 @@ def test_a_small_run_is_one_process_with_the_optimizer_of_the_large_one(tiny_dat
     planner = Planner(Path(tiny_data["config"]), given)
     assert SmallRuns(planner, Path()).settings["optimizer"] == "adamw"  # Muon needs whole matrices
     small = planner.local_plan(**SmallRuns(planner, Path()).settings).plan
-    assert (small.num_processes, small.config.tensor_parallel_size, small.config.optimizer) == (1, 1, "adamw")
+    assert (small.num_processes, small.resolved.tensor_parallel_size, small.resolved.optimizer) == (1, 1, "adamw")
     assert SmallRuns(Planner(Path(tiny_data["config"]), ()), Path()).settings["optimizer"] == "muon"

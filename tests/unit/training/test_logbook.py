@@ -41,7 +41,7 @@ def logbook(
     schedule = Schedule.from_config(config, config.lengths.raw, samples_per_epoch=160)
     plan = cast(
         RunPlan,
-        SimpleNamespace(config=config, run_dir=run_dir, data=SimpleNamespace(reading=reading), schedule=schedule),
+        SimpleNamespace(resolved=config, run_dir=run_dir, data=SimpleNamespace(reading=reading), schedule=schedule),
     )
     return Logbook(
         plan, lambda step: state.samples + (step - state.step) * 8, state, Processes(torch.device("cpu"), rank)

@@ -80,7 +80,7 @@ def stand_in(
 
     def spawn(plan: RunPlan, work: str, path: str) -> int:
         assert work == "trial"
-        tried.append(plan.config.micro_batch)
+        tried.append(plan.resolved.micro_batch)
         if peak_of(tried[-1]) > memory:
             return supervision.OUT_OF_MEMORY
         result = {"peak_bytes": int(peak_of(tried[-1]) * GB), "seconds_per_step": 0.5}
@@ -115,13 +115,13 @@ def test_on_a_gpu_the_largest_that_fits_is_found_in_few_trials(
     monkeypatch.setattr(micro_batch, "first_choice", lambda _: first)
     chosen, result = try_steps(plan, forecast_of(gpu=100))
     fitting = [size for size in found if peak_of(size) <= 86.5]
-    assert found == tried and chosen.config.micro_batch == max(fitting)
+    assert found == tried and chosen.resolved.micro_batch == max(fitting)
     assert result.peak_bytes == int(peak_of(max(fitting)) * GB)
 
 
 def test_the_smallest_is_taken_though_it_leaves_little(plan: RunPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     assert stand_in(monkeypatch, lambda size: 90 + size, memory=95) == []
-    assert try_steps(plan, plan.memory_forecast(100 * GB))[0].config.micro_batch == 1
+    assert try_steps(plan, plan.memory_forecast(100 * GB))[0].resolved.micro_batch == 1
 
 
 @pytest.mark.parametrize("gpu_bytes", [None, 20 * GB])
@@ -132,7 +132,7 @@ def test_where_nothing_fits_it_fails(plan: RunPlan, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_size_that_the_user_chose_is_tried_alone(plan: RunPlan, monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = replace(plan, given=plan.given.model_copy(update={"micro_batch_size": 64}))
+    chosen = replace(plan, requested=plan.requested.model_copy(update={"micro_batch_size": 64}))
     forecast = plan.memory_forecast(80 * GB)
     tried = stand_in(monkeypatch, float, memory=20)
     with pytest.raises(RunError):

@@ -23,9 +23,9 @@ def plan(tiny_data: dict[str, str]) -> RunPlan:
 def test_what_is_read_is_what_was_planned(plan: RunPlan, tmp_path: Path) -> None:
     plan.write(tmp_path / "plan.json")
     read = read_plan(tmp_path / "plan.json")
-    assert (read.config, read.given) == (plan.config, plan.given)
-    assert read.config.precision == "fp32" and read.config.micro_batch == 1
-    assert read.config.where("seq_len") == plan.config.where("seq_len")
+    assert (read.resolved, read.requested) == (plan.resolved, plan.requested)
+    assert read.resolved.precision == "fp32" and read.resolved.micro_batch == 1
+    assert read.resolved.where("seq_len") == plan.resolved.where("seq_len")
     assert (read.shape, read.schedule, read.updater) == (plan.shape, plan.schedule, plan.updater)
     assert (read.num_processes, read.nodes, read.template) == (plan.num_processes, plan.nodes, plan.template)
     assert [(each.key, each.text) for each in read.advice] == [(each.key, each.text) for each in plan.advice]

@@ -124,9 +124,9 @@ def planned(data: dict[str, str], folder: Path, *settings: str, processes: int =
 
 def test_a_plan_has_numbers_whatever_the_processes(tiny_data: dict[str, str], tmp_path: Path) -> None:
     one, two = (planned(tiny_data, tmp_path / "run", "micro_batch_size=4", processes=count) for count in (1, 2))
-    assert one.config == two.config and one.advice == two.advice and not recipe.left_to_rules(one.config)
+    assert one.resolved == two.resolved and one.advice == two.advice and not recipe.left_to_rules(one.resolved)
     expected = pytest.approx(0.0072 * (128 / one.shape.hidden_size) ** 0.75, rel=0.01)
-    assert one.schedule.lr == one.config.lr == expected
+    assert one.schedule.lr == one.resolved.lr == expected
     assert one.schedule.warmup_steps == next(each.value for each in one.advice if each.key == "warmup_steps")
     rows = [value for name, value in preflight.plan_rows(one) if name in ("recipe", "")]
     assert len(rows) == len(recipe.RULES) and all(": " in row for row in rows)
@@ -140,36 +140,36 @@ def test_a_batch_that_the_processes_cannot_share_is_refused(tiny_data: dict[str,
 def test_a_run_keeps_what_it_began_with(tiny_data: dict[str, str], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     first = planned(tiny_data, folder)
-    assert run_folder.kept_settings(first.given) is None
+    assert run_folder.kept_settings(first.requested) is None
     run_folder.claim(first)
-    assert run_folder.kept_settings(first.given) is None  # nothing is trained yet: the next start begins
+    assert run_folder.kept_settings(first.requested) is None  # nothing is trained yet: the next start begins
     (folder / run_folder.METRICS_NAME).write_text('{"step": 1, "loss": 2.0}\n', encoding="utf-8")
-    kept = run_folder.kept_settings(first.given)
+    kept = run_folder.kept_settings(first.requested)
     assert kept is not None
     longer = planned(tiny_data, folder, "train_tokens=400000000")
-    assert longer.config.global_batch_size != first.config.global_batch_size
+    assert longer.resolved.global_batch_size != first.resolved.global_batch_size
     resumed = planned(tiny_data, folder, "train_tokens=400000000", kept=kept)
-    assert {key: getattr(resumed.config, key) for key in recipe.RULES} == {
-        key: getattr(first.config, key) for key in recipe.RULES
+    assert {key: getattr(resumed.resolved, key) for key in recipe.RULES} == {
+        key: getattr(first.resolved, key) for key in recipe.RULES
     }
     assert all("as the run began" in each.reason for each in resumed.advice)
     changed = run_folder.check_same_run(resumed)
     assert len(changed) == 1 and changed[0].startswith("train_tokens")
     other = planned(tiny_data, folder, "optimizer=adamw", kept=kept)
-    assert other.config.lr != first.config.lr  # Muon's rate is none of AdamW's
+    assert other.resolved.lr != first.resolved.lr  # Muon's rate is none of AdamW's
     written = planned(tiny_data, folder, "lr=0.001", kept=kept)
-    assert written.config.lr == 0.001 and written.config.weight_decay == first.config.weight_decay
+    assert written.resolved.lr == 0.001 and written.resolved.weight_decay == first.resolved.weight_decay
 
 
 def test_the_training_processes_are_told(tiny_data: dict[str, str], tmp_path: Path) -> None:
     """They make their plan from the same file, and must not choose again."""
     plan = planned(tiny_data, tmp_path / "run")
     again = planned(tiny_data, tmp_path / "run", *(f"{each.key}={each.value}" for each in plan.advice))
-    assert again.config == plan.config
+    assert again.resolved == plan.resolved
     assert again.schedule == plan.schedule and not again.advice
 
 
 def test_an_encoder_decoder_has_a_recipe_too(span_data: dict[str, str], tmp_path: Path) -> None:
     architecture = [f"{key}={value}" for key, value in T5.items()]
     plan = planned(span_data, tmp_path / "run", *architecture)
-    assert plan.config.optimizer == "adamw" and plan.shape.init_std == 0.02
+    assert plan.resolved.optimizer == "adamw" and plan.shape.init_std == 0.02

@@ -102,7 +102,7 @@ def test_a_start_that_was_aborted_before_its_first_step_blocks_nothing(settings)
     assert run_folder.check_same_run(other) == run_folder.check_redo(other) == []
     run_folder.claim(other)
     assert orjson.loads((first.run_dir / run_folder.IDENTITY_NAME).read_bytes())["num_layers"] == 3
-    tokenizer = Path(other.given.input_tokenizer_file).read_bytes()
+    tokenizer = Path(other.requested.input_tokenizer_file).read_bytes()
     assert (first.run_dir / "tokenizer.model").read_bytes() == tokenizer
     (first.run_dir / "metrics.jsonl").write_bytes(b'{"step":1,"loss":6.1}\n')  # a step, though it was never saved
     with refused("num_layers", "3", "2"):
@@ -132,7 +132,7 @@ def test_redo_sets_a_run_aside_and_says_so(settings) -> None:  # type: ignore[no
         lines = " ".join(run_folder.check_redo(plan))
         assert str(old) in lines and "step 1," in lines and "resumes" in lines
         assert "resumes" not in " ".join(run_folder.check_redo(run_plan.make_plan(settings("seed=7"), 1)))
-        with run_lock.held(plan.given):
+        with run_lock.held(plan.requested):
             run_folder.set_aside(run_dir)
             assert [path.name for path in run_dir.iterdir()] == [run_lock.COMMAND_LOCK_NAME]  # still held
             run_folder.set_aside(run_dir)  # nothing to keep
@@ -178,7 +178,7 @@ def test_redo_of_a_linked_run_renames_what_the_link_leads_to(settings, tmp_path:
     plan = run_plan.make_plan(settings(), 1)
     begin(plan)
     assert str(tmp_path / "disk" / "there.old-1") in run_folder.check_redo(plan)[0]
-    with run_lock.held(plan.given):
+    with run_lock.held(plan.requested):
         run_folder.set_aside(plan.run_dir)
         run_folder.claim(plan)
     assert checkpoint.all_steps(tmp_path / "disk" / "there.old-1") == [1] and (tmp_path / "run").is_symlink()
@@ -214,10 +214,10 @@ def test_training_processes_that_a_killed_command_left_are_waited_for(
     with pytest.raises(RunError, match=str(plan.run_dir)):
         run_lock.lock(plan.run_dir)
     assert str(plan.run_dir) in capsys.readouterr().out
-    with pytest.raises(RunError, match=str(plan.run_dir)), run_lock.held(plan.given):
+    with pytest.raises(RunError, match=str(plan.run_dir)), run_lock.held(plan.requested):
         raise AssertionError("it must not begin")
     left.close()
-    with run_lock.held(plan.given):
+    with run_lock.held(plan.requested):
         run_lock.lock(plan.run_dir).close()  # by the training process of this command
 
 
@@ -240,7 +240,7 @@ def test_a_second_command_is_told_at_once_who_holds_the_folder(settings, tiny_da
     calls = "codes = [train.main([*sys.argv[1:], *more]) for more in ([], ['--redo'], ['--dry-run'])]"
     program = f"import sys; from zerokara.steps import train; {calls}; print(*codes, 'torch' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "original_codes")}
-    with run_lock.held(plan.given):
+    with run_lock.held(plan.requested):
         before = {path: path.stat().st_mtime_ns for path in plan.run_dir.rglob("*")}
         done = subprocess.run(
             [sys.executable, "-c", program, *command], env=environment, capture_output=True, text=True, check=True
@@ -249,16 +249,16 @@ def test_a_second_command_is_told_at_once_who_holds_the_folder(settings, tiny_da
         assert done.stderr.count(f"output_model_dir = {plan.run_dir}: ") == 3
         assert done.stderr.count(f" process {os.getpid()};") == 3
         assert {path: path.stat().st_mtime_ns for path in plan.run_dir.rglob("*")} == before
-        with pytest.raises(UserError, match=f"by process {os.getpid()}"), run_lock.held(plan.given):
+        with pytest.raises(UserError, match=f"by process {os.getpid()}"), run_lock.held(plan.requested):
             raise AssertionError("it must not begin")
         (plan.run_dir / run_lock.COMMAND_LOCK_NAME).write_bytes(orjson.dumps({"pid": 7, "host": "node7"}))
         with pytest.raises(UserError, match="process 7 on node7") as caught:
-            run_lock.check_free(plan.given)
+            run_lock.check_free(plan.requested)
         assert caught.value.faults[0].key == "output_model_dir" and "kill" not in caught.value.faults[0].remedy
-    run_lock.check_free(plan.given)
+    run_lock.check_free(plan.requested)
     (plan.run_dir / run_lock.COMMAND_LOCK_NAME).touch()  # of a command that was killed
-    run_lock.check_free(plan.given)
-    with run_lock.held(plan.given):
+    run_lock.check_free(plan.requested)
+    with run_lock.held(plan.requested):
         pass
 
 

@@ -79,7 +79,7 @@ def test_precision_follows_the_hardware_only_when_asked(settings, monkeypatch: p
     chosen = launcher.precision(given)
     assert chosen in ("bf16", "fp32")
     plan = run_plan.make_plan(given, 1, chosen)
-    assert (plan.config.precision, plan.given.precision) == (chosen, "auto")
+    assert (plan.resolved.precision, plan.requested.precision) == (chosen, "auto")
 
 
 def test_without_init_from_nothing_is_imported_for_it(settings, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]

@@ -65,7 +65,7 @@ def report_of(plan: RunPlan, address: str, met_at: float, device: str, devices: 
         "processes": plan.processes_per_node,
         "device": device,
         "devices": devices,
-        "precision": plan.config.precision,
+        "precision": plan.resolved.precision,
     }
 
 
@@ -139,9 +139,9 @@ def _difference(was: Any, now: Any) -> str:
 
 def _settings(plan: RunPlan) -> dict[str, Any]:
     """The settings but for names of files, whose content is compared, and the user's settings of DeepSpeed."""
-    given = plan.given.model_dump(mode="json")
+    given = plan.requested.model_dump(mode="json")
     settings: dict[str, Any] = {key: value for key, value in given.items() if key not in PLACES}
-    content: dict[str, Any] = orjson.loads(orjson.dumps({**settings, "deepspeed_template": plan.given_template}))
+    content: dict[str, Any] = orjson.loads(orjson.dumps({**settings, "deepspeed_template": plan.requested_template}))
     return content
 
 

@@ -43,7 +43,7 @@ def hours_faults(config: ScheduleSettings, checkpoint_bytes: int, trained_second
 
 def max_checkpoints(plan: RunPlan) -> int:
     """Return the largest number of checkpoints that exist at once."""
-    config, num_steps, interval = plan.config, plan.schedule.num_steps, plan.config.save_interval
+    config, num_steps, interval = plan.resolved, plan.schedule.num_steps, plan.resolved.save_interval
     if plan.task.saves_every_best and config.keep_best:  # each validation that finds a better one saves it
         interval = min(interval, config.eval_interval)
     # One more than is kept: an old one is deleted only when the new one is whole.
@@ -55,7 +55,7 @@ def max_checkpoints(plan: RunPlan) -> int:
 
 def disk_faults(plan: RunPlan, beside_old: bool = False) -> Iterator[Fault]:
     """Check that the disk has space for the checkpoints, with `beside_old` next to those that an earlier run left."""
-    config, each, standing = plan.config, plan.checkpoint_bytes, max_checkpoints(plan)
+    config, each, standing = plan.resolved, plan.checkpoint_bytes, max_checkpoints(plan)
     existing = len(all_steps(plan.run_dir)) if plan.run_dir.exists() and not beside_old else 0
     needed, free = max(0, standing - existing) * each, _free_bytes(plan)
     if needed > free:
@@ -123,7 +123,7 @@ def id_faults(plan: RunPlan) -> Iterator[Fault]:
 
 def plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
     """Return what the run will do, by name, for display."""
-    config, shape, course, lengths = plan.config, plan.shape, plan.schedule, plan.data.objective.lengths
+    config, shape, course, lengths = plan.resolved, plan.shape, plan.schedule, plan.data.objective.lengths
     train, valid = count_text(plan.data.num_train_tokens), count_text(plan.data.num_valid_tokens)
     samples = f"sequences of {lengths.input} tokens"
     if lengths.num_noise_tokens:

@@ -57,7 +57,7 @@ _FOLLOW_FROM = {
 
 def identity_of(plan: RunPlan) -> dict[str, Any]:
     """What must not change during a run, as JSON: model shape, data, tokenizer, and the order of the samples."""
-    config = plan.config
+    config = plan.resolved
     return {
         **plan.shape.as_json(),
         "seed": config.seed,
@@ -75,7 +75,7 @@ def claim(plan: RunPlan) -> None:
     Raises:
         UserError: the folder holds another run, or foreign files; nothing in it is touched.
     """
-    run_dir, config = plan.run_dir, plan.given
+    run_dir, config = plan.run_dir, plan.requested
     check_same_run(plan)
     run_dir.mkdir(parents=True, exist_ok=True)
     if not is_begun(run_dir) or not (run_dir / TOKENIZER_NAME).exists():
@@ -104,7 +104,7 @@ def check_same_run(plan: RunPlan) -> list[str]:
     Raises:
         UserError: the folder holds another run, or foreign files.
     """
-    run_dir, config = plan.run_dir, plan.given
+    run_dir, config = plan.run_dir, plan.requested
     _check_ours(plan)
     if not is_begun(run_dir):
         return []
@@ -133,7 +133,7 @@ def _check_ours(plan: RunPlan) -> None:
         is_half_written = path.name.endswith(PARTIAL_SUFFIX) and path.name.startswith(ours)
         if path.name not in run_lock.NAMES and not is_half_written:
             rule = "must be an empty folder or a run folder; it holds other files"
-            raise UserError(plan.given.fault("output_model_dir", rule, "choose another folder"))
+            raise UserError(plan.requested.fault("output_model_dir", rule, "choose another folder"))
 
 
 def is_begun(run_dir: Path) -> bool:
@@ -150,7 +150,7 @@ def check_redo(plan: RunPlan) -> list[str]:
     Raises:
         UserError: it holds foreign files, or something that the new run reads.
     """
-    run_dir, config = plan.run_dir, plan.given
+    run_dir, config = plan.run_dir, plan.requested
     _check_ours(plan)
     if not is_begun(run_dir):
         return []
@@ -212,7 +212,7 @@ def find_checkpoint(plan: RunPlan, name: str) -> Path:
     run_dir = plan.run_dir
     if not plan.data.num_valid_tokens:
         remedy = "give it a share, and make the data anew: step 2 with --redo, or step 7, which does so itself"
-        raise UserError(plan.given.fault("valid_fraction", "kept nothing for validation", remedy))
+        raise UserError(plan.requested.fault("valid_fraction", "kept nothing for validation", remedy))
     if not name:
         folder = checkpoint.newest_complete(run_dir)
         if folder is None:

@@ -37,15 +37,15 @@ PLAN_NAME = "plan.json"
 class RunPlan:
     """A run, ready to be opened."""
 
-    config: RunConfig
+    resolved: RunConfig
     """The settings; `precision` is resolved, and `micro_batch_size` once it is chosen (`with_micro_batch`)."""
-    given: RunConfig
+    requested: RunConfig
     """The settings as the user gave them, with the `recipe` in place of its `auto`."""
     encoder: Encoder
     """The tokenizer."""
     data: PlannedData
     """What it trains on, and validates with."""
-    given_template: dict[str, Any]
+    requested_template: dict[str, Any]
     """The user's DeepSpeed settings."""
     num_processes: int
     nodes: int = 1
@@ -58,12 +58,12 @@ class RunPlan:
     @cached_property
     def shape(self) -> ModelShape:
         """The model."""
-        return ModelShape.from_config(self.config, self.encoder.vocab_size)
+        return ModelShape.from_config(self.resolved, self.encoder.vocab_size)
 
     @cached_property
     def schedule(self) -> Schedule:
         """Length and learning rate."""
-        return Schedule.from_config(self.config, *extent_of(self.data.reading))
+        return Schedule.from_config(self.resolved, *extent_of(self.data.reading))
 
     @cached_property
     def consumption(self) -> Consumption:
@@ -73,18 +73,18 @@ class RunPlan:
     @property
     def updater(self) -> UpdaterName:
         """What updates the weights."""
-        config = self.config
+        config = self.resolved
         return updater.choose(config.zero_stage, config.optimizer_name, config.offload, self.data_parallel_size)
 
     @property
     def template(self) -> dict[str, Any]:
         """The DeepSpeed settings that are not ours, for these processes."""
-        return with_hierarchy(self.given_template, self.config, self.num_processes, self.nodes)
+        return with_hierarchy(self.requested_template, self.resolved, self.num_processes, self.nodes)
 
     @property
     def run_dir(self) -> Path:
         """The run folder."""
-        return Path(self.config.output_model_dir)
+        return Path(self.resolved.output_model_dir)
 
     @property
     def processes_per_node(self) -> int:
@@ -94,17 +94,17 @@ class RunPlan:
     @property
     def data_parallel_size(self) -> int:
         """Data-parallel ranks, which share the global batch."""
-        return self.num_processes // self.config.tensor_parallel_size
+        return self.num_processes // self.resolved.tensor_parallel_size
 
     @property
     def checkpoint_bytes(self) -> int:
         """Size of one checkpoint on disk."""
-        return optimizers.checkpoint_bytes(self.config.optimizer_name, self.shape)
+        return optimizers.checkpoint_bytes(self.resolved.optimizer_name, self.shape)
 
     def memory_forecast(self, gpu_bytes: int | None) -> MemoryForecast:
         """The memory that this run needs, against GPUs of so many bytes (None for a CPU) and what is free here now."""
         return MemoryForecast.of_run(
-            self.config,
+            self.resolved,
             self.shape,
             num_processes=self.num_processes,
             nodes=self.nodes,
@@ -115,15 +115,15 @@ class RunPlan:
 
     def write(self, path: Path) -> None:
         """Write the plan to a file, as JSON: what was chosen, and what its inputs are recognised by."""
-        origin = self.given._origin
+        origin = self.requested._origin
         content = {
-            "resolved": self.config.model_dump(mode="json"),
-            "requested": self.given.model_dump(mode="json"),
+            "resolved": self.resolved.model_dump(mode="json"),
+            "requested": self.requested.model_dump(mode="json"),
             "origin": {"path": origin.path, "lines": origin.lines, "overridden": sorted(origin.overridden)},
             "recipe": [asdict(each) for each in self.advice],
             "num_processes": self.num_processes,
             "nodes": self.nodes,
-            "deepspeed_template": self.given_template,
+            "deepspeed_template": self.requested_template,
             "tokenizer_sha256": self.encoder.sha256,
             "data_sha256": self.data.sha256,
         }
@@ -199,10 +199,10 @@ def on_processes(plan: RunPlan, num_processes: int, nodes: int | None = None) ->
         UserError: the global batch cannot be shared among the processes, or a matrix among those of a machine; the
             template states another hierarchy.
     """
-    config, nodes = plan.given, nodes or plan.nodes
+    config, nodes = plan.requested, nodes or plan.nodes
     here, tensor_parallel_size = num_processes // nodes, config.tensor_parallel_size
     _check_batch(config, num_processes)
-    if fault := hierarchy_fault(plan.given_template, config, num_processes):
+    if fault := hierarchy_fault(plan.requested_template, config, num_processes):
         raise UserError(replace(fault, where=str(template_path(config.deepspeed_template))))
     if nodes > 1 and here % tensor_parallel_size:
         rule = f"must divide the {here} processes of each machine: it communicates in every layer, within one machine"
@@ -212,12 +212,12 @@ def on_processes(plan: RunPlan, num_processes: int, nodes: int | None = None) ->
 
 def with_precision(plan: RunPlan, precision: Literal["bf16", "fp32"]) -> RunPlan:
     """Return the same plan with `precision` resolved."""
-    return replace(plan, config=plan.config.model_copy(update={"precision": precision}))
+    return replace(plan, resolved=plan.resolved.model_copy(update={"precision": precision}))
 
 
 def with_micro_batch(plan: RunPlan, micro_batch: int) -> RunPlan:
     """Return the same plan with `micro_batch_size` resolved."""
-    return replace(plan, config=plan.config.model_copy(update={"micro_batch_size": micro_batch}))
+    return replace(plan, resolved=plan.resolved.model_copy(update={"micro_batch_size": micro_batch}))
 
 
 def template_path(deepspeed_template: str) -> Path:
