@@ -313,13 +313,13 @@ def estimate(settings: list[str], run_dir: Path) -> dict[str, Any]:
 
     from zerokara.config.loading import load
     from zerokara.config.pretrain_config import PretrainConfig
+    from zerokara.training.planning import processors
     from zerokara.training.planning.memory import ACTIVATION_MARGIN, CUDA_CONTEXT_BYTES
     from zerokara.training.planning.run_plan import make_plan
-    from zerokara.training.processes import launcher
 
     config = load(PretrainConfig, "/dev/null", [*settings, f"output_model_dir={run_dir}"])
-    plan = make_plan(config, 1, launcher.precision(config))
-    pool = plan.memory_forecast(launcher.gpu_bytes()).pools[0]
+    plan = make_plan(config, 1, processors.precision(config))
+    pool = plan.memory_forecast(processors.gpu_bytes()).pools[0]
     uncounted = CUDA_CONTEXT_BYTES if torch.cuda.is_available() else 0  # memory_bytes is torch's own count
     return {
         "parameters": plan.shape.num_parameters(),

@@ -32,9 +32,9 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import loopback
 from zerokara.training import trainer, worker
 from zerokara.training.loop import StepRecord
-from zerokara.training.planning import run_folder
+from zerokara.training.planning import processors, run_folder
 from zerokara.training.planning.run_plan import PLAN_NAME, make_plan
-from zerokara.training.processes import launcher, rendezvous
+from zerokara.training.processes import rendezvous
 
 FIRST_STEP, NUM_STEPS = 4, 2
 NUM_KERNELS = 15
@@ -47,7 +47,7 @@ def main() -> None:
     report, options = Path(sys.argv[1]), sys.argv[2:]
     settings = [value for option, value in itertools.pairwise(options) if option == "--set"]
     config = load(PretrainConfig, "/dev/null", settings)
-    plan = make_plan(config, 1, launcher.precision(config))
+    plan = make_plan(config, 1, processors.precision(config))
     run_folder.claim(plan)
     on_gpu = torch.cuda.is_available()
     os.environ.update(loopback.environment() | ({} if on_gpu else {"DS_ACCELERATOR": "cpu"}))
@@ -70,7 +70,7 @@ def main() -> None:
 
     trainer.train_step = profiled
     with rendezvous.held() as variables:
-        os.environ.update(variables | launcher.rank_environment(0, 1))
+        os.environ.update(variables | processors.rank_environment(0, 1))
         sys.exit(worker.main([str(plan.run_dir / PLAN_NAME), "train"]))
 
 

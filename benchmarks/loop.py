@@ -34,9 +34,9 @@ from zerokara.corpus import embedded
 from zerokara.progress import bytes_text, count_text
 from zerokara.training.compute.engine import master_weights, optimizer_state
 from zerokara.training.loop import StepRecord
-from zerokara.training.planning import run_folder
+from zerokara.training.planning import processors, run_folder
 from zerokara.training.planning.run_plan import make_plan
-from zerokara.training.processes import folder_sharing, launcher
+from zerokara.training.processes import folder_sharing
 from zerokara.training.processes.stopping import StopRequest
 from zerokara.training.run import Run, join, open_run
 from zerokara.training.saving import HostCopy
@@ -147,7 +147,7 @@ def train(data: list[str], given: argparse.Namespace, folder: Path) -> Watched:
     )
     tokens = given.steps * settings.global_batch_size * settings.seq_len
     plan = make_plan(settings.model_copy(update={"train_tokens": tokens}), 1, "fp32")
-    os.environ.update(launcher.rank_environment(0, 1))
+    os.environ.update(processors.rank_environment(0, 1))
     run_folder.claim(plan)
     watched = Watched(open_run(plan, join(plan)), StopRequest())
     watched.train()

@@ -53,7 +53,8 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.huggingface import families, weight_rules
 from zerokara.model.shapes import ModelShape
 from zerokara.progress import bytes_text, count_text
-from zerokara.training.processes import joining, launcher
+from zerokara.training.planning import processors
+from zerokara.training.processes import joining
 
 SHAPE = [
     "num_layers=8", "hidden_size=512", "num_attn_heads=8", "num_kv_heads=4", "ffn_hidden_size=1408", "seq_len=512",
@@ -141,7 +142,7 @@ def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]
     settings = task.settings
     if task.device.type == "cpu":
         joining.keep_freed_memory(True)
-    os.environ.update(launcher.rank_environment(0, 1))
+    os.environ.update(processors.rank_environment(0, 1))
     init_process_group(task.device)
     parallel.start(settings.seed)
     model = build(task.shape)
@@ -384,7 +385,7 @@ def make_task(given: argparse.Namespace, folder: Path) -> Task:
     settings = settings.model_copy(
         update={
             "global_batch_size": batch,
-            "precision": launcher.precision(settings),
+            "precision": processors.precision(settings),
             "train_tokens": steps * batch * settings.seq_len,
         }
     )

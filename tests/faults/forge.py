@@ -65,7 +65,6 @@ from zerokara.training.compute.zero import ZeroEngine
 from zerokara.training.planning import processors, run_folder
 from zerokara.training.planning.planned_data import PRETRAINING
 from zerokara.training.planning.run_plan import PLAN_NAME, make_plan
-from zerokara.training.processes import launcher
 
 PACKAGE = str(Path(zerokara.__file__).parent)
 LOADED_LATE = (
@@ -112,12 +111,12 @@ def _work(job: dict[str, Any]) -> None:
         output = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for descriptor in (1, 2):
             os.dup2(output, descriptor)
-        os.environ.update(launcher.rank_environment(0, 1))
+        os.environ.update(processors.rank_environment(0, 1))
         tunes = job["step"] == "finetune"
         loaded = _config(job)
         with armed(job["fault"], job["events"]):
             task = FINETUNING if tunes else PRETRAINING
-            plan = make_plan(loaded, 1, launcher.precision(loaded), task=task)
+            plan = make_plan(loaded, 1, processors.precision(loaded), task=task)
             if job["work"] == ["train"]:
                 run_folder.claim(plan)
                 path = plan.run_dir / PLAN_NAME

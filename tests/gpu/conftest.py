@@ -9,14 +9,14 @@ from engines import join_alone, leave, require_backend
 from gpu_device import BACKEND, DEVICE
 from tiny import python_path, tiny_data, train_runs
 
-from zerokara.training.processes import launcher
+from zerokara.training.planning import processors
 
 __all__ = ["python_path", "tiny_data", "train_runs"]
 
 
 @pytest.fixture(scope="session")
 def lone_environment() -> dict[str, str]:
-    return launcher.rank_environment(0, 1)
+    return processors.rank_environment(0, 1)
 
 
 @pytest.fixture(autouse=True)

@@ -26,9 +26,8 @@ from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import RunError
 from zerokara.training.loop import StepRecord
-from zerokara.training.planning import run_folder
+from zerokara.training.planning import processors, run_folder
 from zerokara.training.planning.run_plan import make_plan
-from zerokara.training.processes import launcher
 from zerokara.training.trainer import Trainer, open_trainer
 
 
@@ -70,7 +69,7 @@ def train(config_path: str, job: dict[str, Any]) -> None:
     stop_at, spoil_at = job.pop("stop_at", None), job.pop("spoil_at", None)
     overrides = [f"{key}={value}" for key, value in job.items()]
     loaded = load(PretrainConfig, config_path, overrides)
-    plan = make_plan(loaded, int(os.environ["WORLD_SIZE"]), launcher.precision(loaded))
+    plan = make_plan(loaded, int(os.environ["WORLD_SIZE"]), processors.precision(loaded))
     if int(os.environ["RANK"]) == 0:
         run_folder.claim(plan)
     with open_trainer(plan) as trainer:

@@ -47,7 +47,7 @@ FLOORS = {
     "progress": 0,
     "resources": 0,
     "markdown": 0,
-    "parent_death_signal": 0,
+    "supervision": 0,
 }
 """Where each room stands; it may import its own floor and those below."""
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import sentencepiece
 
-from zerokara.parent_death_signal import end_with_parent
+from zerokara.supervision import end_with_parent
 
 
 def main(job_path: Path) -> None:

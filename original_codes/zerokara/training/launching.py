@@ -22,7 +22,6 @@ from zerokara.training.planning import preflight, processors, run_folder, run_lo
 from zerokara.training.planning.consumption import table_lines
 from zerokara.training.planning.memory import MemoryForecast
 from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan
-from zerokara.training.processes import launcher
 from zerokara.training.spawning import Commands, processes_text, spawn
 
 TRIAL_SECONDS = 3600.0
@@ -48,8 +47,8 @@ def on_this_machine(plan: RunPlan, redo: bool = False) -> LocalPlan:
     Raises:
         UserError: there are too few GPUs or cores.
     """
-    config, precision, gpu_bytes = plan.requested, launcher.precision(plan.requested), launcher.gpu_bytes()
-    number, counts = launcher.num_processes(config), []
+    config, precision, gpu_bytes = plan.requested, processors.precision(plan.requested), processors.gpu_bytes()
+    number, counts = processors.num_processes(config), []
     if config.num_processes == "auto" and config.tensor_parallel_size == 1 and gpu_bytes is None:
         counts = processors.process_counts(plan.schedule.batch_tokens // plan.nodes)
     micro_batch = 1 if config.micro_batch_size == "auto" else config.micro_batch_size
@@ -146,7 +145,7 @@ def train(
                 meeting.tell("micro_batch", _with_micro_batch(local).resolved.micro_batch)
             plan = run_plan.with_micro_batch(plan, int(meeting.hear_from_first("micro_batch", TRIAL_SECONDS)))
             device = local.memory_forecast.device
-            plan = machines.agreed(plan, launcher.device_rows(plan.processes_per_node)[0][1], device)
+            plan = machines.agreed(plan, processors.device_rows(plan.processes_per_node)[0][1], device)
             claims = machines.claims(plan.run_dir)
             if claims and not machines.is_first:
                 held.enter_context(run_lock.held(plan.requested))
@@ -167,7 +166,7 @@ def show(local: LocalPlan, title: str, lines: Sequence[str]) -> None:
     """Print a plan, and further lines below it."""
     plan = local.plan
     opening(f"{title}: {plan.data.train_prefix} → {plan.run_dir}")
-    devices = launcher.device_rows(plan.processes_per_node)
+    devices = processors.device_rows(plan.processes_per_node)
     for name, value in [*devices, *preflight.plan_rows(plan), *local.memory_forecast.rows()]:
         print(f"  {name:<12}  {value}")
     for line in [*table_lines(plan.resolved, plan.schedule, plan.consumption), *lines]:
@@ -223,7 +222,7 @@ def evaluate(plan: RunPlan, commands: Commands, name: str) -> None:
     plan = on_this_machine(plan).plan
     tokens = count_text(plan.data.num_valid_tokens)
     opening(f"{commands.title}, evaluate: {folder} on {tokens} tokens, {processes_text(plan)}")
-    for _, value in launcher.device_rows(plan.num_processes):
+    for _, value in processors.device_rows(plan.num_processes):
         print(f"  {value}")
     if code := spawn(plan, "evaluate", str(folder)):
         raise RunError(f"the evaluation ended with exit code {code}; the messages above say why")

@@ -14,12 +14,12 @@ from typing import Any
 
 import orjson
 
+from zerokara import supervision
 from zerokara.durable import write_json
 from zerokara.errors import RunError
 from zerokara.progress import bytes_text
 from zerokara.training.planning.memory import MemoryForecast, min_activation_bytes
 from zerokara.training.planning.run_plan import RunPlan, with_micro_batch
-from zerokara.training.processes import supervision
 from zerokara.training.spawning import processes_text, spawn
 
 CPU_TOKENS = 2048

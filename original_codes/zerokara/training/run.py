@@ -27,7 +27,7 @@ from zerokara.training.batch_loader import BatchLoader
 from zerokara.training.compute import optimizers, updater
 from zerokara.training.compute.engine import Engine, load_state, start_from
 from zerokara.training.planning.run_plan import RunPlan
-from zerokara.training.processes import authentication, joining
+from zerokara.training.processes import joining
 from zerokara.training.processes.folder_sharing import SentTensors
 from zerokara.training.processes.joining import Processes
 
@@ -85,7 +85,7 @@ def open_run(plan: RunPlan, processes: Processes, resume_from: Path | None = Non
     model = build_model(plan)
     engine = updater.open_engine(model, config, plan.updater, plan.template, device, has_weights=False)
     joining.set_timeouts()  # of the groups that DeepSpeed has made, too
-    authentication.authenticate(joining.ANSWER_SECONDS)
+    joining.authenticate(joining.ANSWER_SECONDS)
     if resume_from is not None:
         state, weights, moments = _read(resume_from, plan, processes, sent_by)
         if state.optimizer == config.optimizer_name:

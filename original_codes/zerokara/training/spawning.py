@@ -17,14 +17,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from zerokara import supervision
 from zerokara.errors import INTERRUPTED
 from zerokara.model import loopback
 from zerokara.progress import plural
 from zerokara.resources import num_oom_kills
 from zerokara.training.nodes.machines import Machines
+from zerokara.training.planning.processors import process_environment
 from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan
-from zerokara.training.processes import rendezvous, supervision
-from zerokara.training.processes.launcher import process_environment
+from zerokara.training.processes import rendezvous
 
 
 @dataclass(frozen=True)

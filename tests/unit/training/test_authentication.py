@@ -19,16 +19,16 @@ from zerokara.training.processes import rendezvous
 
 PROCESS = """
 import sys, torch.distributed
-from zerokara.training.processes import authentication, rendezvous
+from zerokara.training.processes import joining, rendezvous
 rank = int(sys.argv[1])
 while line := sys.stdin.readline():
     if line == "another\\n":
-        authentication.shared_key = lambda: b"another"
+        joining.shared_key = lambda: b"another"
     if torch.distributed.is_initialized():
         torch.distributed.new_group()
     else:
         torch.distributed.init_process_group("gloo", init_method=rendezvous.init_method(), rank=rank, world_size=2)
-    authentication.authenticate(within_seconds=3)
+    joining.authenticate(within_seconds=3)
     print("proved", flush=True)
 """
 """Makes a group, and proves who it is, for each line that it reads."""

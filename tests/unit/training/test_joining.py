@@ -38,7 +38,7 @@ def test_processes_share_the_cores_on_every_device(device: str, monkeypatch: pyt
     for owner, name in (
         (torch.cuda, "set_device"), (torch.distributed, "new_group"), (torch.distributed, "get_rank"),
         (joining, "init_process_group"), (joining, "require_answers"), (joining, "set_timeouts"),
-        (joining.parallel, "start"), (joining.authentication, "authenticate"),
+        (joining.parallel, "start"), (joining, "authenticate"),
         (joining, "keep_freed_memory"),
     ):  # fmt: skip
         monkeypatch.setattr(owner, name, nothing)

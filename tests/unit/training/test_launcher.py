@@ -13,9 +13,9 @@ import psutil
 import pytest
 from tiny import ROOT
 
+from zerokara import supervision
 from zerokara.training import spawning
 from zerokara.training.nodes import agent
-from zerokara.training.processes import supervision
 
 TRAINER = """
 import os, pathlib, signal, sys, time
@@ -90,7 +90,7 @@ def test_a_killed_process_is_reported_with_the_evidence(
 
 LATE = """
 import atexit
-from zerokara.training.processes import supervision
+from zerokara import supervision
 
 class Late:
     def __del__(self):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from configs import config_of
 
+from zerokara import supervision
 from zerokara.errors import RunError
 from zerokara.model.shapes import ModelShape
 from zerokara.training import micro_batch
@@ -25,7 +26,6 @@ from zerokara.training.micro_batch import (
 )
 from zerokara.training.planning.memory import MemoryForecast
 from zerokara.training.planning.run_plan import RunPlan, make_plan, with_micro_batch
-from zerokara.training.processes import supervision
 
 GB = 10**9
 

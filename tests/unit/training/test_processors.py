@@ -16,7 +16,6 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import Fault, UserError
 from zerokara.training import spawning
 from zerokara.training.planning import processors
-from zerokara.training.processes import launcher
 
 TWO = "GPU 0: NVIDIA H200 (UUID: GPU-1b2c-11)\nGPU 1: NVIDIA L4 (UUID: GPU-9f00-22)\n"
 DIVIDED = "GPU 0: NVIDIA A100 (UUID: GPU-77)\n  MIG 3g.20gb     Device  0: (UUID: MIG-aa-1)\n"
@@ -27,8 +26,7 @@ Machine = Callable[..., None]
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Machine]:
     """Make this a machine whose driver lists `gpus`, with this variable, and a torch for CUDA or for the CPU alone."""
-    for module in (processors, launcher):
-        monkeypatch.setattr(module, "available_cores", lambda: 4)
+    monkeypatch.setattr(processors, "available_cores", lambda: 4)
     monkeypatch.delenv(processors.SHARE_CORES_NAME, raising=False)
 
     def make(gpus: str | None = None, named: str | None = None, cuda: str | None = "13.0") -> None:
@@ -51,6 +49,13 @@ def config(processes: int | str = "auto") -> PretrainConfig:
     return config_of(num_processes=processes, global_batch_size=64, micro_batch_size=1)
 
 
+def check_processes(config: PretrainConfig, seen: int) -> None:
+    """Check the number of processes where torch sees so many GPUs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processors, "_num_gpus", lambda: seen)
+        processors.num_processes(config)
+
+
 def fault_of(check: Callable[..., None], *arguments: object) -> Fault:
     with pytest.raises(UserError) as caught:
         check(*arguments)
@@ -61,7 +66,7 @@ def fault_of(check: Callable[..., None], *arguments: object) -> Fault:
 @pytest.mark.parametrize(("named", "seen"), [("2", 0), ("0,7,8", 1), ("GPU-00", 0), ("1,1", 0)])
 def test_a_gpu_that_is_not_there_is_an_error(machine: Machine, named: str, seen: int) -> None:
     machine(TWO, named)
-    fault = fault_of(processors.check_processes, config(), seen)
+    fault = fault_of(check_processes, config(), seen)
     assert (fault.key, fault.value) == ("CUDA_VISIBLE_DEVICES", named)
     assert fault.rule == f"names {named.count(',') + 1}, of which torch sees {seen}"
     assert "nvidia-smi -L" in fault.remedy and "leave it empty to train on the CPU" in fault.remedy
@@ -69,32 +74,32 @@ def test_a_gpu_that_is_not_there_is_an_error(machine: Machine, named: str, seen:
 
 def test_a_gpu_is_an_error_where_torch_cannot_use_it(machine: Machine) -> None:
     machine(TWO, "0", cuda=None)
-    fault = fault_of(processors.check_processes, config(), 0)
+    fault = fault_of(check_processes, config(), 0)
     assert fault.key == "CUDA_VISIBLE_DEVICES" and "2.13.0" in fault.rule and "setup.sh" in fault.remedy
 
 
 @pytest.mark.parametrize("named", ["", "-1", "NoDevFiles"])
 def test_the_cpu_can_be_asked_for(machine: Machine, named: str) -> None:
     machine(TWO, named)
-    processors.check_processes(config(4), 0)
+    check_processes(config(4), 0)
     assert processors.unused(0) is None
 
 
 def test_more_processes_than_gpus_are_an_error(machine: Machine) -> None:
     machine(TWO)
-    processors.check_processes(config(2), 2)
-    fault = fault_of(processors.check_processes, config(4), 2)
+    check_processes(config(2), 2)
+    fault = fault_of(check_processes, config(4), 2)
     assert (fault.key, fault.value) == ("num_processes", 4)
     assert "at most 2, " in fault.rule and "GPUs" in fault.rule and "2" in fault.remedy
 
 
 def test_more_processes_than_cores_are_an_error(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine()
-    processors.check_processes(config(4), 0)
-    fault = fault_of(processors.check_processes, config(8), 0)
+    check_processes(config(4), 0)
+    fault = fault_of(check_processes, config(8), 0)
     assert (fault.key, fault.value) == ("num_processes", 8) and "at most 4, " in fault.rule and "cores" in fault.rule
     monkeypatch.setenv(processors.SHARE_CORES_NAME, "1")
-    processors.check_processes(config(8), 0)
+    check_processes(config(8), 0)
 
 
 def test_gpus_that_are_not_used_are_told(machine: Machine) -> None:
@@ -111,14 +116,14 @@ def test_gpus_that_are_not_used_are_told(machine: Machine) -> None:
 def test_the_plan_names_the_device(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     machine(NONE)
-    assert launcher.device_rows(2) == [("device", "CPU, 4 cores, 2 threads a process")]
+    assert processors.device_rows(2) == [("device", "CPU, 4 cores, 2 threads a process")]
     machine(TWO)
-    assert [name for name, _ in launcher.device_rows(2)] == ["device", "note"]
+    assert [name for name, _ in processors.device_rows(2)] == ["device", "note"]
     names = ["NVIDIA H200", "NVIDIA H200", "NVIDIA L4"]
     monkeypatch.setattr("torch.cuda.device_count", lambda: len(names))
     monkeypatch.setattr("torch.cuda.get_device_name", names.__getitem__)
-    assert launcher.device_rows(2) == [("device", "GPU, 2 × NVIDIA H200 (1 more not used)")]
-    assert launcher.device_rows(3) == [("device", "GPU, 2 × NVIDIA H200, 1 × NVIDIA L4")]
+    assert processors.device_rows(2) == [("device", "GPU, 2 × NVIDIA H200 (1 more not used)")]
+    assert processors.device_rows(3) == [("device", "GPU, 2 × NVIDIA H200, 1 × NVIDIA L4")]
 
 
 def test_a_torch_for_the_cpu_alone_is_not_imported_to_be_asked(
@@ -126,12 +131,12 @@ def test_a_torch_for_the_cpu_alone_is_not_imported_to_be_asked(
 ) -> None:
     """It would take the launching process a second."""
     asked: list[str] = []
-    monkeypatch.setattr(launcher, "_cuda", lambda: asked.append("asked") or pytest.importorskip("torch").cuda)
+    monkeypatch.setattr(processors, "_cuda", lambda: asked.append("asked") or pytest.importorskip("torch").cuda)
     for cuda, is_asked in ((None, False), ("13.0", True)):
         machine(cuda=cuda, named="")
-        assert launcher.num_processes(config()) == 1 and launcher.gpu_bytes() is None
-        assert launcher.precision(config()) in ("bf16", "fp32")
-        assert launcher.device_rows(1)[0][1].startswith("CPU") and bool(asked) == is_asked
+        assert processors.num_processes(config()) == 1 and processors.gpu_bytes() is None
+        assert processors.precision(config()) in ("bf16", "fp32")
+        assert processors.device_rows(1)[0][1].startswith("CPU") and bool(asked) == is_asked
 
 
 @pytest.fixture

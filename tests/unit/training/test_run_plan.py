@@ -13,7 +13,6 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
 from zerokara.training import launching
 from zerokara.training.planning import processors, run_plan
-from zerokara.training.processes import launcher
 
 
 @pytest.fixture
@@ -48,13 +47,13 @@ def test_more_processes_than_gpus_are_refused(settings, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(processors, "built_for_gpus", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert launcher.num_processes(settings("num_processes=auto")) == 2
+    assert processors.num_processes(settings("num_processes=auto")) == 2
     with pytest.raises(UserError) as caught:
-        launcher.num_processes(settings("num_processes=4", "global_batch_size=32"))
+        processors.num_processes(settings("num_processes=4", "global_batch_size=32"))
     (fault,) = caught.value.faults
     assert (fault.key, fault.value) == ("num_processes", 4) and "2" in fault.remedy
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert launcher.num_processes(settings("num_processes=2")) == 2
+    assert processors.num_processes(settings("num_processes=2")) == 2
 
 
 def test_on_a_cpu_processes_share_the_cores(settings, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
@@ -73,10 +72,10 @@ def test_on_a_cpu_processes_share_the_cores(settings, monkeypatch: pytest.Monkey
 
 
 def test_precision_follows_the_hardware_only_when_asked(settings, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
-    assert launcher.precision(settings("precision=fp32")) == "fp32"
-    assert launcher.precision(settings("precision=bf16")) == "bf16"
+    assert processors.precision(settings("precision=fp32")) == "fp32"
+    assert processors.precision(settings("precision=bf16")) == "bf16"
     given = settings("precision=auto")
-    chosen = launcher.precision(given)
+    chosen = processors.precision(given)
     assert chosen in ("bf16", "fp32")
     plan = run_plan.make_plan(given, 1, chosen)
     assert (plan.resolved.precision, plan.requested.precision) == (chosen, "auto")

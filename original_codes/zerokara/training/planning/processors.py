@@ -11,15 +11,21 @@ import re
 import runpy
 import shutil
 import subprocess
+from collections import Counter
 from functools import cache
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import psutil
 
 from zerokara.config.machine import MachineSettings
 from zerokara.errors import Fault, UserError
+from zerokara.progress import plural
 from zerokara.resources import available_cores
+from zerokara.supervision import PARENT_NAME
+from zerokara.training.planning.schedule import STARTED_NAME
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 SHARE_CORES_NAME = "ZEROKARA_SHARE_CORES"
@@ -41,12 +47,13 @@ def named_gpus() -> list[str] | None:
     return list(takewhile(lambda name: name not in ("", "-1", "NoDevFiles"), map(str.strip, text.split(","))))
 
 
-def check_processes(config: MachineSettings, seen: int) -> None:
-    """Check that torch sees the GPUs that are named, and that there are as many GPUs, or cores, as processes.
+def num_processes(config: MachineSettings) -> int:
+    """Processes to start: the configured number, or one for each GPU that torch sees, or at least one on a CPU.
 
     Raises:
-        UserError: there are too few.
+        UserError: more are configured than there are GPUs or cores; or torch does not see a GPU that is named.
     """
+    seen = _num_gpus()
     named = named_gpus() or []
     if seen < len(named):
         rule = f"names {len(named)}, of which torch sees {seen}"
@@ -64,6 +71,37 @@ def check_processes(config: MachineSettings, seen: int) -> None:
     may_share = not seen and os.environ.get(SHARE_CORES_NAME)
     if config.num_processes != "auto" and config.num_processes > most and not may_share:
         raise UserError(config.fault("num_processes", f"must be at most {most}, the number of {what}", remedy))
+    return max(1, seen) if config.num_processes == "auto" else config.num_processes
+
+
+def precision(config: MachineSettings) -> Literal["bf16", "fp32"]:
+    """The configured precision; for ``auto`` bf16 where the device computes in it, fp32 where it would emulate it."""
+    if config.precision != "auto":
+        return config.precision
+    if _num_gpus():
+        return "bf16" if _cuda().is_bf16_supported(including_emulation=False) else "fp32"
+    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    return "bf16" if "amx_bf16" in flags or "avx512_bf16" in flags else "fp32"
+
+
+def gpu_bytes() -> int | None:
+    """Memory of the smallest GPU; None if torch sees none."""
+    properties = [_cuda().get_device_properties(index) for index in range(_num_gpus())]
+    return min((each.total_memory for each in properties), default=None)
+
+
+def device_rows(num_processes: int) -> list[tuple[str, str]]:
+    """The devices of the training processes, as rows of the plan; with a note if they may not be the ones intended."""
+    num_gpus = _num_gpus()
+    if num_gpus:
+        names = Counter(_cuda().get_device_name(index) for index in range(num_processes))
+        device = "GPU, " + ", ".join(f"{number} × {name}" for name, number in names.items())
+        device += f" ({num_gpus - num_processes} more not used)" if num_gpus > num_processes else ""
+    else:
+        num_cores, num_threads = plural(available_cores(), "core"), plural(threads(num_processes), "thread")
+        device = f"CPU, {num_cores}, {num_threads} a process"
+    note = unused(num_gpus)
+    return [("device", device), *([("note", note)] if note else [])]
 
 
 def unused(seen: int) -> str | None:
@@ -107,6 +145,35 @@ def cpu_environment(num_processes: int) -> dict[str, str]:
     """
     wanted = {_THREADS_NAME: str(threads(num_processes)), "OMP_WAIT_POLICY": "PASSIVE"}
     return {name: os.environ.get(name) or value for name, value in wanted.items()}
+
+
+def process_environment(processes: int) -> dict[str, str]:
+    """What each of this machine's training processes finds in its environment, beside what was there."""
+    environment = {STARTED_NAME: str(psutil.Process().create_time()), PARENT_NAME: str(os.getpid())}
+    environment["PYTHONSAFEPATH"] = "1"  # a file of the current folder is not imported as a package of the same name
+    if not _num_gpus():
+        return environment | {"DS_ACCELERATOR": "cpu", VARIABLE: "", **cpu_environment(processes)}
+    named = named_gpus()
+    devices = named[:processes] if named else [str(number) for number in range(processes)]
+    return environment | {VARIABLE: ",".join(devices)}
+
+
+def rank_environment(rank: int, num_processes: int) -> dict[str, str]:
+    """Environment of a process among those of one node, as torchrun has it."""
+    size = str(num_processes)
+    return {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+
+
+def _cuda() -> Any:
+    """torch.cuda. Importing torch takes about a second, and happens only after the configuration was checked."""
+    import torch
+
+    return torch.cuda
+
+
+def _num_gpus() -> int:
+    """GPUs that torch sees; one that was built for the CPU alone need not be imported for it."""
+    return _cuda().device_count() if built_for_gpus() else 0
 
 
 def _given_threads() -> int:

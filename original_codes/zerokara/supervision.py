@@ -1,9 +1,10 @@
-"""How training processes begin and end, for the launching process and for themselves: exit codes, signals. No torch."""
+"""How child processes begin and end, for the parent and for themselves: exit codes, signals. Without torch."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import importlib
 import os
 import signal
@@ -14,7 +15,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from zerokara.parent_death_signal import end_with_parent
 from zerokara.resources import num_oom_kills
 
 PARENT_NAME = "ZEROKARA_LAUNCHER"
@@ -23,6 +23,20 @@ OUT_OF_MEMORY = 12
 """Exit code of a training process that ran out of memory and reported it (ENOMEM)."""
 LOST_CONNECTION = 13
 """Exit code of a training process that lost the others: it can do nothing for it."""
+_PR_SET_PDEATHSIG = 1
+"""Source: linux/prctl.h."""
+
+
+def end_with_parent(parent_pid: int, number: int = signal.SIGKILL) -> None:
+    """Ask for signal `number` when the parent, whose process id is `parent_pid`, dies; call it first in the child.
+
+    However it dies (`kill -9` as well): see prctl(2). Elsewhere than on Linux the child ends when its work does.
+    """
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent_pid:  # It died before the request.
+        os._exit(1)
 
 
 def forked(module: str, *arguments: str) -> NoReturn:
