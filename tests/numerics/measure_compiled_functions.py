@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch._inductor.compile_fx  # before the fork
 import torch.distributed
+from engines import open_with_weights
 from forked import answers
 from grouped import plain_grouped_mm
 from torch._dynamo.utils import counters
@@ -38,7 +39,7 @@ def train(config: PretrainConfig, compiled: bool) -> dict[str, Any]:
         shape, seed=1, activation_checkpointing=config.activation_checkpointing, routing=Routing.from_config(config)
     )
     chosen = updater.choose(config.zero_stage, config.optimizer, config.offload, parallel.data_size())
-    engine = updater.open_engine(model, config, chosen, {}, torch.device("cpu"))
+    engine = open_with_weights(model, config, chosen, {}, torch.device("cpu"))
     calls: dict[str, int] = {}
     errors: list[str] = []
     if compiled:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch._inductor.compile_fx  # which torch.optim and DeepSpeed load when they are first used
 import torch.distributed
+from engines import open_with_weights
 from forked import answers
 
 from zerokara.config.loading import load
@@ -59,7 +60,7 @@ def train(config: PretrainConfig) -> dict[str, int]:
     first_layer = next(iter(model.all_layers()))
     chosen = updater.choose(config.zero_stage, config.optimizer, config.offload, parallel.data_size())
     template = load_template(template_path(config.deepspeed_template))
-    engine = updater.open_engine(model, config, chosen, template, torch.device("cpu"))
+    engine = open_with_weights(model, config, chosen, template, torch.device("cpu"))
     del model
     within, between = [0], [0]
 

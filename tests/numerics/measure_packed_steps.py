@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch._inductor.compile_fx  # which torch.optim and DeepSpeed load when they are first used
 import torch.distributed
+from engines import open_with_weights
 from forked import answers
 
 from zerokara.config.data import packed
@@ -56,7 +57,7 @@ def train(config: PretrainConfig, folder: Path, own_tokens: bool) -> dict[str, A
     model = build(shape, seed=1, routing=Routing.from_config(config))
     chosen = updater.choose(config.zero_stage, config.optimizer, config.offload, parallel.data_size())
     template = load_template(template_path(config.deepspeed_template))
-    engine = updater.open_engine(model, config, chosen, template, torch.device("cpu"))
+    engine = open_with_weights(model, config, chosen, template, torch.device("cpu"))
     data = ExampleData(folder / ("pairs" if both else "conversations"), lengths, both, PAD, seed=3)
     layout = BatchLayout(config.global_batch_size, config.micro_batch, parallel.data_size())
     objective = Pairs(lengths, PAD if both else None)

@@ -79,7 +79,7 @@ def start(config: PretrainConfig) -> dict[str, Any]:
     before, begun = resident(), time.monotonic()
     with Draws() as draws:
         cpu = torch.device("cpu")
-        engine = updater.open_engine(build(shape, seed=None), config, chosen, template, cpu, has_weights=False)
+        engine = updater.open_engine(build(shape, seed=None), config, chosen, template, cpu)
         start_from(engine, initial_weights.drawn_by_all(shape, SEED, cpu))
     found = {"seconds": time.monotonic() - begun, "peak": resident("VmHWM") - before, "held": resident() - before}
     digest = digest_of(engine, is_whole=config.zero_stage < 3 and config.tensor_parallel_size == 1)

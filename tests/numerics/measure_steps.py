@@ -17,6 +17,7 @@ import flash
 import torch
 import torch._inductor.compile_fx  # which torch.optim and DeepSpeed load when they are first used
 import torch.distributed
+from engines import open_with_weights
 from forked import answers
 from grouped import plain_grouped_mm
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -97,7 +98,7 @@ def watch(config: PretrainConfig) -> dict[str, Any]:
     model = build(ModelShape.from_config(config, VOCABULARY), seed=1, routing=Routing.from_config(config))
     chosen = updater.choose(config.zero_stage, config.optimizer, config.offload, parallel.data_size())
     template = load_template(template_path(config.deepspeed_template))
-    engine = updater.open_engine(model, config, chosen, template, torch.device("cpu"))
+    engine = open_with_weights(model, config, chosen, template, torch.device("cpu"))
     generator = torch.Generator().manual_seed(parallel.data_rank())
     guard = StepGuard(config.spike_sigmas, config.max_skipped_steps)
     processes = Processes(torch.device("cpu"), torch.distributed.get_rank())

@@ -83,7 +83,7 @@ def open_run(plan: RunPlan, processes: Processes, resume_from: Path | None = Non
     """
     config, device, log = plan.resolved, processes.device, processes.log
     model = build_model(plan)
-    engine = updater.open_engine(model, config, plan.updater, plan.template, device, has_weights=False)
+    engine = updater.open_engine(model, config, plan.updater, plan.template, device)
     joining.set_timeouts()  # of the groups that DeepSpeed has made, too
     joining.authenticate(joining.ANSWER_SECONDS)
     if resume_from is not None:

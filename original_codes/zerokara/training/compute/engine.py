@@ -85,16 +85,10 @@ def read_once(norm: Tensor, numbers: Tensor | None) -> tuple[float, list[float]]
     return value, others
 
 
-def take_weights(model: Model, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
-    """Take the weights out of `model`, and give it others of `dtype` on `device`, which are undefined.
-
-    On a CPU neither costs memory where nothing was written: the system gives a page when it is first written to.
-    """
-    taken = {}
-    for name, parameter in model.named_parameters():
-        taken[name] = parameter.detach()
+def place(model: Model, dtype: torch.dtype, device: torch.device) -> None:
+    """Give `model` undefined weights of `dtype` on `device`, without a copy of those it has."""
+    for parameter in model.parameters():
         parameter.data = torch.empty(parameter.shape, dtype=dtype, device=device)
-    return taken
 
 
 def start_from(engine: Engine, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -102,13 +96,9 @@ def start_from(engine: Engine, weights: Iterable[tuple[str, Tensor]]) -> None:
 
     Streams tensors: peak extra memory is one tensor.
     """
-    written = set()
     for name, whole in weights:
         engine.write(name, None, engine.model.sharding.local(name, whole))
-        written.add(name)
         del whole
-    missing = engine.model.shape.parameter_shapes().keys() - written
-    assert not missing, f"no weights for {sorted(missing)}"
     engine.sync_from_master(num_updates=0)
 
 
@@ -119,7 +109,6 @@ def load_state(
 
     All tensors are unsharded. Without its state the optimizer restarts, and `num_updates` is 0.
     """
-    assert optimizer_state or not num_updates, "an optimizer without its state has made no updates"
     local = engine.model.sharding.local
     for name, keys in _names_and_keys(engine):
         engine.write(name, None, local(name, weights[name]))

@@ -4,8 +4,6 @@ Gradients are accumulated in fp32 over micro batches in one flat buffer, summed 
 clipped; then every rank updates the tensors that it owns. At stage 0 every rank owns all of them. At stage 1 each
 tensor has one owner, which alone keeps its fp32 master weights and its optimizer state, and broadcasts the updated
 weights. In bf16 the master weights are rounded into those of the computation; in fp32 they are the same tensors.
-
-The price, beside DeepSpeed's ZeRO: the all-reduce of the gradients does not overlap with the backward pass.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.model import parallel
 from zerokara.model.builder import Model
 from zerokara.training.compute import optimizers, torch_optimizers
-from zerokara.training.compute.engine import Accept, read_once, take_weights, weigh_auxiliary_losses
+from zerokara.training.compute.engine import Accept, place, read_once, weigh_auxiliary_losses
 
 CHUNK = 2**26
 """Numbers in one all-reduce: gloo needs as much memory again."""
@@ -33,12 +31,12 @@ class ReplicatedEngine:
 
     num_updates = 0
 
-    def __init__(self, model: Model, config: TrainingSettings, device: torch.device, has_weights: bool):
-        """See `updater.open_engine`. In bf16 the owners of the weights keep those of `model` as master weights."""
+    def __init__(self, model: Model, config: TrainingSettings, device: torch.device):
+        """See `updater.open_engine`."""
         self.model, self._clipping = model, config.gradient_clipping
         self.optimizer_name: str = config.optimizer_name
         self._device, in_bf16 = device, config.precision == "bf16"
-        weights = take_weights(model, torch.bfloat16 if in_bf16 else torch.float32, device)
+        place(model, torch.bfloat16 if in_bf16 else torch.float32, device)
         model.to(device)
         if in_bf16:
             model.bfloat16()
@@ -56,27 +54,18 @@ class ReplicatedEngine:
             if self._owners[name] in (None, parallel.data_rank())
         }
         self._flat = torch.zeros(sum(sizes.values()), dtype=torch.float32, device=device)
-        self._gradients = self._gradients_in_flat()
+        self._gradients: dict[str, Tensor] = {}
+        """Each parameter's part of the flat buffer, to which backward passes add."""
+        for (name, weight), part in zip(self._weights.items(), self._flat.split(list(sizes.values())), strict=True):
+            self._gradients[name] = gradient = part.view_as(weight)
+            if in_bf16:
+                weight.register_post_accumulate_grad_hook(_adding_to(gradient))
+            else:
+                weight.grad = gradient  # torch adds to a gradient that is there in place
+            if name in self._masters:
+                self._masters[name].grad = gradient
         self._optimizers = torch_optimizers.build(config, self._masters, model.shape)
         torch_optimizers.make_state(config.optimizer_name, self._optimizers, self._masters)
-        if has_weights:
-            for name, weight in weights.items():
-                self.write(name, None, weight)
-            self.sync_from_master(num_updates=0)
-
-    def _gradients_in_flat(self) -> dict[str, Tensor]:
-        """Each parameter's part of the flat buffer, to which backward passes add."""
-        gradients = {}
-        parts = self._flat.split([weight.numel() for weight in self._weights.values()])
-        for (name, weight), part in zip(self._weights.items(), parts, strict=True):
-            gradients[name] = gradient = part.view_as(weight)
-            if weight.dtype == torch.float32:
-                weight.grad = gradient  # torch adds to a gradient that is there in place
-            else:
-                weight.register_post_accumulate_grad_hook(_adding_to(gradient))
-        for name, master in self._masters.items():
-            master.grad = gradients[name]
-        return gradients
 
     def accumulate(
         self, batch: Sequence[Tensor], global_tokens: float, global_sequences: float | None = None
@@ -89,7 +78,13 @@ class ReplicatedEngine:
     def update(self, learning_rate: float, numbers: Tensor | None = None, accept: Accept = lambda _: True) -> float:
         for chunk in self._flat.split(CHUNK):
             torch.distributed.all_reduce(chunk, group=parallel.data_group())
-        norm = self._norm()
+        # What tensor-parallel ranks replicate counts once.
+        counts_all, is_replicated = parallel.tensor_rank() == 0, self.model.sharding.is_replicated
+        norm = get_total_norm([part for name, part in self._gradients.items() if counts_all or not is_replicated(name)])
+        if parallel.tensor_size() > 1:
+            square = norm.square()
+            torch.distributed.all_reduce(square, group=parallel.tensor_group())
+            norm = square.sqrt()
         norm_value, values = read_once(norm, numbers)
         if accept(values) and math.isfinite(norm_value):
             if self._clipping:
@@ -102,29 +97,14 @@ class ReplicatedEngine:
         self._flat.zero_()
         return norm_value
 
-    def _norm(self) -> Tensor:
-        """The gradient norm over all parameters; what tensor-parallel ranks replicate counts once."""
-        counted = [
-            gradient
-            for name, gradient in self._gradients.items()
-            if parallel.tensor_rank() == 0 or not self.model.sharding.is_replicated(name)
-        ]
-        norm = get_total_norm(counted)
-        if parallel.tensor_size() == 1:
-            return norm
-        square = norm.square()
-        torch.distributed.all_reduce(square, group=parallel.tensor_group())
-        return square.sqrt()
-
     def read(self, name: str, key: str | None) -> Tensor:
-        owner = self._owners[name]
         if name in self._masters:
             local = self._local(name, key)
         else:
             shape = tuple(self._weights[name].shape)
             shape = shape if key is None else optimizers.state_shapes(self.optimizer_name, name, shape)[key]
             local = torch.empty(shape, dtype=torch.float32, device=self._device)
-        if owner is not None:
+        if (owner := self._owners[name]) is not None:
             torch.distributed.broadcast(local, group=parallel.data_group(), group_src=owner)
         return local
 

@@ -6,24 +6,22 @@ square of one of AdamW's, so that AdamW's learning rate and weight decay serve b
 
     M ← μ·M + G          O = orthogonal(G + μ·M)          W ← W − lr·(0.2·√max(R, C)·O + weight_decay·W)
 
-Why not an existing one: torch.optim.Muon (2.13) rounds to bf16 whatever the dtype of the weights, so that fp32 runs on
-one process and on two diverge, and does not split `linear_qkv`; DeepSpeed's (0.19.8) clips after the orthogonalization.
-
 Adafactor without a first moment (Shazeer and Stern, 2018, algorithm 6), with a learning rate from outside. For a
 gradient G of weights W, with β = 1 − t^−0.8 at update t:
 
     V ← β·V + (1 − β)·(G² + ε1), of a matrix only the means of its rows and of its columns
     U = G / √V        U ← U / max(1, RMS(U) / d)        W ← W − α·U − α·weight_decay·W, α = lr · max(ε2, RMS(W))
 
-Why not an existing one: in those of transformers (5.23) and torch (2.13) the host waits for the device at each tensor.
+Why no library's: docs/decisions.md.
 
 Shape suffixes: R rows, C columns.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -45,7 +43,7 @@ RMS_OF_ADAMW = 0.2
 DECAY, CLIPPING, EPSILONS = -0.8, 1.0, (1e-30, 1e-3)
 """Adafactor's exponent of t, d, and (ε1, ε2): the paper's."""
 CHUNK = 2**25
-"""Numbers of the tensors that Adafactor updates together: as many are held once more meanwhile."""
+"""Numbers of the tensors that Adafactor updates together, roughly: as many are held once more meanwhile."""
 
 
 def build(
@@ -84,10 +82,9 @@ def make_state(optimizer: str, made: Mapping[Algorithm, torch.optim.Optimizer], 
             key: torch.zeros(of_key, dtype=torch.float32, device=tensor.device)
             for key, of_key in optimizers.state_shapes(optimizer, name, shape).items()
         }
-        if algorithm == "adamw":
-            state["step"] = torch.zeros((), dtype=torch.float32, device=tensor.device)
-        elif algorithm == "adafactor":
-            state["step"] = 0
+        if algorithm != "muon":
+            device = tensor.device if algorithm == "adamw" else "cpu"  # Adafactor's is read by the host
+            state["step"] = torch.zeros((), dtype=torch.float32, device=device)
         made[algorithm].state[tensor] = state
 
 
@@ -101,9 +98,7 @@ def set_count(made: Mapping[Algorithm, torch.optim.Optimizer], num_updates: int)
     """Set the number of updates that the optimizers have made, which the bias correction of AdamW needs."""
     for one in made.values():
         for state in one.state.values():
-            if isinstance(state.get("step"), int):
-                state["step"] = num_updates
-            elif "step" in state:
+            if "step" in state:
                 state["step"].fill_(num_updates)
 
 
@@ -128,17 +123,13 @@ class Muon(torch.optim.Optimizer):
         """Update the parameters from their gradients."""
         for group in self.param_groups:
             for parameter in group["params"]:
-                state = self.state[parameter]
-                if not state:
-                    state["momentum_buffer"] = torch.zeros_like(parameter)
-                momentum_RC = state["momentum_buffer"]
+                momentum_RC = self.state[parameter]["momentum_buffer"]
                 momentum_RC.mul_(group["momentum"]).add_(parameter.grad)
                 direction_RC = parameter.grad.add(momentum_RC, alpha=group["momentum"])
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                blocks = self._blocks.get(parameter, ())
-                directions = direction_RC.unbind() if parameter.dim() == 3 else (direction_RC,)
-                matrices = parameter.unbind() if parameter.dim() == 3 else (parameter,)
-                for matrix_RC, towards_RC in zip(matrices, directions, strict=True):
+                blocks, shape_RC = self._blocks.get(parameter, ()), parameter.shape[-2:]
+                matrices = zip(parameter.view(-1, *shape_RC), direction_RC.view(-1, *shape_RC), strict=True)
+                for matrix_RC, towards_RC in matrices:
                     if not blocks:
                         matrix_RC.add_(self._scaled(towards_RC), alpha=-group["lr"])
                     for rows in blocks:
@@ -172,7 +163,9 @@ class Adafactor(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Update the parameters from their gradients."""
         for group in self.param_groups:
-            for parameters in _chunks([each for each in group["params"] if each.grad is not None]):
+            ends = zip(group["params"], itertools.accumulate(each.numel() for each in group["params"]), strict=True)
+            for _, chunk in itertools.groupby(ends, key=lambda tensor_and_end: tensor_and_end[1] // CHUNK):
+                parameters = [parameter for parameter, _ in chunk]
                 directions = [self._direction(each) for each in parameters]
                 clips = (_root_mean_squares(directions) / CLIPPING).clamp(min=1.0)
                 rates = group["lr"] * _root_mean_squares(parameters).clamp(min=EPSILONS[1])
@@ -200,14 +193,3 @@ class Adafactor(torch.optim.Optimizer):
 def _root_mean_squares(tensors: list[Tensor]) -> Tensor:
     norms = torch._foreach_norm(tensors)
     return torch.stack(torch._foreach_div(norms, [math.sqrt(each.numel()) for each in tensors]))
-
-
-def _chunks(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    chunk: list[Tensor] = []
-    for parameter in parameters:
-        if chunk and sum(each.numel() for each in chunk) + parameter.numel() > CHUNK:
-            yield chunk
-            chunk = []
-        chunk.append(parameter)
-    if chunk:
-        yield chunk

@@ -1,10 +1,7 @@
 """Which engine updates the weights of a run, and the settings of DeepSpeed where it is DeepSpeed's.
 
 `replicated.ReplicatedEngine` (ours) serves ZeRO stage 0, stage 1 of a lone data-parallel rank, and Adafactor and Muon;
-`zero.ZeroEngine` (DeepSpeed's) serves AdamW at all other stages, and every offload. Why two: DeepSpeed's stage 0
-accumulates bf16 gradients in bf16 and takes twice as long, and its stages 1 to 3 cut a flat buffer of parameters
-anywhere, so that no matrix keeps the rows and columns that Adafactor and Muon need. A lone rank at stage 1 has nothing
-to shard, and DeepSpeed's copies of the gradients took a tenth of a step of 40M parameters on two cores.
+`zero.ZeroEngine` (DeepSpeed's) serves AdamW at all other stages, and every offload; docs/decisions.md says why.
 
 DeepSpeed gets the settings that our configuration owns, and the user's template for all others. Without torch or
 deepspeed on import: a plan names the engine, and checks the template, before anything heavy is loaded.
@@ -41,7 +38,6 @@ _OWNED = {
     "zero_optimization.offload_param.device": "offload",
     "bf16.enabled": "precision",
     "fp16": "precision",
-    "fp16.enabled": "precision",
     "optimizer": "lr and adam_*",
     "scheduler": "lr_schedule",
     "data_types.grad_accum_dtype": "precision",
@@ -68,22 +64,16 @@ def open_engine(
     updater: UpdaterName,
     template: dict[str, Any],
     device: torch.device,
-    has_weights: bool = True,
 ) -> Engine:
-    """Hand `model`, whose weights must be fp32, to an engine; its weights become the master weights unrounded.
-
-    Without `has_weights` those of the model are undefined, and so are the engine's until `engine.start_from` or
-    `engine.load_state` sets them.
-    """
+    """Hand `model` to an engine; all weights are undefined until `engine.start_from` or `engine.load_state`."""
     if updater == "replicated":
         from zerokara.training.compute.replicated import ReplicatedEngine
 
-        return ReplicatedEngine(model, config, device, has_weights)
+        return ReplicatedEngine(model, config, device)
     from zerokara.model import parallel
     from zerokara.training.compute.zero import ZeroEngine  # DeepSpeed takes seconds to import
 
-    settings = settings_for(config, parallel.data_size(), template, device.type)
-    return ZeroEngine(model, config, settings, device, has_weights)
+    return ZeroEngine(model, config, settings_for(config, parallel.data_size(), template, device.type), device)
 
 
 def plan_lines(
@@ -113,10 +103,9 @@ def plan_lines(
                 f"gathering of each step crosses machines ({HIERARCHY_KEY}: 1 in {template_name} switches it off)"
             )
         return
-    if zero_stage and data_parallel_size > 1:
-        sharding = f"optimizer state sharded by tensor over {data_parallel_size} ranks"
-    else:
-        sharding = "nothing sharded" if data_parallel_size > 1 else "one data-parallel rank has nothing to shard"
+    sharding = f"optimizer state sharded by tensor over {data_parallel_size} ranks" if zero_stage else "nothing sharded"
+    if data_parallel_size == 1:
+        sharding = "one data-parallel rank has nothing to shard"
     yield f"zerokara's own, not DeepSpeed's ZeRO: {sharding}"
     if template:
         yield f"so {template_name} has no effect on this run ({', '.join(template)})"

@@ -31,7 +31,7 @@ from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.model import parallel
 from zerokara.model.builder import Model
 from zerokara.training.compute import torch_optimizers
-from zerokara.training.compute.engine import Accept, read_once, take_weights, weigh_auxiliary_losses
+from zerokara.training.compute.engine import Accept, place, read_once, weigh_auxiliary_losses
 
 _MASTERS = (
     "fp32_partitioned_groups_flat",  # stage 3: runtime/zero/stage3.py
@@ -44,11 +44,18 @@ _MASTERS = (
 class ZeroEngine:
     """An `engine.Engine`: AdamW under DeepSpeed's ZeRO."""
 
-    def __init__(
-        self, model: Model, config: TrainingSettings, settings: dict[str, Any], device: torch.device, has_weights: bool
-    ):
+    def __init__(self, model: Model, config: TrainingSettings, settings: dict[str, Any], device: torch.device):
         """See `updater.open_engine`; `settings` are DeepSpeed's. The process groups must exist."""
-        _attach_to_process_groups()
+        deepspeed.logger.setLevel(logging.ERROR)
+        # torch 2.13 renames collectives that DeepSpeed 0.19.8 still calls by their old names; nobody here can act on it
+        warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+        # deepspeed/comm/torch.py, build_shm_op, asks which C++ operators could be built. Finding out calls compilers
+        # and queries GPUs, and on a CPU with a compiler it would then build one while the run waits; none is used here.
+        deepspeed.ops.__compatible_ops__ = {}
+        # utils/groups.py keeps the processes of hierarchical partitioning for good: those of an engine before this one.
+        deepspeed.utils.groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
+        backend = torch.distributed.get_backend()
+        deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
         self.model = model
         self.optimizer_name: str = config.optimizer_name
         self._device, self._is_stage_3 = device, config.zero_stage == 3
@@ -56,9 +63,8 @@ class ZeroEngine:
         self._ranks = float(parallel.data_size())
         self._micro_batches = settings["gradient_accumulation_steps"]
         self._is_within_step = False
-        # DeepSpeed makes its master weights from rounded ones: ours are written afterwards, as they are.
         dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
-        weights = take_weights(model, dtype, torch.device("cpu") if self._is_stage_3 else device)
+        place(model, dtype, torch.device("cpu") if self._is_stage_3 else device)
         made = torch_optimizers.build(config, dict(model.named_parameters()), model.shape)
         self._adam = made["adamw"]
         # runtime/bf16_optimizer.py narrates its memory on stdout whatever the log level is.
@@ -75,19 +81,12 @@ class ZeroEngine:
         weigh_auxiliary_losses(model, device, 0, math.inf)  # the compiler looks at where the weight is
         self._parameters = dict(model.named_parameters())
         masters = next(getattr(self._wrapper, name) for name in _MASTERS if hasattr(self._wrapper, name))
-        computing, accumulating = self.module.get_data_types()
-        others = [accumulating, self.module.communication_data_type, *(master.dtype for master in masters)]
-        assert computing == dtype and {*others} == {torch.float32}, f"DeepSpeed's precision: {computing}, {others}"
         self._read_norm_once()
         # AdamW would make its state in the first update, too late to load a checkpoint's.
         numbered = {str(number): master for number, master in enumerate(masters)}
         torch_optimizers.make_state(config.optimizer_name, made, numbered)
         if hasattr(self._wrapper, "_lazy_init_hp_params_optimizer_state"):
             self._wrapper._lazy_init_hp_params_optimizer_state()
-        if has_weights:
-            for name, weight in weights.items():
-                self.write(name, None, weight)
-            self.sync_from_master(num_updates=0)
 
     @property
     def num_updates(self) -> int:
@@ -146,7 +145,6 @@ class ZeroEngine:
     def read(self, name: str, key: str | None) -> Tensor:
         parameter = self._parameters[name]
         found = safe_get_full_optimizer_state(parameter, key) if key else safe_get_full_fp32_param(parameter)
-        assert found is not None, f"{name}: DeepSpeed gives no {key or 'weights'}"
         shape = getattr(parameter, "ds_shape", parameter.shape)  # under ZeRO 3 a parameter at rest is empty
         return found.detach().view(shape).to(torch.float32)
 
@@ -198,17 +196,3 @@ def _partition(model: Model, settings: dict[str, Any], device: torch.device, dty
         pin_memory=offload.get("pin_memory", True),  # DeepSpeed's default
     )
     model.to(device)  # its buffers
-
-
-def _attach_to_process_groups() -> None:
-    """Let DeepSpeed use the process groups that exist."""
-    deepspeed.logger.setLevel(logging.ERROR)
-    # torch 2.13 renames collectives that DeepSpeed 0.19.8 still calls by their old names; nobody here can act on it.
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
-    # deepspeed/comm/torch.py, build_shm_op, asks which C++ operators could be built. Finding out calls compilers and
-    # queries GPUs, and on a CPU with a compiler it would then build one while the run waits; none is used here.
-    deepspeed.ops.__compatible_ops__ = {}
-    # utils/groups.py keeps the processes of hierarchical partitioning for good: those of an engine before this one.
-    deepspeed.utils.groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
-    backend = torch.distributed.get_backend()
-    deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
