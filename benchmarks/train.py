@@ -132,12 +132,12 @@ def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]
     from zerokara.model import compilation, parallel
     from zerokara.model.builder import build
     from zerokara.samples.objective import Batch, Causal
-    from zerokara.training.batch_loader import BatchLoader
     from zerokara.training.compute import updater
     from zerokara.training.guards import StepGuard
     from zerokara.training.loop import train_step
     from zerokara.training.planning.schedule import Schedule
     from zerokara.training.processes.joining import Processes, init_process_group
+    from zerokara.training.run import BatchLoader
 
     settings = task.settings
     if task.device.type == "cpu":

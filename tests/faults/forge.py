@@ -59,12 +59,11 @@ from zerokara.errors import UserError
 from zerokara.finetuning import worker as finetuning_worker
 from zerokara.finetuning.task import FINETUNING, prepared
 from zerokara.samples.batches import Batches
-from zerokara.training import batch_loader, evaluation, loop, run, saving, trainer, worker
+from zerokara.training import evaluation, loop, run, saving, trainer, worker
 from zerokara.training.compute.replicated import ReplicatedEngine
 from zerokara.training.compute.zero import ZeroEngine
 from zerokara.training.planning import processors, run_folder
-from zerokara.training.planning.planned_data import PRETRAINING
-from zerokara.training.planning.run_plan import PLAN_NAME, make_plan
+from zerokara.training.planning.run_plan import PLAN_NAME, PRETRAINING, make_plan
 
 PACKAGE = str(Path(zerokara.__file__).parent)
 LOADED_LATE = (
@@ -261,7 +260,7 @@ def _trace_saves(patches: contextlib.ExitStack, fault: dict[str, Any]) -> None:
 def _spoil_losses(patches: contextlib.ExitStack, positions: set[int]) -> None:
     """Let the prediction mask of some sequences be nan on its way into the model."""
     rows: set[bytes] = set()
-    at, as_tensors = Batches.at, batch_loader.as_tensors
+    at, as_tensors = Batches.at, run.as_tensors
 
     def watched(self: Batches, consumed: int) -> Any:
         for at_step, batch in zip(self.layout.positions(consumed, self.rank), at(self, consumed), strict=True):
@@ -279,7 +278,7 @@ def _spoil_losses(patches: contextlib.ExitStack, positions: set[int]) -> None:
         return tensors
 
     _patch(patches, Batches, "at", watched)
-    _patch(patches, batch_loader, "as_tensors", spoilt)
+    _patch(patches, run, "as_tensors", spoilt)
 
 
 def _spoil_gradients(patches: contextlib.ExitStack, steps: set[int]) -> None:

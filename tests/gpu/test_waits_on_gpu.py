@@ -24,11 +24,11 @@ from zerokara.model import compilation, loss
 from zerokara.model.builder import build
 from zerokara.model.experts import Routing
 from zerokara.model.shapes import ModelShape
-from zerokara.training.batch_loader import StepBatches
 from zerokara.training.compute import engine, replicated, zero
 from zerokara.training.guards import StepGuard
 from zerokara.training.loop import train_step
 from zerokara.training.processes.joining import Processes
+from zerokara.training.run import StepBatches
 
 pytestmark = pytest.mark.gpu
 

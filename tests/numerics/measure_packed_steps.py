@@ -29,13 +29,13 @@ from zerokara.model.shapes import ModelShape
 from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.samples.example_data import ExampleData
 from zerokara.samples.pairs import Pairs
-from zerokara.training.batch_loader import StepBatches, as_tensors
 from zerokara.training.compute import updater, zero  # noqa: F401  # DeepSpeed, once for all processes
 from zerokara.training.compute.updater import load_template
 from zerokara.training.guards import StepGuard
 from zerokara.training.loop import train_step
 from zerokara.training.planning.run_plan import template_path
 from zerokara.training.processes.joining import Processes
+from zerokara.training.run import StepBatches, as_tensors
 
 VOCABULARY, PAD, NUM_STEPS = 300, 0, 4
 

@@ -29,13 +29,13 @@ from zerokara.model.builder import build
 from zerokara.model.experts import Routing
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.objective import Causal
-from zerokara.training.batch_loader import StepBatches, as_tensors
 from zerokara.training.compute import updater, zero  # noqa: F401  # DeepSpeed, once for all processes
 from zerokara.training.compute.updater import load_template
 from zerokara.training.guards import StepGuard
 from zerokara.training.loop import train_step
 from zerokara.training.planning.run_plan import template_path
 from zerokara.training.processes.joining import Processes
+from zerokara.training.run import StepBatches, as_tensors
 
 VOCABULARY, END = 500, 2
 WAITING = ("_local_scalar_dense", "nonzero", "bincount", "equal", "unique", "_unique2", "masked_select")

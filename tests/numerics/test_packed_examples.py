@@ -16,14 +16,14 @@ from wide_weights import spread_weights
 
 from zerokara.config.data import SampleLengths, packed
 from zerokara.huggingface.families import SpecialIds
-from zerokara.huggingface.live_model import stock_model_of
+from zerokara.huggingface.stock_model import stock_model_of
 from zerokara.model import biased_attention, decoder, encoder_decoder, parallel
 from zerokara.model.builder import Model, build
 from zerokara.model.experts import Routing
 from zerokara.samples.objective import Batch
 from zerokara.samples.packed_examples import PackedExamples, PackedRows
 from zerokara.samples.pairs import Pairs
-from zerokara.training.batch_loader import as_tensors
+from zerokara.training.run import as_tensors
 
 PAD, END, VOCABULARY = 0, 2, 300
 NUM_EXAMPLES = 14

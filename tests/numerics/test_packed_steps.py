@@ -24,7 +24,7 @@ from zerokara.model.builder import Model, build
 from zerokara.model.experts import Routing
 from zerokara.samples.packed_examples import PackedExamples
 from zerokara.samples.pairs import Pairs
-from zerokara.training.batch_loader import as_tensors
+from zerokara.training.run import as_tensors
 
 PAD, END, VOCABULARY = 0, 2, 300
 COMMON = RECIPE | {

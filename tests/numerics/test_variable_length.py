@@ -17,7 +17,7 @@ from zerokara.model import compilation, parallel, variable_length
 from zerokara.model.builder import build
 from zerokara.model.decoder import Decoder
 from zerokara.samples.objective import Causal
-from zerokara.training.batch_loader import as_tensors
+from zerokara.training.run import as_tensors
 
 EOD, VOCABULARY = 0, 300
 SHAPE = {"num_layers": 2, "num_kv_heads": 2, "hidden_size": 64, "num_attn_heads": 4, "seq_len": 40, "init_std": 0.2}

@@ -34,8 +34,7 @@ from zerokara.samples.packing import target_length
 from zerokara.samples.pairs import Pairs
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.count import entropy
-from zerokara.training.planning.planned_data import PlannedData, Task
-from zerokara.training.planning.run_plan import RunPlan
+from zerokara.training.planning.run_plan import PlannedData, RunPlan, Task
 from zerokara.training.spawning import Commands, spawn
 
 RESULT_NAME = "test_result.json"

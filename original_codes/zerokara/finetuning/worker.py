@@ -30,7 +30,7 @@ from zerokara.examples.task_examples import read_task_examples
 from zerokara.finetuning.task import ANSWERS_NAME, FINETUNING, RESULT_NAME
 from zerokara.huggingface.families import SpecialIds
 from zerokara.huggingface.generation import Generated, generate
-from zerokara.huggingface.live_model import stock_model_of
+from zerokara.huggingface.stock_model import stock_model_of
 from zerokara.model import parallel
 from zerokara.progress import Progress
 from zerokara.training import worker

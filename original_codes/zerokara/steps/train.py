@@ -14,11 +14,10 @@ from zerokara.config.pretrain_config import RunConfig
 from zerokara.errors import UserError
 from zerokara.progress import summary
 from zerokara.steps import command, preflight
-from zerokara.training import launching, resume_proof, run_manifest
+from zerokara.training import launching, resume_proof
 from zerokara.training.nodes.machines import HOST, JOIN, Machines, without_values
 from zerokara.training.planning import recipe, run_folder, run_lock, run_plan
-from zerokara.training.planning.planned_data import PRETRAINING, Task
-from zerokara.training.planning.run_plan import RunPlan
+from zerokara.training.planning.run_plan import PRETRAINING, RunPlan, Task
 from zerokara.training.spawning import Commands
 
 HELP = {
@@ -61,7 +60,7 @@ def launch(plan: RunPlan, commands: Commands, options: command.Options, machines
     if machines.is_first:  # where another machine shares the first one's folder, that command is at work there
         run_lock.check_free(plan.requested)
     changes = [] if options.redo else run_folder.check_same_run(plan)
-    if not options.redo and run_manifest.is_complete(plan):
+    if not options.redo and run_folder.is_complete(plan):
         print(f"{commands.title}: {plan.run_dir} is complete already; --redo sets it aside and trains again")
         print(f"next: {commands.convert}")
         return None
@@ -74,8 +73,8 @@ def launch(plan: RunPlan, commands: Commands, options: command.Options, machines
     else:
         plan, newest = trained
         of_task = plan.task.finish(plan, commands, newest)
-        made = run_manifest.write(plan, newest)
-        rows = run_manifest.summary_rows(made, newest, plan.run_dir, of_task)
+        made = run_folder.record(plan, newest)
+        rows = run_folder.summary_rows(made, newest, plan.run_dir, of_task)
         summary(f"trained {plan.run_dir}", rows, commands.convert)
     return None
 

@@ -26,12 +26,11 @@ from zerokara.durable import write_json
 from zerokara.model import parallel
 from zerokara.model.builder import Model
 from zerokara.progress import summary
-from zerokara.training.batch_loader import to_device
 from zerokara.training.compute.engine import Engine
 from zerokara.training.monitoring import metrics
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes.joining import Processes
-from zerokara.training.run import build_model, join
+from zerokara.training.run import build_model, join, to_device
 
 BATCHES_BETWEEN_LOOKS = 16
 """Micro batches between two checks for a stop request: rare enough to cost nothing, and the request is seen soon."""

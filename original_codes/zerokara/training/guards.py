@@ -20,7 +20,7 @@ from zerokara.errors import RunError
 from zerokara.model import parallel
 from zerokara.samples.batches import Batches
 from zerokara.samples.reading import Reading
-from zerokara.training.batch_loader import to_device
+from zerokara.training.run import to_device
 
 WINDOW_STEPS = 100
 """Most recent good losses that a loss spike is measured against."""

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 
 from zerokara.model import parallel
-from zerokara.training.batch_loader import StepBatches
 from zerokara.training.compute.engine import Engine
 from zerokara.training.guards import StepGuard
 from zerokara.training.processes.joining import Processes
+from zerokara.training.run import StepBatches
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from zerokara.config.pretrain_config import RunConfig
 from zerokara.durable import write_text
 from zerokara.samples.objective import prompt_inputs
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.training.planning.planned_data import RunObjective
+from zerokara.training.planning.run_plan import RunObjective
 
 FILE_NAME = "samples.md"
 TEMPERATURE = 0.8

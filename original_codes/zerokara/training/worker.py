@@ -20,8 +20,7 @@ from zerokara import supervision
 from zerokara.errors import RunError, guarded
 from zerokara.training.evaluation import Validation, evaluate_checkpoint, of_loss
 from zerokara.training.planning.memory import MemoryForecast
-from zerokara.training.planning.planned_data import PRETRAINING, Task
-from zerokara.training.planning.run_plan import RunPlan, on_processes, read_plan
+from zerokara.training.planning.run_plan import PRETRAINING, RunPlan, Task, on_processes, read_plan
 from zerokara.training.processes import joining
 from zerokara.training.processes.joining import Processes
 from zerokara.training.trainer import open_trainer

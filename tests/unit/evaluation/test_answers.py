@@ -15,7 +15,7 @@ from zerokara.errors import RunError
 from zerokara.evaluation import answers
 from zerokara.huggingface import families
 from zerokara.huggingface.generation import generate
-from zerokara.huggingface.live_model import stock_model_of
+from zerokara.huggingface.stock_model import stock_model_of
 
 WORDS = [
     "<pad>",

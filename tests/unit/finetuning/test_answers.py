@@ -22,7 +22,7 @@ from zerokara.finetuning.worker import TaskValidation
 from zerokara.huggingface import tokenizer_json
 from zerokara.huggingface.families import SpecialIds
 from zerokara.huggingface.generation import Generated
-from zerokara.huggingface.live_model import stock_model_of
+from zerokara.huggingface.stock_model import stock_model_of
 from zerokara.huggingface.to_hf import write_model
 from zerokara.tokenizer.encoder import Encoder
 

@@ -12,7 +12,7 @@ from wide_weights import spread_weights
 
 from zerokara.errors import RunError
 from zerokara.huggingface import families, transforms
-from zerokara.huggingface.live_model import stock_model_of
+from zerokara.huggingface.stock_model import stock_model_of
 from zerokara.huggingface.streamed_model import StreamedModel
 from zerokara.huggingface.weight_rules import WeightRule
 from zerokara.model.shapes import ModelShape

@@ -17,7 +17,7 @@ from zerokara.model.builder import Model, build
 from zerokara.model.experts import PADDING, MixtureOfExperts, Routing, experts_of, statistics
 from zerokara.samples.packed_examples import PackedExamples
 from zerokara.samples.pairs import Pairs
-from zerokara.training.batch_loader import as_tensors
+from zerokara.training.run import as_tensors
 
 ROUTING = Routing(aux_loss_coef=0.3, z_loss_coef=0.2)
 SMALL = {"num_layers": 2, "seq_len": 24, "num_experts": 4}

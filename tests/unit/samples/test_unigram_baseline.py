@@ -11,8 +11,7 @@ from zerokara.manifest import Manifest
 from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.tokens.count import entropy, token_counts
 from zerokara.tokens.indexed import IndexedTokens
-from zerokara.training import run_manifest
-from zerokara.training.planning import preflight, run_plan
+from zerokara.training.planning import preflight, run_folder, run_plan
 from zerokara.training.planning.run_plan import RunPlan
 
 T5 = ("architecture=t5", "num_kv_heads=auto", "head_dim=16")
@@ -82,4 +81,4 @@ def test_the_plan_and_the_summary_tell_one_number(span_data: dict[str, str], set
     assert float(row.split()[0]) == pytest.approx(plan.data.unigram_entropy, abs=5e-4)
     facts = {"tokens": 1, "epochs": 1.0, "steps": 1, "first_loss": 6.0, "loss": 5.0}
     made = Manifest("3_train", {}, {}, {}, {**facts, "unigram_entropy": plan.data.unigram_entropy}, 1.0, "", {})
-    assert dict(run_manifest.summary_rows(made, plan.run_dir, plan.run_dir))["baseline"] == row
+    assert dict(run_folder.summary_rows(made, plan.run_dir, plan.run_dir))["baseline"] == row

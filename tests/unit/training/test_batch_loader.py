@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from zerokara.samples.objective import Batch
-from zerokara.training.batch_loader import BatchLoader
+from zerokara.training.run import BatchLoader
 
 NUM_STEPS, MICRO_BATCHES = 4, 2
 

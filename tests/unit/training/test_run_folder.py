@@ -24,7 +24,7 @@ from zerokara.config.loading import RESOLVED_NAME, load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import RunError, UserError
 from zerokara.steps import command, train
-from zerokara.training import run_manifest, spawning
+from zerokara.training import spawning
 from zerokara.training.planning import run_folder, run_lock, run_plan
 from zerokara.training.planning.run_plan import RunPlan
 
@@ -115,7 +115,7 @@ def test_differences_are_told_by_the_keys_of_the_yaml(settings) -> None:  # type
     told = list(run_folder._differences(was, now))
     assert {word.split()[0].rstrip(",") for word in told} <= set(PretrainConfig.model_fields)
     mixed = run_plan.make_plan(settings("train_tokens=auto", "stages=[{tokens: rest}]"), 1)
-    work = run_manifest.work_of(mixed)
+    work = run_folder._work_of(mixed)
     names = {work.key_of(name).split()[0].rstrip(",") for name in [*work.settings, *work.inputs]}
     assert names <= set(PretrainConfig.model_fields)
     assert [word.split()[0] for word in run_folder._differences(was, {**was, "seq_len": 1, "target_len": 1})] == [

@@ -23,7 +23,7 @@ from zerokara.huggingface import families, to_hf, tokenizer_json
 from zerokara.model.builder import build
 from zerokara.samples.evaluation import evaluation_batches
 from zerokara.tokens.indexed import IndexedTokens, write_documents
-from zerokara.training import batch_loader
+from zerokara.training import run
 from zerokara.training.evaluation import LossValidation
 from zerokara.training.planning import run_plan
 
@@ -109,7 +109,7 @@ def by_hand(plan: run_plan.RunPlan, model: torch.nn.Module) -> tuple[np.ndarray,
     """The ids that a validation predicts, and the nats of each, in double precision from the logits."""
     labels, nats = [], []
     for _, batch in evaluation_batches(plan.data.valid_prefix, plan.data.objective, plan.encoder.eos_id).batches(4):
-        inputs, labels_BT, mask_BT, *others = batch_loader.as_tensors(batch)
+        inputs, labels_BT, mask_BT, *others = run.as_tensors(batch)
         with torch.no_grad():
             logits = model(inputs, None, None, *others)[..., : plan.encoder.vocab_size].double()
         nats_BT = -logits.log_softmax(-1).gather(-1, labels_BT[..., None]).squeeze(-1)
