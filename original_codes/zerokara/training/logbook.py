@@ -94,6 +94,10 @@ class Logbook:
         self._peak_flops = peak_flops(name)
         self.facts: dict[str, Any] = dict(state.facts)
         """Numbers for the checkpoint's state and the model card."""
+        if "valid_bits_per_byte" in self.facts and "valid_end_nats" not in self.facts:  # control tokens counted in it
+            for name in ("valid_bits_per_byte", "first_valid_bits_per_byte", "best_valid_bits_per_byte"):
+                self.facts.pop(name, None)
+            self._log("bits per byte leave control tokens out from here on: earlier ones are not compared")
         self._recorder: Recorder | None = None
         self._drawing: Plots | None = None
         if processes.is_first:
