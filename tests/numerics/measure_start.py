@@ -13,6 +13,7 @@ import json
 import sys
 import time
 import warnings
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -58,11 +59,11 @@ def resident(name: str = "VmRSS") -> int:
 
 
 def digest_of(engine: Engine, is_whole: bool) -> str:
-    """A hash of all weights."""
+    """A hash of all weights, by name."""
     found = hashlib.sha256()
-    weights = [*master_weights(engine), *(engine.module.named_parameters() if is_whole else ())]
-    for _, weight in weights:
-        found.update(weight.detach().float().contiguous().numpy().tobytes())
+    for weights in (master_weights(engine), engine.module.named_parameters() if is_whole else ()):
+        for _, weight in sorted(weights, key=itemgetter(0)):
+            found.update(weight.detach().float().contiguous().numpy().tobytes())
     return found.hexdigest()
 
 

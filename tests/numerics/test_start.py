@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from operator import itemgetter
 from typing import Any
 
 import pytest
@@ -56,12 +57,12 @@ def measured(tmp_path_factory: pytest.TempPathFactory, python_path: None) -> dic
 def test_the_weights_are_those_that_a_lone_process_draws(measured: dict[str, Any], name: str) -> None:
     parallel.start_alone()
     model, settings = build(shape_of(name), seed=SEED), settings_of(name)
-    expected = hashlib.sha256()
-    for _, weight in model.named_parameters():
+    expected, weights = hashlib.sha256(), [weight for _, weight in sorted(model.named_parameters(), key=itemgetter(0))]
+    for weight in weights:
         expected.update(weight.detach().numpy().tobytes())
     if settings.get("zero_stage", 1) < 3 and "tensor_parallel_size" not in settings:
         in_bf16 = settings["precision"] == "bf16"
-        for _, weight in model.named_parameters():
+        for weight in weights:
             computing = weight.detach().bfloat16().float() if in_bf16 else weight.detach()
             expected.update(computing.numpy().tobytes())
     assert {each["digest"] for each in measured[name]} == {expected.hexdigest()}
