@@ -30,12 +30,16 @@ def count_tokens(config: PretrainConfig, options: command.Options) -> None:
     if epoch_tokens == 0:
         rule = f"is longer than the whole training text, which has {counts.train.tokens:,} tokens"
         raise UserError(config.fault("seq_len", rule, f"set it below {counts.train.tokens:,}, or use more text"))
-    plan = DataPlan.from_config(config, config, lengths, config.seed)
+    extent: tuple[int, int, list[int | None]] = (lengths.raw, lengths.samples_in(counts.train.tokens), [])
+    # Only these ask for what step 2 leaves beside the token files, which may be somebody else's.
+    if config.is_mixture or recipe.left_to_rules(config):
+        plan = DataPlan.from_config(config, config, lengths, config.seed)
+        extent = extent_of(plan)
     if recipe.left_to_rules(config):
         shape = ModelShape.from_config(config, Encoder(config.input_tokenizer_file).vocab_size)
-        samples = num_samples(config, *extent_of(plan))
+        samples = num_samples(config, *extent)
         config = recipe.resolve(config, shape, samples, run_folder.kept_settings(config))[0]
-    schedule = Schedule.from_config(config, *extent_of(plan))
+    schedule = Schedule.from_config(config, *extent)
     train_tokens, epochs = round(config.epochs * epoch_tokens), f"{config.epochs:g} epochs of {epoch_tokens:,}"
     if config.is_mixture:
         train_tokens, epochs = schedule.num_tokens, "as in the table above"
