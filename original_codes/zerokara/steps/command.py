@@ -153,9 +153,8 @@ def next_command(
         # The current folder may have none.
         path = next((each for each in (*beside, Path(default), folder / default) if each.is_file()), Path(default))
     # Step 1 has a seed too, which is not that of a run; how step 2 works concerns no other step.
-    known = set(DataSettings.model_fields)
-    if script != "2_tokenize.sh":
-        known = FILES[default].model_fields.keys() - {"num_workers", "cluster", "cluster_parts"}
+    only_step_2 = {"num_workers", "cluster", "cluster_parts"}
+    known = {*DataSettings.model_fields} if script == "2_tokenize.sh" else {*FILES[default].model_fields} - only_step_2
     passed_on = [text for text in options.overrides if text.partition("=")[0].strip() in known]
     if made and not _names(FILES[default], path, *next(iter(made.items()))):
         passed_on += [f"{key}={_as_yaml(value)}" for key, value in made.items()]

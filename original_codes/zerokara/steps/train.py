@@ -37,6 +37,7 @@ def train(config: RunConfig, options: command.Options, task: Task = PRETRAINING)
     # A second --redo would set the new run aside itself.
     options = replace(options, again=command.again(options.argv, without=("--redo",)))
     try:
+        preflight.check(config, preflight.of_run(config))
         num_processes = 1 if config.num_processes == "auto" else config.num_processes
         kept = None if options.redo or not recipe.left_to_rules(config) else run_folder.kept_settings(config)
         plan = run_plan.make_plan(config, num_processes * machines.number, kept=kept, nodes=machines.number, task=task)
@@ -53,18 +54,18 @@ def launch(plan: RunPlan, commands: Commands, options: command.Options, machines
         launching.check_init_from(plan)
         local = launching.on_this_machine(plan)
         launching.check_memory(local)
-        return resume_proof.prove(local.plan, options.verify_resume)
+        resume_proof.prove(local.plan, options.verify_resume)
+        return
     if options.evaluate is not None:
-        preflight.check(plan.requested, preflight.of_run(plan.requested))
-        return launching.evaluate(plan, commands, options.evaluate)
+        launching.evaluate(plan, commands, options.evaluate)
+        return
     if machines.is_first:  # where another machine shares the first one's folder, that command is at work there
         run_lock.check_free(plan.requested)
     changes = [] if options.redo else run_folder.check_same_run(plan)
     if not options.redo and run_folder.is_complete(plan):
         print(f"{commands.title}: {plan.run_dir} is complete already; --redo sets it aside and trains again")
         print(f"next: {commands.convert}")
-        return None
-    preflight.check(plan.requested, preflight.of_run(plan.requested))
+        return
     trained = launching.train(plan, commands, machines, options.redo, options.dry_run, changes)
     if trained is None:
         print("dry run: everything is in order; nothing was written in the run folder")
@@ -73,10 +74,8 @@ def launch(plan: RunPlan, commands: Commands, options: command.Options, machines
     else:
         plan, newest = trained
         of_task = plan.task.finish(plan, commands, newest)
-        made = run_folder.record(plan, newest)
-        rows = run_folder.summary_rows(made, newest, plan.run_dir, of_task)
+        rows = run_folder.summary_rows(run_folder.record(plan, newest), newest, plan.run_dir, of_task)
         summary(f"trained {plan.run_dir}", rows, commands.convert)
-    return None
 
 
 def _next(config: RunConfig, options: command.Options) -> str:
