@@ -99,25 +99,21 @@ class Logbook:
                 self.facts.pop(name, None)
             self._log("bits per byte leave control tokens out from here on: earlier ones are not compared")
         self._recorder: Recorder | None = None
-        self._drawing: Plots | None = None
         if processes.is_first:
-            self._open(plan, state)
-        if name and self._peak_flops is None:
-            self._log(f"mfu is n/a: the peak of {name} is not in training/logbook.py")
-
-    def _open(self, plan: RunPlan, state: TrainingState) -> None:
-        config, run_dir = plan.resolved, plan.run_dir
-        trackers: dict[str, Callable[[], Tracker]] = {}
-        if config.tensorboard:
-            trackers["tensorboard"] = lambda: TensorBoard(run_dir, state.step)
-        if config.wandb != "off":
-            trackers["wandb"] = lambda: WeightsAndBiases(run_dir, config, self._log)
-        self._recorder = Recorder(run_dir, state.step, trackers, self._log)
-        sampling.forget_after(run_dir, state.step if state.step else -1)
-        if config.plots:
-            self._drawing = Plots(run_dir, self._log)
+            config, run_dir = plan.resolved, plan.run_dir
+            trackers: dict[str, Callable[[], Tracker]] = {}
+            if config.tensorboard:
+                trackers["tensorboard"] = lambda: TensorBoard(run_dir, state.step)
+            if config.wandb != "off":
+                trackers["wandb"] = lambda: WeightsAndBiases(run_dir, config, self._log)
+            if config.plots:
+                trackers["plots"] = lambda: Plots(run_dir, self._log)
+            self._recorder = Recorder(run_dir, state.step, trackers, self._log)
+            sampling.forget_after(run_dir, state.step if state.step else -1)
         if state.step:
             self._record({"step": state.step, "tokens": state.tokens, "resumed": True, "seconds": state.seconds})
+        if name and self._peak_flops is None:
+            self._log(f"mfu is n/a: the peak of {name} is not in training/logbook.py")
 
     @property
     def seconds(self) -> float:
@@ -226,8 +222,6 @@ class Logbook:
         facts.update(valid_step=step, selection_loss=results[-1].badness)
         if step and results[-1].badness < facts.get("best_selection_loss", float("inf")):
             facts.update(best_selection_loss=results[-1].badness, best_step=step)
-        if self._drawing is not None and step:
-            self._drawing.refresh()
 
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
         """Record what the model wrote, and log the beginning of each sampled text."""
@@ -253,11 +247,9 @@ class Logbook:
             self._recorder.flush()
 
     def close(self) -> None:
-        """Bring the records to disk, and draw the plots for the last time."""
+        """Bring the records to disk, and end."""
         if self._recorder is not None:
             self._recorder.close()
-        if self._drawing is not None:
-            self._drawing.finish()
 
     def _record(self, line: dict[str, Any]) -> None:
         if self._recorder is not None:

@@ -115,7 +115,7 @@ class Saver:
 
     def save(self, state: TrainingState) -> None:
         """Copy the state and start writing it; every process must call it."""
-        self._wait(lambda last: self._replace(last, state.step))
+        self._wait(state.step)
         started = time.monotonic()
         self._copy.begin()
         tensors: dict[str, dict[str, Tensor]] = {WEIGHTS: {}, OPTIMIZER: {}}
@@ -141,7 +141,7 @@ class Saver:
         Raises:
             RunError: the disk did not take the last checkpoint. In the first process; the others exit silently.
         """
-        self._wait(self._require)
+        self._wait(None)
 
     def abandon(self) -> None:
         """Let the current attempt end, without another one; for a process that exits because of an error."""
@@ -149,58 +149,46 @@ class Saver:
             self._current.no_retry.set()
             self._current.join()
 
-    def _wait(self, wait: Callable[[_Save], None]) -> None:
-        """Wait for the save before, by `wait` where this process leads; once the first has ended, so do the others."""
-        last = self._current
+    def _wait(self, next_step: int | None) -> None:
+        """Wait for the save before that of `next_step`: where this process leads; after the first, so do the others.
 
-        def work() -> int:
-            if last is not None:
-                wait(last)
+        One that the disk refuses is given up at once, the last one of a run (None) after `PATIENCE_SECONDS`.
+        """
+        if (last := self._current) is None:
+            return
+
+        def wait() -> int:
+            started = reminded = time.monotonic()
+            while last.is_alive():
+                last.join(0.2)
+                now = time.monotonic()
+                left = started - now + (PATIENCE_SECONDS if next_step is None else 0.0)
+                if last.disk_error and left <= 0:
+                    last.no_retry.set()
+                elif last.is_alive() and now - reminded >= REMINDER_SECONDS:
+                    reminded, status = now, "still being written"
+                    if last.disk_error:
+                        status = f"retrying for {seconds_text(left)} more: {last.disk_error}"
+                    self._log(f"step {last.step}  checkpoint not saved yet, {status}")
+            last.finish()
+            waited, newest = time.monotonic() - started, self._store.newest
+            if next_step is not None and waited > 1:
+                text = f"waited {seconds_text(waited)} for the checkpoint of step {last.step}"
+                self._log(f"step {next_step}  {text}: save_interval is short for this disk")
+            if next_step is not None and last.disk_error:
+                self._log(f"step {last.step}  was not saved; the checkpoint of step {next_step} replaces it")
+            elif last.disk_error:
+                raise RunError(
+                    f"the checkpoint of step {last.step} could not be saved: {last.disk_error}. "
+                    f"{f'The newest checkpoint is {newest}' if newest else 'There is no checkpoint'}; free some space, "
+                    "and the next start resumes from it"
+                )
             return 0
 
-        self._processes.from_first(work)
+        self._processes.from_first(wait)
         if self._sharing.leads and not self._processes.is_first:
-            work()
-        if last is not None:
-            last.finish()
-
-    def _replace(self, previous: _Save, step: int) -> None:
-        """Wait for the save before the one of `step`; one that is only waiting for disk space is given up."""
-        waited = self._join(previous, patience=0.0)
-        if waited > 1:
-            text = f"waited {seconds_text(waited)} for the checkpoint of step {previous.step}"
-            self._log(f"step {step}  {text}: save_interval is short for this disk")
-        if previous.disk_error:
-            self._log(f"step {previous.step}  was not saved; the checkpoint of step {step} replaces it")
-
-    def _require(self, last: _Save) -> None:
-        """Wait for the last save of a run; raise RunError if it failed."""
-        self._join(last, PATIENCE_SECONDS)
-        if last.disk_error:
-            newest = self._store.newest
-            raise RunError(
-                f"the checkpoint of step {last.step} could not be saved: {last.disk_error}. "
-                f"{f'The newest checkpoint is {newest}' if newest else 'There is no checkpoint'}; free some space, and "
-                "the next start resumes from it"
-            )
-
-    def _join(self, save: _Save, patience: float) -> float:
-        """Wait for a save, and return for how long; one that the disk refuses is given up after `patience` seconds."""
-        started = reminded = time.monotonic()
-        while save.is_alive():
-            save.join(0.2)
-            now = time.monotonic()
-            left = patience - (now - started)
-            if save.disk_error and left <= 0:
-                save.no_retry.set()
-            elif save.is_alive() and now - reminded >= REMINDER_SECONDS:
-                reminded = now
-                status = "still being written"
-                if save.disk_error:
-                    status = f"retrying for {seconds_text(left)} more: {save.disk_error}"
-                self._log(f"step {save.step}  checkpoint not saved yet, {status}")
-        save.finish()
-        return time.monotonic() - started
+            wait()
+        last.finish()
 
     def _write(
         self, save: _Save, state: TrainingState, tensors: dict[str, dict[str, Tensor]], copy_seconds: float

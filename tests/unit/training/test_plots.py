@@ -115,16 +115,16 @@ def test_two_are_never_drawn_at_once_and_the_last_is_waited_for(tmp_path: Path) 
     write_run(tmp_path / "run")
     messages: list[str] = []
     plots_of_run = Plots(tmp_path / "run", messages.append)
-    plots_of_run.refresh()
+    plots_of_run.show(1, {"valid/loss": 2.0})
     first = plots_of_run._process
     assert first is not None
     started = time.monotonic()
-    plots_of_run.refresh()
+    plots_of_run.show(1, {"valid/loss": 2.0})
     assert plots_of_run._process is first and time.monotonic() - started < 0.1, "training waited"
-    plots_of_run.finish()
+    plots_of_run.close()
     assert first.returncode is not None and plots_of_run._process is None
     assert messages == [] and (tmp_path / "run" / "plots" / "overview.png").exists()
-    plots_of_run.refresh()
+    plots_of_run.show(1, {"valid/loss": 2.0})
     assert plots_of_run._process is None, "there was no pause"
 
 
@@ -132,8 +132,8 @@ def test_a_drawing_that_fails_is_logged_once(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(trackers, "_PLOTS_MODULE", "zerokara.no_such_module")
     messages: list[str] = []
     plots_of_run = Plots(tmp_path, messages.append)
-    plots_of_run.finish()
-    plots_of_run.finish()
+    plots_of_run.close()
+    plots_of_run.close()
     (message,) = messages
     assert "zerokara.no_such_module" in message
 
@@ -142,7 +142,7 @@ def test_a_drawing_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(trackers, "_DRAWING_SECONDS", 0.01)
     write_run(tmp_path / "run")
     messages: list[str] = []
-    Plots(tmp_path / "run", messages.append).finish()
+    Plots(tmp_path / "run", messages.append).close()
     (message,) = messages
     assert "0.01 s" in message
 
@@ -152,5 +152,5 @@ def test_what_a_killed_drawing_left_is_deleted_by_the_next(tmp_path: Path) -> No
     folder = tmp_path / "run" / "plots"
     folder.mkdir()
     (folder / "loss.png.77.partial").touch()
-    Plots(tmp_path / "run", lambda _: None).finish()
+    Plots(tmp_path / "run", lambda _: None).close()
     assert all(path.suffix == ".png" for path in folder.iterdir())

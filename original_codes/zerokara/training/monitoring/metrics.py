@@ -31,10 +31,10 @@ import orjson
 
 from zerokara.durable import write_bytes
 from zerokara.progress import log
-from zerokara.training.monitoring.trackers import TensorBoard, WeightsAndBiases
+from zerokara.training.monitoring.trackers import Plots, TensorBoard, WeightsAndBiases
 
 FILE_NAME = "metrics.jsonl"
-Tracker = TensorBoard | WeightsAndBiases
+Tracker = Plots | TensorBoard | WeightsAndBiases
 _GROUPS = {
     "speed": ("tokens_per_second", "mfu", "memory_bytes", "seconds", "seconds_left"),
     "data": ("tokens", "epoch", "source_tokens"),

@@ -68,14 +68,19 @@ class Plots:
         self._started = self._paused_until = 0.0
         self._has_failed = False
 
-    def refresh(self) -> None:
-        """Draw what is recorded so far, unless a drawing is running or has just ended."""
+    def show(self, step: int, values: Values) -> None:
+        """Draw what is recorded so far if this is a validation, unless a drawing is running or has just ended."""
+        if not step or not any(name.startswith("valid/") for name in values):
+            return
         if self._process is not None and self._process.poll() is not None:
             self._wait()
         if self._process is None and time.monotonic() >= self._paused_until:
             self._start(niceness=19)
 
-    def finish(self) -> None:
+    def flush(self) -> None:
+        """Do nothing: it reads what is on disk."""
+
+    def close(self) -> None:
         """Draw for the last time, and wait for it."""
         if self._process is not None:
             self._process.kill()  # its plots would be out of date; each file appears whole or not at all
