@@ -57,7 +57,7 @@ def test_equal_runs_are_proved(
     monkeypatch.setattr(resume_proof, "spawn", training(change=0.0))
     resume_proof.prove(plan, 2)
     told = capsys.readouterr().out
-    assert "at most 0.0e+00; 0 numbers of weights and optimizer" in told and "bit for bit" in told
+    assert "at most 0.0e+00; 0 numbers of the state" in told and "bit for bit" in told
     assert not list(plan.run_dir.parent.iterdir())
 
 

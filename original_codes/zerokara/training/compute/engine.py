@@ -96,9 +96,13 @@ def start_from(engine: Engine, weights: Iterable[tuple[str, Tensor]]) -> None:
 
     Streams tensors: peak extra memory is one tensor.
     """
+    written = set()
     for name, whole in weights:
         engine.write(name, None, engine.model.sharding.local(name, whole))
+        written.add(name)
         del whole
+    missing = engine.model.shape.parameter_shapes().keys() - written
+    assert not missing, f"no weights for {sorted(missing)}"
     engine.sync_from_master(num_updates=0)
 
 

@@ -82,9 +82,10 @@ def make_state(optimizer: str, made: Mapping[Algorithm, torch.optim.Optimizer], 
             key: torch.zeros(of_key, dtype=torch.float32, device=tensor.device)
             for key, of_key in optimizers.state_shapes(optimizer, name, shape).items()
         }
-        if algorithm != "muon":
-            device = tensor.device if algorithm == "adamw" else "cpu"  # Adafactor's is read by the host
-            state["step"] = torch.zeros((), dtype=torch.float32, device=device)
+        if algorithm == "adamw":
+            state["step"] = torch.zeros((), dtype=torch.float32, device=tensor.device)
+        elif algorithm == "adafactor":
+            state["step"] = 0
         made[algorithm].state[tensor] = state
 
 
@@ -98,7 +99,9 @@ def set_count(made: Mapping[Algorithm, torch.optim.Optimizer], num_updates: int)
     """Set the number of updates that the optimizers have made, which the bias correction of AdamW needs."""
     for one in made.values():
         for state in one.state.values():
-            if "step" in state:
+            if isinstance(state.get("step"), int):
+                state["step"] = num_updates
+            elif "step" in state:
                 state["step"].fill_(num_updates)
 
 

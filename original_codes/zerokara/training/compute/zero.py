@@ -81,6 +81,9 @@ class ZeroEngine:
         weigh_auxiliary_losses(model, device, 0, math.inf)  # the compiler looks at where the weight is
         self._parameters = dict(model.named_parameters())
         masters = next(getattr(self._wrapper, name) for name in _MASTERS if hasattr(self._wrapper, name))
+        computing, accumulating = self.module.get_data_types()
+        others = [accumulating, self.module.communication_data_type, *(master.dtype for master in masters)]
+        assert computing == dtype and {*others} == {torch.float32}, f"DeepSpeed's precision: {computing}, {others}"
         self._read_norm_once()
         # AdamW would make its state in the first update, too late to load a checkpoint's.
         numbered = {str(number): master for number, master in enumerate(masters)}
