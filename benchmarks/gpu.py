@@ -309,6 +309,8 @@ def facts_of(run: Watched, run_dir: Path) -> dict[str, Any]:
 
 def estimate(settings: list[str], run_dir: Path) -> dict[str, Any]:
     """What the plan foretells: parameters, and the memory where the run computes, at least and amply."""
+    from dataclasses import replace
+
     import torch
 
     from zerokara.config.loading import load
@@ -318,8 +320,9 @@ def estimate(settings: list[str], run_dir: Path) -> dict[str, Any]:
     from zerokara.training.planning.run_plan import make_plan
 
     config = load(PretrainConfig, "/dev/null", [*settings, f"output_model_dir={run_dir}"])
-    plan = make_plan(config, 1, processors.precision(config))
-    pool = plan.memory_forecast(processors.gpu_bytes()).pools[0]
+    devices = processors.devices()
+    plan = replace(make_plan(config, 1, devices.precision(config)), devices=devices)
+    pool = plan.memory.pools[0]
     uncounted = CUDA_CONTEXT_BYTES if torch.cuda.is_available() else 0  # memory_bytes is torch's own count
     return {
         "parameters": plan.shape.num_parameters(),

@@ -385,7 +385,7 @@ def make_task(given: argparse.Namespace, folder: Path) -> Task:
     settings = settings.model_copy(
         update={
             "global_batch_size": batch,
-            "precision": processors.precision(settings),
+            "precision": processors.devices().precision(settings),
             "train_tokens": steps * batch * settings.seq_len,
         }
     )

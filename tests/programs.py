@@ -5,9 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+
+from zerokara.training.planning.processors import Devices
+from zerokara.training.planning.run_plan import RunPlan
+from zerokara.training.spawning import spawn
 
 NUMERICS = Path(__file__).parent / "numerics"
 
@@ -20,3 +25,13 @@ def answers_of(program: str, jobs: Mapping[str, dict[str, Any]], folder: Path) -
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return dict(zip(jobs, json.loads(done.stdout.splitlines()[-1]), strict=True))
+
+
+def launch(module: str, arguments: Sequence[str], processes: int) -> int:
+    """Run ``python -m module arguments`` as training processes; the first argument is a file, or stands for one."""
+    settings, task = SimpleNamespace(max_restarts=0), SimpleNamespace(worker=module)
+    plan = SimpleNamespace(
+        task=task, processes_per_node=processes, devices=Devices(), requested=settings, run_dir=Path("run")
+    )
+    first, *others = arguments or ["none"]
+    return spawn(cast(RunPlan, plan), *others, path=Path(first))

@@ -8,10 +8,10 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from programs import launch
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.training import spawning
 from zerokara.training.planning import run_folder
 from zerokara.training.planning.run_plan import PLAN_NAME, make_plan
 
@@ -34,7 +34,7 @@ def test_a_save_costs_a_process_its_share(data: dict[str, str], tmp_path: Path, 
     with mock.patch.dict(
         os.environ, {"PYTHONPATH": f"{here}:{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"}
     ):
-        assert spawning.launch("measured_saves", arguments, processes) == 0
+        assert launch("measured_saves", arguments, processes) == 0
     share = plan.checkpoint_bytes / processes
     grown = []
     for rank in range(processes):

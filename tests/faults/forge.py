@@ -115,7 +115,7 @@ def _work(job: dict[str, Any]) -> None:
         loaded = _config(job)
         with armed(job["fault"], job["events"]):
             task = FINETUNING if tunes else PRETRAINING
-            plan = make_plan(loaded, 1, processors.precision(loaded), task=task)
+            plan = make_plan(loaded, 1, processors.devices().precision(loaded), task=task)
             if job["work"] == ["train"]:
                 run_folder.claim(plan)
                 path = plan.run_dir / PLAN_NAME

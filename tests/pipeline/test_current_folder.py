@@ -10,8 +10,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-
-from zerokara.training import spawning
+from programs import launch
 
 NAMES = (
     *("orjson", "yaml", "torch", "numpy", "pydantic", "sentencepiece", "psutil", "tqdm", "deepspeed", "zerokara"),
@@ -89,7 +88,7 @@ def test_the_training_processes_do_too(folder: Path, monkeypatch: pytest.MonkeyP
     probe.write_text(PROBE, encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(probe.parent))
     monkeypatch.syspath_prepend(str(probe.parent))
-    assert spawning.launch("probe", [], 2) == 0
+    assert launch("probe", [], 2) == 0
     assert Path("seen0").exists() and Path("seen1").exists() and not Path("marker").exists()
 
 

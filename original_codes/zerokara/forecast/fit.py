@@ -293,13 +293,13 @@ class SmallRuns:
     def settings(self) -> dict[str, Any]:
         """Settings of a small run, which is one process, and learns by the optimizer of the run that is planned."""
         alone = {"num_processes": 1, "tensor_parallel_size": 1, "offload": "none", "micro_batch_size": "auto"}
-        optimizer = self.planner.local_plan(**LEFT_TO_RECIPE).plan.resolved.optimizer
+        optimizer = self.planner.local_plan(**LEFT_TO_RECIPE).resolved.optimizer
         return {**alone, **LEFT_TO_RECIPE, "optimizer": optimizer}
 
     @cached_property
     def folder(self) -> Path:
         """Folder of the runs that one law holds for: of one kind of model, tokenizer, corpus and recipe."""
-        plan = self.planner.local_plan().plan
+        plan = self.planner.local_plan()
         made_of = f"{plan.resolved.architecture} {plan.resolved.seq_len} {self.settings['optimizer']}"
         made_of += f" {plan.encoder.sha256} {plan.data.sha256} {plan.resolved.eval_tokens} {recipe.VERSION}"
         return self.plan_folder / hashlib.sha256(made_of.encode()).hexdigest()[:12]

@@ -14,9 +14,9 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model.shapes import ModelShape
 from zerokara.resources import available_cores
 from zerokara.training import launching
-from zerokara.training.launching import LocalPlan
 from zerokara.training.micro_batch import try_steps
 from zerokara.training.planning import recipe, run_plan
+from zerokara.training.planning.run_plan import RunPlan
 
 MEASURED: dict[str, tuple[SizeName, SizeName]] = {"cpu": ("1M", "10M"), "cuda": ("60M", "350M")}
 """Sizes whose steps are measured, by device: what users train there lies between or near them."""
@@ -68,37 +68,34 @@ class Planner:
         """The user's configuration with these settings."""
         return load(PretrainConfig, self.config_path, [*self.overrides, *overrides(settings)])
 
-    def local_plan(self, **settings: Any) -> LocalPlan:
+    def local_plan(self, **settings: Any) -> RunPlan:
         """The plan of such a run on this machine."""
-        given = self.config(**settings)
-        processes = 1 if given.num_processes == "auto" else given.num_processes
-        return launching.on_this_machine(run_plan.make_plan(given, processes), redo=True)
+        return launching.on_this_machine(run_plan.make_plan(self.config(**settings)))
 
     @cached_property
     def device(self) -> str:
         """Where the runs compute."""
-        return self.local_plan().memory_forecast.device
+        return self.local_plan().memory.device
 
     def measure_speed(self) -> Speed:
         """Train a few steps of two sizes; leaves nothing behind."""
         on_cpu = self.device == "cpu"
-        batch = _BATCH[self.device] * (available_cores() if on_cpu else self.local_plan().plan.num_processes)
+        batch = _BATCH[self.device] * (available_cores() if on_cpu else self.local_plan().num_processes)
         sizes = MEASURED[self.device]
         return Speed.of(*(self.measure({**size_settings(name), "global_batch_size": batch}) for name in sizes))
 
     def measure(self, settings: Mapping[str, Any]) -> tuple[float, float]:
         """FLOPs and seconds of a token, from a few steps of a run with these settings."""
         settings = {**settings, "micro_batch_size": "auto", "warmup_fraction": 0.0}
-        local = self.local_plan(**settings)
-        _, result = try_steps(local.plan, local.memory_forecast)
-        return local.plan.shape.flops_per_token(), result.seconds_per_step / local.plan.schedule.batch_tokens
+        plan, result = try_steps(self.local_plan(**settings))
+        return plan.shape.flops_per_token(), result.seconds_per_step / plan.schedule.batch_tokens
 
     def memory(self, name: SizeName) -> tuple[float, bool]:
         """Bytes that a size takes where it is computed, a GPU or a machine without any, and whether they fit.
 
         With the micro batch that it would have, or else with one sequence.
         """
-        forecast = self.local_plan(**size_settings(name), micro_batch_size="auto").memory_forecast
+        forecast = self.local_plan(**size_settings(name), micro_batch_size="auto").memory
         if not forecast.fits:
             forecast = replace(forecast, micro_batch_size=1)
         return forecast.ample_bytes, forecast.fits
@@ -106,4 +103,4 @@ class Planner:
     def num_steps(self, name: SizeName, tokens: float) -> int:
         """Optimizer steps of a size, with the batch of the recipe."""
         settings = {**size_settings(name), **LEFT_TO_RECIPE, "train_tokens": int(tokens)}
-        return self.local_plan(**settings).plan.schedule.num_steps
+        return self.local_plan(**settings).schedule.num_steps

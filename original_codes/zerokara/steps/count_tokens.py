@@ -38,7 +38,8 @@ def count_tokens(config: PretrainConfig, options: command.Options) -> None:
     if recipe.left_to_rules(config):
         shape = ModelShape.from_config(config, Encoder(config.input_tokenizer_file).vocab_size)
         samples = num_samples(config, *extent)
-        config = recipe.resolve(config, shape, samples, run_folder.kept_settings(config))[0]
+        earlier = run_folder.look(config)
+        config, _ = recipe.resolve(config, shape, samples, earlier.requested if earlier else None)
     schedule = Schedule.from_config(config, *extent)
     train_tokens, epochs = round(config.epochs * epoch_tokens), f"{config.epochs:g} epochs of {epoch_tokens:,}"
     if config.is_mixture:

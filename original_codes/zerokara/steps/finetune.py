@@ -16,7 +16,7 @@ from zerokara.steps import command, train
 
 def finetune(config: FinetuneConfig, options: command.Options) -> None:
     """Prepare the examples, and train as step 3 does."""
-    train.train(prepared(config, options.redo), options, FINETUNING)
+    train.step(prepared(config, options.redo), options, FINETUNING)
 
 
 main = partial(command.run, "7_finetune.sh", finetune, __doc__, **train.HELP)

@@ -87,7 +87,7 @@ def _small_runs(
             rule = "needs held-out documents, and step 2 left none"
             raise UserError(Fault("--fit", rule, remedy="plan without it, or do step 2 with valid_fraction above 0"))
         shapes = [ModelShape.from_config(planner.config(**each), vocab_size) for each in SHAPES]
-        free = slots(NUM_RUNS, 0 if planner.device == "cpu" else planner.local_plan().plan.num_processes)
+        free = slots(NUM_RUNS, 0 if planner.device == "cpu" else planner.local_plan().num_processes)
         speed = small.measure_speed(free[0])
         wanted = counts.valid.tokens if config.eval_tokens == "all" else config.eval_tokens
         eval_tokens = min(wanted, counts.valid.tokens, MAX_EVAL_TOKENS)

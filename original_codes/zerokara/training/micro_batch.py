@@ -19,16 +19,17 @@ from zerokara.durable import write_json
 from zerokara.errors import RunError
 from zerokara.progress import bytes_text
 from zerokara.training.planning.memory import MemoryForecast, min_activation_bytes
-from zerokara.training.planning.run_plan import RunPlan, with_micro_batch
+from zerokara.training.planning.run_folder import MICRO_BATCH_NAME, EarlierRun
+from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.spawning import processes_text, spawn
 
 CPU_TOKENS = 2048
 """On a CPU no size is larger than the first with so many tokens: a larger matrix product is no faster. Measured."""
-FILE_NAME = "machine.json"
 
 
-def first_choice(forecast: MemoryForecast) -> int:
+def first_choice(plan: RunPlan) -> int:
     """Return the largest size that almost certainly fits, on a CPU no larger than is faster; 1 where none does."""
+    forecast = plan.memory
     sizes = forecast.micro_batch_sizes
     if forecast.device == "cpu":
         enough = [size for size in sizes if size * forecast.shape.input_len >= CPU_TOKENS]
@@ -36,26 +37,28 @@ def first_choice(forecast: MemoryForecast) -> int:
     return next((size for size in reversed(sizes) if replace(forecast, micro_batch_size=size).fits), 1)
 
 
-def kept_choice(run_dir: Path, forecast: MemoryForecast) -> tuple[int | None, bool]:
-    """Return the size of this run's last start with `auto` (None without one), and whether it still holds.
-
-    It holds for the same layout on the same machine, however busy that is.
-    """
-    path = run_dir / FILE_NAME
-    if not path.exists():
-        return None, False
-    kept = orjson.loads(path.read_bytes())
-    was = kept["chosen_for"]
-    return kept["micro_batch_size"], all(was.get(key) == value for key, value in _made_for(forecast).items())
+def kept(plan: RunPlan, earlier: EarlierRun | None) -> int | None:
+    """Return the size of the run's last start, where that was `auto` too, in the same layout on the same machine."""
+    choice = earlier.micro_batch if earlier else None
+    is_same = choice and all(choice["chosen_for"].get(key) == value for key, value in _made_for(plan.memory).items())
+    return choice["micro_batch_size"] if choice and is_same else None
 
 
-def keep_choice(run_dir: Path, forecast: MemoryForecast, size: int) -> None:
-    """Write a choice down for the next start."""
-    write_json(run_dir / FILE_NAME, {"micro_batch_size": size, "chosen_for": _made_for(forecast)})
+def chosen(plan: RunPlan, earlier: EarlierRun | None) -> RunPlan:
+    """Return the plan with its final micro batch: on a GPU that of trials, unless an earlier start has made them."""
+    is_tried = plan.memory.device == "cpu" or kept(plan, earlier)
+    return plan if is_tried or plan.requested.micro_batch_size != "auto" else try_steps(plan)[0]
+
+
+def keep_choice(plan: RunPlan) -> None:
+    """Write the choice of `auto` down for the next start."""
+    if plan.requested.micro_batch_size == "auto":
+        choice = {"micro_batch_size": plan.resolved.micro_batch_size, "chosen_for": _made_for(plan.memory)}
+        write_json(plan.run_dir / MICRO_BATCH_NAME, choice)
 
 
 def _made_for(forecast: MemoryForecast) -> dict[str, Any]:
-    """What a choice is made for, as JSON."""
+    """What a choice is made for, as JSON; however busy the machine is."""
     settings = asdict(forecast)
     del settings["shape"], settings["micro_batch_size"], settings["main_bytes"]
     return {**forecast.shape.as_json(), **settings}
@@ -70,23 +73,26 @@ class TrialResult:
     seconds_per_step: float
 
 
-def try_steps(plan: RunPlan, forecast: MemoryForecast) -> tuple[RunPlan, TrialResult]:
+def try_steps(plan: RunPlan) -> tuple[RunPlan, TrialResult]:
     """Train a few steps that leave nothing behind; return the plan, on a GPU with the micro batch for `auto`.
+
+    On this machine alone, whose processes then hold at least as much as among several.
 
     Raises:
         RunError: they failed, or ran out of memory with a micro batch that the user chose or that is the smallest.
     """
-    print(f"trying a few steps in {processes_text(plan)}", flush=True)
-    if plan.requested.micro_batch_size != "auto" or forecast.device == "cpu":
-        size, result = plan.resolved.micro_batch, _tried(plan)
+    alone = plan.on_processes(plan.processes_per_node, 1)
+    print(f"trying a few steps in {processes_text(alone)}", flush=True)
+    if plan.requested.micro_batch_size != "auto" or alone.memory.device == "cpu":
+        size, result = plan.resolved.micro_batch, _tried(alone)
     else:
-        size, result = _largest_on_gpu(plan, forecast)
+        size, result = _largest_on_gpu(alone)
     if result is None:
         raise _failed(supervision.OUT_OF_MEMORY)
-    return with_micro_batch(plan, size), result
+    return plan.with_settings(micro_batch_size=size), result
 
 
-def _largest_on_gpu(plan: RunPlan, forecast: MemoryForecast) -> tuple[int, TrialResult | None]:
+def _largest_on_gpu(plan: RunPlan) -> tuple[int, TrialResult | None]:
     """Find the largest micro batch that fits, from the measured peaks of smaller ones; None where not even 1 does.
 
     Two neighbours are tried first, the larger of which almost certainly fits: their difference is what a sequence takes
@@ -96,14 +102,15 @@ def _largest_on_gpu(plan: RunPlan, forecast: MemoryForecast) -> tuple[int, Trial
     Example: 14 GB with 4 sequences and 18 GB with 8 of at most 256, within 80 GB: 64 is next. If that takes 74 GB, it
     is the choice; if it runs out of memory, 32 is next.
     """
+    forecast = plan.memory
     sizes, limit_bytes = forecast.micro_batch_sizes, forecast.peak_limit_bytes
     least = min_activation_bytes(replace(forecast, micro_batch_size=1))
-    before_first = max(0, sizes.index(first_choice(forecast)) - 1)
+    before_first = max(0, sizes.index(first_choice(plan)) - 1)
     waiting, fitting = sizes[before_first : before_first + 2], dict[int, TrialResult]()
     while waiting:
         size = waiting.pop(0)
         print(f"micro_batch_size: auto: trying {size}", flush=True)
-        result = _tried(with_micro_batch(plan, size))
+        result = _tried(plan.with_settings(micro_batch_size=size))
         fits = result is not None and result.peak_bytes <= limit_bytes
         held = "ran out of memory" if result is None else f"held {bytes_text(result.peak_bytes)}"
         print(f"micro_batch_size: auto: {size} {'fits' if fits else 'does not fit'}: a process {held}", flush=True)

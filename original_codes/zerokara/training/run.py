@@ -115,8 +115,8 @@ def join(plan: RunPlan) -> Processes:
         RunError: a process did not answer, or is none of this run.
     """
     config = plan.resolved
-    on_cpu = plan.memory_forecast(gpu_bytes=None)
-    return joining.join(plan.processes_per_node, config.tensor_parallel_size, config.seed, on_cpu.can_keep_freed_memory)
+    keeps_freed_memory = plan.memory.can_keep_freed_memory
+    return joining.join(plan.processes_per_node, config.tensor_parallel_size, config.seed, keeps_freed_memory)
 
 
 def build_model(plan: RunPlan) -> Model:

@@ -13,7 +13,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,53 +41,38 @@ class Commands:
 
 
 def spawn(plan: RunPlan, *work: str, machines: Machines | None = None, path: Path | None = None) -> int:
-    """Run the training processes, which do `work` (`worker.main`); return their exit code, 0 or another.
+    """Run the training processes, which do `work` (`worker.main`), here or on each of several machines.
 
-    Those of this machine alone, or as one of several `machines`. `path` is the file of the plan, where the run folder
-    has one; otherwise a temporary one is written.
+    `path` is the file of the plan, where the run folder has one; otherwise a temporary one is written.
+
+    Returns the exit code of the first process that fails, 0 where none does; the others are ended. Ctrl-C, SIGTERM and
+    SIGHUP ask the training processes to stop at the end of a step; a second Ctrl-C kills them. If this process is
+    killed, they save and exit. A process that was killed is reported with the likely reason. On several machines a lost
+    process or machine is made up for, at most `max_restarts` times.
 
     Raises:
-        KeyboardInterrupt: they were asked to stop.
+        KeyboardInterrupt: they were asked to stop, and have saved.
     """
+    several = machines if machines and machines.are_several else None
+    processes, on_gpus = plan.processes_per_node, bool(plan.devices.gpu_names)
+    network, oom_kills_before = several.network_environment() if several else loopback.environment(), num_oom_kills()
+    log_dir = plan.run_dir / "logs" / f"{socket.gethostname()}-{time.strftime('%Y%m%d-%H%M%S')}"
     with contextlib.ExitStack() as held:
         if path is None:
             path = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="zerokara-plan-")), PLAN_NAME)
             plan.write(path)
-        log_dir = plan.run_dir / "logs" / f"{socket.gethostname()}-{time.strftime('%Y%m%d-%H%M%S')}"
-        processes = plan.processes_per_node
-        code = launch(plan.task.worker, [str(path), *work], processes, machines, plan.requested.max_restarts, log_dir)
-    if code == INTERRUPTED:
-        raise KeyboardInterrupt
-    return code
-
-
-def launch(
-    module: str,
-    arguments: Sequence[str],
-    processes: int,
-    machines: Machines | None = None,
-    max_restarts: int = 0,
-    log_dir: Path | None = None,
-) -> int:
-    """Run ``python -m module arguments`` in `processes` processes, here or on each of several machines.
-
-    Returns the exit code of the first process that fails; the others are ended. Ctrl-C, SIGTERM and SIGHUP ask the
-    training processes to stop at the end of a step, and give the exit code 130 (or 1 if they could not save); a second
-    Ctrl-C kills them. If this process is killed, they save and exit. A process that was killed is reported with the
-    likely reason. On several machines a lost process or machine is made up for, at most `max_restarts` times.
-    """
-    if machines is not None and not machines.are_several:
-        machines = None
-    network = loopback.environment() if machines is None else machines.network_environment()
-    oom_kills_before = num_oom_kills()
-    with rendezvous.held() as place, _environment({**network, **process_environment(processes), **place}):
+        place = held.enter_context(rendezvous.held())
+        held.enter_context(_environment({**network, **process_environment(processes, on_gpus), **place}))
         # Where torch is loaded for the agent alone, the processes are forked, and need not load it once more. Where it
         # is there already it may have used a GPU or threads, with which a process cannot be forked.
         is_forked = "torch" not in sys.modules
         from zerokara.training.nodes import agent
 
-        code = agent.run(module, arguments, processes, is_forked, machines, max_restarts if machines else 0, log_dir)
-    if code == -signal.SIGKILL and machines is None:
+        restarts = plan.requested.max_restarts if several else 0
+        code = agent.run(plan.task.worker, [str(path), *work], processes, is_forked, several, restarts, log_dir)
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt
+    if code == -signal.SIGKILL and several is None:
         print(f"failed: {supervision.kill_message(oom_kills_before)}", file=sys.stderr)
     return code
 

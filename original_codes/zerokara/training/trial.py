@@ -26,7 +26,7 @@ from zerokara.training.guards import StepGuard
 from zerokara.training.loop import train_step
 from zerokara.training.micro_batch import TrialResult
 from zerokara.training.planning.run_plan import RunPlan
-from zerokara.training.processes.joining import gpu_memory, peak_memory
+from zerokara.training.processes.joining import peak_memory
 from zerokara.training.run import join, open_run
 
 MIN_STEPS, MAX_STEPS = 3, 33
@@ -57,7 +57,7 @@ def run_trial(plan: RunPlan, result_path: Path) -> None:
     """
     processes, config, schedule = join(plan), plan.resolved, plan.schedule
     device, log = processes.device, processes.log
-    forecast = plan.memory_forecast(gpu_memory(device))
+    forecast = plan.memory
     run, guard = open_run(plan, processes), StepGuard(config.spike_sigmas, config.max_skipped_steps)
     seen, seconds = profile_first_forward(run.model), list[float]()
     last_step = max(MIN_STEPS, min(MAX_STEPS, schedule.num_steps))

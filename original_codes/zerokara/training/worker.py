@@ -20,8 +20,7 @@ from zerokara import supervision
 from zerokara.errors import RunError, guarded
 from zerokara.training.evaluation import Validation, evaluate_checkpoint, of_loss
 from zerokara.training.planning.memory import MemoryForecast
-from zerokara.training.planning.run_plan import PRETRAINING, RunPlan, Task, on_processes, read_plan
-from zerokara.training.processes import joining
+from zerokara.training.planning.run_plan import PRETRAINING, RunPlan, Task, read_plan
 from zerokara.training.processes.joining import Processes
 from zerokara.training.trainer import open_trainer
 from zerokara.training.trial import run_trial
@@ -73,7 +72,7 @@ def main(arguments: Sequence[str], task: Task = PRETRAINING, work: Mapping[str, 
         # torch's agents go on where one machine is lost.
         number = int(os.environ["WORLD_SIZE"])
         if number != plan.num_processes:
-            plan = on_processes(plan, number, number // plan.processes_per_node)
+            plan = plan.on_processes(number, number // plan.processes_per_node)
         explained(work[name], plan, *others)
 
     return guarded(run, again="")
@@ -86,7 +85,7 @@ def explained(work: Callable[..., None], plan: RunPlan, *arguments: str) -> None
         OutOfMemory: with the state by part, and a setting that would fit.
         LostConnection: another process is gone, or did not answer in time.
     """
-    forecast = plan.memory_forecast(joining.gpu_memory(joining.local_device()))
+    forecast = plan.memory
     try:
         work(plan, *arguments)
     except (RuntimeError, MemoryError) as error:

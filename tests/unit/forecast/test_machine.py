@@ -22,8 +22,8 @@ def planner(tiny_data: dict[str, str], tmp_path: Path) -> Planner:
 
 def test_a_size_takes_the_place_of_the_users(planner: Planner) -> None:
     local = planner.local_plan(**size_settings("3M"))
-    assert (local.plan.shape.num_layers, local.plan.shape.hidden_size) == (5, 192)
-    assert planner.local_plan().plan.shape.hidden_size == 48  # the configuration's own
+    assert (local.shape.num_layers, local.shape.hidden_size) == (5, 192)
+    assert planner.local_plan().shape.hidden_size == 48  # the configuration's own
     with pytest.raises(UserError, match="model_size"):
         planner.config(hidden_size="auto")
 
@@ -31,7 +31,7 @@ def test_a_size_takes_the_place_of_the_users(planner: Planner) -> None:
 def test_two_sizes_are_tried_and_their_tokens_counted(planner: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
 
-    def steps(plan, forecast) -> tuple[RunPlan, TrialResult]:  # type: ignore[no-untyped-def]
+    def steps(plan) -> tuple[RunPlan, TrialResult]:  # type: ignore[no-untyped-def]
         seconds_of_token = 1e-5 + 1e-11 * plan.shape.flops_per_token()
         tried.append((plan.resolved.model_size, plan.shape.hidden_size, plan.resolved.precision))
         return plan, TrialResult(1, seconds_of_token * plan.schedule.batch_tokens)
@@ -51,6 +51,6 @@ def test_a_small_run_is_one_process_with_the_optimizer_of_the_large_one(tiny_dat
     given = ("tensor_parallel_size=2", "num_processes=2", "micro_batch_size=2", "precision=fp32")
     planner = Planner(Path(tiny_data["config"]), given)
     assert SmallRuns(planner, Path()).settings["optimizer"] == "adamw"  # Muon needs whole matrices
-    small = planner.local_plan(**SmallRuns(planner, Path()).settings).plan
+    small = planner.local_plan(**SmallRuns(planner, Path()).settings)
     assert (small.num_processes, small.resolved.tensor_parallel_size, small.resolved.optimizer) == (1, 1, "adamw")
     assert SmallRuns(Planner(Path(tiny_data["config"]), ()), Path()).settings["optimizer"] == "muon"

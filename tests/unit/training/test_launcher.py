@@ -11,10 +11,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from programs import launch
 from tiny import ROOT
 
 from zerokara import supervision
-from zerokara.training import spawning
 from zerokara.training.nodes import agent
 
 TRAINER = """
@@ -64,7 +64,7 @@ def test_processes_that_wait_for_one_that_failed_are_ended(
     (tmp_path / "probe.py").write_text(program, encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     started = time.monotonic()
-    assert spawning.launch("probe", [], 4) == 7
+    assert launch("probe", [], 4) == 7
     assert time.monotonic() - started < 12
     assert not [each for each in psutil.Process().children() if "probe" in each.cmdline()]
 

@@ -8,7 +8,8 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from configs import config_of
@@ -17,17 +18,25 @@ from zerokara import supervision
 from zerokara.errors import RunError
 from zerokara.model.shapes import ModelShape
 from zerokara.training import micro_batch
-from zerokara.training.micro_batch import (
-    CPU_TOKENS,
-    first_choice,
-    keep_choice,
-    kept_choice,
-    try_steps,
-)
+from zerokara.training.micro_batch import CPU_TOKENS, first_choice, keep_choice, kept, try_steps
 from zerokara.training.planning.memory import MemoryForecast
-from zerokara.training.planning.run_plan import RunPlan, make_plan, with_micro_batch
+from zerokara.training.planning.processors import Devices
+from zerokara.training.planning.run_folder import MICRO_BATCH_NAME, EarlierRun
+from zerokara.training.planning.run_plan import RunPlan, make_plan
 
 GB = 10**9
+
+
+@pytest.fixture
+def plan(tiny_data: dict[str, str]) -> RunPlan:
+    paths = {key: tiny_data[key] for key in ("input_tokenizer_file", "output_prefix", "input_jsonl")}
+    settings = config_of(**paths, micro_batch_size="auto", global_batch_size=256, seq_len=32)
+    return make_plan(settings, 1, "fp32").with_settings(micro_batch_size=64)
+
+
+def on_gpu(plan: RunPlan, gpu_bytes: float) -> RunPlan:
+    """The plan on a GPU with so much memory."""
+    return replace(plan, devices=Devices(("NVIDIA H200",), int(gpu_bytes)))
 
 
 def forecast_of(gpu: float | None = 80, seq_len: int = 2048, **settings: Any) -> MemoryForecast:
@@ -37,39 +46,36 @@ def forecast_of(gpu: float | None = 80, seq_len: int = 2048, **settings: Any) ->
     return MemoryForecast(shape, main_bytes=64 * GB, gpu_bytes=gpu_bytes, **given)
 
 
+def first_choice_of(forecast: MemoryForecast) -> int:
+    return first_choice(cast(RunPlan, SimpleNamespace(memory=forecast)))
+
+
 def test_the_first_choice_is_the_largest_that_surely_fits_on_a_gpu() -> None:
     tight, roomy = forecast_of(gpu=2), forecast_of(gpu=8)
-    chosen = first_choice(tight)
+    chosen = first_choice_of(tight)
     assert replace(tight, micro_batch_size=chosen).fits and not replace(tight, micro_batch_size=2 * chosen).fits
-    assert first_choice(roomy) > chosen and 256 % chosen == 0
-    assert first_choice(forecast_of(gpu=0.1)) == 1
+    assert first_choice_of(roomy) > chosen and 256 % chosen == 0
+    assert first_choice_of(forecast_of(gpu=0.1)) == 1
 
 
 @pytest.mark.parametrize("seq_len", [128, 2048, 8192])
 def test_auto_on_a_cpu_stops_where_it_gets_no_faster(seq_len: int) -> None:
-    assert first_choice(forecast_of(None, seq_len)) * seq_len == max(CPU_TOKENS, seq_len)
+    assert first_choice_of(forecast_of(None, seq_len)) * seq_len == max(CPU_TOKENS, seq_len)
 
 
 def test_auto_on_a_cpu_takes_all_where_that_is_little() -> None:
-    assert first_choice(forecast_of(None, 16, global_batch_size=24, num_processes=2)) == 12
+    assert first_choice_of(forecast_of(None, 16, global_batch_size=24, num_processes=2)) == 12
 
 
-def test_a_choice_is_kept_until_what_it_was_made_for_changes(tmp_path: Path) -> None:
-    forecast = forecast_of()
-    assert kept_choice(tmp_path, forecast) == (None, False)
-    keep_choice(tmp_path, forecast, 16)
-    assert kept_choice(tmp_path, forecast) == (16, True)
-    assert kept_choice(tmp_path, replace(forecast, main_bytes=GB)) == (16, True), "a busy machine is the same one"
-    assert kept_choice(tmp_path, replace(forecast, micro_batch_size=8)) == (16, True)
-    for changes in ({"gpu_bytes": 40 * GB}, {"zero_stage": 2}):
-        assert kept_choice(tmp_path, replace(forecast, **changes)) == (16, False)
-
-
-@pytest.fixture
-def plan(tiny_data: dict[str, str]) -> RunPlan:
-    paths = {key: tiny_data[key] for key in ("input_tokenizer_file", "output_prefix", "input_jsonl")}
-    settings = config_of(**paths, micro_batch_size="auto", global_batch_size=64, seq_len=32)
-    return with_micro_batch(make_plan(settings, 1, "fp32"), 64)
+def test_a_choice_is_kept_until_what_it_was_made_for_changes(plan: RunPlan, tmp_path: Path) -> None:
+    plan = on_gpu(plan, 80 * GB).with_settings(output_model_dir=str(tmp_path), micro_batch_size=16)
+    keep_choice(plan)
+    written = json.loads((tmp_path / MICRO_BATCH_NAME).read_text(encoding="utf-8"))
+    earlier = EarlierRun([], 0.0, {}, {}, written, has_ended=False)
+    assert kept(plan, earlier) == kept(plan.with_settings(micro_batch_size=8), earlier) == 16
+    assert kept(plan, None) is None
+    for other in (on_gpu(plan, 40 * GB), plan.with_settings(zero_stage=2)):
+        assert kept(other, earlier) is None
 
 
 def stand_in(
@@ -113,7 +119,7 @@ def test_on_a_gpu_the_largest_that_fits_is_found_in_few_trials(
 ) -> None:
     found = stand_in(monkeypatch, peak_of, memory=100)
     monkeypatch.setattr(micro_batch, "first_choice", lambda _: first)
-    chosen, result = try_steps(plan, forecast_of(gpu=100))
+    chosen, result = try_steps(on_gpu(plan, 100 * GB))
     fitting = [size for size in found if peak_of(size) <= 86.5]
     assert found == tried and chosen.resolved.micro_batch == max(fitting)
     assert result.peak_bytes == int(peak_of(max(fitting)) * GB)
@@ -121,30 +127,30 @@ def test_on_a_gpu_the_largest_that_fits_is_found_in_few_trials(
 
 def test_the_smallest_is_taken_though_it_leaves_little(plan: RunPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     assert stand_in(monkeypatch, lambda size: 90 + size, memory=95) == []
-    assert try_steps(plan, plan.memory_forecast(100 * GB))[0].resolved.micro_batch == 1
+    assert try_steps(on_gpu(plan, 100 * GB))[0].resolved.micro_batch == 1
 
 
 @pytest.mark.parametrize("gpu_bytes", [None, 20 * GB])
 def test_where_nothing_fits_it_fails(plan: RunPlan, monkeypatch: pytest.MonkeyPatch, gpu_bytes: int | None) -> None:
     stand_in(monkeypatch, lambda size: 50 * size, memory=20)
     with pytest.raises(RunError, match=str(supervision.OUT_OF_MEMORY)):
-        try_steps(plan, plan.memory_forecast(gpu_bytes))
+        try_steps(on_gpu(plan, gpu_bytes) if gpu_bytes else plan)
 
 
 def test_a_size_that_the_user_chose_is_tried_alone(plan: RunPlan, monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = replace(plan, requested=plan.requested.model_copy(update={"micro_batch_size": 64}))
-    forecast = plan.memory_forecast(80 * GB)
+    requested = plan.requested.model_copy(update={"micro_batch_size": 64})
+    chosen = replace(on_gpu(plan, 80 * GB), requested=requested)
     tried = stand_in(monkeypatch, float, memory=20)
     with pytest.raises(RunError):
-        try_steps(chosen, forecast)
+        try_steps(chosen)
     assert tried == [64]
     stand_in(monkeypatch, float, memory=80)
-    tried_plan, result = try_steps(chosen, forecast)
+    tried_plan, result = try_steps(chosen)
     assert tried_plan == chosen and result.seconds_per_step == 0.5
 
 
 def test_another_failure_is_passed_on(plan: RunPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = stand_in(monkeypatch, float, memory=80, code=1)
     with pytest.raises(RunError, match="exit code 1"):
-        try_steps(plan, plan.memory_forecast(None))
+        try_steps(plan)
     assert tried == [64]

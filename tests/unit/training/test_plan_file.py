@@ -10,14 +10,15 @@ import pytest
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import RunError
-from zerokara.training.planning.run_plan import RunPlan, make_plan, read_plan, with_micro_batch
+from zerokara.training.planning.run_plan import RunPlan, make_plan, read_plan
 
 
 @pytest.fixture
 def plan(tiny_data: dict[str, str]) -> RunPlan:
     stages = "stages=[{tokens: 5000, order: sequential}, {tokens: rest, order: shuffle}]"
     overrides = ["lr=auto", "optimizer=auto", "sample_prompts=[ab, c]", "max_hours=1.5", stages]
-    return with_micro_batch(make_plan(load(PretrainConfig, tiny_data["config"], overrides), 2, "fp32"), 1)
+    plan = make_plan(load(PretrainConfig, tiny_data["config"], overrides), 2, "fp32")
+    return plan.with_settings(micro_batch_size=1)
 
 
 def test_what_is_read_is_what_was_planned(plan: RunPlan, tmp_path: Path) -> None:

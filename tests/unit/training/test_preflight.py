@@ -23,6 +23,7 @@ from zerokara.progress import bytes_text
 from zerokara.tokens.layout import bin_path
 from zerokara.training import launching
 from zerokara.training.planning import preflight, run_plan
+from zerokara.training.planning.run_folder import EarlierRun
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -33,7 +34,7 @@ def prepared(tiny_data: dict[str, str], *overrides: str) -> run_plan.RunPlan:
 
 def test_the_head_of_the_data_is_shown_as_text(tiny_data: dict[str, str]) -> None:
     plan = prepared(tiny_data)
-    rows = dict(preflight.plan_rows(run_plan.with_micro_batch(plan, 1)))
+    rows = dict(preflight.plan_rows(plan.with_settings(micro_batch_size=1)))
     shown = rows["data begins"].partition(" = ")[2].strip("'")
     assert len(shown) > 20 and shown in Path(tiny_data["input_jsonl"]).read_text(encoding="utf-8")
     assert rows["tokenizer"].startswith(f"sha256 {plan.encoder.sha256[:12]}")
@@ -120,9 +121,9 @@ def test_a_longer_run_announces_that_its_learning_rate_rises(
 
     def told(before: float) -> list[str]:
         monkeypatch.setattr(launching.metrics, "read", lambda _: [{"step": 5, "learning_rate": before}])
-        return list(launching.learning_rate_changes(plan))
+        return list(launching.changed_choices(plan, earlier))
 
-    monkeypatch.setattr(launching.checkpoint, "all_steps", lambda _: [5])
+    earlier = EarlierRun([5], 0.0, {}, {}, None, has_ended=False)
     now = plan.schedule.learning_rate(5)
     assert told(now) == []
     (message,) = told(0.1)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from configs import config_of
+from programs import launch
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
 from zerokara import resources
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import Fault, UserError
-from zerokara.training import spawning
 from zerokara.training.planning import processors
+from zerokara.training.planning.processors import Devices
 
 TWO = "GPU 0: NVIDIA H200 (UUID: GPU-1b2c-11)\nGPU 1: NVIDIA L4 (UUID: GPU-9f00-22)\n"
 DIVIDED = "GPU 0: NVIDIA A100 (UUID: GPU-77)\n  MIG 3g.20gb     Device  0: (UUID: MIG-aa-1)\n"
@@ -51,9 +54,7 @@ def config(processes: int | str = "auto") -> PretrainConfig:
 
 def check_processes(config: PretrainConfig, seen: int) -> None:
     """Check the number of processes where torch sees so many GPUs."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(processors, "_num_gpus", lambda: seen)
-        processors.num_processes(config)
+    Devices(("NVIDIA H200",) * seen).num_processes(config)
 
 
 def fault_of(check: Callable[..., None], *arguments: object) -> Fault:
@@ -82,7 +83,7 @@ def test_a_gpu_is_an_error_where_torch_cannot_use_it(machine: Machine) -> None:
 def test_the_cpu_can_be_asked_for(machine: Machine, named: str) -> None:
     machine(TWO, named)
     check_processes(config(4), 0)
-    assert processors.unused(0) is None
+    assert processors.unused() is None
 
 
 def test_more_processes_than_gpus_are_an_error(machine: Machine) -> None:
@@ -104,39 +105,41 @@ def test_more_processes_than_cores_are_an_error(machine: Machine, monkeypatch: p
 
 def test_gpus_that_are_not_used_are_told(machine: Machine) -> None:
     machine(TWO)
-    assert "NVIDIA H200, NVIDIA L4: not used" in str(processors.unused(0))
-    assert processors.unused(2) is None
+    assert "NVIDIA H200, NVIDIA L4: not used" in str(processors.unused())
     machine(DIVIDED, cuda=None)
-    told = str(processors.unused(0))
+    told = str(processors.unused())
     assert told.startswith("NVIDIA A100: not used") and "built for the CPU alone" in told
     machine(NONE)
-    assert processors.unused(0) is None
+    assert processors.unused() is None
 
 
 def test_the_plan_names_the_device(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     machine(NONE)
-    assert processors.device_rows(2) == [("device", "CPU, 4 cores, 2 threads a process")]
+    assert Devices().rows(2) == [("device", "CPU, 4 cores, 2 threads a process")]
     machine(TWO)
-    assert [name for name, _ in processors.device_rows(2)] == ["device", "note"]
-    names = ["NVIDIA H200", "NVIDIA H200", "NVIDIA L4"]
-    monkeypatch.setattr("torch.cuda.device_count", lambda: len(names))
-    monkeypatch.setattr("torch.cuda.get_device_name", names.__getitem__)
-    assert processors.device_rows(2) == [("device", "GPU, 2 × NVIDIA H200 (1 more not used)")]
-    assert processors.device_rows(3) == [("device", "GPU, 2 × NVIDIA H200, 1 × NVIDIA L4")]
+    assert [name for name, _ in Devices().rows(2)] == ["device", "note"]
+    gpus = Devices(("NVIDIA H200", "NVIDIA H200", "NVIDIA L4"))
+    assert gpus.rows(2) == [("device", "GPU, 2 × NVIDIA H200 (1 more not used)")]
+    assert gpus.rows(3) == [("device", "GPU, 2 × NVIDIA H200, 1 × NVIDIA L4")]
 
 
 def test_a_torch_for_the_cpu_alone_is_not_imported_to_be_asked(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would take the launching process a second."""
-    asked: list[str] = []
-    monkeypatch.setattr(processors, "_cuda", lambda: asked.append("asked") or pytest.importorskip("torch").cuda)
-    for cuda, is_asked in ((None, False), ("13.0", True)):
-        machine(cuda=cuda, named="")
-        assert processors.num_processes(config()) == 1 and processors.gpu_bytes() is None
-        assert processors.precision(config()) in ("bf16", "fp32")
-        assert processors.device_rows(1)[0][1].startswith("CPU") and bool(asked) == is_asked
+    machine(cuda=None)
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "torch", None)  # importing it fails from now on
+        assert processors.devices() == Devices(computes_bf16=processors.devices().computes_bf16)
+        machine()
+        with pytest.raises(ImportError):
+            processors.devices()
+    gpus = [SimpleNamespace(name=name, total_memory=size) for name, size in (("NVIDIA H200", 141), ("NVIDIA L4", 24))]
+    monkeypatch.setattr("torch.cuda.device_count", lambda: len(gpus))
+    monkeypatch.setattr("torch.cuda.get_device_properties", gpus.__getitem__)
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: not including_emulation)
+    assert processors.devices() == Devices(("NVIDIA H200", "NVIDIA L4"), 24, computes_bf16=True)
 
 
 @pytest.fixture
@@ -200,7 +203,7 @@ def test_training_processes_are_started_with_it(
         return popen(["true"], start_new_session=True)
 
     monkeypatch.setattr(subprocess_handler, "Popen", start)
-    assert spawning.launch("module", [], 2) == 0
+    assert launch("module", [], 2) == 0
     expected = {"OMP_NUM_THREADS": "4", "OMP_WAIT_POLICY": "PASSIVE", **given}
     assert {name: started[0][name] for name in expected} == expected
 

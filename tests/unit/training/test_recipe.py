@@ -140,12 +140,13 @@ def test_a_batch_that_the_processes_cannot_share_is_refused(tiny_data: dict[str,
 def test_a_run_keeps_what_it_began_with(tiny_data: dict[str, str], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     first = planned(tiny_data, folder)
-    assert run_folder.kept_settings(first.requested) is None
+    assert run_folder.look(first.requested) is None
     run_folder.claim(first)
-    assert run_folder.kept_settings(first.requested) is None  # nothing is trained yet: the next start begins
+    assert run_folder.look(first.requested) is None  # nothing is trained yet: the next start begins
     (folder / run_folder.METRICS_NAME).write_text('{"step": 1, "loss": 2.0}\n', encoding="utf-8")
-    kept = run_folder.kept_settings(first.requested)
-    assert kept is not None
+    earlier = run_folder.look(first.requested)
+    assert earlier is not None
+    kept = earlier.requested
     longer = planned(tiny_data, folder, "train_tokens=400000000")
     assert longer.resolved.global_batch_size != first.resolved.global_batch_size
     resumed = planned(tiny_data, folder, "train_tokens=400000000", kept=kept)
@@ -153,7 +154,7 @@ def test_a_run_keeps_what_it_began_with(tiny_data: dict[str, str], tmp_path: Pat
         key: getattr(first.resolved, key) for key in recipe.RULES
     }
     assert all("as the run began" in each.reason for each in resumed.advice)
-    changed = run_folder.check_same_run(resumed)
+    changed = run_folder.check_same_run(resumed, earlier)
     assert len(changed) == 1 and changed[0].startswith("train_tokens")
     other = planned(tiny_data, folder, "optimizer=adamw", kept=kept)
     assert other.resolved.lr != first.resolved.lr  # Muon's rate is none of AdamW's

@@ -24,7 +24,7 @@ from zerokara.config.loading import RESOLVED_NAME, load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import RunError, UserError
 from zerokara.steps import command, train
-from zerokara.training import spawning
+from zerokara.training import launching
 from zerokara.training.planning import run_folder, run_lock, run_plan
 from zerokara.training.planning.run_plan import RunPlan
 
@@ -54,25 +54,35 @@ def begin(plan: RunPlan) -> Path:
     return plan.run_dir
 
 
+def changes(plan: RunPlan) -> list[str]:
+    """What a start would say that has changed."""
+    earlier = run_folder.look(plan.requested)
+    return run_folder.check_same_run(plan, earlier) if earlier else []
+
+
+def redo(plan: RunPlan) -> list[str]:
+    """What --redo would say."""
+    earlier = run_folder.look(plan.requested)
+    return run_folder.check_redo(plan, earlier) if earlier else []
+
+
 def test_a_changed_setting_is_announced_and_another_shape_refused(settings) -> None:  # type: ignore[no-untyped-def]
     begin(run_plan.make_plan(settings(), 1))
-    assert run_folder.check_same_run(run_plan.make_plan(settings(), 1)) == []
-    assert run_folder.check_same_run(run_plan.make_plan(settings("lr=0.02", "num_workers=1"), 1)) == ["lr: 0.01 → 0.02"]
+    assert changes(run_plan.make_plan(settings(), 1)) == []
+    assert changes(run_plan.make_plan(settings("lr=0.02", "num_workers=1"), 1)) == ["lr: 0.01 → 0.02"]
     with refused("num_layers", "2", "3"):
-        run_folder.check_same_run(run_plan.make_plan(settings("num_layers=3"), 1))
+        changes(run_plan.make_plan(settings("num_layers=3"), 1))
 
 
 def test_another_curriculum_is_refused_and_a_longer_one_goes_on(settings) -> None:  # type: ignore[no-untyped-def]
     def check(stages: str, *others: str) -> list[str]:
-        return run_folder.check_same_run(
-            run_plan.make_plan(settings("train_tokens=auto", f"stages={stages}", *others), 1)
-        )
+        return changes(run_plan.make_plan(settings("train_tokens=auto", f"stages={stages}", *others), 1))
 
     begin(run_plan.make_plan(settings(), 1))
     with refused("stages", "source_weights"):
         check("[{tokens: rest}]")
     with refused("intra_document_masking", "False", "True"):
-        run_folder.check_same_run(run_plan.make_plan(settings("intra_document_masking=true"), 1))
+        changes(run_plan.make_plan(settings("intra_document_masking=true"), 1))
     begun = "[{tokens: 640, source_weights: [2]}, {tokens: 640, order: shuffle}]"
     two_passes = begun.replace("640, order", "12800, order")
     shutil.rmtree(run_plan.make_plan(settings(), 1).run_dir)
@@ -95,18 +105,18 @@ def test_a_start_that_was_aborted_before_its_first_step_blocks_nothing(settings)
     # Killed while it wrote its first file, and while it held the folder.
     for name in ("run.json.123.partial", *run_lock.NAMES):
         (first.run_dir / name).touch()
-    assert run_folder.check_same_run(first) == []
+    assert changes(first) == []
     run_folder.claim(first)
     (first.run_dir / "tokenizer.model").write_bytes(b"of the first configuration")
     (first.run_dir / "metrics.jsonl").write_bytes(b'{"step":0,"valid_loss":6.1}\n')
-    assert run_folder.check_same_run(other) == run_folder.check_redo(other) == []
+    assert changes(other) == redo(other) == []
     run_folder.claim(other)
     assert orjson.loads((first.run_dir / run_folder.IDENTITY_NAME).read_bytes())["num_layers"] == 3
     tokenizer = Path(other.requested.input_tokenizer_file).read_bytes()
     assert (first.run_dir / "tokenizer.model").read_bytes() == tokenizer
     (first.run_dir / "metrics.jsonl").write_bytes(b'{"step":1,"loss":6.1}\n')  # a step, though it was never saved
     with refused("num_layers", "3", "2"):
-        run_folder.check_same_run(first)
+        changes(first)
 
 
 def test_differences_are_told_by_the_keys_of_the_yaml(settings) -> None:  # type: ignore[no-untyped-def]
@@ -129,20 +139,19 @@ def test_redo_sets_a_run_aside_and_says_so(settings) -> None:  # type: ignore[no
     (run_dir / "notes.txt").write_text("mine", encoding="utf-8")
     for number in (1, 2):
         old = run_dir.with_name(f"run.old-{number}")
-        lines = " ".join(run_folder.check_redo(plan))
+        lines = " ".join(redo(plan))
         assert str(old) in lines and "step 1," in lines and "resumes" in lines
-        assert "resumes" not in " ".join(run_folder.check_redo(run_plan.make_plan(settings("seed=7"), 1)))
+        assert "resumes" not in " ".join(redo(run_plan.make_plan(settings("seed=7"), 1)))
         with run_lock.held(plan.requested):
             run_folder.set_aside(run_dir)
             assert [path.name for path in run_dir.iterdir()] == [run_lock.COMMAND_LOCK_NAME]  # still held
-            run_folder.set_aside(run_dir)  # nothing to keep
             begin(plan)
         assert checkpoint.all_steps(old) == checkpoint.all_steps(run_dir) == [1]
         assert not list(old.glob("*.lock"))
     assert (run_dir.with_name("run.old-1") / "notes.txt").read_text(encoding="utf-8") == "mine"
     complete = run_dir / "manifest.json"
     complete.touch()
-    assert "complete" in run_folder.check_redo(plan)[0] and "resumes" not in run_folder.check_redo(plan)[0]
+    assert "complete" in redo(plan)[0] and "resumes" not in redo(plan)[0]
 
 
 def test_the_command_that_resumes_has_no_redo_once_the_old_run_is_set_aside(
@@ -152,10 +161,14 @@ def test_the_command_that_resumes_has_no_redo_once_the_old_run_is_set_aside(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Pasted with it, it would set aside the run that it was to resume; without it too early, resume the old one."""
+
+    def interrupted(*_: object, **__: object) -> int:
+        raise KeyboardInterrupt
+
     run_dir = begin(run_plan.make_plan(settings(), 1))
     typed = ["--config", tiny_data["config"], "--set", f"output_model_dir={run_dir}", "--set", "num_processes=1"]
     monkeypatch.setenv(command.COMMAND_NAME, "bash 3_train_node1.sh")
-    monkeypatch.setattr(spawning, "launch", lambda *_: spawning.INTERRUPTED)
+    monkeypatch.setattr(launching, "spawn", interrupted)
 
     def printed(code: int) -> list[str]:
         assert train.main(["--redo", *typed]) == code
@@ -168,7 +181,7 @@ def test_the_command_that_resumes_has_no_redo_once_the_old_run_is_set_aside(
     assert printed(130) == typed
     assert checkpoint.all_steps(run_dir.with_name("run.old-1")) == [1] and not checkpoint.all_steps(run_dir)
     checkpoint.folder_of(run_dir, 1).mkdir()
-    monkeypatch.setattr(spawning, "launch", lambda *_: 1)
+    monkeypatch.setattr(launching, "spawn", lambda *_, **__: 1)
     assert printed(1) == typed and run_dir.with_name("run.old-2").exists()
 
 
@@ -177,7 +190,7 @@ def test_redo_of_a_linked_run_renames_what_the_link_leads_to(settings, tmp_path:
     (tmp_path / "run").symlink_to(tmp_path / "disk" / "there")
     plan = run_plan.make_plan(settings(), 1)
     begin(plan)
-    assert str(tmp_path / "disk" / "there.old-1") in run_folder.check_redo(plan)[0]
+    assert str(tmp_path / "disk" / "there.old-1") in redo(plan)[0]
     with run_lock.held(plan.requested):
         run_folder.set_aside(plan.run_dir)
         run_folder.claim(plan)
@@ -189,18 +202,18 @@ def test_redo_takes_nothing_away_that_the_new_run_reads(settings, tmp_path: Path
     begin(run_plan.make_plan(settings(), 1))
     inside = settings(f"init_from={tmp_path / 'run' / 'exported'}")
     with pytest.raises(UserError) as caught:
-        run_folder.check_redo(run_plan.make_plan(inside, 1))
+        redo(run_plan.make_plan(inside, 1))
     assert [fault.key for fault in caught.value.faults] == ["init_from"]
     beside = settings(f"init_from={tmp_path / 'run_hf'}")
-    assert run_folder.check_redo(run_plan.make_plan(beside, 1))
+    assert redo(run_plan.make_plan(beside, 1))
     text = settings(f"input_jsonl=[{tmp_path / 'run' / 'text'}, '@{tmp_path / 'run' / 'list.txt'}']")
     with pytest.raises(UserError) as caught:
-        run_folder.check_redo(run_plan.make_plan(text, 1))
+        redo(run_plan.make_plan(text, 1))
     assert [fault.key for fault in caught.value.faults] == ["input_jsonl"]
     # The configuration that the run itself has saved is at hand, and would be away when the training processes read it.
     resolved = load(PretrainConfig, tmp_path / "run" / RESOLVED_NAME)
     with pytest.raises(UserError) as refused_config:
-        run_folder.check_redo(run_plan.make_plan(resolved, 1))
+        redo(run_plan.make_plan(resolved, 1))
     assert [fault.where for fault in refused_config.value.faults] == [str(resolved.path)]
 
 

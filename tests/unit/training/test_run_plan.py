@@ -13,6 +13,7 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.errors import UserError
 from zerokara.training import launching
 from zerokara.training.planning import processors, run_plan
+from zerokara.training.planning.processors import Devices
 
 
 @pytest.fixture
@@ -42,23 +43,9 @@ def test_tokens_of_another_tokenizer_are_refused(settings, tiny_data: dict[str, 
     assert "sha256" in fault.rule and "--redo" in fault.remedy
 
 
-def test_more_processes_than_gpus_are_refused(settings, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
-    import torch
-
-    monkeypatch.setattr(processors, "built_for_gpus", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert processors.num_processes(settings("num_processes=auto")) == 2
-    with pytest.raises(UserError) as caught:
-        processors.num_processes(settings("num_processes=4", "global_batch_size=32"))
-    (fault,) = caught.value.faults
-    assert (fault.key, fault.value) == ("num_processes", 4) and "2" in fault.remedy
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert processors.num_processes(settings("num_processes=2")) == 2
-
-
 def test_on_a_cpu_processes_share_the_cores(settings, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     def processes(*overrides: str) -> int:
-        return launching.on_this_machine(run_plan.make_plan(settings(*overrides), 1)).plan.num_processes
+        return launching.on_this_machine(run_plan.make_plan(settings(*overrides))).num_processes
 
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(processors, "available_cores", lambda: 4)
@@ -71,39 +58,40 @@ def test_on_a_cpu_processes_share_the_cores(settings, monkeypatch: pytest.Monkey
     assert processes("micro_batch_size=auto") == 1  # each has libraries of its own
 
 
-def test_precision_follows_the_hardware_only_when_asked(settings, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
-    assert processors.precision(settings("precision=fp32")) == "fp32"
-    assert processors.precision(settings("precision=bf16")) == "bf16"
-    given = settings("precision=auto")
-    chosen = processors.precision(given)
-    assert chosen in ("bf16", "fp32")
-    plan = run_plan.make_plan(given, 1, chosen)
-    assert (plan.resolved.precision, plan.requested.precision) == (chosen, "auto")
+def test_precision_follows_the_hardware_only_when_asked(settings) -> None:  # type: ignore[no-untyped-def]
+    for given in ("fp32", "bf16"):
+        assert Devices(computes_bf16=given == "fp32").precision(settings(f"precision={given}")) == given
+    config = settings("precision=auto")
+    assert [Devices(computes_bf16=each).precision(config) for each in (True, False)] == ["bf16", "fp32"]
+    plan = run_plan.make_plan(config, 1, "fp32")
+    assert (plan.resolved.precision, plan.requested.precision) == ("fp32", "auto")
 
 
 def test_without_init_from_nothing_is_imported_for_it(settings, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setitem(sys.modules, "zerokara.huggingface.from_hf", None)  # importing it fails from now on
     monkeypatch.delattr("zerokara.huggingface.from_hf", raising=False)
-    launching.check_init_from(run_plan.make_plan(settings(), 1))
+    launching.check_fits(run_plan.make_plan(settings(), 1, "fp32"), starts=True)
     with pytest.raises(ImportError):
-        launching.check_init_from(run_plan.make_plan(settings("init_from=a_model"), 1))
+        launching.check_fits(run_plan.make_plan(settings("init_from=a_model"), 1, "fp32"), starts=True)
 
 
 def test_a_plan_for_several_machines(settings) -> None:  # type: ignore[no-untyped-def]
     plan = run_plan.make_plan(settings("num_processes=2", "nodes=2", "micro_batch_size=2"), 4, nodes=2)
     assert (plan.num_processes, plan.processes_per_node, plan.data_parallel_size) == (4, 2, 4)
-    alone = run_plan.on_processes(plan, 2, 1)
+    alone = plan.on_processes(2, 1)
     assert (alone.num_processes, alone.nodes, alone.data_parallel_size) == (2, 1, 2)
-    assert plan.memory_forecast(None).pools[0].num_processes == 2, "those of one machine share its memory"
+    assert plan.with_settings(precision="fp32").memory.pools[0].num_processes == 2, (
+        "those of one machine share its memory"
+    )
     with pytest.raises(UserError, match="global_batch_size"):
-        run_plan.on_processes(plan, 6, 3)
+        plan.on_processes(6, 3)
 
 
 def test_tensor_parallelism_stays_inside_a_machine(settings) -> None:  # type: ignore[no-untyped-def]
     given = settings("num_processes=1", "nodes=2", "tensor_parallel_size=2", "micro_batch_size=2", "optimizer=adamw")
     plan = run_plan.make_plan(given, 2, nodes=2)
     with pytest.raises(UserError, match="tensor_parallel_size = 2: must divide the 1 processes of each machine"):
-        run_plan.on_processes(plan, 2)
+        plan.on_processes(2)
 
 
 def test_a_hierarchy_of_the_users_own_is_checked_with_the_final_number_of_processes(settings, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -118,7 +106,7 @@ def test_a_hierarchy_of_the_users_own_is_checked_with_the_final_number_of_proces
         f"deepspeed_template={template}",
     )
     plan = run_plan.make_plan(given, 1)
-    assert run_plan.on_processes(plan, 4).template["zero_optimization"]["zero_hpz_partition_size"] == 2
+    assert plan.on_processes(4).template["zero_optimization"]["zero_hpz_partition_size"] == 2
     rule = "template.json: zero_hpz_partition_size = 2: must be a divisor of the 3 processes"
     with pytest.raises(UserError, match=rule):
-        run_plan.on_processes(plan, 3)
+        plan.on_processes(3)

@@ -20,7 +20,6 @@ from zerokara.config.machine import MachineSettings
 from zerokara.errors import Fault, RunError, UserError
 from zerokara.progress import plural
 from zerokara.training.nodes.addresses import DEFAULT_PORT, Endpoint, check_own, interface_of, own_address
-from zerokara.training.planning import run_plan
 from zerokara.training.planning.run_plan import RunPlan
 
 if TYPE_CHECKING:  # it imports torch, which nothing waits for that is checked before the machines meet
@@ -140,7 +139,7 @@ class Machines:
         if not self._count:
             raise RunError("the run has started without this machine; it may join the next start")
         if self._count != plan.nodes:
-            plan = run_plan.on_processes(plan, self._count * plan.processes_per_node, self._count)
+            plan = plan.on_processes(self._count * plan.processes_per_node, self._count)
         own = health.report_of(plan, self.meeting.address, self._met_at, device, devices)
         reports = health.exchange(self.meeting, self._count, own)
         print(f"{self._count} machines are here:", flush=True)

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from zerokara.checkpoint import all_steps
 from zerokara.config.data import DataOrderSettings
 from zerokara.config.optim import ScheduleSettings
 from zerokara.config.pretrain_config import TrainingSettings
@@ -19,12 +18,22 @@ from zerokara.training.compute import optimizers, updater
 from zerokara.training.planning import schedule
 from zerokara.training.planning.consumption import SourceUse, stage_title
 from zerokara.training.planning.memory import MemoryForecast
-from zerokara.training.planning.run_plan import RunPlan, template_path
+from zerokara.training.planning.run_folder import EarlierRun
+from zerokara.training.planning.run_plan import RunPlan, baseline_text, template_path
 from zerokara.training.planning.schedule import HOUR
 
 _HEAD_TOKENS = 24
 _CHECKED_IDS = 1 << 20
 """Ids whose range is checked, at the beginning and at the end of the data."""
+
+
+def faults(plan: RunPlan, earlier: EarlierRun | None, take: str) -> Iterator[Fault]:
+    """Check what a run needs before torch is loaded; `earlier` is what it resumes, `take` converts what is there."""
+    config = plan.requested
+    yield from hours_faults(config, plan.checkpoint_bytes, earlier.seconds if earlier else 0.0, take)
+    yield from disk_faults(plan, len(earlier.steps) if earlier else 0)
+    yield from epochs_faults(config, plan.consumption.sources)
+    yield from id_faults(plan)
 
 
 def hours_faults(config: ScheduleSettings, checkpoint_bytes: int, trained_seconds: float, take: str) -> Iterator[Fault]:
@@ -53,10 +62,9 @@ def max_checkpoints(plan: RunPlan) -> int:
     return min(-(-num_steps // interval), standing)
 
 
-def disk_faults(plan: RunPlan, beside_old: bool = False) -> Iterator[Fault]:
-    """Check that the disk has space for the checkpoints, with `beside_old` next to those that an earlier run left."""
+def disk_faults(plan: RunPlan, existing: int = 0) -> Iterator[Fault]:
+    """Check that the disk has space for the checkpoints, of which so many are there already."""
     config, each, standing = plan.resolved, plan.checkpoint_bytes, max_checkpoints(plan)
-    existing = len(all_steps(plan.run_dir)) if plan.run_dir.exists() and not beside_old else 0
     needed, free = max(0, standing - existing) * each, _free_bytes(plan)
     if needed > free:
         rule = (
@@ -165,8 +173,3 @@ def plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
         ("data begins", begins),
         ("tokenizer", f"sha256 {plan.encoder.sha256[:12]}…, the one that the data was made with"),
     ]
-
-
-def baseline_text(unigram_entropy: float) -> str:
-    """Return the loss below which a model has learned more than token frequencies, for display."""
-    return f"{unigram_entropy:.3f} nats per token: the unigram entropy, the loss of knowing token frequencies alone"

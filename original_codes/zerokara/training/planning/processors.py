@@ -12,6 +12,7 @@ import runpy
 import shutil
 import subprocess
 from collections import Counter
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from itertools import takewhile
@@ -47,66 +48,75 @@ def named_gpus() -> list[str] | None:
     return list(takewhile(lambda name: name not in ("", "-1", "NoDevFiles"), map(str.strip, text.split(","))))
 
 
-def num_processes(config: MachineSettings) -> int:
-    """Processes to start: the configured number, or one for each GPU that torch sees, or at least one on a CPU.
+@dataclass(frozen=True)
+class Devices:
+    """What this machine computes on, looked at once: the GPUs that torch sees, or without any its cores."""
 
-    Raises:
-        UserError: more are configured than there are GPUs or cores; or torch does not see a GPU that is named.
-    """
-    seen = _num_gpus()
-    named = named_gpus() or []
-    if seen < len(named):
-        rule = f"names {len(named)}, of which torch sees {seen}"
-        remedy = "name GPUs that exist (nvidia-smi -L lists them), each once"
-        if not built_for_gpus():
-            rule = f"names GPUs, and this torch ({_torch()['__version__']}) was built for the CPU alone"
-            remedy = _GPU_SETUP
-        remedy += "; or leave it empty to train on the CPU"
-        raise UserError(Fault("the environment", rule, VARIABLE, os.environ[VARIABLE], remedy))
-    most, what = seen or available_cores(), f"GPUs ({VARIABLE} is honoured)"
-    remedy = f"try {most} or auto"
-    if not seen:
-        what = "cores, since this run trains on the CPU"
-        remedy += f"; to try more all the same, slowly: {SHARE_CORES_NAME}=1 in the environment"
-    may_share = not seen and os.environ.get(SHARE_CORES_NAME)
-    if config.num_processes != "auto" and config.num_processes > most and not may_share:
-        raise UserError(config.fault("num_processes", f"must be at most {most}, the number of {what}", remedy))
-    return max(1, seen) if config.num_processes == "auto" else config.num_processes
+    gpu_names: tuple[str, ...] = ()
+    gpu_bytes: int | None = None
+    """Memory of the smallest GPU; None without any."""
+    computes_bf16: bool = False
+    """Whether it does so in hardware; otherwise it would emulate it."""
 
+    def num_processes(self, config: MachineSettings) -> int:
+        """Processes to start: the configured number, or one for each GPU, or at least one on a CPU.
 
-def precision(config: MachineSettings) -> Literal["bf16", "fp32"]:
-    """The configured precision; for ``auto`` bf16 where the device computes in it, fp32 where it would emulate it."""
-    if config.precision != "auto":
-        return config.precision
-    if _num_gpus():
-        return "bf16" if _cuda().is_bf16_supported(including_emulation=False) else "fp32"
-    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    return "bf16" if "amx_bf16" in flags or "avx512_bf16" in flags else "fp32"
+        Raises:
+            UserError: more are configured than there are GPUs or cores; or torch does not see a GPU that is named.
+        """
+        seen, named = len(self.gpu_names), named_gpus() or []
+        if seen < len(named):
+            rule = f"names {len(named)}, of which torch sees {seen}"
+            remedy = "name GPUs that exist (nvidia-smi -L lists them), each once"
+            if not built_for_gpus():
+                rule = f"names GPUs, and this torch ({_torch()['__version__']}) was built for the CPU alone"
+                remedy = _GPU_SETUP
+            remedy += "; or leave it empty to train on the CPU"
+            raise UserError(Fault("the environment", rule, VARIABLE, os.environ[VARIABLE], remedy))
+        most, what = seen or available_cores(), f"GPUs ({VARIABLE} is honoured)"
+        remedy = f"try {most} or auto"
+        if not seen:
+            what = "cores, since this run trains on the CPU"
+            remedy += f"; to try more all the same, slowly: {SHARE_CORES_NAME}=1 in the environment"
+        may_share = not seen and os.environ.get(SHARE_CORES_NAME)
+        if config.num_processes != "auto" and config.num_processes > most and not may_share:
+            raise UserError(config.fault("num_processes", f"must be at most {most}, the number of {what}", remedy))
+        return max(1, seen) if config.num_processes == "auto" else config.num_processes
 
+    def precision(self, config: MachineSettings) -> Literal["bf16", "fp32"]:
+        """The configured precision; for ``auto`` bf16 where the device computes in it."""
+        return config.precision if config.precision != "auto" else "bf16" if self.computes_bf16 else "fp32"
 
-def gpu_bytes() -> int | None:
-    """Memory of the smallest GPU; None if torch sees none."""
-    properties = [_cuda().get_device_properties(index) for index in range(_num_gpus())]
-    return min((each.total_memory for each in properties), default=None)
-
-
-def device_rows(num_processes: int) -> list[tuple[str, str]]:
-    """The devices of the training processes, as rows of the plan; with a note if they may not be the ones intended."""
-    num_gpus = _num_gpus()
-    if num_gpus:
-        names = Counter(_cuda().get_device_name(index) for index in range(num_processes))
+    def rows(self, num_processes: int) -> list[tuple[str, str]]:
+        """The devices of so many training processes, as rows of the plan; with a note if they may not be meant."""
+        if not self.gpu_names:
+            num_cores, num_threads = plural(available_cores(), "core"), plural(threads(num_processes), "thread")
+            note = unused()
+            return [
+                ("device", f"CPU, {num_cores}, {num_threads} a process"),
+                *([("note", note)] if note else []),
+            ]
+        names, idle = Counter(self.gpu_names[:num_processes]), len(self.gpu_names) - num_processes
         device = "GPU, " + ", ".join(f"{number} × {name}" for name, number in names.items())
-        device += f" ({num_gpus - num_processes} more not used)" if num_gpus > num_processes else ""
-    else:
-        num_cores, num_threads = plural(available_cores(), "core"), plural(threads(num_processes), "thread")
-        device = f"CPU, {num_cores}, {num_threads} a process"
-    note = unused(num_gpus)
-    return [("device", device), *([("note", note)] if note else [])]
+        return [("device", device + (f" ({idle} more not used)" if idle > 0 else ""))]
 
 
-def unused(seen: int) -> str | None:
-    """Explain why GPUs that the driver lists are not used, if torch sees none and nobody asked for the CPU."""
-    if seen or named_gpus() is not None or not (names := _listed_gpus()):
+def devices() -> Devices:
+    """Look at the machine. Importing torch takes a second: one that was built for the CPU alone is not asked."""
+    if built_for_gpus():
+        from torch import cuda
+
+        found = [cuda.get_device_properties(index) for index in range(cuda.device_count())]
+        if found:
+            computes_bf16 = cuda.is_bf16_supported(including_emulation=False)
+            return Devices(tuple(each.name for each in found), min(each.total_memory for each in found), computes_bf16)
+    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    return Devices(computes_bf16="amx_bf16" in flags or "avx512_bf16" in flags)
+
+
+def unused() -> str | None:
+    """Explain why GPUs that the driver lists are not used, where torch sees none and nobody asked for the CPU."""
+    if named_gpus() is not None or not (names := _listed_gpus()):
         return None
     why = f"this torch ({_torch()['__version__']}) was built for the CPU alone: {_GPU_SETUP}"
     if built_for_gpus():
@@ -147,11 +157,11 @@ def cpu_environment(num_processes: int) -> dict[str, str]:
     return {name: os.environ.get(name) or value for name, value in wanted.items()}
 
 
-def process_environment(processes: int) -> dict[str, str]:
+def process_environment(processes: int, on_gpus: bool) -> dict[str, str]:
     """What each of this machine's training processes finds in its environment, beside what was there."""
     environment = {STARTED_NAME: str(psutil.Process().create_time()), PARENT_NAME: str(os.getpid())}
     environment["PYTHONSAFEPATH"] = "1"  # a file of the current folder is not imported as a package of the same name
-    if not _num_gpus():
+    if not on_gpus:
         return environment | {"DS_ACCELERATOR": "cpu", VARIABLE: "", **cpu_environment(processes)}
     named = named_gpus()
     devices = named[:processes] if named else [str(number) for number in range(processes)]
@@ -162,18 +172,6 @@ def rank_environment(rank: int, num_processes: int) -> dict[str, str]:
     """Environment of a process among those of one node, as torchrun has it."""
     size = str(num_processes)
     return {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-
-
-def _cuda() -> Any:
-    """torch.cuda. Importing torch takes about a second, and happens only after the configuration was checked."""
-    import torch
-
-    return torch.cuda
-
-
-def _num_gpus() -> int:
-    """GPUs that torch sees; one that was built for the CPU alone need not be imported for it."""
-    return _cuda().device_count() if built_for_gpus() else 0
 
 
 def _given_threads() -> int:

@@ -74,7 +74,7 @@ class Advice:
 
 
 def resolve(
-    given: _Config, shape: ModelShape, num_samples: float, kept: TrainingSettings | None = None
+    given: _Config, shape: ModelShape, num_samples: float, kept: Mapping[str, Any] | None = None
 ) -> tuple[_Config, tuple[Advice, ...]]:
     """Replace each `auto` of the recipe in a run of so many sequences (`schedule.num_samples`).
 
@@ -93,9 +93,9 @@ def resolve(
         if key == "muon_momentum" and chosen["optimizer"] != "muon":
             continue  # a rule chose another optimizer, which does not read it
         value, reason = _rule(key, given, shape, num_samples, chosen)
-        before = "auto" if kept is None else getattr(kept, key)
+        before = kept[key] if kept else "auto"
         # Another optimizer has rates of its own.
-        if kept is not None and before != "auto" and chosen["optimizer"] in ("auto", kept.optimizer):
+        if kept and before != "auto" and chosen["optimizer"] in ("auto", kept["optimizer"]):
             now = "" if before == value else f"; by itself it would be {_text_of(value)} now"
             value, reason = before, f"as the run began{now}"
         chosen[key] = value

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,18 @@ import orjson
 from zerokara import checkpoint, manifest
 from zerokara.checkpoint.folders import IDENTITY_NAME
 from zerokara.config.loading import RESOLVED_NAME, load_run
-from zerokara.config.pretrain_config import RunConfig
+from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.config.writing import as_yaml
 from zerokara.durable import ASIDE_ENDING, PARTIAL_SUFFIX, unused_name, write_bytes, write_json, write_text
 from zerokara.errors import Fault, UserError
 from zerokara.progress import bytes_text, count_text, seconds_text
 from zerokara.training.planning import run_lock
-from zerokara.training.planning.preflight import baseline_text
-from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan
+from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan, baseline_text
 
 TOKENIZER_NAME = "tokenizer.model"
 MANIFEST_NAME = "manifest.json"
 METRICS_NAME = "metrics.jsonl"
+MICRO_BATCH_NAME = "machine.json"
 _INPUT_KEYS = ("init_from", "input_tokenizer_file", "output_prefix", "deepspeed_template")
 """Settings that name a file or folder that a run reads."""
 _DATA_KEYS = ("input_jsonl", "train_data", "valid_data", "test_data")
@@ -76,91 +76,94 @@ def identity_of(plan: RunPlan) -> dict[str, Any]:
     }
 
 
-def claim(plan: RunPlan) -> None:
-    """Make the run folder, or take the one of this run.
+@dataclass(frozen=True)
+class EarlierRun:
+    """What earlier starts of a run have left in its folder, looked at once."""
+
+    steps: Sequence[int]
+    """Of its checkpoints, ascending."""
+    seconds: float
+    """For how long it was trained, as the newest of them says."""
+    identity: Mapping[str, Any]
+    """`identity_of` its plan."""
+    requested: Mapping[str, Any]
+    """The settings of its newest start, as JSON."""
+    micro_batch: Mapping[str, Any] | None
+    """What `micro_batch.keep_choice` wrote."""
+    has_ended: bool
+    """Whether there is the record of a whole run."""
+
+
+def look(config: TrainingSettings) -> EarlierRun | None:
+    """Look at the run folder; None where nothing was trained: a start that ended before its first step binds nobody.
 
     Raises:
-        UserError: the folder holds another run, or foreign files; nothing in it is touched.
+        UserError: it holds foreign files, or settings that cannot be read.
     """
+    run_dir = Path(config.output_model_dir)
+    if run_dir.exists() and not (run_dir / IDENTITY_NAME).exists():
+        # A start may have been killed while it wrote its first file.
+        unfinished = set(run_dir.glob(f"{IDENTITY_NAME}*{PARTIAL_SUFFIX}"))
+        if any(path not in unfinished and path.name not in run_lock.NAMES for path in run_dir.iterdir()):
+            rule = "must be an empty folder or a run folder; it holds other files"
+            raise UserError(config.fault("output_model_dir", rule, "choose another folder"))
+    steps, ended, recorded = checkpoint.all_steps(run_dir), run_dir / MANIFEST_NAME, run_dir / METRICS_NAME
+    never_saved = recorded.exists() and b'"loss":' in recorded.read_bytes()
+    if not (steps or checkpoint.broken_names(run_dir) or ended.exists() or never_saved):
+        return None
+    states = (checkpoint.folder_of(run_dir, step) for step in reversed(steps))
+    newest = next((folder for folder in states if (folder / checkpoint.STATE_NAME).exists()), None)
+    planned, chosen = run_dir / PLAN_NAME, run_dir / MICRO_BATCH_NAME
+    if planned.exists():
+        requested = orjson.loads(planned.read_bytes())["requested"]
+    else:  # earlier versions wrote no plan
+        requested = load_run(run_dir / RESOLVED_NAME).model_dump(mode="json")
+    return EarlierRun(
+        steps=steps,
+        seconds=checkpoint.read_state(newest).seconds if newest else 0.0,
+        identity=orjson.loads((run_dir / IDENTITY_NAME).read_bytes()),
+        requested=requested,
+        micro_batch=orjson.loads(chosen.read_bytes()) if chosen.exists() else None,
+        has_ended=ended.exists(),
+    )
+
+
+def claim(plan: RunPlan) -> None:
+    """Make the run folder, or take the one of this run, which `check_same_run` has found to be that."""
     run_dir, config = plan.run_dir, plan.requested
-    check_same_run(plan)
     run_dir.mkdir(parents=True, exist_ok=True)
-    if not is_begun(run_dir) or not (run_dir / TOKENIZER_NAME).exists():
-        write_bytes(run_dir / TOKENIZER_NAME, Path(config.input_tokenizer_file).read_bytes())
+    write_json(run_dir / IDENTITY_NAME, identity_of(plan))  # the first file: it tells whose the folder is
+    write_bytes(run_dir / TOKENIZER_NAME, Path(config.input_tokenizer_file).read_bytes())
     for name, text in plan.data.run_files.items():
         write_text(run_dir / name, text)
-    write_json(run_dir / IDENTITY_NAME, identity_of(plan))
     write_text(run_dir / RESOLVED_NAME, as_yaml(config))
     plan.write(run_dir / PLAN_NAME)
 
 
-def kept_settings(config: RunConfig) -> RunConfig | None:
-    """The settings with which the run in the folder of `config` was last started; None where none is begun.
+def check_same_run(plan: RunPlan, earlier: EarlierRun) -> list[str]:
+    """Check that the run folder is this run's; return a message for each setting that changed since its last start.
 
     Raises:
-        UserError: they cannot be read.
+        UserError: the folder holds another run.
     """
-    run_dir = Path(config.output_model_dir)
-    kept = run_dir / RESOLVED_NAME
-    return load_run(kept) if kept.exists() and is_begun(run_dir) else None
-
-
-def check_same_run(plan: RunPlan) -> list[str]:
-    """Check that the run folder is free or this run's; return a message for each setting that changed since its start.
-
-    Raises:
-        UserError: the folder holds another run, or foreign files.
-    """
-    run_dir, config = plan.run_dir, plan.requested
-    _check_ours(plan)
-    if not is_begun(run_dir):
-        return []
-    was, now = orjson.loads((run_dir / IDENTITY_NAME).read_bytes()), identity_of(plan)
+    config, was, now = plan.requested, dict(earlier.identity), identity_of(plan)
     if _only_longer(was["curriculum"], now["curriculum"]):
         was["curriculum"] = now["curriculum"]
     if differing := list(_differences(was, now)):
         rule = "belongs to another run: " + "; ".join(differing)
         remedy = "choose another output_model_dir, or use --redo to set that run aside and start over"
         raise UserError(config.fault("output_model_dir", rule, remedy))
-    before: dict[str, Any] = {}
-    if (planned := run_dir / PLAN_NAME).exists():  # earlier versions wrote none
-        before = orjson.loads(planned.read_bytes())["requested"]
-    wanted = config.model_dump(mode="json", exclude=_UNREPORTED_KEYS)
+    before, wanted = earlier.requested, config.model_dump(mode="json", exclude=_UNREPORTED_KEYS)
     return [f"{key}: {before[key]} → {value}" for key, value in wanted.items() if before.get(key, value) != value]
 
 
-def _check_ours(plan: RunPlan) -> None:
-    """Check that the run folder is empty or holds a run."""
-    run_dir = plan.run_dir
-    if not run_dir.exists() or (run_dir / IDENTITY_NAME).exists():
-        return
-    # A start may have been killed before it wrote its first file, or while it did.
-    ours = (IDENTITY_NAME, RESOLVED_NAME, PLAN_NAME, TOKENIZER_NAME, *plan.data.run_files)
-    for path in run_dir.iterdir():
-        is_half_written = path.name.endswith(PARTIAL_SUFFIX) and path.name.startswith(ours)
-        if path.name not in run_lock.NAMES and not is_half_written:
-            rule = "must be an empty folder or a run folder; it holds other files"
-            raise UserError(plan.requested.fault("output_model_dir", rule, "choose another folder"))
-
-
-def is_begun(run_dir: Path) -> bool:
-    """Whether anything was trained here; a start that ended before its first step binds nobody."""
-    if checkpoint.all_steps(run_dir) or checkpoint.broken_names(run_dir) or (run_dir / MANIFEST_NAME).exists():
-        return True
-    recorded = run_dir / METRICS_NAME  # steps that were never saved
-    return recorded.exists() and b'"loss":' in recorded.read_bytes()
-
-
-def check_redo(plan: RunPlan) -> list[str]:
-    """Check that the run folder may be set aside; return lines that say what that means, none if there is no run.
+def check_redo(plan: RunPlan, earlier: EarlierRun) -> list[str]:
+    """Check that the run folder may be set aside; return lines that say what that means.
 
     Raises:
-        UserError: it holds foreign files, or something that the new run reads.
+        UserError: it holds something that the new run reads.
     """
-    run_dir, config = plan.run_dir, plan.requested
-    _check_ours(plan)
-    if not is_begun(run_dir):
-        return []
+    run_dir, config, steps = plan.run_dir, plan.requested, earlier.steps
     rule = f"lies in the run folder {run_dir}, which --redo would set aside"
     remedy = "move it, or choose another output_model_dir"
     faults = []
@@ -175,17 +178,17 @@ def check_redo(plan: RunPlan) -> list[str]:
         faults.append(Fault(str(config.path), rule, remedy="copy it elsewhere, and name the copy by --config"))
     if faults:
         raise UserError(faults)
-    steps = checkpoint.all_steps(run_dir)
     reached = f"its newest checkpoint is of step {steps[-1]:,}" if steps else "it has no checkpoint"
     size = bytes_text(sum(path.stat().st_size for path in run_dir.rglob("*") if path.is_file()))
-    standing = "complete, " if (run_dir / MANIFEST_NAME).exists() else ""
+    standing = "complete, " if earlier.has_ended else ""
     if steps and not standing:
         with contextlib.suppress(UserError):
-            check_same_run(plan)
+            check_same_run(plan, earlier)
             standing = "which this command resumes without --redo, "
+    old = _free_name(run_dir)
     return [
-        f"--redo sets the run {run_dir} aside as {_free_name(run_dir)}: {standing}{reached}, {size}",
-        f"once you no longer need it: {shlex.join(['rm', '-r', str(_free_name(run_dir))])}",
+        f"--redo sets the run {run_dir} aside as {old}: {standing}{reached}, {size}",
+        f"once you no longer need it: {shlex.join(['rm', '-r', str(old)])}",
     ]
 
 
@@ -195,8 +198,6 @@ def set_aside(run_dir: Path) -> None:
     Raises:
         UserError: the folder cannot be renamed.
     """
-    if not is_begun(run_dir):
-        return
     # If the name is a link, its target is renamed, and the new run is on the same disk.
     folder, old = run_dir.resolve(), _free_name(run_dir)
     try:
@@ -276,10 +277,10 @@ def _only_longer(was: dict[str, Any] | None, now: dict[str, Any] | None) -> bool
     return before[-1]["samples"] is not None and after[: len(before)] == before
 
 
-def is_complete(plan: RunPlan) -> bool:
+def is_complete(plan: RunPlan, earlier: EarlierRun) -> bool:
     """Whether the run folder holds just this run, finished. A run that is to be longer resumes instead."""
     path = plan.run_dir / MANIFEST_NAME
-    if path.exists() and plan.schedule.num_steps > manifest.read(path).facts["steps"]:
+    if not earlier.has_ended or plan.schedule.num_steps > manifest.read(path).facts["steps"]:
         return False
     return manifest.already_done(path, _work_of(plan)) is not None
 
@@ -306,7 +307,7 @@ def record(plan: RunPlan, newest: Path) -> manifest.Manifest:
 def summary_rows(
     made: manifest.Manifest, newest: Path, run_dir: Path, of_task: Sequence[tuple[str, str]] = ()
 ) -> list[tuple[str, str]]:
-    """Return what a run has come to, for people, with the rows `of_task`."""
+    """Return what a run has come to, for display, with the rows `of_task`."""
     facts, seconds = made.facts, made.seconds
     rows = [
         ("trained", f"{count_text(facts['tokens'])} tokens, {facts['epochs']:.3f} epochs, {facts['steps']:,} steps"),

@@ -35,6 +35,7 @@ from zerokara.training.compute.updater import UpdaterName, hierarchy_fault, load
 from zerokara.training.planning import recipe
 from zerokara.training.planning.consumption import Consumption, consumption, extent_of
 from zerokara.training.planning.memory import MemoryForecast
+from zerokara.training.planning.processors import Devices
 from zerokara.training.planning.recipe import Advice
 from zerokara.training.planning.schedule import Schedule, num_samples
 
@@ -72,6 +73,11 @@ class PlannedData:
     """Further rows of the plan, by name."""
     run_files: Mapping[str, str] = field(default_factory=dict)
     """Texts that belong into the run folder, by file name."""
+
+
+def baseline_text(unigram_entropy: float) -> str:
+    """Return the loss below which a model has learned more than token frequencies, for display."""
+    return f"{unigram_entropy:.3f} nats per token: the unigram entropy, the loss of knowing token frequencies alone"
 
 
 @dataclass(frozen=True)
@@ -132,7 +138,7 @@ class RunPlan:
     """A run, ready to be opened."""
 
     resolved: RunConfig
-    """The settings; `precision` is resolved, and `micro_batch_size` once it is chosen (`with_micro_batch`)."""
+    """The settings; `precision` is resolved, and `micro_batch_size` once it is chosen."""
     requested: RunConfig
     """The settings as the user gave them, with the `recipe` in place of its `auto`."""
     encoder: Encoder
@@ -144,6 +150,8 @@ class RunPlan:
     num_processes: int
     nodes: int = 1
     """Machines, with equally many of the processes."""
+    devices: Devices = field(default_factory=Devices)
+    """What this machine computes on; a CPU until `launching.on_this_machine` has looked."""
     advice: tuple[Advice, ...] = ()
     """What the recipe chose, and why."""
     task: Task = PRETRAINING
@@ -195,8 +203,9 @@ class RunPlan:
         """Size of one checkpoint on disk."""
         return optimizers.checkpoint_bytes(self.resolved.optimizer_name, self.shape)
 
-    def memory_forecast(self, gpu_bytes: int | None) -> MemoryForecast:
-        """The memory that this run needs, against GPUs of so many bytes (None for a CPU) and what is free here now."""
+    @cached_property
+    def memory(self) -> MemoryForecast:
+        """The memory that this run needs, against what is there, and was free when this was first asked for."""
         return MemoryForecast.of_run(
             self.resolved,
             self.shape,
@@ -204,8 +213,31 @@ class RunPlan:
             nodes=self.nodes,
             template=self.template,
             main_bytes=resources.available_memory(self.processes_per_node),
-            gpu_bytes=gpu_bytes,
+            gpu_bytes=self.devices.gpu_bytes,
         )
+
+    def with_settings(self, **chosen: Any) -> RunPlan:
+        """The same plan with these settings resolved."""
+        return replace(self, resolved=self.resolved.model_copy(update=chosen))
+
+    def on_processes(self, num_processes: int, nodes: int | None = None) -> RunPlan:
+        """The same plan for other processes, on as many machines as before or on `nodes`.
+
+        Raises:
+            UserError: the global batch cannot be shared among the processes, or a matrix among those of a machine; the
+                template states another hierarchy.
+        """
+        config, nodes = self.requested, nodes or self.nodes
+        here, tensor_parallel_size = num_processes // nodes, config.tensor_parallel_size
+        _check_batch(config, num_processes)
+        if fault := hierarchy_fault(self.requested_template, config, num_processes):
+            raise UserError(replace(fault, where=str(template_path(config.deepspeed_template))))
+        if nodes > 1 and here % tensor_parallel_size:
+            rule = (
+                f"must divide the {here} processes of each machine: it communicates in every layer, within one machine"
+            )
+            raise UserError(config.fault("tensor_parallel_size", rule, f"try {here}, or a divisor of it"))
+        return replace(self, num_processes=num_processes, nodes=nodes)
 
     def write(self, path: Path) -> None:
         """Write the plan to a file, as JSON: what was chosen, and what its inputs are recognised by."""
@@ -217,6 +249,7 @@ class RunPlan:
             "recipe": [asdict(each) for each in self.advice],
             "num_processes": self.num_processes,
             "nodes": self.nodes,
+            "devices": asdict(self.devices),
             "deepspeed_template": self.requested_template,
             "tokenizer_sha256": self.encoder.sha256,
             "data_sha256": self.data.sha256,
@@ -249,27 +282,30 @@ def read_plan(path: Path, task: Task = PRETRAINING) -> RunPlan:
             raise RunError(f"{what}: was replaced after the run was planned; start it again")
     advice = tuple(Advice(**each) for each in content["recipe"])
     template, num_processes, nodes = (content[key] for key in ("deepspeed_template", "num_processes", "nodes"))
-    return RunPlan(config, given, encoder, data, template, num_processes, nodes, advice, task)
+    devices = Devices(**content["devices"])
+    return RunPlan(config, given, encoder, data, template, num_processes, nodes, devices, advice, task)
 
 
 def make_plan(
     given: RunConfig,
-    num_processes: int,
+    num_processes: int | None = None,
     precision: Literal["bf16", "fp32"] | None = None,
-    kept: RunConfig | None = None,
+    kept: Mapping[str, Any] | None = None,
     nodes: int = 1,
     task: Task = PRETRAINING,
 ) -> RunPlan:
     """Plan a run from its configuration, the tokenizer and the token files; `precision` replaces an `auto`.
 
-    `num_processes` are those of all `nodes` together; where the setting is `auto`, 1 until `on_processes`. `kept` are
-    the settings with which this run was last started (`run_folder.kept_settings`).
+    `num_processes` are those of all `nodes` together, by default the configured ones, where these are `auto` 1 on each
+    until `RunPlan.on_processes`. `kept` are the settings with which this run was last started (`run_folder.look`).
 
     Raises:
         UserError: the token files are missing or were made with another tokenizer; the tokenizer lacks what is needed;
             the corpus is shorter than one sequence; the global batch cannot be shared among the processes; the
             DeepSpeed template is wrong; the weights or the stages do not fit the sources.
     """
+    if num_processes is None:
+        num_processes = nodes * (1 if given.num_processes == "auto" else given.num_processes)
     _check_batch(given, num_processes)
     template = load_template(template_path(given.deepspeed_template))
     encoder = Encoder(given.input_tokenizer_file)
@@ -277,41 +313,12 @@ def make_plan(
     shape, samples = ModelShape.from_config(given, encoder.vocab_size), num_samples(given, *extent_of(data.reading))
     given, advice = recipe.resolve(given, shape, samples, kept)
     _check_batch(given, num_processes)
-    config = given.model_copy(update={"precision": precision}) if precision else given
-    plan = RunPlan(config, given, encoder, data, template, num_processes, nodes, advice, task)
-    if plan.shape.padded_vocab_size % config.tensor_parallel_size:
+    plan = RunPlan(given, given, encoder, data, template, num_processes, nodes, advice=advice, task=task)
+    if plan.shape.padded_vocab_size % given.tensor_parallel_size:
         rows = f"{plan.shape.padded_vocab_size}, the {encoder.vocab_size} pieces of the tokenizer and their padding"
-        raise UserError(config.fault("tensor_parallel_size", f"must divide {rows}", "try a power of two"))
+        raise UserError(given.fault("tensor_parallel_size", f"must divide {rows}", "try a power of two"))
     _ = plan.schedule  # its faults belong to the planning
-    return plan
-
-
-def on_processes(plan: RunPlan, num_processes: int, nodes: int | None = None) -> RunPlan:
-    """Return the same plan for other processes, on as many machines as before or on `nodes`.
-
-    Raises:
-        UserError: the global batch cannot be shared among the processes, or a matrix among those of a machine; the
-            template states another hierarchy.
-    """
-    config, nodes = plan.requested, nodes or plan.nodes
-    here, tensor_parallel_size = num_processes // nodes, config.tensor_parallel_size
-    _check_batch(config, num_processes)
-    if fault := hierarchy_fault(plan.requested_template, config, num_processes):
-        raise UserError(replace(fault, where=str(template_path(config.deepspeed_template))))
-    if nodes > 1 and here % tensor_parallel_size:
-        rule = f"must divide the {here} processes of each machine: it communicates in every layer, within one machine"
-        raise UserError(config.fault("tensor_parallel_size", rule, f"try {here}, or a divisor of it"))
-    return replace(plan, num_processes=num_processes, nodes=nodes)
-
-
-def with_precision(plan: RunPlan, precision: Literal["bf16", "fp32"]) -> RunPlan:
-    """Return the same plan with `precision` resolved."""
-    return replace(plan, resolved=plan.resolved.model_copy(update={"precision": precision}))
-
-
-def with_micro_batch(plan: RunPlan, micro_batch: int) -> RunPlan:
-    """Return the same plan with `micro_batch_size` resolved."""
-    return replace(plan, resolved=plan.resolved.model_copy(update={"micro_batch_size": micro_batch}))
+    return plan.with_settings(precision=precision) if precision else plan
 
 
 def template_path(deepspeed_template: str) -> Path:
