@@ -63,7 +63,7 @@ def test_the_state_goes_out_and_in(overrides: tuple[str, ...]) -> None:
     train(first, 3, 1e-3)
     weights = {name: tensor.cpu().clone() for name, tensor in master_weights(first)}
     moments = {name: tensor.cpu().clone() for name, tensor in optimizer_state(first)}
-    load_state(second, weights, moments, first.num_updates)
+    load_state(second, weights.items(), moments, first.num_updates)
     for name, tensor in [*master_weights(second), *optimizer_state(second)]:
         assert torch.equal(tensor.cpu(), (weights if name in weights else moments)[name]), name
     assert train(second, 3, 1e-3) == pytest.approx(train(first, 3, 1e-3), abs=2e-3)

@@ -30,7 +30,7 @@ from zerokara.model import initial_weights, parallel
 from zerokara.model.builder import build
 from zerokara.model.shapes import ModelShape
 from zerokara.training.compute import updater, zero  # noqa: F401  # DeepSpeed, once for all processes
-from zerokara.training.compute.engine import Engine, master_weights, start_from
+from zerokara.training.compute.engine import Engine, load_state, master_weights
 from zerokara.training.compute.updater import load_template
 from zerokara.training.planning.run_plan import template_path
 from zerokara.training.processes.joining import keep_freed_memory
@@ -81,7 +81,7 @@ def start(config: PretrainConfig) -> dict[str, Any]:
     with Draws() as draws:
         cpu = torch.device("cpu")
         engine = updater.open_engine(build(shape, seed=None), config, chosen, template, cpu)
-        start_from(engine, initial_weights.drawn_by_all(shape, SEED, cpu))
+        load_state(engine, initial_weights.drawn_by_all(shape, SEED, cpu))
     found = {"seconds": time.monotonic() - begun, "peak": resident("VmHWM") - before, "held": resident() - before}
     digest = digest_of(engine, is_whole=config.zero_stage < 3 and config.tensor_parallel_size == 1)
     return found | {"drawn": draws.count, "probes": probe.call_count, "digest": digest}

@@ -85,7 +85,7 @@ def test_compiled_layers_train_as_eager_ones(family: str) -> None:
     rounding.assert_same_weights(state(compiled)[0], weights, at_step=2)
     resumed, _ = engine_for(family, compiled=True)
     for engine in (eager, resumed):
-        load_state(engine, weights, moments, eager.num_updates)
+        load_state(engine, weights.items(), moments, eager.num_updates)
     expected = train(eager, shape, 1, seed=4)
     rounding.assert_same_curve(train(resumed, shape, 1, seed=4), expected, quantity="grad_norm")
 

@@ -283,7 +283,7 @@ def test_a_loaded_state_is_computed_with(overrides: dict[str, Any], batches: lis
     parts = master_weights(first), optimizer_state(first)
     weights, moments = ({name: tensor.clone() for name, tensor in part} for part in parts)
     second = engine_of(build(shape, seed=2), settings, chosen_for=2)
-    load_state(second, weights, moments, first.num_updates)
+    load_state(second, weights.items(), moments, first.num_updates)
     for ids in batches[1:3]:
         assert accumulate(second, ids) == accumulate(first, ids)
         assert second.update(0.01) == first.update(0.01)

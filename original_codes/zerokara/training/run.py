@@ -26,7 +26,7 @@ from zerokara.progress import count_text
 from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.samples.objective import Batch
 from zerokara.training.compute import optimizers, updater
-from zerokara.training.compute.engine import Engine, load_state, start_from
+from zerokara.training.compute.engine import Engine, load_state
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes import joining
 from zerokara.training.processes.folder_sharing import SentTensors
@@ -142,20 +142,20 @@ def open_run(plan: RunPlan, processes: Processes, resume_from: Path | None = Non
     if resume_from is not None:
         state, weights, moments = _read(resume_from, plan, processes, sent_by)
         if state.optimizer == config.optimizer_name:
-            load_state(engine, weights, moments, state.updates)
+            load_state(engine, weights.items(), moments, state.updates)
         else:
-            start_from(engine, weights.items())
+            load_state(engine, weights.items())
             change = f"optimizer was {state.optimizer}, is {config.optimizer_name}"
             log(f"{change}: the optimizer state restarts from zero")
         log(f"resuming from {resume_from}: step {state.step}, {count_text(state.tokens)} tokens done")
     elif config.init_from:
-        start_from(engine, _sent_by_first(Path(config.init_from), plan, processes))
+        load_state(engine, _sent_by_first(Path(config.init_from), plan, processes))
         state = state_of(plan, step=0, samples=0, seconds=0.0, facts={"init_from": config.init_from})
         surplus = from_hf.num_surplus_rows(Path(config.init_from), plan.shape)
         without = f", without {surplus:,} rows of its embedding that no token has" if surplus else ""
         log(f"starting from the weights of {config.init_from}{without}")
     else:
-        start_from(engine, initial_weights.drawn_by_all(plan.shape, config.seed, device))
+        load_state(engine, initial_weights.drawn_by_all(plan.shape, config.seed, device))
         state = state_of(plan, step=0, samples=0, seconds=0.0, facts={})
     batch = config.micro_batch, config.intra_document_masking, log, config.packs_examples
     whole_layers = compilation.reason_against(config.compile, device.type, config.zero_stage) is None

@@ -107,6 +107,5 @@ def test_a_hierarchy_of_the_users_own_is_checked_with_the_final_number_of_proces
     )
     plan = run_plan.make_plan(given, 1)
     assert plan.on_processes(4).template["zero_optimization"]["zero_hpz_partition_size"] == 2
-    rule = "template.json: zero_hpz_partition_size = 2: must be a divisor of the 3 processes"
-    with pytest.raises(UserError, match=rule):
+    with pytest.raises(UserError, match=r"template.json: its zero_hpz_partition_size, 2, must divide the 3 processes"):
         plan.on_processes(3)

@@ -35,7 +35,6 @@ from zerokara.model.shapes import ModelShape, TensorShape
 from zerokara.progress import count_text
 
 Algorithm = Literal["adamw", "adafactor", "muon"]
-_TITLES: dict[Algorithm, str] = {"adamw": "AdamW", "adafactor": "Adafactor", "muon": "Muon"}
 
 
 def algorithm_of(optimizer: str, name: str, shape: TensorShape) -> Algorithm:
@@ -83,13 +82,6 @@ def owners_of(sizes: Mapping[str, int], num_owners: int) -> dict[str, int]:
     return owners
 
 
-_PLURALS = {
-    "matrix": "matrices",
-    "norm or bias": "norms and biases",
-    "relative position bias": "relative position biases",
-}
-
-
 @dataclass(frozen=True)
 class ParameterGroup:
     """Parameters that share an algorithm, a weight decay and a learning rate."""
@@ -126,13 +118,11 @@ def parameter_groups(config: OptimSettings, parameters: Mapping[str, TensorShape
 
 
 def plan_lines(config: OptimSettings, shape: ModelShape) -> list[str]:
-    """The parameters of each algorithm and their weight decay, a line for each algorithm."""
-    parameters = shape.parameter_shapes()
-    lines: dict[Algorithm, list[str]] = {}
+    """Return the parameters of each algorithm and their weight decay, a line for each group."""
+    parameters, lines = shape.parameter_shapes(), []
     for group in parameter_groups(config, parameters):
         numbers = count_text(sum(math.prod(parameters[name]) for name in group.names))
-        kind = group.kind if len(group.names) == 1 else _PLURALS[group.kind]
         decay = f"weight decay {group.weight_decay:g}" if group.kind == "matrix" else "no decay"
         faster = f", {group.lr_scale:g} times the learning rate" if group.lr_scale != 1 else ""
-        lines.setdefault(group.algorithm, []).append(f"{len(group.names)} {kind} ({numbers}) {decay}{faster}")
-    return [f"{_TITLES[algorithm]}: {', '.join(parts)}" for algorithm, parts in lines.items()]
+        lines.append(f"{group.algorithm}: {len(group.names)} × {group.kind} ({numbers}), {decay}{faster}")
+    return lines

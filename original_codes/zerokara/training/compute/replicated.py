@@ -9,7 +9,8 @@ weights. In bf16 the master weights are rounded into those of the computation; i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 
 import torch
 import torch.distributed
@@ -20,7 +21,7 @@ from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.model import parallel
 from zerokara.model.builder import Model
 from zerokara.training.compute import optimizers, torch_optimizers
-from zerokara.training.compute.engine import Accept, place, read_once, weigh_auxiliary_losses
+from zerokara.training.compute.engine import Accept, read_once
 
 CHUNK = 2**26
 """Numbers in one all-reduce: gloo needs as much memory again."""
@@ -33,15 +34,16 @@ class ReplicatedEngine:
 
     def __init__(self, model: Model, config: TrainingSettings, device: torch.device):
         """See `updater.open_engine`."""
-        self.model, self._clipping = model, config.gradient_clipping
-        self.optimizer_name: str = config.optimizer_name
-        self._device, in_bf16 = device, config.precision == "bf16"
-        place(model, torch.bfloat16 if in_bf16 else torch.float32, device)
-        model.to(device)
-        if in_bf16:
-            model.bfloat16()
+        self.model, self._device, self._clipping = model, device, config.gradient_clipping
         self.module: torch.nn.Module = model
-        weigh_auxiliary_losses(model, device, 0, math.inf)  # the compiler looks at where the weight is
+        self.optimizer_name: str = config.optimizer_name
+        in_bf16 = config.precision == "bf16"
+        dtype = torch.bfloat16 if in_bf16 else torch.float32
+        for parameter in model.parameters():  # undefined weights, without a copy of those that it has
+            parameter.data = torch.empty(parameter.shape, dtype=dtype, device=device)
+        model.to(device, dtype)  # its buffers
+        if model.auxiliary:
+            model.auxiliary.set_weight(0.0, device)  # the compiler looks at where the weight is
         sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
         self._owners: Mapping[str, int | None] = dict.fromkeys(sizes)
         """The rank that owns each tensor; None where every rank owns all."""
@@ -59,7 +61,7 @@ class ReplicatedEngine:
         for (name, weight), part in zip(self._weights.items(), self._flat.split(list(sizes.values())), strict=True):
             self._gradients[name] = gradient = part.view_as(weight)
             if in_bf16:
-                weight.register_post_accumulate_grad_hook(_adding_to(gradient))
+                weight.register_post_accumulate_grad_hook(partial(_move_gradient, gradient))
             else:
                 weight.grad = gradient  # torch adds to a gradient that is there in place
             if name in self._masters:
@@ -67,10 +69,10 @@ class ReplicatedEngine:
         self._optimizers = torch_optimizers.build(config, self._masters, model.shape)
         torch_optimizers.make_state(config.optimizer_name, self._optimizers, self._masters)
 
-    def accumulate(
-        self, batch: Sequence[Tensor], global_tokens: float, global_sequences: float | None = None
-    ) -> Tensor:
-        weigh_auxiliary_losses(self.model, self._device, global_tokens, global_sequences)
+    def accumulate(self, batch: list[Tensor], global_tokens: float, global_sequences: float | None = None) -> Tensor:
+        if self.model.auxiliary:
+            sequences = global_sequences or global_tokens / self.model.shape.target_len
+            self.model.auxiliary.set_weight(1 / sequences, self._device)
         nats: Tensor = self.module(*batch)
         (nats / global_tokens).backward()
         return nats.detach()
@@ -122,7 +124,9 @@ class ReplicatedEngine:
 
     def sync_from_master(self, num_updates: int) -> None:
         self.num_updates = num_updates
-        torch_optimizers.set_count(self._optimizers, num_updates)
+        for optimizer in self._optimizers.values():
+            for state in optimizer.state.values():
+                state["step"].fill_(num_updates)
         self._round_and_broadcast()
 
     @torch.no_grad()
@@ -139,10 +143,7 @@ class ReplicatedEngine:
             work.wait()
 
 
-def _adding_to(gradient: Tensor) -> Callable[[Tensor], None]:
-    def add(weight: Tensor) -> None:
-        assert weight.grad is not None
-        gradient.add_(weight.grad)
-        weight.grad = None
-
-    return add
+def _move_gradient(to: Tensor, weight: Tensor) -> None:
+    assert weight.grad is not None
+    to.add_(weight.grad)
+    weight.grad = None

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -49,27 +49,29 @@ CHUNK = 2**25
 def build(
     config: TrainingSettings, tensors: Mapping[str, Tensor], shape: ModelShape
 ) -> dict[Algorithm, torch.optim.Optimizer]:
-    """Torch optimizers for fp32 `tensors` (some or all parameters, by name), one for each algorithm in use."""
-    parameters = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    """Torch optimizers for fp32 `tensors` (some or all parameters, by name), one for each algorithm in use.
+
+    Each takes the learning rate of `set_learning_rate`, and its state from `make_state`.
+    """
     groups: dict[Algorithm, list[dict[str, Any]]] = {}
-    for group in optimizers.parameter_groups(config, parameters):
-        entry = {"params": [tensors[name] for name in group.names], "weight_decay": group.weight_decay}
-        groups.setdefault(group.algorithm, []).append({**entry, "lr_scale": group.lr_scale})
+    for group in optimizers.parameter_groups(config, {name: tuple(each.shape) for name, each in tensors.items()}):
+        parameters = [tensors[name] for name in group.names]
+        entry = {"params": parameters, "weight_decay": group.weight_decay, "lr_scale": group.lr_scale}
+        groups.setdefault(group.algorithm, []).append(entry)
     made: dict[Algorithm, torch.optim.Optimizer] = {}
-    for algorithm, each in groups.items():
-        if algorithm == "adamw":
-            betas = config.adam_beta1, config.adam_beta2
-            made["adamw"] = torch.optim.AdamW(each, resolved(config.lr), betas, config.adam_epsilon, fused=True)
-        elif algorithm == "adafactor":
-            made["adafactor"] = Adafactor(each, resolved(config.lr))
-        else:
-            blocks = {
-                tensor: [torch.from_numpy(rows).to(tensor.device) for rows in row_blocks(name, shape)]
-                for name, tensor in tensors.items()
-            }
-            dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
-            momentum = resolved(config.muon_momentum)
-            made["muon"] = Muon(each, resolved(config.lr), momentum, resolved(config.weight_decay), blocks, dtype)
+    if "adamw" in groups:
+        betas = config.adam_beta1, config.adam_beta2
+        made["adamw"] = torch.optim.AdamW(groups["adamw"], betas=betas, eps=config.adam_epsilon, fused=True)
+    if "adafactor" in groups:
+        made["adafactor"] = Adafactor(groups["adafactor"], {"lr": 0.0})
+    if "muon" in groups:
+        blocks = {
+            tensor: [torch.from_numpy(rows).to(tensor.device) for rows in row_blocks(name, shape)]
+            for name, tensor in tensors.items()
+        }
+        dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
+        defaults = {"lr": 0.0, "momentum": resolved(config.muon_momentum), "blocks": blocks, "dtype": dtype}
+        made["muon"] = Muon(groups["muon"], defaults)
     return made
 
 
@@ -78,14 +80,10 @@ def make_state(optimizer: str, made: Mapping[Algorithm, torch.optim.Optimizer], 
     for name, tensor in tensors.items():
         shape = tuple(tensor.shape)
         algorithm = optimizers.algorithm_of(optimizer, name, shape)
-        state: dict[str, Any] = {
-            key: torch.zeros(of_key, dtype=torch.float32, device=tensor.device)
-            for key, of_key in optimizers.state_shapes(optimizer, name, shape).items()
-        }
-        if algorithm == "adamw":
-            state["step"] = torch.zeros((), dtype=torch.float32, device=tensor.device)
-        elif algorithm == "adafactor":
-            state["step"] = 0
+        # Fused AdamW reads its count on the device, Adafactor on the host.
+        state = {"step": torch.zeros((), device="cpu" if algorithm == "adafactor" else tensor.device)}
+        for key, of_key in optimizers.state_shapes(optimizer, name, shape).items():
+            state[key] = torch.zeros(of_key, dtype=torch.float32, device=tensor.device)
         made[algorithm].state[tensor] = state
 
 
@@ -95,31 +93,11 @@ def set_learning_rate(groups: Iterable[dict[str, Any]], learning_rate: float) ->
         group["lr"] = learning_rate * group["lr_scale"]
 
 
-def set_count(made: Mapping[Algorithm, torch.optim.Optimizer], num_updates: int) -> None:
-    """Set the number of updates that the optimizers have made, which the bias correction of AdamW needs."""
-    for one in made.values():
-        for state in one.state.values():
-            if isinstance(state.get("step"), int):
-                state["step"] = num_updates
-            elif "step" in state:
-                state["step"].fill_(num_updates)
-
-
 class Muon(torch.optim.Optimizer):
-    """Updates matrices, each whole; a parameter of three dimensions is one matrix for each expert."""
+    """Updates matrices, each whole; a parameter of three dimensions is one matrix for each expert.
 
-    def __init__(
-        self,
-        groups: Sequence[dict[str, Any]],
-        lr: float,
-        momentum: float,
-        weight_decay: float,
-        blocks: Mapping[Tensor, Sequence[Tensor]],
-        dtype: torch.dtype,
-    ):
-        """`blocks` are the rows of each matrix in parameters that hold several; `dtype` is that of the products."""
-        super().__init__(groups, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
-        self._blocks, self._dtype = blocks, dtype
+    ``blocks`` are the rows of each matrix in parameters that hold several; ``dtype`` is that of the products.
+    """
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -130,37 +108,30 @@ class Muon(torch.optim.Optimizer):
                 momentum_RC.mul_(group["momentum"]).add_(parameter.grad)
                 direction_RC = parameter.grad.add(momentum_RC, alpha=group["momentum"])
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                blocks, shape_RC = self._blocks.get(parameter, ()), parameter.shape[-2:]
+                blocks, shape_RC = group["blocks"].get(parameter, ()), parameter.shape[-2:]
                 matrices = zip(parameter.view(-1, *shape_RC), direction_RC.view(-1, *shape_RC), strict=True)
                 for matrix_RC, towards_RC in matrices:
                     if not blocks:
-                        matrix_RC.add_(self._scaled(towards_RC), alpha=-group["lr"])
+                        matrix_RC.add_(_scaled(towards_RC, group["dtype"]), alpha=-group["lr"])
                     for rows in blocks:
-                        matrix_RC.index_add_(0, rows, self._scaled(towards_RC[rows]), alpha=-group["lr"])
-
-    def _scaled(self, matrix_RC: Tensor) -> Tensor:
-        scale = RMS_OF_ADAMW * math.sqrt(max(matrix_RC.shape))
-        return orthogonal(matrix_RC, self._dtype).to(matrix_RC.dtype).mul_(scale)
+                        matrix_RC.index_add_(0, rows, _scaled(towards_RC[rows], group["dtype"]), alpha=-group["lr"])
 
 
-def orthogonal(matrix_RC: Tensor, dtype: torch.dtype) -> Tensor:
-    """The nearest matrix with orthogonal rows or columns, roughly: singular values between 0.7 and 1.2, in `dtype`."""
+def _scaled(matrix_RC: Tensor, dtype: torch.dtype) -> Tensor:
+    """The nearest matrix with orthogonal rows or columns, roughly (computed in `dtype`), with the size of an update."""
     a, b, c = COEFFICIENTS
-    wide = matrix_RC if matrix_RC.size(0) <= matrix_RC.size(1) else matrix_RC.T
+    is_wide = matrix_RC.size(0) <= matrix_RC.size(1)
+    wide = matrix_RC if is_wide else matrix_RC.T
     # Divided by its Frobenius norm, its largest singular value is at most 1, where the iteration converges.
     wide = (wide / wide.norm().clamp(min=1e-7)).to(dtype)
     for _ in range(ROUNDS):
         gram = wide @ wide.T
         wide = torch.addmm(wide, torch.addmm(gram, gram, gram, beta=b, alpha=c), wide, beta=a)
-    return wide if matrix_RC.size(0) <= matrix_RC.size(1) else wide.T
+    return (wide if is_wide else wide.T).to(matrix_RC.dtype).mul_(RMS_OF_ADAMW * math.sqrt(max(matrix_RC.shape)))
 
 
 class Adafactor(torch.optim.Optimizer):
     """Updates fp32 tensors in place. Its state is `exp_avg_sq_row` and `exp_avg_sq_col`, of a vector `exp_avg_sq`."""
-
-    def __init__(self, groups: Sequence[dict[str, Any]], lr: float):
-        """Each group has its `weight_decay`."""
-        super().__init__(groups, {"lr": lr, "weight_decay": 0.0})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]

@@ -11,14 +11,15 @@ import io
 import logging
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import deepspeed
 import torch
 import torch.distributed
-from deepspeed.runtime import bf16_optimizer
-from deepspeed.runtime.utils import combine_grad_norm_groups, get_global_norm_of_tensors
+from deepspeed.runtime import bf16_optimizer, utils
+from deepspeed.runtime.zero import stage3, stage_1_and_2
 from deepspeed.utils import (
     safe_get_full_fp32_param,
     safe_get_full_optimizer_state,
@@ -31,18 +32,20 @@ from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.model import parallel
 from zerokara.model.builder import Model
 from zerokara.training.compute import torch_optimizers
-from zerokara.training.compute.engine import Accept, place, read_once, weigh_auxiliary_losses
+from zerokara.training.compute.engine import Accept, read_once
 
-_MASTERS = (
-    "fp32_partitioned_groups_flat",  # stage 3: runtime/zero/stage3.py
-    "single_partition_of_fp32_groups",  # stages 1 and 2: runtime/zero/stage_1_and_2.py
-    "fp32_groups_flat_partition",  # stage 1 in bf16 with fp32 gradients: runtime/bf16_optimizer.py
+_NORMS = (
+    (stage3, "combine_grad_norm_groups"),
+    (stage_1_and_2, "combine_grad_norm_groups"),
+    (bf16_optimizer, "get_global_norm_of_tensors"),  # stage 1 in bf16 with fp32 gradients
 )
-"""The fp32 tensors that AdamW updates in this process: each wrapper of DeepSpeed names them differently."""
+"""Where each of DeepSpeed's wrappers has its function for the gradient norm: the last to compute it, on the device."""
 
 
 class ZeroEngine:
     """An `engine.Engine`: AdamW under DeepSpeed's ZeRO."""
+
+    num_updates = 0
 
     def __init__(self, model: Model, config: TrainingSettings, settings: dict[str, Any], device: torch.device):
         """See `updater.open_engine`; `settings` are DeepSpeed's. The process groups must exist."""
@@ -56,100 +59,89 @@ class ZeroEngine:
         deepspeed.utils.groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
         backend = torch.distributed.get_backend()
         deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
-        self.model = model
+        self.model, self._device, self._is_stage_3 = model, device, config.zero_stage == 3
         self.optimizer_name: str = config.optimizer_name
-        self._device, self._is_stage_3 = device, config.zero_stage == 3
         # DeepSpeed divides the loss by the number of micro batches, and the gradients by that of the ranks.
-        self._ranks = float(parallel.data_size())
-        self._micro_batches = settings["gradient_accumulation_steps"]
-        self._is_within_step = False
+        self._ranks, self._micro_batches = float(parallel.data_size()), settings["gradient_accumulation_steps"]
         dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
-        place(model, dtype, torch.device("cpu") if self._is_stage_3 else device)
+        for parameter in model.parameters():  # undefined weights, without a copy of those that it has
+            place = "cpu" if self._is_stage_3 else device
+            parameter.data = torch.empty(parameter.shape, dtype=dtype, device=place)
         made = torch_optimizers.build(config, dict(model.named_parameters()), model.shape)
         self._adam = made["adamw"]
+        mpu = parallel.ModelParallelUnit() if parallel.tensor_size() > 1 else None
         # runtime/bf16_optimizer.py narrates its memory on stdout whatever the log level is.
         with contextlib.redirect_stdout(io.StringIO()):
-            if self._is_stage_3:
-                _partition(model, settings, device, dtype)
+            if self._is_stage_3:  # partitioned one after another: DeepSpeed would first move them all to the device
+                offload = settings["zero_optimization"].get("offload_param", {})
+                deepspeed.zero.Init(
+                    module=model,
+                    data_parallel_group=parallel.data_group() if mpu else None,
+                    mpu=mpu,
+                    dtype=dtype,
+                    config_dict_or_path=settings,
+                    remote_device=offload.get("device"),
+                    pin_memory=offload.get("pin_memory", True),  # DeepSpeed's default
+                )
+                model.to(device)  # its buffers
             self.module, self._wrapper, _, _ = deepspeed.initialize(
-                model=model,
-                optimizer=self._adam,
-                config=settings,
-                dist_init_required=False,
-                mpu=parallel.ModelParallelUnit() if parallel.tensor_size() > 1 else None,
+                model=model, optimizer=self._adam, config=settings, dist_init_required=False, mpu=mpu
             )
-        weigh_auxiliary_losses(model, device, 0, math.inf)  # the compiler looks at where the weight is
+        if model.auxiliary:
+            model.auxiliary.set_weight(0.0, device)  # the compiler looks at where the weight is
         self._parameters = dict(model.named_parameters())
-        masters = next(getattr(self._wrapper, name) for name in _MASTERS if hasattr(self._wrapper, name))
+        # The fp32 tensors that AdamW updates in this process; stage 3 puts them into its groups while it steps.
+        masters = [master for group in self._adam.param_groups for master in group["params"]]
+        masters = self._wrapper.fp32_partitioned_groups_flat if self._is_stage_3 else masters
         computing, accumulating = self.module.get_data_types()
         others = [accumulating, self.module.communication_data_type, *(master.dtype for master in masters)]
         assert computing == dtype and {*others} == {torch.float32}, f"DeepSpeed's precision: {computing}, {others}"
-        self._read_norm_once()
         # AdamW would make its state in the first update, too late to load a checkpoint's.
         numbered = {str(number): master for number, master in enumerate(masters)}
         torch_optimizers.make_state(config.optimizer_name, made, numbered)
         if hasattr(self._wrapper, "_lazy_init_hp_params_optimizer_state"):
             self._wrapper._lazy_init_hp_params_optimizer_state()
+        if not self._is_stage_3:
+            # In bf16 it would look at every gradient, and wait: where one is not finite, neither is the norm.
+            self._wrapper.check_overflow = lambda partition_gradients=True: None
 
-    @property
-    def num_updates(self) -> int:
-        """AdamW counts them."""
-        return int(next(iter(self._adam.state.values()))["step"])
-
-    def accumulate(
-        self, batch: Sequence[Tensor], global_tokens: float, global_sequences: float | None = None
-    ) -> Tensor:
-        if self._is_within_step:
-            self.module.step()  # ends the micro batch before this one
-        self._is_within_step = True
-        weigh_auxiliary_losses(self.model, self._device, global_tokens, global_sequences, self._ranks)
+    def accumulate(self, batch: list[Tensor], global_tokens: float, global_sequences: float | None = None) -> Tensor:
+        if self.model.auxiliary:
+            sequences = global_sequences or global_tokens / self.model.shape.target_len
+            self.model.auxiliary.set_weight(self._ranks / sequences, self._device)
         nats: Tensor = self.module(*batch)
         self.module.backward(nats / global_tokens * (self._ranks * self._micro_batches))
+        if not self.module.is_gradient_accumulation_boundary():
+            self.module.step()  # counts the micro batch; the last one's is in `update`
         return nats.detach()
 
     def update(self, learning_rate: float, numbers: Tensor | None = None, accept: Accept = lambda _: True) -> float:
-        """DeepSpeed itself skips a step whose norm is not finite."""
+        """DeepSpeed skips a step whose norm is infinite, in all ranks alike: `decide` makes it so."""
+        value, accepted = math.nan, False
+
+        def decide(norm_of: Callable[..., Tensor], *arguments: Any, **named: Any) -> Tensor:
+            """Read the norm once, where DeepSpeed would up to four times, and the numbers of the step with it."""
+            nonlocal value, accepted
+            value, values = read_once(norm_of(*arguments, **named), numbers)
+            value = math.inf if value < 0 else value  # DeepSpeed's sign for a norm that is not finite
+            accepted = accept(values) and math.isfinite(value)
+            return torch.tensor(value if accepted else math.inf)
+
+        for module, name in _NORMS:
+            setattr(module, name, partial(decide, getattr(utils, name)))
         torch_optimizers.set_learning_rate(self._wrapper.param_groups, learning_rate)
-        self._numbers, self._accept, self._norm, self._accepted = numbers, accept, math.nan, False
-        bf16_optimizer.get_global_norm_of_tensors = lambda **of: self._decide(get_global_norm_of_tensors(**of))
-        try:
-            self.module.step()
-        finally:
-            bf16_optimizer.get_global_norm_of_tensors = get_global_norm_of_tensors
-        self._is_within_step = False
-        if not self._accepted:
+        self.module.step()
+        self.num_updates += accepted
+        if not accepted:
             self._gather_persistent()
-        return self._norm
-
-    def _decide(self, norm: Tensor) -> Tensor:
-        """Read the norm and the numbers of the step; return the norm on the host, infinite to skip the step."""
-        self._norm, values = read_once(norm, self._numbers)
-        if self._norm < 0:  # DeepSpeed's sign for a norm that is not finite
-            self._norm = math.inf
-        self._accepted = self._accept(values) and math.isfinite(self._norm)
-        return torch.tensor(self._norm if self._accepted else math.inf)
-
-    def _read_norm_once(self) -> None:
-        """Patch DeepSpeed to read the norm once, by `_decide`: it would read it up to four times.
-
-        Each wrapper skips a step whose norm is infinite, in all ranks alike.
-        """
-        wrapper = self._wrapper
-        if self._is_stage_3:  # runtime/zero/stage3.py
-            norms = wrapper._get_norm_groups
-            wrapper._get_norm_groups = lambda: [self._decide(combine_grad_norm_groups(norms()))]
-        elif hasattr(wrapper, "scaled_global_norm"):  # stages 1 and 2: runtime/zero/stage_1_and_2.py
-            norm = wrapper.scaled_global_norm
-            wrapper.scaled_global_norm = lambda: self._decide(norm())
-            # In bf16 it would look at every gradient, and wait: where one is not finite, neither is the norm.
-            wrapper.check_overflow = lambda partition_gradients=True: None
-        # Stage 1 in bf16 with fp32 gradients, runtime/bf16_optimizer.py, calls a function: see `update`.
+        return value
 
     def read(self, name: str, key: str | None) -> Tensor:
         parameter = self._parameters[name]
         found = safe_get_full_optimizer_state(parameter, key) if key else safe_get_full_fp32_param(parameter)
         shape = getattr(parameter, "ds_shape", parameter.shape)  # under ZeRO 3 a parameter at rest is empty
-        return found.detach().view(shape).to(torch.float32)
+        assert found is not None and found.dtype == torch.float32, f"DeepSpeed's {key or 'weights'} of {name}: {found}"
+        return found.detach().view(shape)
 
     def write(self, name: str, key: str | None, value: Tensor) -> None:
         parameter, value = self._parameters[name], value.to(self._device)
@@ -167,7 +159,9 @@ class ZeroEngine:
 
     def sync_from_master(self, num_updates: int) -> None:
         """DeepSpeed computes with a copy of the master weights."""
-        torch_optimizers.set_count({"adamw": self._adam}, num_updates)
+        self.num_updates = num_updates
+        for state in self._adam.state.values():
+            state["step"].fill_(num_updates)
         if not self._is_stage_3:
             self._wrapper.update_lp_params()
             return
@@ -184,18 +178,3 @@ class ZeroEngine:
         and not in one that it skips; the next backward pass would miss them."""
         if self._is_stage_3 and (persistent := self._wrapper.persistent_parameters):
             persistent[0].all_gather(persistent)
-
-
-def _partition(model: Model, settings: dict[str, Any], device: torch.device, dtype: torch.dtype) -> None:
-    """Partition the parameters for ZeRO 3, one after another: DeepSpeed would first move them all to the device."""
-    offload, is_cut = settings["zero_optimization"].get("offload_param", {}), parallel.tensor_size() > 1
-    deepspeed.zero.Init(
-        module=model,
-        data_parallel_group=parallel.data_group() if is_cut else None,
-        mpu=parallel.ModelParallelUnit() if is_cut else None,
-        dtype=dtype,
-        config_dict_or_path=settings,
-        remote_device=offload.get("device"),
-        pin_memory=offload.get("pin_memory", True),  # DeepSpeed's default
-    )
-    model.to(device)  # its buffers

@@ -19,7 +19,7 @@ from zerokara.training.planning import schedule
 from zerokara.training.planning.consumption import SourceUse, stage_title
 from zerokara.training.planning.memory import MemoryForecast
 from zerokara.training.planning.run_folder import EarlierRun
-from zerokara.training.planning.run_plan import RunPlan, baseline_text, template_path
+from zerokara.training.planning.run_plan import RunPlan, baseline_text
 from zerokara.training.planning.schedule import HOUR
 
 _HEAD_TOKENS = 24
@@ -150,10 +150,7 @@ def plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
     )
     micro_steps = config.global_batch // (config.micro_batch * plan.data_parallel_size)
     batch = f"micro batch {config.micro_batch}, {micro_steps} gradient accumulation step{'s' * (micro_steps > 1)}"
-    template = template_path(config.deepspeed_template).name
-    updater_lines = updater.plan_lines(
-        plan.updater, config.zero_stage, plan.data_parallel_size, template, plan.template, plan.nodes, micro_steps
-    )
+    updater_lines = updater.plan_lines(config, plan.updater, plan.data_parallel_size, plan.nodes, plan.template)
     processes = f"{plan.num_processes}" + (f" on {plan.nodes} machines" if plan.nodes > 1 else "")
     standing, each = max_checkpoints(plan), plan.checkpoint_bytes
     checkpoints = f"{bytes_text(each)}; {standing} at once at most, {bytes_text(standing * each)} in all"

@@ -31,7 +31,7 @@ from zerokara.tokens.count import check_belongs, entropy, token_counts
 from zerokara.tokens.indexed import IndexedTokens
 from zerokara.tokens.layout import TokenPaths
 from zerokara.training.compute import optimizers, updater
-from zerokara.training.compute.updater import UpdaterName, hierarchy_fault, load_template, with_hierarchy
+from zerokara.training.compute.updater import UpdaterName, load_template, with_hierarchy
 from zerokara.training.planning import recipe
 from zerokara.training.planning.consumption import Consumption, consumption, extent_of
 from zerokara.training.planning.memory import MemoryForecast
@@ -230,8 +230,7 @@ class RunPlan:
         config, nodes = self.requested, nodes or self.nodes
         here, tensor_parallel_size = num_processes // nodes, config.tensor_parallel_size
         _check_batch(config, num_processes)
-        if fault := hierarchy_fault(self.requested_template, config, num_processes):
-            raise UserError(replace(fault, where=str(template_path(config.deepspeed_template))))
+        with_hierarchy(self.requested_template, config, num_processes, nodes)  # or its error, before anything starts
         if nodes > 1 and here % tensor_parallel_size:
             rule = (
                 f"must divide the {here} processes of each machine: it communicates in every layer, within one machine"
