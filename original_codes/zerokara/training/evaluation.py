@@ -3,8 +3,8 @@
 Bits per byte are of the text alone: the nats of its tokens, divided by ln 2 and by the UTF-8 bytes of their pieces. So
 they do not depend on the tokenizer, and runs with different vocabularies can be compared. A decoder reads the windows
 that step 8 reads, which gives the same number for the exported model. Control tokens have no bytes; their nats stand
-apart: per end token (that of a document; in span corruption also that of each target) and per sentinel. The loss is the
-mean over all predicted tokens, these included, as in training.
+apart: per end token (that of a document; in span corruption also that of each target) and per sentinel token. The loss
+is the mean over all predicted tokens, these included, as in training.
 
 Training validates with it, and so does step 3's ``--evaluate``, which gives the number that the log has for a step.
 """
@@ -24,7 +24,6 @@ import torch.distributed
 from zerokara import checkpoint
 from zerokara.durable import write_json
 from zerokara.model import parallel
-from zerokara.model.builder import Model
 from zerokara.progress import summary
 from zerokara.training.compute.engine import Engine
 from zerokara.training.monitoring import metrics
@@ -34,7 +33,6 @@ from zerokara.training.run import build_model, join, to_device
 
 BATCHES_BETWEEN_LOOKS = 16
 """Micro batches between two checks for a stop request: rare enough to cost nothing, and the request is seen soon."""
-
 NUM_KINDS = 3
 TEXT, END, SENTINEL = range(NUM_KINDS)
 """Kinds of predicted tokens, whose nats are summed apart."""
@@ -99,36 +97,34 @@ class LossValidation:
         module.train()
         sums = torch.cat([nats_PK, torch.from_numpy(counts).to(nats_PK)], dim=1)
         torch.distributed.all_reduce(sums, group=parallel.data_group())
-        return self._result(_numbers(sums.sum(dim=0)), [_numbers(each) for each in sums])
+        return self._result(sums)
 
-    def _result(self, whole: dict[str, Any], by_source: Sequence[dict[str, Any]]) -> ValidationResult:
-        line = {name: number for name, number in whole.items() if name != "valid_sentinel_nats" or number is not None}
-        kinds = (("end token", whole["valid_end_nats"]), ("sentinel", whole["valid_sentinel_nats"]))
-        control = "".join(f"  {nats:.3f} nats per {kind}" for kind, nats in kinds if nats is not None)
-        loss, bits_per_byte = whole["valid_loss"], whole["valid_bits_per_byte"]
-        messages = [f"valid_loss {loss:.4f}  {bits_per_byte:.4f} bits per byte of text{control}"]
+    def _result(self, sums: torch.Tensor) -> ValidationResult:
+        line, by_source = _numbers(sums.sum(dim=0)), [_numbers(each) for each in sums]
+        facts = {key: line[key] for key in ("valid_loss", "valid_bits_per_byte", "valid_end_nats")}
+        messages = [f"valid_loss {line['valid_loss']:.4f}  {line['valid_bits_per_byte']:.4f} bits per byte of text"]
+        for kind in ("end", "sentinel"):
+            if (nats := line.get(f"valid_{kind}_nats")) is not None:
+                messages[0] += f"  {nats:.3f} nats per {kind} token"
         if self.source_names:
             for key in ("valid_loss", "valid_bits_per_byte"):
                 line[f"{key}_by_source"] = [one[key] for one in by_source]
             line["valid_source_positions"] = self._positions  # in `input_jsonl`
             for name, one in zip(self.source_names, by_source, strict=True):
                 messages.append(f"  {one['valid_loss']:.4f}  {one['valid_bits_per_byte']:.4f} bits per byte  {name}")
-        facts = {key: whole[key] for key in ("valid_loss", "valid_bits_per_byte", "valid_end_nats")}
-        return ValidationResult(line, facts, loss, messages)
+        return ValidationResult(line, facts, line["valid_loss"], messages)
 
 
 def _numbers(sums: torch.Tensor) -> dict[str, Any]:
     """The numbers of tokens, from their nats and counts by kind and the bytes of their text."""
     nats, counts, (num_bytes,) = (part.tolist() for part in sums.split([NUM_KINDS, NUM_KINDS, 1]))
-    num_tokens = round(sum(counts))
-    end, sentinel = (nats[kind] / counts[kind] if counts[kind] else None for kind in (END, SENTINEL))
-    return {
-        "valid_loss": sum(nats) / max(1, num_tokens),
+    numbers = {
+        "valid_loss": sum(nats) / max(1, round(sum(counts))),
         "valid_bits_per_byte": nats[TEXT] / math.log(2) / max(1, num_bytes),
-        "valid_end_nats": end,
-        "valid_sentinel_nats": sentinel,
-        "valid_tokens": num_tokens,
+        "valid_end_nats": nats[END] / counts[END] if counts[END] else None,
+        "valid_tokens": round(sum(counts)),
     }
+    return numbers | ({"valid_sentinel_nats": nats[SENTINEL] / counts[SENTINEL]} if counts[SENTINEL] else {})
 
 
 def of_loss(plan: RunPlan, processes: Processes) -> list[Validation]:
@@ -152,10 +148,10 @@ def evaluate_checkpoint(plan: RunPlan, folder: Path) -> None:
     assert result is not None
     if not processes.is_first:
         return
-    step, loss = checkpoint.read_state(folder).step, result.line["valid_loss"]
+    step = checkpoint.read_state(folder).step
     # What the run itself found at that step, if it validated there.
-    found = [line for line in metrics.read(folder.parent) if line["step"] == step and "valid_loss" in line]
-    logged = found[-1]["valid_loss"] if found else None
+    lines = [line for line in metrics.read(folder.parent) if line["step"] == step]
+    logged = next((line["valid_loss"] for line in reversed(lines) if "valid_loss" in line), None)
     path = folder.parent / f"evaluation_step{step}.json"
     record = {
         "checkpoint": folder.name,
@@ -167,14 +163,14 @@ def evaluate_checkpoint(plan: RunPlan, folder: Path) -> None:
         "logged_valid_loss": logged,
     }
     write_json(path, record)
-    rows = [("validation" if not number else "", message) for number, message in enumerate(result.messages)]
-    rows.append(("tokens", f"{result.line['valid_tokens']:,}"))
+    rows = [("", message) for message in (*result.messages, f"{result.line['valid_tokens']:,} tokens")]
     if logged is not None:
-        rows.append(("in the log", f"{logged:.4f} nats per token, so it differs by {abs(loss - logged):.1e}"))
+        difference = abs(result.line["valid_loss"] - logged)
+        rows.append(("in the log", f"{logged:.4f} nats per token, so it differs by {difference:.1e}"))
     summary(f"evaluated {folder}", [*rows, ("written to", str(path))])
 
 
-def load_checkpoint(plan: RunPlan, folder: Path, processes: Processes) -> Model:
+def load_checkpoint(plan: RunPlan, folder: Path, processes: Processes) -> torch.nn.Module:
     """Return the model with the weights of a checkpoint, on the device and as the run computes with them."""
     model = build_model(plan)
     weights = checkpoint.read_weights(folder)

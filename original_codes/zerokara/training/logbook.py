@@ -1,10 +1,6 @@
-"""The records of a run in progress: the log line, `metrics.jsonl` and the trackers beside it, samples and plots.
+"""The records of a run in progress: the log line, `metrics.jsonl` and the trackers beside it, and samples.
 
 Every process has a logbook, since its facts go into the checkpoint's state; only the first one writes and logs.
-
-Time left: the time of a step is an exponential moving average over the last steps. A kind of pause that this start has
-not had yet (a validation before the first one) counts nothing; once measured, each further one counts as long as the
-last.
 """
 
 from __future__ import annotations
@@ -33,48 +29,32 @@ from zerokara.training.processes.joining import Processes, peak_memory
 from zerokara.training.sampling import Sample
 
 _UNLOGGED = "unlogged_losses"
-_KEEP = 0.98
-"""Weight of a step relative to the one after it: the average of the time is over some fifty steps."""
 
 PEAK_BF16_FLOPS = {
     # NVIDIA: the datasheet of each; those that state sparse numbers, halved.
     "A100": 312e12,
-    "A800": 312e12,
     "H100": 989e12,  # SXM
     "H100 PCIe": 756e12,
     "H100 NVL": 835e12,
-    "H800": 989e12,
-    "H20": 148e12,
     "GH200": 989e12,
     "H200": 989e12,  # SXM
     "H200 NVL": 835e12,
     "B200": 2250e12,
     "GB200": 2500e12,
-    "A10": 125e12,
-    "A10G": 70e12,
-    "A30": 165e12,
-    "A40": 150e12,
-    "L4": 121e12,
-    "L40": 181e12,
     "L40S": 362e12,
     "RTX A6000": 155e12,
     "RTX 6000 Ada": 364e12,
     # The architecture whitepapers of Ampere GA102, Ada and Blackwell, with fp32 accumulation, as training has it.
     "RTX 3090": 71e12,
     "RTX 3090 Ti": 80e12,
-    "RTX 4080": 97e12,
     "RTX 4090": 165e12,
-    "RTX 5080": 113e12,
     "RTX 5090": 210e12,
-    # AMD: the datasheet of each; torch shows each half of an MI250 as a device of its own.
-    "MI210": 181e12,
-    "MI250": 181e12,
+    # AMD: the datasheet of each; torch shows each half of an MI250X as a device of its own.
     "MI250X": 192e12,
-    "MI300A": 981e12,
     "MI300X": 1307e12,
     "MI325X": 1307e12,
 }
-"""Dense bf16 operations a second, by words of the name that torch gives. V100, T4 and older have no bf16."""
+"""Dense bf16 operations a second, by words of the name that torch gives."""
 
 
 class Logbook:
@@ -84,14 +64,13 @@ class Logbook:
         """Open the records of a start that begins at `state`; `samples` gives the sequences read after a step."""
         self._plan, self._samples, self._order = plan, samples, plan.data.reading.order()
         self._device, self._log = processes.device, processes.log
-        self._started, self._earlier_seconds = time.monotonic(), state.seconds
+        self._started = time.monotonic() - state.seconds
         self._window: list[StepRecord] = []
-        self._last_step: float | None = None
-        self._step_seconds = self._step_weight = self._paused = 0.0
-        self._num_steps = 0
-        self._pauses = {"validation": 0.0, "save": 0.0}
+        self._paused, self._first_step = 0.0, (0, 0.0)  # the latter once it is done: its number, and when it ended
         name = torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else ""
         self._peak_flops = peak_flops(name)
+        if name and self._peak_flops is None:
+            self._log(f"mfu is n/a: the peak of {name} is not in training/logbook.py")
         self.facts: dict[str, Any] = dict(state.facts)
         """Numbers for the checkpoint's state and the model card."""
         if "valid_bits_per_byte" in self.facts and "valid_end_nats" not in self.facts:  # control tokens counted in it
@@ -105,51 +84,35 @@ class Logbook:
             if config.tensorboard:
                 trackers["tensorboard"] = lambda: TensorBoard(run_dir, state.step)
             if config.wandb != "off":
-                trackers["wandb"] = lambda: WeightsAndBiases(run_dir, config, self._log)
+                trackers["wandb"] = lambda: WeightsAndBiases(run_dir, config)
             if config.plots:
-                trackers["plots"] = lambda: Plots(run_dir, self._log)
+                trackers["plots"] = lambda: Plots(run_dir)
             self._recorder = Recorder(run_dir, state.step, trackers, self._log)
-            sampling.forget_after(run_dir, state.step if state.step else -1)
         if state.step:
-            self._record({"step": state.step, "tokens": state.tokens, "resumed": True, "seconds": state.seconds})
-        if name and self._peak_flops is None:
-            self._log(f"mfu is n/a: the peak of {name} is not in training/logbook.py")
+            self._record(state.step, {"resumed": True, "seconds": state.seconds})
+        self._last_step = time.monotonic()
 
     @property
     def seconds(self) -> float:
         """Time spent in this run, earlier starts included."""
-        return self._earlier_seconds + time.monotonic() - self._started
+        return time.monotonic() - self._started
 
     @contextmanager
-    def pause(self, kind: str) -> Iterator[None]:
-        """Measure a ``validation`` or a ``save``, for as long as the block lasts: it is no part of a step's time."""
+    def pause(self) -> Iterator[None]:
+        """Take the time of the block, a validation or a save, for no part of a step's."""
         started = time.monotonic()
         yield
-        self._pauses[kind] = time.monotonic() - started
-        self._paused += self._pauses[kind]
-
-    def seconds_left(self, step: int) -> float:
-        """Time from the end of `step`, its own pauses included, to the end of the run."""
-        config, num_steps = self._plan.resolved, self._plan.schedule.num_steps
-        left = (num_steps - step) * self._step_seconds / self._step_weight if self._step_weight else 0.0
-        for kind, interval in (("validation", config.eval_interval), ("save", config.save_interval)):
-            num_pauses = num_steps // interval - (step - 1) // interval + bool(num_steps % interval)
-            left += num_pauses * self._pauses[kind]
-        return left
+        self._paused += time.monotonic() - started
 
     def add(self, record: StepRecord) -> None:
-        """Add one step to the next `log_step`; one that was skipped only counts for the speed."""
+        """Add one step to the next `log_step`, which one that was skipped has no part in."""
         now = time.monotonic()
-        if self._last_step is not None:  # from the end of one step to that of the next, its edge included
-            record = replace(record, seconds=now - self._last_step - self._paused)
+        seconds = now - self._last_step - self._paused
         self._last_step, self._paused = now, 0.0
-        if self._num_steps == 1:  # the first step of a start is slow, unlike all others
-            self._step_seconds = self._step_weight = 0.0
-        self._num_steps += 1
-        self._step_seconds = self._step_seconds * _KEEP + record.seconds
-        self._step_weight = self._step_weight * _KEEP + 1
+        if not self._first_step[0]:
+            self._first_step = record.step, now
         if not record.skip_reason:
-            self._window.append(record)
+            self._window.append(replace(record, seconds=seconds))
             # In the checkpoint, so that a resumed run logs the mean over all steps since the last line.
             self.facts[_UNLOGGED] = [*self.facts.get(_UNLOGGED, []), record.loss]
 
@@ -160,58 +123,52 @@ class Logbook:
         """
         if not self._window:
             return
-        steps, schedule = self._window, self._plan.schedule
-        self._window = []
-        record, losses = steps[-1], self.facts.pop(_UNLOGGED)
-        samples = self._samples(record.step)
-        speed = len(steps) * schedule.batch_tokens / sum(step.seconds for step in steps)
+        steps, self._window, schedule = self._window, [], self._plan.schedule
+        record, losses, samples = steps[-1], self.facts.pop(_UNLOGGED), self._samples(steps[-1].step)
+        speed, mfu = len(steps) * schedule.batch_tokens / sum(step.seconds for step in steps), None
+        if self._peak_flops:  # model FLOPs utilization: the share of the peak that the model's own arithmetic takes
+            mfu = speed * self._plan.shape.flops_per_token() / (self._peak_flops * self._plan.num_processes)
+        # At the speed of this start, pauses included, without its first step, which is slow.
+        first, ended = self._first_step
+        pace = (self._last_step - ended) / (record.step - first) if record.step > first else record.seconds
         line: dict[str, Any] = {
-            "step": record.step,
-            "tokens": samples * schedule.sample_tokens,
             "epoch": samples / schedule.samples_per_epoch,
             "loss": sum(losses) / len(losses),
             "learning_rate": record.learning_rate,
             "grad_norm": record.grad_norm,
             "tokens_per_second": speed,
-            "mfu": None,
+            "mfu": mfu,
             "memory_bytes": peak_memory(self._device),
             "seconds": self.seconds,
-            "seconds_left": self.seconds_left(record.step),
+            "seconds_left": (schedule.num_steps - record.step) * pace,
             **{name: list(values) for name, values in (layer_statistics or {}).items()},
         }
-        if self._peak_flops:
-            # Model FLOPs utilization: the share of the devices' peak that the model's own arithmetic takes.
-            peak = self._peak_flops * self._plan.num_processes
-            line["mfu"] = speed * self._plan.shape.flops_per_token() / peak
         if isinstance(self._order, MixedOrder):
-            counts = self._order.counts(samples)
-            line["source_tokens"] = [count * schedule.sample_tokens for count in counts]
+            line["source_tokens"] = [count * schedule.sample_tokens for count in self._order.counts(samples)]
         self.facts["loss"] = line["loss"]
         self.facts.setdefault("first_loss", line["loss"])
-        self._record(line)
-        mfu = "n/a" if line["mfu"] is None else f"{line['mfu']:.1%}"
+        self._record(record.step, line)
+        share = "n/a" if mfu is None else f"{mfu:.1%}"
         expert_load = f"expert_load {max(line['expert_load']):.2f}  " if "expert_load" in line else ""
         self._log(
             f"step {record.step}/{schedule.num_steps}  loss {line['loss']:.4f}  lr {record.learning_rate:.2e}  "
-            f"grad_norm {record.grad_norm:.3f}  {count_text(speed)} tok/s  mfu {mfu}  "
+            f"grad_norm {record.grad_norm:.3f}  {count_text(speed)} tok/s  mfu {share}  "
             f"memory {bytes_text(line['memory_bytes'])}  {expert_load}epoch {line['epoch']:.3f}  "
             f"{seconds_text(line['seconds_left'])} left"
         )
 
     def log_skipped(self, record: StepRecord, bad_samples: list[dict[str, Any]]) -> None:
         """Record and log a step that was skipped, and the samples that are to blame."""
-        step, reason = record.step, record.skip_reason
-        tokens = self._samples(step) * self._plan.schedule.sample_tokens
-        self._record({"step": step, "tokens": tokens, "skipped": reason, "bad_samples": bad_samples})
-        self._log(f"step {step}  SKIPPED, the weights are unchanged: {reason}")
+        self._record(record.step, {"skipped": record.skip_reason, "bad_samples": bad_samples})
+        self._log(f"step {record.step}  SKIPPED, the weights are unchanged: {record.skip_reason}")
         for sample in bad_samples:
-            self._log(f"step {step}    {bad_sample_text(sample)}")
+            self._log(f"step {record.step}    {bad_sample_text(sample)}")
 
     def log_validations(self, step: int, results: Sequence[ValidationResult]) -> None:
         """Record and log the validations after a step; the last one chooses the best checkpoint."""
-        facts, tokens = self.facts, self._samples(step) * self._plan.schedule.sample_tokens
+        facts = self.facts
         for result in results:
-            self._record({"step": step, "tokens": tokens, **result.line})
+            self._record(step, result.line)
             for name, value in result.facts.items():
                 facts.setdefault(f"first_{name}", value)
                 facts[name] = value
@@ -251,9 +208,10 @@ class Logbook:
         if self._recorder is not None:
             self._recorder.close()
 
-    def _record(self, line: dict[str, Any]) -> None:
+    def _record(self, step: int, numbers: Mapping[str, Any]) -> None:
         if self._recorder is not None:
-            self._recorder.record(line)
+            tokens = self._samples(step) * self._plan.schedule.sample_tokens
+            self._recorder.record({"step": step, "tokens": tokens, **numbers})
 
 
 def peak_flops(name: str) -> float | None:

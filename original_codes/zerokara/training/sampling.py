@@ -5,10 +5,10 @@ step). For span corruption a prompt has sentinel tokens ("The <extra_id_0> barks
 decoder's output is shown. Other control tokens and the padding rows of the vocabulary are never chosen; an
 end-of-document token ends the text. Neither training's random numbers nor any weight is touched.
 
-There is no cache: every token is a forward pass over all texts so far. That is the same for every family (stock Hugging
-Face models have none for some), needs no second copy of the weights, and costs as much as training on ``2 × prompts ×
-(prompt + sample_tokens) × sample_tokens / 6`` tokens. All processes take part, since under ZeRO 3 and tensor
-parallelism none has the whole model; the first one chooses each token and broadcasts it.
+There is no cache: every token is a forward pass over all texts so far. So every family can be sampled (t5_moe has no
+stock Hugging Face class), and no process needs the whole model, which under ZeRO 3 or tensor parallelism might not fit.
+It costs as much as training on ``2 × prompts × (prompt + sample_tokens) × sample_tokens / 6`` tokens. All processes
+take part; the first one chooses each token and broadcasts it.
 
 ``samples.md`` in the run folder has a section ``## step 100`` for each step. Texts are blocks of code: none can look
 like a section, or be rendered as markup by a viewer or TensorBoard.
@@ -19,6 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -54,29 +55,27 @@ class Sampler:
     def __init__(self, encoder: Encoder, objective: RunObjective, config: RunConfig, device: torch.device):
         self._encoder, self._texts, self._seed, self._device = encoder, config.sample_prompts, config.seed, device
         self._num_tokens = min(config.sample_tokens, objective.lengths.input - 1)
-        self._prompts = [objective.prompt(encoder, prompt, self._num_tokens) for prompt in self._texts]
+        prompts = [objective.prompt(encoder, text, self._num_tokens) for text in self._texts]
+        self._prompts = [prompt for prompt in prompts for _ in range(2)]  # greedy, then sampled
         self._never = sorted({encoder.unk_id, *encoder.control_ids} - {encoder.eos_id, *objective.sentinel_ids})
 
     def __call__(self, module: torch.nn.Module) -> list[Sample]:
         """Continue every prompt; every process must call it."""
-        prompts = [prompt for prompt in self._prompts for _ in range(2)]  # greedy, then sampled
-        written: list[list[int]] = [[] for _ in prompts]
-        ended = [False] * len(prompts)
-        generators = [np.random.default_rng([self._seed, number]) for number in range(len(self._prompts))]
+        end = self._encoder.eos_id
+        written: list[list[int]] = [[] for _ in self._prompts]
+        generators = [np.random.default_rng([self._seed, number]) for number in range(len(self._texts))]
         module.eval()
         with torch.no_grad():
             for _ in range(self._num_tokens):
-                first, named = prompt_inputs(prompts, written, self._encoder.eos_id)
+                first, named = prompt_inputs(self._prompts, written, end)
                 arrays = {name: torch.from_numpy(array).to(self._device) for name, array in named.items()}
                 logits_B1V = module(torch.from_numpy(first).to(self._device), **arrays)
-                for row, token in enumerate(self._next_tokens(logits_B1V.squeeze(1), generators)):
-                    ended[row] |= token == self._encoder.eos_id
-                    if not ended[row]:
-                        written[row].append(token)
-                if all(ended):
+                for tokens, token in zip(written, self._next_tokens(logits_B1V[:, 0], generators), strict=True):
+                    tokens.append(token)
+                if all(end in tokens for tokens in written):
                     break
         module.train()
-        texts = [self._encoder.decode_continuation(tokens) for tokens in written]
+        texts = [self._encoder.decode_continuation(list(takewhile(end.__ne__, tokens))) for tokens in written]
         return [Sample(*each) for each in zip(self._texts, texts[0::2], texts[1::2], strict=True)]
 
     def _next_tokens(self, logits_BV: Tensor, generators: Sequence[np.random.Generator]) -> list[int]:
@@ -101,9 +100,8 @@ def sample_top_p(logits: np.ndarray, generator: np.random.Generator) -> int:
     scaled = np.exp((logits - logits.max()) / TEMPERATURE)
     order = np.argsort(-scaled, kind="stable")
     sums = np.cumsum(scaled[order])
-    num_kept = int(np.searchsorted(sums, TOP_P * sums[-1])) + 1
-    kept = sums[:num_kept]
-    return int(order[np.searchsorted(kept, generator.random() * kept[-1], side="right")])
+    kept = order[: int(np.searchsorted(sums, TOP_P * sums[-1])) + 1]
+    return int(generator.choice(kept, p=scaled[kept] / scaled[kept].sum()))
 
 
 def as_markdown(samples: Sequence[Sample]) -> str:
@@ -117,22 +115,12 @@ def as_markdown(samples: Sequence[Sample]) -> str:
 
 
 def add(run_dir: Path, step: int, samples: Sequence[Sample]) -> None:
-    """Add the samples of a step to ``samples.md``; sections of this and later steps are replaced."""
-    forget_after(run_dir, step - 1)
+    """Add the samples of a step to ``samples.md``; they replace those of this and later steps."""
     path = run_dir / FILE_NAME
-    before = path.read_text(encoding="utf-8") if path.exists() else "# What the model wrote\n"
-    write_text(path, f"{before}\n## step {step}\n\n{as_markdown(samples)}")
-
-
-def forget_after(run_dir: Path, step: int) -> None:
-    """Drop the sections of the steps after `step`, which will be trained again."""
-    path = run_dir / FILE_NAME
-    if not path.exists():
-        return
-    text = path.read_text(encoding="utf-8")
-    later = next((section for section in _SECTION.finditer(text) if int(section[1]) > step), None)
-    if later:
-        write_text(path, text[: later.start()].rstrip("\n") + "\n")
+    text = path.read_text(encoding="utf-8") if path.exists() else "# What the model wrote\n"
+    later = (section.start() for section in _SECTION.finditer(text) if int(section[1]) >= step)
+    before = text[: next(later, None)].rstrip("\n")
+    write_text(path, f"{before}\n\n## step {step}\n\n{as_markdown(samples)}")
 
 
 def excerpt(text: str, max_characters: int = 100) -> str:

@@ -181,7 +181,7 @@ class Trainer:
         """Validate; return False when it was given up because somebody asked to stop."""
         self.divergence.check(step)
         give_up = None if to_the_end else self.stop.requested_anywhere
-        with self.logbook.pause("validation"):
+        with self.logbook.pause():
             results = []
             for validate in self.validations:
                 if (result := validate(self.run.engine, give_up)) is None:
@@ -215,5 +215,5 @@ class Trainer:
             earlier_updates=step - guard.skipped_steps - run.engine.num_updates,
         )
         book.flush()
-        with book.pause("save"):
+        with book.pause():
             self.saver.save(self.state)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-import time
+import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from matplotlib.figure import Figure
 from zerokara.config.loading import RESOLVED_NAME
 from zerokara.config.writing import as_yaml
 from zerokara.training.monitoring import plots, trackers
+from zerokara.training.monitoring.metrics import Recorder
 from zerokara.training.monitoring.trackers import Plots
 
 
@@ -76,12 +78,12 @@ def names_of(run_dir: Path, **settings: Any) -> dict[str, list[str]]:
 def test_a_source_is_called_by_its_file_and_those_of_one_name_are_told_apart(tmp_path: Path) -> None:
     entries = ("a/text.jsonl", "hf://datasets/owner/books@v1", "b/text.jsonl", "x" * 40)
     names = names_of(tmp_path, input_jsonl=entries)
-    assert names["source_tokens"] == ["1 text.jsonl", "books@v1", "3 text.jsonl", "x" * 27 + "…"]
+    assert names["sources"] == ["1 text.jsonl", "books@v1", "3 text.jsonl", "x" * 27 + "…"]
 
 
 def test_a_source_without_validation_documents_shifts_no_name() -> None:
-    line = {"tokens": 1, "valid_bits_per_byte_by_source": [1.0, 2.0], "valid_source_positions": [0, 2]}
-    assert plots._validated([{"tokens": 1}, line], {"source_tokens": ["a", "b", "c"]}) == ["a", "c"]
+    lines = [{"tokens": 1, "bits": [1.0, 2.0]}]
+    assert [name for name, _ in plots._curves(lines, "bits", ["a", "b", "c"], [0, 2])] == ["a", "c"]
 
 
 @pytest.mark.parametrize(
@@ -93,15 +95,15 @@ def test_a_source_without_validation_documents_shifts_no_name() -> None:
     ],
 )
 def test_a_layer_with_experts_has_its_number(tmp_path: Path, settings: dict[str, Any], layers: list[str]) -> None:
-    assert names_of(tmp_path, **settings)["expert_load"] == layers
+    assert names_of(tmp_path, **settings)["layers"] == layers
 
 
 def test_without_a_readable_configuration_curves_are_numbered(tmp_path: Path) -> None:
-    assert plots.curve_names(tmp_path) == {}
+    assert plots.curve_names(tmp_path) == {"sources": [], "layers": []}
     (tmp_path / RESOLVED_NAME).write_text("num_layers: [", encoding="utf-8")
-    assert plots.curve_names(tmp_path) == {}
+    assert plots.curve_names(tmp_path) == {"sources": [], "layers": []}
     lines = [{"tokens": 5, "expert_load": [1.5, 2.0]}]
-    assert [name for name, _ in plots._lists(lines, "expert_load", {"expert_load": ["layer 1"]})] == ["layer 1", "2"]
+    assert [name for name, _ in plots._curves(lines, "expert_load", ["layer 1"])] == ["layer 1", "2"]
 
 
 @pytest.mark.parametrize(
@@ -111,46 +113,46 @@ def test_counts_are_labelled_briefly(count: float, label: str) -> None:
     assert plots._count_formatter()(count) == label
 
 
-def test_two_are_never_drawn_at_once_and_the_last_is_waited_for(tmp_path: Path) -> None:
-    write_run(tmp_path / "run")
-    messages: list[str] = []
-    plots_of_run = Plots(tmp_path / "run", messages.append)
-    plots_of_run.show(1, {"valid/loss": 2.0})
-    first = plots_of_run._process
-    assert first is not None
-    started = time.monotonic()
-    plots_of_run.show(1, {"valid/loss": 2.0})
-    assert plots_of_run._process is first and time.monotonic() - started < 0.1, "training waited"
-    plots_of_run.close()
-    assert first.returncode is not None and plots_of_run._process is None
-    assert messages == [] and (tmp_path / "run" / "plots" / "overview.png").exists()
-    plots_of_run.show(1, {"valid/loss": 2.0})
-    assert plots_of_run._process is None, "there was no pause"
+def drawing_recorder(run_dir: Path, messages: list[str]) -> Recorder:
+    return Recorder(run_dir, 60, {"plots": lambda: Plots(run_dir)}, messages.append)
 
 
-def test_a_drawing_that_fails_is_logged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trackers, "_PLOTS_MODULE", "zerokara.no_such_module")
-    messages: list[str] = []
-    plots_of_run = Plots(tmp_path, messages.append)
-    plots_of_run.close()
-    plots_of_run.close()
-    (message,) = messages
-    assert "zerokara.no_such_module" in message
+def test_training_does_not_wait_for_a_drawing_and_its_end_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawings, is_drawn, messages = list[list[str]](), threading.Event(), list[str]()
+    run = subprocess.run
 
+    def slow(command: list[str], **more: Any) -> subprocess.CompletedProcess[str]:
+        drawings.append(command)
+        assert is_drawn.wait(30)
+        return run(command, **more)
 
-def test_a_drawing_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trackers, "_DRAWING_SECONDS", 0.01)
-    write_run(tmp_path / "run")
-    messages: list[str] = []
-    Plots(tmp_path / "run", messages.append).close()
-    (message,) = messages
-    assert "0.01 s" in message
-
-
-def test_what_a_killed_drawing_left_is_deleted_by_the_next(tmp_path: Path) -> None:
+    monkeypatch.setattr(subprocess, "run", slow)
+    monkeypatch.setattr(trackers, "_PAUSE_SECONDS", 0)
     write_run(tmp_path / "run")
     folder = tmp_path / "run" / "plots"
     folder.mkdir()
-    (folder / "loss.png.77.partial").touch()
-    Plots(tmp_path / "run", lambda _: None).close()
+    (folder / "loss.png.77.partial").touch()  # a drawing that was killed
+    recorder = drawing_recorder(tmp_path / "run", messages)
+    for step in (60, 61, 62):
+        recorder.record({"step": step, "tokens": 60_000, "valid_loss": 2.0, "valid_bits_per_byte": 1.4})
+    is_drawn.set()
+    recorder.close()
+    assert [command[-1] for command in drawings] == ["19", "0"], "more than one at once, or at the wrong priority"
+    assert not messages and (folder / "overview.png").exists()
     assert all(path.suffix == ".png" for path in folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [("_PLOTS_MODULE", "zerokara.no_such_module", "no_such_module"), ("_DRAWING_SECONDS", 0.01, "0.01 seconds")],
+)
+def test_a_drawing_that_fails_or_hangs_is_logged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: object, message: str
+) -> None:
+    monkeypatch.setattr(trackers, name, value)
+    messages: list[str] = []
+    recorder = drawing_recorder(tmp_path, messages)
+    recorder.record({"step": 1, "tokens": 1, "valid_loss": 2.0})
+    recorder.close()
+    (logged,) = messages
+    assert logged.startswith("plots: ") and message in logged

@@ -94,8 +94,6 @@ def test_each_step_has_one_section_whatever_the_model_writes(tmp_path: Path) -> 
     for step in (0, 10, 20, 30):
         sampling.add(tmp_path, step, [nasty, Sample("", "two", "three")])
     assert steps() == [0, 10, 20, 30]
-    sampling.forget_after(tmp_path, 15)
-    assert steps() == [0, 10]
     sampling.add(tmp_path, 10, [Sample("x", "again", "")])
     sampling.add(tmp_path, 20, [nasty])
     assert steps() == [0, 10, 20]
@@ -105,6 +103,4 @@ def test_each_step_has_one_section_whatever_the_model_writes(tmp_path: Path) -> 
     )
     assert "**(the start of a document)**\n\ngreedy:\n\n    two\n\nsampled:\n\n    three\n" in text
     assert text.count("again") == 1
-    sampling.forget_after(tmp_path, -1)
-    assert steps() == []
     assert sampling.excerpt("a\n b" + "c" * 200, 10) == "a bcccccc…"

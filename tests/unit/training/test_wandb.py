@@ -53,7 +53,7 @@ def settings_in(folder: Path, mode: str) -> PretrainConfig:
 
 def open_recorder(run_dir: Path, mode: str, resumed_step: int, messages: list[str]) -> Recorder:
     settings = settings_in(run_dir, mode)
-    opened = {"wandb": lambda: WeightsAndBiases(run_dir, settings, messages.append)}
+    opened = {"wandb": lambda: WeightsAndBiases(run_dir, settings)}
     return Recorder(run_dir, resumed_step, opened, messages.append)
 
 
@@ -170,7 +170,7 @@ def test_a_server_that_cannot_be_reached_delays_nothing(tmp_path: Path, monkeypa
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    monkeypatch.setattr(trackers, "INIT_SECONDS", 2)
+    monkeypatch.setattr(trackers, "SERVER_SECONDS", 2)
     messages: list[str] = []
     began = time.monotonic()
     recorder = open_recorder(tmp_path, "online", 0, messages)

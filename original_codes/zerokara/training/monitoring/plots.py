@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import count
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -52,9 +53,7 @@ _NAME_CHARACTERS = 28
 
 Lines = Sequence[dict[str, Any]]
 Names = dict[str, list[str]]
-"""Names of the curves of a number that is a list: of its sources, or of its layers with experts."""
-Panel = Callable[[Axes, Lines, Names], None]
-"""Draws its curves into axes."""
+"""Names of the ``sources`` and of the ``layers`` with experts, of which each has a curve."""
 
 
 def draw(run_dir: Path) -> list[Path]:
@@ -92,13 +91,13 @@ def curve_names(run_dir: Path) -> Names:
     try:
         settings = load_run(run_dir / RESOLVED_NAME)
     except (UserError, OSError):
-        return {}
+        return {"sources": [], "layers": []}
     files = [PurePosixPath(entry).name for entry in settings.source_entries]
     short = [name if len(name) <= _NAME_CHARACTERS else f"{name[: _NAME_CHARACTERS - 1]}…" for name in files]
     sources = [name if short.count(name) == 1 else f"{number} {name}" for number, name in enumerate(short, start=1)]
     stacks = ("encoder ", "decoder ") if settings.traits.is_encoder_decoder else ("",)
     layers = [f"{stack}layer {layer}" for stack in stacks for layer in settings.resolved_sizes()["moe_layers"]]
-    return {"source_tokens": sources, "expert_load": layers}
+    return {"sources": sources, "layers": layers}
 
 
 def _fill(axes: Axes, name: str, lines: Lines, names: Names) -> None:
@@ -125,22 +124,16 @@ def _loss(axes: Axes, lines: Lines, names: Names) -> None:
 
 
 def _bits_per_byte(axes: Axes, lines: Lines, names: Names) -> None:
-    key = "valid_bits_per_byte_by_source"
-    _plot_lists(axes, lines, key, {key: _validated(lines, names)})
+    # One without validation documents has no curve.
+    positions: list[int] = next((line[key] for line in lines if (key := "valid_source_positions") in line), [])
+    for name, curve in _curves(lines, "valid_bits_per_byte_by_source", names["sources"], positions):
+        axes.plot(*curve, linewidth=1, label=name)
     tokens, bits = _curve(lines, "valid_bits_per_byte")
     axes.plot(tokens, bits, color=RED, marker="o", markersize=3, label="all")
     best = min(range(len(bits)), key=bits.__getitem__)
     axes.plot(tokens[best], bits[best], "o", color=RED, markersize=8, markerfacecolor="none")
     axes.set_title(f"Validation, best {bits[best]:.3f}")
     _use_log_scale(axes, bits)
-
-
-def _validated(lines: Lines, names: Names) -> list[str]:
-    """Names of the sources that are validated: one without validation documents has no curve."""
-    found = (line["valid_source_positions"] for line in lines if "valid_source_positions" in line)
-    positions: list[int] = next(found, [])
-    sources = names.get("source_tokens", [])
-    return [sources[position] if position < len(sources) else str(position + 1) for position in positions]
 
 
 def _learning_rate(axes: Axes, lines: Lines, names: Names) -> None:
@@ -172,18 +165,19 @@ def _throughput(axes: Axes, lines: Lines, names: Names) -> None:
 
 
 def _sources(axes: Axes, lines: Lines, names: Names) -> None:
-    labels, columns = zip(*_lists(lines, "source_tokens", names), strict=True)
-    axes.stackplot(columns[0][0], *(values for _, values in columns), labels=labels, alpha=0.85, linewidth=0)
+    labels, curves = zip(*_curves(lines, "source_tokens", names["sources"]), strict=True)
+    axes.stackplot(curves[0][0], *(values for _, values in curves), labels=labels, alpha=0.85, linewidth=0)
     axes.yaxis.set_major_formatter(_count_formatter())
     axes.legend(loc="upper left")
 
 
 def _experts(axes: Axes, lines: Lines, names: Names) -> None:
-    _plot_lists(axes, lines, "expert_load", names)
+    for name, curve in _curves(lines, "expert_load", names["layers"]):
+        axes.plot(*curve, linewidth=1, label=name)
     axes.axhline(1.0, color=GREY, linewidth=0.8, linestyle=":", label="an even share")
 
 
-_PANELS: dict[str, tuple[Panel, str, str, str]] = {
+_PANELS: dict[str, tuple[Callable[[Axes, Lines, Names], None], str, str, str]] = {
     "loss": (_loss, "loss", "Loss", "nats per token"),
     "bits_per_byte": (_bits_per_byte, "valid_bits_per_byte", "Validation", "bits per byte of text"),
     "learning_rate": (_learning_rate, "learning_rate", "Learning rate", "learning rate"),
@@ -195,22 +189,18 @@ _PANELS: dict[str, tuple[Panel, str, str, str]] = {
 """What draws each plot, the number without which there is nothing to draw, its title, and what its height is."""
 
 
-def _curve(lines: Lines, key: str) -> tuple[list[float], list[float]]:
-    chosen = [line for line in lines if line.get(key) is not None and "tokens" in line]
+def _curve(lines: Lines, key: str) -> tuple[list[float], list[Any]]:
+    chosen = [line for line in lines if line.get(key) is not None]
     return [line["tokens"] for line in chosen], [line[key] for line in chosen]
 
 
-def _lists(lines: Lines, key: str, names: Names) -> Iterator[tuple[str, tuple[list[float], list[float]]]]:
-    """For each place in the lists of `key` its name and its curve: tokens and values."""
-    chosen = [line for line in lines if line.get(key)]
-    tokens, named = [line["tokens"] for line in chosen], names.get(key, [])
-    for number, values in enumerate(zip(*(line[key] for line in chosen), strict=True)):
-        yield named[number] if number < len(named) else str(number + 1), (tokens, list(values))
-
-
-def _plot_lists(axes: Axes, lines: Lines, key: str, names: Names) -> None:
-    for name, curve in _lists(lines, key, names):
-        axes.plot(*curve, linewidth=1, label=name)
+def _curves(
+    lines: Lines, key: str, names: Sequence[str], positions: Iterable[int] = ()
+) -> Iterator[tuple[str, tuple[list[float], Sequence[float]]]]:
+    """The curve of each place in the lists of `key`, and its name: that at its position, or else its number."""
+    tokens, lists = _curve(lines, key)
+    for position, values in zip(positions or count(), zip(*lists, strict=True), strict=False):
+        yield names[position] if position < len(names) else str(position + 1), (tokens, values)
 
 
 def _smoothed(values: Sequence[float]) -> list[float]:

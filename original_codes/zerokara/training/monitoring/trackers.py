@@ -1,5 +1,7 @@
 """What shows a run while it is trained: its plots, TensorBoard, and Weights & Biases. None of them delays a step.
 
+A tracker raises what went wrong in its thread at the next call; `metrics.Recorder` then drops it.
+
 TensorBoard (2.21): each start writes a file of its own. Its first entry says from which step on its numbers replace
 those of earlier files, so that each step is shown once (of a text that was written again, its reader shows both).
 
@@ -19,9 +21,9 @@ import queue
 import secrets
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +37,13 @@ Values = Mapping[str, float | str]
 """Numbers of a step by the name of their curve, and texts, in Markdown."""
 
 _PLOTS_MODULE = "zerokara.training.monitoring.plots"
-_DRAWING_SECONDS = 60.0
-"""How long the end of a run waits for its last plots."""
-INIT_SECONDS = 60
-"""How long W&B's server may take to answer when the run is opened."""
-_FINISH_SECONDS = 60
-"""How long wandb may send the rest at the end of the run; what is left stays in the folder, for ``wandb sync``."""
-_CLOSE_SECONDS = 90.0
-"""How long the end of a run waits for all of wandb."""
+_DRAWING_SECONDS = 300.0
+"""Most time for one drawing, which has the lowest priority as long as the run is trained."""
+_PAUSE_SECONDS = 60.0
+"""Least time from one drawing to the next."""
+SERVER_SECONDS = 60
+"""How long W&B's server may take to answer when the run is opened, and to take the rest at its end; what is left then
+stays in the folder, for ``wandb sync``."""
 _PRIVATE: dict[str, Any] = {
     "console": "off",  # the log has folder names
     "disable_git": True,
@@ -56,73 +57,41 @@ _PRIVATE: dict[str, Any] = {
 
 
 class Plots:
-    """Draws the plots of a run in a process of its own, since drawing is seconds of Python.
+    """Draws the plots of a run, one drawing at a time, in a process of its own, since drawing is seconds of Python."""
 
-    There is never more than one, during training with the lowest priority, and after each a pause of ten times as long.
-    A failure ends nothing but the drawing, and is logged once.
-    """
-
-    def __init__(self, run_dir: Path, log: Callable[[str], None]):
-        self._run_dir, self._log = run_dir, log
-        self._process: subprocess.Popen[bytes] | None = None
-        self._started = self._paused_until = 0.0
-        self._has_failed = False
+    def __init__(self, run_dir: Path):
+        self._run_dir = run_dir
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="plots")
+        self._drawing: Future[None] | None = None
+        self._started = 0.0
 
     def show(self, step: int, values: Values) -> None:
         """Draw what is recorded so far if this is a validation, unless a drawing is running or has just ended."""
-        if not step or not any(name.startswith("valid/") for name in values):
-            return
-        if self._process is not None and self._process.poll() is not None:
-            self._wait()
-        if self._process is None and time.monotonic() >= self._paused_until:
-            self._start(niceness=19)
-
-    def flush(self) -> None:
-        """Do nothing: it reads what is on disk."""
+        if self._drawing is not None and self._drawing.done():
+            self._drawing.result()
+            self._drawing = None
+        is_validation = step > 0 and any(name.startswith("valid/") for name in values)
+        if is_validation and self._drawing is None and time.monotonic() >= self._started + _PAUSE_SECONDS:
+            self._started, self._drawing = time.monotonic(), self._thread.submit(self._draw, 19)
 
     def close(self) -> None:
         """Draw for the last time, and wait for it."""
-        if self._process is not None:
-            self._process.kill()  # its plots would be out of date; each file appears whole or not at all
-            self._process.communicate()
-        self._start(niceness=0)
-        self._wait()
+        self._thread.submit(self._draw, 0).result()
 
-    def _start(self, niceness: int) -> None:
-        # It needs no GPU and one thread, and finds its modules where this process does, whatever the launcher changed.
-        threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        self._process, self._started = None, time.monotonic()
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", _PLOTS_MODULE, str(self._run_dir), str(niceness)],
-                env={**os.environ, **threads, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-            )
-        except OSError as error:
-            self._log_once(str(error))
-
-    def _wait(self) -> None:
-        """Wait for the process to end, and log its failure."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        try:
-            _, message = process.communicate(timeout=_DRAWING_SECONDS)
-            if process.returncode:
-                text = message.decode(errors="replace").strip() or f"exit code {process.returncode}"
-                self._log_once(text.splitlines()[-1])
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            self._log_once(f"not drawn within {_DRAWING_SECONDS:g} s")
-        self._paused_until = time.monotonic() + 10 * (time.monotonic() - self._started)
-
-    def _log_once(self, reason: str) -> None:
-        if not self._has_failed:
-            self._log(f"plots: {reason}; training continues")
-        self._has_failed = True
+    def _draw(self, niceness: int) -> None:
+        # It finds its modules where this process does, whatever the launcher changed.
+        path = os.pathsep.join(filter(None, sys.path))
+        ended = subprocess.run(
+            [sys.executable, "-P", "-m", _PLOTS_MODULE, str(self._run_dir), str(niceness)],
+            env={**os.environ, "PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            errors="replace",
+            timeout=_DRAWING_SECONDS,
+        )
+        if ended.returncode:
+            _, _, reason = ended.stderr.strip().rpartition("\n")
+            raise RuntimeError(f"exit code {ended.returncode}: {reason}")
 
 
 class TensorBoard:
@@ -137,12 +106,8 @@ class TensorBoard:
 
     def show(self, step: int, values: Values) -> None:
         for name, value in values.items():
-            if isinstance(value, str):
-                self._writer.add_text(name, value, step)
-            else:
-                self._writer.add_scalar(name, value, step)
-
-    def flush(self) -> None:
+            add = self._writer.add_text if isinstance(value, str) else self._writer.add_scalar
+            add(name, value, step)
         self._writer.flush()
 
     def close(self) -> None:
@@ -150,54 +115,43 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """The recording of one start, in a thread: no network is waited for, and an error ends only the recording."""
+    """The recording of one start, in a thread: opening a run waits for the network, and importing wandb takes long."""
 
-    def __init__(self, run_dir: Path, config: RunConfig, log: Callable[[str], None]):
+    def __init__(self, run_dir: Path, config: RunConfig):
         """Record a run; all its settings are sent, as `shared` has them."""
-        self._run_dir, self._config, self._log = run_dir, config, log
-        self._waiting: queue.Queue[tuple[int, Values] | None] = queue.Queue()
-        # A daemon: a run that is left at once does not wait for the server.
-        self._thread = threading.Thread(target=self._record_all, name="wandb", daemon=True)
-        self._thread.start()
+        self._run_dir, self._config = run_dir, config
+        self._waiting: queue.SimpleQueue[tuple[int, Values] | None] = queue.SimpleQueue()
+        self._recording = ThreadPoolExecutor(max_workers=1, thread_name_prefix="wandb").submit(self._record_all)
 
     def show(self, step: int, values: Values) -> None:
+        if self._recording.done():
+            self._recording.result()
         self._waiting.put((step, values))
-
-    def flush(self) -> None:
-        """Do nothing: the thread sends all the time."""
 
     def close(self) -> None:
         """Send what is left, for as long as the end of a run may wait."""
         self._waiting.put(None)
-        self._thread.join(_CLOSE_SECONDS)
-        if self._thread.is_alive():
-            self._log(f"wandb: did not finish within {_CLOSE_SECONDS:g} s; training ends without it")
+        if wait([self._recording], 2 * SERVER_SECONDS).not_done:
+            raise TimeoutError(f"did not finish within {2 * SERVER_SECONDS} s")
+        self._recording.result()
 
     def _record_all(self) -> None:
-        try:
-            import wandb  # seconds to import, and nothing waits for this thread
+        import wandb  # seconds to import, and nothing waits for this thread
 
-            # The run's id at W&B, and the last step recorded there: it accepts none before it.
-            path = self._run_dir / "wandb" / "zerokara.json"
-            if not path.exists():
-                write_json(path, {"id": f"zerokara-{secrets.token_hex(4)}", "step": -1})
-            state = orjson.loads(path.read_bytes())
-            run = self._open(wandb, state["id"])
-            for step, values in iter(self._waiting.get, None):
-                if step <= state["step"]:
-                    continue
-                sent = {
-                    name: wandb.Html(f"<pre>{html.escape(value, quote=False)}</pre>")
-                    if isinstance(value, str)
-                    else value
-                    for name, value in values.items()
-                }
-                run.log(sent, step=step)
-                write_json(path, {"id": state["id"], "step": step})
-            run.finish()
-        except Exception as error:  # no key, no network, a full disk: the training continues
-            message = redacted(" ".join(str(error).split())) or type(error).__name__
-            self._log(f"wandb: {message}; training continues without it")
+        # The run's id at W&B, and the last step recorded there: it accepts none before it.
+        path = self._run_dir / "wandb" / "zerokara.json"
+        if not path.exists():
+            write_json(path, {"id": f"zerokara-{secrets.token_hex(4)}", "step": -1})
+        state = orjson.loads(path.read_bytes())
+        run = self._open(wandb, state["id"])
+        for step, values in iter(self._waiting.get, None):
+            if step <= state["step"]:
+                continue
+            texts = {name: text for name, text in values.items() if isinstance(text, str)}
+            shown = {name: wandb.Html(f"<pre>{html.escape(text, quote=False)}</pre>") for name, text in texts.items()}
+            run.log({**values, **shown}, step=step)
+            write_json(path, {"id": state["id"], "step": step})
+        run.finish()
 
     def _open(self, wandb: Any, run_id: str) -> Any:
         from wandb.sdk.lib import wbauth
@@ -214,7 +168,7 @@ class WeightsAndBiases:
             dir=str(self._run_dir),
             mode="online" if online else "offline",
             config=shared(self._config.model_dump(mode="json")),
-            settings=wandb.Settings(init_timeout=INIT_SECONDS, finish_timeout=_FINISH_SECONDS, **_PRIVATE),
+            settings=wandb.Settings(init_timeout=SERVER_SECONDS, finish_timeout=SERVER_SECONDS, **_PRIVATE),
         )
 
 
