@@ -34,7 +34,7 @@ from zerokara.corpus import embedded
 from zerokara.progress import bytes_text, count_text
 from zerokara.training.compute.engine import master_weights, optimizer_state
 from zerokara.training.loop import StepRecord
-from zerokara.training.planning import processors, run_folder
+from zerokara.training.planning import run_folder
 from zerokara.training.planning.run_plan import make_plan
 from zerokara.training.processes import folder_sharing
 from zerokara.training.processes.stopping import StopRequest
@@ -147,7 +147,7 @@ def train(data: list[str], given: argparse.Namespace, folder: Path) -> Watched:
     )
     tokens = given.steps * settings.global_batch_size * settings.seq_len
     plan = make_plan(settings.model_copy(update={"train_tokens": tokens}), 1, "fp32")
-    os.environ.update(processors.rank_environment(0, 1))
+    os.environ.update({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"})
     run_folder.claim(plan)
     watched = Watched(open_run(plan, join(plan)), StopRequest())
     watched.train()

@@ -142,7 +142,7 @@ def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]
     settings = task.settings
     if task.device.type == "cpu":
         joining.keep_freed_memory(True)
-    os.environ.update(processors.rank_environment(0, 1))
+    os.environ.update({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"})
     init_process_group(task.device)
     parallel.start(settings.seed)
     model = build(task.shape)

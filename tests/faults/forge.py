@@ -110,7 +110,7 @@ def _work(job: dict[str, Any]) -> None:
         output = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for descriptor in (1, 2):
             os.dup2(output, descriptor)
-        os.environ.update(processors.rank_environment(0, 1))
+        os.environ.update({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"})
         tunes = job["step"] == "finetune"
         loaded = _config(job)
         with armed(job["fault"], job["events"]):

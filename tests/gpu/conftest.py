@@ -9,14 +9,12 @@ from engines import join_alone, leave, require_backend
 from gpu_device import BACKEND, DEVICE
 from tiny import python_path, tiny_data, train_runs
 
-from zerokara.training.planning import processors
-
 __all__ = ["python_path", "tiny_data", "train_runs"]
 
 
 @pytest.fixture(scope="session")
 def lone_environment() -> dict[str, str]:
-    return processors.rank_environment(0, 1)
+    return {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
 
 
 @pytest.fixture(autouse=True)

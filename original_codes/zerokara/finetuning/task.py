@@ -103,6 +103,7 @@ def data_of(config: FinetuneRunConfig, encoder: Encoder) -> PlannedData:
         valid_sha256=files.valid.sha256 if files.valid else "",
         train_prefix=files.train.prefix,
         valid_prefix=ExamplePaths(config.output_prefix).prefix("valid"),
+        ids=ExampleTokens(files.train.prefix).tokens.tokens,
         num_train_tokens=packed.num_tokens,
         num_valid_tokens=reading.num_valid_tokens,
         unigram_entropy=entropy(packed.learned_counts(encoder.vocab_size)),

@@ -42,20 +42,15 @@ def step(config: RunConfig, options: command.Options, task: Task = PRETRAINING) 
     elif options.evaluate is not None:
         launching.evaluate(config, task, task.title, options.evaluate)
     else:
-        train(config, options, task)
-
-
-def train(config: RunConfig, options: command.Options, task: Task) -> None:
-    """Train, on this machine or with others, which are told where this one cannot take part."""
-    here = without_values(options.argv, (JOIN, HOST))
-    machines = Machines.of(config, options.join, options.host, command.again(here))
-    commands = Commands(task.title, options.again, _next(config, options))
-    try:
-        launching.train(config, task, commands, machines, options.redo, options.dry_run)
-    except UserError as error:
-        if not options.dry_run:
-            machines.report_faults(error.faults)
-        raise
+        here = command.again(without_values(options.argv, (JOIN, HOST)))
+        machines = Machines.of(config, options.join, options.host, here)
+        commands = Commands(task.title, options.again, _next(config, options))
+        try:
+            launching.train(config, task, commands, machines, options.redo, options.dry_run)
+        except UserError as error:
+            if not options.dry_run:  # the others are told why this one cannot take part
+                machines.report_faults(error.faults)
+            raise
 
 
 def _next(config: RunConfig, options: command.Options) -> str:

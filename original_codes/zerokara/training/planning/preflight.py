@@ -13,7 +13,6 @@ from zerokara.config.optim import ScheduleSettings
 from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.errors import Fault
 from zerokara.progress import bytes_text, count_text, seconds_text
-from zerokara.tokens.indexed import IndexedTokens
 from zerokara.training.compute import optimizers, updater
 from zerokara.training.planning import schedule
 from zerokara.training.planning.consumption import SourceUse, stage_title
@@ -121,12 +120,11 @@ def memory_faults(forecast: MemoryForecast, given: TrainingSettings) -> Iterator
 
 def id_faults(plan: RunPlan) -> Iterator[Fault]:
     """Check that the ids at both ends of the data are the tokenizer's."""
-    path, vocab_size = plan.data.train_prefix, plan.encoder.vocab_size
-    tokens = IndexedTokens(path).tokens
+    tokens, vocab_size = plan.data.ids, plan.encoder.vocab_size
     largest = max(int(part.max(initial=0)) for part in (tokens[:_CHECKED_IDS], tokens[-_CHECKED_IDS:]))
     if largest >= vocab_size:
         rule = f"holds the id {largest}; the tokenizer has {vocab_size} pieces"
-        yield Fault(where=f"{path}.bin", rule=rule, remedy="run step 2 again with --redo")
+        yield Fault(where=f"{plan.data.train_prefix}.bin", rule=rule, remedy="run step 2 again with --redo")
 
 
 def plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
@@ -154,7 +152,7 @@ def plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
     processes = f"{plan.num_processes}" + (f" on {plan.nodes} machines" if plan.nodes > 1 else "")
     standing, each = max_checkpoints(plan), plan.checkpoint_bytes
     checkpoints = f"{bytes_text(each)}; {standing} at once at most, {bytes_text(standing * each)} in all"
-    head = np.asarray(IndexedTokens(plan.data.train_prefix).tokens[:_HEAD_TOKENS], dtype=np.int64)
+    head = np.asarray(plan.data.ids[:_HEAD_TOKENS], dtype=np.int64)
     begins = f"{' '.join(str(one) for one in head[:8])} … = {plan.encoder.decode(head.tolist())!r}"
     return [
         ("model", f"{config.architecture}, {shape.size_text}, {samples}"),

@@ -168,12 +168,6 @@ def process_environment(processes: int, on_gpus: bool) -> dict[str, str]:
     return environment | {VARIABLE: ",".join(devices)}
 
 
-def rank_environment(rank: int, num_processes: int) -> dict[str, str]:
-    """Environment of a process among those of one node, as torchrun has it."""
-    size = str(num_processes)
-    return {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-
-
 def _given_threads() -> int:
     """What OMP_NUM_THREADS says; 0 where it says nothing."""
     given = os.environ.get(_THREADS_NAME, "").partition(",")[0].strip()  # `4,2` is for loops within loops

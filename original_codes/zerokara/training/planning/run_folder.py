@@ -14,6 +14,7 @@ import orjson
 from zerokara import checkpoint, manifest
 from zerokara.checkpoint.folders import IDENTITY_NAME
 from zerokara.config.loading import RESOLVED_NAME, load_run
+from zerokara.config.machine import MonitoringSettings
 from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.config.writing import as_yaml
 from zerokara.durable import ASIDE_ENDING, PARTIAL_SUFFIX, unused_name, write_bytes, write_json, write_text
@@ -26,12 +27,6 @@ TOKENIZER_NAME = "tokenizer.model"
 MANIFEST_NAME = "manifest.json"
 METRICS_NAME = "metrics.jsonl"
 MICRO_BATCH_NAME = "machine.json"
-_INPUT_KEYS = ("init_from", "input_tokenizer_file", "output_prefix", "deepspeed_template")
-"""Settings that name a file or folder that a run reads."""
-_DATA_KEYS = ("input_jsonl", "train_data", "valid_data", "test_data")
-"""Settings that name files of text."""
-_UNREPORTED_KEYS = {"output_model_dir", "input_tokenizer_file", "output_prefix", "num_workers", *_DATA_KEYS}
-"""Paths, whose content is compared by hash, and step 2's own settings."""
 PLACES = frozenset({
     "output_model_dir", "input_jsonl", "input_tokenizer_file", "output_prefix", "deepspeed_template", "train_data",
     "valid_data", "test_data", "chat_template",
@@ -55,8 +50,8 @@ _FOLLOW_FROM = {
     "target_len": "seq_len",
 }
 """Names of what is no setting, and of a setting that tells enough where it differs too."""
-_MONITORING = {"num_workers", "log_interval", "tensorboard", "wandb", "wandb_project", "keep_last", "keep_every"}
-_MONITORING |= {"plots", "sample_prompts", "sample_tokens", "max_hours", "max_hours_per_start"}
+_MONITORING = {*MonitoringSettings.model_fields} - {"max_skipped_steps", "spike_sigmas"}
+_MONITORING |= {"num_workers", "max_hours", "max_hours_per_start"}
 """Settings that change nothing in what is trained."""
 _IN_IDENTITY = {"source_weights", "stages", "max_epochs_per_source", "intra_document_masking"}
 """Settings whose outcome stands in the run's identity."""
@@ -153,7 +148,7 @@ def check_same_run(plan: RunPlan, earlier: EarlierRun) -> list[str]:
         rule = "belongs to another run: " + "; ".join(differing)
         remedy = "choose another output_model_dir, or use --redo to set that run aside and start over"
         raise UserError(config.fault("output_model_dir", rule, remedy))
-    before, wanted = earlier.requested, config.model_dump(mode="json", exclude=_UNREPORTED_KEYS)
+    before, wanted = earlier.requested, config.model_dump(mode="json", exclude={*PLACES, "num_workers"} - {"deepspeed_template"})
     return [f"{key}: {before[key]} → {value}" for key, value in wanted.items() if before.get(key, value) != value]
 
 
@@ -167,7 +162,7 @@ def check_redo(plan: RunPlan, earlier: EarlierRun) -> list[str]:
     rule = f"lies in the run folder {run_dir}, which --redo would set aside"
     remedy = "move it, or choose another output_model_dir"
     faults = []
-    for key in (*_INPUT_KEYS, *_DATA_KEYS):
+    for key in sorted({*PLACES, "init_from"} - {"output_model_dir"}):
         value = getattr(config, key, ())
         for name in (value,) if isinstance(value, str) else value:
             path = Path(name.removeprefix("@")).expanduser().resolve()

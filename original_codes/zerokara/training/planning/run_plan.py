@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import orjson
+from numpy.typing import NDArray
 
 from zerokara import resources
 from zerokara.config.pretrain_config import PretrainConfig, RunConfig
@@ -65,6 +66,8 @@ class PlannedData:
     """Prefix of the .bin and .idx of the training tokens."""
     valid_prefix: Path
     """The same of the validation tokens, which need not be there."""
+    ids: NDArray[Any]
+    """Those of the training tokens, as they lie on disk."""
     num_train_tokens: int
     num_valid_tokens: int
     unigram_entropy: float
@@ -115,7 +118,7 @@ def of_corpus(config: PretrainConfig, encoder: Encoder) -> PlannedData:
     records = [record for each in tokens.outputs.values() for record in each if record.path.endswith(_TEXT_ENDING)]
     train = [record.sha256 for record in records if not record.path.endswith(_VALID_ENDING)]
     valid = [record.sha256 for record in records if record.path.endswith(_VALID_ENDING)]
-    is_validated = paths.valid.with_name(paths.valid.name + ".idx").exists()
+    index, is_validated = IndexedTokens(paths.train), paths.valid.with_name(paths.valid.name + ".idx").exists()
     return PlannedData(
         reading=reading,
         objective=made,
@@ -124,9 +127,10 @@ def of_corpus(config: PretrainConfig, encoder: Encoder) -> PlannedData:
         valid_sha256=valid[0] if valid else "",
         train_prefix=paths.train,
         valid_prefix=paths.valid,
+        ids=index.tokens,
         num_train_tokens=samples.num_tokens,
         num_valid_tokens=len(IndexedTokens(paths.valid).tokens) if is_validated else 0,
-        unigram_entropy=entropy(made.target_counts(token_counts(IndexedTokens(paths.train)))),
+        unigram_entropy=entropy(made.target_counts(token_counts(index))),
     )
 
 
